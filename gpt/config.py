@@ -1,0 +1,81 @@
+"""The shape of a GPT: one frozen, validated dataclass, and the named sizes."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from gpt.errors import InputError
+
+# Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", table 2; the head counts are
+# those of the released weights: every head is 64 wide.
+_SIZES: dict[str, dict[str, int]] = {
+    "gpt2-small": {"emb_dim": 768, "num_heads": 12, "num_layers": 12},
+    "gpt2-medium": {"emb_dim": 1024, "num_heads": 16, "num_layers": 24},
+    "gpt2-large": {"emb_dim": 1280, "num_heads": 20, "num_layers": 36},
+    "gpt2-xl": {"emb_dim": 1600, "num_heads": 25, "num_layers": 48},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTConfig:
+    """What decides a GPT's weights and their shapes. The defaults are GPT-2 small's.
+
+    Raises:
+        InputError: a size below one, a dropout outside [0, 1), or heads that do not divide `emb_dim`.
+    """
+
+    vocab_size: int = 50257
+    """Rows of the token embedding and of the head: ids are 0 .. vocab_size - 1."""
+    context_length: int = 1024
+    """The most tokens the model sees at once: rows of the position embedding."""
+    emb_dim: int = 768
+    """Width of the residual stream."""
+    num_heads: int = 12
+    """Attention heads in a block, each emb_dim / num_heads wide."""
+    num_layers: int = 12
+    """Transformer blocks."""
+    dropout: float = 0.0
+    """Probability that an embedding, attention weight or residual entry is dropped while training."""
+    qkv_bias: bool = True
+    """Whether the query, key and value projections have a bias, as GPT-2's have."""
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "context_length", "emb_dim", "num_heads", "num_layers"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0.0 <= self.dropout < 1.0:
+            raise InputError(f"dropout must be in [0, 1), got {self.dropout}")
+        if self.emb_dim % self.num_heads:
+            raise InputError(f"emb_dim {self.emb_dim} is not divisible by num_heads {self.num_heads}")
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The names that `from_name` knows."""
+        return tuple(_SIZES)
+
+    @classmethod
+    def from_name(cls, name: str, **changes: Any) -> "GPTConfig":
+        """A named size, with any field changed: `GPTConfig.from_name("gpt2-xl", context_length=256)`.
+
+        Raises:
+            InputError: the name is not one of `names()`, or a change is not a field.
+        """
+        if name not in _SIZES:
+            raise InputError(f"unknown model size {name!r}, expected one of {', '.join(_SIZES)}")
+        return cls.from_dict({**_SIZES[name], **changes})
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "GPTConfig":
+        """The inverse of `to_dict`.
+
+        Raises:
+            InputError: a key that is not a field.
+        """
+        unknown = sorted(set(values) - {field.name for field in fields(cls)})
+        if unknown:
+            known = ", ".join(field.name for field in fields(cls))
+            raise InputError(f"unknown model setting {', '.join(unknown)}, expected {known}")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers by field name, for JSON and for checkpoints."""
+        return asdict(self)
