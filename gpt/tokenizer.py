@@ -1,0 +1,168 @@
+"""The GPT-2 tokenizer, from the table that the package carries: no network, no files of the user's.
+
+Byte-pair encoding of bytes (Radford et al. 2019, section 2.2), computed by tiktoken. A prefix of the ranks is a
+vocabulary of its own: every merge of rank r is made of tokens of lower rank, and the first 256 ranks are the
+single bytes, so a table cut anywhere after them still encodes every text and loses nothing.
+"""
+
+import hashlib
+import lzma
+import re
+from base64 import b64decode
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpt.errors import InputError
+
+if TYPE_CHECKING:
+    import tiktoken
+
+END_OF_TEXT = "<|endoftext|>"
+_TABLE_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
+_FULL_SIZE = 50257
+_SMALLEST_SIZE = 257  # the 256 bytes and the end of text
+
+# The words that merges do not cross: GPT-2's own pattern, in the possessive form that tiktoken runs faster.
+_WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+
+# A blank after a character that is not one always begins a new word of the pattern above: text cut there
+# gives the same tokens as the whole.
+_WORD_START = re.compile(r"(?<=\S)[ \n]")
+
+_LONGEST_CALL = 1 << 16
+"""Characters that tiktoken is handed at once: its regular expression can panic on millions without a blank."""
+
+
+class Tokenizer:
+    """Text to ids and back. Two tokenizers of the same name and size are equal, and small to pickle.
+
+    Args:
+        name: `gpt2`, the one table there is.
+        vocab_size: ids in all: ranks 0 .. vocab_size - 2 of the table, and the end of text as the last.
+
+    Raises:
+        InputError: an unknown name, or a size outside 257 .. 50257.
+    """
+
+    def __init__(self, name: str = "gpt2", vocab_size: int = _FULL_SIZE) -> None:
+        if name != "gpt2":
+            raise InputError(f"unknown tokenizer {name!r}, expected gpt2")
+        if not _SMALLEST_SIZE <= vocab_size <= _FULL_SIZE:
+            raise InputError(f"vocab_size must be {_SMALLEST_SIZE} to {_FULL_SIZE}, got {vocab_size}")
+        self.name = name
+        self.n_vocab = vocab_size
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tokenizer) and self.fingerprint == other.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({self.name!r}, vocab_size={self.n_vocab})"
+
+    @property
+    def eot(self) -> int:
+        """The id of the end of text."""
+        return self.n_vocab - 1
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all that decides the ids: 64 hexadecimal digits."""
+        return hashlib.sha256(f"{_TABLE_SHA256} {_WORDS} {self.n_vocab}".encode()).hexdigest()
+
+    @property
+    def encoding(self) -> "tiktoken.Encoding":
+        """tiktoken's own object, loaded on first use and shared by the process."""
+        return _encoding(self.n_vocab)
+
+    def encode(self, text: str, allow_special: bool = False) -> list[int]:
+        """The ids of `text`. `<|endoftext|>` written in it is plain text unless `allow_special`."""
+        if not allow_special:
+            return self.encode_array(text).tolist()
+        ids: list[int] = []
+        for index, part in enumerate(text.split(END_OF_TEXT)):
+            if index:
+                ids.append(self.eot)
+            ids.extend(self.encode(part))
+        return ids
+
+    def encode_array(self, text: str) -> NDArray[np.uint32]:
+        """The ids of `text` as plain text, (number of tokens,), without a Python integer for each."""
+        encode = self.encoding.encode_to_numpy
+        parts = [encode(part, disallowed_special=()) for part in split_at_words(text, _LONGEST_CALL)]
+        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint32), *parts])
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids`; bytes that are not UTF-8, as of half a character, come out as U+FFFD.
+
+        Raises:
+            InputError: an id that the vocabulary does not have.
+        """
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """The bytes of `ids`, exactly as they were encoded.
+
+        Raises:
+            InputError: an id that the vocabulary does not have.
+        """
+        ids = [int(i) for i in ids]
+        for i in ids:
+            if not 0 <= i < self.n_vocab:
+                raise InputError(f"token id {i} is outside the vocabulary of {self.n_vocab} ids")
+        return self.encoding.decode_bytes(ids)
+
+    def byte_lengths(self) -> NDArray[np.int64]:
+        """How many UTF-8 bytes of text each id stands for, (n_vocab,); none for the end of text."""
+        lengths = [len(token) for token in _table()[: self.eot]]
+        return np.array([*lengths, 0], dtype=np.int64)
+
+
+def split_at_words(text: str, longest: int) -> Iterator[str]:
+    """Cut `text` into parts of at most `longest` characters, where a word begins if one does.
+
+    Each cut is the first such place in the second half of a part, so the parts depend on the text alone.
+    Encoded one by one they give the ids of the whole, except around a cut inside half a part without any
+    blank, where the ids may differ from the whole's and still decode to it.
+    """
+    start = 0
+    while len(text) - start > longest:
+        word = _WORD_START.search(text, start + longest // 2, start + longest)
+        stop = word.start() if word else start + longest
+        yield text[start:stop]
+        start = stop
+    if start < len(text):
+        yield text[start:]
+
+
+@cache
+def _table() -> list[bytes]:
+    """The tokens of the GPT-2 table in the order of their ranks."""
+    packed = files("gpt").joinpath("assets", "r50k_base.tiktoken.xz").read_bytes()
+    table = lzma.decompress(packed)
+    if (found := hashlib.sha256(table).hexdigest()) != _TABLE_SHA256:
+        raise InputError(
+            f"gpt/assets/r50k_base.tiktoken.xz is damaged: SHA-256 {found}, expected {_TABLE_SHA256}; "
+            "install the package again"
+        )
+    return [b64decode(line.split()[0]) for line in table.splitlines()]
+
+
+@cache
+def _encoding(vocab_size: int) -> "tiktoken.Encoding":
+    import tiktoken
+
+    ranks = {token: rank for rank, token in enumerate(_table()[: vocab_size - 1])}
+    return tiktoken.Encoding(
+        name=f"gpt2-{vocab_size}",
+        pat_str=_WORDS,
+        mergeable_ranks=ranks,
+        special_tokens={END_OF_TEXT: vocab_size - 1},
+        explicit_n_vocab=vocab_size,
+    )
