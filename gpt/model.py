@@ -6,9 +6,11 @@ more after the last, learned positions, a tanh-approximated GELU, and a head tha
 Shapes: B batch, T tokens, D emb_dim, V vocab_size.
 """
 
+import json
 import math
+import os
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from typing_extensions import Self
 from gpt.attention import MultiHeadAttention
 from gpt.config import GPTConfig
 from gpt.errors import InputError
+from gpt.files import atomic_write, write_json
 
 
 class FeedForward(nn.Module):
@@ -100,6 +103,64 @@ class GPT(nn.Module):
     def num_parameters(self) -> int:
         """How many weights there are, the tied head counted once."""
         return sum(parameter.numel() for parameter in self.parameters())
+
+    def save_pretrained(self, path: str | os.PathLike[str]) -> None:
+        """Write `model.safetensors` and `config.json` into the folder `path`, the tied head once.
+
+        Raises:
+            OSError: the folder cannot be made or written.
+        """
+        from safetensors.torch import save
+
+        weights = {name: tensor.contiguous() for name, tensor in self.state_dict().items() if name != "head.weight"}
+        with atomic_write(Path(path) / "model.safetensors", "wb") as file:
+            file.write(save(weights, metadata={"format": "pt"}))
+        write_json(Path(path) / "config.json", {"model_type": "minimal-gpt", **self.config.to_dict()})
+
+    @classmethod
+    def from_pretrained(cls, path: str | os.PathLike[str]) -> "GPT":
+        """Read what `save_pretrained` wrote; the model comes back on the CPU, in evaluation mode.
+
+        Raises:
+            InputError: the folder, one of its files, or a weight of the expected shape is missing.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        config_file, weights_file = Path(path) / "config.json", Path(path) / "model.safetensors"
+        for file in (config_file, weights_file):
+            if not file.is_file():
+                raise InputError(f"{file} is missing, expected a folder written by save_pretrained")
+        try:
+            values = json.loads(config_file.read_text(encoding="utf-8"))
+            weights = load_file(weights_file)
+        except (json.JSONDecodeError, UnicodeDecodeError, SafetensorError) as error:
+            raise InputError(f"{path} is not a folder written by save_pretrained: {error}") from None
+        if not isinstance(values, dict) or values.pop("model_type", None) != "minimal-gpt":
+            raise InputError(f"{config_file} is not a minimal-gpt configuration")
+        return cls.from_weights(GPTConfig.from_dict(values), weights)
+
+    @classmethod
+    def from_weights(cls, config: GPTConfig, weights: dict[str, Tensor]) -> "GPT":
+        """A GPT in evaluation mode with these weights by state-dict name; the tied head may be left out.
+
+        Raises:
+            InputError: a weight is missing, unknown, or of another shape; the message names it.
+        """
+        model = cls(config)
+        weights = {"head.weight": weights.get("token_embedding.weight", torch.empty(0)), **weights}
+        expected = model.state_dict()
+        for name, tensor in expected.items():
+            if name not in weights:
+                raise InputError(f"the weights lack {name} of shape {tuple(tensor.shape)}")
+            if weights[name].shape != tensor.shape:
+                given = tuple(weights[name].shape)
+                raise InputError(f"{name} has shape {given}, expected {tuple(tensor.shape)}")
+        unknown = sorted(set(weights) - set(expected))
+        if unknown:
+            raise InputError(f"the weights hold {unknown[0]}, which a GPT has not")
+        model.load_state_dict(weights)
+        return model.eval()
 
     def _check(self, tokens: Tensor) -> None:
         if tokens.dim() != 2:

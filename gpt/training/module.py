@@ -1,0 +1,120 @@
+"""The LightningModule: what a training step and a validation step compute.
+
+Shapes: B batch, T tokens, V vocab_size.
+"""
+
+import math
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR
+
+from gpt.config import GPTConfig
+from gpt.model import GPT
+from gpt.training.optimizer import OptimizerConfig, build_optimizer
+from gpt.training.schedule import learning_rate_factor
+
+IGNORE = -100  # the target of a padded position, cross_entropy's own default
+
+
+class LanguageModel(LightningModule):
+    """A GPT that learns to predict the next token.
+
+    Args:
+        config: the model's shape.
+        optimizer: the recipe of its updates.
+    """
+
+    def __init__(self, config: GPTConfig, optimizer: OptimizerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.optimizer_config = optimizer
+        self.model = GPT(config)
+        self._val_nats = torch.zeros(2, dtype=torch.float64)  # summed nats, predicted tokens
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Token ids (B, T) -> logits (B, T, V)."""
+        return self.model(tokens)
+
+    def loss(self, batch: tuple[Tensor, ...], reduction: str = "mean") -> Tensor:
+        """Cross-entropy in nats of the targets y (B, T) after the tokens x (B, T)."""
+        x, y = batch[:2]
+        logits = self.model(x)  # (B, T, V)
+        return F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), ignore_index=IGNORE, reduction=reduction)
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        """The mean loss of a batch in nats per token."""
+        loss = self.loss(batch)
+        self.last_loss = loss.detach()  # stays on the device until someone reads it
+        return loss
+
+    def on_validation_epoch_start(self) -> None:
+        """Start the sums anew."""
+        self._val_nats = torch.zeros(2, dtype=torch.float64, device="cpu")
+
+    def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
+        """Add a batch's nats and tokens, so that a short last window weighs what it should."""
+        nats = self.loss(batch, reduction="sum").double().cpu()
+        self._val_nats += torch.stack([nats, (batch[1] != IGNORE).sum().double().cpu()])
+
+    def on_validation_epoch_end(self) -> None:
+        """Log nats per token, perplexity, and bits per byte, which does not depend on the tokenizer."""
+        sums = self._val_nats.float() if self.device.type == "mps" else self._val_nats
+        nats, tokens = self.trainer.strategy.reduce(sums.to(self.device), reduce_op="sum").tolist()
+        loss = nats / max(tokens, 1)
+        metrics = {"val_loss": loss, "val_perplexity": math.exp(min(loss, 700.0))}
+        val_bytes = getattr(self.trainer.datamodule, "val_bytes", 0)  # type: ignore[attr-defined]
+        if val_bytes:
+            metrics["val_bits_per_byte"] = nats / math.log(2) / val_bytes
+        self.log_dict(metrics, logger=False, rank_zero_only=False)
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """The optimizer, and its schedule stepped once an update."""
+        optimizer = build_optimizer(self.model, self.optimizer_config)
+        recipe, total_steps = self.optimizer_config, self.total_steps()
+
+        def factor(step: int) -> float:
+            return learning_rate_factor(
+                step,
+                total_steps=total_steps,
+                warmup_steps=recipe.warmup_steps,
+                schedule=recipe.schedule,
+                final=recipe.final_lr_fraction,
+                decay_fraction=recipe.decay_fraction,
+            )
+
+        scheduler = {"scheduler": LambdaLR(optimizer, factor), "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    def total_steps(self) -> int:
+        """Updates in the whole run.
+
+        Not `trainer.estimated_stepping_batches`: with max_epochs it builds the loaders, which moves the place
+        a resumed run starts from.
+        """
+        trainer = self.trainer
+        if trainer.max_steps > 0:
+            return trainer.max_steps
+        batches = len(trainer.datamodule.train_dataloader())  # type: ignore[attr-defined]
+        return max(1, (trainer.max_epochs or 1) * math.ceil(batches / trainer.accumulate_grad_batches))
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip by the norm of all gradients.
+
+        Lightning refuses to clip for a fused optimizer under mixed precision, because a gradient scaler might
+        not have unscaled yet; bfloat16 has no scaler.
+        """
+        if gradient_clip_val:
+            torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val, foreach=True)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Say what the weights are, in plain numbers, so that the file alone is enough to use them."""
+        checkpoint["gpt"] = {"config": self.config.to_dict()}

@@ -1,0 +1,177 @@
+"""AdamW, or Muon on the blocks' matrices with AdamW for the rest, behind one Optimizer.
+
+Shapes: N matrices of one shape, (R, C) each.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Muon, Optimizer
+
+from gpt.errors import InputError
+from gpt.training.schedule import Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """The recipe of the weights' updates.
+
+    Raises:
+        InputError: a rate, momentum or fraction outside its range.
+    """
+
+    name: Literal["muon", "adamw"] = "muon"
+    """muon: Muon for the blocks' matrices, AdamW for embeddings, norms and biases. adamw: AdamW for all."""
+    lr: float = 5e-3
+    """Peak learning rate of the blocks' matrices. Muon's is on AdamW's scale (Liu et al. 2025, section 2.2)."""
+    rest_lr: float | None = None
+    """Peak learning rate of everything else; None takes `lr`."""
+    weight_decay: float = 0.0
+    """Decoupled decay of the blocks' matrices. Embeddings, norms and biases do not decay."""
+    momentum: float = 0.95
+    """Muon's momentum."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay rates of the first and second moment."""
+    warmup_steps: int = 50
+    """Steps over which the learning rate climbs to its peak."""
+    schedule: Schedule = "linear"
+    """How it falls afterwards, see `learning_rate_factor`."""
+    final_lr_fraction: float = 0.0
+    """What is left of the peak at the last step."""
+    decay_fraction: float = 0.2
+    """Share of the steps over which "wsd" decays."""
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "rest_lr", "weight_decay", "warmup_steps"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise InputError(f"{name} must be at least 0, got {value}")
+        for name in ("momentum", "final_lr_fraction", "decay_fraction"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name} must be in [0, 1], got {getattr(self, name)}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise InputError(f"betas must be in [0, 1), got {self.betas}")
+
+
+class StackedMuon(Muon):
+    """`torch.optim.Muon` that orthogonalises all matrices of one shape in one batched product.
+
+    The same update to rounding, with a fraction of the calls: a small model's step is bound by their number.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every matrix that has a gradient; `closure`, if given, is called first for the loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    by_shape[parameter.shape].append(parameter)
+            for parameters in by_shape.values():
+                self._update(parameters, group)
+        return loss
+
+    def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        momenta = []
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            state = self.state[parameter]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(gradient)
+            momenta.append(state["momentum_buffer"])
+        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+        if group["nesterov"]:
+            momenta = list(torch._foreach_lerp(gradients, momenta, group["momentum"]))
+        updates = orthogonalise(
+            torch.stack(momenta), group["ns_coefficients"], group["ns_steps"], group["eps"]
+        )  # (N, R, C)
+        rows, columns = parameters[0].shape
+        scale = 0.2 * max(rows, columns) ** 0.5  # so that an entry's update is as large as AdamW's
+        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(parameters, list(updates.to(parameters[0].dtype)), alpha=-group["lr"] * scale)
+
+
+def orthogonalise(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+    """The nearest semi-orthogonal matrix of each, roughly: (N, R, C) -> (N, R, C) in bfloat16.
+
+    A quintic Newton-Schulz iteration pulls the singular values towards one (Jordan et al. 2024, "Muon: An
+    optimizer for hidden layers in neural networks").
+    """
+    a, b, c = coefficients
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.bfloat16()
+    x = x.mT if tall else x  # the Gram matrix is that of the shorter side
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)
+    for _ in range(steps):
+        gram = x @ x.mT
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
+    return x.mT if tall else x
+
+
+class CombinedOptimizer(Optimizer):
+    """Several optimizers that step as one.
+
+    The parameter groups are the parts' own, so that a scheduler or gradient clipping, which know one
+    optimizer, reach them all.
+    """
+
+    def __init__(self, *parts: Optimizer) -> None:
+        self.parts = parts
+        super().__init__([group for part in parts for group in part.param_groups], defaults={})
+        self._share()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Step every part; `closure`, if given, is called once, first, for the loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self.parts:
+            part.step()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """The parts' state dicts, in order."""
+        return {"parts": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        for part, state in zip(self.parts, state_dict["parts"], strict=True):
+            part.load_state_dict(state)
+        self._share()
+
+    def _share(self) -> None:
+        """Point to the parts' groups and state, which loading replaces."""
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
+        self.state = defaultdict(dict)
+        for part in self.parts:
+            self.state.update(part.state)
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+    """The optimizer for a GPT's weights: its blocks' matrices in one group, all else in another."""
+    named = dict(model.named_parameters())  # the tied head counts once
+    matrices = [weight for name, weight in named.items() if name.startswith("blocks.") and weight.dim() == 2]
+    others = [weight for name, weight in named.items() if not (name.startswith("blocks.") and weight.dim() == 2)]
+    rest_lr = config.lr if config.rest_lr is None else config.rest_lr
+    adamw_group = {"params": others, "lr": rest_lr, "weight_decay": 0.0}
+    if config.name == "adamw":
+        groups = [{"params": matrices, "lr": config.lr, "weight_decay": config.weight_decay}, adamw_group]
+        return AdamW(groups, betas=config.betas, fused=True)
+    muon = StackedMuon(
+        matrices,
+        lr=config.lr,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    return CombinedOptimizer(muon, AdamW([adamw_group], betas=config.betas, fused=True))

@@ -1,0 +1,96 @@
+"""The progress bar: loss, tokens a second and the time left; off a terminal, a plain line now and then."""
+
+import sys
+import time
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from gpt.training.run import Meter, Samples
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class RunProgress(ProgressBar):
+    """Shows how far a run is, with the figures that `meter` measured and the newest sample.
+
+    Args:
+        meter: its figures are shown; this callback must come after it.
+        samples: its newest text is printed after each validation.
+    """
+
+    def __init__(self, meter: Meter, samples: Samples) -> None:
+        super().__init__()
+        self.meter = meter
+        self.samples = samples
+        self.console = Console(stderr=True, highlight=False)
+        self._enabled = True
+        self._progress: Progress | None = None
+        self._started = self._last_line = 0.0
+        self._first_step = 0
+
+    def disable(self) -> None:
+        """Show nothing, as the processes after the first do."""
+        self._enabled = False
+
+    def enable(self) -> None:
+        """Show again."""
+        self._enabled = True
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the bar."""
+        self._started = self._last_line = time.perf_counter()
+        self._first_step = trainer.global_step
+        if not self._enabled or not self.console.is_terminal:
+            return
+        self._progress = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=self.console,
+            refresh_per_second=4,
+        )
+        total = pl_module.total_steps()  # type: ignore[operator]
+        self._progress.add_task("training", total=total, completed=trainer.global_step, figures="")
+        self._progress.start()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Move the bar at each logging interval; off a terminal print a line when the last is old."""
+        step = trainer.global_step
+        if not self._enabled or step != self.meter.steps or step % self.meter.every:
+            return
+        figures = f"loss {self.meter.train_loss:.3f}  {self.meter.tokens_per_second:,.0f} tokens/s"
+        if self._progress is not None:
+            self._progress.update(self._progress.task_ids[0], completed=step, figures=figures)
+            return
+        now = time.perf_counter()
+        if now - self._last_line < SECONDS_BETWEEN_LINES:
+            return
+        self._last_line = now
+        total = pl_module.total_steps()  # type: ignore[operator]
+        left = (now - self._started) / max(1, step - self._first_step) * (total - step)
+        self.console.print(f"step {step}/{total}  {figures}  {left:.0f} s left", soft_wrap=True)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Print what validation found."""
+        if not self._enabled or trainer.state.fn != "fit":
+            return
+        figures = "  ".join(f"{name} {value:.4g}" for name, value in self.meter.last_validation.items())
+        self.console.print(f"[bold]step {trainer.global_step}[/]  {figures}", soft_wrap=True)
+        if self.samples.newest:
+            self.console.print(self.samples.newest, style="dim", markup=False)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Leave the bar as it stands."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+        sys.stderr.flush()
