@@ -1,8 +1,8 @@
 """The GPT-2 tokenizer, from the table that the package carries: no network, no files of the user's.
 
-Byte-pair encoding of bytes (Radford et al. 2019, section 2.2), computed by tiktoken. A prefix of the ranks is a
-vocabulary of its own: every merge of rank r is made of tokens of lower rank, and the first 256 ranks are the
-single bytes, so a table cut anywhere after them still encodes every text and loses nothing.
+Byte-pair encoding of bytes (Radford et al. 2019, section 2.2), computed by tiktoken. A prefix of the ranks is
+a vocabulary of its own: every merge is made of tokens of lower rank, and the first 256 ranks are the single
+bytes, so a table cut anywhere after them still encodes every text and loses nothing.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ _WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s
 _WORD_START = re.compile(r"(?<=\S)[ \n]")
 
 _LONGEST_CALL = 1 << 16
-"""Characters that tiktoken is handed at once: its regular expression can panic on millions without a blank."""
+"""Characters that tiktoken is handed at once: its regular expression can panic on millions with no blank."""
 
 
 class Tokenizer:
@@ -84,7 +84,7 @@ class Tokenizer:
     def encode(self, text: str, allow_special: bool = False) -> list[int]:
         """The ids of `text`. `<|endoftext|>` written in it is plain text unless `allow_special`."""
         if not allow_special:
-            return self.encode_array(text).tolist()
+            return list(self.encode_array(text).tolist())
         ids: list[int] = []
         for index, part in enumerate(text.split(END_OF_TEXT)):
             if index:
@@ -95,7 +95,10 @@ class Tokenizer:
     def encode_array(self, text: str) -> NDArray[np.uint32]:
         """The ids of `text` as plain text, (number of tokens,), without a Python integer for each."""
         encode = self.encoding.encode_to_numpy
-        parts = [encode(part, disallowed_special=()) for part in split_at_words(text, _LONGEST_CALL)]
+        try:
+            parts = [encode(part, disallowed_special=()) for part in split_at_words(text, _LONGEST_CALL)]
+        except UnicodeEncodeError:  # half a surrogate pair is no character: it becomes U+FFFD
+            return self.encode_array(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint32), *parts])
 
     def decode(self, ids: Iterable[int]) -> str:

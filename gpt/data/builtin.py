@@ -1,0 +1,95 @@
+"""Two corpora that every Python carries: the standard library's documentation, and its source.
+
+`python-docs` is the docstrings of the library's modules, one document a module, and the language reference
+that `help()` shows (`pydoc_data.topics`), one document a topic. The topics repeat one another word for word,
+and so do some docstrings, so a paragraph is kept only where it first stands: held-out text has then not been
+seen in training. `python-stdlib` is the source files themselves. Both leave the tests out.
+
+The text is the Python Software Foundation's, under the PSF licence, and differs between Python versions.
+"""
+
+import ast
+import hashlib
+import importlib.util
+import re
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+_NOT_THE_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_SHORTEST_PARAGRAPH = 40
+"""Characters below which a repeated paragraph says nothing about what was seen, as "Returns:" does not."""
+
+
+def python_docs() -> Iterator[str]:
+    """The documents of `python-docs`: the reference's topics, then the modules, in order of name."""
+    seen: set[bytes] = set()
+    for text in [*_topics(), *map(_docstrings, _source_files())]:
+        document = _without_repeats(text, seen)
+        if document:
+            yield document
+
+
+def python_stdlib() -> Iterator[str]:
+    """The documents of `python-stdlib`: each source file of the library, whole."""
+    for path in _source_files():
+        text = path.read_bytes().decode("utf-8", errors="replace")
+        if text:
+            yield text
+
+
+def library_fingerprint() -> str:
+    """A hash of the source files and of the reference, which decide both corpora."""
+    digest = hashlib.sha256()
+    for path in [*_source_files(), _topics_file()]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _source_files() -> list[Path]:
+    library = Path(sysconfig.get_paths()["stdlib"])
+    found = []
+    for path in library.rglob("*.py"):
+        folders = path.relative_to(library).parts[:-1]
+        if not _NOT_THE_LIBRARY.intersection(folders) and path != _topics_file():
+            found.append(path)
+    return sorted(found)
+
+
+def _topics_file() -> Path:
+    spec = importlib.util.find_spec("pydoc_data.topics")
+    assert spec is not None and spec.origin is not None  # a part of every CPython
+    return Path(spec.origin)
+
+
+def _topics() -> list[str]:
+    from pydoc_data.topics import topics
+
+    return [topics[name] for name in sorted(topics)]
+
+
+def _docstrings(path: Path) -> str:
+    """The docstrings of a module, its classes and functions, in the order of the source."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except SyntaxError:  # a few files of the library are wrong on purpose
+        return ""
+    nodes = [node for node in ast.walk(tree) if isinstance(node, _DOCUMENTED)]
+    nodes.sort(key=lambda node: getattr(node, "lineno", 0))
+    return "\n\n".join(text for node in nodes if (text := ast.get_docstring(node)))
+
+
+def _without_repeats(text: str, seen: set[bytes]) -> str:
+    """`text` less the paragraphs that are in `seen`, to which the rest is added."""
+    kept = []
+    for paragraph in re.split(r"\n(?:[ \t]*\n)+", text):
+        words = " ".join(paragraph.split())
+        if len(words) >= _SHORTEST_PARAGRAPH:
+            key = hashlib.blake2b(words.encode("utf-8", "replace"), digest_size=16).digest()
+            if key in seen:
+                continue
+            seen.add(key)
+        if words:
+            kept.append(paragraph.rstrip())
+    return "\n\n".join(kept).strip("\n")

@@ -1,0 +1,168 @@
+"""The LightningDataModule: a corpus becomes prepared files once, and its windows become batches."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+from gpt.data.prepare import prepare
+from gpt.data.store import Prepared
+from gpt.data.windows import Batch, EvalWindows, TrainWindows, WindowOrder
+from gpt.tokenizer import Tokenizer
+
+
+class TokenData(pl.LightningDataModule):
+    """Batches of token windows from any corpus. Give the Trainer `use_distributed_sampler=False`.
+
+    Args:
+        corpus: a recipe's name, a text file, a folder, a pattern, `hub:OWNER/NAME`, or a prepared folder.
+        vocab_size: ids of the tokenizer; the full GPT-2 vocabulary has 50257.
+        context_length: tokens in a window.
+        batch_size: windows in a batch, on each process.
+        val_fraction: the part of the text held out for validation, in whole documents where there are several.
+        seed: decides the order of the windows.
+        shift: cut the text at another offset each epoch.
+        isolate: give the document of each token as a third tensor, so that attention can stay within it.
+        num_workers: processes that read batches; none is fast enough from a local disk.
+        text_column: the column that holds the text, where the corpus has columns.
+
+    Raises:
+        InputError: the corpus is not there, cannot be read, or is shorter than the context.
+    """
+
+    def __init__(
+        self,
+        corpus: str = "python-docs",
+        vocab_size: int = 2048,
+        context_length: int = 128,
+        batch_size: int = 12,
+        val_fraction: float = 0.05,
+        seed: int = 0,
+        shift: bool = False,
+        isolate: bool = False,
+        num_workers: int = 0,
+        text_column: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.tokenizer = Tokenizer("gpt2", vocab_size)
+        self.corpus, self.text_column, self.val_fraction = corpus, text_column, val_fraction
+        self.context_length, self.batch_size, self.seed = context_length, batch_size, seed
+        self.shift, self.isolate, self.num_workers = shift, isolate, num_workers
+        self._prepared: Prepared | None = None
+        self._options: dict[str, Any] = {
+            "vocab_size": vocab_size,
+            "val_fraction": val_fraction,
+            "text_column": text_column,
+        }
+
+    @property
+    def prepared(self) -> Prepared:
+        """The files on disk, prepared now if they are not."""
+        if self._prepared is None:
+            self._prepared = Prepared(prepare(self.corpus, **self._options))
+        return self._prepared
+
+    @property
+    def train_tokens(self) -> int:
+        """Tokens to train on."""
+        return self.prepared.count("train", "tokens")
+
+    @property
+    def val_tokens(self) -> int:
+        """Tokens held out, each document's end of text counted."""
+        return self.prepared.count("val", "tokens")
+
+    @property
+    def val_bytes(self) -> int:
+        """UTF-8 bytes of the text held out: bits per byte = nats summed over the split / ln 2 / this."""
+        return self.prepared.count("val", "bytes")
+
+    def prepare_data(self) -> None:
+        """Tokenize the corpus, on one process of each machine, unless it is prepared already."""
+        prepare(self.corpus, **self._options)
+
+    def setup(self, stage: str) -> None:
+        """Open the prepared files on every process."""
+        _ = self.prepared
+
+    def train_dataloader(self) -> "TrainLoader":
+        """(x, y) of (B, T) int64, y one token ahead of x; with `isolate` document ids too."""
+        order = WindowOrder(
+            tokens=self.train_tokens,
+            context_length=self.context_length,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            shift=self.shift,
+            **self._place(),
+        )
+        dataset = TrainWindows(self.prepared.stream("train"), order, self.isolate)
+        return TrainLoader(dataset, num_workers=self.num_workers)
+
+    def val_dataloader(self) -> "DataLoader[Batch]":
+        """The whole split once, in order: padding has the target -100."""
+        dataset = EvalWindows(
+            self.prepared.stream("val"),
+            self.context_length,
+            self.batch_size,
+            isolate=self.isolate,
+            **self._place(),
+        )
+        return DataLoader(dataset, batch_size=None, pin_memory=torch.cuda.is_available())
+
+    def _place(self) -> dict[str, int]:
+        """This process among those that train together."""
+        trainer = self.trainer
+        return (
+            {"rank": trainer.global_rank, "world": trainer.world_size} if trainer else {"rank": 0, "world": 1}
+        )
+
+
+class TrainLoader(DataLoader[Batch]):
+    """Batches of consecutive numbers: iterating goes on where the last iteration stopped.
+
+    Its state is one number, the windows that all processes have taken together; Lightning saves it with the
+    checkpoint and restores it before training goes on, in the middle of an epoch as at its end.
+    """
+
+    def __init__(self, dataset: TrainWindows, num_workers: int = 0) -> None:
+        self._next = 0  # the number of the next batch
+        super().__init__(
+            dataset,
+            sampler=_FromNext(self),
+            batch_size=None,
+            num_workers=num_workers,
+            persistent_workers=num_workers > 0,
+            pin_memory=torch.cuda.is_available(),
+        )
+        self._windows_a_batch = dataset.order.batch_size * dataset.order.world
+
+    def __len__(self) -> int:
+        return len(self.sampler)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+        for batch in super().__iter__():
+            self._next += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """The windows taken so far."""
+        return {"windows": self._next * self._windows_a_batch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on after the windows that `state_dict` counted, with another batch size too."""
+        self._next = state["windows"] // self._windows_a_batch
+
+
+class _FromNext(Sampler[int]):
+    """The numbers of an epoch's worth of batches, from the loader's next on."""
+
+    def __init__(self, loader: TrainLoader) -> None:
+        self.loader = loader
+
+    def __len__(self) -> int:
+        return len(self.loader.dataset)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.loader._next, self.loader._next + len(self)))

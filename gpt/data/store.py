@@ -1,0 +1,192 @@
+"""A prepared folder: token shards, an index of document starts, and the `meta.json` that makes it whole.
+
+Shards are plain little-endian integers, uint16 or uint32, one document after another, each followed by one
+end of text. `meta.json` is written last: a folder without one is not prepared.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpt.errors import InputError
+from gpt.tokenizer import Tokenizer
+
+META = "meta.json"
+SPLITS = ("train", "val")
+FORMAT = 1
+INDEX_DTYPE = np.dtype("<i8")
+
+
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """The narrowest type that holds every id."""
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """The items `start` to `stop` of a file of integers, each plus `shift`."""
+
+    file: str
+    start: int
+    stop: int
+    shift: int = 0
+
+    def view(self, folder: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """The items, memory-mapped."""
+        if self.start == self.stop:  # an empty file cannot be mapped
+            return np.empty(0, dtype)
+        items = np.asarray(np.memmap(folder / self.file, dtype, mode="r"))[self.start : self.stop]
+        return items + self.shift if self.shift else items
+
+
+class TokenStream:
+    """Segments of token files read as one: nothing is copied together, and a pickle holds names alone.
+
+    Args:
+        folder: where the files are.
+        segments: what to read, in order.
+        dtype: of the files.
+        eot: the id that stands before the first token.
+    """
+
+    def __init__(self, folder: Path, segments: Sequence[Segment], dtype: np.dtype[Any], eot: int) -> None:
+        self.folder, self.dtype, self.eot = folder, dtype, eot
+        self.segments = [segment for segment in segments if segment.start < segment.stop]
+        self.bounds = [0, *accumulate(segment.stop - segment.start for segment in self.segments)]
+
+    def __len__(self) -> int:
+        return self.bounds[-1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "parts"}
+
+    @cached_property
+    def parts(self) -> list[NDArray[Any]]:
+        """The token arrays, mapped on first use."""
+        return [segment.view(self.folder, self.dtype) for segment in self.segments]
+
+    def rows(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
+        """The token before each start, and `length` tokens from it on: (len(starts), length + 1).
+
+        Before the first token stands the end of text; past the last one, rows are filled with zeros.
+        """
+        rows = np.empty((len(starts), length + 1), self.dtype)
+        whole = self.parts[0] if len(self.parts) == 1 else None
+        for row, start in zip(rows, (starts - 1).tolist(), strict=True):
+            if whole is not None and 0 <= start and start + length < len(whole):
+                row[:] = whole[start : start + length + 1]
+            else:
+                self._copy(start, row)
+        return rows
+
+    def _copy(self, start: int, row: NDArray[Any]) -> None:
+        """Fill `row` with the tokens from `start` on, across parts and beyond both ends."""
+        row[:] = 0
+        if start < 0:
+            row[0] = self.eot
+        for part, begin in zip(self.parts, self.bounds, strict=False):
+            first, last = max(start, begin), min(start + len(row), begin + len(part))
+            if first < last:
+                row[first - start : last - start] = part[first - begin : last - begin]
+
+
+class Prepared:
+    """A prepared folder, opened: memory-mapped, nothing read but `meta.json`.
+
+    Args:
+        folder: what `prepare` made.
+
+    Raises:
+        InputError: not a prepared folder, an unfinished one, of another tokenizer, or a file of another size.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        try:
+            self.meta: dict[str, Any] = json.loads((self.folder / META).read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise InputError(
+                f"{folder} is not prepared data: it has no {META}; run gpt prepare, again if it was interrupted"
+            ) from error
+        except ValueError as error:
+            raise InputError(
+                f"{self.folder / META} is not JSON; delete {folder} and prepare it again"
+            ) from error
+        if self.meta.get("format") != FORMAT:
+            raise InputError(
+                f"{self.folder / META} has format {self.meta.get('format')}, expected {FORMAT}; prepare it again"
+            )
+        self.tokenizer = Tokenizer(self.meta["tokenizer"]["name"], self.meta["tokenizer"]["vocab_size"])
+        if self.meta["tokenizer"]["fingerprint"] != self.tokenizer.fingerprint:
+            raise InputError(
+                f"{folder} was made with another tokenizer than this {self.tokenizer}; prepare it again"
+            )
+        self.dtype = np.dtype(self.meta["dtype"])
+        if self.dtype != token_dtype(self.tokenizer.n_vocab):
+            raise InputError(
+                f"{self.folder / META} has dtype {self.dtype}, expected {token_dtype(self.tokenizer.n_vocab)}"
+            )
+        if self.meta["largest_id"] >= self.tokenizer.n_vocab:
+            raise InputError(
+                f"{folder} holds id {self.meta['largest_id']}, outside the vocabulary of {self.tokenizer.n_vocab}"
+            )
+        for name, recorded in self.meta["files"].items():
+            path = self.folder / name
+            size = path.stat().st_size if path.exists() else 0
+            if size != recorded["bytes"]:
+                raise InputError(f"{path} has {size} bytes, expected {recorded['bytes']}; prepare it again")
+
+    def stream(self, split: str) -> TokenStream:
+        """The tokens of `train` or `val`."""
+        return TokenStream(self.folder, self._segments(split, "tokens_in"), self.dtype, self.tokenizer.eot)
+
+    def document_starts(self, split: str) -> NDArray[np.int64]:
+        """The position in `stream(split)` of each document's first token."""
+        parts = [segment.view(self.folder, INDEX_DTYPE) for segment in self._segments(split, "documents_in")]
+        if len(parts) == 1 and len(parts[0]) and parts[0][0] == 0:
+            return parts[0]
+        starts = np.concatenate([np.empty(0, INDEX_DTYPE), *parts])
+        begins_inside = self.count(split, "tokens") > 0 and (not len(starts) or starts[0] > 0)
+        return np.concatenate([np.zeros(1, INDEX_DTYPE), starts]) if begins_inside else starts
+
+    def count(self, split: str, what: str) -> int:
+        """How many `documents`, `bytes` (of UTF-8 text) or `tokens` a split has."""
+        return int(self.meta["splits"][split][what])
+
+    def verify(self) -> None:
+        """Read every file and compare its checksum and its largest id with those recorded.
+
+        Raises:
+            InputError: a file was altered, or holds an id at or above the vocabulary; it names the file.
+        """
+        names = list(self.meta["files"])
+        with ThreadPoolExecutor() as pool:
+            for name, digest in zip(
+                names, pool.map(file_sha256, [self.folder / n for n in names]), strict=True
+            ):
+                if digest != self.meta["files"][name]["sha256"]:
+                    raise InputError(
+                        f"{self.folder / name} was altered: its checksum differs; prepare it again"
+                    )
+
+    def _segments(self, split: str, what: str) -> list[Segment]:
+        return [Segment(**segment) for segment in self.meta["splits"][split][what]]
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

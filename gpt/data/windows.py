@@ -1,0 +1,218 @@
+"""Which window comes when, and what is in it: a pure function of (seed, global batch).
+
+A window is T consecutive targets with the token before each as its input, so a stream of n tokens has n // T.
+Epoch e visits every window once, in the order of a permutation that is computed, not stored.
+
+Shapes: B rows of a batch on this process, T context length, N windows.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from gpt.data.store import TokenStream
+from gpt.errors import InputError
+
+IGNORED = -100
+"""The target of a position that predicts nothing, as `cross_entropy` has it."""
+
+_ROUNDS = 8
+_PLAN_WINDOWS = 4096
+
+
+class Permutation:
+    """A pseudorandom permutation of 0 .. size - 1 in constant memory.
+
+    A Feistel network over Z_a x Z_b with a * b just above `size`, walked on until it lands below `size` (Black
+    and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", sections 4 and 5).
+
+    Args:
+        size: at least 1.
+        key: integers that decide the permutation.
+    """
+
+    def __init__(self, size: int, key: tuple[int, ...]) -> None:
+        self.size = size
+        a = max(1, round(size**0.5))
+        self._sides = np.uint64(a), np.uint64(-(-size // a))
+        self._keys = np.random.SeedSequence(key).generate_state(_ROUNDS, np.uint64)
+
+    def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What stands at `positions`, any shape of numbers in [0, size)."""
+        values = self._walk(positions.astype(np.uint64))
+        while (outside := values >= self.size).any():
+            values[outside] = self._walk(values[outside])
+        return values.astype(np.int64)
+
+    def _walk(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        a, b = self._sides
+        left, right = values // b, values % b  # in Z_a and Z_b
+        for even, odd in self._keys.reshape(-1, 2):
+            left = (left + _mix(right, even) % a) % a
+            right = (right + _mix(left, odd) % b) % b
+        mixed: NDArray[np.uint64] = left * b + right
+        return mixed
+
+
+def _mix(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
+    """The finalizer of splitmix64 (Steele, Lea and Flood 2014) over the value and a key, modulo 2**64."""
+    mixed = values + key
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    result: NDArray[np.uint64] = mixed ^ (mixed >> np.uint64(31))
+    return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowOrder:
+    """Where the training windows of each batch begin.
+
+    Window g of a run, counted over all processes, is number g % N of epoch g // N. Batch k of this process is
+    the `batch_size` windows from (k * world + rank) * batch_size on: processes share nothing, a batch may
+    straddle two epochs, and there is no remainder.
+
+    Raises:
+        InputError: the stream is shorter than one window.
+    """
+
+    tokens: int
+    """Tokens of the stream."""
+    context_length: int
+    batch_size: int
+    seed: int = 0
+    rank: int = 0
+    world: int = 1
+    shift: bool = False
+    """Move the grid of windows by another offset in [0, T) each epoch, so that the text is cut elsewhere."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.context_length < 1:
+            raise InputError(
+                f"batch_size and context_length must be at least 1, got {self.batch_size}, {self.context_length}"
+            )
+        if self.tokens < self.context_length:
+            raise InputError(
+                f"the training text has {self.tokens} tokens, fewer than the context of {self.context_length}; "
+                "give more text or a smaller context_length"
+            )
+
+    @property
+    def windows(self) -> int:
+        """N, the windows of an epoch: one fewer than fit where the grid moves, if more than one does."""
+        spare = self.context_length - 1 if self.shift else 0
+        return max(1, (self.tokens - spare) // self.context_length)
+
+    @property
+    def batches(self) -> int:
+        """Batches, on each process, until every window was seen once."""
+        return -(-self.windows // (self.batch_size * self.world))
+
+    def starts(self, batches: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The first target of each window of some batches: (len(batches),) -> (len(batches), B)."""
+        within = np.arange(self.batch_size)
+        g = ((batches * self.world + self.rank) * self.batch_size)[:, None] + within
+        epochs, positions = g // self.windows, g % self.windows
+        starts = np.empty_like(g)
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            permutation, offset = self._epoch(epoch)
+            starts[here] = permutation(positions[here]) * self.context_length + offset
+        return starts
+
+    def _epoch(self, epoch: int) -> tuple[Permutation, int]:
+        offset = 0
+        if self.shift:
+            offsets = min(self.tokens - self.windows * self.context_length + 1, self.context_length)
+            offset = int(np.random.default_rng((self.seed, epoch, 1)).integers(offsets))
+        return Permutation(self.windows, (self.seed, epoch, 0)), offset
+
+
+Batch = tuple[Tensor, ...]
+
+
+def make_batch(
+    stream: TokenStream,
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int64] | None,
+    context_length: int,
+    isolate: bool,
+) -> Batch:
+    """Inputs and targets of the windows whose first targets stand at `starts`.
+
+    Args:
+        stream: where the tokens are.
+        starts: (B,).
+        lengths: (B,) targets in each window, the rest of its row being padding; None where all are full.
+        context_length: T.
+        isolate: also give the document of each input, counted from 0 in its row. A document begins with the
+            end of text before it, from which its first token is predicted.
+
+    Returns:
+        x, y and, if asked for, document ids: (B, T) int64 each. Padding is 0 in x and -100 in y.
+    """
+    rows = stream.rows(starts, context_length)
+    x = rows[:, :-1].astype(np.int64)
+    y = rows[:, 1:].astype(np.int64)
+    if lengths is not None:
+        padding = np.arange(context_length) >= lengths[:, None]
+        x[padding] = 0
+        y[padding] = IGNORED
+    if not isolate:
+        return torch.from_numpy(x), torch.from_numpy(y)
+    document = np.cumsum(x == stream.eot, axis=1)
+    return torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(document - document[:, :1])
+
+
+class TrainWindows(Dataset[Batch]):
+    """Training batches by number: `dataset[k]` is batch k of this process, for any k from 0 on."""
+
+    def __init__(self, stream: TokenStream, order: WindowOrder, isolate: bool = False) -> None:
+        self.stream, self.order, self.isolate = stream, order, isolate
+        # The permutation costs as much for a few thousand windows as for one: it is computed for many batches.
+        windows = min(_PLAN_WINDOWS, 8 * order.windows)
+        self._planned = max(1, windows // order.batch_size)
+        self._plan_number = -1
+        self._plan = np.empty((0, 0), np.int64)
+
+    def __len__(self) -> int:
+        return self.order.batches
+
+    def __getitem__(self, batch: int) -> Batch:
+        number, within = divmod(batch, self._planned)
+        if number != self._plan_number:
+            self._plan = self.order.starts(np.arange(number * self._planned, (number + 1) * self._planned))
+            self._plan_number = number
+        return make_batch(self.stream, self._plan[within], None, self.order.context_length, self.isolate)
+
+
+class EvalWindows(Dataset[Batch]):
+    """A split once, in order: each token is a target in exactly one row.
+
+    Every process has the same number of batches, all of B rows; what is left over is padding, so a loss must
+    be summed over targets and divided by their number.
+    """
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        context_length: int,
+        batch_size: int,
+        rank: int = 0,
+        world: int = 1,
+        isolate: bool = False,
+    ) -> None:
+        self.stream, self.context_length, self.batch_size = stream, context_length, batch_size
+        self.rank, self.world, self.isolate = rank, world, isolate
+
+    def __len__(self) -> int:
+        return -(-len(self.stream) // (self.context_length * self.batch_size * self.world))
+
+    def __getitem__(self, batch: int) -> Batch:
+        first = (batch * self.world + self.rank) * self.batch_size
+        starts = np.arange(first, first + self.batch_size) * self.context_length
+        lengths = np.clip(len(self.stream) - starts, 0, self.context_length)
+        return make_batch(self.stream, starts, lengths, self.context_length, self.isolate)
