@@ -1,7 +1,7 @@
 """What a corpus is, and its documents in order: text files, tables of rows, hub data sets, built-in ones.
 
-Plain text is read here rather than through `datasets`, which turns `\\r\\n` into `\\n`, reads a line or a file
-whole and cannot say which byte is not UTF-8. Everything with rows goes through `datasets`, imported on need.
+Plain text is read here rather than through `datasets`, which turns `\\r\\n` into `\\n`, reads a line or a
+file whole and cannot say which byte is not UTF-8. What has rows goes through `datasets`, imported on need.
 """
 
 import codecs
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from glob import glob
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -214,7 +215,7 @@ def documents(corpus: str, **options: Any) -> Iterator[str]:
 
 
 def recipes() -> dict[str, Path]:
-    """The YAML file of every recipe, by name: `gpt/recipes` in an installed package, `data` beside the source."""
+    """The YAML file of every recipe, by name: `gpt/recipes` when installed, `data` beside the source."""
     package = Path(__file__).parents[1]
     folder = package / "recipes"
     if not folder.is_dir():
@@ -272,7 +273,8 @@ def _column(rows: Any, column: str, name: str) -> Iterator[str]:
     for table in rows.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
         if column not in table.column_names:
             raise InputError(
-                f"{name} has no column {column!r}, it has {', '.join(table.column_names)}; choose one with --text_column"
+                f"{name} has no column {column!r}, it has {', '.join(table.column_names)}: "
+                "choose one with --text_column"
             )
         for text in table.column(column).to_pylist():
             if not isinstance(text, str | None):
@@ -296,13 +298,10 @@ def _open(name: str) -> IO[bytes]:
     """Open a file or URL for its plain bytes, decompressed by what its name ends on."""
     if not _is_url(name) and not _is_packed(name):
         return open(name, "rb")
-    import fsspec
+    import fsspec  # type: ignore[import-untyped]
 
-    if name.endswith(".zst"):
-        try:
-            import zstandard  # noqa: F401
-        except ImportError as error:
-            raise InputError(f"{name} needs the package zstandard: pip install zstandard") from error
+    if name.endswith(".zst") and find_spec("zstandard") is None:
+        raise InputError(f"{name} needs the package zstandard: pip install zstandard")
     opened: IO[bytes] = fsspec.open(name, "rb", compression="infer").open()
     return opened
 

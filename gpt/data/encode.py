@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -48,7 +48,7 @@ class Block(NamedTuple):
 
 def encode(
     pieces: Iterable[Piece], skip: int, tokenizer: Tokenizer, val_fraction: float, workers: int
-) -> Iterator[Block]:
+) -> Generator[Block]:
     """Tokenize all but the first `skip` pieces on `workers` threads, and yield the results in order.
 
     tiktoken works outside Python's lock, so threads are enough; few blocks are under way at once, so memory

@@ -21,7 +21,7 @@ class TokenData(pl.LightningDataModule):
         vocab_size: ids of the tokenizer; the full GPT-2 vocabulary has 50257.
         context_length: tokens in a window.
         batch_size: windows in a batch, on each process.
-        val_fraction: the part of the text held out for validation, in whole documents where there are several.
+        val_fraction: the part of the text held out, in whole documents where there are several.
         seed: decides the order of the windows.
         shift: cut the text at another offset each epoch.
         isolate: give the document of each token as a third tensor, so that attention can stay within it.

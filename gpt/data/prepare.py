@@ -131,7 +131,8 @@ def _is_done(folder: Path, key: str) -> bool:
         return False
     if Prepared(folder).meta["key"] != key:
         raise InputError(
-            f"{folder} holds other text, or was prepared with other options: delete it, or choose another folder"
+            f"{folder} holds other text, or was prepared with other options: "
+            "delete it, or choose another folder"
         )
     return True
 
@@ -152,8 +153,8 @@ def _full_disk(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(
-            f"cannot write {folder}: {error.strerror or error}; what is written is kept, and the same command goes "
-            "on from there"
+            f"cannot write {folder}: {error.strerror or error}; what is written is kept, "
+            "and the same command goes on from there"
         ) from error
 
 

@@ -83,7 +83,7 @@ class TokenStream:
         rows = np.empty((len(starts), length + 1), self.dtype)
         whole = self.parts[0] if len(self.parts) == 1 else None
         for row, start in zip(rows, (starts - 1).tolist(), strict=True):
-            if whole is not None and 0 <= start and start + length < len(whole):
+            if whole is not None and start >= 0 and start + length < len(whole):
                 row[:] = whole[start : start + length + 1]
             else:
                 self._copy(start, row)
@@ -116,7 +116,8 @@ class Prepared:
             self.meta: dict[str, Any] = json.loads((self.folder / META).read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             raise InputError(
-                f"{folder} is not prepared data: it has no {META}; run gpt prepare, again if it was interrupted"
+                f"{folder} is not prepared data: it has no {META}; "
+                "run gpt prepare, again if it was interrupted"
             ) from error
         except ValueError as error:
             raise InputError(
@@ -124,7 +125,8 @@ class Prepared:
             ) from error
         if self.meta.get("format") != FORMAT:
             raise InputError(
-                f"{self.folder / META} has format {self.meta.get('format')}, expected {FORMAT}; prepare it again"
+                f"{self.folder / META} has format {self.meta.get('format')}, expected {FORMAT}; "
+                "prepare it again"
             )
         self.tokenizer = Tokenizer(self.meta["tokenizer"]["name"], self.meta["tokenizer"]["vocab_size"])
         if self.meta["tokenizer"]["fingerprint"] != self.tokenizer.fingerprint:
@@ -138,7 +140,8 @@ class Prepared:
             )
         if self.meta["largest_id"] >= self.tokenizer.n_vocab:
             raise InputError(
-                f"{folder} holds id {self.meta['largest_id']}, outside the vocabulary of {self.tokenizer.n_vocab}"
+                f"{folder} holds id {self.meta['largest_id']}, "
+                f"outside the vocabulary of {self.tokenizer.n_vocab}"
             )
         for name, recorded in self.meta["files"].items():
             path = self.folder / name

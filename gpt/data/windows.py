@@ -6,6 +6,7 @@ Epoch e visits every window once, in the order of a permutation that is computed
 Shapes: B rows of a batch on this process, T context length, N windows.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,8 +28,8 @@ _PLAN_WINDOWS = 4096
 class Permutation:
     """A pseudorandom permutation of 0 .. size - 1 in constant memory.
 
-    A Feistel network over Z_a x Z_b with a * b just above `size`, walked on until it lands below `size` (Black
-    and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", sections 4 and 5).
+    A Feistel network over Z_a x Z_b with a * b just above `size`, walked on until it lands below `size`
+    (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", sections 4 and 5).
 
     Args:
         size: at least 1.
@@ -92,12 +93,13 @@ class WindowOrder:
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.context_length < 1:
             raise InputError(
-                f"batch_size and context_length must be at least 1, got {self.batch_size}, {self.context_length}"
+                "batch_size and context_length must be at least 1, "
+                f"got {self.batch_size} and {self.context_length}"
             )
         if self.tokens < self.context_length:
             raise InputError(
-                f"the training text has {self.tokens} tokens, fewer than the context of {self.context_length}; "
-                "give more text or a smaller context_length"
+                f"the training text has {self.tokens} tokens, fewer than the context_length of "
+                f"{self.context_length}: give more text or a smaller context_length"
             )
 
     @property
@@ -109,7 +111,7 @@ class WindowOrder:
     @property
     def batches(self) -> int:
         """Batches, on each process, until every window was seen once."""
-        return -(-self.windows // (self.batch_size * self.world))
+        return math.ceil(self.windows / (self.batch_size * self.world))
 
     def starts(self, batches: NDArray[np.int64]) -> NDArray[np.int64]:
         """The first target of each window of some batches: (len(batches),) -> (len(batches), B)."""
@@ -172,7 +174,7 @@ class TrainWindows(Dataset[Batch]):
 
     def __init__(self, stream: TokenStream, order: WindowOrder, isolate: bool = False) -> None:
         self.stream, self.order, self.isolate = stream, order, isolate
-        # The permutation costs as much for a few thousand windows as for one: it is computed for many batches.
+        # The permutation costs much the same for one window as for thousands: plan many batches at once.
         windows = min(_PLAN_WINDOWS, 8 * order.windows)
         self._planned = max(1, windows // order.batch_size)
         self._plan_number = -1
@@ -209,7 +211,7 @@ class EvalWindows(Dataset[Batch]):
         self.rank, self.world, self.isolate = rank, world, isolate
 
     def __len__(self) -> int:
-        return -(-len(self.stream) // (self.context_length * self.batch_size * self.world))
+        return math.ceil(len(self.stream) / (self.context_length * self.batch_size * self.world))
 
     def __getitem__(self, batch: int) -> Batch:
         first = (batch * self.world + self.rank) * self.batch_size

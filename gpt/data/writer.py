@@ -8,7 +8,6 @@ count. What a killed process wrote beyond that is cut off when the next one goes
 import json
 import os
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -140,7 +139,7 @@ class ShardWriter:
 
     def _file(self, name: str) -> IO[bytes]:
         if name not in self._open:
-            self._open[name] = open(self.folder / name, "ab")
+            self._open[name] = open(self.folder / name, "ab")  # noqa: SIM115 (closed by `close`)
         return self._open[name]
 
     def _resume(self) -> None:
@@ -152,15 +151,16 @@ class ShardWriter:
         if not progress.exists():
             if present:
                 raise InputError(
-                    f"{self.folder} holds other files ({sorted(present)[0]}): choose an empty folder to prepare in"
+                    f"{self.folder} holds other files ({sorted(present)[0]}): "
+                    "choose an empty folder to prepare in"
                 )
             self.commit()
             return
         state = json.loads(progress.read_text(encoding="utf-8"))
         if state["key"] != self.key:
             raise InputError(
-                f"{self.folder} holds an unfinished preparation of other text or with other options: delete it, "
-                "or choose another folder"
+                f"{self.folder} holds an unfinished preparation of other text or with other options: "
+                "delete it, or choose another folder"
             )
         for name in _STATE:
             setattr(self, name, state[name])
@@ -203,7 +203,7 @@ class ShardWriter:
         }
 
     def _by_position(self, cut: int) -> dict[str, Any]:
-        """The tokens before `cut` train, the others validate: those of `train` first, those of `val` after."""
+        """The tokens before `cut` train, the others validate: `train`'s come first, then `val`'s."""
         total = sum(self.splits[split]["tokens"] for split in SPLITS)
         views = {"train": self._view(0, cut), "val": self._view(cut, total)}
         held_out = TokenStream(
