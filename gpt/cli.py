@@ -1,23 +1,36 @@
 """The `gpt` command: a thin dispatcher that imports a command's code only when it is called."""
 
+import argparse
 import os
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from importlib import import_module
 
 from gpt.errors import InputError
 
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """Where a command's code is, and the line that `gpt --help` has for it."""
+
+    module: str
+    function: str
+    purpose: str
+
+
+# A function's typed arguments are the command's options, its docstring their help. `fit` and `validate` belong
+# to LightningCLI, which parses for itself.
 COMMANDS = {
-    "fit": "train a model: gpt fit --config configs/quick.yaml --data.corpus my.txt",
-    "validate": "score a checkpoint with the loop that fit uses",
-    "prepare": "turn a text, a folder or a data set into token files: gpt prepare my.txt --output my-tokens",
-    "generate": "write text: gpt generate --prompt 'Return the '",
+    "fit": Command(module="gpt.training.fit", function="main", purpose="train a model; the quick run by default"),
+    "validate": Command(module="gpt.training.fit", function="main", purpose="score a checkpoint as fit does"),
+    "prepare": Command(module="gpt.data.prepare", function="prepare", purpose="turn a corpus into token files"),
+    "generate": Command(module="gpt.generate", function="write", purpose="write text with a trained model"),
 }
+LIGHTNING = ("fit", "validate")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; the exit status is 2 for what a person can mend, with one line on stderr.
+    """Run one command; the exit status is 2, with one line on stderr, for what a person can mend.
 
     Args:
         arguments: what follows the program's name; None takes them from the command line.
@@ -26,32 +39,62 @@ def main(arguments: list[str] | None = None) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
         return 0
-    command, rest = arguments[0], arguments[1:]
     try:
-        if command not in COMMANDS:
-            raise InputError(f"unknown command {command!r}, expected one of {', '.join(COMMANDS)}")
-        run(command, rest)
+        run(arguments[0], arguments[1:])
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the reader left; nothing more to say
+        return 0
     except (InputError, OSError) as error:
         if os.environ.get("GPT_TRACEBACK"):
             raise
-        print(f"gpt {command}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"gpt {arguments[0]}: {one_line(error)}", file=sys.stderr)
         return 2
-    except BrokenPipeError:
-        return 0
     return 0
 
 
 def usage() -> str:
     """The top-level help."""
-    lines = [f"  {name:<10} {purpose}" for name, purpose in COMMANDS.items()]
     return "\n".join(
         [
             "usage: gpt COMMAND [OPTIONS]",
             "",
-            "Train a small GPT, generate text with it. 'gpt COMMAND --help' lists a command's options.",
+            "Train a small GPT and generate text with it. 'gpt COMMAND --help' lists a command's options.",
             "",
-            *lines,
+            *(f"  {name:<10} {command.purpose}" for name, command in COMMANDS.items()),
             "",
             "example: gpt fit && gpt generate --prompt 'Return a new '",
         ]
     )
+
+
+def run(name: str, arguments: list[str]) -> None:
+    """Import the command's code and call it with its options.
+
+    Raises:
+        InputError: there is no such command or option, or a value cannot be used.
+    """
+    if name not in COMMANDS:
+        raise InputError(f"unknown command, expected one of {', '.join(COMMANDS)}")
+    import jsonargparse
+
+    command = COMMANDS[name]
+    function = getattr(import_module(command.module), command.function)
+    try:
+        if name in LIGHTNING:
+            function([name, *arguments])
+        else:
+            jsonargparse.auto_cli(function, args=arguments, prog=f"gpt {name}", exit_on_error=False)
+    except (argparse.ArgumentError, jsonargparse.ArgumentError) as error:
+        raise InputError(f"{error} (see 'gpt {name} --help')") from None
+
+
+def one_line(error: BaseException) -> str:
+    """An error's message without its line breaks."""
+    if isinstance(error, OSError) and error.strerror:
+        named = f"{error.filename}: " if error.filename else ""
+        return f"{named}{error.strerror}"
+    return " ".join(str(error).split())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,10 +5,12 @@ Shapes: N samples, T tokens so far, V vocab_size.
 
 import codecs
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from gpt.checkpoint import load
 from gpt.errors import InputError
 from gpt.model import GPT
 from gpt.tokenizer import Tokenizer
@@ -166,3 +168,50 @@ def _check(
         raise InputError(f"top_k must be at least 1, got {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
         raise InputError(f"top_p must be in (0, 1], got {top_p}")
+
+
+def write(
+    checkpoint: Path | None = None,
+    prompt: str = "",
+    max_new_tokens: int = 128,
+    temperature: float = 0.8,
+    top_k: int | None = 50,
+    top_p: float | None = None,
+    seed: int | None = None,
+    num_samples: int = 1,
+) -> None:
+    """Write text that follows a prompt, shown as it comes.
+
+    Example: gpt generate --prompt "Return the " --num_samples 2 --seed 1
+
+    Args:
+        checkpoint: a .ckpt file, a run folder or an exported folder; the newest run if left out.
+        prompt: what the text begins with; empty starts a new document.
+        max_new_tokens: stop after so many tokens, or at the end of the document.
+        temperature: 0 always takes the likeliest token, 1 is the model's own distribution.
+        top_k: draw from the k likeliest tokens only; null for all.
+        top_p: draw from the likeliest tokens that together have this probability.
+        seed: the same seed gives the same text.
+        num_samples: how many texts to write.
+    """
+    if num_samples < 1:
+        raise InputError(f"num_samples must be at least 1, got {num_samples}")
+    model, tokenizer = load(checkpoint)
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    for k in range(num_samples):
+        if num_samples > 1:
+            print(f"{'' if k == 0 else chr(10)}--- sample {k + 1}")
+        pieces = stream_text(
+            model,
+            tokenizer,
+            prompt,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=None if seed is None else seed + k,
+        )
+        print(prompt, end="", flush=True)
+        for piece in pieces:
+            print(piece, end="", flush=True)
+        print()

@@ -129,6 +129,8 @@ def main(args: list[str]) -> None:
         InputError: the options, the corpus or the checkpoint cannot be used.
     """
     quiet()
+    if not any(argument.split("=")[0] in ("-c", "--config", "-h", "--help") for argument in args):
+        args = [args[0], "--config", str(shipped("configs") / "quick.yaml"), *args[1:]]
     TrainingCLI(
         LanguageModel,
         TokenData,
@@ -136,8 +138,15 @@ def main(args: list[str]) -> None:
         seed_everything_default=1337,
         auto_configure_optimizers=False,
         load_from_checkpoint_support=False,
+        parser_kwargs={"exit_on_error": False, **{name: {"exit_on_error": False} for name in ("fit", "validate")}},
         args=args,
     )
+
+
+def shipped(folder: str) -> Path:
+    """A folder at the top of the repository, which a wheel carries inside the package."""
+    package = Path(__file__).parents[1]
+    return next(path for path in (package.parent / folder, package / folder) if path.is_dir())
 
 
 def quiet() -> None:

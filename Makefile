@@ -1,0 +1,37 @@
+# make train: a trained model and a text of its own, from nothing but Python.  make test: every check.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: setup train test lint typecheck imports unit clean
+
+setup: $(VENV)/.installed
+
+# Runs again when what is to be installed changes.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+train: setup
+	$(BIN)/gpt fit
+	$(BIN)/gpt generate --prompt 'Return the ' --num_samples 2 --seed 1
+
+test: lint typecheck imports unit
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+typecheck: setup
+	$(BIN)/mypy
+
+imports: setup
+	$(BIN)/lint-imports
+
+# One thread each for two processes: tiny models gain nothing from more.
+unit: setup
+	OMP_NUM_THREADS=1 PYTHONWARNDEFAULTENCODING=1 $(BIN)/python -m pytest -n 2
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
