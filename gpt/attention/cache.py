@@ -1,0 +1,88 @@
+"""The keys and values of the tokens already seen, so that the next token costs one token's work.
+
+Shapes: B batch, H heads, L most tokens held, S tokens held so far, T new tokens, K width of a head.
+"""
+
+import torch
+from torch import Tensor
+
+from gpt.errors import InputError
+
+
+class KeyValueCache:
+    """Room for the keys and values of one attention layer, allocated once.
+
+    `length` counts the tokens held. A batch of prompts of different lengths goes in padded on the left, so
+    that all rows grow together; the caller hides the padding with `key_padding_mask`.
+
+    With gradients on, an update copies the cache rather than writing into it, so that back-propagation
+    through several updates is right; decoding belongs under `torch.inference_mode()`, where it is fast.
+
+    Raises:
+        InputError: a size below one.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        num_heads: int,
+        max_length: int,
+        head_dim: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        shape = (batch_size, num_heads, max_length, head_dim)
+        if min(shape) < 1:
+            raise InputError(
+                f"expected a cache shape (batch, heads, length, head_dim) of at least 1, got {shape}"
+            )
+        self.keys = torch.zeros(shape, device=device, dtype=dtype)  # (B, H, L, K)
+        self.values = torch.zeros(shape, device=device, dtype=dtype)  # (B, H, L, K)
+        self.length = 0
+
+    def update(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Append T tokens, (B, H, T, K) each, and return all held so far, (B, H, S, K) each.
+
+        Raises:
+            InputError: another batch size, head count or width than the cache's, or more tokens than fit.
+        """
+        self.check(key.shape[0], key.shape[2])
+        expected = (*self.keys.shape[:2], key.shape[2], self.keys.shape[3])
+        if key.shape != expected or value.shape != expected:
+            given = f"{tuple(key.shape)} and {tuple(value.shape)}"
+            raise InputError(f"the cache expected keys and values of shape {expected}, got {given}")
+        start, end = self.length, self.length + key.shape[2]
+        if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
+            self.keys = self.keys.slice_scatter(key.to(self.keys.dtype), 2, start, end)
+            self.values = self.values.slice_scatter(value.to(self.values.dtype), 2, start, end)
+        else:
+            self.keys[:, :, start:end] = key
+            self.values[:, :, start:end] = value
+        self.length = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def truncate(self, length: int = 0) -> None:
+        """Forget all but the first `length` tokens; the memory stays for the next prompt.
+
+        Raises:
+            InputError: `length` is negative or more than the cache holds.
+        """
+        if not 0 <= length <= self.length:
+            raise InputError(f"cannot keep {length} tokens of a cache that holds {self.length}")
+        self.length = length
+        self.keys, self.values = self.keys.detach(), self.values.detach()
+
+    def check(self, batch_size: int, new_tokens: int) -> None:
+        """See that `new_tokens` more of a batch of this size fit.
+
+        Raises:
+            InputError: they do not.
+        """
+        size, _, max_length, _ = self.keys.shape
+        if batch_size != size:
+            raise InputError(f"the cache expected a batch of {size}, got {batch_size}")
+        if self.length + new_tokens > max_length:
+            raise InputError(
+                f"the cache holds {self.length} of at most {max_length} tokens, {new_tokens} more do not fit"
+            )
