@@ -1,48 +1,19 @@
-"""What a corpus is, and its documents in order: text files, tables of rows, hub data sets, built-in ones.
+"""What a corpus is, and how a person names one: a file, a folder, a hub data set, a recipe."""
 
-Plain text is read here rather than through `datasets`, which turns `\\r\\n` into `\\n`, reads a line or a
-file whole and cannot say which byte is not UTF-8. What has rows goes through `datasets`, imported on need.
-"""
-
-import codecs
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
 from glob import glob
-from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any
 
 from gpt.data import builtin
+from gpt.data.reading import Piece, cut, file_format, file_pieces, hub_rows, is_packed, is_url, join
 from gpt.errors import InputError
-from gpt.tokenizer import split_at_words
 
 _BUILTIN = {"python-docs": builtin.python_docs, "python-stdlib": builtin.python_stdlib}
-_FORMATS = {
-    ".json": "json",
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".parquet": "parquet",
-}
-_COMPRESSED = {".gz", ".bz2", ".xz", ".zst"}
-_ROWS_AT_ONCE = 256
 _BYTES_AT_ONCE = 1 << 20
-
-LONGEST_PIECE = 1 << 20
-"""Characters in a piece: a longer document comes as several, so that memory does not grow with documents."""
-
-
-class Piece(NamedTuple):
-    """A document or a part of one; `last` ends the document."""
-
-    text: str
-    last: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +40,8 @@ class Corpus:
     """Read the hub data set as it comes, rather than download it whole first."""
     text_column: str = "text"
     """The column of the rows that holds the text."""
+    document_starts: str | None = None
+    """For a hub data set of lines: a regular expression; a row that matches it begins a document."""
     errors: str = "strict"
     """What to do with bytes that are not UTF-8: `strict` stops, `replace` puts U+FFFD in their place."""
 
@@ -91,8 +64,8 @@ class Corpus:
         if self.builtin:
             digest.update(builtin.library_fingerprint().encode())
         for name in self.files:
-            digest.update(f"\0{_format(name)}\0".encode())
-            if _is_url(name):
+            digest.update(f"\0{file_format(name)}\0".encode())
+            if is_url(name):
                 digest.update(name.encode())
                 continue
             with open(name, "rb") as file:
@@ -106,7 +79,7 @@ class Corpus:
 
     def size(self) -> int | None:
         """Bytes of UTF-8 text, for a progress bar; None where only reading could tell."""
-        if self.files and all(_format(name) == "text" and not _is_packed(name) for name in self.files):
+        if self.files and all(file_format(name) == "text" and not is_packed(name) for name in self.files):
             return sum(Path(name).stat().st_size for name in self.files)
         return None
 
@@ -118,55 +91,21 @@ class Corpus:
             OSError: a file that cannot be read.
         """
         if self.builtin:
-            yield from _cut(_BUILTIN[self.builtin]())
+            yield from cut(_BUILTIN[self.builtin]())
         elif self.hub:
-            yield from _cut(self._hub_rows())
+            options = {"split": self.split, "revision": self.revision, "streaming": self.streaming}
+            rows = hub_rows(self.text_column, self.hub, self.subset, **options)
+            yield from cut(join(rows, self.document_starts) if self.document_starts else rows)
         for name in self.files:
-            yield from self._file(name)
-
-    def _file(self, name: str) -> Iterator[Piece]:
-        if _format(name) == "text":
-            with _open(name) as file:
-                yield from _text_pieces(file, name, self.errors)
-        else:
-            yield from _cut(self._file_rows(name))
-
-    def _file_rows(self, name: str) -> Iterator[str]:
-        from datasets import load_dataset
-
-        kind = _format(name)
-        options: dict[str, Any] = {} if kind == "parquet" else {"encoding_errors": self.errors}
-        if ".tsv" in Path(name).suffixes:
-            options["sep"] = "\t"
-        try:
-            rows = load_dataset(kind, data_files=name, split="train", streaming=True, **options)
-            yield from _column(rows, self.text_column, name)
-        except (InputError, OSError):
-            raise
-        except Exception as error:  # pyarrow, pandas and datasets have no exception in common
-            _check_utf8(name)
-            raise InputError(f"cannot read {name} as {kind}: {_first_line(error)}") from error
-
-    def _hub_rows(self) -> Iterator[str]:
-        from datasets import load_dataset
-
-        name = f"hub:{self.hub}"
-        try:
-            rows = load_dataset(
-                self.hub, self.subset, split=self.split, revision=self.revision, streaming=self.streaming
-            )
-            yield from _column(rows, self.text_column, name)
-        except InputError:
-            raise
-        except Exception as error:
-            raise InputError(f"cannot read {name}: {_first_line(error)}") from error
+            yield from file_pieces(name, self.text_column, self.errors)
 
 
 def find_corpus(name: str, **options: Any) -> Corpus:
     """The corpus that a person means by `name`.
 
-    A file, a folder (all its files that are not hidden), a pattern with `*`, a URL, `hub:OWNER/NAME`, a
-    recipe's name or a recipe's own YAML file; tried in that order.
+    A file, a folder (its JSON, CSV and Parquet files if it has any, as the hub lays data sets out, or else all
+    files that are not hidden), a pattern with `*`, a URL, `hub:OWNER/NAME`, a recipe's name or a recipe's own
+    YAML file; tried in that order.
 
     Args:
         name: as above.
@@ -178,15 +117,12 @@ def find_corpus(name: str, **options: Any) -> Corpus:
     options = {key: value for key, value in options.items() if value is not None}
     path = Path(name).expanduser()
     if path.is_dir():
-        found = sorted(str(file) for file in path.rglob("*") if file.is_file() and not _is_hidden(file, path))
-        if not found:
-            raise InputError(f"the folder {name} has no files")
-        return Corpus(files=tuple(found), **options)
+        return Corpus(files=_folder_files(path), **options)
     if path.is_file():
         return (
             _read_recipe(path, options) if path.suffix == ".yaml" else Corpus(files=(str(path),), **options)
         )
-    if _is_url(name):
+    if is_url(name):
         return Corpus(files=(name,), **options)
     if any(mark in name for mark in "*?["):
         found = sorted(file for file in glob(str(path), recursive=True) if Path(file).is_file())
@@ -241,91 +177,11 @@ def _read_recipe(path: Path, options: Mapping[str, Any]) -> Corpus:
     return Corpus(**{**corpus, "files": tuple(names), **options})
 
 
-def _cut(texts: Iterator[str]) -> Iterator[Piece]:
-    for text in texts:
-        if len(text) <= LONGEST_PIECE:
-            yield Piece(text, last=True)
-            continue
-        parts = list(split_at_words(text, LONGEST_PIECE))
-        for part in parts[:-1]:
-            yield Piece(part, last=False)
-        yield Piece(parts[-1], last=True)
-
-
-def _text_pieces(file: IO[bytes], name: str, errors: str) -> Iterator[Piece]:
-    """One document, read as it goes and cut where `split_at_words` would cut the whole."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors)
-    text, position = "", 0
-    for block in chain(iter(partial(file.read, _BYTES_AT_ONCE), b""), [b""]):
-        position += len(block)
-        try:
-            text += decoder.decode(block, final=not block)
-        except UnicodeDecodeError as error:
-            raise _not_utf8(name, position - len(error.object) + error.start) from error
-        *whole, text = split_at_words(text, LONGEST_PIECE) or [""]
-        for part in whole:
-            yield Piece(part, last=False)
-    yield Piece(text, last=True)
-
-
-def _column(rows: Any, column: str, name: str) -> Iterator[str]:
-    """The texts of one column; a missing value is an empty text."""
-    for table in rows.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
-        if column not in table.column_names:
-            raise InputError(
-                f"{name} has no column {column!r}, it has {', '.join(table.column_names)}: "
-                "choose one with --text_column"
-            )
-        for text in table.column(column).to_pylist():
-            if not isinstance(text, str | None):
-                raise InputError(f"column {column!r} of {name} holds {type(text).__name__}, expected text")
-            yield text or ""
-
-
-def _check_utf8(name: str) -> None:
-    """Raise the error that names the first byte of a file that is not UTF-8, if there is one."""
-    if _format(name) != "parquet":
-        with _open(name) as file:
-            for _ in _text_pieces(file, name, "strict"):
-                pass
-
-
-def _not_utf8(name: str, byte: int) -> InputError:
-    return InputError(f"{name} is not UTF-8: byte {byte} cannot be decoded; --errors replace reads it anyway")
-
-
-def _open(name: str) -> IO[bytes]:
-    """Open a file or URL for its plain bytes, decompressed by what its name ends on."""
-    if not _is_url(name) and not _is_packed(name):
-        return open(name, "rb")
-    import fsspec  # type: ignore[import-untyped]
-
-    if name.endswith(".zst") and find_spec("zstandard") is None:
-        raise InputError(f"{name} needs the package zstandard: pip install zstandard")
-    opened: IO[bytes] = fsspec.open(name, "rb", compression="infer").open()
-    return opened
-
-
-def _format(name: str) -> str:
-    """`text`, or the builder of `datasets` that reads the file's rows."""
-    path = Path(name.partition("?")[0])
-    suffix = Path(path.stem).suffix if path.suffix in _COMPRESSED else path.suffix
-    return _FORMATS.get(suffix.lower(), "text")
-
-
-def _is_packed(name: str) -> bool:
-    return Path(name).suffix in _COMPRESSED
-
-
-def _is_url(name: str) -> bool:
-    return re.match(r"[a-z][a-z0-9+.-]+://", name) is not None
-
-
-def _is_hidden(file: Path, root: Path) -> bool:
-    return any(part.startswith(".") for part in file.relative_to(root).parts)
-
-
-def _first_line(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+def _folder_files(folder: Path) -> tuple[str, ...]:
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = [
+        str(path) for path in found if not any(p.startswith(".") for p in path.relative_to(folder).parts)
+    ]
+    if not names:
+        raise InputError(f"the folder {folder} has no files")
+    return tuple([name for name in names if file_format(name) != "text"] or names)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt.data.corpus import Piece
+from gpt.data.reading import Piece
 from gpt.data.store import SPLITS, token_dtype
 from gpt.tokenizer import Tokenizer
 
