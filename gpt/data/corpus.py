@@ -103,9 +103,9 @@ class Corpus:
 def find_corpus(name: str, **options: Any) -> Corpus:
     """The corpus that a person means by `name`.
 
-    A file, a folder (its JSON, CSV and Parquet files if it has any, as the hub lays data sets out, or else all
-    files that are not hidden), a pattern with `*`, a URL, `hub:OWNER/NAME`, a recipe's name or a recipe's own
-    YAML file; tried in that order.
+    A file, a folder (its JSON, CSV and Parquet files if it has any, as the hub lays data sets out, or else
+    all files that are not hidden), a pattern with `*`, a URL, `hub:OWNER/NAME`, a recipe's name or a recipe's
+    own YAML file; tried in that order.
 
     Args:
         name: as above.
@@ -179,9 +179,8 @@ def _read_recipe(path: Path, options: Mapping[str, Any]) -> Corpus:
 
 def _folder_files(folder: Path) -> tuple[str, ...]:
     found = sorted(path for path in folder.rglob("*") if path.is_file())
-    names = [
-        str(path) for path in found if not any(p.startswith(".") for p in path.relative_to(folder).parts)
-    ]
+    shown = [path for path in found if not any(p.startswith(".") for p in path.relative_to(folder).parts)]
+    names = [str(path) for path in shown]
     if not names:
         raise InputError(f"the folder {folder} has no files")
     return tuple([name for name in names if file_format(name) != "text"] or names)

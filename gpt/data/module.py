@@ -9,7 +9,8 @@ from torch.utils.data import DataLoader, Sampler
 
 from gpt.data.prepare import prepare
 from gpt.data.store import Prepared
-from gpt.data.windows import Batch, EvalWindows, TrainWindows, WindowOrder
+from gpt.data.windows import Batch, EvalWindows, Grid, Packed, TrainWindows, WindowOrder
+from gpt.errors import InputError
 from gpt.tokenizer import Tokenizer
 
 
@@ -24,6 +25,8 @@ class TokenData(pl.LightningDataModule):
         val_fraction: the part of the text held out, in whole documents where there are several.
         seed: decides the order of the windows.
         shift: cut the text at another offset each epoch.
+        pack: end windows where documents end, so that none shorter than the context is split; the rest of a
+            window is padding, whose target is -100.
         isolate: give the document of each token as a third tensor, so that attention can stay within it.
         num_workers: processes that read batches; none is fast enough from a local disk.
         text_column: the column that holds the text, where the corpus has columns.
@@ -41,6 +44,7 @@ class TokenData(pl.LightningDataModule):
         val_fraction: float = 0.05,
         seed: int = 0,
         shift: bool = False,
+        pack: bool = False,
         isolate: bool = False,
         num_workers: int = 0,
         text_column: str | None = None,
@@ -49,7 +53,9 @@ class TokenData(pl.LightningDataModule):
         self.tokenizer = Tokenizer("gpt2", vocab_size)
         self.corpus, self.text_column, self.val_fraction = corpus, text_column, val_fraction
         self.context_length, self.batch_size, self.seed = context_length, batch_size, seed
-        self.shift, self.isolate, self.num_workers = shift, isolate, num_workers
+        self.shift, self.pack, self.isolate, self.num_workers = shift, pack, isolate, num_workers
+        if shift and pack:
+            raise InputError("shift and pack cannot go together: packed windows begin where documents do")
         self._prepared: Prepared | None = None
         self._options: dict[str, Any] = {
             "vocab_size": vocab_size,
@@ -89,16 +95,15 @@ class TokenData(pl.LightningDataModule):
 
     def train_dataloader(self) -> "TrainLoader":
         """(x, y) of (B, T) int64, y one token ahead of x; with `isolate` document ids too."""
-        order = WindowOrder(
-            tokens=self.train_tokens,
-            context_length=self.context_length,
-            batch_size=self.batch_size,
-            seed=self.seed,
-            shift=self.shift,
-            **self._place(),
-        )
-        dataset = TrainWindows(self.prepared.stream("train"), order, self.isolate)
-        return TrainLoader(dataset, num_workers=self.num_workers)
+        windows: Grid | Packed
+        if self.pack:
+            starts = self.prepared.document_starts("train")
+            windows = Packed(starts, self.train_tokens, self.context_length)
+        else:
+            windows = Grid(self.train_tokens, self.context_length, self.seed, self.shift)
+        order = WindowOrder(windows=windows, batch_size=self.batch_size, seed=self.seed, **self._place())
+        dataset = TrainWindows(self.prepared.stream("train"), order, self.context_length, self.isolate)
+        return TrainLoader(dataset, self.num_workers)
 
     def val_dataloader(self) -> "DataLoader[Batch]":
         """The whole split once, in order: padding has the target -100."""

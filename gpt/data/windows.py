@@ -1,12 +1,14 @@
 """Which window comes when, and what is in it: a pure function of (seed, global batch).
 
-A window is T consecutive targets with the token before each as its input, so a stream of n tokens has n // T.
-Epoch e visits every window once, in the order of a permutation that is computed, not stored.
+A window is at most T consecutive targets, each with the token before it as its input: the stream's first
+token has an end of text before it. An epoch visits every window once, in the order of a permutation that is
+computed, not stored.
 
 Shapes: B rows of a batch on this process, T context length, N windows.
 """
 
 import math
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,69 +70,118 @@ def _mix(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
     return result
 
 
-@dataclass(frozen=True, kw_only=True)
-class WindowOrder:
-    """Where the training windows of each batch begin.
+class Grid:
+    """Windows of T targets side by side: each token is a target in one, but for a few at the ends.
 
-    Window g of a run, counted over all processes, is number g % N of epoch g // N. Batch k of this process is
-    the `batch_size` windows from (k * world + rank) * batch_size on: processes share nothing, a batch may
-    straddle two epochs, and there is no remainder.
+    Args:
+        tokens: of the stream.
+        context_length: T.
+        seed: decides the offsets.
+        shift: begin at another offset in [0, T) each epoch, so that the text is cut elsewhere. The number of
+            windows then stays the same, and is one fewer than fit at offset 0, if more than one does.
 
     Raises:
         InputError: the stream is shorter than one window.
     """
 
-    tokens: int
-    """Tokens of the stream."""
-    context_length: int
+    def __init__(self, tokens: int, context_length: int, seed: int = 0, shift: bool = False) -> None:
+        _check_length(tokens, context_length)
+        self.context_length, self.seed = context_length, seed
+        self.count = max(1, (tokens - (context_length - 1 if shift else 0)) // context_length)
+        self._offsets = min(tokens - self.count * context_length + 1, context_length) if shift else 1
+
+    def place(self, windows: NDArray[np.int64], epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The first target of some windows, and how many follow on it: all T."""
+        offset = int(np.random.default_rng((self.seed, epoch, 1)).integers(self._offsets))
+        return windows * self.context_length + offset, np.full_like(windows, self.context_length)
+
+
+class Packed:
+    """Windows of at most T targets that end where a document does, unless the document is longer than T.
+
+    Documents are taken in their order; one that does not fit in the rest of a window opens the next, and the
+    rest is padding. A document of more than T tokens fills what is left and goes on. Memory: 8 bytes a window.
+
+    Args:
+        document_starts: (documents,), ascending, the first 0.
+        tokens: of the stream.
+        context_length: T.
+
+    Raises:
+        InputError: the stream is shorter than one window.
+    """
+
+    def __init__(self, document_starts: NDArray[np.int64], tokens: int, context_length: int) -> None:
+        _check_length(tokens, context_length)
+        starts, begin = array("q"), 0
+        while begin < tokens:
+            starts.append(begin)
+            begin = self._end(
+                document_starts, begin, min(begin + context_length, tokens), tokens, context_length
+            )
+        self._starts = np.array([*starts, tokens], np.int64)
+        self.count = len(starts)
+
+    @staticmethod
+    def _end(documents: NDArray[np.int64], begin: int, limit: int, tokens: int, longest: int) -> int:
+        """Where the window that begins at `begin` ends, at `limit` at the latest."""
+        following = int(np.searchsorted(documents, limit, side="right"))
+        last = int(documents[following - 1])
+        length = (int(documents[following]) if following < len(documents) else tokens) - last
+        return last if begin < last and last + length > limit and length <= longest else limit
+
+    def place(self, windows: NDArray[np.int64], epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The first target of some windows, and how many targets they have."""
+        return self._starts[windows], self._starts[windows + 1] - self._starts[windows]
+
+
+def _check_length(tokens: int, context_length: int) -> None:
+    if context_length < 1:
+        raise InputError(f"context_length must be at least 1, got {context_length}")
+    if tokens < context_length:
+        raise InputError(
+            f"the training text has {tokens} tokens, fewer than the context_length of {context_length}: "
+            "give more text or a smaller context_length"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowOrder:
+    """Which windows each batch has.
+
+    Window g of a run, counted over all processes, is number g % N of epoch g // N. Batch k of this process is
+    the B windows from (k * world + rank) * B on: processes share nothing, a batch may straddle two epochs,
+    and there is no remainder.
+
+    Raises:
+        InputError: a size below one.
+    """
+
+    windows: Grid | Packed
     batch_size: int
     seed: int = 0
     rank: int = 0
     world: int = 1
-    shift: bool = False
-    """Move the grid of windows by another offset in [0, T) each epoch, so that the text is cut elsewhere."""
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.context_length < 1:
-            raise InputError(
-                "batch_size and context_length must be at least 1, "
-                f"got {self.batch_size} and {self.context_length}"
-            )
-        if self.tokens < self.context_length:
-            raise InputError(
-                f"the training text has {self.tokens} tokens, fewer than the context_length of "
-                f"{self.context_length}: give more text or a smaller context_length"
-            )
-
-    @property
-    def windows(self) -> int:
-        """N, the windows of an epoch: one fewer than fit where the grid moves, if more than one does."""
-        spare = self.context_length - 1 if self.shift else 0
-        return max(1, (self.tokens - spare) // self.context_length)
+        if self.batch_size < 1:
+            raise InputError(f"batch_size must be at least 1, got {self.batch_size}")
 
     @property
     def batches(self) -> int:
         """Batches, on each process, until every window was seen once."""
-        return math.ceil(self.windows / (self.batch_size * self.world))
+        return math.ceil(self.windows.count / (self.batch_size * self.world))
 
-    def starts(self, batches: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The first target of each window of some batches: (len(batches),) -> (len(batches), B)."""
-        within = np.arange(self.batch_size)
-        g = ((batches * self.world + self.rank) * self.batch_size)[:, None] + within
-        epochs, positions = g // self.windows, g % self.windows
-        starts = np.empty_like(g)
+    def plan(self, batches: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The first target and the length of each window of some batches: (len(batches), B) both."""
+        first = (batches * self.world + self.rank) * self.batch_size
+        epochs, positions = np.divmod(first[:, None] + np.arange(self.batch_size), self.windows.count)
+        starts, lengths = np.empty_like(positions), np.empty_like(positions)
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
-            permutation, offset = self._epoch(epoch)
-            starts[here] = permutation(positions[here]) * self.context_length + offset
-        return starts
-
-    def _epoch(self, epoch: int) -> tuple[Permutation, int]:
-        offset = 0
-        if self.shift:
-            offsets = min(self.tokens - self.windows * self.context_length + 1, self.context_length)
-            offset = int(np.random.default_rng((self.seed, epoch, 1)).integers(offsets))
-        return Permutation(self.windows, (self.seed, epoch, 0)), offset
+            permutation = Permutation(self.windows.count, (self.seed, epoch, 0))
+            starts[here], lengths[here] = self.windows.place(permutation(positions[here]), epoch)
+        return starts, lengths
 
 
 Batch = tuple[Tensor, ...]
@@ -139,7 +190,7 @@ Batch = tuple[Tensor, ...]
 def make_batch(
     stream: TokenStream,
     starts: NDArray[np.int64],
-    lengths: NDArray[np.int64] | None,
+    lengths: NDArray[np.int64],
     context_length: int,
     isolate: bool,
 ) -> Batch:
@@ -148,7 +199,7 @@ def make_batch(
     Args:
         stream: where the tokens are.
         starts: (B,).
-        lengths: (B,) targets in each window, the rest of its row being padding; None where all are full.
+        lengths: (B,) targets in each window, the rest of its row being padding.
         context_length: T.
         isolate: also give the document of each input, counted from 0 in its row. A document begins with the
             end of text before it, from which its first token is predicted.
@@ -159,7 +210,7 @@ def make_batch(
     rows = stream.rows(starts, context_length)
     x = rows[:, :-1].astype(np.int64)
     y = rows[:, 1:].astype(np.int64)
-    if lengths is not None:
+    if (lengths < context_length).any():
         padding = np.arange(context_length) >= lengths[:, None]
         x[padding] = 0
         y[padding] = IGNORED
@@ -172,13 +223,14 @@ def make_batch(
 class TrainWindows(Dataset[Batch]):
     """Training batches by number: `dataset[k]` is batch k of this process, for any k from 0 on."""
 
-    def __init__(self, stream: TokenStream, order: WindowOrder, isolate: bool = False) -> None:
-        self.stream, self.order, self.isolate = stream, order, isolate
-        # The permutation costs much the same for one window as for thousands: plan many batches at once.
-        windows = min(_PLAN_WINDOWS, 8 * order.windows)
-        self._planned = max(1, windows // order.batch_size)
+    def __init__(
+        self, stream: TokenStream, order: WindowOrder, context_length: int, isolate: bool = False
+    ) -> None:
+        self.stream, self.order, self.context_length, self.isolate = stream, order, context_length, isolate
+        # A permutation costs much the same for one window as for thousands: plan many batches at once.
+        self._planned = max(1, min(_PLAN_WINDOWS, 8 * order.windows.count) // order.batch_size)
         self._plan_number = -1
-        self._plan = np.empty((0, 0), np.int64)
+        self._starts = self._lengths = np.empty((0, 0), np.int64)
 
     def __len__(self) -> int:
         return self.order.batches
@@ -186,9 +238,12 @@ class TrainWindows(Dataset[Batch]):
     def __getitem__(self, batch: int) -> Batch:
         number, within = divmod(batch, self._planned)
         if number != self._plan_number:
-            self._plan = self.order.starts(np.arange(number * self._planned, (number + 1) * self._planned))
+            batches = np.arange(number * self._planned, (number + 1) * self._planned)
+            self._starts, self._lengths = self.order.plan(batches)
             self._plan_number = number
-        return make_batch(self.stream, self._plan[within], None, self.order.context_length, self.isolate)
+        return make_batch(
+            self.stream, self._starts[within], self._lengths[within], self.context_length, self.isolate
+        )
 
 
 class EvalWindows(Dataset[Batch]):

@@ -1,0 +1,103 @@
+"""`gpt inspect`: what a prepared folder holds, and whether it is still what was written."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpt.data.prepare import prepare
+from gpt.data.store import META, SPLITS, Prepared
+from gpt.data.windows import Grid, make_batch
+from gpt.errors import InputError
+from gpt.files import atomic_write
+
+
+def inspect(
+    data: str,
+    *,
+    vocab_size: int = 50257,
+    windows: int = 3,
+    context_length: int = 64,
+    seed: int = 0,
+    picture: str | None = None,
+) -> None:
+    """Print what prepared data holds, check every file against its checksum, and draw document lengths.
+
+    Args:
+        data: a prepared folder; or a corpus, which is then prepared if it is not.
+        vocab_size: ids of the tokenizer, where `data` is a corpus.
+        windows: how many training windows to show as text.
+        context_length: tokens in each of them.
+        seed: decides which.
+        picture: where the histogram of document lengths goes; by default lengths.png in the folder.
+
+    Raises:
+        InputError: not prepared data, or a file that was altered.
+    """
+    folder = Path(data) if (Path(data) / META).is_file() else prepare(data, vocab_size=vocab_size)
+    prepared = Prepared(folder)
+    for line in describe(prepared):
+        print(line)
+    prepared.verify()
+    print(f"checksums   all {len(prepared.meta['files'])} files are as they were written")
+    target = Path(picture) if picture else folder / "lengths.png"
+    draw_lengths({split: document_lengths(prepared, split) for split in SPLITS}, target)
+    print(f"histogram   {target}")
+    for text in sample_windows(prepared, windows, context_length, seed):
+        print(f"\n--- a training window of {context_length} tokens\n{text}")
+
+
+def describe(prepared: Prepared) -> list[str]:
+    """The counts of a prepared folder, a line each."""
+    meta = prepared.meta
+    lines = [
+        f"folder      {prepared.folder}",
+        f"corpus      {meta['source']['corpus']}, {meta['empty_documents']:,} empty documents left out",
+        f"tokenizer   {prepared.tokenizer.name} with {prepared.tokenizer.n_vocab:,} ids, stored as {prepared.dtype}",
+        f"split       by {meta['split_by']}, {meta['val_fraction']:g} asked for",
+    ]
+    for split in SPLITS:
+        documents, size, tokens = (prepared.count(split, what) for what in ("documents", "bytes", "tokens"))
+        ratio = f", {size / tokens:.2f} bytes a token" if tokens else ""
+        lines.append(f"{split:<12}{documents:,} documents, {size:,} bytes, {tokens:,} tokens{ratio}")
+    return lines
+
+
+def document_lengths(prepared: Prepared, split: str) -> NDArray[np.int64]:
+    """Tokens of each document of a split, its end of text among them."""
+    starts = prepared.document_starts(split)
+    return np.diff(starts, append=prepared.count(split, "tokens"))
+
+
+def sample_windows(prepared: Prepared, count: int, context_length: int, seed: int) -> list[str]:
+    """The text of some windows drawn from the training split."""
+    grid = Grid(prepared.count("train", "tokens"), context_length)
+    chosen = np.random.default_rng(seed).choice(grid.count, min(count, grid.count), replace=False)
+    starts, lengths = grid.place(chosen, epoch=0)
+    _, targets = make_batch(prepared.stream("train"), starts, lengths, context_length, isolate=False)
+    return [prepared.tokenizer.decode(row) for row in targets.tolist()]
+
+
+def draw_lengths(lengths: dict[str, NDArray[np.int64]], picture: str | os.PathLike[str]) -> None:
+    """Draw how many documents have how many tokens, on logarithmic axes, as a PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    drawn = {split: values for split, values in lengths.items() if len(values)}
+    longest = max((int(values.max()) for values in drawn.values()), default=0)
+    if longest == 0:
+        raise InputError("there are no documents to draw")
+    bins = np.geomspace(1, longest + 1, 40)
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for (split, values), colour in zip(drawn.items(), ("#56B4E9", "#D55E00"), strict=False):
+        axes.hist(values, bins, color=colour, alpha=0.75, label=f"{split}: median {int(np.median(values)):,}")
+    axes.set(xscale="log", yscale="log", title="Length of documents")
+    axes.set(xlabel="tokens in a document", ylabel="documents")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    with atomic_write(picture, "wb") as file:
+        figure.savefig(file, format="png", dpi=120)
