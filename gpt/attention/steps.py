@@ -1,0 +1,157 @@
+"""The systems of the chapters on coding attention, in the order in which they build on one another.
+
+Each is the one before with a part added: scores without weights; weights to train; the causal mask; several
+heads. The last two, heads split from one projection and a projection fused from three, are compared with
+`gpt.attention.multi_head.MultiHeadAttention`, which the GPT uses. These are for reading; that one is for use.
+
+Shapes: B batch, T tokens, D width of a token (d_in), K width of a head (d_out), H heads.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from gpt.attention.dot_product import attend, causal_mask
+from gpt.errors import InputError
+
+
+def attention_scores(x: Tensor) -> Tensor:
+    """Dot product of every token with every other, no weights to train: (..., T, D) -> (..., T, T)."""
+    return x @ x.transpose(-2, -1)
+
+
+def attention_scores_by_loop(x: Tensor) -> Tensor:
+    """The same as `attention_scores`, one dot product after the other: (T, D) -> (T, T)."""
+    return torch.stack([torch.stack([torch.dot(query, key) for key in x]) for query in x])
+
+
+def normalise_by_sum(scores: Tensor) -> Tensor:
+    """Divide each row by its sum: (..., T) -> (..., T). Scores of either sign make poor weights."""
+    return scores / scores.sum(dim=-1, keepdim=True)
+
+
+def softmax_naive(scores: Tensor) -> Tensor:
+    """exp over the sum of exps: (..., T) -> (..., T). Large scores overflow, in torch.softmax they do not."""
+    return normalise_by_sum(torch.exp(scores))
+
+
+def context_vectors(weights: Tensor, x: Tensor) -> Tensor:
+    """The mean of the tokens under each row of weights: (..., T, T), (..., T, D) -> (..., T, D)."""
+    return weights @ x
+
+
+def mask_by_renormalising(weights: Tensor) -> Tensor:
+    """Zero the weights of later tokens and let the rest of each row sum to one again: (..., T, T) -> same."""
+    keep = torch.tril(torch.ones(weights.shape[-2:], device=weights.device))  # (T, T)
+    return normalise_by_sum(weights * keep)
+
+
+def mask_by_infinity(scores: Tensor) -> Tensor:
+    """Give later tokens a score of -inf, which a softmax turns into zero: (..., T, T) -> same."""
+    return scores.masked_fill(causal_mask(scores.shape[-1], scores.device), -torch.inf)
+
+
+class SelfAttention_v1(nn.Module):
+    """Self-attention with trainable weights, held as plain parameters."""
+
+    def __init__(self, d_in: int, d_out: int) -> None:
+        super().__init__()
+        self.W_query = nn.Parameter(torch.rand(d_in, d_out))
+        self.W_key = nn.Parameter(torch.rand(d_in, d_out))
+        self.W_value = nn.Parameter(torch.rand(d_in, d_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(T, D) -> (T, K)."""
+        context, _ = attend(x @ self.W_query, x @ self.W_key, x @ self.W_value)
+        return context
+
+
+class SelfAttention_v2(nn.Module):
+    """v1 with `nn.Linear` for its better initial weights, which it stores transposed."""
+
+    def __init__(self, d_in: int, d_out: int, qkv_bias: bool = False) -> None:
+        super().__init__()
+        self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
+        self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
+        self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(T, D) -> (T, K)."""
+        context, _ = attend(self.W_query(x), self.W_key(x), self.W_value(x))
+        return context
+
+
+class CausalAttention(SelfAttention_v2):
+    """v2 with a batch, a causal mask and dropout on the weights."""
+
+    mask: Tensor
+
+    def __init__(
+        self, d_in: int, d_out: int, context_length: int, dropout: float, qkv_bias: bool = False
+    ) -> None:
+        super().__init__(d_in, d_out, qkv_bias)
+        self.dropout = nn.Dropout(dropout)
+        self.register_buffer("mask", causal_mask(context_length))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, D) -> (B, T, K)."""
+        num_tokens = x.shape[1]
+        hidden = self.mask[:num_tokens, :num_tokens]  # (T, T)
+        context, _ = attend(self.W_query(x), self.W_key(x), self.W_value(x), hidden, self.dropout)
+        return context
+
+
+class MultiHeadAttentionWrapper(nn.Module):
+    """Several causal heads side by side, each with its own weights and its own mask."""
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        dropout: float,
+        num_heads: int,
+        qkv_bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(
+            CausalAttention(d_in, d_out, context_length, dropout, qkv_bias) for _ in range(num_heads)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, D) -> (B, T, H * K)."""
+        return torch.cat([head(x) for head in self.heads], dim=-1)
+
+
+def scores_of_heads(query: Tensor, key: Tensor) -> Tensor:
+    """All heads' scores in one batched matrix product: (B, H, T, K), (B, H, T, K) -> (B, H, T, T)."""
+    return query @ key.transpose(2, 3)
+
+
+class MultiHeadAttn(nn.Module):
+    """Multi-head attention with query, key and value fused in one projection, and no output projection.
+
+    Raises:
+        InputError: `n_heads` does not divide `n_embd`.
+    """
+
+    bias: Tensor
+
+    def __init__(self, n_embd: int, block_size: int, n_heads: int) -> None:
+        super().__init__()
+        if n_heads < 1 or n_embd % n_heads:
+            raise InputError(f"n_embd {n_embd} is not divisible by n_heads {n_heads}")
+        self.n_heads = n_heads
+        self.c_attn = nn.Linear(n_embd, 3 * n_embd)
+        # One where a query may look, the opposite of the other systems, as in the checkpoints of GPT-2.
+        visible = torch.tril(torch.ones(block_size, block_size))
+        self.register_buffer("bias", visible.view(1, 1, block_size, block_size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, H * K) -> (B, T, H * K)."""
+        num_tokens, n_embd = x.shape[1:]
+        query, key, value = (
+            part.unflatten(2, (self.n_heads, -1)).transpose(1, 2)  # (B, H, T, K)
+            for part in self.c_attn(x).split(n_embd, dim=2)  # (B, T, H * K) each
+        )
+        context, _ = attend(query, key, value, self.bias[:, :, :num_tokens, :num_tokens] == 0)
+        return context.transpose(1, 2).flatten(2)
