@@ -46,13 +46,15 @@ def find(path: str | os.PathLike[str] | None = None) -> Path:
     if path is None:
         runs = [file.parent.parent for file in RUNS.glob("*/checkpoints/*.ckpt")]
         if not runs:
-            raise InputError(f"no run with a checkpoint under {RUNS}/: train one with 'gpt fit' or name --checkpoint")
+            raise InputError(
+                f"no checkpoint under {RUNS}/: train a model with 'gpt fit' or name --checkpoint"
+            )
         path = max(runs, key=lambda run: run.stat().st_mtime)
     path = Path(path)
     if path.is_file() or (path / "config.json").is_file():
         return path
     if not path.exists():
-        raise InputError(f"no checkpoint at {path}, expected a .ckpt file, a run folder or an exported folder")
+        raise InputError(f"no checkpoint at {path}, expected a .ckpt file, a run or an exported folder")
     for name in ("best.ckpt", "last.ckpt"):
         if (path / "checkpoints" / name).is_file():
             return path / "checkpoints" / name
@@ -69,9 +71,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         saved = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise InputError(f"no checkpoint at {path}") from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, BadZipFile, ValueError, KeyError) as error:
-        first_line = str(error).strip().split("\n")[0] or type(error).__name__
-        raise InputError(f"{path} is not a checkpoint, or a broken one: {first_line}") from None
+    except (pickle.UnpicklingError, RuntimeError, EOFError, BadZipFile, ValueError, KeyError):
+        raise InputError(f"{path} is not a checkpoint, or a broken one") from None
     if not isinstance(saved, dict) or "gpt" not in saved or "state_dict" not in saved:
         raise InputError(f"{path} is not a checkpoint written by 'gpt fit'")
     return saved

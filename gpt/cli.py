@@ -9,7 +9,7 @@ from importlib import import_module
 from gpt.errors import InputError
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Command:
     """Where a command's code is, and the line that `gpt --help` has for it."""
 
@@ -18,13 +18,17 @@ class Command:
     purpose: str
 
 
-# A function's typed arguments are the command's options, its docstring their help. `fit` and `validate` belong
-# to LightningCLI, which parses for itself.
+# A function's typed arguments are the command's options, its docstring their help. `fit` and `validate`
+# belong to LightningCLI, which parses for itself.
 COMMANDS = {
-    "fit": Command(module="gpt.training.fit", function="main", purpose="train a model; the quick run by default"),
-    "validate": Command(module="gpt.training.fit", function="main", purpose="score a checkpoint as fit does"),
-    "prepare": Command(module="gpt.data.prepare", function="prepare", purpose="turn a corpus into token files"),
-    "generate": Command(module="gpt.generate", function="write", purpose="write text with a trained model"),
+    "fit": Command(
+        module="gpt.training.fit", function="main", purpose="train a model, the quick run by default"
+    ),
+    "validate": Command("gpt.training.fit", "main", "score a checkpoint as fit does"),
+    "prepare": Command(
+        module="gpt.data.prepare", function="prepare", purpose="turn a corpus into token files"
+    ),
+    "generate": Command("gpt.generate", "write", "write text with a trained model"),
 }
 LIGHTNING = ("fit", "validate")
 

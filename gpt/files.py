@@ -11,7 +11,7 @@ from typing import IO, Any
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a temporary file beside `path`; when the block ends well, flush it to disk and rename it to `path`.
+    """Open a temporary file beside `path`; when the block ends well, flush it and rename it to `path`.
 
     A rename within one folder is atomic (POSIX rename(2), `os.replace` on Windows), across file systems it is
     a copy: so the temporary file lies in the destination's own folder and never in `$TMPDIR`. If the block

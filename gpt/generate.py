@@ -159,7 +159,9 @@ def _check(
     tokens: Tensor, *, max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None
 ) -> None:
     if tokens.dim() != 2 or tokens.shape[1] == 0:
-        raise InputError(f"expected a prompt of at least one token, shape (samples, tokens), got {tuple(tokens.shape)}")
+        raise InputError(
+            f"expected a prompt of at least one token, shape (samples, tokens), got {tuple(tokens.shape)}"
+        )
     if max_new_tokens < 0:
         raise InputError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
     if not temperature >= 0:

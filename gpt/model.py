@@ -112,7 +112,9 @@ class GPT(nn.Module):
         """
         from safetensors.torch import save
 
-        weights = {name: tensor.contiguous() for name, tensor in self.state_dict().items() if name != "head.weight"}
+        state = self.state_dict()
+        del state["head.weight"]  # safetensors refuses to write a shared tensor twice
+        weights = {name: tensor.contiguous() for name, tensor in state.items()}
         with atomic_write(Path(path) / "model.safetensors", "wb") as file:
             file.write(save(weights, metadata={"format": "pt"}))
         write_json(Path(path) / "config.json", {"model_type": "minimal-gpt", **self.config.to_dict()})
@@ -173,7 +175,9 @@ class GPT(nn.Module):
             return
         if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.config.vocab_size:
             worst = int(tokens.min()) if int(tokens.min()) < 0 else int(tokens.max())
-            raise InputError(f"token id {worst} is outside the vocabulary of vocab_size {self.config.vocab_size}")
+            raise InputError(
+                f"token id {worst} is outside the vocabulary of vocab_size {self.config.vocab_size}"
+            )
 
     def _init_weights(self) -> None:
         residual_std = 0.02 / math.sqrt(2 * self.config.num_layers)
@@ -186,12 +190,12 @@ class GPT(nn.Module):
 
     def _share_mask(self) -> None:
         """One causal mask a model rather than one a layer."""
-        shared = self.blocks[0].attention.mask
-        for block in self.blocks:
-            block.attention.mask = shared
+        attentions = [module for module in self.modules() if isinstance(module, MultiHeadAttention)]
+        for attention in attentions:
+            attention.mask = attentions[0].mask
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """What `.to`, `.cuda` and their like call: they move each layer's mask alone, so share them anew."""
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._share_mask()
         return self

@@ -54,7 +54,7 @@ def describe(prepared: Prepared) -> list[str]:
     lines = [
         f"folder      {prepared.folder}",
         f"corpus      {meta['source']['corpus']}, {meta['empty_documents']:,} empty documents left out",
-        f"tokenizer   {prepared.tokenizer.name} with {prepared.tokenizer.n_vocab:,} ids, stored as {prepared.dtype}",
+        f"tokenizer   {meta['tokenizer']['name']}, {prepared.tokenizer.n_vocab:,} ids in {prepared.dtype}",
         f"split       by {meta['split_by']}, {meta['val_fraction']:g} asked for",
     ]
     for split in SPLITS:
@@ -80,21 +80,21 @@ def sample_windows(prepared: Prepared, count: int, context_length: int, seed: in
 
 
 def draw_lengths(lengths: dict[str, NDArray[np.int64]], picture: str | os.PathLike[str]) -> None:
-    """Draw how many documents have how many tokens, on logarithmic axes, as a PNG."""
+    """Draw how many documents have how many tokens, over a logarithmic axis, as a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     drawn = {split: values for split, values in lengths.items() if len(values)}
-    longest = max((int(values.max()) for values in drawn.values()), default=0)
-    if longest == 0:
+    if not drawn:
         raise InputError("there are no documents to draw")
-    bins = np.geomspace(1, longest + 1, 40)
+    every = np.concatenate(list(drawn.values()))
+    bins = np.geomspace(every.min(), every.max() + 1, 40).tolist()
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for (split, values), colour in zip(drawn.items(), ("#56B4E9", "#D55E00"), strict=False):
-        axes.hist(values, bins, color=colour, alpha=0.75, label=f"{split}: median {int(np.median(values)):,}")
-    axes.set(xscale="log", yscale="log", title="Length of documents")
+        axes.hist(values, bins, color=colour, label=f"{split}: median {int(np.median(values)):,}")
+    axes.set(xscale="log", title="Length of documents")
     axes.set(xlabel="tokens in a document", ylabel="documents")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

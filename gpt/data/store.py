@@ -24,6 +24,8 @@ from gpt.tokenizer import Tokenizer
 META = "meta.json"
 SPLITS = ("train", "val")
 FORMAT = 1
+_CHECKED_TOKENS = 1 << 22
+"""Tokens of a split whose ids are looked at when it is opened: milliseconds. `verify` covers them all."""
 INDEX_DTYPE = np.dtype("<i8")
 
 
@@ -101,7 +103,7 @@ class TokenStream:
 
 
 class Prepared:
-    """A prepared folder, opened: memory-mapped, nothing read but `meta.json`.
+    """A prepared folder, opened: memory-mapped, and checked as far as milliseconds allow.
 
     Args:
         folder: what `prepare` made.
@@ -138,16 +140,15 @@ class Prepared:
             raise InputError(
                 f"{self.folder / META} has dtype {self.dtype}, expected {token_dtype(self.tokenizer.n_vocab)}"
             )
-        if self.meta["largest_id"] >= self.tokenizer.n_vocab:
-            raise InputError(
-                f"{folder} holds id {self.meta['largest_id']}, "
-                f"outside the vocabulary of {self.tokenizer.n_vocab}"
-            )
+        self._check_ids(str(folder), self.meta["largest_id"])
         for name, recorded in self.meta["files"].items():
             path = self.folder / name
             size = path.stat().st_size if path.exists() else 0
             if size != recorded["bytes"]:
                 raise InputError(f"{path} has {size} bytes, expected {recorded['bytes']}; prepare it again")
+        for split in SPLITS:
+            for part in self.stream(split).parts[:1]:
+                self._check_ids(f"the {split} split of {folder}", int(part[:_CHECKED_TOKENS].max()))
 
     def stream(self, split: str) -> TokenStream:
         """The tokens of `train` or `val`."""
@@ -167,10 +168,10 @@ class Prepared:
         return int(self.meta["splits"][split][what])
 
     def verify(self) -> None:
-        """Read every file and compare its checksum and its largest id with those recorded.
+        """Read every file and compare its checksum with the one recorded.
 
         Raises:
-            InputError: a file was altered, or holds an id at or above the vocabulary; it names the file.
+            InputError: a file was altered; it names the file.
         """
         names = list(self.meta["files"])
         with ThreadPoolExecutor() as pool:
@@ -181,6 +182,13 @@ class Prepared:
                     raise InputError(
                         f"{self.folder / name} was altered: its checksum differs; prepare it again"
                     )
+
+    def _check_ids(self, where: str, largest: int) -> None:
+        if largest >= self.tokenizer.n_vocab:
+            raise InputError(
+                f"{where} has id {largest}, outside the vocabulary of {self.tokenizer.n_vocab}: "
+                "prepare it again"
+            )
 
     def _segments(self, split: str, what: str) -> list[Segment]:
         return [Segment(**segment) for segment in self.meta["splits"][split][what]]

@@ -99,8 +99,9 @@ class Grid:
 class Packed:
     """Windows of at most T targets that end where a document does, unless the document is longer than T.
 
-    Documents are taken in their order; one that does not fit in the rest of a window opens the next, and the
-    rest is padding. A document of more than T tokens fills what is left and goes on. Memory: 8 bytes a window.
+    Documents are taken in their order; one that does not fit in the rest of a window opens the next, and
+    the rest is padding. A document of more than T tokens fills what is left and goes on. Each window takes
+    8 bytes of memory.
 
     Args:
         document_starts: (documents,), ascending, the first 0.

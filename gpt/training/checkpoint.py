@@ -14,11 +14,13 @@ from gpt.files import atomic_write
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes beside the destination and renames.
 
-    Lightning's own writes into `$TMPDIR` and moves, which across file systems is a copy: a kill or a full disk
-    in the middle of it destroys the old file too.
+    Lightning's own writes into `$TMPDIR` and moves, which across file systems is a copy: a kill or a full
+    disk in the middle of it destroys the old file too.
     """
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+    ) -> None:
         """Write `checkpoint` to `path`, atomically."""
         with atomic_write(path, "wb") as file:
             torch.save(checkpoint, file)

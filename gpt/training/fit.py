@@ -7,8 +7,8 @@ Options come from, each overriding the one before: the defaults in the code, the
 import importlib.util
 import json
 import logging
-import sys
 import warnings
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 
+from gpt.checkpoint import read as read_checkpoint
 from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.files import atomic_write
@@ -31,7 +32,7 @@ class SaveConfig(SaveConfigCallback):
     """Writes the resolved options beside the run, not where the first logger happens to write."""
 
     def __init__(self, *args: Any, folder: Path, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs, save_to_log_dir=False)
+        super().__init__(*args, **{**kwargs, "save_to_log_dir": False})
         self.folder = folder
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -65,13 +66,18 @@ class TrainingCLI(LightningCLI):
             }
         )
 
+    def _parse_ckpt_path(self) -> None:
+        """Not what LightningCLI does, which lets a checkpoint's options win over the command line's."""
+
     def before_instantiate_classes(self) -> None:
         """Choose the run's folder, and the precision that pays off on this machine."""
         options = self.config[self.subcommand]
         self.folder = new_folder(options.get("run") or "run")
         options.trainer.default_root_dir = str(self.folder)
         if options.trainer.precision is None:
-            options.trainer.precision = "bf16-mixed" if bfloat16_is_fast(options.trainer.accelerator) else "32-true"
+            options.trainer.precision = (
+                "bf16-mixed" if bfloat16_is_fast(options.trainer.accelerator) else "32-true"
+            )
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the run's loggers, callbacks and checkpoints to what the options ask for."""
@@ -89,10 +95,18 @@ class TrainingCLI(LightningCLI):
         ]
         loggers: list[Logger] = [MetricsCSV(self.folder)]
         if importlib.util.find_spec("tensorboard"):
-            loggers.append(TensorBoardLogger(self.folder, name="tensorboard", version="", default_hp_metric=False))
+            loggers.append(
+                TensorBoardLogger(self.folder, name="tensorboard", version="", default_hp_metric=False)
+            )
         self.save_config_kwargs = {"folder": self.folder}
         extra = [*(self._get(self.config_init, "trainer").get("callbacks") or []), *callbacks]
         return super().instantiate_trainer(callbacks=extra, logger=loggers, plugins=[AtomicCheckpointIO()])
+
+    def before_fit(self) -> None:
+        """Find out what is wrong with the data before a folder is made for the run."""
+        self.datamodule.prepare_data()
+        self.datamodule.setup("fit")
+        self.datamodule.train_dataloader()
 
     def after_fit(self) -> None:
         """Score the last step, if validation has not, and say how it ended and what to do next."""
@@ -118,7 +132,7 @@ def bfloat16_is_fast(accelerator: str | Any) -> bool:
     if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if accelerator in ("auto", "cpu"):
-        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
     return False
 
 
@@ -130,7 +144,7 @@ def main(args: list[str]) -> None:
     """
     quiet()
     if not any(argument.split("=")[0] in ("-c", "--config", "-h", "--help") for argument in args):
-        args = [args[0], "--config", str(shipped("configs") / "quick.yaml"), *args[1:]]
+        args = [args[0], "--config", str(default_config(args)), *args[1:]]
     TrainingCLI(
         LanguageModel,
         TokenData,
@@ -138,9 +152,29 @@ def main(args: list[str]) -> None:
         seed_everything_default=1337,
         auto_configure_optimizers=False,
         load_from_checkpoint_support=False,
-        parser_kwargs={"exit_on_error": False, **{name: {"exit_on_error": False} for name in ("fit", "validate")}},
+        parser_kwargs={
+            "exit_on_error": False,
+            **{name: {"exit_on_error": False} for name in ("fit", "validate")},
+        },
         args=args,
     )
+
+
+def default_config(args: list[str]) -> Path:
+    """The options of the run whose checkpoint is named, else the quick run's.
+
+    Raises:
+        InputError: the checkpoint is not one, or its run's config.yaml is gone.
+    """
+    named = [value for name, value in pairwise(args) if name == "--ckpt_path"]
+    named += [argument.split("=", 1)[1] for argument in args if argument.startswith("--ckpt_path=")]
+    if not named:
+        return shipped("configs") / "quick.yaml"
+    read_checkpoint(named[-1])
+    config = Path(named[-1]).parents[1] / "config.yaml"
+    if not config.is_file():
+        raise InputError(f"{config} is missing: name the options of that run with --config")
+    return config
 
 
 def shipped(folder: str) -> Path:
@@ -154,6 +188,7 @@ def quiet() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
     for message in (
+        ".*treespec, LeafSpec.*",
         ".*does not have many workers.*",  # the loader reads a memory map: workers would only copy
         ".*LightningCLI's args parameter.*",
         ".*Checkpoint directory .* exists and is not empty.*",

@@ -43,7 +43,9 @@ class LanguageModel(LightningModule):
         """Cross-entropy in nats of the targets y (B, T) after the tokens x (B, T)."""
         x, y = batch[:2]
         logits = self.model(x)  # (B, T, V)
-        return F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), ignore_index=IGNORE, reduction=reduction)
+        return F.cross_entropy(
+            logits.flatten(0, 1).float(), y.flatten(), ignore_index=IGNORE, reduction=reduction
+        )
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         """The mean loss of a batch in nats per token."""
@@ -71,7 +73,7 @@ class LanguageModel(LightningModule):
             metrics["val_bits_per_byte"] = nats / math.log(2) / val_bytes
         self.log_dict(metrics, logger=False, rank_zero_only=False)
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> Any:
         """The optimizer, and its schedule stepped once an update."""
         optimizer = build_optimizer(self.model, self.optimizer_config)
         recipe, total_steps = self.optimizer_config, self.total_steps()

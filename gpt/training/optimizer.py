@@ -25,9 +25,9 @@ class OptimizerConfig:
     """
 
     name: Literal["muon", "adamw"] = "muon"
-    """muon: Muon for the blocks' matrices, AdamW for embeddings, norms and biases. adamw: AdamW for all."""
+    """muon: Muon for the blocks' matrices, AdamW for the other weights. adamw: AdamW for all."""
     lr: float = 5e-3
-    """Peak learning rate of the blocks' matrices. Muon's is on AdamW's scale (Liu et al. 2025, section 2.2)."""
+    """Peak learning rate of the blocks' matrices. Muon's is on the same scale (Liu et al. 2025, section 2.2)."""
     rest_lr: float | None = None
     """Peak learning rate of everything else; None takes `lr`."""
     weight_decay: float = 0.0
@@ -99,7 +99,9 @@ class StackedMuon(Muon):
         torch._foreach_add_(parameters, list(updates.to(parameters[0].dtype)), alpha=-group["lr"] * scale)
 
 
-def orthogonalise(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+def orthogonalise(
+    matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
+) -> Tensor:
     """The nearest semi-orthogonal matrix of each, roughly: (N, R, C) -> (N, R, C) in bfloat16.
 
     A quintic Newton-Schulz iteration pulls the singular values towards one (Jordan et al. 2024, "Muon: An
@@ -127,9 +129,17 @@ class CombinedOptimizer(Optimizer):
     def __init__(self, *parts: Optimizer) -> None:
         self.parts = parts
         super().__init__([group for part in parts for group in part.param_groups], defaults={})
-        self._share()
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    @property
+    def state(self) -> Any:
+        """The parts' state by parameter, to read: the parts keep it."""
+        return {parameter: state for part in self.parts for parameter, state in part.state.items()}
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        """What the base class does when it starts, with nothing in it."""
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step every part; `closure`, if given, is called once, first, for the loss."""
         loss = None
         if closure is not None:
@@ -147,21 +157,16 @@ class CombinedOptimizer(Optimizer):
         """The inverse of `state_dict`."""
         for part, state in zip(self.parts, state_dict["parts"], strict=True):
             part.load_state_dict(state)
-        self._share()
-
-    def _share(self) -> None:
-        """Point to the parts' groups and state, which loading replaces."""
+        # Loading gives a part new groups.
         self.param_groups = [group for part in self.parts for group in part.param_groups]
-        self.state = defaultdict(dict)
-        for part in self.parts:
-            self.state.update(part.state)
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """The optimizer for a GPT's weights: its blocks' matrices in one group, all else in another."""
     named = dict(model.named_parameters())  # the tied head counts once
-    matrices = [weight for name, weight in named.items() if name.startswith("blocks.") and weight.dim() == 2]
-    others = [weight for name, weight in named.items() if not (name.startswith("blocks.") and weight.dim() == 2)]
+    is_matrix = {name: name.startswith("blocks.") and weight.dim() == 2 for name, weight in named.items()}
+    matrices = [weight for name, weight in named.items() if is_matrix[name]]
+    others = [weight for name, weight in named.items() if not is_matrix[name]]
     rest_lr = config.lr if config.rest_lr is None else config.rest_lr
     adamw_group = {"params": others, "lr": rest_lr, "weight_decay": 0.0}
     if config.name == "adamw":

@@ -1,11 +1,11 @@
 """A run's folder, and what is written into it while training goes on.
 
-    runs/NAME/config.yaml       every option, resolved
-              checkpoints/      best.ckpt, last.ckpt
-              metrics.csv       a row a logging interval or validation
-              loss.png          the same as a picture
-              samples.txt       a text at each validation
-              summary.json      how it ended
+runs/NAME/config.yaml       every option, resolved
+          checkpoints/      best.ckpt, last.ckpt
+          metrics.csv       a row a logging interval or validation
+          loss.png          the same as a picture
+          samples.txt       a text at each validation
+          summary.json      how it ended
 """
 
 import csv
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers.logger import Logger
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only
 
 from gpt import plot
 from gpt.files import atomic_write, write_json
@@ -77,7 +77,9 @@ class MetricsCSV(Logger):
 
     @rank_zero_only
     def save(self) -> None:
-        """Write all rows."""
+        """Write all rows, once there is one: a run that never began leaves nothing behind."""
+        if not self.rows:
+            return
         with atomic_write(self.path) as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()
@@ -134,7 +136,7 @@ class Meter(Callback):
         """Log what validation found, and draw the curve."""
         names = [name for name in COLUMNS if name.startswith("val_") and name in trainer.callback_metrics]
         self.last_validation = {name: float(trainer.callback_metrics[name]) for name in names}
-        if not trainer.state.fn == "fit":
+        if trainer.state.fn != "fit":
             return
         self.validated_at = trainer.global_step
         self._log(trainer, **self.last_validation)

@@ -1,0 +1,46 @@
+"""What every test shares: a tiny model, a text of its own, and a cache that is thrown away."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt import GPT, GPTConfig
+
+TINY = GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=4, num_layers=2)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _throwaway_cache(tmp_path_factory: pytest.TempPathFactory):
+    """Prepared data of the tests goes into a folder of their own, shared by the tests of one process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def config() -> GPTConfig:
+    return TINY
+
+
+@pytest.fixture
+def model(config: GPTConfig) -> GPT:
+    return GPT(config).eval()
+
+
+@pytest.fixture
+def tokens(config: GPTConfig) -> torch.Tensor:
+    return torch.randint(0, config.vocab_size, (3, config.context_length))
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    """A small text that a tiny model can learn something of."""
+    path = tmp_path / "text.txt"
+    path.write_text("The quick brown fox jumps over the lazy dog — naïvely.\n" * 200, encoding="utf-8")
+    return path

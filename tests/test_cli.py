@@ -1,0 +1,104 @@
+import subprocess
+import sys
+import time
+
+import pytest
+
+from gpt.cli import COMMANDS, main
+
+
+def test_help_lists_every_command(capsys):
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n  {name} " in out for name in COMMANDS)
+
+
+def test_help_is_quick_and_imports_nothing_heavy():
+    code = (
+        "import sys, gpt, gpt.cli; gpt.cli.main(['--help']);"
+        "heavy = {'torch', 'lightning', 'datasets', 'numpy', 'matplotlib', 'jsonargparse'} & set(sys.modules);"
+        "assert not heavy, heavy"
+    )
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "pass"], check=True)
+    interpreter = time.perf_counter() - started
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+    assert time.perf_counter() - started - interpreter < 0.5
+
+
+def test_the_package_loads_neither_lightning_nor_datasets():
+    code = (
+        "import sys; from gpt import GPT, GPTConfig, MultiHeadAttention, Tokenizer, generate;"
+        "import gpt.generate; from gpt import generate; assert callable(generate);"
+        "heavy = {'lightning', 'datasets', 'transformers', 'matplotlib'} & set(sys.modules);"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"fit", "validate"}))
+def test_each_command_has_help_with_an_example(command, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main([command, "--help"])
+    assert exit_.value.code == 0
+    out = capsys.readouterr().out
+    assert f"usage: gpt {command}" in out
+    assert f"gpt {command} " in out.split("\n\n", 1)[1]
+
+
+BAD = {
+    "unknown command": (["frobnicate"], "frobnicate"),
+    "unknown option": (["generate", "--promt", "x"], "promt"),
+    "value of another type": (["generate", "--max_new_tokens", "many"], "max_new_tokens"),
+    "no run yet": (["generate"], "gpt fit"),
+    "no such checkpoint": (["generate", "--checkpoint", "nope.ckpt"], "nope.ckpt"),
+    "checkpoint that is not one": (["generate", "--checkpoint", "junk"], "junk"),
+    "a torch file of something else": (["generate", "--checkpoint", "other.pt"], "other.pt"),
+    "resumed from what is not a checkpoint": (["fit", "--ckpt_path", "junk"], "junk"),
+    "validated what is not a checkpoint": (["validate", "--ckpt_path", "junk"], "junk"),
+    "missing corpus": (["fit", "--data.corpus", "nope.txt"], "nope.txt"),
+    "empty corpus": (["fit", "--data.corpus", "empty.txt"], "empty.txt"),
+    "text shorter than the context": (["fit", "--data.corpus", "short.txt"], "128"),
+    "missing config": (["fit", "--config", "nope.yaml"], "nope.yaml"),
+    "wrong config key": (["fit", "--config", "bad.yaml"], "confg"),
+    "config that is not YAML": (["fit", "--config", "worse.yaml"], "config"),
+    "heads that do not divide": (["fit", "--model.config.num_heads", "5"], "num_heads 5"),
+    "negative rate": (["fit", "--model.optimizer.lr", "-1"], "lr"),
+    "unwritable folder": (["fit", "--data.corpus", "text.txt", "--run", "../occupied/x"], "occupied"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "named"), BAD.values(), ids=BAD.keys())
+def test_bad_input_is_one_line_and_status_2(arguments, named, tmp_path, monkeypatch, capfd, text_file):
+    import torch
+
+    monkeypatch.chdir(tmp_path)
+    for name, text in {
+        "junk": "no checkpoint",
+        "empty.txt": "",
+        "short.txt": "too short",
+        "bad.yaml": "model:\n  confg: 1\n",
+        "worse.yaml": "model: [",
+        "occupied": "a file where a folder would be",
+    }.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    torch.save({"weights": torch.zeros(1)}, tmp_path / "other.pt")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert main(arguments) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith(f"gpt {arguments[0]}: ")
+    assert err.count("\n") == 1, err
+    assert named in err
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+
+
+def test_a_reader_that_leaves_is_no_error(tmp_path):
+    """`gpt ... | head -1` closes the pipe early."""
+    code = "import sys; from gpt.cli import main; sys.exit(main(['--help']))"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert b"Traceback" not in process.stderr.read()
+    process.wait()
+    process.stderr.close()

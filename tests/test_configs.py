@@ -1,0 +1,42 @@
+"""Every file in configs/ parses and builds."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from gpt import GPTConfig
+from gpt.training.module import LanguageModel
+from gpt.training.optimizer import OptimizerConfig
+
+CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_config_parses_and_builds(path, monkeypatch, tmp_path):
+    from gpt.training.fit import parse
+
+    monkeypatch.chdir(tmp_path)
+    options = parse(["fit", "--config", str(path)])
+    config = GPTConfig(**options.model.config.as_dict())
+    with torch.device("meta"):
+        module = LanguageModel(config, OptimizerConfig(**options.model.optimizer.as_dict()))
+    assert module.model.num_parameters() > 0
+    assert options.data.vocab_size == config.vocab_size
+    assert options.data.context_length == config.context_length
+    assert options.run == path.stem
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", GPTConfig.names())
+def test_the_named_sizes_have_configs_of_the_same_shape(name):
+    values = yaml.safe_load((CONFIGS[0].parent / f"{name}.yaml").read_text(encoding="utf-8"))
+    assert GPTConfig(**values["model"]["config"]) == GPTConfig.from_name(name)
+
+
+@pytest.mark.parametrize("name", GPTConfig.names())
+def test_a_batch_of_the_named_sizes_is_half_a_million_tokens(name):
+    values = yaml.safe_load((CONFIGS[0].parent / f"{name}.yaml").read_text(encoding="utf-8"))
+    windows = values["data"]["batch_size"] * values["trainer"]["accumulate_grad_batches"]
+    assert windows * values["model"]["config"]["context_length"] == 480 * 1024

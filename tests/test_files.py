@@ -1,0 +1,60 @@
+import json
+import os
+import stat
+
+import pytest
+
+from gpt.files import atomic_write, write_json
+
+
+def test_text_is_utf8_and_arrives_whole(tmp_path):
+    with atomic_write(tmp_path / "new" / "a.txt") as file:
+        file.write("caf\u00e9")
+        assert not (tmp_path / "new" / "a.txt").exists()
+    assert (tmp_path / "new" / "a.txt").read_bytes() == "caf\u00e9".encode()
+
+
+def test_bytes(tmp_path):
+    with atomic_write(tmp_path / "a.bin", "wb") as file:
+        file.write(b"\x00\xff")
+    assert (tmp_path / "a.bin").read_bytes() == b"\x00\xff"
+
+
+@pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt, OSError])
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, failure):
+    path = tmp_path / "a.txt"
+    path.write_text("old", encoding="utf-8")
+    with pytest.raises(failure), atomic_write(path) as file:
+        file.write("half of the new")
+        raise failure
+    assert path.read_text(encoding="utf-8") == "old"
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt"
+    path.write_text("old", encoding="utf-8")
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"), atomic_write(path) as file:
+        file.write("new")
+    assert path.read_text(encoding="utf-8") == "old"
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX permissions")
+def test_permissions_are_those_of_a_plain_open(tmp_path):
+    (tmp_path / "plain").write_text("", encoding="utf-8")
+    with atomic_write(tmp_path / "atomic"):
+        pass
+    plain, atomic = (stat.S_IMODE(os.stat(tmp_path / name).st_mode) for name in ("plain", "atomic"))
+    assert plain == atomic
+
+
+def test_json(tmp_path):
+    write_json(tmp_path / "a.json", {"name": "caf\u00e9", "n": [1, 2]})
+    assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == {"name": "caf\u00e9", "n": [1, 2]}
+    assert "caf\u00e9" in (tmp_path / "a.json").read_text(encoding="utf-8")

@@ -1,0 +1,192 @@
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from gpt import GPT, GPTConfig
+from gpt.errors import InputError
+from gpt.model import FeedForward
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("gpt2-small", 124_439_808),
+        ("gpt2-medium", 354_823_168),
+        ("gpt2-large", 774_030_080),
+        ("gpt2-xl", 1_557_611_200),
+    ],
+)
+def test_parameter_counts_of_the_named_sizes(name, count):
+    with torch.device("meta"):
+        model = GPT(GPTConfig.from_name(name))
+    assert model.num_parameters() == count
+
+
+def test_the_head_is_the_token_embedding(model):
+    assert model.head.weight is model.token_embedding.weight
+    assert copy.deepcopy(model).head.weight.data_ptr() != model.head.weight.data_ptr()
+    clone = pickle.loads(pickle.dumps(model))
+    assert clone.head.weight is clone.token_embedding.weight
+
+
+def test_initial_weights_have_gpt2s_deviations():
+    model = GPT(GPTConfig(vocab_size=2000, context_length=64, emb_dim=256, num_heads=4, num_layers=8))
+    block = model.blocks[3]
+    assert model.token_embedding.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert block.feed_forward.up.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    for weight in (block.attention.out_proj.weight, block.feed_forward.down.weight):
+        assert weight.std().item() == pytest.approx(0.02 / math.sqrt(16), rel=0.05)
+    assert all(not bias.any() for name, bias in model.named_parameters() if name.endswith("bias"))
+
+
+def test_a_future_token_changes_no_earlier_logit(model, tokens):
+    before = model(tokens)
+    for position in range(1, tokens.shape[1]):
+        changed = tokens.clone()
+        changed[:, position] = (changed[:, position] + 1) % model.config.vocab_size
+        after = model(changed)
+        assert torch.equal(after[:, :position], before[:, :position])
+        assert not torch.allclose(after[:, position], before[:, position])
+
+
+def test_logits_and_loss_equal_those_of_transformers():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPTConfig(vocab_size=211, context_length=24, emb_dim=48, num_heads=3, num_layers=3)
+    model = GPT(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    reference = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=211,
+            n_positions=24,
+            n_embd=48,
+            n_head=3,
+            n_layer=3,
+            attn_pdrop=0.0,
+            embd_pdrop=0.0,
+            resid_pdrop=0.0,
+        )
+    ).eval()
+    theirs = reference.transformer
+    pairs = [
+        (theirs.wte.weight, model.token_embedding.weight),
+        (theirs.wpe.weight, model.position_embedding.weight),
+        (theirs.ln_f.weight, model.final_norm.weight),
+        (theirs.ln_f.bias, model.final_norm.bias),
+    ]
+    for their_block, block in zip(theirs.h, model.blocks, strict=True):
+        attention, feed_forward = block.attention, block.feed_forward
+        projections = (attention.W_query, attention.W_key, attention.W_value)
+        pairs += [
+            (their_block.ln_1.weight, block.attention_norm.weight),
+            (their_block.ln_1.bias, block.attention_norm.bias),
+            (their_block.attn.c_attn.weight, torch.cat([p.weight for p in projections]).T),
+            (their_block.attn.c_attn.bias, torch.cat([p.bias for p in projections])),
+            (their_block.attn.c_proj.weight, attention.out_proj.weight.T),
+            (their_block.attn.c_proj.bias, attention.out_proj.bias),
+            (their_block.ln_2.weight, block.feed_forward_norm.weight),
+            (their_block.ln_2.bias, block.feed_forward_norm.bias),
+            (their_block.mlp.c_fc.weight, feed_forward.up.weight.T),
+            (their_block.mlp.c_fc.bias, feed_forward.up.bias),
+            (their_block.mlp.c_proj.weight, feed_forward.down.weight.T),
+            (their_block.mlp.c_proj.bias, feed_forward.down.bias),
+        ]
+    with torch.no_grad():
+        for to, source in pairs:
+            to.copy_(source)
+    tokens = torch.randint(0, 211, (2, 24))
+    expected = reference(tokens, labels=tokens)
+    logits = model(tokens)
+    torch.testing.assert_close(logits, expected.logits, atol=1e-4, rtol=0)
+    loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    torch.testing.assert_close(loss, expected.loss, atol=1e-5, rtol=0)
+
+
+def test_feed_forward_is_the_formula(config):
+    layer = FeedForward(config)
+    x = torch.randn(2, 3, config.emb_dim)
+    inside = x @ layer.up.weight.T + layer.up.bias
+    inside = 0.5 * inside * (1 + torch.tanh(math.sqrt(2 / math.pi) * (inside + 0.044715 * inside**3)))
+    torch.testing.assert_close(layer(x), inside @ layer.down.weight.T + layer.down.bias)
+
+
+def test_one_batch_is_overfitted(config):
+    model = GPT(config)
+    tokens = torch.randint(0, config.vocab_size, (4, config.context_length + 1))
+    x, y = tokens[:, :-1], tokens[:, 1:]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(150):
+        loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.05
+    assert (model(x).argmax(dim=-1) == y).float().mean() > 0.99
+
+
+def test_dropout_acts_in_training_alone(tokens, config):
+    model = GPT(GPTConfig.from_dict({**config.to_dict(), "dropout": 0.5}))
+    assert not torch.equal(model(tokens), model(tokens))
+    model.eval()
+    assert torch.equal(model(tokens), model(tokens))
+
+
+def test_one_mask_a_model(model):
+    for device in ("cpu", "meta"):
+        model.to(device)
+        masks = {id(block.attention.mask) for block in model.blocks}
+        assert len(masks) == 1
+        assert model.blocks[0].attention.mask.device.type == device
+        assert model.blocks[0].attention.mask.dtype == torch.bool
+    assert not any("mask" in name for name in model.state_dict())
+
+
+def test_too_many_tokens_are_refused(model):
+    with pytest.raises(InputError, match=r"17 .*context_length 16"):
+        model(torch.zeros(1, 17, dtype=torch.long))
+
+
+@pytest.mark.parametrize("bad", [300, -1])
+def test_an_id_outside_the_vocabulary_is_refused(model, tokens, bad):
+    tokens[1, 2] = bad
+    with pytest.raises(InputError, match=rf"{bad} .*vocab_size 300"):
+        model(tokens)
+
+
+def test_tokens_of_another_rank_are_refused(model):
+    with pytest.raises(InputError, match=r"\(16,\)"):
+        model(torch.zeros(16, dtype=torch.long))
+
+
+def test_saved_and_read_again(model, tokens, tmp_path):
+    model.save_pretrained(tmp_path / "exported")
+    clone = GPT.from_pretrained(tmp_path / "exported")
+    assert clone.config == model.config
+    assert clone.head.weight is clone.token_embedding.weight
+    assert torch.equal(clone(tokens), model(tokens))
+
+
+def test_what_is_no_export_is_refused(model, tmp_path):
+    with pytest.raises(InputError, match=r"config\.json is missing"):
+        GPT.from_pretrained(tmp_path)
+    model.save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    with pytest.raises(InputError, match=str(tmp_path)):
+        GPT.from_pretrained(tmp_path)
+
+
+def test_weights_that_do_not_fit_are_named(model, config):
+    weights = dict(model.state_dict())
+    del weights["head.weight"]
+    with pytest.raises(InputError, match=r"blocks\.1\.attention\.W_key\.weight.*\(32, 32\)"):
+        GPT.from_weights(config, {k: v for k, v in weights.items() if k != "blocks.1.attention.W_key.weight"})
+    with pytest.raises(InputError, match=r"final_norm\.bias has shape \(31,\), expected \(32,\)"):
+        GPT.from_weights(config, {**weights, "final_norm.bias": torch.zeros(31)})
+    with pytest.raises(InputError, match="extra"):
+        GPT.from_weights(config, {**weights, "extra": torch.zeros(1)})

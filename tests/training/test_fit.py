@@ -1,0 +1,150 @@
+"""Whole runs of `gpt fit`, tiny ones."""
+
+import csv
+import json
+import math
+
+import pytest
+import torch
+import yaml
+from torch.nn import functional as F
+
+from gpt import Tokenizer
+from gpt.checkpoint import load, read
+from gpt.cli import main
+from gpt.data.store import Prepared
+
+FAST = [
+    *("--model.config.vocab_size", "300", "--model.config.context_length", "16"),
+    *("--model.config.emb_dim", "32", "--model.config.num_heads", "2", "--model.config.num_layers", "1"),
+    *("--data.batch_size", "8", "--log_every", "5", "--trainer.accelerator", "cpu"),
+    *("--trainer.precision", "32-true"),
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of one finished run."""
+    folder = tmp_path_factory.mktemp("fit")
+    (folder / "text.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 300, encoding="utf-8")
+    steps = ["--trainer.max_steps", "65", "--trainer.val_check_interval", "20", "--checkpoint_every", "10"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["fit", "--data.corpus", "text.txt", "--run", "tiny", *FAST, *steps]) == 0
+    return folder / "runs" / "tiny"
+
+
+def test_a_run_leaves_what_the_readme_says(run):
+    files = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
+    assert {
+        "config.yaml",
+        "metrics.csv",
+        "loss.png",
+        "samples.txt",
+        "summary.json",
+        "checkpoints/best.ckpt",
+        "checkpoints/last.ckpt",
+    } <= files
+    assert not [name for name in files if name.endswith(".tmp")]
+    assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert (run / "samples.txt").read_text(encoding="utf-8").count("--- step") == 4
+
+
+def test_the_summary_is_complete_and_true(run):
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    assert set(summary) == {
+        "val_bits_per_byte",
+        "val_loss",
+        "train_seconds",
+        "steps",
+        "tokens",
+        "tokens_per_second",
+        "peak_memory_bytes",
+        "parameters",
+        "device",
+        "precision",
+    }
+    assert summary["steps"] == 65
+    assert summary["tokens"] == 65 * 8 * 16
+    assert summary["device"] == "cpu"
+    assert summary["parameters"] == load(run)[0].num_parameters()
+    assert 0 < summary["val_bits_per_byte"] < 8
+    assert summary["train_seconds"] > 0
+
+
+def test_held_out_loss_and_bits_per_byte_are_those_of_the_text(run):
+    """Against one pass over the validation tokens, window by window, written out here."""
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    data = config["data"]
+    from gpt.data.prepare import prepared_folder
+
+    prepared = Prepared(
+        prepared_folder(str(run.parents[1] / "text.txt"), vocab_size=300, val_fraction=data["val_fraction"])
+    )
+    tokens = prepared.stream("val").read(0, prepared.count("val", "tokens")).astype("int64")
+    tokenizer = Tokenizer("gpt2", 300)
+    model, _ = load(run / "checkpoints" / "last.ckpt")
+    ids = torch.tensor([tokenizer.eot, *tokens.tolist()])
+    nats = 0.0
+    with torch.no_grad():
+        for start in range(0, len(ids) - 1, 16):
+            x, y = ids[start : start + 16][: len(ids) - 1 - start], ids[start + 1 : start + 17]
+            nats += F.cross_entropy(model(x[None])[0], y, reduction="sum").item()
+    text_bytes = len(tokenizer.decode([i for i in tokens.tolist() if i != tokenizer.eot]).encode())
+    assert summary["val_loss"] == pytest.approx(nats / len(tokens), rel=1e-4)
+    assert summary["val_bits_per_byte"] == pytest.approx(nats / math.log(2) / text_bytes, rel=1e-4)
+
+
+def test_metrics_have_a_row_an_interval_and_learn_something(run):
+    rows = list(csv.DictReader((run / "metrics.csv").open(encoding="utf-8", newline="")))
+    train = [row for row in rows if row["train_loss"]]
+    assert [int(row["step"]) for row in train] == list(range(5, 70, 5))
+    assert [int(row["step"]) for row in rows if row["val_loss"]] == [20, 40, 60, 65]
+    assert float(train[-1]["train_loss"]) < float(train[0]["train_loss"]) - 1
+    assert all(float(row["tokens"]) == int(row["step"]) * 8 * 16 for row in train)
+    rates = [float(row["learning_rate"]) for row in train]
+    assert rates[-1] < max(rates)
+
+
+def test_last_is_the_last_step_and_best_the_best(run):
+    assert read(run / "checkpoints" / "last.ckpt")["global_step"] == 65
+    assert read(run / "checkpoints" / "best.ckpt")["global_step"] in (20, 40, 60)
+
+
+def test_a_checkpoint_reloaded_gives_the_same_logits(run, tmp_path):
+    model, tokenizer = load(run / "checkpoints" / "last.ckpt")
+    assert tokenizer.n_vocab == 300
+    tokens = torch.randint(0, 300, (2, 16))
+    model.save_pretrained(tmp_path)
+    assert torch.equal(load(tmp_path)[0](tokens), model(tokens))
+    raw = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    assert torch.equal(raw["model.final_norm.weight"], model.final_norm.weight)
+
+
+def test_a_second_run_of_the_name_overwrites_nothing(run, monkeypatch):
+    monkeypatch.chdir(run.parents[1])
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+    config = ["--config", str(run / "config.yaml"), "--trainer.max_steps", "2"]
+    assert main(["fit", *config]) == 0
+    assert (run.parent / "tiny-2" / "summary.json").is_file()
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_validate_scores_a_checkpoint(run, monkeypatch, capsys):
+    monkeypatch.chdir(run.parents[1])
+    assert main(["validate", "--ckpt_path", str(run / "checkpoints" / "last.ckpt")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    assert found["val_bits_per_byte"] == pytest.approx(summary["val_bits_per_byte"], rel=1e-5)
+
+
+def test_generate_from_the_newest_run(run, monkeypatch, capsys):
+    monkeypatch.chdir(run.parents[1])
+    arguments = ["generate", "--prompt", "The quick", "--seed", "3", "--max_new_tokens", "20"]
+    assert main(arguments) == 0
+    first = capsys.readouterr().out
+    assert first.startswith("The quick")
+    assert len(first) > len("The quick\n")
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == first

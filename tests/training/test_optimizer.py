@@ -1,0 +1,112 @@
+import copy
+
+import pytest
+import torch
+from torch.optim import AdamW, Muon
+from torch.optim.lr_scheduler import LambdaLR
+
+from gpt import GPT
+from gpt.errors import InputError
+from gpt.training.optimizer import CombinedOptimizer, OptimizerConfig, StackedMuon, build_optimizer
+
+
+def fill_gradients(model, seed):
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+
+
+def test_stacked_muon_is_torchs_muon():
+    shapes = [(8, 8), (8, 8), (32, 8), (8, 32), (8, 8)]
+    ours = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    theirs = copy.deepcopy(ours)
+    options = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9, "adjust_lr_fn": "match_rms_adamw"}
+    optimizers = StackedMuon(ours, **options), Muon(theirs, **options)
+    for _ in range(5):
+        for mine, other in zip(ours, theirs, strict=True):
+            mine.grad = torch.randn_like(mine)
+            other.grad = mine.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    for mine, other in zip(ours, theirs, strict=True):
+        # Newton-Schulz runs in bfloat16, whose products round in another order when they are batched.
+        torch.testing.assert_close(mine, other, atol=2e-3, rtol=0)
+
+
+def test_a_parameter_without_gradient_stays():
+    first, second = (torch.nn.Parameter(torch.randn(4, 4)) for _ in range(2))
+    before = second.detach().clone()
+    first.grad = torch.randn(4, 4)
+    StackedMuon([first, second], lr=0.1).step()
+    assert torch.equal(second, before)
+
+
+def test_the_combined_optimizer_equals_its_parts_stepped_separately(config):
+    model = GPT(config)
+    reference = copy.deepcopy(model)
+    recipe = OptimizerConfig(lr=0.01, rest_lr=0.002, weight_decay=0.1)
+    combined = build_optimizer(model, recipe)
+    matrices = [p for n, p in reference.named_parameters() if n.startswith("blocks.") and p.dim() == 2]
+    others = [p for n, p in reference.named_parameters() if not (n.startswith("blocks.") and p.dim() == 2)]
+    muon = StackedMuon(matrices, lr=0.01, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    adamw = AdamW(others, lr=0.002, weight_decay=0.0, betas=(0.9, 0.95), fused=True)
+    for step in range(4):
+        fill_gradients(model, step)
+        fill_gradients(reference, step)
+        combined.step()
+        muon.step()
+        adamw.step()
+    for (name, mine), other in zip(model.named_parameters(), reference.parameters(), strict=True):
+        assert torch.equal(mine, other), name
+
+
+def test_only_the_blocks_matrices_decay_and_every_weight_is_stepped(config):
+    model = GPT(config)
+    for name in ("muon", "adamw"):
+        optimizer = build_optimizer(model, OptimizerConfig(name=name, weight_decay=0.1))
+        decayed, rest = optimizer.param_groups
+        assert decayed["weight_decay"] == 0.1
+        assert rest["weight_decay"] == 0.0
+        assert len(decayed["params"]) == 6 * config.num_layers
+        assert all(weight.dim() == 2 for weight in decayed["params"])
+        stepped = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+        assert stepped == {id(weight) for weight in model.parameters()}
+        assert any(weight is model.token_embedding.weight for weight in rest["params"])
+
+
+def test_a_scheduler_reaches_every_part(config):
+    optimizer = build_optimizer(GPT(config), OptimizerConfig(lr=0.4, rest_lr=0.2))
+    scheduler = LambdaLR(optimizer, lambda step: 1 / (step + 1))
+    optimizer.step()
+    scheduler.step()
+    assert isinstance(optimizer, CombinedOptimizer)
+    assert [part.param_groups[0]["lr"] for part in optimizer.parts] == pytest.approx([0.2, 0.1])
+
+
+def test_state_goes_out_and_in_bit_for_bit(config):
+    model = GPT(config)
+    optimizer = build_optimizer(model, OptimizerConfig())
+    for step in range(3):
+        fill_gradients(model, step)
+        optimizer.step()
+    clone = copy.deepcopy(model)
+    resumed = build_optimizer(clone, OptimizerConfig())
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert len(resumed.state) == len(optimizer.state) == len(list(model.parameters()))
+    assert resumed.param_groups[0] is resumed.parts[0].param_groups[0]
+    for step in range(3, 6):
+        fill_gradients(model, step)
+        fill_gradients(clone, step)
+        optimizer.step()
+        resumed.step()
+    for mine, other in zip(model.parameters(), clone.parameters(), strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_bad_recipes_are_refused():
+    with pytest.raises(InputError, match="lr must be at least 0, got -1"):
+        OptimizerConfig(lr=-1.0)
+    with pytest.raises(InputError, match="momentum"):
+        OptimizerConfig(momentum=1.5)
+    with pytest.raises(InputError, match="betas"):
+        OptimizerConfig(betas=(0.9, 1.0))
