@@ -51,9 +51,7 @@ def test_cutting_at_words_changes_no_ids(text, longest):
     assert "".join(parts) == text
     assert all(0 < len(part) <= longest for part in parts)
     encode = Tokenizer("gpt2").encoding.encode_ordinary
-    if all(
-        part[0] in " \n" and not before[-1].isspace() for before, part in pairwise(parts)
-    ):
+    if all(part[0] in " \n" and not before[-1].isspace() for before, part in pairwise(parts)):
         assert [i for part in parts for i in encode(part)] == encode(text)
 
 

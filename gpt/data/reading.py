@@ -8,6 +8,7 @@ import codecs
 import re
 from collections.abc import Iterable, Iterator
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -75,20 +76,23 @@ def hub_rows(column: str, path: str, *options: Any, **more: Any) -> Iterator[str
 
 
 def _file_rows(name: str, column: str, errors: str) -> Iterator[str]:
-    from datasets import load_dataset
-
     kind = file_format(name)
     options: dict[str, Any] = {} if kind == "parquet" else {"encoding_errors": errors}
     if ".tsv" in Path(name).suffixes:
         options["sep"] = "\t"
     try:
-        rows = load_dataset(kind, data_files=name, split="train", streaming=True, **options)
-        yield from _texts(rows, column, name)
+        yield from _texts(_reader(kind)(name, streaming=True, **options).read(), column, name)
     except (InputError, OSError):
         raise
     except Exception as error:  # pyarrow, pandas and datasets have none in common
         _check_utf8(name)
         raise InputError(f"cannot read {name} as {kind}: {_first_line(error)}") from error
+
+
+def _reader(kind: str) -> Any:
+    """The class of `datasets` that reads a kind of file: `load_dataset` would tell the hub of each file."""
+    module = import_module(f"datasets.io.{kind}")
+    return getattr(module, f"{kind.capitalize()}DatasetReader")
 
 
 def join(rows: Iterable[str], starts: str) -> Iterator[str]:

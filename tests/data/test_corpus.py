@@ -1,0 +1,277 @@
+import gzip
+import json
+import os
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gpt.data import corpus as corpora
+from gpt.data.corpus import Corpus, documents, find_corpus, recipes
+from gpt.data.prepare import prepare
+from gpt.errors import InputError
+
+
+def write(path, data):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return path
+
+
+def as_jsonl(texts, column="text"):
+    return "".join(json.dumps({"id": i, column: t}, ensure_ascii=False) + "\n" for i, t in enumerate(texts))
+
+
+def as_csv(texts, separator=","):
+    lines = ["id" + separator + "text"]
+    lines += [f'{i}{separator}"' + text.replace('"', '""') + '"' for i, text in enumerate(texts)]
+    return "\n".join(lines) + "\n"
+
+
+def test_text_files_are_documents_byte_for_byte(tmp_path):
+    texts = {
+        "a.txt": "one\r\ntwo\rthree\n",
+        "b/c.md": "caf\u00e9 \u4e2d\n\n",
+        ".hidden": "no",
+        "b/.git/x": "no",
+    }
+    for name, text in texts.items():
+        write(tmp_path / "texts" / name, text)
+    assert list(documents(str(tmp_path / "texts"))) == [texts["a.txt"], texts["b/c.md"]]
+    assert list(documents(str(tmp_path / "texts" / "a.txt"))) == [texts["a.txt"]]
+    assert list(documents(str(tmp_path / "texts" / "**" / "*.md"))) == [texts["b/c.md"]]
+
+
+def test_every_format_gives_the_same_documents(tmp_path, texts):
+    import zstandard
+
+    table = pa.table({"id": list(range(len(texts))), "text": texts})
+    jsonl = as_jsonl(texts).encode()
+    write(tmp_path / "a.jsonl", jsonl)
+    write(tmp_path / "list.json", json.dumps([{"text": text} for text in texts]))
+    write(tmp_path / "b.jsonl.gz", gzip.compress(jsonl))
+    write(tmp_path / "c.jsonl.zst", zstandard.compress(jsonl))
+    write(tmp_path / "d.csv", as_csv(texts))
+    write(tmp_path / "e.tsv", as_csv(texts, "\t"))
+    pq.write_table(table, tmp_path / "f.parquet", row_group_size=7)
+    for name in ("a.jsonl", "list.json", "b.jsonl.gz", "c.jsonl.zst", "d.csv", "e.tsv", "f.parquet"):
+        assert list(documents(str(tmp_path / name))) == texts, name
+
+
+def test_compressed_text(tmp_path):
+    import zstandard
+
+    text = "a poem\r\n" * 1000
+    write(tmp_path / "a.txt.gz", gzip.compress(text.encode()))
+    write(tmp_path / "b.zst", zstandard.compress(text.encode()))
+    assert list(documents(str(tmp_path / "a.txt.gz"))) == list(documents(str(tmp_path / "b.zst"))) == [text]
+
+
+@pytest.fixture
+def hub(tmp_path, texts):
+    """A data set laid out as the hub lays them out: two configurations, Parquet shards, a card."""
+    card = """---
+configs:
+- config_name: plain
+  data_files: [{split: train, path: plain/train-*}, {split: validation, path: plain/validation-*}]
+- config_name: lines
+  data_files: [{split: train, path: lines/train-*}]
+---
+# A card
+"""
+    write(tmp_path / "owner" / "name" / "README.md", card)
+    write(tmp_path / "owner" / "name" / ".gitattributes", "*.parquet filter=lfs")
+    shards = {
+        "plain/train-00000-of-00002": texts[:20],
+        "plain/train-00001-of-00002": texts[20:30],
+        "plain/validation-00000-of-00001": texts[30:],
+        "lines/train-00000-of-00001": [
+            "",
+            " = One = \n",
+            "",
+            " first \n",
+            " = = Part = = \n",
+            " = Two = \n",
+            " x \n",
+        ],
+    }
+    for name, part in shards.items():
+        path = tmp_path / "owner" / "name" / f"{name}.parquet"
+        path.parent.mkdir(exist_ok=True)
+        pq.write_table(pa.table({"text": part, "url": ["u"] * len(part)}), path)
+    return tmp_path / "owner" / "name"
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_hub_data_sets_by_configuration_and_split(hub, texts, streaming):
+    name = f"hub:{hub}"
+    assert list(documents(name, subset="plain", streaming=streaming)) == texts[:30]
+    assert list(documents(name, subset="plain", split="validation", streaming=streaming)) == texts[30:]
+
+
+def test_lines_of_a_hub_data_set_become_documents(hub):
+    found = list(documents(f"hub:{hub}", subset="lines", document_starts=" = [^=]"))
+    assert found == ["", " = One = \n first \n = = Part = = \n", " = Two = \n x \n"]
+
+
+def test_a_folder_with_rows_leaves_its_card_out(hub, texts):
+    assert list(documents(str(hub / "plain"))) == texts
+    assert not any("card" in name for name in find_corpus(str(hub)).files)
+
+
+def test_hub_errors_name_what_is_there(hub):
+    with pytest.raises(
+        InputError, match=r"no column 'body', it has text, url: choose one with --text_column"
+    ):
+        list(documents(f"hub:{hub}", subset="plain", text_column="body"))
+    with pytest.raises(InputError, match=r"cannot read hub:.*test"):
+        list(documents(f"hub:{hub}", subset="plain", split="test"))
+
+
+def test_text_column(tmp_path):
+    path = write(tmp_path / "a.jsonl", as_jsonl(["x", "y"], column="body"))
+    assert list(documents(str(path), text_column="body")) == ["x", "y"]
+    with pytest.raises(InputError, match=r"a.jsonl has no column 'text', it has id, body"):
+        list(documents(str(path)))
+    with pytest.raises(InputError, match=r"column 'id' of .*a.jsonl holds int"):
+        list(documents(str(path), text_column="id"))
+
+
+def test_missing_texts_are_empty_documents(tmp_path):
+    path = write(tmp_path / "a.jsonl", '{"text": "one"}\n{"text": null}\n{"text": ""}\n')
+    assert list(documents(str(path))) == ["one", "", ""]
+
+
+def test_what_is_not_utf8_is_named_with_its_byte(tmp_path, monkeypatch):
+    monkeypatch.setattr("gpt.data.reading._BYTES_AT_ONCE", 64)
+    position = 1000
+    bad = ("\u00e9" * 500).encode() + b"\xff" + b"tail"
+    path = write(tmp_path / "latin.txt", bad)
+    with pytest.raises(InputError, match=rf"latin.txt is not UTF-8: byte {position} .*--errors replace"):
+        list(documents(str(path)))
+    assert list(documents(str(path), errors="replace")) == ["\u00e9" * 500 + "\ufffdtail"]
+    half = write(tmp_path / "half.txt", "ab\u4e2d".encode()[:-1])
+    with pytest.raises(InputError, match="byte 2"):
+        list(documents(str(half)))
+
+
+def test_rows_that_are_not_utf8_are_named_with_their_byte(tmp_path):
+    rows = as_jsonl(["fine", "caf\u00e9"]).encode("latin-1")
+    path = write(tmp_path / "a.jsonl", rows)
+    with pytest.raises(InputError, match=rf"a.jsonl is not UTF-8: byte {rows.index(0xE9)} "):
+        list(documents(str(path)))
+    assert list(documents(str(path), errors="replace")) == ["fine", "caf\ufffd"]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.csv.gz"])
+def test_files_that_are_not_what_their_name_says(tmp_path, name):
+    path = write(tmp_path / name, b'{"text": "unfinished')
+    with pytest.raises((InputError, OSError), match=r"a\.|gzip"):
+        list(documents(str(path)))
+
+
+def test_names_that_lead_nowhere(tmp_path):
+    with pytest.raises(InputError, match=r"no corpus 'novel.txt'.*python-docs, python-stdlib"):
+        find_corpus("novel.txt")
+    with pytest.raises(InputError, match="no file matches"):
+        find_corpus(str(tmp_path / "*.txt"))
+    (tmp_path / "void").mkdir()
+    with pytest.raises(InputError, match="has no files"):
+        find_corpus(str(tmp_path / "void"))
+    write(tmp_path / "void" / "a.txt", "")
+    with pytest.raises(InputError, match="is empty"):
+        prepare(str(tmp_path / "void"))
+    with pytest.raises(InputError, match="exactly one"):
+        Corpus()
+    with pytest.raises(InputError, match="strict or replace"):
+        find_corpus("python-docs", errors="ignore")
+
+
+def test_recipes_describe_themselves():
+    import yaml
+
+    names = {
+        "python-docs",
+        "python-stdlib",
+        "tinyshakespeare",
+        "the-verdict",
+        "tinystories",
+        "openwebtext",
+        "wikitext-103",
+        "fineweb-edu",
+    }
+    assert set(recipes()) == names
+    for name, path in recipes().items():
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+        assert {"about", "source", "licence", "size", "corpus"} <= set(recipe), name
+        find_corpus(name).fingerprint()
+    assert find_corpus("fineweb-edu").subset == "sample-10BT"
+
+
+def test_own_recipes(tmp_path):
+    write(tmp_path / "a.txt", "text")
+    recipe = write(tmp_path / "mine.yaml", f"corpus: {{files: ['{tmp_path}/a.txt'], errors: replace}}")
+    assert find_corpus(str(recipe)) == Corpus(files=(f"{tmp_path}/a.txt",), errors="replace")
+    assert find_corpus(str(recipe), errors="strict").errors == "strict"
+    for text, message in (
+        ("corpus: {file: x}", "unknown setting file"),
+        ("- a", "not a recipe"),
+        ("a: [", "not a rec"),
+    ):
+        write(recipe, text)
+        with pytest.raises(InputError, match=message):
+            find_corpus(str(recipe))
+
+
+def test_the_fingerprint_is_of_the_content(tmp_path):
+    a, b = write(tmp_path / "a.txt", "text"), write(tmp_path / "b.txt", "text")
+    c, d = write(tmp_path / "c.txt", "Text"), write(tmp_path / "d.jsonl", "text")
+    prints = [find_corpus(str(path)).fingerprint() for path in (a, b, c, d)]
+    assert prints[0] == prints[1]
+    assert len(set(prints)) == 3
+    assert find_corpus(str(a), errors="replace").fingerprint() != prints[0]
+
+
+def test_every_open_names_its_encoding(tmp_path):
+    write(tmp_path / "a.txt", "caf\u00e9 " * 300)
+    write(tmp_path / "b.jsonl", as_jsonl(["caf\u00e9"] * 300))
+    write(tmp_path / "c.csv", as_csv(["caf\u00e9"] * 300))
+    code = (
+        "import sys, warnings; warnings.filterwarnings('error', category=EncodingWarning, module=r'gpt(\\.|$)');"
+        "from gpt.data.inspect import inspect\n"
+        "for name in sys.argv[1:]: inspect(name, vocab_size=300)"
+    )
+    command = [sys.executable, "-X", "warn_default_encoding", "-c", code]
+    files = [str(tmp_path / name) for name in ("a.txt", "b.jsonl", "c.csv")]
+    done = subprocess.run([*command, *files, "the-verdict.yaml"], capture_output=True, encoding="utf-8")
+    assert "no corpus 'the-verdict.yaml'" in done.stderr  # the last name; what came before it went well
+    assert (
+        "EncodingWarning"
+        not in done.stderr.replace("EncodingWarning: 'encoding' argument", "", 0).split("gpt/")[0]
+    )
+
+
+def test_prepared_data_needs_neither_datasets_nor_network(tmp_path):
+    path = write(tmp_path / "a.jsonl", as_jsonl(["some text to train on"] * 300))
+    prepare(str(path), vocab_size=300)
+    code = (
+        "import sys, socket; sys.modules['datasets'] = None; socket.socket = None\n"
+        "from gpt.data.module import TokenData\n"
+        f"data = TokenData({str(path)!r}, vocab_size=300, context_length=16)\n"
+        "data.prepare_data(); data.setup('fit')\n"
+        "print(next(iter(data.train_dataloader()))[0].shape)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", env=dict(os.environ)
+    )
+    assert done.stdout == "torch.Size([12, 16])\n", done.stderr
+
+
+def test_size_is_known_for_plain_text_alone(tmp_path):
+    write(tmp_path / "a.txt", "caf\u00e9")
+    write(tmp_path / "b.txt.gz", gzip.compress(b"abc"))
+    assert find_corpus(str(tmp_path / "a.txt")).size() == 5
+    assert find_corpus(str(tmp_path)).size() is None
+    assert corpora.find_corpus("python-docs").size() is None

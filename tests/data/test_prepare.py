@@ -1,0 +1,367 @@
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpt.data import encode, reading, writer
+from gpt.data.prepare import prepare
+from gpt.data.store import META, SPLITS, Prepared
+from gpt.errors import InputError
+from gpt.tokenizer import Tokenizer
+
+
+def tokens(folder, split):
+    stream = Prepared(folder).stream(split)
+    return np.concatenate([np.empty(0, stream.dtype), *stream.parts]).tolist()
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir() if not path.name.startswith(".")}
+
+
+def split_at(ids, end):
+    """The documents in a list of ids, each without its end of text; the last must have one."""
+    documents, current = [], []
+    for i in ids:
+        if i == end:
+            documents.append(current)
+            current = []
+        else:
+            current.append(i)
+    assert not current
+    return documents
+
+
+def expected_split(text, val_fraction):
+    """Written again from the documentation: a SHA-256 of the text against the fraction."""
+    import hashlib
+
+    share = int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) / 2**64
+    return "val" if share < val_fraction else "train"
+
+
+def test_tokens_are_those_of_the_documents_in_order(rows, texts):
+    folder = prepare(str(rows), vocab_size=500, val_fraction=0.3)
+    tokenizer = Tokenizer("gpt2", vocab_size=500)
+    for split in SPLITS:
+        chosen = [text for text in texts if expected_split(text, 0.3) == split]
+        assert 0 < len(chosen) < len(texts)
+        ids = tokens(folder, split)
+        assert ids == [i for text in chosen for i in [*tokenizer.encoding.encode_ordinary(text), 499]]
+        prepared = Prepared(folder)
+        assert prepared.count(split, "documents") == len(chosen)
+        assert prepared.count(split, "bytes") == sum(len(text.encode()) for text in chosen)
+        assert prepared.count(split, "tokens") == len(ids)
+        assert [ids[start - 1] for start in prepared.document_starts(split)[1:]] == [499] * (len(chosen) - 1)
+    assert Prepared(folder).dtype == np.uint16
+    Prepared(folder).verify()
+
+
+@given(documents=st.lists(st.text(max_size=80), min_size=1, max_size=12), size=st.sampled_from([257, 50257]))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_text_survives(tmp_path_factory, documents, size):
+    folder = tmp_path_factory.mktemp("texts")
+    for number, document in enumerate(documents):
+        (folder / f"{number:03}.txt").write_bytes(document.encode())
+    kept = [document for document in documents if document]
+    if not kept:
+        with pytest.raises(InputError, match="empty"):
+            prepare(str(folder), folder / "out", vocab_size=size)
+        return
+    done = prepare(str(folder), folder / "out", vocab_size=size, val_fraction=0.4)
+    tokenizer = Tokenizer("gpt2", vocab_size=size)
+    both = tokens(done, "train") + tokens(done, "val")
+    found = [tokenizer.decode(ids) for ids in split_at(both, tokenizer.eot)]
+    assert sorted(found) == sorted(kept)
+    assert Prepared(done).meta["empty_documents"] == len(documents) - len(kept)
+
+
+@pytest.mark.parametrize("workers", [2, 5])
+def test_bytes_do_not_depend_on_workers_or_blocks(rows, tmp_path, monkeypatch, workers):
+    one = prepare(str(rows), tmp_path / "one", vocab_size=500, workers=1)
+    monkeypatch.setattr(encode, "_BLOCK_CHARACTERS", 700)
+    many = prepare(str(rows), tmp_path / "many", vocab_size=500, workers=workers)
+    assert contents(one) == contents(many)
+
+
+def test_long_documents_come_in_pieces_and_shards(tmp_path, monkeypatch):
+    text = "It is a truth universally acknowledged, that.\n" * 300
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    whole = prepare(str(tmp_path / "a.txt"), tmp_path / "whole", vocab_size=500)
+    monkeypatch.setattr(reading, "LONGEST_PIECE", 1000)
+    monkeypatch.setattr(reading, "_BYTES_AT_ONCE", 333)
+    monkeypatch.setattr(writer, "_SHARD_TOKENS", 512)
+    parts = prepare(str(tmp_path / "a.txt"), tmp_path / "parts", vocab_size=500)
+    assert len(list(parts.glob("*-0*.bin"))) > 5
+    for split in SPLITS:
+        assert tokens(parts, split) == tokens(whole, split)
+    assert len(split_at(tokens(parts, "train") + tokens(parts, "val"), 499)) == 1
+
+
+def test_a_single_document_is_split_by_position(tmp_path):
+    text = "Call me Ishmael. Some years ago - never mind how long precisely. \u00e9\u00e9 " * 40
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    folder = prepare(str(tmp_path / "a.txt"), vocab_size=600, val_fraction=0.1)
+    ids = [*Tokenizer("gpt2", vocab_size=600).encode(text), 599]
+    train, val = tokens(folder, "train"), tokens(folder, "val")
+    assert train + val == ids
+    assert len(val) == round(0.1 * len(ids))
+    prepared = Prepared(folder)
+    assert prepared.count("train", "bytes") + prepared.count("val", "bytes") == len(text.encode())
+    assert prepared.count("val", "bytes") == len(Tokenizer("gpt2", vocab_size=600).decode_bytes(val[:-1]))
+    assert prepared.document_starts("val").tolist() == [0]
+    prepared.verify()
+
+
+def test_documents_that_hash_to_one_side_are_split_by_position(tmp_path):
+    texts = [t for i in range(60) if expected_split(t := f"story number {i} of many " * 9, 0.05) == "train"][
+        :6
+    ]
+    for i, text in enumerate(texts):
+        (tmp_path / f"{i}.txt").write_text(text, encoding="utf-8")
+    folder = prepare(str(tmp_path), tmp_path / "out", vocab_size=600, val_fraction=0.05)
+    prepared = Prepared(folder)
+    assert prepared.meta["split_by"] == "position"
+    train, val = tokens(folder, "train"), tokens(folder, "val")
+    tokenizer = Tokenizer("gpt2", vocab_size=600)
+    assert train + val == [i for text in texts for i in [*tokenizer.encode(text), 599]]
+    assert len(val) == round(0.05 * len(train + val))
+    assert prepared.document_starts("train").tolist() == [
+        0,
+        *(i + 1 for i in range(len(train)) if train[i] == 599),
+    ]
+
+
+def test_equal_documents_stand_on_one_side(tmp_path):
+    lines = [json.dumps({"text": f"document {i % 50} repeated"}) for i in range(200)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    folder = prepare(str(tmp_path / "a.jsonl"), vocab_size=2048, val_fraction=0.3)
+    sides = [{tuple(d) for d in split_at(tokens(folder, split), 2047)} for split in SPLITS]
+    assert len(sides[0] | sides[1]) == 50
+    assert all(sides)
+    assert not sides[0] & sides[1]
+
+
+def test_val_fraction_zero_keeps_everything_for_training(rows, texts):
+    prepared = Prepared(prepare(str(rows), vocab_size=500, val_fraction=0.0))
+    assert prepared.count("train", "documents") == len(texts)
+    assert (
+        prepared.count("val", "tokens")
+        == len(prepared.stream("val"))
+        == len(prepared.document_starts("val"))
+        == 0
+    )
+
+
+def test_prepared_data_is_found_again_until_something_changes(rows, tmp_path):
+    options = {"vocab_size": 500}
+    first = prepare(str(rows), **options)
+    stamp = (first / META).stat().st_mtime_ns
+    assert prepare(str(rows), **options) == first
+    assert (first / META).stat().st_mtime_ns == stamp
+    same_text = tmp_path / "copy.jsonl"
+    same_text.write_bytes(rows.read_bytes())
+    assert prepare(str(same_text), **options).name.split("-")[-1] == first.name.split("-")[-1]
+    others = {
+        prepare(str(rows), vocab_size=501),
+        prepare(str(rows), **options, val_fraction=0.2),
+        prepare(str(rows), **options, text_column="text", errors="replace"),
+    }
+    rows.write_text(rows.read_text(encoding="utf-8").replace("the", "The", 1), encoding="utf-8")
+    others.add(prepare(str(rows), **options))
+    assert len(others) == 4
+    assert first not in others
+    assert prepare(str(first), **options) == first  # a prepared folder is itself
+
+
+def test_a_second_call_goes_on_where_the_first_stopped(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(encode, "_BLOCK_CHARACTERS", 700)
+    monkeypatch.setattr(writer, "_SECONDS_BETWEEN_COMMITS", -1.0)
+    whole = prepare(str(rows), tmp_path / "whole", vocab_size=500)
+    add, seen = writer.ShardWriter.add, []
+
+    def stop_at_nine(self, block):
+        if len(seen) == 9:
+            raise KeyboardInterrupt
+        seen.append(block.parts)
+        add(self, block)
+
+    monkeypatch.setattr(writer.ShardWriter, "add", stop_at_nine)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(str(rows), tmp_path / "out", vocab_size=500)
+    with pytest.raises(InputError, match="not prepared"):
+        Prepared(tmp_path / "out")
+    done = sum(seen)
+    with (tmp_path / "out" / "train-00000.bin").open("ab") as file:
+        file.write(b"written after the last commit")
+    (tmp_path / "out" / "train-00001.bin").write_bytes(b"a shard begun after the last commit")
+    (tmp_path / "out" / ".progress.json.x.tmp").write_bytes(b"half")
+    seen.append(0)  # now it does not stop
+    prepare(str(rows), tmp_path / "out", vocab_size=500)
+    assert done + sum(seen[10:]) == 40
+    assert contents(tmp_path / "out") == contents(whole)
+    assert not list((tmp_path / "out").glob(".*.tmp"))
+
+
+KILLED = """
+import sys
+from gpt.data import encode, writer
+from gpt.data.prepare import prepare
+encode._BLOCK_CHARACTERS = 20_000
+writer._SECONDS_BETWEEN_COMMITS = 0.0
+writer._SHARD_TOKENS = 100_000
+print("ready", flush=True)
+prepare(sys.argv[1], sys.argv[2], vocab_size=300, workers=2)
+"""
+
+
+def test_killed_twenty_times_it_ends_with_the_same_bytes(tmp_path, monkeypatch):
+    text = " ".join(f"word{i * i % 7919}" for i in range(300_000))
+    for number in range(60):
+        (tmp_path / f"{number:02}.txt").write_text(
+            text[number * 40_000 : (number + 1) * 40_000], encoding="utf-8"
+        )
+    source, out = str(tmp_path / "*.txt"), tmp_path / "out"
+    monkeypatch.setattr(writer, "_SHARD_TOKENS", 100_000)
+    whole = prepare(source, tmp_path / "whole", vocab_size=300)
+    draw, killed, reached = random.Random(11), 0, set()
+    for _ in range(20):
+        child = subprocess.Popen([sys.executable, "-c", KILLED, source, str(out)], stdout=subprocess.PIPE)
+        child.stdout.readline()
+        time.sleep(draw.uniform(0.1, 0.5))
+        child.send_signal(signal.SIGKILL)
+        killed += child.wait() == -signal.SIGKILL
+        child.stdout.close()
+        if (out / META).exists():  # the last kill came too late: what is there must be whole
+            Prepared(out).verify()
+            for path in out.iterdir():
+                path.unlink()
+        elif (out / "progress.json").exists():
+            with pytest.raises(InputError, match="not prepared"):
+                Prepared(out)
+            reached.add(json.loads((out / "progress.json").read_text(encoding="utf-8"))["parts"])
+    assert killed >= 15
+    assert len(reached) >= 5  # kills came at different points, and work done before them was kept
+    prepare(source, out, vocab_size=300)
+    assert contents(out) == contents(whole)
+
+
+def test_a_full_disk_keeps_what_is_written(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(encode, "_BLOCK_CHARACTERS", 700)
+    whole = prepare(str(rows), tmp_path / "whole", vocab_size=500)
+    append, calls = writer.ShardWriter._append, []
+
+    def full(self, split, encoded):
+        calls.append(split)
+        if len(calls) == 12:
+            raise OSError(28, os.strerror(28))
+        append(self, split, encoded)
+
+    monkeypatch.setattr(writer.ShardWriter, "_append", full)
+    with pytest.raises(InputError, match=r"out: No space left on device; what is written is kept"):
+        prepare(str(rows), tmp_path / "out", vocab_size=500)
+    prepare(str(rows), tmp_path / "out", vocab_size=500)
+    assert contents(tmp_path / "out") == contents(whole)
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path):
+    pytest.importorskip("resource")
+    line = "".join(f" word{i * 7919 % 1009}" for i in range(4000)) + "\n"
+    code = (
+        "import resource, sys; from gpt.data.prepare import prepare; prepare(*sys.argv[1:], vocab_size=2048);"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    peaks = []
+    for name, lines in (("small", 300), ("large", 1500)):  # 10 and 50 MB, a single document
+        with open(tmp_path / f"{name}.txt", "w", encoding="utf-8") as file:
+            file.writelines(line for _ in range(lines))
+        command = [sys.executable, "-c", code, str(tmp_path / f"{name}.txt"), str(tmp_path / name)]
+        peaks.append(int(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+    assert peaks[1] - peaks[0] < 30_000  # kB
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: (f / META).unlink(), "not prepared data"),
+        (lambda f: (f / META).write_text("{", encoding="utf-8"), "not JSON"),
+        (lambda f: os.truncate(f / "train-00000.bin", 10), "train-00000.bin has 10 bytes, expected"),
+        (lambda f: (f / "val-00000.bin").unlink(), "val-00000.bin has 0 bytes"),
+        (lambda f: edit(f, "tokenizer", fingerprint="0" * 64), "another tokenizer"),
+        (lambda f: edit(f, format=99), "format 99"),
+        (lambda f: edit(f, dtype="<u4"), "uint32"),
+        (lambda f: edit(f, largest_id=500), "id 500, outside the vocabulary of 500"),
+        (lambda f: put(f / "train-00000.bin", 501), "train.*id 501, outside the vocabulary of 500"),
+    ],
+)
+def test_damaged_folders_are_refused(rows, tmp_path, damage, message):
+    folder = prepare(str(rows), tmp_path / "out", vocab_size=500, val_fraction=0.3)
+    damage(folder)
+    with pytest.raises(InputError, match=message):
+        Prepared(folder)
+
+
+def test_an_altered_shard_is_found_by_its_checksum(rows, tmp_path):
+    folder = prepare(str(rows), tmp_path / "out", vocab_size=500, val_fraction=0.3)
+    put(folder / "val-00000.bin", 3)
+    with pytest.raises(InputError, match=r"val-00000.bin was altered"):
+        Prepared(folder).verify()
+
+
+def edit(folder, *keys, **changes):
+    meta = json.loads((folder / META).read_text(encoding="utf-8"))
+    target = meta
+    for key in keys:
+        target = target[key]
+    target.update(changes)
+    (folder / META).write_text(json.dumps(meta), encoding="utf-8")
+
+
+def put(path, value):
+    data = np.fromfile(path, "<u2")
+    assert data[5] != value
+    data[5] = value
+    data.tofile(path)
+
+
+def test_a_folder_of_something_else_is_not_touched(rows, tmp_path):
+    done = prepare(str(rows), tmp_path / "done", vocab_size=500)
+    before = contents(done)
+    with pytest.raises(InputError, match="other options"):
+        prepare(str(rows), done, vocab_size=501)
+    assert contents(done) == before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "diary.txt").write_text("dear diary", encoding="utf-8")
+    with pytest.raises(InputError, match=r"holds other files \(diary.txt\)"):
+        prepare(str(rows), tmp_path / "mine", vocab_size=500)
+    assert contents(tmp_path / "mine") == {"diary.txt": b"dear diary"}
+
+
+def test_an_unfinished_preparation_of_something_else_is_not_continued(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(writer.ShardWriter, "finish", lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        prepare(str(rows), tmp_path / "out", vocab_size=500)
+    monkeypatch.undo()
+    with pytest.raises(InputError, match="unfinished preparation"):
+        prepare(str(rows), tmp_path / "out", vocab_size=501)
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.0])
+def test_impossible_fractions(rows, fraction):
+    with pytest.raises(InputError, match="val_fraction"):
+        prepare(str(rows), val_fraction=fraction)
+
+
+def test_a_prepared_folder_of_another_vocabulary_is_refused(rows):
+    folder = prepare(str(rows), vocab_size=500)
+    with pytest.raises(InputError, match="vocab_size 500, not 2048"):
+        prepare(str(folder), vocab_size=2048)
