@@ -3,6 +3,8 @@
 Shapes: B batch, H heads, L most tokens held, S tokens held so far, T new tokens, K width of a head.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -47,11 +49,11 @@ class KeyValueCache:
         Raises:
             InputError: another batch size, head count or width than the cache's, or more tokens than fit.
         """
-        self.check(key.shape[0], key.shape[2])
-        expected = (*self.keys.shape[:2], key.shape[2], self.keys.shape[3])
-        if key.shape != expected or value.shape != expected:
-            given = f"{tuple(key.shape)} and {tuple(value.shape)}"
-            raise InputError(f"the cache expected keys and values of shape {expected}, got {given}")
+        self.check(key.shape)
+        if value.shape != key.shape:
+            raise InputError(
+                f"expected values of the keys' shape {tuple(key.shape)}, got {tuple(value.shape)}"
+            )
         start, end = self.length, self.length + key.shape[2]
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
             self.keys = self.keys.slice_scatter(key.to(self.keys.dtype), 2, start, end)
@@ -73,16 +75,17 @@ class KeyValueCache:
         self.length = length
         self.keys, self.values = self.keys.detach(), self.values.detach()
 
-    def check(self, batch_size: int, new_tokens: int) -> None:
-        """See that `new_tokens` more of a batch of this size fit.
+    def check(self, shape: Sequence[int]) -> None:
+        """See that new keys of this shape (B, H, T, K) fit.
 
         Raises:
             InputError: they do not.
         """
-        size, _, max_length, _ = self.keys.shape
-        if batch_size != size:
-            raise InputError(f"the cache expected a batch of {size}, got {batch_size}")
-        if self.length + new_tokens > max_length:
+        batch_size, num_heads, max_length, head_dim = self.keys.shape
+        if tuple(shape) != (batch_size, num_heads, shape[2], head_dim):
+            expected = f"({batch_size}, {num_heads}, T, {head_dim})"
+            raise InputError(f"the cache expected keys of shape {expected}, got {tuple(shape)}")
+        if self.length + shape[2] > max_length:
             raise InputError(
-                f"the cache holds {self.length} of at most {max_length} tokens, {new_tokens} more do not fit"
+                f"the cache holds {self.length} of at most {max_length} tokens, {shape[2]} more do not fit"
             )

@@ -166,7 +166,7 @@ class MultiHeadAttention(nn.Module):
             raise InputError(f"expected an input of shape {expected}, got {tuple(x.shape)}")
         cached = 0
         if cache is not None:
-            cache.check(x.shape[0], x.shape[1])
+            cache.check((x.shape[0], self.num_heads, x.shape[1], self.head_dim))
             cached = cache.length
         num_keys = cached + x.shape[1]
         if num_keys > self.mask.shape[0]:

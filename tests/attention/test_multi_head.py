@@ -1,0 +1,341 @@
+"""What a PyTorch program may do with the attention module, and what it says to bad input."""
+
+import copy
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gpt.attention import KeyValueCache, MultiHeadAttention, from_torch
+from gpt.errors import InputError
+
+BATCH, TOKENS, D_IN, D_OUT, HEADS, CONTEXT = 2, 6, 5, 12, 3, 8
+
+
+def build(dropout: float = 0.0, qkv_bias: bool = True) -> MultiHeadAttention:
+    return MultiHeadAttention(D_IN, D_OUT, CONTEXT, dropout, HEADS, qkv_bias)
+
+
+def every_mask() -> dict[str, Tensor]:
+    padding = torch.zeros(BATCH, TOKENS, dtype=torch.bool)
+    padding[0, :2] = True  # left: its first two tokens see nothing
+    padding[1, 4:] = True  # right
+    return {
+        "key_padding_mask": padding,
+        "attn_mask": torch.rand(BATCH, HEADS, TOKENS, TOKENS) < 0.2,
+        "document_ids": torch.tensor([[0, 0, 0, 0, 1, 1], [4, 4, 4, 7, 7, 7]]),
+    }
+
+
+MASKS = ["none", "key_padding_mask", "attn_mask", "document_ids", "all"]
+
+
+def chosen(name: str) -> dict[str, Tensor]:
+    masks = every_mask()
+    return {"none": {}, "all": masks}.get(name, {name: masks.get(name)})
+
+
+@pytest.fixture(autouse=True)
+def _no_graphs_of_other_tests():
+    torch._dynamo.reset()  # it counts graphs per function, and these tests compile one function many times
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(BATCH, TOKENS, D_IN)
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("qkv_bias", [False, True])
+def test_gradcheck_of_both_paths(x: Tensor, name: str, qkv_bias: bool) -> None:
+    module, masks = build(qkv_bias=qkv_bias).double(), chosen(name)
+    x = x.double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: module(x, **masks), x)
+    assert torch.autograd.gradcheck(lambda x: module(x, need_weights=True, **masks), x)
+
+
+def test_tokens_that_see_nothing_give_zeros_in_value_and_gradient(x: Tensor) -> None:
+    module, nothing = build(), torch.ones(BATCH, TOKENS, dtype=torch.bool)
+    x.requires_grad_()
+    for need_weights in (False, True):
+        result = module(x, key_padding_mask=nothing, need_weights=need_weights)
+        for tensor in result if need_weights else (result,):
+            assert (tensor == 0).all()
+        out = result[0] if need_weights else result
+        for gradient in torch.autograd.grad(out.sum(), [x, *module.parameters()]):
+            assert (gradient == 0).all()
+
+
+def test_one_heads_blind_row_is_zero_in_that_head_alone(x: Tensor) -> None:
+    module = build().eval()
+    pairs = torch.zeros(BATCH, HEADS, TOKENS, TOKENS, dtype=torch.bool)
+    pairs[:, 1, 3] = True
+    out, weights = module(x, attn_mask=pairs, need_weights=True)
+    assert (weights[:, 1, 3] == 0).all()
+    torch.testing.assert_close(weights[:, [0, 2], 3].sum(-1), torch.ones(BATCH, 2))
+    torch.testing.assert_close(module(x, attn_mask=pairs), out)
+    assert (out[:, 3] != 0).all()
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_paths_agree_with_single_precision(x: Tensor, name: str, dtype: torch.dtype) -> None:
+    module, masks = build(), chosen(name)
+    expected = module(x, **masks)
+    with torch.autocast("cpu", dtype):
+        fast = module(x, **masks)
+        explicit, weights = module(x, need_weights=True, **masks)
+    assert fast.dtype == explicit.dtype == dtype
+    assert weights.isfinite().all()
+    torch.testing.assert_close(fast.float(), expected, atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(explicit.float(), expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_with_a_cache(x: Tensor, dtype: torch.dtype) -> None:
+    module = build()
+    expected, cache = module(x), module.new_cache(BATCH, dtype=dtype)
+    with torch.autocast("cpu", dtype), torch.inference_mode():
+        pieces = [
+            module(x[:, :4], cache=cache),
+            module(x[:, 4:5], cache=cache),
+            module(x[:, 5:], cache=cache),
+        ]
+    torch.testing.assert_close(torch.cat(pieces, dim=1).float(), expected, atol=2e-2, rtol=2e-2)
+
+
+def test_dropout_statistics_of_both_paths_agree() -> None:
+    module, rows = build(dropout=0.4), 6000
+    x = torch.randn(1, TOKENS, D_IN).expand(rows, -1, -1)
+    with torch.no_grad():
+        fast, (explicit, weights) = module(x), module(x, need_weights=True)
+        expected = module.eval()(x[:1])[0]
+    spread = explicit.std(dim=0)
+    assert (weights == 0).float().mean() > 0.4  # those above the diagonal, and four tenths of the others
+    for out in (fast, explicit):
+        assert ((out.mean(dim=0) - expected).abs() < 5 * spread / rows**0.5).all()
+        assert (out.std(dim=0) / spread - 1).abs().max() < 0.1
+    assert spread.min() > 0
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_nothing_drops_in_evaluation(x: Tensor, name: str) -> None:
+    module, masks = build(dropout=0.5).eval(), chosen(name)
+    same = MultiHeadAttention(D_IN, D_OUT, CONTEXT, 0.0, HEADS, True)
+    same.load_state_dict(module.state_dict())
+    assert torch.equal(module(x, **masks), same(x, **masks))
+    assert torch.equal(module(x, **masks), module(x, **masks))
+    torch.testing.assert_close(module(x, need_weights=True, **masks)[0], same(x, **masks))
+
+
+def test_documents_are_independent(x: Tensor) -> None:
+    module, ids = build(), torch.tensor([[3, 3, 9, 9, 9, 9]]).expand(BATCH, -1)
+    alone = torch.cat([module(x[:, :2]), module(x[:, 2:])], dim=1)
+    torch.testing.assert_close(module(x, document_ids=ids), alone)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_nothing_of_the_rest(x: Tensor, side: str) -> None:
+    module, alone = build(), slice(2, None) if side == "left" else slice(None, 4)
+    padding = torch.ones(BATCH, TOKENS, dtype=torch.bool)
+    padding[:, alone] = False
+    torch.testing.assert_close(module(x, key_padding_mask=padding)[:, alone], module(x[:, alone]))
+
+
+def test_masks_mean_what_they_mean_to_torch(x: Tensor) -> None:
+    """True hides, in `attn_mask` and `key_padding_mask`, as in torch.nn.MultiheadAttention."""
+    module = nn.MultiheadAttention(D_OUT, HEADS, batch_first=True)
+    ours, wide = from_torch(module, CONTEXT), torch.randn(BATCH, TOKENS, D_OUT)
+    padding = torch.zeros(BATCH, TOKENS, dtype=torch.bool)
+    padding[:, 4:] = True
+    pairs = torch.zeros(TOKENS, TOKENS, dtype=torch.bool)
+    pairs[5, 0] = True
+    later = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)
+    expected, weights = module(
+        wide, wide, wide, key_padding_mask=padding, attn_mask=later | pairs, average_attn_weights=False
+    )
+    out, our_weights = ours(wide, key_padding_mask=padding, attn_mask=pairs, need_weights=True)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(our_weights, weights)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("name", MASKS)
+def test_compiles_into_one_graph(x: Tensor, name: str, need_weights: bool) -> None:
+    module, masks = build(), chosen(name)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(
+        compiled(x, need_weights=need_weights, **masks), module(x, need_weights=need_weights, **masks)
+    )
+
+
+def test_compiled_decoding_makes_few_graphs(x: Tensor) -> None:
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    module = MultiHeadAttention(D_IN, D_OUT, 64, 0.0, HEADS)
+    compiled, cache = torch.compile(module, fullgraph=True, backend=counter), module.new_cache(BATCH)
+    x = torch.randn(BATCH, 40, D_IN)
+    with torch.inference_mode():
+        pieces = [compiled(x[:, :10], cache=cache)]
+        pieces += [compiled(x[:, t : t + 1], cache=cache) for t in range(10, 40)]
+    assert counter.frame_count <= 4
+    torch.testing.assert_close(torch.cat(pieces, dim=1), module(x))
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_exports(x: Tensor, name: str) -> None:
+    module, masks = build().eval(), chosen(name)
+    exported = torch.export.export(module, (x,), masks).module()
+    torch.testing.assert_close(exported(x, **masks), module(x, **masks))
+
+
+def test_exports_any_batch_and_length(x: Tensor) -> None:
+    module = build().eval()
+    dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("tokens", max=CONTEXT)}
+    exported = torch.export.export(module, (x,), dynamic_shapes=(dims,)).module()
+    other = torch.randn(5, CONTEXT, D_IN)
+    torch.testing.assert_close(exported(other), module(other))
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_copies_compute_the_same(x: Tensor, clone) -> None:
+    module, masks = build(), every_mask()
+    other = clone(module)
+    assert torch.equal(other(x, **masks), module(x, **masks))
+    assert torch.equal(other.mask, module.mask)
+    assert other.W_query.weight is not module.W_query.weight
+
+
+def test_mask_follows_the_module_and_comes_back_from_meta(x: Tensor) -> None:
+    with torch.device("meta"):
+        module = build()
+    assert module.mask.is_meta
+    assert module(x.to("meta"), need_weights=True)[0].shape == (BATCH, TOKENS, D_OUT)
+    source = build()
+    materialised = copy.deepcopy(module).to_empty(device="cpu")
+    materialised.load_state_dict(source.state_dict())
+    module.load_state_dict(source.state_dict(), assign=True)
+    for other in (materialised, module):
+        assert torch.equal(other.mask, source.mask)
+        torch.testing.assert_close(other(x, need_weights=True), source(x, need_weights=True))
+    assert source.to("meta").mask.is_meta
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", MASKS)
+def test_gpu_agrees_with_cpu(x: Tensor, name: str) -> None:
+    module, masks = build(), chosen(name)
+    expected = module(x, need_weights=True, **masks)
+    module.cuda()
+    masks = {key: mask.cuda() for key, mask in masks.items()}
+    out, weights = module(x.cuda(), need_weights=True, **masks)
+    torch.testing.assert_close((out.cpu(), weights.cpu()), expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(module(x.cuda(), **masks).cpu(), expected[0], atol=1e-5, rtol=1e-4)
+
+
+def test_mask_is_one_byte_a_pair_and_in_no_state_dict() -> None:
+    module = build()
+    assert module.mask.dtype == torch.bool
+    assert module.mask.nbytes == CONTEXT**2
+    assert set(module.half().state_dict()) == {
+        f"{name}.{kind}"
+        for name in ("W_query", "W_key", "W_value", "out_proj")
+        for kind in ("weight", "bias")
+    }
+    assert module.mask.dtype == torch.bool
+
+
+def test_state_dict_of_the_chapter_loads(x: Tensor) -> None:
+    source, model = build(), nn.ModuleDict({"att": build()})
+    saved = {f"att.{name}": value for name, value in source.state_dict().items()}
+    saved["att.mask"] = torch.triu(torch.ones(CONTEXT, CONTEXT), diagonal=1)
+    model.load_state_dict(saved, strict=True)
+    assert torch.equal(model["att"](x), source(x))
+    assert model["att"].mask.dtype == torch.bool
+    assert "att.mask" in saved
+    with pytest.raises(RuntimeError, match="other"):
+        model.load_state_dict({**saved, "att.other": torch.zeros(1)}, strict=True)
+
+
+def test_imports_torch_and_the_standard_library_only() -> None:
+    program = (
+        "import sys, torch; before = set(sys.modules); from gpt.attention import MultiHeadAttention;"
+        "print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) - sys.stdlib_module_names - {"torch"} == {"gpt"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_heads": 5}, "d_out 12 is not divisible by num_heads 5"),
+        ({"num_heads": 0}, "d_out 12 is not divisible by num_heads 0"),
+        ({"d_in": 0}, "d_in must be at least 1, got 0"),
+        ({"d_out": 0}, "d_out must be at least 1, got 0"),
+        ({"context_length": 0}, "context_length must be at least 1, got 0"),
+    ],
+)
+def test_bad_sizes(changes: dict[str, int], message: str) -> None:
+    sizes = {"d_in": 5, "d_out": 12, "context_length": 8, "dropout": 0.0, "num_heads": 3}
+    with pytest.raises(InputError, match=message):
+        MultiHeadAttention(**(sizes | changes))
+
+
+BOOL = {"dtype": torch.bool}
+
+
+@pytest.mark.parametrize(
+    ("shape", "arguments", "expected", "given"),
+    [
+        ((6, 5), {}, "(batch, tokens, 5)", "(6, 5)"),
+        ((1, 2, 6, 5), {}, "(batch, tokens, 5)", "(1, 2, 6, 5)"),
+        ((2, 6, 4), {}, "(batch, tokens, 5)", "(2, 6, 4)"),
+        ((2, 9, 5), {}, "at most context_length 8 tokens", "(2, 9, 5)"),
+        ((2, 6, 5), {"key_padding_mask": torch.zeros(2, 5, **BOOL)}, "(2, 6)", "(2, 5)"),
+        ((2, 6, 5), {"key_padding_mask": torch.zeros(2, 6)}, "boolean key_padding_mask", "torch.float32"),
+        ((2, 6, 5), {"key_padding_mask": torch.zeros(1, 6, **BOOL)}, "(2, 6)", "(1, 6)"),
+        (
+            (2, 6, 5),
+            {"attn_mask": torch.zeros(6, 5, **BOOL)},
+            "(6, 6) or (2, 6, 6) or (2, 3, 6, 6)",
+            "(6, 5)",
+        ),
+        ((2, 6, 5), {"attn_mask": torch.zeros(3, 6, 6, **BOOL)}, "(2, 6, 6)", "(3, 6, 6)"),
+        ((2, 6, 5), {"attn_mask": torch.zeros(6, 6)}, "boolean attn_mask", "torch.float32"),
+        ((2, 6, 5), {"document_ids": torch.zeros(2, 4, dtype=torch.long)}, "(2, 6)", "(2, 4)"),
+        ((2, 6, 5), {"document_ids": torch.zeros(2, 6)}, "integer document_ids", "torch.float32"),
+        ((2, 6, 5), {"cache": KeyValueCache(3, 3, 8, 4)}, "(3, 3, T, 4)", "(2, 3, 6, 4)"),
+        ((2, 6, 5), {"cache": KeyValueCache(2, 2, 8, 6)}, "(2, 2, T, 6)", "(2, 3, 6, 4)"),
+        ((2, 6, 5), {"cache": KeyValueCache(2, 3, 5, 4)}, "at most 5 tokens", "6 more"),
+    ],
+)
+def test_bad_input_names_both_shapes(shape: tuple, arguments: dict, expected: str, given: str) -> None:
+    with pytest.raises(InputError) as error:
+        build()(torch.zeros(shape), **arguments)
+    message = str(error.value)
+    assert expected in message and given in message and "\n" not in message
+
+
+def test_bad_input_leaves_the_cache_as_it_was(x: Tensor) -> None:
+    module = build()
+    cache = module.new_cache(BATCH)
+    module(x, cache=cache)
+    keys = cache.keys.clone()
+    for bad in (
+        {"key_padding_mask": torch.zeros(BATCH, 1, **BOOL)},
+        {"attn_mask": torch.zeros(1, 1, **BOOL)},
+    ):
+        with pytest.raises(InputError, match=r"7\), got torch.bool"):
+            module(x[:, :1], cache=cache, **bad)
+    with pytest.raises(InputError, match="holds 6 of at most 8 tokens, 3 more do not fit"):
+        module(x[:, :3], cache=cache)
+    assert cache.length == TOKENS
+    assert torch.equal(cache.keys, keys)
+
+
+def test_a_cache_longer_than_the_context_is_refused() -> None:
+    with pytest.raises(InputError, match="cache of 9 tokens is more than the context_length 8"):
+        build().new_cache(BATCH, max_length=9)

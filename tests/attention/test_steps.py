@@ -1,0 +1,273 @@
+"""Every system against the values that the chapters print (four decimals)."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gpt.attention import (
+    CausalAttention,
+    MultiHeadAttention,
+    MultiHeadAttentionWrapper,
+    MultiHeadAttn,
+    SelfAttention_v1,
+    SelfAttention_v2,
+    attention_scores,
+    attention_scores_by_loop,
+    context_vectors,
+    mask_by_infinity,
+    mask_by_renormalising,
+    normalise_by_sum,
+    scores_of_heads,
+    softmax_naive,
+)
+from gpt.attention.dot_product import attend
+from gpt.errors import InputError
+
+INPUTS = torch.tensor(
+    [
+        [0.43, 0.15, 0.89],
+        [0.55, 0.87, 0.66],
+        [0.57, 0.85, 0.64],
+        [0.22, 0.58, 0.33],
+        [0.77, 0.25, 0.10],
+        [0.05, 0.80, 0.55],
+    ]
+)
+BATCH = torch.stack([INPUTS, INPUTS])
+
+
+def same(actual: Tensor, printed: str | Tensor, tolerance: float = 6e-5) -> None:
+    """`printed` holds rows separated by '/', four decimals, as the chapters print them."""
+    if isinstance(printed, str):
+        printed = torch.tensor([[float(number) for number in row.split()] for row in printed.split("/")])
+        printed = printed.reshape(actual.shape)
+    torch.testing.assert_close(actual, printed, atol=tolerance, rtol=0)
+
+
+def test_attention_without_weights() -> None:
+    scores = attention_scores(INPUTS)
+    same(scores[1], "0.9544 1.4950 1.4754 0.8434 0.7070 1.0865")
+    same(attention_scores_by_loop(INPUTS), scores, 1e-6)
+    same(normalise_by_sum(scores)[1], "0.1455 0.2278 0.2249 0.1285 0.1077 0.1656")
+    weights = softmax_naive(scores)
+    same(weights[1], "0.1385 0.2379 0.2333 0.1240 0.1082 0.1581")
+    same(weights, torch.softmax(scores, dim=-1), 1e-6)
+    same(context_vectors(weights, INPUTS)[1], "0.4419 0.6515 0.5683")
+
+
+def test_naive_softmax_overflows_where_torchs_does_not() -> None:
+    large = torch.tensor([1000.0, 1000.0])
+    assert softmax_naive(large).isnan().all()
+    same(torch.softmax(large, dim=-1), "0.5 0.5")
+
+
+def test_v1_step_by_step() -> None:
+    torch.manual_seed(123)
+    system = SelfAttention_v1(3, 2)
+    query, key = INPUTS @ system.W_query, INPUTS @ system.W_key
+    same(query[1], "0.4306 1.4551")
+    same(query[1] @ key[1], "1.8524")
+    same(query[1] @ key.T, "1.2705 1.8524 1.8111 1.0795 0.5577 1.5440")
+    _, weights = attend(query, key, INPUTS @ system.W_value)
+    same(weights[1], "0.1500 0.2264 0.2199 0.1311 0.0906 0.1820")
+    same(
+        system(INPUTS),
+        "0.2996 0.8053 / 0.3061 0.8210 / 0.3058 0.8203 / 0.2948 0.7939 / 0.2927 0.7891 / 0.2990 0.8040",
+    )
+
+
+def test_v2() -> None:
+    torch.manual_seed(789)
+    same(
+        SelfAttention_v2(3, 2)(INPUTS),
+        "-0.0739 0.0713 / -0.0748 0.0703 / -0.0749 0.0702 / -0.0760 0.0685 / -0.0763 0.0679 / -0.0754 0.0693",
+    )
+
+
+def test_v1_with_transposed_weights_of_v2_gives_its_output() -> None:
+    torch.manual_seed(789)
+    v1, v2 = SelfAttention_v1(3, 2), SelfAttention_v2(3, 2)
+    for name in ("W_query", "W_key", "W_value"):
+        setattr(v1, name, nn.Parameter(getattr(v2, name).weight.T.contiguous()))
+    same(v1(INPUTS), v2(INPUTS), 1e-6)
+
+
+def test_causal_mask_two_ways() -> None:
+    torch.manual_seed(789)
+    system = SelfAttention_v2(3, 2)
+    query, key = system.W_query(INPUTS), system.W_key(INPUTS)
+    scores = query @ key.T / 2**0.5
+    by_sum = mask_by_renormalising(torch.softmax(scores, dim=-1))
+    by_infinity = torch.softmax(mask_by_infinity(scores), dim=-1)
+    for weights in (by_sum, by_infinity):
+        same(weights[1, :2], "0.5517 0.4483")
+        same(weights[5], "0.1935 0.1663 0.1666 0.1542 0.1666 0.1529")
+        assert (weights.triu(diagonal=1) == 0).all()
+    same(by_sum, by_infinity, 1e-6)
+
+
+def test_dropout_zeroes_or_doubles() -> None:
+    torch.manual_seed(0)
+    weights = torch.rand(50, 50) + 0.1
+    dropped = nn.Dropout(0.5)(weights)
+    zeros, doubled = dropped == 0, dropped == 2 * weights
+    assert (zeros ^ doubled).all()
+    assert 0.4 < zeros.float().mean() < 0.6
+
+
+def test_causal_attention_is_v2_with_the_mask() -> None:
+    torch.manual_seed(123)
+    causal, v2 = CausalAttention(3, 2, 6, 0.0), SelfAttention_v2(3, 2)
+    out = causal(BATCH)
+    assert out.shape == (2, 6, 2)
+    v2.load_state_dict({name: value for name, value in causal.state_dict().items() if name != "mask"})
+    scores = mask_by_infinity(v2.W_query(INPUTS) @ v2.W_key(INPUTS).T / 2**0.5)
+    expected = torch.softmax(scores, dim=-1) @ v2.W_value(INPUTS)
+    same(out, torch.stack([expected, expected]), 1e-6)
+
+
+def test_causal_attention_drops_weights_in_training_only() -> None:
+    torch.manual_seed(0)
+    system = CausalAttention(3, 2, 6, 0.5)
+    assert not torch.equal(system(BATCH), system(BATCH))
+    system.eval()
+    assert torch.equal(system(BATCH), system(BATCH))
+
+
+@pytest.mark.parametrize(
+    ("system_type", "arguments"),
+    [
+        (CausalAttention, (3, 2, 8, 0.0)),
+        (MultiHeadAttentionWrapper, (3, 2, 8, 0.0, 2)),
+        (MultiHeadAttention, (3, 2, 8, 0.0, 2)),
+        (MultiHeadAttn, (3, 8, 3)),
+    ],
+)
+@pytest.mark.parametrize("changed", [1, 3, 5])
+def test_later_tokens_change_nothing_before_them(system_type, arguments: tuple, changed: int) -> None:
+    system = system_type(*arguments)
+    other = BATCH.clone()
+    other[:, changed:] += 1.0
+    before, after = system(BATCH), system(other)
+    assert torch.equal(before[:, :changed], after[:, :changed])
+    assert not torch.allclose(before[:, changed:], after[:, changed:])
+
+
+def test_wrapper() -> None:
+    torch.manual_seed(123)
+    out = MultiHeadAttentionWrapper(3, 2, 6, 0.0, num_heads=2)(BATCH)
+    assert out.shape == (2, 6, 4)
+    assert torch.equal(out[0], out[1])
+    same(
+        out[0],
+        "-0.4519 0.2216 0.4772 0.1063 / -0.5874 0.0058 0.5891 0.3257 / -0.6300 -0.0632 0.6202 0.3860 /"
+        "-0.5675 -0.0843 0.5478 0.3589 / -0.5526 -0.0981 0.5321 0.3428 / -0.5299 -0.1081 0.5077 0.3493",
+    )
+    torch.manual_seed(123)
+    same(
+        MultiHeadAttentionWrapper(3, 1, 6, 0.0, num_heads=2)(BATCH)[1],
+        "-0.5740 0.2216 / -0.7320 0.0155 / -0.7774 -0.0546 /"
+        "-0.6979 -0.0817 / -0.6538 -0.0957 / -0.6424 -0.1065",
+    )
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_split(need_weights: bool) -> None:
+    torch.manual_seed(123)
+    out = MultiHeadAttention(3, 2, 6, 0.0, num_heads=2)(BATCH, need_weights=need_weights)
+    out = out[0] if need_weights else out
+    for row in out:
+        same(
+            row,
+            "0.3190 0.4858 / 0.2943 0.3897 / 0.2856 0.3593 / 0.2693 0.3873 / 0.2639 0.3928 / 0.2575 0.4028",
+        )
+
+
+def test_split_at_gpt2_small_prints_five_submodules() -> None:
+    system = MultiHeadAttention(768, 768, 1024, 0.0, num_heads=12)
+    assert str(system).splitlines() == [
+        "MultiHeadAttention(",
+        "  (W_query): Linear(in_features=768, out_features=768, bias=False)",
+        "  (W_key): Linear(in_features=768, out_features=768, bias=False)",
+        "  (W_value): Linear(in_features=768, out_features=768, bias=False)",
+        "  (out_proj): Linear(in_features=768, out_features=768, bias=True)",
+        "  (dropout): Dropout(p=0.0, inplace=False)",
+        ")",
+    ]
+    assert sum(parameter.numel() for parameter in system.parameters()) == 2_360_064
+
+
+def test_split_takes_gpt2_xls_heads() -> None:
+    system = MultiHeadAttention(1600, 1600, 16, 0.0, num_heads=25)
+    assert system.head_dim == 64
+    assert system(torch.zeros(1, 16, 1600)).shape == (1, 16, 1600)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [lambda: MultiHeadAttention(3, 5, 6, 0.0, 2), lambda: MultiHeadAttn(5, 6, 2)],
+    ids=["split", "fused"],
+)
+def test_heads_that_do_not_divide_are_refused(build) -> None:
+    with pytest.raises(InputError, match=r"5 is not divisible by \w+ 2"):
+        build()
+
+
+def test_batched_product_over_heads() -> None:
+    heads = torch.tensor(
+        [
+            [
+                [
+                    [0.2745, 0.6584, 0.2775, 0.8573],
+                    [0.8993, 0.0390, 0.9268, 0.7388],
+                    [0.7179, 0.7058, 0.9156, 0.4340],
+                ],
+                [
+                    [0.0772, 0.3565, 0.1479, 0.5331],
+                    [0.4066, 0.2318, 0.4545, 0.9737],
+                    [0.4606, 0.5159, 0.4220, 0.5786],
+                ],
+            ]
+        ]
+    )
+    scores = scores_of_heads(heads, heads)
+    assert scores.shape == (1, 2, 3, 3)
+    same(scores[0, 0, 0], "1.3208 1.1631 1.2879", 1.1e-4)  # the values of `heads` are rounded themselves
+    same(scores[0, 1, 0], "0.4391 0.7003 0.5903", 1.1e-4)
+    for head in range(2):
+        same(scores[0, head], heads[0, head] @ heads[0, head].T, 1e-6)
+
+
+def test_fused_keeps_the_names_of_the_chapter() -> None:
+    system = MultiHeadAttn(4, 6, 2)
+    assert {name: tuple(value.shape) for name, value in system.state_dict().items()} == {
+        "bias": (1, 1, 6, 6),
+        "c_attn.weight": (12, 4),
+        "c_attn.bias": (12,),
+    }
+    assert torch.equal(system.bias[0, 0], torch.ones(6, 6).tril())
+
+
+def test_wrapper_equals_split_with_its_weights() -> None:
+    torch.manual_seed(0)
+    wrapper = MultiHeadAttentionWrapper(3, 2, 6, 0.0, num_heads=3, qkv_bias=True)
+    split = MultiHeadAttention(3, 6, 6, 0.0, num_heads=3, qkv_bias=True)
+    for name in ("W_query", "W_key", "W_value"):
+        for kind in ("weight", "bias"):
+            heads = [getattr(getattr(head, name), kind) for head in wrapper.heads]
+            getattr(getattr(split, name), kind).data = torch.cat(heads)
+    split.out_proj.weight.data, split.out_proj.bias.data = torch.eye(6), torch.zeros(6)
+    same(split(BATCH), wrapper(BATCH), 1e-6)
+
+
+def test_a_buffer_follows_the_module_and_a_plain_tensor_does_not() -> None:
+    system = CausalAttention(3, 2, 6, 0.0)
+    system.plain = system.mask.clone()
+    system.to("meta")
+    assert system.mask.is_meta and not system.plain.is_meta
+
+
+def test_masks_of_the_chapters_are_in_their_state_dicts() -> None:
+    assert "mask" in CausalAttention(3, 2, 6, 0.0).state_dict()
+    assert "heads.1.mask" in MultiHeadAttentionWrapper(3, 2, 6, 0.0, 2).state_dict()
+    assert "mask" not in MultiHeadAttention(3, 2, 6, 0.0, 2).state_dict()
