@@ -1,6 +1,7 @@
 """The attention module inside the GPT, and the systems of the chapters that lead to it. Needs torch alone."""
 
 from gpt.attention.cache import KeyValueCache
+from gpt.attention.capture import capture_weights
 from gpt.attention.convert import from_fused, from_torch, to_fused, to_torch
 from gpt.attention.multi_head import MultiHeadAttention
 from gpt.attention.steps import (
@@ -29,6 +30,7 @@ __all__ = [
     "SelfAttention_v2",
     "attention_scores",
     "attention_scores_by_loop",
+    "capture_weights",
     "context_vectors",
     "from_fused",
     "from_torch",
