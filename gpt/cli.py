@@ -11,24 +11,44 @@ from gpt.errors import InputError
 
 @dataclass(frozen=True)
 class Command:
-    """Where a command's code is, and the line that `gpt --help` has for it."""
+    """Where a command's code is, and what the help texts say of it."""
 
     module: str
     function: str
     purpose: str
+    example: str
 
 
 # A function's typed arguments are the command's options, its docstring their help. `fit` and `validate`
 # belong to LightningCLI, which parses for itself.
 COMMANDS = {
     "fit": Command(
-        module="gpt.training.fit", function="main", purpose="train a model, the quick run by default"
+        "gpt.training.fit",
+        "main",
+        "train a model, the quick run by default",
+        "gpt fit --data.corpus my.txt --run mine",
     ),
-    "validate": Command("gpt.training.fit", "main", "score a checkpoint as fit does"),
+    "validate": Command(
+        "gpt.training.fit",
+        "main",
+        "score a checkpoint as fit does",
+        "gpt validate --ckpt_path runs/quick/checkpoints/best.ckpt",
+    ),
     "prepare": Command(
-        module="gpt.data.prepare", function="prepare", purpose="turn a corpus into token files"
+        "gpt.data.prepare",
+        "prepare",
+        "turn a corpus into token files",
+        "gpt prepare my.txt --output my-tokens",
     ),
-    "generate": Command("gpt.generate", "write", "write text with a trained model"),
+    "inspect": Command(
+        "gpt.data.inspect", "inspect", "look at prepared data, and check it", "gpt inspect my-tokens"
+    ),
+    "generate": Command(
+        "gpt.generate",
+        "write",
+        "write text with a trained model",
+        "gpt generate --prompt 'Return the ' --seed 1",
+    ),
 }
 LIGHTNING = ("fit", "validate")
 
@@ -40,11 +60,12 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: what follows the program's name; None takes them from the command line.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(usage())
-        return 0
     try:
-        run(arguments[0], arguments[1:])
+        if not arguments or arguments[0] in ("-h", "--help"):
+            print(usage())
+        else:
+            run(arguments[0], arguments[1:])
+        sys.stdout.flush()
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the reader left; nothing more to say
         return 0
@@ -87,7 +108,13 @@ def run(name: str, arguments: list[str]) -> None:
         if name in LIGHTNING:
             function([name, *arguments])
         else:
-            jsonargparse.auto_cli(function, args=arguments, prog=f"gpt {name}", exit_on_error=False)
+            jsonargparse.auto_cli(
+                function,
+                args=arguments,
+                prog=f"gpt {name}",
+                epilog=f"example: {command.example}",
+                exit_on_error=False,
+            )
     except (argparse.ArgumentError, jsonargparse.ArgumentError) as error:
         raise InputError(f"{error} (see 'gpt {name} --help')") from None
 

@@ -184,8 +184,6 @@ def write(
 ) -> None:
     """Write text that follows a prompt, shown as it comes.
 
-    Example: gpt generate --prompt "Return the " --num_samples 2 --seed 1
-
     Args:
         checkpoint: a .ckpt file, a run folder or an exported folder; the newest run if left out.
         prompt: what the text begins with; empty starts a new document.

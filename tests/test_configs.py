@@ -15,10 +15,19 @@ CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_a_config_parses_and_builds(path, monkeypatch, tmp_path):
-    from gpt.training.fit import parse
+    from gpt.training.fit import TrainingCLI, start
+
+    class Parsed(TrainingCLI):
+        """Stops once the options are known."""
+
+        def instantiate_classes(self):
+            pass
+
+        def _run_subcommand(self, subcommand):
+            pass
 
     monkeypatch.chdir(tmp_path)
-    options = parse(["fit", "--config", str(path)])
+    options = start(Parsed, ["fit", "--config", str(path)]).config.fit
     config = GPTConfig(**options.model.config.as_dict())
     with torch.device("meta"):
         module = LanguageModel(config, OptimizerConfig(**options.model.optimizer.as_dict()))

@@ -15,6 +15,37 @@ def causal_mask(length: int, device: torch.device | str | None = None) -> Tensor
     return torch.ones(length, length, dtype=torch.bool, device=device).triu(diagonal=1)
 
 
+def attend_folded(
+    query: Tensor, key: Tensor, value: Tensor, hidden: Tensor, dropout_p: float = 0.0
+) -> Tensor:
+    """`attend` for one mask that all heads share, in fewer passes over memory; without the weights.
+
+    PyTorch's fused attention has no bfloat16 arithmetic of its own on a CPU: up to some hundred tokens, plain
+    products with batch and heads folded into one dimension, scale and mask folded into the first of them, are
+    two to five times as fast.
+
+    Args:
+        query: (B, H, T, K).
+        key: (B, H, S, K).
+        value: (B, H, S, V).
+        hidden: (T, S) boolean, True where a query must not look.
+        dropout_p: probability that a weight is dropped.
+
+    Returns:
+        The context vectors (B, H, T, V).
+    """
+    batch, heads = query.shape[:2]
+    query, key, value = (x.flatten(0, 1) for x in (query, key, value))  # (B * H, T or S, K or V)
+    bias = torch.zeros_like(hidden, dtype=query.dtype).masked_fill(hidden, -torch.inf)  # (T, S)
+    scores = torch.baddbmm(
+        bias, query, key.transpose(1, 2), alpha=1 / math.sqrt(key.shape[-1])
+    )  # (B * H, T, S)
+    weights = torch.softmax(scores, dim=-1).to(value.dtype)  # (B * H, T, S)
+    if dropout_p:
+        weights = torch.dropout(weights, dropout_p, train=True)
+    return (weights @ value).unflatten(0, (batch, heads))
+
+
 def attend(
     query: Tensor,
     key: Tensor,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gpt.attention.cache import KeyValueCache
-from gpt.attention.dot_product import attend, causal_mask
+from gpt.attention.dot_product import attend, attend_folded, causal_mask
 from gpt.errors import InputError
 
 
@@ -103,7 +103,12 @@ class MultiHeadAttention(nn.Module):
         # The common cases need no mask built: a whole sequence, and one token that looks at all before it.
         if extra is None and not need_weights and (num_tokens == num_keys or num_tokens == 1):
             causal = bool(num_tokens > 1)  # in torch.export the comparison is a symbol
-            context = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=causal)
+            if causal and _folding_pays(query):
+                context = attend_folded(query, key, value, self.mask[:num_tokens, :num_tokens], dropout)
+            else:
+                context = F.scaled_dot_product_attention(
+                    query, key, value, dropout_p=dropout, is_causal=causal
+                )
             out: Tensor = self.out_proj(self._join(context))  # (B, T, d_out)
             return out
 
@@ -227,6 +232,11 @@ class MultiHeadAttention(nn.Module):
             self.mask.is_meta and not weight.is_meta
         ):  # load_state_dict(assign=True) into a model without memory
             self.mask = causal_mask(len(self.mask), weight.device)
+
+
+def _folding_pays(query: Tensor) -> bool:
+    """Whether plain products beat PyTorch's fused attention; see `attend_folded`."""
+    return query.device.type == "cpu" and query.dtype == torch.bfloat16 and query.shape[2] <= 512
 
 
 def _check_mask(name: str, mask: Tensor, shapes: list[tuple[int, ...]]) -> None:

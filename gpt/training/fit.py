@@ -25,7 +25,15 @@ from gpt.files import atomic_write
 from gpt.training.checkpoint import AtomicCheckpointIO, LastCheckpoint, best_checkpoint
 from gpt.training.module import LanguageModel
 from gpt.training.progress import RunProgress
-from gpt.training.run import Meter, MetricsCSV, Samples, draw_loss_curve, new_folder, write_summary
+from gpt.training.run import (
+    Meter,
+    MetricsCSV,
+    Samples,
+    ValidateAtEnd,
+    draw_loss_curve,
+    new_folder,
+    write_summary,
+)
 
 
 class SaveConfig(SaveConfigCallback):
@@ -39,7 +47,7 @@ class SaveConfig(SaveConfigCallback):
         """Write config.yaml, when a run begins."""
         if stage == "fit":
             with atomic_write(self.folder / "config.yaml") as file:
-                file.write(self.parser.dump(self.config, skip_none=False))
+                file.write(self.parser.dump(self.config, skip_unset=False))
 
 
 class TrainingCLI(LightningCLI):
@@ -83,11 +91,13 @@ class TrainingCLI(LightningCLI):
         """Add the run's loggers, callbacks and checkpoints to what the options ask for."""
         options = self.config[self.subcommand]
         if self.subcommand != "fit":
+            self.save_config_callback = None
             return super().instantiate_trainer(logger=False, callbacks=[], enable_progress_bar=False)
         self.meter = Meter(options.log_every)
         samples = Samples(self.folder)
         callbacks: list[Callback] = [
             self.meter,
+            ValidateAtEnd(),
             samples,
             RunProgress(self.meter, samples),
             best_checkpoint(self.folder / "checkpoints"),
@@ -109,9 +119,7 @@ class TrainingCLI(LightningCLI):
         self.datamodule.train_dataloader()
 
     def after_fit(self) -> None:
-        """Score the last step, if validation has not, and say how it ended and what to do next."""
-        if self.meter.validated_at != self.trainer.global_step:
-            self.trainer.validate(self.model, self.datamodule, verbose=False)
+        """Say how it ended and what to do next."""
         if not self.trainer.is_global_zero:
             return
         draw_loss_curve(self.folder)
@@ -142,10 +150,15 @@ def main(args: list[str]) -> None:
     Raises:
         InputError: the options, the corpus or the checkpoint cannot be used.
     """
+    start(TrainingCLI, args)
+
+
+def start(cli: type[TrainingCLI], args: list[str]) -> TrainingCLI:
+    """Parse the options and do what they say."""
     quiet()
     if not any(argument.split("=")[0] in ("-c", "--config", "-h", "--help") for argument in args):
         args = [args[0], "--config", str(default_config(args)), *args[1:]]
-    TrainingCLI(
+    return cli(
         LanguageModel,
         TokenData,
         save_config_callback=SaveConfig,

@@ -33,6 +33,7 @@ class LanguageModel(LightningModule):
         self.config = config
         self.optimizer_config = optimizer
         self.model = GPT(config)
+        self.planned_steps = 0  # known when training begins
         self._val_nats = torch.zeros(2, dtype=torch.float64)  # summed nats, predicted tokens
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -76,12 +77,12 @@ class LanguageModel(LightningModule):
     def configure_optimizers(self) -> Any:
         """The optimizer, and its schedule stepped once an update."""
         optimizer = build_optimizer(self.model, self.optimizer_config)
-        recipe, total_steps = self.optimizer_config, self.total_steps()
+        recipe, self.planned_steps = self.optimizer_config, self._count_steps()
 
         def factor(step: int) -> float:
             return learning_rate_factor(
                 step,
-                total_steps=total_steps,
+                total_steps=self.planned_steps,
                 warmup_steps=recipe.warmup_steps,
                 schedule=recipe.schedule,
                 final=recipe.final_lr_fraction,
@@ -91,7 +92,7 @@ class LanguageModel(LightningModule):
         scheduler = {"scheduler": LambdaLR(optimizer, factor), "interval": "step"}
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
-    def total_steps(self) -> int:
+    def _count_steps(self) -> int:
         """Updates in the whole run.
 
         Not `trainer.estimated_stepping_batches`: with max_epochs it builds the loaders, which moves the place

@@ -27,7 +27,7 @@ class OptimizerConfig:
     name: Literal["muon", "adamw"] = "muon"
     """muon: Muon for the blocks' matrices, AdamW for the other weights. adamw: AdamW for all."""
     lr: float = 5e-3
-    """Peak learning rate of the blocks' matrices. Muon's is on the same scale (Liu et al. 2025, section 2.2)."""
+    """Peak learning rate of the blocks' matrices, on AdamW's scale for Muon too (Liu et al. 2025)."""
     rest_lr: float | None = None
     """Peak learning rate of everything else; None takes `lr`."""
     weight_decay: float = 0.0

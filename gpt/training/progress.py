@@ -56,7 +56,7 @@ class RunProgress(ProgressBar):
             console=self.console,
             refresh_per_second=4,
         )
-        total = pl_module.total_steps()  # type: ignore[operator]
+        total = pl_module.planned_steps
         self._progress.add_task("training", total=total, completed=trainer.global_step, figures="")
         self._progress.start()
 
@@ -75,13 +75,13 @@ class RunProgress(ProgressBar):
         if now - self._last_line < SECONDS_BETWEEN_LINES:
             return
         self._last_line = now
-        total = pl_module.total_steps()  # type: ignore[operator]
+        total = pl_module.planned_steps
         left = (now - self._started) / max(1, step - self._first_step) * (total - step)
         self.console.print(f"step {step}/{total}  {figures}  {left:.0f} s left", soft_wrap=True)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print what validation found."""
-        if not self._enabled or trainer.state.fn != "fit":
+        if not self._enabled:
             return
         figures = "  ".join(f"{name} {value:.4g}" for name, value in self.meter.last_validation.items())
         self.console.print(f"[bold]step {trainer.global_step}[/]  {figures}", soft_wrap=True)

@@ -20,6 +20,8 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from gpt import plot
+from gpt.checkpoint import RUNS
+from gpt.errors import InputError
 from gpt.files import atomic_write, write_json
 
 COLUMNS = (
@@ -35,12 +37,18 @@ COLUMNS = (
 )
 
 
-def new_folder(name: str, runs: Path = Path("runs")) -> Path:
-    """`runs/NAME`, or the first of `runs/NAME-2`, `runs/NAME-3`, ... that is not there yet."""
-    folder, number = runs / name, 1
+def new_folder(name: str) -> Path:
+    """`runs/NAME`, or the first of `runs/NAME-2`, `runs/NAME-3`, ... that is not there yet.
+
+    Raises:
+        InputError: the name is not that of a folder.
+    """
+    if not name or name.startswith(".") or set(name) & set("/\\"):
+        raise InputError(f"expected a plain folder name for --run, got {name!r}")
+    folder, number = RUNS / name, 1
     while folder.exists():
         number += 1
-        folder = runs / f"{name}-{number}"
+        folder = RUNS / f"{name}-{number}"
     return folder
 
 
@@ -99,7 +107,6 @@ class Meter(Callback):
         self.loss_sum: torch.Tensor | float = 0.0
         self.train_loss = self.tokens_per_second = float("nan")
         self.last_validation: dict[str, float] = {}
-        self.validated_at = -1
         self._started = self._interval_started = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -116,7 +123,7 @@ class Meter(Callback):
         if trainer.global_step == self.steps:  # gradients accumulate, no update yet
             return
         self.steps = trainer.global_step
-        if self.steps % self.every and self.steps != trainer.max_steps:
+        if self.steps % self.every and self.steps != pl_module.planned_steps:
             return
         self.train_loss = float(self.loss_sum) / self.interval_batches
         now = time.perf_counter()
@@ -136,9 +143,6 @@ class Meter(Callback):
         """Log what validation found, and draw the curve."""
         names = [name for name in COLUMNS if name.startswith("val_") and name in trainer.callback_metrics]
         self.last_validation = {name: float(trainer.callback_metrics[name]) for name in names}
-        if trainer.state.fn != "fit":
-            return
-        self.validated_at = trainer.global_step
         self._log(trainer, **self.last_validation)
         for logger in trainer.loggers:
             logger.save()
@@ -152,6 +156,17 @@ class Meter(Callback):
         metrics = {**metrics, "tokens": self.tokens, "seconds": self.seconds}
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=trainer.global_step)
+
+
+class ValidateAtEnd(Callback):
+    """Has the last step validated too, whatever the interval, so that the best checkpoint can be the last."""
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Ask to stop where training stops anyway: Lightning validates before it stops on request."""
+        if trainer.global_step >= pl_module.planned_steps:  # type: ignore[operator]
+            trainer.should_stop = True
 
 
 class Samples(Callback):

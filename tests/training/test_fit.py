@@ -4,6 +4,7 @@ import csv
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from gpt import Tokenizer
 from gpt.checkpoint import load, read
 from gpt.cli import main
+from gpt.data.prepare import prepare
 from gpt.data.store import Prepared
 
 FAST = [
@@ -77,12 +79,10 @@ def test_held_out_loss_and_bits_per_byte_are_those_of_the_text(run):
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     data = config["data"]
-    from gpt.data.prepare import prepared_folder
-
-    prepared = Prepared(
-        prepared_folder(str(run.parents[1] / "text.txt"), vocab_size=300, val_fraction=data["val_fraction"])
-    )
-    tokens = prepared.stream("val").read(0, prepared.count("val", "tokens")).astype("int64")
+    text = str(run.parents[1] / "text.txt")
+    prepared = Prepared(prepare(text, vocab_size=300, val_fraction=data["val_fraction"]))
+    count = prepared.count("val", "tokens")
+    tokens = prepared.stream("val").rows(np.array([0]), count)[0].astype("int64")
     tokenizer = Tokenizer("gpt2", 300)
     model, _ = load(run / "checkpoints" / "last.ckpt")
     ids = torch.tensor([tokenizer.eot, *tokens.tolist()])
@@ -109,7 +109,7 @@ def test_metrics_have_a_row_an_interval_and_learn_something(run):
 
 def test_last_is_the_last_step_and_best_the_best(run):
     assert read(run / "checkpoints" / "last.ckpt")["global_step"] == 65
-    assert read(run / "checkpoints" / "best.ckpt")["global_step"] in (20, 40, 60)
+    assert read(run / "checkpoints" / "best.ckpt")["global_step"] in (20, 40, 60, 65)
 
 
 def test_a_checkpoint_reloaded_gives_the_same_logits(run, tmp_path):
