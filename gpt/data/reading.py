@@ -78,6 +78,10 @@ def hub_rows(column: str, path: str, *options: Any, **more: Any) -> Iterator[str
 def _file_rows(name: str, column: str, errors: str) -> Iterator[str]:
     kind = file_format(name)
     options: dict[str, Any] = {} if kind == "parquet" else {"encoding_errors": errors}
+    if kind == "json" and errors == "replace":
+        options["encoding"] = (
+            "utf_8"  # the JSON reader decodes, and so replaces, only what is not named utf-8
+        )
     if ".tsv" in Path(name).suffixes:
         options["sep"] = "\t"
     try:
@@ -85,7 +89,8 @@ def _file_rows(name: str, column: str, errors: str) -> Iterator[str]:
     except (InputError, OSError):
         raise
     except Exception as error:  # pyarrow, pandas and datasets have none in common
-        _check_utf8(name)
+        if errors == "strict":
+            _check_utf8(name)
         raise InputError(f"cannot read {name} as {kind}: {_first_line(error)}") from error
 
 

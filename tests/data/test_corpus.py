@@ -1,6 +1,5 @@
 import gzip
 import json
-import os
 import subprocess
 import sys
 
@@ -234,38 +233,43 @@ def test_the_fingerprint_is_of_the_content(tmp_path):
     assert find_corpus(str(a), errors="replace").fingerprint() != prints[0]
 
 
+def run(code, *arguments, options=()):
+    command = [sys.executable, *options, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
+
+
 def test_every_open_names_its_encoding(tmp_path):
-    write(tmp_path / "a.txt", "caf\u00e9 " * 300)
-    write(tmp_path / "b.jsonl", as_jsonl(["caf\u00e9"] * 300))
-    write(tmp_path / "c.csv", as_csv(["caf\u00e9"] * 300))
-    code = (
-        "import sys, warnings; warnings.filterwarnings('error', category=EncodingWarning, module=r'gpt(\\.|$)');"
-        "from gpt.data.inspect import inspect\n"
-        "for name in sys.argv[1:]: inspect(name, vocab_size=300)"
-    )
-    command = [sys.executable, "-X", "warn_default_encoding", "-c", code]
-    files = [str(tmp_path / name) for name in ("a.txt", "b.jsonl", "c.csv")]
-    done = subprocess.run([*command, *files, "the-verdict.yaml"], capture_output=True, encoding="utf-8")
-    assert "no corpus 'the-verdict.yaml'" in done.stderr  # the last name; what came before it went well
-    assert (
-        "EncodingWarning"
-        not in done.stderr.replace("EncodingWarning: 'encoding' argument", "", 0).split("gpt/")[0]
-    )
+    files = [
+        write(tmp_path / "a.txt", "caf\u00e9 " * 300),
+        write(tmp_path / "b.jsonl", as_jsonl(["caf\u00e9"] * 300)),
+        write(tmp_path / "c.csv", as_csv(["caf\u00e9"] * 300)),
+        recipes()["python-docs"],
+    ]
+    code = r"""
+import sys, warnings
+warnings.filterwarnings("error", category=EncodingWarning, module=r"gpt(\.|$)")
+from gpt.data.inspect import inspect
+for name in sys.argv[1:]:
+    inspect(name, vocab_size=300)
+"""
+    done = run(code, *files, options=["-X", "warn_default_encoding"])
+    assert done.returncode == 0, done.stderr
 
 
 def test_prepared_data_needs_neither_datasets_nor_network(tmp_path):
     path = write(tmp_path / "a.jsonl", as_jsonl(["some text to train on"] * 300))
     prepare(str(path), vocab_size=300)
-    code = (
-        "import sys, socket; sys.modules['datasets'] = None; socket.socket = None\n"
-        "from gpt.data.module import TokenData\n"
-        f"data = TokenData({str(path)!r}, vocab_size=300, context_length=16)\n"
-        "data.prepare_data(); data.setup('fit')\n"
-        "print(next(iter(data.train_dataloader()))[0].shape)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", env=dict(os.environ)
-    )
+    code = """
+import sys, socket
+from gpt.data.module import TokenData
+assert "datasets" not in sys.modules
+sys.modules["datasets"] = socket.socket = None
+data = TokenData(sys.argv[1], vocab_size=300, context_length=16)
+data.prepare_data()
+data.setup("fit")
+print(next(iter(data.train_dataloader()))[0].shape)
+"""
+    done = run(code, path)
     assert done.stdout == "torch.Size([12, 16])\n", done.stderr
 
 

@@ -1,0 +1,60 @@
+import re
+
+import pytest
+
+from gpt.data import builtin
+from gpt.data.prepare import prepare
+from gpt.data.store import Prepared
+
+
+@pytest.fixture(scope="module")
+def documents():
+    return list(builtin.python_docs())
+
+
+def paragraphs(text):
+    return [" ".join(part.split()) for part in re.split(r"\n[ \t]*\n", text)]
+
+
+def test_python_docs_is_reference_prose(documents):
+    assert 1.5e6 < sum(len(text.encode()) for text in documents) < 4e6
+    assert len(documents) > 500
+    everything = "\n\n".join(documents)
+    assert "Assert statements are a convenient way" in everything  # from the reference
+    assert "HTTP server classes." in everything  # from a docstring
+    assert "import os\n" not in documents[0]
+
+
+def test_no_paragraph_of_python_docs_stands_twice(documents):
+    long = [part for text in documents for part in paragraphs(text) if len(part) >= 40]
+    assert len(long) == len(set(long))
+
+
+def test_tests_are_left_out():
+    files = builtin._source_files()
+    assert len(files) > 400
+    assert not [path for path in files if {"test", "tests", "site-packages"} & set(path.parts[:-1][-4:])]
+
+
+def test_the_library_is_another_corpus():
+    texts = list(builtin.python_stdlib())
+    assert any(text.startswith('"""Heap queue algorithm') for text in texts)
+    assert sum(map(len, texts)) > 5e6
+
+
+def test_repeats_are_dropped_and_short_paragraphs_kept():
+    seen = set()
+    long = "A paragraph that is longer than forty characters, surely."
+    assert (
+        builtin._without_repeats(f"{long}\n\nReturns:\n\n    indented", seen)
+        == f"{long}\n\nReturns:\n\n    indented"
+    )
+    respaced = long.replace(" ", "\n ")
+    assert builtin._without_repeats(f"New.\n \n{respaced}\n\nReturns:", seen) == "New.\n\nReturns:"
+
+
+def test_about_a_twentieth_is_held_out_in_whole_documents(documents):
+    prepared = Prepared(prepare("python-docs", vocab_size=2048))
+    assert prepared.meta["split_by"] == "document"
+    assert prepared.count("val", "bytes") > 60_000
+    assert prepared.count("val", "documents") + prepared.count("train", "documents") == len(documents)

@@ -1,0 +1,49 @@
+import numpy as np
+import pytest
+
+from gpt.data.inspect import document_lengths, inspect
+from gpt.data.prepare import prepare
+from gpt.data.store import Prepared
+from gpt.errors import InputError
+from gpt.tokenizer import Tokenizer
+
+
+def test_what_inspect_says(rows, texts, tmp_path, capsys):
+    folder = prepare(str(rows), tmp_path / "out", vocab_size=500, val_fraction=0.3)
+    inspect(str(folder), windows=2, context_length=32)
+    said = capsys.readouterr().out
+    train = Prepared(folder).meta["splits"]["train"]
+    assert (
+        f"train       {train['documents']:,} documents, {train['bytes']:,} bytes, {train['tokens']:,} tokens"
+        in said
+    )
+    assert f"{train['bytes'] / train['tokens']:.2f} bytes a token" in said
+    assert "all 4 files are as they were written" in said
+    assert said.count("--- a training window of 32 tokens") == 2
+    shown = said.split("--- a training window of 32 tokens\n")[1].strip("\n\ufffd ")
+    assert len(shown) > 10
+    assert (folder / "lengths.png").read_bytes().startswith(b"\x89PNG")
+    assert prepare(str(rows), folder, vocab_size=500, val_fraction=0.3) == folder  # the picture is no harm
+
+
+def test_lengths_are_those_of_the_documents(rows, texts, tmp_path):
+    prepared = Prepared(prepare(str(rows), tmp_path / "out", vocab_size=500, val_fraction=0.3))
+    tokenizer = Tokenizer("gpt2", vocab_size=500)
+    found = np.concatenate([document_lengths(prepared, split) for split in ("train", "val")])
+    assert sorted(found.tolist()) == sorted(len(tokenizer.encode(text)) + 1 for text in texts)
+
+
+def test_a_corpus_is_prepared_first_and_the_picture_goes_elsewhere(rows, tmp_path, capsys):
+    inspect(str(rows), vocab_size=500, picture=str(tmp_path / "a.png"), windows=0)
+    assert (tmp_path / "a.png").exists()
+    assert "500 ids" in capsys.readouterr().out
+
+
+def test_an_altered_file_is_an_error(rows, tmp_path, capsys):
+    folder = prepare(str(rows), tmp_path / "out", vocab_size=500)
+    data = bytearray((folder / "train-00000.bin").read_bytes())
+    data[10] ^= 1
+    (folder / "train-00000.bin").write_bytes(data)
+    with pytest.raises(InputError, match=r"train-00000.bin was altered"):
+        inspect(str(folder))
+    assert not (folder / "lengths.png").exists()

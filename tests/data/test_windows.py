@@ -1,0 +1,241 @@
+import pickle
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt.data.store import Segment, TokenStream
+from gpt.data.windows import (
+    IGNORED,
+    EvalWindows,
+    Grid,
+    Packed,
+    Permutation,
+    TrainWindows,
+    WindowOrder,
+    make_batch,
+)
+from gpt.errors import InputError
+
+EOT = 999
+
+
+@pytest.fixture
+def stream(tmp_path):
+    """997 tokens 0, 1, 2, ... in three shards, the last file read in part."""
+    return make_stream(tmp_path, np.arange(997))
+
+
+def make_stream(folder, ids, cuts=(100, 613)):
+    segments = []
+    for number, part in enumerate(np.split(np.asarray(ids), cuts)):
+        np.concatenate([[7] * number, part, [7] * number]).astype("<u2").tofile(folder / f"{number}.bin")
+        segments.append(Segment(file=f"{number}.bin", start=number, stop=number + len(part)))
+    return TokenStream(folder, segments, np.dtype("<u2"), EOT)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 10, 99, 100, 101, 1000, 4096, 65537])
+def test_a_permutation_has_each_number_once(size):
+    values = Permutation(size, (1, 2, 3))(np.arange(size))
+    assert sorted(values.tolist()) == list(range(size))
+
+
+def test_permutations_differ_by_key_and_look_random():
+    size = 10_000
+    a, b = (Permutation(size, (0, epoch, 0))(np.arange(size)) for epoch in (0, 1))
+    assert (a == b).mean() < 0.001
+    for values in (a, b):
+        assert abs(np.corrcoef(values, np.arange(size))[0, 1]) < 0.04
+        assert abs(np.corrcoef(values[1:], values[:-1])[0, 1]) < 0.04
+        steps = Counter(np.diff(values).tolist()).most_common(1)[0][1]
+        assert steps < 20  # of a linear-congruential order, most steps are equal
+        quarters = np.bincount(values[: size // 4] * 4 // size)
+        assert quarters.min() > 550
+
+
+def test_a_huge_permutation_costs_nothing():
+    began = time.perf_counter()
+    permutation = Permutation(10**13, (5,))
+    values = permutation(np.arange(10**13 - 1000, 10**13))
+    assert time.perf_counter() - began < 0.5
+    assert len(set(values.tolist())) == 1000
+    assert values.min() >= 0
+    assert values.max() < 10**13
+    assert np.median(values) > 10**12
+
+
+def order_of(count, batch_size, world=1, rank=0, seed=0):
+    return WindowOrder(windows=Grid(count * 4, 4), batch_size=batch_size, seed=seed, rank=rank, world=world)
+
+
+@given(
+    count=st.integers(1, 60), batch_size=st.integers(1, 9), world=st.integers(1, 4), seed=st.integers(0, 3)
+)
+@settings(deadline=None)
+def test_each_window_once_an_epoch_without_overlap_between_ranks(count, batch_size, world, seed):
+    epochs, total = 3, batch_size * world
+    batches = -(-epochs * count // total)
+    ranks = [order_of(count, batch_size, world, rank, seed) for rank in range(world)]
+    assert {order.batches for order in ranks} == {-(-count // total)}
+    plans = np.stack([order.plan(np.arange(batches))[0] for order in ranks], axis=1)  # batches, world, B
+    taken = (plans.reshape(-1) // 4)[: epochs * count].reshape(epochs, count)
+    for epoch in taken:
+        assert sorted(epoch.tolist()) == list(range(count))
+    if count > 20:
+        assert (taken[0] != taken[1]).any()
+
+
+def test_a_batch_is_a_function_of_its_number_alone(stream):
+    order = WindowOrder(windows=Grid(997, 16, seed=3, shift=True), batch_size=5, seed=3)
+    forwards = TrainWindows(stream, order, 16)
+    batches = [forwards[k] for k in range(60)]
+    backwards = TrainWindows(stream, order, 16)
+    backwards._planned = 2
+    for k in reversed(range(60)):
+        assert all(torch.equal(a, b) for a, b in zip(backwards[k], batches[k], strict=True))
+    other = TrainWindows(stream, WindowOrder(windows=Grid(997, 16), batch_size=5, seed=4), 16)
+    assert not torch.equal(other[0][0], batches[0][0])
+
+
+def test_targets_are_one_ahead_of_inputs(stream):
+    order = WindowOrder(windows=Grid(997, 16), batch_size=7)
+    dataset = TrainWindows(stream, order, 16)
+    seen = []
+    for k in range(len(dataset)):
+        x, y = dataset[k]
+        assert x.shape == y.shape == (7, 16)
+        assert x.dtype == y.dtype == torch.int64
+        assert x.is_contiguous()
+        assert y.is_contiguous()
+        assert torch.equal(x[:, 1:], y[:, :-1])
+        assert torch.equal(y - x, torch.where(x == EOT, -EOT, 1))  # the token before 0 is the end of text
+        seen += y[:, 0].tolist()
+    assert sorted(seen[:62]) == list(range(0, 992, 16))
+
+
+@given(tokens=st.integers(8, 200), seed=st.integers(0, 5))
+@settings(deadline=None)
+def test_shifted_grids_stay_inside_and_move(tokens, seed):
+    grid = Grid(tokens, 8, seed, shift=True)
+    offsets = set()
+    for epoch in range(40):
+        starts, lengths = grid.place(np.arange(grid.count), epoch)
+        assert (np.diff(starts) == 8).all()
+        assert (lengths == 8).all()
+        assert starts[0] >= 0
+        assert starts[-1] + 8 <= tokens
+        offsets.add(int(starts[0]))
+    assert len(offsets) >= min(tokens - 8 * grid.count + 1, 8) // 2
+    assert max(offsets) < 8
+
+
+def packed_reference(lengths, longest):
+    """Document by document: the windows as lists of (document, token) pairs."""
+    windows, current = [], []
+    for number, length in enumerate(lengths):
+        if length <= longest < len(current) + length:
+            windows.append(current)
+            current = []
+        for token in range(length):
+            if len(current) == longest:
+                windows.append(current)
+                current = []
+            current.append((number, token))
+    return [window for window in [*windows, current] if window]
+
+
+@given(lengths=st.lists(st.integers(1, 25), min_size=1, max_size=40), longest=st.integers(2, 12))
+@settings(deadline=None, max_examples=300)
+def test_packed_windows_split_no_short_document(lengths, longest):
+    total = sum(lengths)
+    if total < longest:
+        return
+    starts = np.cumsum([0, *lengths[:-1]])
+    packed = Packed(starts, total, longest)
+    begins, sizes = packed.place(np.arange(packed.count), 0)
+    expected = packed_reference(lengths, longest)
+    assert sizes.tolist() == [len(window) for window in expected]
+    assert begins.tolist() == [int(starts[window[0][0]]) + window[0][1] for window in expected]
+    cuts = set(begins.tolist())
+    for start, length in zip(starts.tolist(), lengths, strict=True):
+        if length <= longest:
+            assert not cuts & set(range(start + 1, start + length))
+
+
+def test_packed_batches_pad_what_is_left(tmp_path):
+    ids = [1, 2, EOT, 3, 4, 5, EOT, 6, EOT]
+    stream = make_stream(tmp_path, ids, cuts=(2, 5))
+    packed = Packed(np.array([0, 3, 7]), 9, 5)
+    order = WindowOrder(windows=packed, batch_size=3)
+    x, y, document = TrainWindows(stream, order, 5, isolate=True)[0]
+    first = y[:, 0].tolist().index(1)
+    assert x[first].tolist() == [EOT, 1, 2, 0, 0]
+    assert y[first].tolist() == [1, 2, EOT, IGNORED, IGNORED]
+    second = y[:, 0].tolist().index(3)
+    assert x[second].tolist() == [EOT, 3, 4, 5, 0]
+    assert y[second].tolist() == [3, 4, 5, EOT, IGNORED]
+    assert document[second].tolist()[:4] == [0, 0, 0, 0]
+    third = y[:, 0].tolist().index(6)
+    assert y[third].tolist() == [6, EOT, *[IGNORED] * 3]
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_evaluation_predicts_each_token_once_in_order(stream, batch_size, world):
+    ranks = [EvalWindows(stream, 16, batch_size, rank, world) for rank in range(world)]
+    assert len({len(dataset) for dataset in ranks}) == 1
+    targets, inputs = [], []
+    for k in range(len(ranks[0])):
+        for dataset in ranks:
+            x, y = dataset[k]
+            assert x.shape == y.shape == (batch_size, 16)
+            assert (x[y == IGNORED] == 0).all()
+            targets += y[y != IGNORED].tolist()
+            inputs += x[y != IGNORED].tolist()
+    assert targets == list(range(997))
+    assert inputs == [EOT, *range(996)]
+
+
+def test_document_ids_follow_the_ends_of_texts(tmp_path):
+    ids = [5, EOT, 6, 7, EOT, EOT, 8, 9, 10, EOT, 11, 12]
+    stream = make_stream(tmp_path, ids, cuts=(4, 9))
+    starts = np.array([0, 4, 7])
+    x, _, document = make_batch(stream, starts, np.full(3, 5), 5, isolate=True)
+    for row in range(3):
+        expected, number = [], -1 if x[row, 0] == EOT else 0
+        for token in x[row].tolist():
+            number += token == EOT
+            expected.append(number)
+        assert document[row].tolist() == expected
+    assert document.dtype == torch.int64
+
+
+def test_rows_cross_shards_and_ends(stream):
+    for start in (0, 1, 90, 99, 100, 101, 612, 613, 614, 990, 996):
+        row = stream.rows(np.array([start]), 12)[0].tolist()
+        whole = [EOT, *range(997), *[0] * 13]
+        assert row == whole[start : start + 13]
+
+
+def test_a_stream_pickles_without_its_tokens(stream):
+    len(stream.parts)
+    packed = pickle.dumps(stream)
+    assert len(packed) < 1000
+    assert (
+        pickle.loads(packed).rows(np.array([50]), 100).tolist() == stream.rows(np.array([50]), 100).tolist()
+    )
+
+
+def test_a_text_shorter_than_the_context_names_both_lengths():
+    for make in (lambda: Grid(99, 100), lambda: Packed(np.array([0]), 99, 100)):
+        with pytest.raises(InputError, match=r"99 tokens.* 100"):
+            make()
+    assert Grid(100, 100).count == Grid(100, 100, shift=True).count == 1
+    with pytest.raises(InputError, match="batch_size"):
+        order_of(4, 0)
+    with pytest.raises(InputError, match="context_length"):
+        Grid(5, 0)
