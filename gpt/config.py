@@ -37,6 +37,10 @@ class GPTConfig:
     """Probability that an embedding, attention weight or residual entry is dropped while training."""
     qkv_bias: bool = True
     """Whether the query, key and value projections have a bias, as GPT-2's have."""
+    tied_head: bool = True
+    """Whether the head is the token embedding, as GPT-2's is, or a matrix of its own."""
+    exact_gelu: bool = False
+    """Whether the GELU is computed exactly; GPT-2 approximates it with a tanh."""
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "context_length", "emb_dim", "num_heads", "num_layers"):

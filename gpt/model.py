@@ -6,7 +6,6 @@ more after the last, learned positions, a tanh-approximated GELU, and a head tha
 Shapes: B batch, T tokens, D emb_dim, V vocab_size.
 """
 
-import json
 import math
 import os
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing_extensions import Self
 
 from gpt.attention import MultiHeadAttention
 from gpt.config import GPTConfig
+from gpt.convert.read import read_weights
 from gpt.errors import InputError
 from gpt.files import atomic_write, write_json
 
@@ -28,7 +28,7 @@ class FeedForward(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.up = nn.Linear(config.emb_dim, 4 * config.emb_dim)
-        self.activation = nn.GELU(approximate="tanh")
+        self.activation = nn.GELU(approximate="none" if config.exact_gelu else "tanh")
         self.down = nn.Linear(4 * config.emb_dim, config.emb_dim)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -77,7 +77,8 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(config.num_layers))
         self.final_norm = nn.LayerNorm(config.emb_dim)
         self.head = nn.Linear(config.emb_dim, config.vocab_size, bias=False)
-        self.head.weight = self.token_embedding.weight
+        if config.tied_head:
+            self.head.weight = self.token_embedding.weight
         self._share_mask()
         self._init_weights()
 
@@ -105,7 +106,7 @@ class GPT(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def save_pretrained(self, path: str | os.PathLike[str]) -> None:
-        """Write `model.safetensors` and `config.json` into the folder `path`, the tied head once.
+        """Write `model.safetensors` and `config.json` into the folder `path`, a tied head once.
 
         Raises:
             OSError: the folder cannot be made or written.
@@ -113,7 +114,8 @@ class GPT(nn.Module):
         from safetensors.torch import save
 
         state = self.state_dict()
-        del state["head.weight"]  # safetensors refuses to write a shared tensor twice
+        if self.config.tied_head:
+            del state["head.weight"]  # safetensors refuses to write a shared tensor twice
         weights = {name: tensor.contiguous() for name, tensor in state.items()}
         with atomic_write(Path(path) / "model.safetensors", "wb") as file:
             file.write(save(weights, metadata={"format": "pt"}))
@@ -121,36 +123,30 @@ class GPT(nn.Module):
 
     @classmethod
     def from_pretrained(cls, path: str | os.PathLike[str]) -> "GPT":
-        """Read what `save_pretrained` wrote; the model comes back on the CPU, in evaluation mode.
+        """Read weights from anywhere; the model comes back on the CPU, in evaluation mode.
+
+        Args:
+            path: a folder written by `save_pretrained`; a checkpoint of `gpt fit`; GPT-2's weights in a
+                Hugging Face folder or by hub name (`gpt2`, `OWNER/NAME`); a nanoGPT checkpoint; a state dict
+                of the book's GPTModel.
 
         Raises:
-            InputError: the folder, one of its files, or a weight of the expected shape is missing.
+            InputError: there is none of these, it is of another architecture, or a weight is missing or of
+                another shape; the message names it.
         """
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        config_file, weights_file = Path(path) / "config.json", Path(path) / "model.safetensors"
-        for file in (config_file, weights_file):
-            if not file.is_file():
-                raise InputError(f"{file} is missing, expected a folder written by save_pretrained")
-        try:
-            values = json.loads(config_file.read_text(encoding="utf-8"))
-            weights = load_file(weights_file)
-        except (json.JSONDecodeError, UnicodeDecodeError, SafetensorError) as error:
-            raise InputError(f"{path} is not a folder written by save_pretrained: {error}") from None
-        if not isinstance(values, dict) or values.pop("model_type", None) != "minimal-gpt":
-            raise InputError(f"{config_file} is not a minimal-gpt configuration")
-        return cls.from_weights(GPTConfig.from_dict(values), weights)
+        found = read_weights(path)
+        return cls.from_weights(found.config, found.weights)
 
     @classmethod
     def from_weights(cls, config: GPTConfig, weights: dict[str, Tensor]) -> "GPT":
-        """A GPT in evaluation mode with these weights by state-dict name; the tied head may be left out.
+        """A GPT in evaluation mode with these weights by state-dict name; a tied head may be left out.
 
         Raises:
             InputError: a weight is missing, unknown, or of another shape; the message names it.
         """
         model = cls(config)
-        weights = {"head.weight": weights.get("token_embedding.weight", torch.empty(0)), **weights}
+        if config.tied_head and "token_embedding.weight" in weights:
+            weights = {"head.weight": weights["token_embedding.weight"], **weights}
         expected = model.state_dict()
         for name, tensor in expected.items():
             if name not in weights:
