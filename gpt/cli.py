@@ -49,6 +49,18 @@ COMMANDS = {
         "write text with a trained model",
         "gpt generate --prompt 'Return the ' --seed 1",
     ),
+    "import": Command(
+        "gpt.convert.commands",
+        "import_weights",
+        "read GPT-2 weights of another program",
+        "gpt import gpt2 --output gpt2-small",
+    ),
+    "export": Command(
+        "gpt.convert.commands",
+        "export_weights",
+        "write a model for another program",
+        "gpt export --checkpoint runs/quick --format hf --output my-gpt2",
+    ),
 }
 LIGHTNING = ("fit", "validate")
 

@@ -29,7 +29,7 @@ def locate(path: str | os.PathLike[str]) -> Path:
     # A mistyped path below a folder that is there is not worth a look at the network.
     looks_like_one = re.fullmatch(r"\w[\w.-]*/[\w.-]+", name) and not Path(name).parent.exists()
     if not (explicit or name in _SHORT_NAMES or looks_like_one):
-        raise InputError(f"no weights at {path}: expected a file, a folder, or a hub name such as gpt2")
+        raise InputError(f"no checkpoint at {path}, expected a file, a folder or a hub name such as gpt2")
     return _download(name)
 
 

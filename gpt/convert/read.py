@@ -8,13 +8,11 @@ from typing import Any, Literal
 from gpt.config import GPTConfig
 from gpt.convert import book, hf, nanogpt
 from gpt.convert.hub import locate
-from gpt.convert.table import Weights, crop
+from gpt.convert.table import Weights
 from gpt.convert.tensors import load_pickle, read_json, read_tensors, strip_prefixes
 from gpt.errors import InputError
 
 Form = Literal["gpt", "hf", "nanogpt", "book"]
-
-_GPT2_VOCABULARY = 50257
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +25,7 @@ class Found:
 
 
 def read_weights(path: str | os.PathLike[str], num_heads: int | None = None) -> Found:
-    """Read a folder, a file or a hub name; other programs' rows past GPT-2's vocabulary are left out.
+    """Read a folder, a file or a hub name.
 
     Args:
         path: what `GPT.from_pretrained` takes.
@@ -42,15 +40,11 @@ def read_weights(path: str | os.PathLike[str], num_heads: int | None = None) -> 
     if path.is_dir() and not (path / "config.json").is_file() and (path / "ckpt.pt").is_file():
         path = path / "ckpt.pt"  # nanoGPT's out_dir
     try:
-        found = _read_folder(path, num_heads) if path.is_dir() else _read_file(path, num_heads)
+        return _read_folder(path, num_heads) if path.is_dir() else _read_file(path, num_heads)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except (TypeError, AttributeError):  # a text where a number belongs, a list in the place of a mapping
         raise InputError(f"{path}: its settings are not those of a GPT-2") from None
-    if found.form == "gpt":
-        return found
-    config, weights = crop(found.config, found.weights, vocab_size=_GPT2_VOCABULARY)
-    return Found(form=found.form, config=config, weights=weights)
 
 
 def _read_folder(folder: Path, num_heads: int | None) -> Found:

@@ -1,0 +1,68 @@
+"""The tokenizer as Hugging Face's libraries read it: vocab.json, merges.txt, tokenizer_config.json.
+
+tiktoken keeps a rank for each token and merges whichever neighbours form the token of lowest rank; the older
+form lists the pairs to merge, in order. The pair behind a token is what is left of its bytes when only tokens
+of lower rank are formed: that holds for any prefix of the ranks too, as no token is made of later ones.
+"""
+
+import os
+from itertools import pairwise
+from pathlib import Path
+
+from gpt.files import atomic_write, write_json
+from gpt.tokenizer import END_OF_TEXT, Tokenizer
+
+
+def write_tokenizer(tokenizer: Tokenizer, folder: str | os.PathLike[str], context_length: int) -> None:
+    """Write the files from which `transformers.AutoTokenizer` gives the same ids.
+
+    It takes `<|endoftext|>` in a text for the special token, as `Tokenizer.encode` does with `allow_special`.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    tokens = [tokenizer.decode_bytes([i]) for i in range(tokenizer.eot)]
+    letters = byte_letters()
+
+    def spell(token: bytes) -> str:
+        return "".join(letters[byte] for byte in token)
+
+    vocabulary = {spell(token): rank for rank, token in enumerate(tokens)}
+    write_json(Path(folder) / "vocab.json", {**vocabulary, END_OF_TEXT: tokenizer.eot})
+    with atomic_write(Path(folder) / "merges.txt") as file:
+        file.write("#version: 0.2\n")
+        file.writelines(f"{spell(first)} {spell(second)}\n" for first, second in merges(tokens))
+    special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)
+    settings = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, **special}
+    settings |= {"clean_up_tokenization_spaces": False, "model_max_length": context_length}
+    write_json(Path(folder) / "tokenizer_config.json", settings)
+
+
+def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes]]:
+    """The two tokens that each token of several bytes is merged from, in the order of the ranks.
+
+    Args:
+        tokens: by rank, all 256 single bytes among them.
+    """
+    ranks = {token: rank for rank, token in enumerate(tokens)}
+    pairs = []
+    for rank, token in enumerate(tokens):
+        if len(token) == 1:
+            continue
+        parts = [token[i : i + 1] for i in range(len(token))]
+        while len(parts) > 2:
+            formed = [ranks.get(a + b, rank) for a, b in pairwise(parts)]
+            i = formed.index(min(formed))
+            parts[i : i + 2] = [parts[i] + parts[i + 1]]
+        pairs.append((parts[0], parts[1]))
+    return pairs
+
+
+def byte_letters() -> list[str]:
+    """A printable character for each byte (Radford et al. 2019, the released encoder.py).
+
+    Bytes that print in Latin-1 stand for themselves; the others take the characters from U+0100 on.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
