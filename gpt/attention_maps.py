@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from gpt.model import GPT
     from gpt.tokenizer import Tokenizer
 
-# White for nothing, so that the triangle of the causal mask stays empty. The square root below spreads the
-# many small weights: most heads give most of their weight to one token.
-COLOURS, POWER = "Blues", 0.5
+# The square root spreads the many small weights: most heads give most of their weight to one token. Grey is
+# what the causal mask hides, white what a head may look at and does not.
+COLOURS, POWER, HIDDEN = "Blues", 0.5, "#e4e4e4"
 # More labels than this on an axis run into one another: then every second, third, ... is written.
 MOST_LABELS = 64
 
@@ -166,7 +166,11 @@ def _figure(width: float, height: float) -> "Figure":
 def _draw(axes: "Axes", weights: ArrayLike) -> "AxesImage":
     from matplotlib.colors import PowerNorm
 
-    return axes.imshow(weights, cmap=COLOURS, norm=PowerNorm(POWER, 0.0, 1.0), interpolation="nearest")
+    weights = np.asarray(weights)
+    later = np.triu(np.ones_like(weights, dtype=bool), k=1)
+    seen = np.ma.masked_where(later & (weights == 0), weights)
+    axes.set_facecolor(HIDDEN)
+    return axes.imshow(seen, cmap=COLOURS, norm=PowerNorm(POWER, 0.0, 1.0), interpolation="nearest")
 
 
 @cache

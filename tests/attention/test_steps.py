@@ -1,5 +1,8 @@
 """Every system against the values that the chapters print (four decimals)."""
 
+import runpy
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,56 +26,48 @@ from gpt.attention import (
 from gpt.attention.dot_product import attend
 from gpt.errors import InputError
 
-INPUTS = torch.tensor(
-    [
-        [0.43, 0.15, 0.89],
-        [0.55, 0.87, 0.66],
-        [0.57, 0.85, 0.64],
-        [0.22, 0.58, 0.33],
-        [0.77, 0.25, 0.10],
-        [0.05, 0.80, 0.55],
-    ]
-)
-BATCH = torch.stack([INPUTS, INPUTS])
+# The inputs and the printed values are written once, in the script that shows them to a reader.
+WALKTHROUGH = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "attention_walkthrough.py"))
+INPUTS, BATCH, HEADS = (WALKTHROUGH[name] for name in ("INPUTS", "BATCH", "HEADS"))
 
 
-def same(actual: Tensor, printed: str | Tensor, tolerance: float = 6e-5) -> None:
-    """`printed` holds rows separated by '/', four decimals, as the chapters print them."""
-    if isinstance(printed, str):
-        printed = torch.tensor([[float(number) for number in row.split()] for row in printed.split("/")])
-        printed = printed.reshape(actual.shape)
-    torch.testing.assert_close(actual, printed, atol=tolerance, rtol=0)
+def same(actual: Tensor, expected: str | Tensor, tolerance: float = 6e-5) -> None:
+    """`expected` is a tensor, or the name of a value that the chapters print to four decimals."""
+    if isinstance(expected, str):
+        numbers = WALKTHROUGH["PRINTED"][expected].replace("/", " ").split()
+        expected = torch.tensor([float(number) for number in numbers]).reshape(actual.shape)
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
 
 
 def test_attention_without_weights() -> None:
     scores = attention_scores(INPUTS)
-    same(scores[1], "0.9544 1.4950 1.4754 0.8434 0.7070 1.0865")
+    same(scores[1], "S1 scores of token 2")
     same(attention_scores_by_loop(INPUTS), scores, 1e-6)
-    same(normalise_by_sum(scores)[1], "0.1455 0.2278 0.2249 0.1285 0.1077 0.1656")
+    same(normalise_by_sum(scores)[1], "S1 weights of token 2, by sum")
     weights = softmax_naive(scores)
-    same(weights[1], "0.1385 0.2379 0.2333 0.1240 0.1082 0.1581")
+    same(weights[1], "S1 weights of token 2, by softmax")
     same(weights, torch.softmax(scores, dim=-1), 1e-6)
-    same(context_vectors(weights, INPUTS)[1], "0.4419 0.6515 0.5683")
+    same(context_vectors(weights, INPUTS)[1], "S1 context vector of token 2")
 
 
 def test_naive_softmax_overflows_where_torchs_does_not() -> None:
     large = torch.tensor([1000.0, 1000.0])
     assert softmax_naive(large).isnan().all()
-    same(torch.softmax(large, dim=-1), "0.5 0.5")
+    same(torch.softmax(large, dim=-1), torch.tensor([0.5, 0.5]))
 
 
 def test_v1_step_by_step() -> None:
     torch.manual_seed(123)
     system = SelfAttention_v1(3, 2)
     query, key = INPUTS @ system.W_query, INPUTS @ system.W_key
-    same(query[1], "0.4306 1.4551")
-    same(query[1] @ key[1], "1.8524")
-    same(query[1] @ key.T, "1.2705 1.8524 1.8111 1.0795 0.5577 1.5440")
+    same(query[1], "S2 query of token 2")
+    same(query[1] @ key[1], "S2 score of token 2 with itself")
+    same(query[1] @ key.T, "S2 scores of token 2")
     _, weights = attend(query, key, INPUTS @ system.W_value)
-    same(weights[1], "0.1500 0.2264 0.2199 0.1311 0.0906 0.1820")
+    same(weights[1], "S2 weights of token 2")
     same(
         system(INPUTS),
-        "0.2996 0.8053 / 0.3061 0.8210 / 0.3058 0.8203 / 0.2948 0.7939 / 0.2927 0.7891 / 0.2990 0.8040",
+        "S2 context vectors",
     )
 
 
@@ -80,7 +75,7 @@ def test_v2() -> None:
     torch.manual_seed(789)
     same(
         SelfAttention_v2(3, 2)(INPUTS),
-        "-0.0739 0.0713 / -0.0748 0.0703 / -0.0749 0.0702 / -0.0760 0.0685 / -0.0763 0.0679 / -0.0754 0.0693",
+        "S3 context vectors",
     )
 
 
@@ -100,8 +95,8 @@ def test_causal_mask_two_ways() -> None:
     by_sum = mask_by_renormalising(torch.softmax(scores, dim=-1))
     by_infinity = torch.softmax(mask_by_infinity(scores), dim=-1)
     for weights in (by_sum, by_infinity):
-        same(weights[1, :2], "0.5517 0.4483")
-        same(weights[5], "0.1935 0.1663 0.1666 0.1542 0.1666 0.1529")
+        same(weights[1, :2], "S4 weights of token 2")
+        same(weights[5], "S4 weights of token 6")
         assert (weights.triu(diagonal=1) == 0).all()
     same(by_sum, by_infinity, 1e-6)
 
@@ -160,14 +155,12 @@ def test_wrapper() -> None:
     assert torch.equal(out[0], out[1])
     same(
         out[0],
-        "-0.4519 0.2216 0.4772 0.1063 / -0.5874 0.0058 0.5891 0.3257 / -0.6300 -0.0632 0.6202 0.3860 /"
-        "-0.5675 -0.0843 0.5478 0.3589 / -0.5526 -0.0981 0.5321 0.3428 / -0.5299 -0.1081 0.5077 0.3493",
+        "S6 two heads of width 2",
     )
     torch.manual_seed(123)
     same(
         MultiHeadAttentionWrapper(3, 1, 6, 0.0, num_heads=2)(BATCH)[1],
-        "-0.5740 0.2216 / -0.7320 0.0155 / -0.7774 -0.0546 /"
-        "-0.6979 -0.0817 / -0.6538 -0.0957 / -0.6424 -0.1065",
+        "S6 two heads of width 1",
     )
 
 
@@ -179,7 +172,7 @@ def test_split(need_weights: bool) -> None:
     for row in out:
         same(
             row,
-            "0.3190 0.4858 / 0.2943 0.3897 / 0.2856 0.3593 / 0.2693 0.3873 / 0.2639 0.3928 / 0.2575 0.4028",
+            "S7 two heads of width 1",
         )
 
 
@@ -214,28 +207,12 @@ def test_heads_that_do_not_divide_are_refused(build) -> None:
 
 
 def test_batched_product_over_heads() -> None:
-    heads = torch.tensor(
-        [
-            [
-                [
-                    [0.2745, 0.6584, 0.2775, 0.8573],
-                    [0.8993, 0.0390, 0.9268, 0.7388],
-                    [0.7179, 0.7058, 0.9156, 0.4340],
-                ],
-                [
-                    [0.0772, 0.3565, 0.1479, 0.5331],
-                    [0.4066, 0.2318, 0.4545, 0.9737],
-                    [0.4606, 0.5159, 0.4220, 0.5786],
-                ],
-            ]
-        ]
-    )
-    scores = scores_of_heads(heads, heads)
+    scores = scores_of_heads(HEADS, HEADS)
     assert scores.shape == (1, 2, 3, 3)
-    same(scores[0, 0, 0], "1.3208 1.1631 1.2879", 1.1e-4)  # the values of `heads` are rounded themselves
-    same(scores[0, 1, 0], "0.4391 0.7003 0.5903", 1.1e-4)
+    same(scores[0, 0, 0], "S8 head 1, token 1", 1.1e-4)  # the values of HEADS are rounded themselves
+    same(scores[0, 1, 0], "S8 head 2, token 1", 1.1e-4)
     for head in range(2):
-        same(scores[0, head], heads[0, head] @ heads[0, head].T, 1e-6)
+        same(scores[0, head], HEADS[0, head] @ HEADS[0, head].T, 1e-6)
 
 
 def test_fused_keeps_the_names_of_the_chapter() -> None:
