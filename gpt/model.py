@@ -8,14 +8,14 @@ Shapes: B batch, T tokens, D emb_dim, V vocab_size.
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from gpt.attention import MultiHeadAttention
+from gpt.attention import KeyValueCache, MultiHeadAttention
 from gpt.config import GPTConfig
 from gpt.convert.read import read_weights
 from gpt.errors import InputError
@@ -54,9 +54,19 @@ class TransformerBlock(nn.Module):
         self.feed_forward = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
-        x = x + self.dropout(self.attention(self.attention_norm(x)))
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        key_padding_mask: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
+        """(B, T, D) -> (B, T, D); the masks and the cache are those of `MultiHeadAttention`."""
+        attended = self.attention(
+            self.attention_norm(x), key_padding_mask=key_padding_mask, document_ids=document_ids, cache=cache
+        )
+        x = x + self.dropout(attended)
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
 
@@ -82,23 +92,57 @@ class GPT(nn.Module):
         self._share_mask()
         self._init_weights()
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        positions: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        caches: Sequence[KeyValueCache] | None = None,
+    ) -> Tensor:
         """Token ids (B, T) int64 -> logits (B, T, V).
+
+        Args:
+            tokens: (B, T); with caches, those that follow the S - T cached ones.
+            positions: (T,) or (B, T) int64, each token's row of the position embedding; by default they count
+                up from the first token given or cached. A batch padded on the left needs them.
+            key_padding_mask: (B, S) boolean, True where a token, cached or given, is padding.
+            document_ids: (B, S) integers; a token looks at those of its own document only.
+            caches: one a block, see `MultiHeadAttention.new_cache`; the tokens are appended to each.
 
         Raises:
             InputError: `tokens` is not (B, T), T is over the context length, or an id is outside the
                 vocabulary (not looked at on a GPU in training, where a look would stall every step).
         """
-        return self.head(self.features(tokens))
+        features = self.features(
+            tokens,
+            positions=positions,
+            key_padding_mask=key_padding_mask,
+            document_ids=document_ids,
+            caches=caches,
+        )
+        return self.head(features)
 
-    def features(self, tokens: Tensor) -> Tensor:
-        """All but the head: token ids (B, T) int64 -> normalised features (B, T, D)."""
-        self._check(tokens)
-        positions = torch.arange(tokens.shape[1], device=tokens.device)  # (T,)
+    def features(
+        self,
+        tokens: Tensor,
+        *,
+        positions: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        caches: Sequence[KeyValueCache] | None = None,
+    ) -> Tensor:
+        """All of `forward` but the head: token ids (B, T) int64 -> normalised features (B, T, D)."""
+        cached = caches[0].length if caches else 0
+        self._check(tokens, cached)
+        if positions is None:
+            positions = torch.arange(cached, cached + tokens.shape[1], device=tokens.device)  # (T,)
         x = self.token_embedding(tokens) + self.position_embedding(positions)  # (B, T, D)
         x = self.dropout(x)
-        for block in self.blocks:
-            x = block(x)
+        of_blocks: Sequence[KeyValueCache | None] = caches or [None] * len(self.blocks)
+        for block, cache in zip(self.blocks, of_blocks, strict=True):
+            x = block(x, key_padding_mask=key_padding_mask, document_ids=document_ids, cache=cache)
         return self.final_norm(x)
 
     def num_parameters(self) -> int:
@@ -127,8 +171,8 @@ class GPT(nn.Module):
 
         Args:
             path: a folder written by `save_pretrained`; a checkpoint of `gpt fit`; GPT-2's weights in a
-                Hugging Face folder or by hub name (`gpt2`, `OWNER/NAME`); a nanoGPT checkpoint; a state dict
-                of the book's GPTModel.
+                Hugging Face folder or by hub name (`gpt2`, `hub:OWNER/NAME`); a nanoGPT checkpoint; a state
+                dict of the book's GPTModel.
 
         Raises:
             InputError: there is none of these, it is of another architecture, or a weight is missing or of
@@ -160,12 +204,14 @@ class GPT(nn.Module):
         model.load_state_dict(weights)
         return model.eval()
 
-    def _check(self, tokens: Tensor) -> None:
+    def _check(self, tokens: Tensor, cached: int) -> None:
         if tokens.dim() != 2:
             raise InputError(f"expected token ids of shape (batch, tokens), got {tuple(tokens.shape)}")
-        if tokens.shape[1] > self.config.context_length:
+        if cached + tokens.shape[1] > self.config.context_length:
+            after = f" after {cached} cached ones" if cached else ""
             raise InputError(
-                f"{tokens.shape[1]} tokens are more than the context_length {self.config.context_length}"
+                f"{tokens.shape[1]} tokens{after} are more than the context_length "
+                f"{self.config.context_length}"
             )
         if torch.compiler.is_compiling() or tokens.is_meta or (tokens.is_cuda and self.training):
             return

@@ -30,7 +30,7 @@ def import_weights(
     """Turn GPT-2 weights of another program into a folder that every command here takes as --checkpoint.
 
     Args:
-        source: a Hugging Face folder or hub name (gpt2, gpt2-xl, OWNER/NAME), a nanoGPT checkpoint, or a
+        source: a Hugging Face folder or hub name (gpt2, hub:OWNER/NAME), a nanoGPT checkpoint, or a
             state dict of the book's GPTModel.
         output: the folder to write; it must not be there yet, or be empty.
         format: the form that is expected; by default whichever it is.
