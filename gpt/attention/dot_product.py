@@ -43,7 +43,7 @@ def attend_folded(
     weights = torch.softmax(scores, dim=-1).to(value.dtype)  # (B * H, T, S)
     if dropout_p:
         weights = torch.dropout(weights, dropout_p, train=True)
-    return (weights @ value).unflatten(0, (batch, heads))
+    return (weights @ value).view(batch, heads, query.shape[1], value.shape[2])
 
 
 def attend(

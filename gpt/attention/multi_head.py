@@ -236,6 +236,8 @@ class MultiHeadAttention(nn.Module):
 
 def _folding_pays(query: Tensor) -> bool:
     """Whether plain products beat PyTorch's fused attention; see `attend_folded`."""
+    if torch.compiler.is_exporting():  # the program may run on another device, and with another length
+        return False
     return query.device.type == "cpu" and query.dtype == torch.bfloat16 and query.shape[2] <= 512
 
 

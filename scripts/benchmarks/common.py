@@ -1,0 +1,185 @@
+"""What every benchmark shares: interleaved timing, peak memory, the machine, and the report."""
+
+import json
+import math
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpt.files import atomic_write, write_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Seconds of each repetition, by the round in which it was taken."""
+
+    seconds: dict[int, float]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds.values())
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the quartiles, relative to the median: 0.02 is two per cent."""
+        if len(self.seconds) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(self.seconds.values(), n=4, method="inclusive")
+        return (high - low) / 2 / self.median
+
+    def times_faster_than(self, other: "Timing") -> float:
+        """How many times as long `other` takes: the median over the rounds that have both.
+
+        The two of a round ran one after the other, so that a machine that slows down slows both.
+        """
+        both = self.seconds.keys() & other.seconds.keys()
+        return statistics.median(other.seconds[i] / self.seconds[i] for i in both)
+
+
+def interleave(
+    candidates: Mapping[str, Callable[[], object]], rounds: int, every: Mapping[str, int] | None = None
+) -> dict[str, Timing]:
+    """Time all candidates in turn, round after round, every second round in the opposite order.
+
+    Each runs once before, untimed. `every` names those that run only in every n-th round, because they are
+    slow and no close comparison hangs on them. A candidate that works on a GPU must synchronise itself.
+    """
+    taken: dict[str, dict[int, float]] = {name: {} for name in candidates}
+    for call in candidates.values():
+        call()
+    for i in range(rounds):
+        for name in list(candidates)[:: 1 if i % 2 else -1]:
+            if i % (every or {}).get(name, 1) == 0:
+                began = time.perf_counter()
+                candidates[name]()
+                taken[name][i] = time.perf_counter() - began
+    return {name: Timing(seconds=seconds) for name, seconds in taken.items()}
+
+
+def geometric_mean(values: list[float]) -> float:
+    """The mean for ratios: of 2 and 1/2 it is 1."""
+    return math.exp(statistics.fmean(math.log(value) for value in values))
+
+
+def peak_memory(call: Callable[[], object]) -> int:
+    """The most bytes of tensors that `call` held at once beyond those before it, on the CPU or the GPU."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        call()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    changes = sorted(
+        (event["ts"], event["args"]["Bytes"]) for event in events if event.get("name") == "[memory]"
+    )
+    held = peak = 0
+    for _, change in changes:
+        held += change
+        peak = max(peak, held)
+    return peak
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    import torch
+
+    cpu = platform.processor() or platform.machine()
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        lines = information.read_text(encoding="utf-8").splitlines()
+        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def say(text: str) -> None:
+    """Tell on stderr what is being measured, so that stdout holds the report alone."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The outcome of a benchmark."""
+
+    title: str
+    rows: list[dict[str, Any]]
+    """The table, a dictionary of column to value for each line."""
+    ratios: dict[str, float]
+    """By target, above 1 where this program is the faster, or the better."""
+    bars: dict[str, dict[str, float]]
+    """For the chart: height by candidate, by group."""
+    unit: str
+    """What the bars count."""
+    notes: list[str] = field(default_factory=list)
+
+    def markdown(self) -> str:
+        """The table, the ratios and the machine, as Markdown."""
+        columns = list(self.rows[0])
+        lines = [
+            columns,
+            ["---"] * len(columns),
+            *([_cell(row[column]) for column in columns] for row in self.rows),
+        ]
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        ratios = "\n".join(f"- {name}: {value:.3f}" for name, value in self.ratios.items())
+        where = ", ".join(f"{name} {value}" for name, value in machine().items() if value is not None)
+        return "\n\n".join([f"### {self.title}", table, ratios, *self.notes, where])
+
+    def write(self, path: Path) -> None:
+        """The report as JSON."""
+        values = {"title": self.title, "machine": machine(), "ratios": self.ratios, "rows": self.rows}
+        write_json(path, {**values, "notes": self.notes})
+
+    def draw(self, path: Path) -> None:
+        """A bar chart, one small diagram for each group, as a PNG."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        columns = min(len(self.bars), 4)
+        rows = math.ceil(len(self.bars) / columns)
+        figure = Figure(figsize=(3.4 * columns + 0.6, 2.6 * rows + 0.6), layout="constrained")
+        FigureCanvasAgg(figure)
+        grid = figure.subplots(rows, columns, squeeze=False).flatten()
+        for axes in grid[len(self.bars) :]:
+            axes.set_axis_off()
+        for axes, (group, heights) in zip(grid, self.bars.items(), strict=False):
+            names = list(heights)[::-1]
+            drawn = axes.barh(names, [heights[name] for name in names], color="#56B4E9")
+            axes.bar_label(drawn, fmt="%.3g", padding=3, fontsize=8)
+            axes.set_title(group, fontsize=10)
+            axes.set_xlabel(self.unit, fontsize=8)
+            axes.tick_params(labelsize=8)
+            axes.margins(x=0.18)
+            axes.spines[["top", "right"]].set_visible(False)
+        figure.suptitle(self.title)
+        with atomic_write(path, "wb") as file:
+            figure.savefig(file, format="png", dpi=120)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
