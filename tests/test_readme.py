@@ -1,0 +1,62 @@
+"""Every command and every program that the README shows is run, the trainings cut short."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BLOCKS = re.findall(
+    r"^```(bash|python)\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S
+)
+
+# What stands between the README and the program: `fit` runs four steps, whatever length is asked for.
+SHIM = f"""#!/bin/sh
+if [ "$1" = fit ]; then
+    set -- "$@" --trainer.max_steps 4 --trainer.val_check_interval 4
+fi
+exec "{sys.executable}" -m gpt.cli "$@"
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """An empty folder with a text, where `gpt` is the program of this checkout."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "my-text.txt").write_text("Once upon a time there was a fox.\n" * 400, encoding="utf-8")
+    (folder / "bin").mkdir()
+    for name, script in {"gpt": SHIM, "python": f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'}.items():
+        (folder / "bin" / name).write_text(script, encoding="utf-8")
+        (folder / "bin" / name).chmod(0o755)
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "scripts", "configs", "data", "docs"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
+@pytest.mark.skipif(shutil.which("sh") is None, reason="needs a POSIX shell")
+def test_every_block_runs_in_order(folder):
+    """One test, since each block goes on with what those before it left."""
+    assert len(BLOCKS) >= 6
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    for language, block in BLOCKS:
+        if "pip install" in block:
+            continue  # what the machine that runs this test has done already
+        if "make " in block:
+            block = re.sub(r"^make ", "make --dry-run ", block, flags=re.M)
+        command = ["sh", "-ec", block] if language == "bash" else [sys.executable, "-c", block]
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=120,
+        )
+        assert done.returncode == 0, f"{block}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    assert (folder / "runs" / "mine" / "summary.json").is_file()
