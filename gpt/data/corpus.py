@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
 from glob import glob
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Any
 
 from gpt.data import builtin
 from gpt.data.reading import Piece, cut, file_format, file_pieces, hub_rows, is_packed, is_url, join
+from gpt.data.store import file_sha256
 from gpt.errors import InputError
 
 _BUILTIN = {"python-docs": builtin.python_docs, "python-stdlib": builtin.python_stdlib}
-_BYTES_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +64,10 @@ class Corpus:
         )
         if self.builtin:
             digest.update(builtin.library_fingerprint().encode())
-        for name in self.files:
-            digest.update(f"\0{file_format(name)}\0".encode())
-            if is_url(name):
-                digest.update(name.encode())
-                continue
-            with open(name, "rb") as file:
-                while block := file.read(_BYTES_AT_ONCE):
-                    digest.update(block)
+        with ThreadPoolExecutor() as pool:
+            contents = pool.map(lambda name: name if is_url(name) else file_sha256(name), self.files)
+            for name, content in zip(self.files, contents, strict=True):
+                digest.update(f"{file_format(name)} {content}\n".encode())
         return digest.hexdigest()
 
     def summary(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from gpt.data.reading import Piece
 from gpt.data.store import SPLITS, token_dtype
 from gpt.tokenizer import Tokenizer
 
-_BLOCK_CHARACTERS = 1 << 20
+_BLOCK_CHARACTERS = 1 << 18
 
 
 class Part(NamedTuple):

@@ -194,7 +194,7 @@ class Prepared:
         return [Segment(**segment) for segment in self.meta["splits"][split][what]]
 
 
-def file_sha256(path: Path) -> str:
+def file_sha256(path: str | os.PathLike[str]) -> str:
     """The SHA-256 of a file's content, in hexadecimal."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:

@@ -25,6 +25,7 @@ PROGRESS = "progress.json"
 _STATE = ("parts", "empty", "largest_id", "splits")
 _SECONDS_BETWEEN_COMMITS = 5.0
 _SHARD_TOKENS = 1 << 27
+_COUNTED_AT_ONCE = 1 << 20
 
 
 class ShardWriter:
@@ -211,9 +212,9 @@ class ShardWriter:
         )
         lengths = self.tokenizer.byte_lengths()
         views["val"]["bytes"] = sum(
-            int(lengths[part[at : at + _SHARD_TOKENS >> 5]].sum())
+            int(lengths[part[at : at + _COUNTED_AT_ONCE]].sum())
             for part in held_out.parts
-            for at in range(0, len(part), _SHARD_TOKENS >> 5)
+            for at in range(0, len(part), _COUNTED_AT_ONCE)
         )
         views["train"]["bytes"] = self.text_bytes - views["val"]["bytes"]
         return views

@@ -273,11 +273,12 @@ def test_a_full_disk_keeps_what_is_written(rows, tmp_path, monkeypatch):
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path):
-    pytest.importorskip("resource")
+    if not Path("/proc/self/status").exists():
+        pytest.skip("reads a process's peak memory as Linux tells it")
     line = "".join(f" word{i * 7919 % 1009}" for i in range(4000)) + "\n"
     code = (
-        "import resource, sys; from gpt.data.prepare import prepare; prepare(*sys.argv[1:], vocab_size=2048);"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        "import re, sys; from gpt.data.prepare import prepare; prepare(*sys.argv[1:], vocab_size=2048);"
+        "print(re.search(r'VmHWM:\\s+(\\d+) kB', open('/proc/self/status').read())[1])"
     )
     peaks = []
     for name, lines in (("small", 300), ("large", 1500)):  # 10 and 50 MB, a single document
@@ -285,7 +286,8 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
             file.writelines(line for _ in range(lines))
         command = [sys.executable, "-c", code, str(tmp_path / f"{name}.txt"), str(tmp_path / name)]
         peaks.append(int(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
-    assert peaks[1] - peaks[0] < 30_000  # kB
+    assert peaks[0] > 30_000  # kB
+    assert peaks[1] - peaks[0] < 25_000
 
 
 @pytest.mark.parametrize(

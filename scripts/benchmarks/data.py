@@ -1,0 +1,221 @@
+"""Data: tokenizing beside tiktoken called bare, windows beside a memmap loop, memory, start, input wait."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from benchmarks.common import Report, Timing, interleave, say
+from torch.nn import functional as F
+
+from gpt import GPT, GPTConfig, Tokenizer
+from gpt.data.builtin import python_stdlib
+from gpt.data.module import TokenData, TrainLoader
+from gpt.data.prepare import prepare
+from gpt.data.store import INDEX_DTYPE, META, Prepared
+from gpt.data.windows import Grid, TrainWindows, WindowOrder
+from gpt.data.writer import _SHARD_TOKENS
+
+SHAPES = [(12, 128), (12, 1024), (64, 1024)]
+"""Windows in a batch and tokens in a window: the quick run's, and two of a GPU's."""
+
+# Linux's own count of the peak: getrusage's begins at the memory of the process that started this one.
+PEAK = r"""
+import re, sys, time
+from pathlib import Path
+from gpt.data.prepare import prepare
+began = time.perf_counter()
+prepare(sys.argv[1], sys.argv[2])
+seconds = time.perf_counter() - began
+status = Path("/proc/self/status").read_text(encoding="utf-8")
+print(int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1e3, seconds)
+"""
+
+START = """
+import sys, time
+import torch, lightning.pytorch
+began = time.perf_counter()
+from gpt.data.module import TokenData
+data = TokenData(sys.argv[1], vocab_size=50257, context_length=1024, batch_size=12)
+data.prepare_data()
+data.setup("fit")
+batch = next(iter(data.train_dataloader()))
+print(time.perf_counter() - began)
+"""
+
+
+def run(quick: bool) -> Report:
+    """Measure all of it. `quick` prepares tens of megabytes rather than gigabytes."""
+    rounds = 3 if quick else 9
+    rows: list[dict[str, Any]] = []
+    bars: dict[str, dict[str, float]] = {}
+    ratios: dict[str, float] = {}
+
+    def add(what: str, value: float, unit: str, spread: float = 0.0) -> None:
+        rows.append({"measured": what, "value": value, "unit": unit, "spread %": round(100 * spread, 1)})
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.environ["GPT_CACHE"] = str(folder / "cache")
+        say("tokenizing")
+        megabytes, timings = tokenizing(folder, 1 if quick else 3, rounds)
+        ratios["tokenize_vs_bare"] = timings["gpt prepare"].times_faster_than(timings["tiktoken, bare"])
+        bars["tokenizing, MB/s"] = {}
+        for contender, timing in timings.items():
+            bars["tokenizing, MB/s"][contender] = megabytes / timing.median
+            add(f"tokenizing, {contender}", megabytes / timing.median, "MB/s", timing.spread)
+        slowest = []
+        for batch_size, length in SHAPES:
+            say(f"windows of {batch_size} x {length}")
+            tokens, timings = windows(folder / "out", batch_size, length, rounds)
+            slowest.append(timings["loader"].times_faster_than(timings["memmap slices"]))
+            group = f"windows {batch_size} x {length}, million tokens/s"
+            bars[group] = {}
+            for contender, timing in timings.items():
+                speed = bars[group][contender] = tokens / 1e6 / timing.median
+                add(f"windows {batch_size} x {length}, {contender}", speed, "M tokens/s", timing.spread)
+        ratios["windows_vs_memmap"] = min(slowest)
+        for size in (20, 60) if quick else (200, 2000):
+            say(f"memory of preparing {size} MB")
+            peak, seconds = peak_memory(folder, size)
+            add(f"peak memory of preparing {size} MB", peak, "MB")
+            add(f"time of preparing {size} MB", seconds, "s")
+        say("start on ten billion tokens")
+        add("first batch of ten billion tokens", start(folder, 10**10), "s")
+        say("input wait")
+        ratios["input_wait_fraction"] = input_wait(steps=40, rounds=rounds)
+        add("input wait, quick config", 100 * ratios["input_wait_fraction"], "% of the step")
+    return Report(
+        title="Data",
+        rows=rows,
+        ratios=ratios,
+        bars=bars,
+        unit="more is better",
+        notes=[
+            "Both tokenize the same files of the standard library with one thread a core; `gpt prepare` also "
+            "reads and hashes them, and writes and checks the shards. `windows_vs_memmap` is the lowest of the "
+            "three shapes. `input_wait_fraction` is better when lower: below 0.01 is the aim."
+        ],
+    )
+
+
+def tokenizing(folder: Path, copies: int, rounds: int) -> tuple[float, dict[str, Timing]]:
+    """Text files to checked shards, and tiktoken alone on the same texts in memory; the MB they are."""
+    threads = os.cpu_count() or 1
+    texts = list(python_stdlib()) * copies
+    source = folder / "library"
+    source.mkdir()
+    for number, text in enumerate(texts):
+        (source / f"{number:05}.txt").write_bytes(text.encode())
+    encoding = Tokenizer().encoding
+
+    def ours() -> None:
+        shutil.rmtree(folder / "out", ignore_errors=True)
+        prepare(str(source), folder / "out", workers=threads)
+
+    def bare() -> None:
+        encoding.encode_ordinary_batch(texts, num_threads=threads)
+
+    timings = interleave({"gpt prepare": ours, "tiktoken, bare": bare}, rounds)
+    return sum(len(text.encode()) for text in texts) / 1e6, timings
+
+
+def windows(folder: Path, batch_size: int, length: int, rounds: int) -> tuple[int, dict[str, Timing]]:
+    """Batches from the loader, and from random slices of a memmap, on one core; the tokens they are."""
+    prepared = Prepared(folder)
+    shard = folder / "train-00000.bin"
+    batches = max(20, 4_000_000 // (batch_size * length))
+    draw = np.random.default_rng(0)
+    order = WindowOrder(windows=Grid(prepared.count("train", "tokens"), length), batch_size=batch_size)
+
+    def ours() -> None:
+        loader = TrainLoader(TrainWindows(prepared.stream("train"), order, length))
+        left = batches
+        while left:
+            left -= sum(1 for _ in islice(loader, left))
+
+    def memmap() -> None:
+        for _ in range(batches):
+            tokens = np.memmap(shard, prepared.dtype, mode="r")  # opened for each batch, against a leak
+            starts = draw.integers(len(tokens) - length, size=batch_size).tolist()
+            torch.stack([torch.from_numpy(tokens[i : i + length].astype(np.int64)) for i in starts])
+            torch.stack([torch.from_numpy(tokens[i + 1 : i + 1 + length].astype(np.int64)) for i in starts])
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    timings = interleave({"loader": ours, "memmap slices": memmap}, rounds)
+    torch.set_num_threads(threads)
+    return batches * batch_size * length, timings
+
+
+def peak_memory(folder: Path, megabytes: int) -> tuple[float, float]:
+    """MB at most, and seconds, of preparing so many MB: the source of the standard library, repeated."""
+    library = "\n".join(python_stdlib()).encode()
+    source, out = folder / f"{megabytes}MB", folder / f"{megabytes}MB-out"
+    source.mkdir()
+    for number in range(max(1, round(megabytes * 1e6 / len(library)))):
+        (source / f"{number:04}.txt").write_bytes(library)
+    peak, seconds = child(PEAK, source, out).split()
+    shutil.rmtree(source)
+    shutil.rmtree(out)
+    return float(peak), float(seconds)
+
+
+def start(folder: Path, tokens: int) -> float:
+    """Seconds from nothing to the first batch of so many tokens, in sparse files, which read as zeros."""
+    (folder / "tiny.txt").write_text("some text\n" * 100, encoding="utf-8")
+    meta = Prepared(prepare(str(folder / "tiny.txt"), folder / "tiny")).meta
+    huge = folder / "huge"
+    huge.mkdir()
+    sizes = {"train-documents.bin": tokens // 700 * INDEX_DTYPE.itemsize, "val-documents.bin": 0}
+    segments = []
+    for number, begin in enumerate(range(0, tokens, _SHARD_TOKENS)):
+        count = min(_SHARD_TOKENS, tokens - begin)
+        sizes[f"train-{number:05}.bin"] = count * 2
+        segments.append({"file": f"train-{number:05}.bin", "start": 0, "stop": count, "shift": 0})
+    for name, size in sizes.items():
+        with open(huge / name, "wb") as file:
+            file.truncate(size)
+    meta["files"] = {name: {"bytes": size, "sha256": ""} for name, size in sizes.items()}
+    meta["splits"]["train"] |= {"tokens": tokens, "tokens_in": segments}
+    meta["splits"]["val"] |= {"tokens": 0, "tokens_in": []}
+    (huge / META).write_text(json.dumps(meta), encoding="utf-8")
+    return float(child(START, huge))
+
+
+def input_wait(steps: int, rounds: int) -> float:
+    """The part of a training loop's time that waits for batches, with the quick run's model."""
+    model = GPT(GPTConfig(vocab_size=2048, context_length=128, emb_dim=128, num_heads=4, num_layers=4))
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    loader = TokenData(vocab_size=2048, context_length=128, batch_size=12, shift=True).train_dataloader()
+
+    def measure() -> float:
+        waited, batches, began = 0.0, iter(loader), time.perf_counter()
+        for _ in range(steps):
+            asked = time.perf_counter()
+            x, y = next(batches)
+            waited += time.perf_counter() - asked
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return waited / (time.perf_counter() - began)
+
+    measure()
+    return median(measure() for _ in range(rounds))
+
+
+def child(code: str, *arguments: Path) -> str:
+    """What a Python of its own prints."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
