@@ -9,15 +9,13 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
-from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 
 from gpt.config import GPTConfig
 from gpt.model import GPT
+from gpt.training.loss import IGNORE, linear_cross_entropy
 from gpt.training.optimizer import OptimizerConfig, build_optimizer
 from gpt.training.schedule import learning_rate_factor
-
-IGNORE = -100  # the target of a padded position, cross_entropy's own default
 
 
 class LanguageModel(LightningModule):
@@ -26,12 +24,14 @@ class LanguageModel(LightningModule):
     Args:
         config: the model's shape.
         optimizer: the recipe of its updates.
+        loss_chunk: tokens whose logits are in memory at the same time.
     """
 
-    def __init__(self, config: GPTConfig, optimizer: OptimizerConfig) -> None:
+    def __init__(self, config: GPTConfig, optimizer: OptimizerConfig, loss_chunk: int = 1024) -> None:
         super().__init__()
         self.config = config
         self.optimizer_config = optimizer
+        self.loss_chunk = loss_chunk
         self.model = GPT(config)
         self.planned_steps = 0  # known when training begins
         self._val_nats = torch.zeros(2, dtype=torch.float64)  # summed nats, predicted tokens
@@ -40,12 +40,16 @@ class LanguageModel(LightningModule):
         """Token ids (B, T) -> logits (B, T, V)."""
         return self.model(tokens)
 
-    def loss(self, batch: tuple[Tensor, ...], reduction: str = "mean") -> Tensor:
-        """Cross-entropy in nats of the targets y (B, T) after the tokens x (B, T)."""
+    def loss(self, batch: tuple[Tensor, ...]) -> Tensor:
+        """Mean cross-entropy in nats of the targets y (B, T) after the tokens x (B, T).
+
+        Args:
+            batch: x and y, and the document of each token (B, T) where attention is to stay within it.
+        """
         x, y = batch[:2]
-        logits = self.model(x)  # (B, T, V)
-        return F.cross_entropy(
-            logits.flatten(0, 1).float(), y.flatten(), ignore_index=IGNORE, reduction=reduction
+        features = self.model.features(x, document_ids=batch[2] if len(batch) > 2 else None)  # (B, T, D)
+        return linear_cross_entropy(
+            features.flatten(0, 1), self.model.head.weight, y.flatten(), self.loss_chunk
         )
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
@@ -60,8 +64,9 @@ class LanguageModel(LightningModule):
 
     def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
         """Add a batch's nats and tokens, so that a short last window weighs what it should."""
-        nats = self.loss(batch, reduction="sum").double().cpu()
-        self._val_nats += torch.stack([nats, (batch[1] != IGNORE).sum().double().cpu()])
+        tokens = (batch[1] != IGNORE).sum().double().cpu()
+        if tokens:  # a process may be given padding alone
+            self._val_nats += torch.stack([self.loss(batch).double().cpu() * tokens, tokens])
 
     def on_validation_epoch_end(self) -> None:
         """Log nats per token, perplexity, and bits per byte, which does not depend on the tokenizer."""
