@@ -49,6 +49,12 @@ COMMANDS = {
         "write text with a trained model",
         "gpt generate --prompt 'Return the ' --seed 1",
     ),
+    "evaluate": Command(
+        "gpt.evaluate",
+        "evaluate",
+        "score a model on a text or on questions",
+        "gpt evaluate --checkpoint runs/quick --data my.txt --stride 64",
+    ),
     "import": Command(
         "gpt.convert.commands",
         "import_weights",

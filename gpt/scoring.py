@@ -1,0 +1,117 @@
+"""The nats that a GPT needs for the tokens of a text, and for the endings of questions.
+
+Shapes: B rows, T tokens in a row, N scored tokens, D emb_dim, V vocab_size.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gpt.data.store import TokenStream
+from gpt.data.windows import IGNORED
+from gpt.errors import InputError
+from gpt.model import GPT
+
+_LOGITS_AT_ONCE = 1 << 26
+"""Logits held at a time: a window of GPT-2's would fill 206 MB, a batch of them many times that."""
+
+Question = tuple[list[int], list[int]]
+"""The tokens of a context, and those of what may follow."""
+
+
+def total_nats(
+    model: GPT,
+    stream: TokenStream,
+    *,
+    context_length: int | None = None,
+    stride: int | None = None,
+    batch_size: int = 8,
+    advance: Callable[[Tensor], None] = lambda targets: None,
+) -> float:
+    """The nats of all tokens of a stream together, each counted once, in the last short window too.
+
+    Args:
+        model: a GPT in evaluation mode.
+        stream: the tokens; the end of text stands before the first.
+        context_length: T, the model's own by default.
+        stride: from one window's start to the next. A window scores what those before it have not.
+        batch_size: B.
+        advance: called with the targets (N,) that were scored.
+
+    Raises:
+        InputError: a context_length over the model's, or a stride outside 1 .. T.
+    """
+    length = context_length or model.config.context_length
+    stride = length if stride is None else stride
+    if not 1 <= stride <= length:
+        raise InputError(f"stride must be 1 to the context_length {length}, got {stride}")
+    device = next(model.parameters()).device
+    starts = np.arange(1 + math.ceil(max(0, len(stream) - length) / stride)) * stride
+    total = 0.0
+    for first in range(0, len(starts), batch_size):
+        batch = starts[first : first + batch_size]  # (B,)
+        rows = torch.from_numpy(stream.rows(batch, length).astype(np.int64))  # (B, T + 1)
+        position = torch.from_numpy(batch)[:, None] + torch.arange(length)  # (B, T) in the stream
+        seen_until = torch.from_numpy(np.where(batch > 0, batch - stride + length, 0))[:, None]
+        targets = rows[:, 1:].masked_fill((position < seen_until) | (position >= len(stream)), IGNORED)
+        nats, _ = score(model, rows[:, :-1].to(device), targets.to(device))
+        total += float(nats.sum())
+        advance(targets[targets != IGNORED])
+    return total
+
+
+@torch.inference_mode()
+def score(model: GPT, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Nats of each target, and whether it was the likeliest token: (B, T) both, on the CPU.
+
+    Args:
+        model: a GPT in evaluation mode.
+        tokens: (B, T) int64.
+        targets: (B, T) int64, -100 where nothing is to be scored: nats are 0 there.
+    """
+    scored = targets != IGNORED
+    features = model.features(tokens)[scored]  # (N, D)
+    nats = torch.zeros(targets.shape, dtype=torch.float64)
+    likeliest = torch.zeros(targets.shape, dtype=torch.bool)
+    at_once = max(1, _LOGITS_AT_ONCE // model.config.vocab_size)
+    found = []
+    for part, wanted in zip(
+        torch.split(features, at_once), torch.split(targets[scored], at_once), strict=True
+    ):
+        logits = model.head(part).float()  # (n, V)
+        found.append((F.cross_entropy(logits, wanted, reduction="none"), logits.argmax(-1) == wanted))
+    if found:
+        nats[scored.cpu()] = torch.cat([part for part, _ in found]).double().cpu()
+        likeliest[scored.cpu()] = torch.cat([part for _, part in found]).cpu()
+    return nats, likeliest
+
+
+def answer(
+    model: GPT, eot: int, questions: Iterable[Question], batch_size: int
+) -> Iterator[tuple[float, bool]]:
+    """For each question the nats of its ending, and whether greedy decoding writes it.
+
+    Of a question longer than the context length, the last tokens count; an empty context is an end of text.
+    """
+    waiting = iter(questions)
+    device = next(model.parameters()).device
+    while batch := list(islice(waiting, batch_size)):
+        rows, longest = [], model.config.context_length + 1
+        for context, ending in batch:
+            tokens = [*(context or [eot]), *ending]
+            masked = [IGNORED] * (len(tokens) - len(ending)) + ending
+            rows.append((tokens[-longest:], masked[-longest:]))
+        width = max(len(tokens) for tokens, _ in rows) - 1
+        x = torch.zeros(len(rows), width, dtype=torch.int64)
+        y = torch.full((len(rows), width), IGNORED)
+        for i, (tokens, masked) in enumerate(rows):  # padding stands on the right, where no token looks
+            x[i, : len(tokens) - 1] = torch.tensor(tokens[:-1])
+            y[i, : len(tokens) - 1] = torch.tensor(masked[1:])
+        nats, likeliest = score(model, x.to(device), y.to(device))
+        found = (likeliest | (y == IGNORED)).all(dim=1)  # (B,)
+        yield from zip(nats.sum(dim=1).tolist(), found.tolist(), strict=True)
