@@ -1,12 +1,14 @@
 """From a path to a model and its tokenizer, whatever a run or an export left there."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gpt.config import GPTConfig
 from gpt.convert.hub import locate
 from gpt.convert.read import read_weights
-from gpt.convert.table import crop
+from gpt.convert.table import Weights, crop
 from gpt.convert.tensors import load_pickle
 from gpt.errors import InputError
 from gpt.model import GPT
@@ -27,9 +29,23 @@ def load(path: str | os.PathLike[str] | None = None) -> tuple[GPT, Tokenizer]:
     Raises:
         InputError: there is no such thing, or it is not a model with GPT-2's tokens.
     """
-    found = read_weights(find(path))
-    config, weights = crop(found.config, found.weights, vocab_size=Tokenizer().n_vocab)
+    config, weights = _read_cropped(path)
     return GPT.from_weights(config, weights), Tokenizer("gpt2", vocab_size=config.vocab_size)
+
+
+def start_from(path: str | os.PathLike[str], config: GPTConfig) -> GPT:
+    """A model to train on from the weights that `path` stands for, see `load`; in training mode.
+
+    Raises:
+        InputError: as `load`, or `config` has a longer context than the weights have positions.
+    """
+    shape, weights = _read_cropped(path, config.context_length)
+    return GPT.from_weights(replace(shape, dropout=config.dropout), weights).train()
+
+
+def config_to_start_from(path: str | os.PathLike[str], config: GPTConfig) -> GPTConfig:
+    """The configuration of `start_from`'s model."""
+    return replace(_read_cropped(path, config.context_length)[0], dropout=config.dropout)
 
 
 def find(path: str | os.PathLike[str] | None = None) -> Path:
@@ -54,6 +70,14 @@ def find(path: str | os.PathLike[str] | None = None) -> Path:
         if (path / "checkpoints" / name).is_file():
             return path / "checkpoints" / name
     raise InputError(f"{path} holds neither checkpoints/best.ckpt nor checkpoints/last.ckpt nor config.json")
+
+
+def _read_cropped(
+    path: str | os.PathLike[str] | None, context_length: int | None = None
+) -> tuple[GPTConfig, Weights]:
+    """Weights without the rows that pad a vocabulary past the tokenizer's."""
+    found = read_weights(find(path))
+    return crop(found.config, found.weights, vocab_size=Tokenizer().n_vocab, context_length=context_length)
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:

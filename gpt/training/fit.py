@@ -18,7 +18,9 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 
+from gpt.checkpoint import config_to_start_from
 from gpt.checkpoint import read as read_checkpoint
+from gpt.config import GPTConfig
 from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.files import atomic_write
@@ -78,8 +80,16 @@ class TrainingCLI(LightningCLI):
         """Not what LightningCLI does, which lets a checkpoint's options win over the command line's."""
 
     def before_instantiate_classes(self) -> None:
-        """Choose the run's folder, and the precision that pays off on this machine."""
+        """Choose the run's folder and the precision that pays off here; the weights to start from know more."""
         options = self.config[self.subcommand]
+        if options.get("ckpt_path"):
+            options.model.init_from = None  # the checkpoint has what became of those weights
+        if options.model.init_from is not None:
+            given = GPTConfig.from_dict(options.model.config.as_dict())
+            shape = config_to_start_from(options.model.init_from, given)
+            for name, value in shape.to_dict().items():
+                options.model.config[name] = value
+            options.data.vocab_size = shape.vocab_size
         self.folder = new_folder(options.get("run") or "run")
         options.trainer.default_root_dir = str(self.folder)
         if options.trainer.precision is None:
@@ -174,7 +184,7 @@ def start(cli: type[TrainingCLI], args: list[str]) -> TrainingCLI:
 
 
 def default_config(args: list[str]) -> Path:
-    """The options of the run whose checkpoint is named, else the quick run's.
+    """The options of the run whose checkpoint is named, else those of fine-tuning or of the quick run.
 
     Raises:
         InputError: the checkpoint is not one, or its run's config.yaml is gone.
@@ -182,7 +192,8 @@ def default_config(args: list[str]) -> Path:
     named = [value for name, value in pairwise(args) if name == "--ckpt_path"]
     named += [argument.split("=", 1)[1] for argument in args if argument.startswith("--ckpt_path=")]
     if not named:
-        return shipped("configs") / "quick.yaml"
+        fine_tuning = any(argument.startswith("--model.init_from") for argument in args)
+        return shipped("configs") / ("finetune.yaml" if fine_tuning else "quick.yaml")
     read_checkpoint(named[-1])
     config = Path(named[-1]).parents[1] / "config.yaml"
     if not config.is_file():

@@ -11,6 +11,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from gpt.checkpoint import start_from
 from gpt.config import GPTConfig
 from gpt.model import GPT
 from gpt.training.loss import IGNORE, linear_cross_entropy
@@ -25,14 +26,22 @@ class LanguageModel(LightningModule):
         config: the model's shape.
         optimizer: the recipe of its updates.
         loss_chunk: tokens whose logits are in memory at the same time.
+        init_from: weights to start from, of any form that `gpt import` reads, or a run. They decide the
+            shape; of `config` only dropout and context_length count, which crops their positions.
     """
 
-    def __init__(self, config: GPTConfig, optimizer: OptimizerConfig, loss_chunk: int = 1024) -> None:
+    def __init__(
+        self,
+        config: GPTConfig,
+        optimizer: OptimizerConfig,
+        loss_chunk: int = 1024,
+        init_from: str | None = None,
+    ) -> None:
         super().__init__()
-        self.config = config
         self.optimizer_config = optimizer
         self.loss_chunk = loss_chunk
-        self.model = GPT(config)
+        self.model = GPT(config) if init_from is None else start_from(init_from, config)
+        self.config = self.model.config
         self.planned_steps = 0  # known when training begins
         self._val_nats = torch.zeros(2, dtype=torch.float64)  # summed nats, predicted tokens
 

@@ -1,0 +1,87 @@
+import csv
+
+import pytest
+import torch
+import yaml
+
+from gpt import GPT, GPTConfig
+from gpt.checkpoint import load, start_from
+from gpt.cli import main
+from gpt.convert.commands import write_export
+
+SHAPE = GPTConfig(vocab_size=300, context_length=24, emb_dim=32, num_heads=2, num_layers=2, qkv_bias=False)
+FAST = [
+    *("--trainer.accelerator", "cpu", "--trainer.precision", "32-true", "--trainer.val_check_interval", "4"),
+    *("--model.config.context_length", "16", "--model.config.dropout", "0.0", "--data.batch_size", "4"),
+    *("--log_every", "1", "--run", "tuned"),
+]
+STILL = ["--model.optimizer.lr", "0", "--model.optimizer.weight_decay", "0"]
+
+
+@pytest.fixture
+def weights(tmp_path, monkeypatch):
+    """Weights in the book's form, which differs from the defaults in everything a shape can differ in."""
+    monkeypatch.chdir(tmp_path)
+    model = GPT(SHAPE)
+    write_export(SHAPE, model.state_dict(), tmp_path / "weights", "book")
+    return model
+
+
+def rows(run):
+    with open(f"runs/{run}/metrics.csv", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_starts_from_the_weights(weights, text_file):
+    options = ["--model.init_from", "weights", "--data.corpus", str(text_file), *FAST]
+    assert main(["fit", *options, *STILL, "--trainer.max_steps", "2"]) == 0
+    model, tokenizer = load("runs/tuned/checkpoints/last.ckpt")
+    assert tokenizer.n_vocab == 300
+    assert model.config == GPTConfig.from_dict({**SHAPE.to_dict(), "context_length": 16})
+    cropped = weights.state_dict()
+    cropped["position_embedding.weight"] = cropped["position_embedding.weight"][:16]
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, cropped[name]), name
+    with open("runs/tuned/config.yaml", encoding="utf-8") as file:
+        assert yaml.safe_load(file)["model"]["config"] == model.config.to_dict()
+
+
+def test_a_tuned_run_goes_on_without_the_weights_it_began_with(weights, text_file, tmp_path):
+    options = ["--model.init_from", "weights", "--data.corpus", str(text_file), *FAST]
+    assert main(["fit", *options, "--trainer.max_steps", "4"]) == 0
+    (tmp_path / "weights").rename(tmp_path / "moved")
+    again = ["--ckpt_path", "runs/tuned/checkpoints/last.ckpt", "--run", "again", "--trainer.max_steps", "6"]
+    assert main(["fit", *again]) == 0
+    assert rows("again")[-1]["step"] == "6"
+
+
+def test_one_run_starts_where_another_ended(weights, text_file):
+    options = ["--data.corpus", str(text_file), *FAST, "--trainer.max_steps", "2"]
+    assert main(["fit", "--model.init_from", "weights", *options]) == 0
+    assert main(["fit", "--model.init_from", "runs/tuned", *options, *STILL]) == 0
+    first, second = load("runs/tuned")[0].state_dict(), load("runs/tuned-2")[0].state_dict()
+    assert all(torch.equal(second[name], tensor) for name, tensor in first.items())
+    assert not torch.equal(first["final_norm.bias"], weights.state_dict()["final_norm.bias"])
+
+
+def test_the_model_to_train_is_in_training_mode_with_the_dropout_asked_for(weights):
+    model = start_from("weights", GPTConfig(context_length=8, dropout=0.3))
+    assert model.training
+    assert (model.config.dropout, model.config.context_length) == (0.3, 8)
+    assert model.blocks[0].dropout.p == 0.3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model.init_from", "nowhere"], "no checkpoint at nowhere"),
+        (
+            ["--model.init_from", "weights", "--model.config.context_length", "25"],
+            "more than the weights' 24",
+        ),
+    ],
+)
+def test_bad_weights_are_one_line(options, message, weights, text_file, capsys):
+    assert main(["fit", "--data.corpus", str(text_file), *FAST, *options]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
