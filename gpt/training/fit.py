@@ -80,7 +80,7 @@ class TrainingCLI(LightningCLI):
         """Not what LightningCLI does, which lets a checkpoint's options win over the command line's."""
 
     def before_instantiate_classes(self) -> None:
-        """Choose the run's folder and the precision that pays off here; the weights to start from know more."""
+        """Choose the run's folder, the precision that pays off here, and the shape of given weights."""
         options = self.config[self.subcommand]
         if options.get("ckpt_path"):
             options.model.init_from = None  # the checkpoint has what became of those weights
@@ -113,11 +113,14 @@ class TrainingCLI(LightningCLI):
             best_checkpoint(self.folder / "checkpoints"),
             LastCheckpoint(self.folder / "checkpoints", options.checkpoint_every),
         ]
+        chosen = self._get(self.config_init, "trainer").get("logger")  # a logger, several, false or nothing
         loggers: list[Logger] = [MetricsCSV(self.folder)]
-        if importlib.util.find_spec("tensorboard"):
+        if chosen is not False and importlib.util.find_spec("tensorboard"):
             loggers.append(
                 TensorBoardLogger(self.folder, name="tensorboard", version="", default_hp_metric=False)
             )
+        several = chosen if isinstance(chosen, list) else [chosen]
+        loggers += [logger for logger in several if isinstance(logger, Logger)]
         self.save_config_kwargs = {"folder": self.folder}
         extra = [*(self._get(self.config_init, "trainer").get("callbacks") or []), *callbacks]
         return super().instantiate_trainer(callbacks=extra, logger=loggers, plugins=[AtomicCheckpointIO()])
