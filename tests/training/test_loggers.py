@@ -1,6 +1,8 @@
 """metrics.csv is always written; the other loggers are chosen as the Trainer's are."""
 
 import csv
+import subprocess
+import sys
 
 import pytest
 
@@ -42,14 +44,28 @@ def test_no_logger_but_the_csv(fit, tmp_path):
     assert not (tmp_path / "runs" / "r" / "tensorboard").exists()
 
 
-def test_weights_and_biases_offline(fit, tmp_path, monkeypatch):
+def test_weights_and_biases_offline(tmp_path, text_file):
+    """In a process of its own: Weights & Biases writes its record when the process ends."""
     pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    options = ("--trainer.logger.offline", "true", "--trainer.logger.save_dir", str(tmp_path))
-    rows = fit("--trainer.logger", "WandbLogger", *options)
-    assert rows[-1]["val_loss"]
-    import wandb
-
-    wandb.finish()
+    logger = ["WandbLogger", "--trainer.logger.offline", "true", "--trainer.logger.save_dir", "."]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "gpt.cli",
+            "fit",
+            "--data.corpus",
+            text_file,
+            *FAST,
+            "--trainer.logger",
+            *logger,
+        ],
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stderr
     (record,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     assert b"val_bits_per_byte" in record.read_bytes()
