@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gpt.attention.cache import KeyValueCache
-from gpt.attention.dot_product import attend, attend_folded, causal_mask
+from gpt.attention.dot_product import attend, attend_in_blocks, causal_mask
 from gpt.errors import InputError
 
 
@@ -103,8 +103,9 @@ class MultiHeadAttention(nn.Module):
         # The common cases need no mask built: a whole sequence, and one token that looks at all before it.
         if extra is None and not need_weights and (num_tokens == num_keys or num_tokens == 1):
             causal = bool(num_tokens > 1)  # in torch.export the comparison is a symbol
-            if causal and _folding_pays(query):
-                context = attend_folded(query, key, value, self.mask[:num_tokens, :num_tokens], dropout)
+            if causal and _blocks_pay(query):
+                mask = self.mask[:num_tokens, :num_tokens]
+                context = attend_in_blocks(query, key, value, mask, dropout, _block(num_tokens))
             else:
                 context = F.scaled_dot_product_attention(
                     query, key, value, dropout_p=dropout, is_causal=causal
@@ -234,11 +235,19 @@ class MultiHeadAttention(nn.Module):
             self.mask = causal_mask(len(self.mask), weight.device)
 
 
-def _folding_pays(query: Tensor) -> bool:
-    """Whether plain products beat PyTorch's fused attention; see `attend_folded`."""
+def _blocks_pay(query: Tensor) -> bool:
+    """Whether plain products beat PyTorch's fused attention; see `attend_in_blocks`."""
     if torch.compiler.is_exporting():  # the program may run on another device, and with another length
         return False
-    return query.device.type == "cpu" and query.dtype == torch.bfloat16 and query.shape[2] <= 512
+    longest = 512 if torch.compiler.is_compiling() else 1024  # compiled, all queries are one block
+    return query.device.type == "cpu" and query.dtype == torch.bfloat16 and query.shape[2] <= longest
+
+
+def _block(num_tokens: int) -> int | None:
+    """How many queries at a time: the fastest measured. A compiled loop would hold for one length only."""
+    if torch.compiler.is_compiling() or num_tokens < 256:
+        return None
+    return min(num_tokens // 2, 256)
 
 
 def _check_mask(name: str, mask: Tensor, shapes: list[tuple[int, ...]]) -> None:
