@@ -1,5 +1,7 @@
 """The LightningDataModule: a corpus becomes prepared files once, and its windows become batches."""
 
+import math
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -103,7 +105,8 @@ class TokenData(pl.LightningDataModule):
             windows = Grid(self.train_tokens, self.context_length, self.seed, self.shift)
         order = WindowOrder(windows=windows, batch_size=self.batch_size, seed=self.seed, **self._place())
         dataset = TrainWindows(self.prepared.stream("train"), order, self.context_length, self.isolate)
-        return TrainLoader(dataset, self.num_workers)
+        accumulate = self.trainer.accumulate_grad_batches if self.trainer else 1
+        return TrainLoader(dataset, self.num_workers, multiple_of=accumulate)
 
     def val_dataloader(self) -> "DataLoader[Batch]":
         """The whole split once, in order: padding has the target -100."""
@@ -114,7 +117,9 @@ class TokenData(pl.LightningDataModule):
             isolate=self.isolate,
             **self._place(),
         )
-        return DataLoader(dataset, batch_size=None, pin_memory=torch.cuda.is_available())
+        return DataLoader(
+            dataset, batch_size=None, pin_memory=torch.cuda.is_available(), generator=torch.Generator()
+        )
 
     def _place(self) -> dict[str, int]:
         """This process among those that train together."""
@@ -129,10 +134,17 @@ class TrainLoader(DataLoader[Batch]):
 
     Its state is one number, the windows that all processes have taken together; Lightning saves it with the
     checkpoint and restores it before training goes on, in the middle of an epoch as at its end.
+
+    Args:
+        dataset: batches by number.
+        num_workers: processes that read them.
+        multiple_of: an epoch's batches are rounded up to a multiple of this, so that no step accumulates
+            fewer than the others.
     """
 
-    def __init__(self, dataset: TrainWindows, num_workers: int = 0) -> None:
+    def __init__(self, dataset: TrainWindows, num_workers: int = 0, multiple_of: int = 1) -> None:
         self._next = 0  # the number of the next batch
+        self.multiple_of = multiple_of
         super().__init__(
             dataset,
             sampler=_FromNext(self),
@@ -140,6 +152,8 @@ class TrainLoader(DataLoader[Batch]):
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
             pin_memory=torch.cuda.is_available(),
+            worker_init_fn=_leave_signals_to_the_parent,
+            generator=torch.Generator(),  # a loader draws from the global one otherwise, which dropout uses
         )
         self._windows_a_batch = dataset.order.batch_size * dataset.order.world
 
@@ -167,7 +181,14 @@ class _FromNext(Sampler[int]):
         self.loader = loader
 
     def __len__(self) -> int:
-        return len(self.loader.dataset)  # type: ignore[arg-type]
+        batches, of = len(self.loader.dataset), self.loader.multiple_of  # type: ignore[arg-type]
+        return math.ceil(batches / of) * of
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.loader._next, self.loader._next + len(self)))
+
+
+def _leave_signals_to_the_parent(worker: int) -> None:
+    """A terminal's Ctrl-C reaches every process; the one that trains still needs batches to finish its step."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
