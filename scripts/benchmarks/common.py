@@ -162,7 +162,7 @@ class Report:
 
         columns = min(len(self.bars), 4)
         rows = math.ceil(len(self.bars) / columns)
-        figure = Figure(figsize=(3.4 * columns + 0.6, 2.6 * rows + 0.6), layout="constrained")
+        figure = Figure(figsize=(4.0 * columns + 0.6, 2.6 * rows + 0.6), layout="constrained")
         FigureCanvasAgg(figure)
         grid = figure.subplots(rows, columns, squeeze=False).flatten()
         for axes in grid[len(self.bars) :]:
@@ -170,11 +170,11 @@ class Report:
         for axes, (group, heights) in zip(grid, self.bars.items(), strict=False):
             names = list(heights)[::-1]
             drawn = axes.barh(names, [heights[name] for name in names], color="#56B4E9")
-            axes.bar_label(drawn, fmt="%.3g", padding=3, fontsize=8)
+            axes.bar_label(drawn, fmt="{:,.4g}", padding=3, fontsize=8)
             axes.set_title(group, fontsize=10)
             axes.set_xlabel(self.unit, fontsize=8)
             axes.tick_params(labelsize=8)
-            axes.margins(x=0.18)
+            axes.margins(x=0.25)
             axes.spines[["top", "right"]].set_visible(False)
         figure.suptitle(self.title)
         with atomic_write(path, "wb") as file:
