@@ -1,0 +1,130 @@
+"""From logits to the next token: pure functions of logits, settings and one random number a row.
+
+Shapes: N rows, V vocab_size, C the likeliest candidates looked at.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpt.errors import InputError
+
+_FIRST_LOOK = 1024
+"""Candidates that nucleus sampling sorts before it sorts the whole vocabulary, in ten times the time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the next token is drawn. The filters apply in the order of the fields.
+
+    Raises:
+        InputError: a value out of its range.
+    """
+
+    repetition_penalty: float = 1.0
+    """Divides the positive logits of tokens that came before, multiplies the negative (Keskar et al. 2019,
+    section 4.1); 1 changes nothing."""
+    temperature: float = 1.0
+    """Divides the logits; 0 always takes the likeliest token, 1 is the model's own distribution."""
+    top_k: int | None = None
+    """Draw from the k likeliest tokens only, and those as likely as the last of them."""
+    top_p: float | None = None
+    """Draw from the smallest set of likeliest tokens whose probability reaches p."""
+    min_p: float | None = None
+    """Draw from tokens at least p times as likely as the likeliest."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise InputError(f"temperature must be at least 0, got {self.temperature}")
+        if not 0 < self.repetition_penalty < math.inf:
+            raise InputError(f"repetition_penalty must be above 0, got {self.repetition_penalty}")
+        if self.top_k is not None and self.top_k < 1:
+            raise InputError(f"top_k must be at least 1, got {self.top_k}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise InputError(f"top_p must be in (0, 1], got {self.top_p}")
+        if self.min_p is not None and not 0 <= self.min_p <= 1:
+            raise InputError(f"min_p must be in [0, 1], got {self.min_p}")
+
+
+def choose(
+    logits: Tensor, sampling: Sampling, seen: Sequence[Sequence[int]], numbers: Sequence[float]
+) -> Tensor:
+    """The next token of each row: logits (N, V) -> ids (N,).
+
+    Row k is decided by its own logits, `seen[k]` (the tokens that came before) and `numbers[k]` (uniform in
+    [0, 1)) alone, so that it does not matter which rows are drawn together.
+
+    Raises:
+        InputError: the logits are not numbers.
+    """
+    logits = penalise(logits, seen, sampling.repetition_penalty)
+    if sampling.temperature == 0:
+        ids = logits.argmax(dim=-1)
+        finite = logits.gather(-1, ids[:, None]).isfinite()  # argmax takes a NaN for the largest
+    else:
+        cumulative = probabilities(logits, sampling).cumsum(dim=-1)  # (N, V)
+        total = cumulative[:, -1:]
+        finite = total.isfinite()
+        number = torch.tensor(numbers, dtype=cumulative.dtype, device=logits.device)[:, None]  # (N, 1)
+        number = torch.minimum(number * total, torch.nextafter(total, torch.zeros_like(total)))
+        ids = torch.searchsorted(cumulative, number, right=True)[:, 0]
+    if not finite.all():
+        raise InputError(
+            "the model's logits are not finite: its weights are broken, take an earlier checkpoint"
+        )
+    return ids
+
+
+def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
+    """What is drawn from at a temperature above 0: logits (N, V) -> probabilities (N, V)."""
+    # The likeliest token's logit becomes 0, so that no temperature, however low, divides into infinity.
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / sampling.temperature
+    logits = filter_logits(logits, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)
+    return logits.softmax(dim=-1)
+
+
+def penalise(logits: Tensor, seen: Sequence[Sequence[int]], penalty: float) -> Tensor:
+    """Make the tokens seen less likely: logits (N, V) -> (N, V)."""
+    if penalty == 1.0:
+        return logits
+    logits = logits.clone()
+    for row, ids in zip(logits, seen, strict=True):
+        index = torch.tensor(sorted(set(ids)), device=logits.device)
+        row[index] = torch.where(row[index] > 0, row[index] / penalty, row[index] * penalty)
+    return logits
+
+
+def filter_logits(
+    logits: Tensor, *, top_k: int | None = None, top_p: float | None = None, min_p: float | None = None
+) -> Tensor:
+    """Set to -inf what top-k, nucleus and min-p sampling leave out, in this order: (N, V) -> (N, V).
+
+    `top_k` is Fan et al. 2018, section 5.4; `top_p` Holtzman et al. 2020, section 3.1, of what top-k left;
+    `min_p` Nguyen et al. 2024, section 3. Tokens as likely as the last one kept are kept too, and the
+    likeliest always.
+    """
+    if top_k is not None and top_k < logits.shape[-1]:
+        smallest = logits.topk(top_k, dim=-1).values[:, -1:]  # (N, 1)
+        logits = logits.masked_fill(logits < smallest, -torch.inf)
+    if top_p is not None and top_p < 1:
+        logits = logits.masked_fill(logits < _nucleus_edge(logits, top_p), -torch.inf)
+    if min_p:
+        smallest = logits.amax(dim=-1, keepdim=True) + math.log(min_p)
+        logits = logits.masked_fill(logits < smallest, -torch.inf)
+    return logits
+
+
+def _nucleus_edge(logits: Tensor, top_p: float) -> Tensor:
+    """The smallest logit in the smallest set that reaches probability `top_p`: (N, V) -> (N, 1)."""
+    normaliser = logits.logsumexp(dim=-1, keepdim=True)
+    for candidates in (min(_FIRST_LOOK, logits.shape[-1]), logits.shape[-1]):
+        likeliest = logits.topk(candidates, dim=-1).values  # (N, C), descending
+        mass = (likeliest - normaliser).exp()
+        before = mass.cumsum(dim=-1) - mass  # the mass of what is likelier
+        kept = (before < top_p).sum(dim=-1, keepdim=True)  # (N, 1)
+        if (kept < candidates).all():
+            break
+    return likeliest.gather(-1, kept - 1)
