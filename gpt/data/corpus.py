@@ -76,9 +76,11 @@ class Corpus:
 
     def size(self) -> int | None:
         """Bytes of UTF-8 text, for a progress bar; None where only reading could tell."""
-        if self.files and all(file_format(name) == "text" and not is_packed(name) for name in self.files):
-            return sum(Path(name).stat().st_size for name in self.files)
-        return None
+        if not self.files or any(
+            is_url(name) or is_packed(name) or file_format(name) != "text" for name in self.files
+        ):
+            return None
+        return sum(Path(name).stat().st_size for name in self.files)
 
     def pieces(self) -> Iterator[Piece]:
         """The documents in order, each as pieces of at most `LONGEST_PIECE` characters.

@@ -189,6 +189,6 @@ class _FromNext(Sampler[int]):
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:
-    """A terminal's Ctrl-C reaches every process; the one that trains still needs batches to finish its step."""
+    """A terminal's Ctrl-C reaches every process; the one that trains needs batches to finish its step."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

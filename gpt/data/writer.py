@@ -16,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 
 from gpt.data.encode import Block, Encoded
-from gpt.data.store import FORMAT, INDEX_DTYPE, META, SPLITS, Segment, TokenStream, file_sha256, token_dtype
+from gpt.data.store import FORMAT, INDEX_DTYPE, META, SPLITS, Segment, file_sha256, token_dtype
 from gpt.errors import InputError
 from gpt.files import write_json
 from gpt.tokenizer import Tokenizer
@@ -158,13 +158,14 @@ class ShardWriter:
             self.commit()
             return
         state = json.loads(progress.read_text(encoding="utf-8"))
-        if state["key"] != self.key:
+        if state["key"] == self.key:
+            for name in _STATE:
+                setattr(self, name, state[name])
+        elif state["parts"]:  # of no parts nothing is lost
             raise InputError(
                 f"{self.folder} holds an unfinished preparation of other text or with other options: "
                 "delete it, or choose another folder"
             )
-        for name in _STATE:
-            setattr(self, name, state[name])
         kept = {name: size for split in SPLITS for name, size in self._sizes(split).items()}
         for path in self.folder.glob("*.bin"):
             if path.name not in kept:
@@ -207,17 +208,21 @@ class ShardWriter:
         """The tokens before `cut` train, the others validate: `train`'s come first, then `val`'s."""
         total = sum(self.splits[split]["tokens"] for split in SPLITS)
         views = {"train": self._view(0, cut), "val": self._view(cut, total)}
-        held_out = TokenStream(
-            self.folder, [Segment(**s) for s in views["val"]["tokens_in"]], self.dtype, self.tokenizer.eot
-        )
-        lengths = self.tokenizer.byte_lengths()
-        views["val"]["bytes"] = sum(
-            int(lengths[part[at : at + _COUNTED_AT_ONCE]].sum())
-            for part in held_out.parts
-            for at in range(0, len(part), _COUNTED_AT_ONCE)
-        )
+        views["val"]["bytes"] = self._text_bytes([Segment(**part) for part in views["val"]["tokens_in"]])
         views["train"]["bytes"] = self.text_bytes - views["val"]["bytes"]
         return views
+
+    def _text_bytes(self, segments: list[Segment]) -> int:
+        """UTF-8 bytes of the text in some tokens, read a little at a time."""
+        lengths, total = self.tokenizer.byte_lengths(), 0
+        for segment in segments:
+            for at in range(segment.start, segment.stop, _COUNTED_AT_ONCE):
+                count = min(_COUNTED_AT_ONCE, segment.stop - at)
+                ids = np.fromfile(
+                    self.folder / segment.file, self.dtype, count, offset=at * self.dtype.itemsize
+                )
+                total += int(lengths[ids].sum())
+        return total
 
     def _view(self, start: int, stop: int) -> dict[str, Any]:
         """The tokens `start` to `stop` of both splits taken as one text."""

@@ -102,8 +102,8 @@ def run(quick: bool) -> Report:
         unit="more is better",
         notes=[
             "Both tokenize the same files of the standard library with one thread a core; `gpt prepare` also "
-            "reads and hashes them, and writes and checks the shards. `windows_vs_memmap` is the lowest of the "
-            "three shapes. `input_wait_fraction` is better when lower: below 0.01 is the aim."
+            "reads and hashes them, and writes and checks the shards. `windows_vs_memmap` is the lowest "
+            "of the three shapes. `input_wait_fraction` is better when lower: below 0.01 is the aim."
         ],
     )
 

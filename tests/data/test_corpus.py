@@ -7,7 +7,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gpt.data import corpus as corpora
 from gpt.data.corpus import Corpus, documents, find_corpus, recipes
 from gpt.data.prepare import prepare
 from gpt.errors import InputError
@@ -278,4 +277,18 @@ def test_size_is_known_for_plain_text_alone(tmp_path):
     write(tmp_path / "b.txt.gz", gzip.compress(b"abc"))
     assert find_corpus(str(tmp_path / "a.txt")).size() == 5
     assert find_corpus(str(tmp_path)).size() is None
-    assert corpora.find_corpus("python-docs").size() is None
+    assert find_corpus("python-docs").size() is None
+
+
+def test_urls_are_read_and_known_by_their_name(tmp_path):
+    path = write(tmp_path / "a.txt", "from afar\r\n")
+    url = f"file://{path}"
+    assert list(documents(url)) == ["from afar\r\n"]
+    assert find_corpus(url).size() is None
+    first = prepare(url, vocab_size=300)
+    write(path, "changed")
+    assert prepare(url, vocab_size=300) == first
+    path.unlink()
+    assert prepare(url, vocab_size=300) == first
+    with pytest.raises(OSError, match=r"a\.txt"):
+        prepare(url, vocab_size=301)

@@ -106,7 +106,8 @@ def test_long_documents_come_in_pieces_and_shards(tmp_path, monkeypatch):
     assert len(split_at(tokens(parts, "train") + tokens(parts, "val"), 499)) == 1
 
 
-def test_a_single_document_is_split_by_position(tmp_path):
+def test_a_single_document_is_split_by_position(tmp_path, monkeypatch):
+    monkeypatch.setattr(writer, "_COUNTED_AT_ONCE", 50)
     text = "Call me Ishmael. Some years ago - never mind how long precisely. \u00e9\u00e9 " * 40
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     folder = prepare(str(tmp_path / "a.txt"), vocab_size=600, val_fraction=0.1)
@@ -352,8 +353,20 @@ def test_an_unfinished_preparation_of_something_else_is_not_continued(rows, tmp_
     with pytest.raises(ZeroDivisionError):
         prepare(str(rows), tmp_path / "out", vocab_size=500)
     monkeypatch.undo()
+    state = json.loads((tmp_path / "out" / "progress.json").read_text(encoding="utf-8"))
+    assert state["parts"] == 0
+    (tmp_path / "out" / "progress.json").write_text(json.dumps({**state, "parts": 3}), encoding="utf-8")
     with pytest.raises(InputError, match="unfinished preparation"):
         prepare(str(rows), tmp_path / "out", vocab_size=501)
+
+
+def test_mended_text_can_be_prepared_where_it_failed(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"some text \xff and more")
+    with pytest.raises(InputError, match="byte 10"):
+        prepare(str(path), tmp_path / "out", vocab_size=300)
+    path.write_bytes(b"some text   and more")
+    assert tokens(prepare(str(path), tmp_path / "out", vocab_size=300), "train")
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.0])
