@@ -1,10 +1,12 @@
 """The `gpt` command: a thin dispatcher that imports a command's code only when it is called."""
 
 import argparse
+import json
 import os
 import sys
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import takewhile
 
 from gpt.errors import InputError
 
@@ -17,6 +19,8 @@ class Command:
     function: str
     purpose: str
     example: str
+    many: bool = False
+    """Whether the words before the options are one list."""
 
 
 # A function's typed arguments are the command's options, its docstring their help. `fit` and `validate`
@@ -54,6 +58,19 @@ COMMANDS = {
         "evaluate",
         "score a model on a text or on questions",
         "gpt evaluate --checkpoint runs/quick --data my.txt --stride 64",
+    ),
+    "plot": Command(
+        "gpt.plot",
+        "plot",
+        "draw the loss curves of runs over one another",
+        "gpt plot runs/quick runs/quick-2 --x seconds --output both.svg",
+        many=True,
+    ),
+    "probabilities": Command(
+        "gpt.probabilities",
+        "probabilities",
+        "draw a text with its tokens shaded by probability",
+        "gpt probabilities --checkpoint runs/quick --text 'Return the number of items.'",
     ),
     "import": Command(
         "gpt.convert.commands",
@@ -103,7 +120,7 @@ def usage() -> str:
             "",
             "Train a small GPT and generate text with it. 'gpt COMMAND --help' lists a command's options.",
             "",
-            *(f"  {name:<10} {command.purpose}" for name, command in COMMANDS.items()),
+            *(f"  {name:<13} {command.purpose}" for name, command in COMMANDS.items()),
             "",
             "example: gpt fit && gpt generate --prompt 'Return a new '",
         ]
@@ -122,6 +139,9 @@ def run(name: str, arguments: list[str]) -> None:
 
     command = COMMANDS[name]
     function = getattr(import_module(command.module), command.function)
+    if command.many:
+        words = list(takewhile(lambda argument: not argument.startswith("-"), arguments))
+        arguments = [*([json.dumps(words)] if words else []), *arguments[len(words) :]]
     try:
         if name in LIGHTNING:
             function([name, *arguments])

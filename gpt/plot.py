@@ -1,59 +1,176 @@
-"""Pictures of a run: the loss curve, drawn from the run's metrics.csv."""
+"""Pictures of runs, drawn from their metrics.csv: the loss, and how the training behind it went."""
 
 import csv
+import math
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from gpt.errors import InputError
 from gpt.files import atomic_write
 
-# Okabe and Ito's palette: told apart by colour-blind readers, and in grey.
-TRAIN_COLOUR, VAL_COLOUR = "#56B4E9", "#D55E00"
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette without its yellow, which is lost on white: told apart by colour-blind readers. From
+# the eighth run on the colours come again with another line.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+LINES = ("-", "--", ":", "-.")
+X_LABELS = {"step": "step", "tokens": "tokens", "seconds": "seconds of training"}
+PANELS = {
+    "learning_rate": "learning rate",
+    "gradient_norm": "gradient norm",
+    "tokens_per_second": "tokens per second",
+}
+
+X = Literal["step", "tokens", "seconds"]
 
 
-def read_column(metrics: str | os.PathLike[str], x: str, y: str) -> tuple[list[float], list[float]]:
-    """The rows of a metrics.csv that have both columns.
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """The rows of a run's metrics.csv; a cell is empty where a row has no such figure."""
+
+    name: str
+    rows: list[dict[str, str]]
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> "Metrics":
+        """Read a run's folder, or its metrics.csv.
+
+        Raises:
+            InputError: there is none, or it has no rows.
+        """
+        path = Path(path)
+        file = path / "metrics.csv" if path.is_dir() else path
+        if not file.is_file():
+            raise InputError(f"no metrics at {file}, expected the metrics.csv of a run")
+        with open(file, encoding="utf-8", newline="") as opened:
+            rows = list(csv.DictReader(opened))
+        if not rows:
+            raise InputError(f"{file} has no rows yet")
+        return cls(name=file.resolve().parent.name, rows=rows)
+
+    def points(self, x: str, y: str) -> tuple[list[float], list[float]]:
+        """Both columns of the rows that have both as numbers, or nothing where the file lacks `y`.
+
+        Raises:
+            InputError: the file lacks `x`, or a cell is not a number.
+        """
+        if x not in self.rows[0]:
+            raise InputError(f"the metrics of {self.name} have no column {x}, but {', '.join(self.rows[0])}")
+        try:
+            points = [(float(row[x]), float(row[y])) for row in self.rows if row[x] and row.get(y)]
+        except ValueError as error:
+            raise InputError(f"the metrics of {self.name} are broken: {error}") from None
+        points = [point for point in points if all(map(math.isfinite, point))]
+        return [point[0] for point in points], [point[1] for point in points]
+
+
+def plot(runs: list[str], output: Path = Path("runs.png"), x: X = "step") -> None:
+    """Draw the losses of runs over one another, and below them learning rate, gradient norm and throughput.
+
+    Args:
+        runs: folders of runs, or metrics.csv files.
+        output: the picture to write, .png or .svg; an older one of that name is replaced.
+        x: what stands on the x axis: step, tokens or seconds.
 
     Raises:
-        InputError: the file or a column is missing.
+        InputError: a run has no metrics, or the picture is of another kind.
     """
-    try:
-        with open(metrics, encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-    except FileNotFoundError:
-        raise InputError(f"no metrics at {metrics}, expected the metrics.csv of a run") from None
-    columns = list(rows[0]) if rows else []
-    for name in (x, y):
-        if rows and name not in columns:
-            raise InputError(f"{metrics} has no column {name}, it has {', '.join(columns)}")
-    points = [(float(row[x]), float(row[y])) for row in rows if row[x] and row[y]]
-    return [point[0] for point in points], [point[1] for point in points]
+    if not runs:
+        raise InputError("name the runs to draw: gpt plot runs/quick runs/quick-2")
+    save(compare([Metrics.read(run) for run in runs], x), output)
+    print(f"{output} shows {len(runs)} {'run' if len(runs) == 1 else 'runs'}")
 
 
 def loss_curve(metrics: str | os.PathLike[str], picture: str | os.PathLike[str], title: str) -> None:
-    """Draw training and validation loss over steps, in nats per token, as a PNG."""
+    """Draw training and held-out loss of one run over steps, in nats per token.
+
+    Raises:
+        InputError: there are no metrics, or the picture is neither .png nor .svg.
+    """
+    figure = _figure(8, 4.5)
+    _draw_losses(figure.add_subplot(), [Metrics.read(metrics)], "step", title)
+    save(figure, picture)
+
+
+def compare(runs: Sequence[Metrics], x: X = "step") -> "Figure":
+    """The losses of runs in one picture, with a small panel for each other figure that any of them has."""
+    panels = [name for name in PANELS if any(run.points(x, name)[1] for run in runs)]
+    figure = _figure(9, 7.5 if panels else 5)
+    heights = [2.2, 1.0] if panels else [1.0]
+    grid = figure.add_gridspec(len(heights), max(1, len(panels)), height_ratios=heights)
+    title = f"Loss of {runs[0].name}" if len(runs) == 1 else f"Loss of {len(runs)} runs"
+    _draw_losses(figure.add_subplot(grid[0, :]), runs, x, title)
+    for column, name in enumerate(panels):
+        axes = figure.add_subplot(grid[1, column])
+        for number, run in enumerate(runs):
+            axes.plot(*run.points(x, name), linewidth=1.2, **_style(number))
+        _finish(axes, PANELS[name], x)
+        highest = max(value for run in runs for value in run.points(x, name)[1])
+        axes.set_ylim(0, 1.1 * highest or 1.0)
+        axes.yaxis.set_major_formatter(_short if name == "tokens_per_second" else "{x:.3g}")
+    return figure
+
+
+def save(figure: "Figure", picture: str | os.PathLike[str]) -> None:
+    """Write a figure as PNG or SVG, which the name's ending decides.
+
+    Raises:
+        InputError: the name ends otherwise.
+    """
+    kind = Path(picture).suffix.lower()
+    if kind not in (".png", ".svg"):
+        raise InputError(f"cannot draw {picture}: expected a name that ends in .png or .svg")
+    with atomic_write(picture, "wb") as file:
+        figure.savefig(file, format=kind[1:], dpi=120)
+
+
+def _draw_losses(axes: "Axes", runs: Sequence[Metrics], x: X, title: str) -> None:
+    """Training loss thin; held-out loss thick, with a marker at each validation and its last value."""
+    alone = len(runs) == 1
+    for number, run in enumerate(runs):
+        train, held_out = run.points(x, "train_loss"), run.points(x, "val_loss")
+        label = "held-out text" if alone else run.name
+        if held_out[1]:
+            label = f"{label}: {held_out[1][-1]:.3f}"
+        axes.plot(*train, linewidth=1.0, alpha=0.45, label="training" if alone else None, **_style(number))
+        axes.plot(*held_out, linewidth=2.0, marker="o", markersize=4.5, label=label, **_style(number))
+    _finish(axes, title, x)
+    axes.set_ylabel("loss (nats per token)")
+    heading = None if alone else "held-out loss (thin lines: training)"
+    axes.legend(frameon=False, title=heading, alignment="left")
+
+
+def _finish(axes: "Axes", title: str, x: X) -> None:
+    axes.set_title(title, parse_math=False)
+    axes.set_xlabel(X_LABELS[x])
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.locator_params(axis="x", nbins=6)
+    axes.xaxis.set_major_formatter(_short)
+
+
+def _short(value: float, position: float) -> str:
+    """1.5M rather than 1500000."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"
+
+
+def _style(number: int) -> dict[str, Any]:
+    line = LINES[number // len(COLOURS) % len(LINES)]
+    return {"color": COLOURS[number % len(COLOURS)], "linestyle": line}
+
+
+def _figure(width: float, height: float) -> "Figure":
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    train, val = read_column(metrics, "step", "train_loss"), read_column(metrics, "step", "val_loss")
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.plot(*train, color=TRAIN_COLOUR, linewidth=1.2, label="training")
-    axes.plot(*val, color=VAL_COLOUR, marker="o", markersize=5, linewidth=1.8, label="held-out text")
-    if val[1]:
-        axes.annotate(
-            f"{val[1][-1]:.3f}",
-            (val[0][-1], val[1][-1]),
-            xytext=(0, 9),
-            textcoords="offset points",
-            ha="right",
-            color=VAL_COLOUR,
-            weight="bold",
-        )
-    axes.set(title=title, xlabel="step", ylabel="loss (nats per token)")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    with atomic_write(Path(picture), "wb") as file:
-        figure.savefig(file, format="png", dpi=120)
+    return figure
