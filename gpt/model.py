@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from typing_extensions import Self
 
 from gpt.attention import KeyValueCache, MultiHeadAttention
@@ -81,6 +82,7 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.config = config
+        self.checkpoint_activations = False  # compute each block again in the backward pass, for memory
         self.token_embedding = nn.Embedding(config.vocab_size, config.emb_dim)
         self.position_embedding = nn.Embedding(config.context_length, config.emb_dim)
         self.dropout = nn.Dropout(config.dropout)
@@ -142,7 +144,11 @@ class GPT(nn.Module):
         x = self.dropout(x)
         of_blocks: Sequence[KeyValueCache | None] = caches or [None] * len(self.blocks)
         for block, cache in zip(self.blocks, of_blocks, strict=True):
-            x = block(x, key_padding_mask=key_padding_mask, document_ids=document_ids, cache=cache)
+            masks = {"key_padding_mask": key_padding_mask, "document_ids": document_ids}
+            if self.checkpoint_activations and self.training:
+                x = checkpoint(block, x, **masks, use_reentrant=False)
+            else:
+                x = block(x, **masks, cache=cache)
         return self.final_norm(x)
 
     def num_parameters(self) -> int:

@@ -46,7 +46,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             weight_grad = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
             counts = (targets != IGNORE)[:, None]  # (N, 1)
             counted_rows = rows * counts  # (N, D), what a position that does not count adds to is zero
-            total = torch.zeros((), device=features.device)
+            total = torch.zeros((), dtype=torch.float32, device=features.device)
             for start in range(0, len(rows), chunk):
                 part = slice(start, start + chunk)
                 target = targets[part, None].clamp(min=0)  # (C, 1)

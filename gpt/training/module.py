@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from gpt.checkpoint import start_from
 from gpt.config import GPTConfig
 from gpt.model import GPT
+from gpt.training.compilation import compile_blocks, pays_off
 from gpt.training.loss import IGNORE, linear_cross_entropy
 from gpt.training.optimizer import OptimizerConfig, build_optimizer
 from gpt.training.schedule import learning_rate_factor
@@ -26,6 +27,9 @@ class LanguageModel(LightningModule):
         config: the model's shape.
         optimizer: the recipe of its updates.
         loss_chunk: tokens whose logits are in memory at the same time.
+        compile: compile the blocks; None does where the run is long enough to earn the compilation back.
+        checkpoint_activations: keep only each block's input for the backward pass and compute the rest again,
+            for a third more time and a fraction of the memory (Chen et al. 2016).
         init_from: weights to start from, of any form that `gpt import` reads, or a run. They decide the
             shape; of `config` only dropout and context_length count, which crops their positions.
     """
@@ -35,14 +39,19 @@ class LanguageModel(LightningModule):
         config: GPTConfig,
         optimizer: OptimizerConfig,
         loss_chunk: int = 1024,
+        compile: bool | None = None,
+        checkpoint_activations: bool = False,
         init_from: str | None = None,
     ) -> None:
         super().__init__()
         self.optimizer_config = optimizer
         self.loss_chunk = loss_chunk
         self.model = GPT(config) if init_from is None else start_from(init_from, config)
+        self.model.checkpoint_activations = checkpoint_activations
+        self.compile_blocks = compile
         self.config = self.model.config
         self.planned_steps = 0  # known when training begins
+        self.last_gradient_norm = torch.tensor(float("nan"))  # where gradients are not clipped
         self._val_nats = torch.zeros(2, dtype=torch.float64)  # summed nats, predicted tokens
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -60,6 +69,20 @@ class LanguageModel(LightningModule):
         return linear_cross_entropy(
             features.flatten(0, 1), self.model.head.weight, y.flatten(), self.loss_chunk
         )
+
+    def on_train_start(self) -> None:
+        """Compile the blocks, if that is wanted or pays off."""
+        wanted = self.compile_blocks
+        if wanted is None:
+            data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+            wanted = pays_off(
+                self.device,
+                steps=self.planned_steps - self.trainer.global_step,
+                tokens_a_step=data.batch_size * data.context_length * self.trainer.accumulate_grad_batches,
+                parameters=self.model.num_parameters(),
+            )
+        if wanted:
+            compile_blocks(self.model)
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         """The mean loss of a batch in nats per token."""
@@ -130,7 +153,8 @@ class LanguageModel(LightningModule):
         not have unscaled yet; bfloat16 has no scaler.
         """
         if gradient_clip_val:
-            torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val, foreach=True)
+            norm = torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val, foreach=True)
+            self.last_gradient_norm = norm.detach()  # before clipping; on the device, as the loss
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Say what the weights are, in plain numbers, so that the file alone is enough to use them."""

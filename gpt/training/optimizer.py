@@ -161,9 +161,81 @@ class CombinedOptimizer(Optimizer):
         self.param_groups = [group for part in self.parts for group in part.param_groups]
 
 
+class MasterWeights(Optimizer):
+    """Keeps float32 copies of bfloat16 weights, and has another optimizer step those.
+
+    A bfloat16 has 8 bits of mantissa: an update below a 256th of a weight would be rounded away. The copies
+    add up what is too small for the weights themselves (Micikevicius et al. 2018, section 3.1).
+
+    Args:
+        named: the weights by name.
+        build: makes the optimizer of the float32 copies, which it is given under the same names.
+    """
+
+    def __init__(self, named: dict[str, Tensor], build: Callable[[dict[str, Tensor]], Optimizer]) -> None:
+        self.weights = list(named.values())
+        copies = {name: weight.detach().float().requires_grad_() for name, weight in named.items()}
+        self.masters = list(copies.values())
+        self.inner = build(copies)
+        super().__init__(self.inner.param_groups, defaults={})
+
+    @property
+    def state(self) -> Any:
+        """The inner optimizer's state, by master weight."""
+        return self.inner.state
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        """What the base class does when it starts, with nothing in it."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step the masters with the weights' gradients, then round them into the weights."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for weight, master in zip(self.weights, self.masters, strict=True):
+            master.grad = None if weight.grad is None else weight.grad.float()
+        self.inner.step()
+        for master in self.masters:
+            master.grad = None
+        torch._foreach_copy_(self.weights, self.masters)
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the weights' gradients; the masters' live only within `step`."""
+        for weight in self.weights:
+            if set_to_none:
+                weight.grad = None
+            elif weight.grad is not None:
+                weight.grad.zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The masters and the inner optimizer's state dict."""
+        return {"masters": [master.detach() for master in self.masters], "inner": self.inner.state_dict()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        for master, saved in zip(self.masters, state_dict["masters"], strict=True):
+            master.copy_(saved)
+        self.inner.load_state_dict(state_dict["inner"])
+        self.param_groups = self.inner.param_groups  # loading gives it new ones
+
+
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
-    """The optimizer for a GPT's weights: its blocks' matrices in one group, all else in another."""
+    """The optimizer for a GPT's weights, with float32 masters where the weights are bfloat16.
+
+    Its first parameter group are the blocks' matrices, its second all other weights.
+    """
     named = dict(model.named_parameters())  # the tied head counts once
+    if any(weight.dtype == torch.bfloat16 for weight in named.values()):
+        return MasterWeights(named, lambda copies: _build(copies, config))
+    return _build(named, config)
+
+
+def _build(named: dict[str, Any], config: OptimizerConfig) -> Optimizer:
     is_matrix = {name: name.startswith("blocks.") and weight.dim() == 2 for name, weight in named.items()}
     matrices = [weight for name, weight in named.items() if is_matrix[name]]
     others = [weight for name, weight in named.items() if not is_matrix[name]]
