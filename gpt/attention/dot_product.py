@@ -20,9 +20,9 @@ def attend_in_blocks(
 ) -> Tensor:
     """`attend` under the causal mask in fewer passes over memory, without the weights.
 
-    PyTorch's fused attention has no bfloat16 arithmetic of its own on a CPU. There, up to about a thousand
-    tokens, plain products are up to four times as fast: batch and heads folded into one dimension, scale and
-    mask folded into the first product, and a block of queries at a time, with the keys up to its end alone.
+    In bfloat16 on a CPU, most of all in the backward pass, PyTorch's fused attention was measured slower than
+    plain products up to about a thousand tokens (docs/benchmarks.md). Here batch and heads are folded into one
+    dimension, scale and mask into the first product, and each block of queries meets the keys up to its end.
 
     Args:
         query: (B, H, T, K).
