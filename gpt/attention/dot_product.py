@@ -21,7 +21,7 @@ def attend_in_blocks(
     """`attend` under the causal mask in fewer passes over memory, without the weights.
 
     In bfloat16 on a CPU, most of all in the backward pass, PyTorch's fused attention was measured slower than
-    plain products up to about a thousand tokens (docs/benchmarks.md). Here batch and heads are folded into one
+    plain products up to about a thousand tokens (docs/benchmarks.md). Batch and heads are folded into one
     dimension, scale and mask into the first product, and each block of queries meets the keys up to its end.
 
     Args:
