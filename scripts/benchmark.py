@@ -5,13 +5,21 @@ names each target: above 1, this program is the faster, or the better.
 """
 
 import argparse
+import inspect
 import os
 from importlib import import_module
 from pathlib import Path
 
-# A name is a module scripts/benchmarks/NAME.py with `run(quick: bool) -> Report`, imported when asked for.
+# A name is a module scripts/benchmarks/NAME.py with `run(quick, ...) -> Report`, imported when asked for. Its
+# further arguments are those options below that the benchmark understands.
 NAMES = {
     "attention": "attention modules, forward and backward",
+    "data": "tokenizing, reading windows, waiting for batches",
+    "generate": "generation beside transformers",
+    "learn": "bits per byte learned in nanoGPT's time (needs --nanogpt and --text)",
+    "loop": "the Trainer beside a bare loop of the same step",
+    "serve": "concurrent requests beside one after another",
+    "step": "a GPT-2 small training step beside other implementations",
 }
 
 
@@ -35,8 +43,20 @@ def main() -> None:
         metavar="FILE",
         help="the bar chart, a PNG; runs/benchmarks/NAME.png if left out",
     )
+    parser.add_argument("--device", help="cpu, or cuda where there is one")
+    parser.add_argument("--batch", type=int, help="windows in a batch")
+    parser.add_argument("--nanogpt", type=Path, metavar="DIR", help="a checkout of nanoGPT")
+    parser.add_argument("--book", type=Path, metavar="DIR", help="a checkout of LLMs-from-scratch")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="the tinyshakespeare text")
     options = parser.parse_args()
-    report = import_module(f"benchmarks.{options.name}").run(quick=options.quick)
+    run = import_module(f"benchmarks.{options.name}").run
+    understood = inspect.signature(run).parameters
+    given = {name: getattr(options, name) for name in ("device", "batch", "nanogpt", "book", "text")}
+    given = {name: value for name, value in given.items() if value is not None}
+    for name in given:
+        if name not in understood:
+            parser.error(f"the benchmark {options.name} takes no --{name}")
+    report = run(quick=options.quick, **given)
     print(report.markdown())
     chart = options.chart or Path("runs", "benchmarks", f"{options.name}.png")
     report.draw(chart)
