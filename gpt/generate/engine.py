@@ -166,6 +166,7 @@ class Engine:
             self._waiting.append(_Prompt(samples=deque(samples)))
         return samples
 
+    @torch.inference_mode()
     def cancel(self, sample: Sample) -> None:
         """End a sample now; nothing happens if it has ended."""
         if sample.finished is not None:

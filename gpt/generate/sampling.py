@@ -81,7 +81,7 @@ def choose(
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     """What is drawn from at a temperature above 0: logits (N, V) -> probabilities (N, V)."""
     # The likeliest token's logit becomes 0, so that no temperature, however low, divides into infinity.
-    logits = (logits - logits.amax(dim=-1, keepdim=True)) / sampling.temperature
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / max(sampling.temperature, 1e-30)
     logits = filter_logits(logits, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)
     return logits.softmax(dim=-1)
 

@@ -50,6 +50,9 @@ class Int8Linear(nn.Module):
     A weight becomes the nearest of 255 steps between plus and minus the largest of its output.
     """
 
+    BLOCK = 16
+    """The kernel reads inputs in blocks of so many, and past the end of a row that is no multiple of it."""
+
     weight: Tensor
     """(O, I) int8."""
     scale: Tensor
@@ -57,6 +60,8 @@ class Int8Linear(nn.Module):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
+        if linear.in_features % self.BLOCK:
+            raise InputError(f"in_features {linear.in_features} is not divisible by {self.BLOCK}")
         self.in_features, self.out_features = linear.in_features, linear.out_features
         weight = linear.weight.detach().float()
         # The kernel wants the scale in bfloat16: rounded first, so that the steps are counted in what it is.
@@ -106,9 +111,8 @@ def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
     for parent in list(fast.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):
-                setattr(
-                    parent, name, Int8Linear(child) if precision == "int8" else PackedLinear(child, dtype)
-                )
+                int8 = precision == "int8" and child.in_features % Int8Linear.BLOCK == 0
+                setattr(parent, name, Int8Linear(child) if int8 else PackedLinear(child, dtype))
             elif isinstance(child, nn.Embedding | nn.LayerNorm) and child.weight.dtype != torch.float32:
                 setattr(parent, name, copy.deepcopy(child).float())
     return fast.eval()

@@ -1,0 +1,32 @@
+"""Models whose greedy text is not one token over and over, and the slow way to write with them."""
+
+import pytest
+import torch
+
+from gpt import GPT, GPTConfig
+
+
+def sharp(config: GPTConfig, seed: int = 0) -> GPT:
+    """A model with large random weights: its likeliest token depends on all it sees."""
+    torch.manual_seed(seed)
+    model = GPT(config).eval()
+    for name, parameter in model.named_parameters():
+        torch.nn.init.normal_(parameter, mean=1.0 if "norm.weight" in name else 0.0, std=0.3)
+    return model
+
+
+@pytest.fixture
+def model() -> GPT:
+    return sharp(GPTConfig(vocab_size=300, context_length=64, emb_dim=32, num_heads=4, num_layers=2))
+
+
+def slow_greedy(model: GPT, prompt: list[int], count: int) -> list[int]:
+    """No cache: the window, which moves by half a context when it is full, is read anew for each token."""
+    context = model.config.context_length
+    tokens, start = list(prompt), 0
+    for _ in range(count):
+        while len(tokens) - start > context:
+            start += max(1, context // 2)
+        with torch.no_grad():
+            tokens.append(int(model(torch.tensor([tokens[start:]]))[0, -1].argmax()))
+    return tokens

@@ -1,0 +1,45 @@
+"""What the model passes on to its attention: caches, padding, documents and positions."""
+
+import pytest
+import torch
+
+from gpt.errors import InputError
+
+
+def test_in_pieces_with_caches(model):
+    tokens = torch.randint(0, 300, (2, 30))
+    expected = model(tokens)
+    caches = [block.attention.new_cache(2) for block in model.blocks]
+    with torch.no_grad():
+        pieces = [model(piece, caches=caches) for piece in tokens.split([13, 1, 1, 8, 7], dim=1)]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), expected, atol=1e-4, rtol=0)
+
+
+def test_a_batch_padded_on_the_left(model):
+    prompts = [torch.randint(0, 300, (length,)) for length in (3, 11, 7)]
+    width = 11
+    tokens = torch.stack([torch.cat([torch.zeros(width - len(p), dtype=torch.long), p]) for p in prompts])
+    padding = torch.tensor([[column < width - len(p) for column in range(width)] for p in prompts])
+    positions = (torch.arange(width) - padding.sum(dim=1, keepdim=True)).clamp(min=0)
+    given = model(tokens, positions=positions, key_padding_mask=padding)
+    for row, prompt in zip(given, prompts, strict=True):
+        torch.testing.assert_close(row[-len(prompt) :], model(prompt[None])[0], atol=1e-4, rtol=0)
+
+
+def test_documents_in_one_row(model):
+    first, second = torch.randint(0, 300, (1, 9)), torch.randint(0, 300, (1, 5))
+    given = model(
+        torch.cat([first, second], dim=1),
+        positions=torch.cat([torch.arange(9), torch.arange(5)]),
+        document_ids=torch.tensor([[0] * 9 + [1] * 5]),
+    )
+    torch.testing.assert_close(given[:, :9], model(first), atol=1e-4, rtol=0)
+    torch.testing.assert_close(given[:, 9:], model(second), atol=1e-4, rtol=0)
+
+
+def test_more_than_the_context_is_refused_with_caches(model):
+    caches = [block.attention.new_cache(1) for block in model.blocks]
+    with torch.no_grad():
+        model(torch.zeros(1, 60, dtype=torch.long), caches=caches)
+    with pytest.raises(InputError, match=r"5 tokens after 60 cached .*context_length 64"):
+        model(torch.zeros(1, 5, dtype=torch.long), caches=caches)
