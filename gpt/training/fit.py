@@ -7,35 +7,32 @@ Options come from, each overriding the one before: the defaults in the code, the
 import importlib.util
 import json
 import logging
+import sys
 import warnings
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities import rank_zero_only
 
 from gpt.checkpoint import config_to_start_from
-from gpt.checkpoint import read as read_checkpoint
 from gpt.config import GPTConfig
 from gpt.data.module import TokenData
-from gpt.errors import InputError
 from gpt.files import atomic_write
-from gpt.training.checkpoint import AtomicCheckpointIO, LastCheckpoint, best_checkpoint
+from gpt.training.checkpoint import AtomicCheckpointIO, Checkpoints
 from gpt.training.module import LanguageModel
+from gpt.training.profiling import Profile
 from gpt.training.progress import RunProgress
-from gpt.training.run import (
-    Meter,
-    MetricsCSV,
-    Samples,
-    ValidateAtEnd,
-    draw_loss_curve,
-    new_folder,
-    write_summary,
-)
+from gpt.training.record import Meter, MetricsCSV
+from gpt.training.resume import AUTO_OR_NEW, Found, Resume, changes, find, run_folder
+from gpt.training.run import Samples, ValidateAtEnd, draw_loss_curve, folder_of, new_folder, write_summary
+from gpt.training.signals import Stopped, StopRequest
 
 
 class SaveConfig(SaveConfigCallback):
@@ -53,15 +50,32 @@ class SaveConfig(SaveConfigCallback):
 
 
 class TrainingCLI(LightningCLI):
-    """LightningCLI over `LanguageModel` and `TokenData`, whose runs go into folders of their own."""
+    """LightningCLI over `LanguageModel` and `TokenData`, whose runs go into folders of their own.
+
+    Args:
+        found: the checkpoint to go on from.
+        restart: begin anew in the run's own folder, should it be there already.
+    """
 
     folder: Path
+
+    def __init__(self, *args: Any, found: Found | None = None, restart: bool = False, **kwargs: Any) -> None:
+        self.found, self.restart = found, restart
+        super().__init__(*args, **kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add what belongs to a run, and tell the data what the model already knows."""
         parser.add_argument("--run", default="run", help="name of the folder under runs/ to write to")
+        parser.add_argument(
+            "--resume",
+            default=None,
+            help="go on with a run: its folder, a checkpoint, 'auto' for the newest checkpoint of --run or "
+            "of all runs, 'auto_or_new' to begin --run where it has none",
+        )
         parser.add_argument("--checkpoint_every", type=int, default=500, help="steps between two last.ckpt")
+        parser.add_argument("--keep_checkpoints", type=int, default=2, help="newest checkpoints to keep")
         parser.add_argument("--log_every", type=int, default=20, help="steps between two rows of metrics.csv")
+        parser.add_argument("--profile", action="store_true", help="trace some steps: profile.json and .txt")
         parser.link_arguments("model.config.vocab_size", "data.vocab_size")
         parser.link_arguments("model.config.context_length", "data.context_length")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
@@ -84,18 +98,36 @@ class TrainingCLI(LightningCLI):
         options = self.config[self.subcommand]
         if options.get("ckpt_path"):
             options.model.init_from = None  # the checkpoint has what became of those weights
+        if self.found:
+            self._announce(self.found)
         if options.model.init_from is not None:
             given = GPTConfig.from_dict(options.model.config.as_dict())
             shape = config_to_start_from(options.model.init_from, given)
             for name, value in shape.to_dict().items():
                 options.model.config[name] = value
             options.data.vocab_size = shape.vocab_size
-        self.folder = new_folder(options.get("run") or "run")
+        name = options.get("run") or "run"
+        self.folder = (run_folder(self.found.path) if self.found else None) or (
+            folder_of(name) if self.restart else new_folder(name)
+        )
         options.trainer.default_root_dir = str(self.folder)
         if options.trainer.precision is None:
             options.trainer.precision = (
                 "bf16-mixed" if bfloat16_is_fast(options.trainer.accelerator) else "32-true"
             )
+
+    def _announce(self, found: Found) -> None:
+        """Say what the run goes on from, and which options are not those it had."""
+        options = self.config[self.subcommand]
+        told = [f"goes on from {found.path}, after step {found.step}"]
+        told += [f"passed over {path}, which is broken" for path in found.passed_over]
+        told += [f"changed {change}" for change in changes(found.options, self._dump(options))]
+        if 0 < options.trainer.max_steps <= found.step:
+            told.append(f"all {found.step} steps are done: ask for more with --trainer.max_steps")
+        tell(*told)
+
+    def _dump(self, options: Any) -> str:
+        return self._parser(self.subcommand).dump(options, skip_unset=False)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the run's loggers, callbacks and checkpoints to what the options ask for."""
@@ -103,33 +135,60 @@ class TrainingCLI(LightningCLI):
         if self.subcommand != "fit":
             self.save_config_callback = None
             return super().instantiate_trainer(logger=False, callbacks=[], enable_progress_bar=False)
-        self.meter = Meter(options.log_every)
-        samples = Samples(self.folder)
+        metrics, stop, samples = MetricsCSV(self.folder), StopRequest(), Samples(self.folder)
+        self.meter = Meter(options.log_every, metrics)
         callbacks: list[Callback] = [
+            Resume(self.folder, options.seed_everything),
+            stop,
             self.meter,
             ValidateAtEnd(),
             samples,
             RunProgress(self.meter, samples),
-            best_checkpoint(self.folder / "checkpoints"),
-            LastCheckpoint(self.folder / "checkpoints", options.checkpoint_every),
+            Checkpoints(
+                self.folder / "checkpoints",
+                every=options.checkpoint_every,
+                keep=options.keep_checkpoints,
+                options=self._dump(options),
+                stop=stop,
+            ),
         ]
+        if options.profile:
+            callbacks.append(Profile(self.folder))
         chosen = self._get(self.config_init, "trainer").get("logger")  # a logger, several, false or nothing
-        loggers: list[Logger] = [MetricsCSV(self.folder)]
+        loggers: list[Logger] = [metrics]
         if chosen is not False and importlib.util.find_spec("tensorboard"):
             loggers.append(
-                TensorBoardLogger(self.folder, name="tensorboard", version="", default_hp_metric=False)
+                TensorBoardLogger(
+                    self.folder,
+                    name="tensorboard",
+                    version="",
+                    default_hp_metric=False,
+                    purge_step=self.found.step if self.found else None,
+                )
             )
         several = chosen if isinstance(chosen, list) else [chosen]
         loggers += [logger for logger in several if isinstance(logger, Logger)]
         self.save_config_kwargs = {"folder": self.folder}
         extra = [*(self._get(self.config_init, "trainer").get("callbacks") or []), *callbacks]
-        return super().instantiate_trainer(callbacks=extra, logger=loggers, plugins=[AtomicCheckpointIO()])
+        files = AtomicCheckpointIO(checked=self.found.path if self.found else None)
+        return super().instantiate_trainer(callbacks=extra, logger=loggers, plugins=[files])
 
     def before_fit(self) -> None:
         """Find out what is wrong with the data before a folder is made for the run."""
         self.datamodule.prepare_data()
         self.datamodule.setup("fit")
         self.datamodule.train_dataloader()
+
+    def fit(self, **kwargs: Any) -> None:
+        """Train; a run that a signal ended leaves with the status that the signal has in a shell."""
+        try:
+            self.trainer.fit(**kwargs)
+        except Stopped as stopped:
+            tell(str(stopped))
+            raise SystemExit(stopped.status) from None
+        except SystemExit as leaving:  # Lightning's answer to a Ctrl-C before the first step
+            interrupted = isinstance(leaving.__context__, KeyboardInterrupt)
+            raise (KeyboardInterrupt if interrupted else leaving) from None
 
     def after_fit(self) -> None:
         """Say how it ended and what to do next."""
@@ -146,6 +205,13 @@ class TrainingCLI(LightningCLI):
         metrics = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
         if self.trainer.is_global_zero:
             print(json.dumps(metrics, indent=2))
+
+
+@rank_zero_only
+def tell(*lines: str) -> None:
+    """Say something, once for all processes."""
+    for line in lines:
+        print(f"gpt fit: {line}", file=sys.stderr)
 
 
 def bfloat16_is_fast(accelerator: str | Any) -> bool:
@@ -167,13 +233,25 @@ def main(args: list[str]) -> None:
 
 
 def start(cli: type[TrainingCLI], args: list[str]) -> TrainingCLI:
-    """Parse the options and do what they say."""
+    """Parse the options and do what they say; those of a checkpoint come before all others."""
     quiet()
+    found, resume, checkpoint = None, option(args, "--resume"), option(args, "--ckpt_path")
+    if args[0] == "fit" and (resume or checkpoint):
+        found = find(resume or checkpoint or "", named_run(args))
+        args = without(args, "--resume", "--ckpt_path")
+        if found:
+            args = [args[0], "--config", found.options, *args[1:], "--ckpt_path", str(found.path)]
+    elif checkpoint:
+        args = [args[0], "--config", find(checkpoint).options, *args[1:]]  # type: ignore[union-attr]
     if not any(argument.split("=")[0] in ("-c", "--config", "-h", "--help") for argument in args):
-        args = [args[0], "--config", str(default_config(args)), *args[1:]]
+        fine_tuning = option(args, "--model.init_from") is not None
+        config = shipped("configs") / ("finetune.yaml" if fine_tuning else "quick.yaml")
+        args = [args[0], "--config", str(config), *args[1:]]
     return cli(
         LanguageModel,
         TokenData,
+        found=found,
+        restart=resume == AUTO_OR_NEW,
         save_config_callback=SaveConfig,
         seed_everything_default=1337,
         auto_configure_optimizers=False,
@@ -186,22 +264,30 @@ def start(cli: type[TrainingCLI], args: list[str]) -> TrainingCLI:
     )
 
 
-def default_config(args: list[str]) -> Path:
-    """The options of the run whose checkpoint is named, else those of fine-tuning or of the quick run.
+def option(args: list[str], *names: str) -> str | None:
+    """The last value given to an option, as `--name value` or `--name=value`."""
+    values = [value for name, value in pairwise(args) if name in names]
+    values += [name.partition("=")[2] for name in args if "=" in name and name.partition("=")[0] in names]
+    return values[-1] if values else None
 
-    Raises:
-        InputError: the checkpoint is not one, or its run's config.yaml is gone.
-    """
-    named = [value for name, value in pairwise(args) if name == "--ckpt_path"]
-    named += [argument.split("=", 1)[1] for argument in args if argument.startswith("--ckpt_path=")]
-    if not named:
-        fine_tuning = any(argument.startswith("--model.init_from") for argument in args)
-        return shipped("configs") / ("finetune.yaml" if fine_tuning else "quick.yaml")
-    read_checkpoint(named[-1])
-    config = Path(named[-1]).parents[1] / "config.yaml"
-    if not config.is_file():
-        raise InputError(f"{config} is missing: name the options of that run with --config")
-    return config
+
+def without(args: list[str], *names: str) -> list[str]:
+    """The arguments less some options and their values."""
+    kept, skip = [], False
+    for argument in args:
+        if not skip and argument.partition("=")[0] not in names:
+            kept.append(argument)
+        skip = not skip and argument in names
+    return kept
+
+
+def named_run(args: list[str]) -> str | None:
+    """The run that --run or a file of options names."""
+    run, config = option(args, "--run"), option(args, "-c", "--config")
+    if run is None and config is not None and Path(config).is_file():
+        values = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
+        run = values.get("run") if isinstance(values, dict) else None
+    return run
 
 
 def shipped(folder: str) -> Path:

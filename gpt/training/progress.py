@@ -9,7 +9,8 @@ from lightning.pytorch.callbacks import ProgressBar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from gpt.training.run import Meter, Samples
+from gpt.training.record import Meter
+from gpt.training.run import Samples
 
 SECONDS_BETWEEN_LINES = 10.0
 

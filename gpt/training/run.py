@@ -8,21 +8,20 @@ runs/NAME/config.yaml       every option, resolved
           summary.json      how it ended
 """
 
-import csv
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from gpt import plot
 from gpt.checkpoint import RUNS
 from gpt.errors import InputError
-from gpt.files import atomic_write, write_json
+from gpt.files import write_json
+from gpt.training.record import GrowingText, Meter
+
 
 def folder_of(name: str) -> Path:
     """`runs/NAME`.

@@ -1,0 +1,187 @@
+"""What a run writes down as it goes: metrics.csv, and the figures in it.
+
+A run that goes on from a checkpoint goes on with these files too: what was written after the checkpoint is
+cut off, and nothing is written twice.
+"""
+
+import csv
+import io
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
+from gpt.files import atomic_write
+
+COLUMNS = (
+    "step",
+    "tokens",
+    "seconds",
+    "train_loss",
+    "learning_rate",
+    "gradient_norm",
+    "tokens_per_second",
+    "val_loss",
+    "val_perplexity",
+    "val_bits_per_byte",
+)
+
+
+class GrowingText:
+    """A text file that is added to, and written anew and atomically by `write`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.text = ""
+
+    def write(self) -> None:
+        """Bring the file up to date, once there is something to say."""
+        if self.text:
+            with atomic_write(self.path) as file:
+                file.write(self.text)
+
+    def cut(self, characters: int) -> None:
+        """Go on after the first `characters` of the file, or after nothing where it is gone."""
+        self.text = self.path.read_text(encoding="utf-8")[:characters] if self.path.is_file() else ""
+
+
+class MetricsCSV(Logger):
+    """metrics.csv, a row for each interval or validation.
+
+    Lightning's CSVLogger deletes the file of the run that is resumed, and adds a column for each name it is
+    given; here the columns are known.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.file = GrowingText(folder / "metrics.csv")
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.file.path.parent.name
+
+    @property
+    def version(self) -> str:
+        """Empty: a run's folder is its only version."""
+        return ""
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the run's config.yaml has them."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Keep a row; unknown names are left out."""
+        known = {name: f"{metrics[name]:.8g}" for name in COLUMNS if name in metrics}
+        lines = io.StringIO()
+        writer = csv.DictWriter(lines, COLUMNS, lineterminator="\n")
+        if not self.file.text:
+            writer.writeheader()
+        writer.writerow({**known, "step": step or 0})
+        self.file.text += lines.getvalue()
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Write all rows, once there is one: a run that never began leaves nothing behind."""
+        self.file.write()
+
+
+class Meter(Callback):
+    """Measures loss, learning rate and speed once in `every` steps, and hands them to the loggers.
+
+    The losses in between are added up on the device: reading one would wait for it.
+
+    Args:
+        every: steps between two rows.
+        metrics: the file that is cut back when a run goes on; None where there is none.
+    """
+
+    def __init__(self, every: int, metrics: MetricsCSV | None = None) -> None:
+        self.every = every
+        self.metrics = metrics
+        self.steps = self.tokens = self.interval_batches = self.interval_tokens = 0
+        self.seconds = self.train_seconds = 0.0
+        self.loss_sum: torch.Tensor | float = 0.0
+        self.train_loss = self.tokens_per_second = float("nan")
+        self.last_validation: dict[str, float] = {}
+        self._started = self._interval_started = 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clocks, where those of a resumed run stood."""
+        now = time.perf_counter()
+        self._started, self._interval_started = now - self.train_seconds, now - self._interval_started
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Count a batch, and at the end of an interval log it."""
+        self.loss_sum = self.loss_sum + pl_module.last_loss  # type: ignore[operator]
+        self.interval_batches += 1
+        self.interval_tokens += batch[0].numel() * trainer.world_size
+        if trainer.global_step == self.steps:  # gradients accumulate, no update yet
+            return
+        self.steps = trainer.global_step
+        if self.steps % self.every and self.steps != pl_module.planned_steps:
+            return
+        self.train_loss = float(self.loss_sum) / self.interval_batches
+        now = time.perf_counter()
+        self.tokens += self.interval_tokens
+        self.tokens_per_second = self.interval_tokens / (now - self._interval_started)
+        self.seconds = now - self._started
+        self._log(
+            trainer,
+            train_loss=self.train_loss,
+            learning_rate=trainer.optimizers[0].param_groups[0]["lr"],
+            gradient_norm=float(pl_module.last_gradient_norm),  # type: ignore[arg-type]
+            tokens_per_second=self.tokens_per_second,
+        )
+        self.loss_sum, self.interval_batches, self.interval_tokens = 0.0, 0, 0
+        self._interval_started = now
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log what validation found, and draw the curve."""
+        names = [name for name in COLUMNS if name.startswith("val_") and name in trainer.callback_metrics]
+        self.last_validation = {name: float(trainer.callback_metrics[name]) for name in names}
+        self._log(trainer, **self.last_validation)
+        for logger in trainer.loggers:
+            logger.save()
+        self._interval_started = time.perf_counter()  # validation is no part of the training speed
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop the clock."""
+        self.train_seconds = time.perf_counter() - self._started
+
+    def state_dict(self) -> dict[str, Any]:
+        """All counts and clocks, and how much of metrics.csv is written by now."""
+        now = time.perf_counter()
+        return {
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "train_seconds": now - self._started,
+            "interval_seconds": now - self._interval_started,
+            "interval_batches": self.interval_batches,
+            "interval_tokens": self.interval_tokens,
+            "loss_sum": float(self.loss_sum),
+            "train_loss": self.train_loss,
+            "last_validation": self.last_validation,
+            "csv": len(self.metrics.file.text) if self.metrics else 0,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        state = dict(state_dict)
+        written = state.pop("csv")
+        self._interval_started = state.pop("interval_seconds")
+        self.__dict__.update(state)
+        if self.metrics:
+            self.metrics.file.cut(written)
+
+    def _log(self, trainer: Trainer, **metrics: float) -> None:
+        metrics = {**metrics, "tokens": self.tokens, "seconds": self.seconds}
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=trainer.global_step)
