@@ -53,6 +53,12 @@ COMMANDS = {
         "write text with a trained model",
         "gpt generate --prompt 'Return the ' --seed 1",
     ),
+    "attention": Command(
+        "gpt.attention_maps",
+        "attention_maps",
+        "draw what each head looks at",
+        "gpt attention --text 'To be or not to be' --output maps",
+    ),
     "evaluate": Command(
         "gpt.evaluate",
         "evaluate",

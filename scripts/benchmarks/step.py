@@ -129,8 +129,8 @@ def run(
         bars=bars,
         unit="tokens/s",
         notes=[
-            "Forward, backward, clipping and update with fused AdamW. A token costs 6 N + 12 L d T operations; "
-            "the matrix limit is that of one large product in the same run."
+            "Forward, backward, clipping and update with fused AdamW. A token costs 6 N + 12 L d T "
+            "operations; the matrix limit is that of one large product in the same run."
         ],
     )
 
