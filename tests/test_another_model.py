@@ -1,0 +1,37 @@
+"""The example of another model: it runs, looks at no later value, and learns."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "another_model.py"
+
+
+@pytest.fixture(scope="module")
+def example():
+    return runpy.run_path(str(SCRIPT))
+
+
+def test_no_forecast_knows_what_comes_later(example):
+    model = example["Forecaster"]().eval()
+    series = example["waves"](2, torch.Generator().manual_seed(0))[:, :-1]
+    changed = series.clone()
+    changed[:, 20:] += 1.0
+    before, after = model(series), model(changed)
+    assert torch.equal(before[:, :20], after[:, :20])
+    assert not torch.allclose(before[:, 20:], after[:, 20:])
+
+
+def test_a_little_training_beats_the_last_value(example):
+    found = example["errors"](example["train"](80))
+    assert found["the model"] < 0.8 * found["the last value again"]
+
+
+def test_the_script_prints_its_comparison(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--steps", "2"])
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 8 and lines[2].startswith("the model") and lines[-1].startswith("  head 3: ")
