@@ -119,7 +119,7 @@ class MultiHeadAttention(nn.Module):
         # A softmax over nothing is 0 / 0: a row without keys looks at all of them, and loses what it saw.
         blind = hidden.all(dim=-1, keepdim=True)  # (B or 1, H or 1, T, 1)
         hidden = hidden & ~blind
-        if need_weights:
+        if need_weights or _one_query(query):
             context, weights = attend(query, key, value, hidden, self.dropout)  # (B, H, T, K), (B, H, T, S)
             weights = weights.masked_fill(blind, 0.0)
         else:
@@ -241,6 +241,15 @@ def _blocks_pay(query: Tensor) -> bool:
         return False
     longest = 512 if torch.compiler.is_compiling() else 1024  # compiled, all queries are one block
     return query.device.type == "cpu" and query.dtype == torch.bfloat16 and query.shape[2] <= longest
+
+
+def _one_query(query: Tensor) -> bool:
+    """Whether to write attention out because there is but one query: decoding, one token a row.
+
+    On a CPU that is the faster way, and the only one whose sums do not depend on the rows beside a row: the
+    fused kernel adds up in an order that differs with the thread a row falls to.
+    """
+    return query.shape[2] == 1 and query.device.type == "cpu" and not torch.compiler.is_exporting()
 
 
 def _block(num_tokens: int) -> int | None:

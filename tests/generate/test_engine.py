@@ -121,12 +121,27 @@ def test_a_row_of_a_ragged_batch_is_its_own_run_bit_for_bit(model, precision):
     assert together == alone
 
 
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
 def test_the_same_at_gpt2s_widths_across_blocks_of_columns():
-    """Rows of 60 to 200 tokens, so that what a row looks at depends on its neighbours' length."""
+    """Rows of 60 to 200 tokens: how far a row looks, and which thread it falls to, depends on the others."""
     config = GPTConfig(vocab_size=512, context_length=256, emb_dim=128, num_heads=2, num_layers=2)
-    fast = for_decoding(sharp(config), "bfloat16")
-    prompts = [[i] * length for i, length in enumerate((1, 60, 64, 65, 130, 200))]
-    assert greedy(Engine(fast), prompts, 30) == [greedy(Engine(fast), [prompt], 30)[0] for prompt in prompts]
+    fast = for_decoding(sharp(config), "float32")
+    requests = [
+        Request(tokens=[i] * length, max_new_tokens=12, seed=i, alternatives=1)
+        for i, length in enumerate((1, 60, 64, 65, 130, 200))
+    ]
+    together = complete(fast, requests)
+    for request, (completion,) in zip(requests, together, strict=True):
+        (alone,) = complete(fast, [request])[0]
+        assert [t.alternatives for t in completion.tokens] == [t.alternatives for t in alone.tokens]
 
 
 def test_samples_do_not_depend_on_how_many_there_are(model):
