@@ -7,6 +7,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import redirect_stderr
+from io import StringIO
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -55,7 +57,7 @@ print(time.perf_counter() - began)
 
 def run(quick: bool) -> Report:
     """Measure all of it. `quick` prepares tens of megabytes rather than gigabytes."""
-    rounds = 3 if quick else 9
+    rounds = 3 if quick else 7
     rows: list[dict[str, Any]] = []
     bars: dict[str, dict[str, float]] = {}
     ratios: dict[str, float] = {}
@@ -120,7 +122,8 @@ def tokenizing(folder: Path, copies: int, rounds: int) -> tuple[float, dict[str,
 
     def ours() -> None:
         shutil.rmtree(folder / "out", ignore_errors=True)
-        prepare(str(source), folder / "out", workers=threads)
+        with redirect_stderr(StringIO()):
+            prepare(str(source), folder / "out", workers=threads)
 
     def bare() -> None:
         encoding.encode_ordinary_batch(texts, num_threads=threads)
