@@ -1,0 +1,108 @@
+"""`benchmark.py loop`: what the Trainer, with the run's callbacks, adds to a bare loop of the same step.
+
+The two take turns in one process, on the quick configuration: the same module, batches, optimizer, schedule
+and clipping, without validation. Also: the share of a step that the optimizer takes.
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+from benchmarks.common import Report, Timing, say
+from torch.optim.lr_scheduler import LambdaLR
+
+from gpt.training.fit import TrainingCLI, start
+
+QUICK = Path(__file__).parents[2] / "configs" / "quick.yaml"
+
+
+class Measured(TrainingCLI):
+    """A run that ends when training does: no summary, no picture."""
+
+    def after_fit(self) -> None:
+        """Nothing."""
+
+
+def run(quick: bool) -> Report:
+    """Take turns of some hundred steps."""
+    steps, rounds = (20, 2) if quick else (150, 7)
+    trainer: dict[int, float] = {}
+    bare: dict[int, float] = {}
+    optimizer_share: list[float] = []
+    with _throwaway_folder():
+        for i in range(-1, rounds):
+            say(f"round {i + 1} of {rounds}" if i >= 0 else "warming up")
+            cli = _fit(steps)
+            seconds, share = _bare_loop(cli, steps)
+            if i >= 0:
+                trainer[i] = cli.meter.train_seconds / steps
+                bare[i] = seconds / steps
+                optimizer_share.append(share)
+    timings = {"Trainer": Timing(seconds=trainer), "bare loop": Timing(seconds=bare)}
+    share = sorted(optimizer_share)[len(optimizer_share) // 2]
+    return Report(
+        title="The Trainer beside a bare loop, quick configuration",
+        rows=[
+            {"loop": name, "ms a step": 1000 * timing.median, "spread": f"{timing.spread:.1%}"}
+            for name, timing in timings.items()
+        ],
+        ratios={
+            "trainer_vs_bare_loop": timings["Trainer"].times_faster_than(timings["bare loop"]),
+            "muon_fraction_of_step": share,
+        },
+        bars={"a step": {name: 1000 * timing.median for name, timing in timings.items()}},
+        unit="milliseconds",
+        notes=[
+            "muon_fraction_of_step: the optimizer's own time, Muon's and AdamW's, in a step of the bare loop."
+        ],
+    )
+
+
+@contextmanager
+def _throwaway_folder() -> Iterator[None]:
+    """Work where the runs' folders may go."""
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            yield
+        finally:
+            os.chdir(before)
+
+
+def _fit(steps: int) -> Measured:
+    """Train with the Trainer, off a terminal, without validation."""
+    options = ["--trainer.max_steps", str(steps), "--trainer.limit_val_batches", "0"]
+    cli = start(Measured, ["fit", "--config", str(QUICK), *options])
+    assert isinstance(cli, Measured)
+    return cli
+
+
+def _bare_loop(cli: Measured, steps: int) -> tuple[float, float]:
+    """The same steps without a Trainer: their seconds, and the optimizer's share of them."""
+    module = cli.model
+    optimizer = module.configure_optimizers()["optimizer"]
+    scheduler = LambdaLR(optimizer, lambda step: 1.0)
+    bfloat16 = "bf16" in str(cli.trainer.precision)
+    autocast = torch.autocast("cpu", torch.bfloat16) if bfloat16 else nullcontext()
+    batches = iter(cli.datamodule.train_dataloader())
+    module.train()
+    stepping = 0.0
+    began = time.perf_counter()
+    for _ in range(steps):
+        batch = next(batches)
+        with autocast:
+            loss = module.loss(batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0, foreach=True)
+        before = time.perf_counter()
+        optimizer.step()
+        stepping += time.perf_counter() - before
+        optimizer.zero_grad(set_to_none=True)
+        scheduler.step()
+    total = time.perf_counter() - began
+    return total, stepping / total
