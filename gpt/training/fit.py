@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import yaml
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -24,6 +25,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from gpt.checkpoint import config_to_start_from
 from gpt.config import GPTConfig
 from gpt.data.module import TokenData
+from gpt.errors import InputError
 from gpt.files import atomic_write
 from gpt.training.checkpoint import AtomicCheckpointIO, Checkpoints
 from gpt.training.module import LanguageModel
@@ -171,7 +173,10 @@ class TrainingCLI(LightningCLI):
         self.save_config_kwargs = {"folder": self.folder}
         extra = [*(self._get(self.config_init, "trainer").get("callbacks") or []), *callbacks]
         files = AtomicCheckpointIO(checked=self.found.path if self.found else None)
-        return super().instantiate_trainer(callbacks=extra, logger=loggers, plugins=[files])
+        try:
+            return super().instantiate_trainer(callbacks=extra, logger=loggers, plugins=[files])
+        except (MisconfigurationException, TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"the trainer's options cannot be used: {error}") from None
 
     def before_fit(self) -> None:
         """Find out what is wrong with the data before a folder is made for the run."""
@@ -304,6 +309,6 @@ def quiet() -> None:
         ".*treespec, LeafSpec.*",
         ".*does not have many workers.*",  # the loader reads a memory map: workers would only copy
         ".*LightningCLI's args parameter.*",
-        ".*Checkpoint directory .* exists and is not empty.*",
+        ".*callbacks used to create the checkpoint need to be provided.*",
     ):
         warnings.filterwarnings("ignore", message)

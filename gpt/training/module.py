@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.lr_scheduler import LambdaLR
 
 from gpt.checkpoint import start_from
 from gpt.config import GPTConfig
 from gpt.model import GPT
 from gpt.training.compilation import compile_blocks, pays_off
+from gpt.training.guard import Guard
 from gpt.training.loss import IGNORE, linear_cross_entropy
 from gpt.training.optimizer import OptimizerConfig, build_optimizer
 from gpt.training.schedule import learning_rate_factor
@@ -30,6 +32,7 @@ class LanguageModel(LightningModule):
         compile: compile the blocks; None does where the run is long enough to earn the compilation back.
         checkpoint_activations: keep only each block's input for the backward pass and compute the rest again,
             for a third more time and a fraction of the memory (Chen et al. 2016).
+        skip_nonfinite: steps whose loss or gradient is not finite to leave out before the run stops.
         init_from: weights to start from, of any form that `gpt import` reads, or a run. They decide the
             shape; of `config` only dropout and context_length count, which crops their positions.
     """
@@ -41,6 +44,7 @@ class LanguageModel(LightningModule):
         loss_chunk: int = 1024,
         compile: bool | None = None,
         checkpoint_activations: bool = False,
+        skip_nonfinite: int = 0,
         init_from: str | None = None,
     ) -> None:
         super().__init__()
@@ -49,9 +53,10 @@ class LanguageModel(LightningModule):
         self.model = GPT(config) if init_from is None else start_from(init_from, config)
         self.model.checkpoint_activations = checkpoint_activations
         self.compile_blocks = compile
+        self.guard = Guard(skip_nonfinite)
         self.config = self.model.config
         self.planned_steps = 0  # known when training begins
-        self.last_gradient_norm = torch.tensor(float("nan"))  # where gradients are not clipped
+        self.last_gradient_norm = torch.tensor(float("nan"))
         self._val_nats = torch.zeros(2, dtype=torch.float64)  # summed nats, predicted tokens
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -77,7 +82,7 @@ class LanguageModel(LightningModule):
             data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
             wanted = pays_off(
                 self.device,
-                steps=self.planned_steps - self.trainer.global_step,
+                steps=self.planned_steps,  # not those left: a resumed run computes as the whole one does
                 tokens_a_step=data.batch_size * data.context_length * self.trainer.accumulate_grad_batches,
                 parameters=self.model.num_parameters(),
             )
@@ -88,6 +93,7 @@ class LanguageModel(LightningModule):
         """The mean loss of a batch in nats per token."""
         loss = self.loss(batch)
         self.last_loss = loss.detach()  # stays on the device until someone reads it
+        self.guard.add(self.last_loss)
         return loss
 
     def on_validation_epoch_start(self) -> None:
@@ -147,15 +153,25 @@ class LanguageModel(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip by the norm of all gradients.
+        """Clip by the norm of all gradients; where that is not finite, forget them or stop.
 
         Lightning refuses to clip for a fused optimizer under mixed precision, because a gradient scaler might
         not have unscaled yet; bfloat16 has no scaler.
         """
-        if gradient_clip_val:
-            norm = torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val, foreach=True)
-            self.last_gradient_norm = norm.detach()  # before clipping; on the device, as the loss
+        gradients = [weight.grad for weight in self.parameters() if weight.grad is not None]
+        norm: Any = get_total_norm(gradients, foreach=True)
+        if hasattr(norm, "full_tensor"):  # each process has a part of the gradients
+            norm = norm.full_tensor()
+        self.last_gradient_norm = norm  # before clipping; on the device, as the loss
+        if not self.guard.passes(self.trainer, norm):
+            self.zero_grad()  # no optimizer changes a weight that has no gradient
+        elif gradient_clip_val:
+            clip_grads_with_norm_(self.parameters(), gradient_clip_val, norm, foreach=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Say what the weights are, in plain numbers, so that the file alone is enough to use them."""
-        checkpoint["gpt"] = {"config": self.config.to_dict()}
+        checkpoint["gpt"] = {"config": self.config.to_dict(), "skipped": self.guard.skipped}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """The inverse of `on_save_checkpoint`; the model is there already."""
+        self.guard.skipped = checkpoint["gpt"].get("skipped", 0)

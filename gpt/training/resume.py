@@ -16,7 +16,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from gpt.checkpoint import RUNS, read
 from gpt.errors import InputError
-from gpt.training.optimizer import build_optimizer
 
 AUTO, AUTO_OR_NEW = "auto", "auto_or_new"
 
@@ -150,6 +149,7 @@ class Resume(Callback):
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.seed = folder, seed
         self._states: list[dict[str, Any]] | None = None
+        self._groups: list[dict[str, Any]] = []  # the optimizer's options of today
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """See that all processes, each of which chose for itself, do the same.
@@ -190,6 +190,11 @@ class Resume(Callback):
             batches = steps * now["batches"]
             counts.update(ready=batches, started=batches, processed=batches, completed=batches - 1)
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note the optimizer's options before the checkpoint's take their place."""
+        groups = trainer.optimizers[0].param_groups
+        self._groups = [{name: group[name] for name in group if name != "params"} for group in groups]
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restore the generators and apply the optimizer's options, just before the first step."""
         states, rank = self._states, trainer.global_rank
@@ -198,8 +203,16 @@ class Resume(Callback):
         elif rank > 0:
             torch.manual_seed(int(np.random.SeedSequence((self.seed, rank)).generate_state(1, np.uint64)[0]))
         if states is not None:
-            apply_options(trainer, pl_module)
+            self._apply_options(trainer)
         self._states = None
+
+    def _apply_options(self, trainer: Trainer) -> None:
+        """Let learning rates and so on be today's; where they did not change, this changes nothing."""
+        groups, scheduler = trainer.optimizers[0].param_groups, trainer.lr_scheduler_configs[0].scheduler
+        assert isinstance(scheduler, LambdaLR)
+        scheduler.base_lrs = [today["initial_lr"] for today in self._groups]
+        for group, today, factor in zip(groups, self._groups, scheduler.lr_lambdas, strict=True):
+            group.update(today, lr=today["initial_lr"] * factor(scheduler.last_epoch))
 
 
 def step_size(trainer: Trainer) -> dict[str, int]:
@@ -207,21 +220,6 @@ def step_size(trainer: Trainer) -> dict[str, int]:
     batches = trainer.accumulate_grad_batches
     windows = batches * trainer.world_size * trainer.datamodule.batch_size  # type: ignore[attr-defined]
     return {"batches": batches, "windows": windows}
-
-
-def apply_options(trainer: Trainer, module: Any) -> None:
-    """Give the restored optimizer the learning rates and so on of today's options, if they changed."""
-    optimizer, scheduler = trainer.optimizers[0], trainer.lr_scheduler_configs[0].scheduler
-    assert isinstance(scheduler, LambdaLR)
-    fresh = build_optimizer(module.model, module.optimizer_config)
-    for group, today in zip(optimizer.param_groups, fresh.param_groups, strict=True):
-        group.update({name: value for name, value in today.items() if name != "params"})
-        group["initial_lr"] = today["lr"]
-    scheduler.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
-    for group, lr, factor in zip(
-        optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
-    ):
-        group["lr"] = lr * factor(scheduler.last_epoch)
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
