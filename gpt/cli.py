@@ -110,6 +110,9 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the reader left; nothing more to say
         return 0
+    except KeyboardInterrupt:
+        print(f"gpt {arguments[0]}: interrupted", file=sys.stderr)
+        return 130
     except (InputError, OSError) as error:
         if os.environ.get("GPT_TRACEBACK"):
             raise
