@@ -1,0 +1,93 @@
+"""What training GPT-2's sizes takes on more and more GPUs: the formulas of docs/scale.md, and its tables.
+
+    python scripts/scale.py
+
+Nothing is measured here. The assumptions stand at the top, to be replaced by figures of one's own.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from gpt import GPT, GPTConfig
+
+TOKENS = 10_000_000_000
+BATCH_TOKENS = 2**19  # an update, all GPUs together
+PEAK = 989e12  # FLOP/s of an H100 SXM in dense bfloat16, from its data sheet
+UTILISATION = 0.40  # the part of the peak that a step's own arithmetic reaches on one GPU
+PRICE = 2.50  # dollars a GPU and hour
+GPUS_A_NODE = 8
+BYTES_A_SECOND = {"node": 450e9, "network": 50e9}  # NVLink, one way; one 400 Gbit/s card for each node
+GPUS = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """A run on some GPUs of one kind."""
+
+    hours: float
+    dollars: float
+    efficiency: float
+    """Of the speed that as many single GPUs would have."""
+
+
+def parameters(config: GPTConfig) -> int:
+    """N, without holding any."""
+    with torch.device("meta"):
+        return GPT(config).num_parameters()
+
+
+def flops_per_token(config: GPTConfig, context: int | None = None) -> float:
+    """6 N + 12 L D T: the products with the weights and attention's own, forward and backward.
+
+    Kaplan et al. 2020, section 2.1; Chowdhery et al. 2022, appendix B.
+    """
+    tokens = context or config.context_length
+    return 6 * parameters(config) + 12 * config.num_layers * config.emb_dim * tokens
+
+
+def cost(config: GPTConfig, gpus: int) -> Cost:
+    """What TOKENS tokens take, if all of the gradients' traffic is waited for: most of it can be hidden."""
+    compute = BATCH_TOKENS * flops_per_token(config) / (gpus * PEAK * UTILISATION)  # seconds an update
+    speed = BYTES_A_SECOND["node" if gpus <= GPUS_A_NODE else "network"]
+    traffic = 2 * (gpus - 1) / gpus * 4 * parameters(config) / speed  # a ring's all-reduce of float32
+    hours = TOKENS / BATCH_TOKENS * (compute + traffic) / 3600
+    return Cost(hours=hours, dollars=hours * gpus * PRICE, efficiency=compute / (compute + traffic))
+
+
+def memory(config: GPTConfig, windows: int, shards: int = 1) -> float:
+    """Bytes on each GPU: float32 weights, gradients and AdamW's two moments, and the activations kept.
+
+    Activations: 34 D bytes a token and layer in 16 bits with attention in one kernel (Korthikanti et al.
+    2022, section 4.1); the logits come in chunks and hardly count.
+    """
+    activations = 34 * config.emb_dim * config.num_layers * config.context_length * windows
+    return 16 * parameters(config) / shards + activations
+
+
+def tables() -> str:
+    """The tables of docs/scale.md."""
+    sizes = {name: GPTConfig.from_name(name) for name in GPTConfig.names()}
+    lines = [
+        "| | parameters | GFLOP a token | states, GB | a window's activations, GB | GPU-hours |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, config in sizes.items():
+        states, both = memory(config, 0) / 1e9, memory(config, 1) / 1e9
+        figures = f"{flops_per_token(config) / 1e9:.2f} | {states:.1f} | {both - states:.2f}"
+        lines.append(f"| {name} | {parameters(config):,} | {figures} | {cost(config, 1).hours:,.1f} |")
+    header = " | ".join(f"{count} GPU{'s' if count > 1 else ''}" for count in GPUS)
+    lines += ["", f"| hours, dollars | {header} |", "| --- " * (len(GPUS) + 1) + "|"]
+    for name, config in sizes.items():
+        costs = [cost(config, count) for count in GPUS]
+        cells = " | ".join(f"{one.hours:,.1f} h, ${one.dollars:,.0f}" for one in costs)
+        lines.append(f"| {name} | {cells} |")
+    lines += ["", f"| efficiency | {header} |", "| --- " * (len(GPUS) + 1) + "|"]
+    for name, config in sizes.items():
+        cells = " | ".join(f"{cost(config, count).efficiency:.0%}" for count in GPUS)
+        lines.append(f"| {name} | {cells} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(tables())
