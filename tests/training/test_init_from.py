@@ -50,9 +50,9 @@ def test_a_tuned_run_goes_on_without_the_weights_it_began_with(weights, text_fil
     options = ["--model.init_from", "weights", "--data.corpus", str(text_file), *FAST]
     assert main(["fit", *options, "--trainer.max_steps", "4"]) == 0
     (tmp_path / "weights").rename(tmp_path / "moved")
-    again = ["--ckpt_path", "runs/tuned/checkpoints/last.ckpt", "--run", "again", "--trainer.max_steps", "6"]
-    assert main(["fit", *again]) == 0
-    assert rows("again")[-1]["step"] == "6"
+    assert main(["fit", "--resume", "runs/tuned", "--trainer.max_steps", "6"]) == 0
+    assert rows("tuned")[-1]["step"] == "6"
+    assert main(["validate", "--ckpt_path", "runs/tuned/checkpoints/last.ckpt"]) == 0
 
 
 def test_one_run_starts_where_another_ended(weights, text_file):
