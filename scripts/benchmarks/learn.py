@@ -1,9 +1,9 @@
 """`benchmark.py learn`: bits per byte learned in the time that nanoGPT takes.
 
 nanoGPT's documented CPU command on tinyshakespeare is run as it stands; then ours, with
-configs/tinyshakespeare.yaml, for the same wall time, from the start of the process to its end. Both learn from
-the first nine tenths of the text, and both are scored once, at the end, on the whole last tenth. Then ours
-again in a fifth of the time.
+configs/tinyshakespeare.yaml, for the same wall time, from the start of the process to its end. Both learn
+from the first nine tenths of the text, and both are scored once, at the end, on the whole last tenth. Then
+ours again in a fifth of the time.
 """
 
 import json
@@ -129,7 +129,7 @@ def _ours(learned: Path, held_out: Path, folder: Path, steps: int) -> tuple[floa
 def _python(arguments: str, folder: Path, environment: dict[str, str] | None = None) -> str:
     """Run Python in `folder` and return what it prints."""
     merged = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: PLW1510 - the status is looked at below
         [sys.executable, *arguments.split()],
         cwd=folder,
         env=merged,
