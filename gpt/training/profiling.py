@@ -1,5 +1,6 @@
 """`gpt fit --profile`: where a training step's time goes."""
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,11 @@ class Profile(Callback):
             self._profile = None
 
     def _write(self, finished: profile) -> None:
-        with atomic_write(self.folder / "profile.json", "wb") as file:
-            finished.export_chrome_trace(file.name)
+        with tempfile.TemporaryDirectory() as folder:  # torch writes to a path, and not atomically
+            trace = Path(folder) / "profile.json"
+            finished.export_chrome_trace(str(trace))
+            with atomic_write(self.folder / trace.name, "wb") as file:
+                file.write(trace.read_bytes())
         order = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
         table = finished.key_averages().table(sort_by=order, row_limit=40, max_name_column_width=60)
         with atomic_write(self.folder / "profile.txt") as file:
