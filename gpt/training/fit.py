@@ -309,6 +309,8 @@ def quiet() -> None:
         ".*treespec, LeafSpec.*",
         ".*does not have many workers.*",  # the loader reads a memory map: workers would only copy
         ".*LightningCLI's args parameter.*",
+        ".*smaller than the logging interval.*",  # Lightning's own, unused here
+        ".*sync_dist=True.*",  # the sums are reduced before they are logged
         ".*callbacks used to create the checkpoint need to be provided.*",
     ):
         warnings.filterwarnings("ignore", message)

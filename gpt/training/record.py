@@ -127,7 +127,8 @@ class Meter(Callback):
         self.steps = trainer.global_step
         if self.steps % self.every and self.steps != pl_module.planned_steps:
             return
-        self.train_loss = float(self.loss_sum) / self.interval_batches
+        mean = torch.as_tensor(self.loss_sum, device=pl_module.device) / self.interval_batches
+        self.train_loss = float(trainer.strategy.reduce(mean, reduce_op="mean"))  # over all processes
         now = time.perf_counter()
         self.tokens += self.interval_tokens
         self.tokens_per_second = self.interval_tokens / (now - self._interval_started)
