@@ -6,6 +6,7 @@ Nothing is measured here. The assumptions stand at the top, to be replaced by fi
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -31,6 +32,7 @@ class Cost:
     """Of the speed that as many single GPUs would have."""
 
 
+@cache
 def parameters(config: GPTConfig) -> int:
     """N, without holding any."""
     with torch.device("meta"):
