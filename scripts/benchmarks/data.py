@@ -69,7 +69,7 @@ def run(quick: bool) -> Report:
         folder = Path(name)
         os.environ["GPT_CACHE"] = str(folder / "cache")
         say("tokenizing")
-        megabytes, timings = tokenizing(folder, 1 if quick else 3, rounds)
+        megabytes, timings = tokenizing(folder, 3, rounds)
         ratios["tokenize_vs_bare"] = timings["gpt prepare"].times_faster_than(timings["tiktoken, bare"])
         bars["tokenizing, MB/s"] = {}
         for contender, timing in timings.items():
