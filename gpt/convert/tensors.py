@@ -81,9 +81,9 @@ def load_pickle(path: Path) -> Any:
             if damaged is not None:
                 raise zipfile.BadZipFile(damaged)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
-    except OSError:
-        raise
-    except Exception:  # what the bytes of a broken file bring about can be anything
+    except Exception as error:  # what the bytes of a broken file bring about can be anything
+        if isinstance(error, OSError) and error.filename is not None:  # the file was never opened
+            raise
         raise InputError("not a file of tensors, or a broken one") from None
 
 
