@@ -1,0 +1,356 @@
+"""Try to lose a run: `python scripts/torture.py --kills 50`.
+
+Kills training with SIGKILL in the middle of steps, saves and validations, fills the disk, damages
+checkpoints, feeds malformed input, and compares what comes of the run that goes on with one that nothing
+happened to. Prints a table of faults injected, survived and lost; the exit status is 1 if one was lost.
+
+Needs POSIX, for `fork`: a fault takes a second instead of the ten that a new interpreter would import for.
+Filling the disk needs root, to mount a small tmpfs.
+"""
+
+import argparse
+import csv
+import hashlib
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from malformed import malformed
+
+import gpt.training.fit  # once, before the processes that are killed are forked
+from gpt.checkpoint import read
+from gpt.cli import main as gpt
+
+TIMEOUT = 120.0
+MOMENTS = ("anywhere", "step", "write", "rename", "validation")
+TEXT = "The quick brown fox jumps over the lazy dog, and on it goes.\n" * 300
+RUN = [
+    *("fit", "--data.corpus", "text.txt", "--trainer.logger", "false", "--trainer.accelerator", "cpu"),
+    *("--trainer.precision", "32-true", "--model.compile", "false", "--model.config.dropout", "0.1"),
+    *("--model.config.vocab_size", "300", "--model.config.context_length", "16", "--log_every", "3"),
+    *("--model.config.emb_dim", "32", "--model.config.num_heads", "2", "--model.config.num_layers", "1"),
+    *("--trainer.max_steps", "30", "--trainer.accumulate_grad_batches", "2", "--checkpoint_every", "4"),
+    *("--trainer.val_check_interval", "14"),
+]
+
+
+@dataclass
+class Tally:
+    """What happened to the faults of one kind."""
+
+    injected: int = 0
+    lost: list[str] = field(default_factory=list)
+
+    def count(self, problem: str | None) -> None:
+        self.injected += 1
+        if problem:
+            self.lost.append(problem)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a process, or the first of several, ended."""
+
+    status: int
+    err: str
+
+
+def run(
+    folder: Path,
+    arguments: list[str],
+    *,
+    processes: int = 1,
+    sabotage: Callable[[], None] | None = None,
+    kill_after: float | None = None,
+    environment: dict[str, str] | None = None,
+) -> Ended:
+    """The `gpt` command in forked processes; `sabotage` is called in the first of them before it begins."""
+    shared = {**(environment or {}), **(_as_torchrun(processes) if processes > 1 else {})}
+    pids = [
+        _fork(folder, arguments, rank, shared if processes == 1 else shared | _rank(rank), sabotage)
+        for rank in range(processes)
+    ]
+    deadline, status = time.monotonic() + (kill_after or TIMEOUT), {}
+    while len(status) < len(pids):
+        for pid in set(pids) - set(status):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                status[pid] = 0
+        dead = bool(status) and sabotage is not None
+        if time.monotonic() > deadline or dead:  # a machine loses power for all of its processes
+            for pid in set(pids) - set(status):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+    code = (folder / "status.0").read_text(encoding="utf-8") if (folder / "status.0").exists() else "-9"
+    return Ended(status=int(code), err=(folder / "err.0").read_text(encoding="utf-8", errors="replace"))
+
+
+def _fork(folder: Path, arguments: list[str], rank: int, environment: dict[str, str], sabotage: Any) -> int:
+    (folder / f"status.{rank}").unlink(missing_ok=True)
+    pid = os.fork()
+    if pid:
+        return pid
+    os.chdir(folder)
+    os.environ.update(environment)
+    for stream, name in ((1, f"out.{rank}"), (2, f"err.{rank}")):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+    status = 1
+    try:
+        if sabotage and rank == 0:
+            sabotage()
+        status = gpt(arguments)
+    except SystemExit as leaving:
+        status = leaving.code if isinstance(leaving.code, int) else 1
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        Path(f"status.{rank}").write_text(str(status), encoding="utf-8")
+        os._exit(status)
+    return 0
+
+
+def _as_torchrun(processes: int) -> dict[str, str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "GROUP_RANK": "0",
+        "TORCHELASTIC_RUN_ID": "torture",
+    }
+
+
+def _rank(rank: int) -> dict[str, str]:
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+
+
+def fit(processes: int) -> list[str]:
+    """The run, with the same global batch on any number of processes."""
+    several = ["--trainer.devices", str(processes), "--trainer.strategy", "ddp"] if processes > 1 else []
+    return [*RUN, *several, "--data.batch_size", str(16 // processes), "--run", "run"]
+
+
+def fingerprint(folder: Path) -> tuple[str, list[dict[str, str]]]:
+    """A hash of everything a run ended with, and its metrics but for the clocks."""
+    saved = read(folder / "runs" / "run" / "checkpoints" / "last.ckpt")
+    digest = hashlib.sha256()
+    for part in ("state_dict", "optimizer_states", "lr_schedulers", "random", "global_step"):
+        _hash(saved[part], digest)
+    with (folder / "runs" / "run" / "metrics.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        del row["seconds"], row["tokens_per_second"]
+    return digest.hexdigest(), rows
+
+
+def _hash(value: Any, digest: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            digest.update(repr(key).encode())
+            _hash(part, digest)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            _hash(part, digest)
+    else:
+        digest.update(repr(value).encode())
+
+
+def die_at(moment: str, number: int) -> Callable[[], None]:
+    """Makes the calling process kill itself in the `number`-th call of what makes up `moment`."""
+
+    def patch() -> None:
+        from gpt.training.checkpoint import AtomicCheckpointIO
+        from gpt.training.module import LanguageModel
+
+        owner, name = {
+            "step": (LanguageModel, "training_step"),
+            "write": (AtomicCheckpointIO, "save_checkpoint"),
+            "rename": (os, "replace"),
+            "validation": (LanguageModel, "validation_step"),
+        }[moment]
+        original, calls = getattr(owner, name), 0
+
+        def dying(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == number and moment == "write":  # with half of the file written
+                with tempfile.NamedTemporaryFile(
+                    dir=Path(args[2]).parent, prefix=f".{Path(args[2]).name}.", suffix=".tmp", delete=False
+                ) as half:
+                    half.write(b"PK" * 5000)
+            if calls >= number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*args, **kwargs)
+
+        setattr(owner, name, dying)
+
+    return patch
+
+
+def whole_run(folder: Path, processes: int = 1) -> tuple[tuple[str, list[dict[str, str]]], float]:
+    """What an undisturbed run ends with, and the seconds it takes."""
+    began = time.monotonic()
+    ended = run(folder, fit(processes), processes=processes)
+    if ended.status:
+        raise SystemExit(f"the undisturbed run failed: {ended.err}")
+    found = fingerprint(folder)
+    shutil.rmtree(folder / "runs")
+    return found, time.monotonic() - began
+
+
+def kill(
+    folder: Path, tally: Tally, wanted: Any, seconds: float, processes: int, chance: random.Random
+) -> None:
+    """Kill a run once, or twice, go on, and compare."""
+    again = [*fit(processes), "--resume", "auto_or_new"]
+    told = []
+    for _ in range(chance.choice((1, 1, 2))):
+        moment, number = chance.choice(MOMENTS), chance.randint(1, 12)
+        after = chance.uniform(0.1, 1.0) * seconds if moment == "anywhere" else None
+        sabotage = None if moment == "anywhere" else die_at(moment, number)
+        run(folder, again, processes=processes, sabotage=sabotage, kill_after=after)
+        told.append(f"{moment} {after or number}")
+    ended = run(folder, again, processes=processes)
+    if ended.status:
+        tally.count(f"{told}: status {ended.status}: {ended.err[-300:]}")
+    else:
+        got = fingerprint(folder)
+        tally.count(None if got == wanted else f"{told}: another result than the undisturbed run's")
+    shutil.rmtree(folder / "runs")
+
+
+def damage(folder: Path, tally: Tally, wanted: Any, chance: random.Random) -> None:
+    """Truncate or flip bytes of the newest checkpoint of a stopped run, and go on from the one before."""
+    stopped = [*fit(1), "--trainer.max_steps", "30"]
+    run(folder, stopped, sabotage=die_at("step", 2 * chance.randint(10, 28)))
+    last = folder / "runs" / "run" / "checkpoints" / "last.ckpt"
+    data = bytearray(last.read_bytes())
+    if chance.random() < 0.4:
+        data = data[: chance.randrange(len(data))]
+    else:
+        for _ in range(chance.choice((1, 1, 8))):
+            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    last.write_bytes(data)
+    ended = run(folder, ["fit", "--resume", "auto", "--run", "run"])
+    if ended.status:
+        tally.count(f"status {ended.status}: {ended.err[-300:]}")
+    else:
+        tally.count(None if fingerprint(folder) == wanted else "another result than the undisturbed run's")
+    shutil.rmtree(folder / "runs")
+
+
+def fill_disk(folder: Path, tally: Tally, wanted: Any, chance: random.Random, other: Path) -> None:
+    """Let the disk run full, see that a clear line comes and all checkpoints stay whole, free it, go on."""
+    disk = folder / "runs"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1600k", "tmpfs", str(disk)], check=True)
+    try:
+        filler = disk / "filler"
+        filler.write_bytes(b"0" * chance.randint(200_000, 1_300_000))
+        temporary = {"TMPDIR": str(chance.choice((other, disk)))}
+        again = [*fit(1), "--keep_checkpoints", "2", "--resume", "auto_or_new"]
+        ended = run(folder, again, environment=temporary)
+        problem = None
+        if ended.status == 0:
+            problem = "the disk was never full"
+        elif ended.status != 2 or "No space left on device" not in ended.err or "Traceback" in ended.err:
+            problem = f"status {ended.status}: {ended.err[-300:]}"
+        for file in disk.glob("run/checkpoints/*.ckpt"):
+            read(file)
+        filler.unlink()
+        subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)
+        ended = run(folder, again)
+        if ended.status or fingerprint(folder) != wanted:
+            problem = problem or f"did not go on: {ended.err[-300:]}"
+        tally.count(problem)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+        disk.rmdir()
+
+
+def feed(folder: Path, tally: Tally, number: int, chance: random.Random) -> None:
+    """Give the command something malformed: one line and status 2 are due, and nothing may be changed."""
+    name, arguments = malformed(folder, number, chance)
+    ended = run(folder, arguments)
+    lines = [line for line in ended.err.splitlines() if line.startswith("gpt ")]
+    if ended.status != 2 or len(lines) != 1 or "Traceback" in ended.err:
+        tally.count(f"{name}: {' '.join(arguments)[:200]}: status {ended.status}: {ended.err[-300:]}")
+    else:
+        tally.count(None)
+
+
+def main() -> int:
+    """Inject the faults that are asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=50, help="runs killed, on one process")
+    parser.add_argument("--kills2", type=int, default=0, help="runs killed, on two processes")
+    parser.add_argument("--damages", type=int, default=20, help="checkpoints truncated or altered")
+    parser.add_argument("--full-disks", type=int, default=0, help="disks filled (needs root)")
+    parser.add_argument("--malformed", type=int, default=200, help="malformed inputs")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    chance = random.Random(options.seed)
+    with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory() as other:
+        folder = Path(name)
+        os.environ["GPT_CACHE"] = str(folder / "cache")
+        (folder / "text.txt").write_text(TEXT, encoding="utf-8")
+        tallies = inject(folder, Path(other), options, chance)
+    print(f"{'fault':<32}{'injected':>9}{'survived':>9}{'lost':>6}")
+    for kind, tally in tallies.items():
+        print(f"{kind:<32}{tally.injected:>9}{tally.injected - len(tally.lost):>9}{len(tally.lost):>6}")
+    for problem in (problem for tally in tallies.values() for problem in tally.lost):
+        print(f"lost: {problem}", file=sys.stderr)
+    return int(any(tally.lost for tally in tallies.values()))
+
+
+def inject(folder: Path, other: Path, options: Any, chance: random.Random) -> dict[str, Tally]:
+    """All faults, one after another, with a count on stderr."""
+    tallies: dict[str, Tally] = {}
+
+    def repeat(kind: str, times: int, fault: Callable[[Tally, int], None]) -> None:
+        tally = tallies[kind] = Tally()
+        for number in range(times):
+            print(f"\r{kind}: {number + 1} of {times}, {len(tally.lost)} lost ", end="", file=sys.stderr)
+            fault(tally, number)
+        print(file=sys.stderr)
+
+    one, seconds = whole_run(folder)
+    if options.kills:
+        repeat("SIGKILL, one process", options.kills, lambda t, _: kill(folder, t, one, seconds, 1, chance))
+    if options.kills2:
+        two, seconds2 = whole_run(folder, 2)
+        repeat(
+            "SIGKILL, two processes", options.kills2, lambda t, _: kill(folder, t, two, seconds2, 2, chance)
+        )
+    if options.damages:
+        repeat("damaged checkpoint", options.damages, lambda t, _: damage(folder, t, one, chance))
+    if options.full_disks:
+        repeat("full disk", options.full_disks, lambda t, _: fill_disk(folder, t, one, chance, other))
+    if options.malformed:
+        repeat("malformed input", options.malformed, lambda t, n: feed(folder, t, n, chance))
+    return tallies
+
+
+if __name__ == "__main__":
+    sys.exit(main())
