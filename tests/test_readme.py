@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from gpt import GPT, GPTConfig
+from gpt.convert.commands import write_export
+
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(
     r"^```(bash|python)\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S
@@ -25,13 +28,17 @@ exec "{sys.executable}" -m gpt.cli "$@"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """An empty folder with a text, where `gpt` is the program of this checkout."""
+    """A text, a hub's cache in which `gpt2` is tiny, and `gpt` the program of this checkout."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "my-text.txt").write_text("Once upon a time there was a fox.\n" * 400, encoding="utf-8")
     (folder / "bin").mkdir()
     for name, script in {"gpt": SHIM, "python": f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'}.items():
         (folder / "bin" / name).write_text(script, encoding="utf-8")
         (folder / "bin" / name).chmod(0o755)
+    small = GPT(GPTConfig(context_length=256, emb_dim=32, num_heads=2, num_layers=1))
+    write_export(small.config, small.state_dict(), folder / "hub" / "models--gpt2" / "snapshots" / "1", "hf")
+    (folder / "hub" / "models--gpt2" / "refs").mkdir()
+    (folder / "hub" / "models--gpt2" / "refs" / "main").write_text("1", encoding="utf-8")
     for name in ("Makefile", "pyproject.toml", "constraints.txt", "scripts", "configs", "data", "docs"):
         (folder / name).symlink_to(ROOT / name)
     return folder
@@ -43,6 +50,7 @@ def test_every_block_runs_in_order(folder):
     assert len(BLOCKS) >= 6
     path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment |= {"HF_HUB_CACHE": str(folder / "hub"), "HF_HUB_OFFLINE": "1"}
     for language, block in BLOCKS:
         if "pip install" in block:
             continue  # what the machine that runs this test has done already
@@ -53,6 +61,7 @@ def test_every_block_runs_in_order(folder):
             command,
             cwd=folder,
             env=environment,
+            check=False,
             capture_output=True,
             text=True,
             encoding="utf-8",
