@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import takewhile
+from pathlib import Path
 
 from gpt.errors import InputError
 
@@ -52,6 +53,12 @@ COMMANDS = {
         "write",
         "write text with a trained model",
         "gpt generate --prompt 'Return the ' --seed 1",
+    ),
+    "serve": Command(
+        "gpt.serve.command",
+        "serve",
+        "serve a model over HTTP, with a page",
+        "gpt serve --checkpoint runs/quick --port 8000",
     ),
     "attention": Command(
         "gpt.attention_maps",
@@ -155,13 +162,15 @@ def run(name: str, arguments: list[str]) -> None:
         if name in LIGHTNING:
             function([name, *arguments])
         else:
-            jsonargparse.auto_cli(
+            made = jsonargparse.auto_cli(
                 function,
                 args=arguments,
                 prog=f"gpt {name}",
                 epilog=f"example: {command.example}",
                 exit_on_error=False,
             )
+            if isinstance(made, Path):
+                print(made)  # what a command made, for the next one to take
     except (argparse.ArgumentError, jsonargparse.ArgumentError) as error:
         raise InputError(f"{error} (see 'gpt {name} --help')") from None
 

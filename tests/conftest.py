@@ -1,5 +1,6 @@
 """What every test shares: a tiny model, a text of its own, and a cache that is thrown away."""
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,12 @@ def _throwaway_cache(tmp_path_factory: pytest.TempPathFactory):
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _every_open_names_its_encoding():
+    """With PYTHONWARNDEFAULTENCODING set, as `make test` sets it, text files of ours are UTF-8 by name."""
+    warnings.filterwarnings("error", category=EncodingWarning, module=r"gpt(\.|$)")
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -115,8 +114,6 @@ def _run(
                 done = writer.text_bytes
         with _full_disk(folder):
             writer.finish(val_fraction, {"corpus": label, **source.summary()})
-        tokens = sum(counts["tokens"] for counts in writer.splits.values())
-        print(f"{label}: {done:,} bytes are {tokens:,} tokens, in {folder}", file=sys.stderr)
 
 
 def _key(source: Corpus, tokenizer: Tokenizer, val_fraction: float) -> str:
