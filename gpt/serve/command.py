@@ -1,0 +1,75 @@
+"""The command `gpt serve`."""
+
+import os
+from pathlib import Path
+
+from gpt.errors import InputError
+from gpt.generate.weights import Precision
+
+_LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+def serve(
+    checkpoint: Path | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    name: str | None = None,
+    precision: Precision | None = None,
+    api_key: str | None = None,
+    max_running: int = 16,
+    max_waiting: int = 64,
+    max_new_tokens: int = 4096,
+    max_prompt_tokens: int = 8192,
+    max_seconds: int = 300,
+) -> None:
+    """Serve a model over HTTP, in the form of OpenAI's completions, with a page at /.
+
+    Args:
+        checkpoint: a .ckpt file, a run folder or an exported folder; the newest run if left out.
+        host: the address to listen on; 0.0.0.0 lets other machines in.
+        port: the port to listen on.
+        name: what clients call the model; the checkpoint's name if left out.
+        precision: of the weights; bfloat16 and int8 are faster on a CPU. As trained if left out.
+        api_key: what clients must send; $GPT_API_KEY if left out. Without one everybody is let in.
+        max_running: the most completions that are decoded together.
+        max_waiting: the most requests that wait; further ones are turned away with status 503.
+        max_new_tokens: the most tokens of a completion.
+        max_prompt_tokens: the most tokens of a prompt.
+        max_seconds: the most time for a request.
+    """
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn
+    except ImportError:
+        raise InputError("gpt serve needs more packages: pip install 'minimal-gpt[serve]'") from None
+    import torch
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    from gpt.checkpoint import find, load
+    from gpt.generate import for_decoding
+    from gpt.serve.app import create_app
+    from gpt.serve.limits import Limits
+
+    limits = Limits(
+        running=max_running,
+        waiting=max_waiting,
+        new_tokens=max_new_tokens,
+        prompt_tokens=max_prompt_tokens,
+        seconds=max_seconds,
+    )
+    api_key = api_key or os.environ.get("GPT_API_KEY") or None
+    path = find(checkpoint)
+    model, tokenizer = load(path)
+    model = for_decoding(model.to("cuda" if torch.cuda.is_available() else "cpu"), precision)
+    app = create_app(model, tokenizer, name=name or model_name(path), limits=limits, api_key=api_key)
+    if host in _LOCAL:  # a page of another site whose name was made to point here is not let in
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "[::1]", "::1"])
+    print(f"http://{host}:{port}/ is the page, http://{host}:{port}/v1 the API; Ctrl-C ends it", flush=True)
+    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
+
+
+def model_name(path: Path) -> str:
+    """What a checkpoint is called: its run's name, or its folder's."""
+    if path.suffix and path.parent.name == "checkpoints":
+        return path.parent.parent.resolve().name
+    return path.resolve().stem

@@ -1,0 +1,49 @@
+"""What one client may ask for, so that the others get their turn."""
+
+from dataclasses import dataclass, fields
+
+from gpt.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The most of everything.
+
+    Raises:
+        InputError: a limit below one.
+    """
+
+    body_bytes: int = 1 << 20
+    """Bytes of a request."""
+    prompt_tokens: int = 8192
+    """Tokens of a prompt; the model sees the last of them that fit its context."""
+    new_tokens: int = 4096
+    """Tokens of a completion."""
+    samples: int = 16
+    """Completions of a request: prompts times `n`."""
+    stops: int = 4
+    """Stop strings of a request."""
+    stop_characters: int = 256
+    """Characters of a stop string."""
+    running: int = 16
+    """Completions that are decoded together."""
+    waiting: int = 64
+    """Requests that wait for their turn; further ones are turned away."""
+    seconds: int = 300
+    """Time for a request, waiting included."""
+    attention_tokens: int = 256
+    """Tokens whose attention is shown."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) < 1:
+                raise InputError(f"{field.name} must be at least 1, got {getattr(self, field.name)}")
+
+    def check(self, what: str, given: int, most: int) -> None:
+        """Refuse more than the most.
+
+        Raises:
+            InputError: it is.
+        """
+        if given > most:
+            raise InputError(f"{what} must be at most {most}, got {given}")

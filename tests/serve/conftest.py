@@ -1,0 +1,64 @@
+# ruff: noqa: E402 - what follows needs the extra, and the tests are skipped without it
+"""A server with a tiny model, in this process or listening on the loopback."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+httpx = pytest.importorskip("httpx", reason="httpx is not installed")
+
+import uvicorn
+
+from gpt import GPTConfig, Tokenizer
+from gpt.serve.app import create_app
+from gpt.serve.limits import Limits
+from tests.generate.conftest import sharp
+
+MODEL = sharp(GPTConfig(vocab_size=257, context_length=64, emb_dim=32, num_heads=4, num_layers=2))
+TOKENIZER = Tokenizer("gpt2", vocab_size=257)
+
+
+def new_app(**options: Any):
+    limits = options.pop("limits", Limits(new_tokens=2000))
+    return create_app(MODEL, TOKENIZER, name="tiny", limits=limits, **options)
+
+
+def talk(app: Any, use: Callable[[Any], Awaitable[Any]]) -> Any:
+    """Run `use(client)` against the application without a socket."""
+
+    async def main() -> Any:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as client,
+        ):
+            return await use(client)
+
+    return asyncio.run(main())
+
+
+def post(app: Any, **form: Any) -> Any:
+    return talk(app, lambda client: client.post("/v1/completions", json={"model": "tiny", **form}))
+
+
+@contextlib.contextmanager
+def listening(app: Any) -> Iterator[str]:
+    """The address of a real server; the test needs leave for 127.0.0.1."""
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not server.started:
+        assert time.monotonic() < deadline, "the server does not start"
+        time.sleep(0.02)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(20)

@@ -1,0 +1,364 @@
+import asyncio
+import json
+import time
+
+import pytest
+
+from gpt.generate import Request, Sampling, complete, generate
+from gpt.serve.limits import Limits
+from tests.serve.conftest import MODEL, TOKENIZER, httpx, listening, new_app, post, talk
+
+
+def alone(prompt: str, count: int, **options) -> str:
+    tokens = TOKENIZER.encode(prompt)
+    (row,) = generate(MODEL, [tokens], max_new_tokens=count, end=TOKENIZER.eot, **options)
+    return TOKENIZER.decode(row[len(tokens) :]).replace("<|endoftext|>", "")
+
+
+def test_a_completion_is_the_models():
+    response = post(new_app(), prompt="Hi", max_tokens=20, temperature=0)
+    assert response.status_code == 200
+    body = response.json()
+    assert body["object"] == "text_completion" and body["model"] == "tiny"
+    (choice,) = body["choices"]
+    assert choice["text"] == alone("Hi", 20, temperature=0)
+    assert choice["finish_reason"] == "length" and choice["logprobs"] is None
+    assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 20, "total_tokens": 22}
+
+
+def test_several_prompts_and_samples_have_their_places():
+    body = post(new_app(), prompt=["Hi", "You"], n=3, max_tokens=8, seed=5).json()
+    assert [choice["index"] for choice in body["choices"]] == list(range(6))
+    for first, prompt in ((0, "Hi"), (3, "You")):
+        request = Request(
+            tokens=TOKENIZER.encode(prompt), max_new_tokens=8, samples=3, seed=5, end=TOKENIZER.eot,
+            sampling=Sampling(top_p=1.0),
+        )  # fmt: skip
+        for k, completion in enumerate(complete(MODEL, [request])[0]):
+            ids = [token.id for token in completion.tokens if token.id != TOKENIZER.eot]
+            assert body["choices"][first + k]["text"] == TOKENIZER.decode(ids)
+
+
+def test_prompts_of_ids():
+    app = new_app()
+    ids = TOKENIZER.encode("Hi")
+    by_text = post(app, prompt="Hi", max_tokens=5, temperature=0).json()["choices"]
+    assert post(new_app(), prompt=ids, max_tokens=5, temperature=0).json()["choices"] == by_text
+    assert post(new_app(), prompt=[ids], max_tokens=5, temperature=0).json()["choices"] == by_text
+
+
+def test_an_empty_prompt_starts_a_document():
+    text = post(new_app(), prompt="", max_tokens=5, temperature=0).json()["choices"][0]["text"]
+    (row,) = generate(MODEL, [[TOKENIZER.eot]], max_new_tokens=5, temperature=0, end=TOKENIZER.eot)
+    assert text == TOKENIZER.decode([i for i in row[1:] if i != TOKENIZER.eot])
+
+
+def test_log_probabilities():
+    body = post(new_app(), prompt="Hi", max_tokens=6, temperature=0, logprobs=3).json()
+    given = body["choices"][0]["logprobs"]
+    request = Request(
+        tokens=TOKENIZER.encode("Hi"), max_new_tokens=6, sampling=Sampling(temperature=0), alternatives=3
+    )
+    tokens = complete(MODEL, [request])[0][0].tokens
+    assert given["token_ids"] == [token.id for token in tokens]
+    assert given["token_logprobs"] == pytest.approx([token.log_probability for token in tokens])
+    assert all(len(top) == 3 for top in given["top_logprobs"])
+    text, offsets = body["choices"][0]["text"], given["text_offset"]
+    assert offsets[0] == 0 and offsets == sorted(offsets) and offsets[-1] <= len(text)
+
+
+def test_a_stop_string_ends_the_text():
+    whole = post(new_app(), prompt="Hi", max_tokens=40, seed=3).json()["choices"][0]["text"]
+    stop = whole[5:8]
+    body = post(new_app(), prompt="Hi", max_tokens=40, seed=3, stop=[stop, "never there"]).json()
+    assert body["choices"][0]["text"] == whole[: whole.index(stop)]
+    assert body["choices"][0]["finish_reason"] == "stop"
+
+
+def test_the_stream_adds_up_to_the_answer():
+    form = {"prompt": ["Hi", "You"], "max_tokens": 12, "seed": 2, "logprobs": 1}
+    whole = post(new_app(), **form).json()
+    response = post(new_app(), **form, stream=True, stream_options={"include_usage": True})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert lines.pop() == "[DONE]"
+    events = [json.loads(line) for line in lines]
+    assert events.pop()["usage"] == whole["usage"]
+    for index, choice in enumerate(whole["choices"]):
+        mine = [event["choices"][0] for event in events if event["choices"][0]["index"] == index]
+        assert "".join(one["text"] for one in mine) == choice["text"]
+        assert [one["finish_reason"] for one in mine] == [None] * (len(mine) - 1) + [choice["finish_reason"]]
+        assert [i for one in mine for i in one["logprobs"]["token_ids"]] == choice["logprobs"]["token_ids"]
+        assert [i for one in mine for i in one["logprobs"]["text_offset"]] == choice["logprobs"][
+            "text_offset"
+        ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_tokens_at_all(stream):
+    response = post(new_app(), prompt="Hi", max_tokens=0, stream=stream)
+    assert response.status_code == 200
+    body = json.loads(response.text.split("\n\n")[0].removeprefix("data: "))
+    assert body["choices"][0]["text"] == "" and body["choices"][0]["finish_reason"] == "length"
+
+
+def test_requests_at_once_are_each_what_they_are_alone():
+    """Twenty-four through sixteen places, of mixed length, joining and leaving."""
+    prompts = ["x" * (1 + 7 * i % 60) for i in range(24)]
+    counts = [3 + 11 * i % 50 for i in range(24)]
+
+    async def use(client):
+        forms = [
+            {"model": "tiny", "prompt": p, "max_tokens": c, "temperature": 0}
+            for p, c in zip(prompts, counts, strict=True)
+        ]
+        answers = await asyncio.gather(*(client.post("/v1/completions", json=form) for form in forms))
+        return [answer.json()["choices"][0]["text"] for answer in answers]
+
+    expected = [alone(p, c, temperature=0) for p, c in zip(prompts, counts, strict=True)]
+    assert talk(new_app(), use) == expected
+
+
+def test_an_answer_that_is_ready_before_it_is_read_is_whole():
+    async def use(client):
+        form = {"model": "tiny", "prompt": "Hi", "max_tokens": 2, "temperature": 0}
+        app.state.batcher.submit = lambda *given: late(submit(*given))
+        return (await client.post("/v1/completions", json=form)).json()["choices"][0]["text"]
+
+    def late(ticket):
+        time.sleep(0.3)  # the engine's thread goes on
+        return ticket
+
+    app = new_app()
+    submit = app.state.batcher.submit
+    assert talk(app, use) == alone("Hi", 2, temperature=0)
+
+
+def test_the_openai_client_works_unchanged():
+    openai = pytest.importorskip("openai", reason="openai is not installed")
+
+    async def use(client):
+        ours = openai.AsyncOpenAI(
+            api_key="secret", base_url="http://test/v1", http_client=client, max_retries=0
+        )
+        models = [model.id async for model in ours.models.list()]
+        form = {"model": models[0], "prompt": "Hi", "max_tokens": 10, "seed": 1}
+        whole = await ours.completions.create(
+            **form, n=2, logprobs=2, stop=["\x00"], extra_body={"top_k": 20}
+        )
+        streamed = [
+            event.choices[0].text
+            async for event in await ours.completions.create(**form, stream=True, extra_body={"top_k": 20})
+        ]
+        with pytest.raises(openai.NotFoundError):
+            await ours.completions.create(model="other", prompt="Hi")
+        with pytest.raises(openai.BadRequestError, match="temperature"):
+            await ours.completions.create(**form, temperature=-1)
+        return models, whole, "".join(streamed)
+
+    models, whole, streamed = talk(new_app(api_key="secret"), use)
+    assert models == ["tiny"]
+    assert len(whole.choices) == 2 and whole.usage.completion_tokens == 20
+    assert len(whole.choices[0].logprobs.tokens) == 10
+    assert whole.choices[0].text == streamed
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"n": 0}, "n:"),
+        ({"n": 17}, "prompts times n must be at most 16, got 17"),
+        ({"max_tokens": 5000}, "max_tokens must be at most 2000, got 5000"),
+        ({"prompt": []}, "at least one prompt"),
+        ({"prompt": [300]}, "300"),
+        ({"prompt": [[-1]]}, "-1"),
+        ({"prompt": {"a": 1}}, "prompt"),
+        ({"prompt": "a" * 9000}, "prompt tokens must be at most 8192, got 9000"),
+        ({"stop": ["a"] * 5}, "stop strings"),
+        ({"stop": [""]}, "stop string"),
+        ({"stop": "a" * 300}, "characters"),
+        ({"logprobs": 6}, "logprobs"),
+        ({"best_of": 3}, "best_of"),
+        ({"suffix": "x"}, "suffix"),
+        ({"echo": True}, "echo"),
+        ({"presence_penalty": 1}, "presence_penalty"),
+        ({"colour": 1}, "colour"),
+    ],
+)
+def test_a_bad_field_is_named(form, message):
+    response = post(new_app(), **{"prompt": "Hi", **form})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert message in error["message"] and "\n" not in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+def test_what_is_no_request_at_all():
+    async def use(client):
+        url = "/v1/completions"
+        kind = {"content-type": "application/json"}
+        return [
+            (await client.post(url, content=b"{", headers=kind)).status_code,
+            (await client.post(url, content=b"\xff\xfe", headers=kind)).status_code,
+            (await client.post(url, content=b"[]", headers=kind)).status_code,
+            (await client.post(url, content=b"{}", headers={"content-type": "text/plain"})).status_code,
+            (await client.get(url)).status_code,
+            (await client.get("/nothing")).status_code,
+            (await client.post(url, json={"model": "other"})).status_code,
+        ]
+
+    assert talk(new_app(), use) == [400, 400, 400, 415, 405, 404, 404]
+
+
+def test_a_body_over_the_limit_is_refused_declared_or_not():
+    async def pieces():
+        for _ in range(20):
+            yield b" " * 100
+
+    async def use(client):
+        kind = {"content-type": "application/json"}
+        declared = await client.post("/v1/completions", content=b" " * 2000, headers=kind)
+        undeclared = await client.post("/v1/completions", content=pieces(), headers=kind)
+        assert declared.json() == undeclared.json()
+        return declared.status_code, undeclared.status_code
+
+    assert talk(new_app(limits=Limits(body_bytes=1000)), use) == (413, 413)
+
+
+def test_the_key_is_asked_for_where_it_matters():
+    async def use(client):
+        async def status(path, key=None):
+            headers = {"authorization": key} if key else {}
+            return (await client.get(path, headers=headers)).status_code
+
+        assert [await status(path) for path in ("/", "/health", "/metrics")] == [200, 200, 200]
+        keys = (None, "Bearer wrong", "secret", "Bearer secretx", "Bearer secret")
+        return [await status("/v1/models", key) for key in keys]
+
+    assert talk(new_app(api_key="secret"), use) == [401, 401, 401, 401, 200]
+
+
+def test_more_than_may_wait_are_turned_away():
+    app = new_app(limits=Limits(running=1, waiting=1))
+
+    async def use(client):
+        form = {"model": "tiny", "prompt": "Hi", "max_tokens": 60}
+        answers = await asyncio.gather(*(client.post("/v1/completions", json=form) for _ in range(6)))
+        return answers
+
+    answers = talk(app, use)
+    statuses = sorted(answer.status_code for answer in answers)
+    assert statuses == [200, 200, 503, 503, 503, 503]
+    refused = next(answer for answer in answers if answer.status_code == 503)
+    assert refused.headers["retry-after"] and refused.json()["error"]["code"] == "busy"
+    assert app.state.batcher.open == 0
+
+
+def slow(app, seconds=0.05):
+    """Make every step take its time."""
+    engine = app.state.batcher._engine
+    step = engine.step
+    engine.step = lambda: time.sleep(seconds) or step()
+    return app
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_takes_too_long_is_ended(stream):
+    app = slow(new_app(limits=Limits(seconds=1)))
+    response = post(app, prompt="Hi", max_tokens=2000, stream=stream)
+    if stream:
+        assert '"code": "timeout"' in response.text.split("\n\n")[-2]
+    else:
+        assert response.status_code == 504
+    assert app.state.batcher.open == 0 and app.state.batcher.running == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failing_engine_tells_no_secrets_and_goes_on(stream):
+    app = new_app()
+    batcher = app.state.batcher
+
+    def fail():
+        raise RuntimeError("secret path")
+
+    batcher._engine.step = fail
+
+    async def use(client):
+        form = {"model": "tiny", "prompt": "Hi", "max_tokens": 3, "temperature": 0}
+        broken = await client.post("/v1/completions", json={**form, "stream": stream})
+        return broken, await client.post("/v1/completions", json=form)
+
+    broken, sound = talk(app, use)
+    assert "secret" not in broken.text and "Traceback" not in broken.text
+    assert "internal_error" in broken.text
+    assert broken.status_code == (200 if stream else 500)
+    assert sound.json()["choices"][0]["text"] == alone("Hi", 3, temperature=0)
+
+
+def test_the_metrics_count():
+    async def use(client):
+        form = {"model": "tiny", "prompt": "Hiya", "max_tokens": 5}
+        for _ in range(3):
+            await client.post("/v1/completions", json=form)
+        await client.post("/v1/completions", json={**form, "n": 0})
+        return (await client.get("/metrics")).text
+
+    lines = talk(new_app(), use).splitlines()
+    for line in (
+        'gpt_requests_total{status="200"} 3',
+        'gpt_requests_total{status="400"} 1',
+        "gpt_prompt_tokens_total 12",
+        "gpt_generated_tokens_total 15",
+        "gpt_request_seconds_count 3",
+        "gpt_running_samples 0",
+        "gpt_open_requests 0",
+    ):
+        assert line in lines
+    assert all(line.startswith("#") or len(line.split()) == 2 for line in lines)
+
+
+def test_the_page_names_no_other_host():
+    page = talk(new_app(), lambda client: client.get("/"))
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "://" not in page.text
+
+
+def test_attention_of_the_last_token():
+    form = {"prompt": "Hiya", "tokens": TOKENIZER.encode("you")}
+    body = talk(new_app(), lambda client: client.post("/attention", json=form)).json()
+    assert "".join(body["tokens"]) == "Hiyayou"
+    weights = body["weights"]
+    assert (len(weights), len(weights[0]), len(weights[0][0])) == (2, 4, 7)
+    assert all(sum(head) == pytest.approx(1, abs=1e-3) for layer in weights for head in layer)
+
+
+@pytest.mark.allow_hosts(["127.0.0.1"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_frees_its_place(stream):
+    app = slow(new_app(), 0.01)
+    form = {"model": "tiny", "prompt": "Hi", "max_tokens": 2000, "stream": stream}
+    with listening(app) as address, httpx.Client(base_url=address, timeout=10) as client:
+        if stream:
+            with client.stream("POST", "/v1/completions", json=form) as response:
+                next(response.iter_text())
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post("/v1/completions", json=form, timeout=0.3)
+        deadline = time.monotonic() + 5
+        while app.state.batcher.open or app.state.batcher.running:
+            assert time.monotonic() < deadline, "the engine still writes for nobody"
+            time.sleep(0.02)
+        assert 'gpt_requests_total{status="499"} 1' in client.get("/metrics").text
+
+
+@pytest.mark.allow_hosts(["127.0.0.1"])
+def test_text_comes_as_it_is_made():
+    with listening(slow(new_app())) as address, httpx.Client(base_url=address, timeout=20) as client:
+        form = {"model": "tiny", "prompt": "Hi", "max_tokens": 20, "stream": True, "seed": 1}
+        with client.stream("POST", "/v1/completions", json=form) as response:
+            times = [time.monotonic() for _ in response.iter_text()]
+    assert times[-1] - times[0] > 0.5  # twenty steps of 0.05 s
