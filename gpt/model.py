@@ -9,6 +9,7 @@ Shapes: B batch, T tokens, D emb_dim, V vocab_size.
 import math
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -144,11 +145,11 @@ class GPT(nn.Module):
         x = self.dropout(x)
         of_blocks: Sequence[KeyValueCache | None] = caches or [None] * len(self.blocks)
         for block, cache in zip(self.blocks, of_blocks, strict=True):
-            masks = {"key_padding_mask": key_padding_mask, "document_ids": document_ids}
+            run = partial(block, key_padding_mask=key_padding_mask, document_ids=document_ids, cache=cache)
             if self.checkpoint_activations and self.training:
-                x = checkpoint(block, x, **masks, use_reentrant=False)
+                x = checkpoint(run, x, use_reentrant=False)
             else:
-                x = block(x, **masks, cache=cache)
+                x = run(x)
         return self.final_norm(x)
 
     def num_parameters(self) -> int:

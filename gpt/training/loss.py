@@ -30,7 +30,7 @@ def linear_cross_entropy(features: Tensor, weight: Tensor, targets: Tensor, chun
     Returns:
         The mean over positions that count, in nats; NaN where there is none.
     """
-    loss: Tensor = _LinearCrossEntropy.apply(features, weight, targets, chunk)
+    loss: Tensor = _LinearCrossEntropy.apply(features, weight, targets, chunk)  # type: ignore[no-untyped-call]
     return loss
 
 

@@ -229,13 +229,13 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
 
     Its first parameter group are the blocks' matrices, its second all other weights.
     """
-    named = dict(model.named_parameters())  # the tied head counts once
+    named: dict[str, Tensor] = dict(model.named_parameters())  # the tied head counts once
     if any(weight.dtype == torch.bfloat16 for weight in named.values()):
         return MasterWeights(named, lambda copies: _build(copies, config))
     return _build(named, config)
 
 
-def _build(named: dict[str, Any], config: OptimizerConfig) -> Optimizer:
+def _build(named: dict[str, Tensor], config: OptimizerConfig) -> Optimizer:
     is_matrix = {name: name.startswith("blocks.") and weight.dim() == 2 for name, weight in named.items()}
     matrices = [weight for name, weight in named.items() if is_matrix[name]]
     others = [weight for name, weight in named.items() if not is_matrix[name]]

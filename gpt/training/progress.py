@@ -2,7 +2,7 @@
 
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
@@ -11,6 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from gpt.training.record import Meter
 from gpt.training.run import Samples
+
+if TYPE_CHECKING:
+    from gpt.training.module import LanguageModel
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -57,7 +60,7 @@ class RunProgress(ProgressBar):
             console=self.console,
             refresh_per_second=4,
         )
-        total = pl_module.planned_steps
+        total = cast("LanguageModel", pl_module).planned_steps
         self._progress.add_task("training", total=total, completed=trainer.global_step, figures="")
         self._progress.start()
 
@@ -76,7 +79,7 @@ class RunProgress(ProgressBar):
         if now - self._last_line < SECONDS_BETWEEN_LINES:
             return
         self._last_line = now
-        total = pl_module.planned_steps
+        total = cast("LanguageModel", pl_module).planned_steps
         left = (now - self._started) / max(1, step - self._first_step) * (total - step)
         self.console.print(f"step {step}/{total}  {figures}  {left:.0f} s left", soft_wrap=True)
 
