@@ -6,7 +6,7 @@ import pytest
 
 from gpt.generate import Request, Sampling, complete, generate
 from gpt.serve.limits import Limits
-from tests.serve.conftest import MODEL, TOKENIZER, httpx, listening, new_app, post, talk
+from tests.serve.server import MODEL, TOKENIZER, httpx, listening, new_app, post, talk
 
 
 def alone(prompt: str, count: int, **options) -> str:
