@@ -14,6 +14,7 @@ import torch
 from gpt.data.prepare import prepare
 
 Arguments = list[str]
+NEEDED = ("format", "tokenizer", "dtype", "largest_id", "splits", "files")  # of meta.json
 Case = Callable[[Path, random.Random], Arguments]
 
 
@@ -152,14 +153,14 @@ def token_files(folder: Path, chance: random.Random) -> Arguments:
         )
     elif shape == 1:
         values = json.loads(meta.read_text(encoding="utf-8"))
-        del values[chance.choice(list(values))]
+        del values[chance.choice(NEEDED)]
         meta.write_text(json.dumps(values), encoding="utf-8")
     elif shape == 2:
         values = json.loads(meta.read_text(encoding="utf-8"))
-        values[chance.choice(list(values))] = chance.choice((None, "x", [[]], -1, {"a": 1}))
+        values[chance.choice(NEEDED)] = chance.choice((None, "x", [[]], {"a": 1}))
         meta.write_text(json.dumps(values), encoding="utf-8")
     elif shape == 3:
-        chance.choice(sorted(broken.glob("*.bin"))).unlink()
+        chance.choice([file for file in sorted(broken.glob("*.bin")) if file.stat().st_size]).unlink()
     else:
         victim = max(broken.glob("*.bin"), key=lambda file: file.stat().st_size)
         victim.write_bytes(victim.read_bytes()[: -chance.randint(1, 200)])

@@ -125,22 +125,29 @@ class Prepared:
             raise InputError(
                 f"{self.folder / META} is not JSON; delete {folder} and prepare it again"
             ) from error
-        if self.meta.get("format") != FORMAT:
+        found = self.meta.get("format") if isinstance(self.meta, dict) else None
+        if found != FORMAT:
+            raise InputError(f"{self.folder / META} has format {found}, expected {FORMAT}; prepare it again")
+        try:
+            self._check()
+        except (KeyError, TypeError, AttributeError) as error:
             raise InputError(
-                f"{self.folder / META} has format {self.meta.get('format')}, expected {FORMAT}; "
+                f"{self.folder / META} is not what gpt prepare writes ({type(error).__name__}: {error}); "
                 "prepare it again"
-            )
+            ) from None
+
+    def _check(self) -> None:
         self.tokenizer = Tokenizer(self.meta["tokenizer"]["name"], self.meta["tokenizer"]["vocab_size"])
         if self.meta["tokenizer"]["fingerprint"] != self.tokenizer.fingerprint:
             raise InputError(
-                f"{folder} was made with another tokenizer than this {self.tokenizer}; prepare it again"
+                f"{self.folder} was made with another tokenizer than this {self.tokenizer}; prepare it again"
             )
         self.dtype = np.dtype(self.meta["dtype"])
         if self.dtype != token_dtype(self.tokenizer.n_vocab):
             raise InputError(
                 f"{self.folder / META} has dtype {self.dtype}, expected {token_dtype(self.tokenizer.n_vocab)}"
             )
-        self._check_ids(str(folder), self.meta["largest_id"])
+        self._check_ids(str(self.folder), self.meta["largest_id"])
         for name, recorded in self.meta["files"].items():
             path = self.folder / name
             size = path.stat().st_size if path.exists() else 0
@@ -148,7 +155,7 @@ class Prepared:
                 raise InputError(f"{path} has {size} bytes, expected {recorded['bytes']}; prepare it again")
         for split in SPLITS:
             for part in self.stream(split).parts[:1]:
-                self._check_ids(f"the {split} split of {folder}", int(part[:_CHECKED_TOKENS].max()))
+                self._check_ids(f"the {split} split of {self.folder}", int(part[:_CHECKED_TOKENS].max()))
 
     def stream(self, split: str) -> TokenStream:
         """The tokens of `train` or `val`."""

@@ -118,6 +118,22 @@ class TrainingCLI(LightningCLI):
                 "bf16-mixed" if bfloat16_is_fast(options.trainer.accelerator) else "32-true"
             )
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """As LightningCLI, with a line about a file of options that is no text or contains itself."""
+        try:
+            super().parse_arguments(parser, args)
+        except (UnicodeDecodeError, RecursionError) as error:
+            raise InputError(f"a file given with --config cannot be read: {error}") from None
+
+    def instantiate_classes(self) -> None:
+        """As LightningCLI, with a line about a model that is too large."""
+        try:
+            super().instantiate_classes()
+        except (MemoryError, RuntimeError) as error:
+            if "alloc" not in str(error):
+                raise
+            raise InputError("the model does not fit into memory: make it smaller") from None
+
     def _announce(self, found: Found) -> None:
         """Say what the run goes on from, and which options are not those it had."""
         options = self.config[self.subcommand]
@@ -140,7 +156,7 @@ class TrainingCLI(LightningCLI):
         metrics, stop, samples = MetricsCSV(self.folder), StopRequest(), Samples(self.folder)
         self.meter = Meter(options.log_every, metrics)
         callbacks: list[Callback] = [
-            Resume(self.folder, options.seed_everything),
+            Resume(self.folder, options.seed_everything, self.meter),
             stop,
             self.meter,
             ValidateAtEnd(),

@@ -167,7 +167,6 @@ class Meter(Callback):
             "interval_seconds": now - self._interval_started,
             "interval_batches": self.interval_batches,
             "interval_tokens": self.interval_tokens,
-            "loss_sum": float(self.loss_sum),
             "train_loss": self.train_loss,
             "last_validation": self.last_validation,
             "csv": len(self.metrics.file.text) if self.metrics else 0,

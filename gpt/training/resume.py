@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from gpt.checkpoint import RUNS, read
 from gpt.errors import InputError
+from gpt.training.record import Meter
 
 AUTO, AUTO_OR_NEW = "auto", "auto_or_new"
 
@@ -136,18 +137,20 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 class Resume(Callback):
-    """Restores the state of the random generators and lets the options of today count.
+    """Restores what each process has for itself and lets the options of today count.
 
-    Each process has a state of its own, so that dropout differs between them. In a run that goes on with more
-    processes than it had, the additional ones draw their own.
+    A process has random generators of its own, so that dropout differs between them, and the losses it has
+    seen since the last row of metrics.csv. In a run that goes on with more processes than it had, the
+    additional ones draw their own numbers.
 
     Args:
         folder: the run's.
         seed: the run's.
+        meter: adds up the losses.
     """
 
-    def __init__(self, folder: Path, seed: int) -> None:
-        self.folder, self.seed = folder, seed
+    def __init__(self, folder: Path, seed: int, meter: Meter) -> None:
+        self.folder, self.seed, self.meter = folder, seed, meter
         self._states: list[dict[str, Any]] | None = None
         self._groups: list[dict[str, Any]] = []  # the optimizer's options of today
 
@@ -169,18 +172,19 @@ class Resume(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Add the states of all processes."""
-        states: list[Any] = [random_state(trainer.strategy.root_device)]
+        own = {"random": random_state(trainer.strategy.root_device), "loss_sum": float(self.meter.loss_sum)}
+        states: list[Any] = [own]
         if trainer.world_size > 1:
-            own, states = states[0], [None] * trainer.world_size
+            states = [None] * trainer.world_size
             torch.distributed.all_gather_object(states, own)
-        checkpoint["random"] = states
+        checkpoint["processes"] = states
         checkpoint["step"] = step_size(trainer)
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Take the states; count batches anew where another number of them, or larger ones, make a step."""
-        self._states = checkpoint["random"]
+        self._states = checkpoint["processes"]
         before, now = checkpoint["step"], step_size(trainer)
         if before == now:
             return
@@ -198,8 +202,12 @@ class Resume(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restore the generators and apply the optimizer's options, just before the first step."""
         states, rank = self._states, trainer.global_rank
+        if states is not None:
+            sums = [state["loss_sum"] for state in states]
+            same = len(states) == trainer.world_size
+            self.meter.loss_sum = sums[rank] if same else sum(sums) / len(sums)
         if states is not None and rank < len(states):
-            set_random_state(states[rank], trainer.strategy.root_device)
+            set_random_state(states[rank]["random"], trainer.strategy.root_device)
         elif rank > 0:
             torch.manual_seed(int(np.random.SeedSequence((self.seed, rank)).generate_state(1, np.uint64)[0]))
         if states is not None:
