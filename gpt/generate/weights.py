@@ -34,14 +34,14 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., I) -> (..., O)."""
-        rows = x.reshape(-1, self.in_features).to(self.dtype)  # (M, I)
-        single = rows.shape[0] == 1
+        rows = x.to(self.dtype)
+        single = x.numel() == self.in_features
         if single:
-            rows = rows.repeat(2, 1)
+            rows = rows.view(1, -1).expand(2, -1)
         out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
         if single:
-            out = out[:1]
-        return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
+            out = out[0].view(*x.shape[:-1], self.out_features)
+        return out.to(x.dtype)
 
 
 class Int8Linear(nn.Module):

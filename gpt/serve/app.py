@@ -96,7 +96,8 @@ class _Service:
         text = files("gpt.serve").joinpath("page.html").read_text(encoding="utf-8")
         # Nothing from other hosts, and nothing that a generated text could smuggle in.
         policy = (
-            "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+            "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+            "img-src data:; connect-src 'self'"
         )
         return HTMLResponse(text, headers={"content-security-policy": policy})
 
