@@ -1,0 +1,85 @@
+"""Numbers going wrong."""
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_runs import fit
+
+from gpt.checkpoint import read
+from gpt.training.module import LanguageModel
+
+
+@pytest.fixture
+def broken_batch(monkeypatch):
+    """Makes the losses of some batches, counted from 1, what they should not be."""
+
+    def install(value: float, *batches: int) -> None:
+        original, count = LanguageModel.loss, 0
+
+        def loss(self, batch):
+            nonlocal count
+            count += self.training
+            found = original(self, batch)
+            return found * value if self.training and count in batches else found
+
+        monkeypatch.setattr(LanguageModel, "loss", loss)
+
+    return install
+
+
+STEPS = ["--trainer.max_steps", "8", "--checkpoint_every", "1", "--keep_checkpoints", "9", "--run", "bad"]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_it_stops_before_the_weights_are_touched(value, broken_batch, workplace, capsys):
+    broken_batch(value, 12)  # the second batch of step 6
+    assert fit(*STEPS) == 2
+    err = capsys.readouterr().err
+    assert "at step 6, batches 11 to 12 of the run" in err
+    assert err.count("gpt fit: ") == 1
+    saved = read("runs/bad/checkpoints/last.ckpt")
+    assert saved["global_step"] == 5
+    assert all(weight.isfinite().all() for weight in saved["state_dict"].values())
+
+
+def test_a_finite_loss_with_a_gradient_that_is_not_stops_too(workplace, monkeypatch, capsys):
+    def loss(self, batch, original=LanguageModel.loss):
+        found = original(self, batch)
+        found.register_hook(lambda gradient: gradient * math.nan)
+        return found
+
+    monkeypatch.setattr(LanguageModel, "loss", loss)
+    assert fit(*STEPS, "--trainer.limit_val_batches", "0") == 2
+    assert "gradient norm nan at step 1" in capsys.readouterr().err
+    assert not Path("runs/bad/checkpoints").exists()
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_a_step_can_be_left_out(optimizer, broken_batch, workplace, capsys):
+    broken_batch(math.nan, 12)
+    assert fit(*STEPS, "--model.skip_nonfinite", "1", "--model.optimizer.name", optimizer) == 0
+    assert "left out, 1 of 1" in capsys.readouterr().err
+    five, six, seven = (read(f"runs/bad/checkpoints/step-{step}.ckpt") for step in (5, 6, 7))
+    same = [torch.equal(five["state_dict"][name], six["state_dict"][name]) for name in five["state_dict"]]
+    assert all(same)
+    assert not torch.equal(six["state_dict"]["model.head.weight"], seven["state_dict"]["model.head.weight"])
+    assert seven["gpt"]["skipped"] == 1
+
+
+def test_the_limit_outlives_a_resume(broken_batch, workplace, capsys):
+    broken_batch(math.nan, 4, 12, 20)
+    options = [*STEPS, "--model.skip_nonfinite", "2"]
+    assert fit(*options, "--trainer.max_steps", "7") == 0
+    assert fit(*options, "--trainer.max_steps", "20", "--resume", "auto") == 2
+    assert "2 of 2" in capsys.readouterr().err
+
+
+def test_the_gradient_norm_is_written_down(workplace):
+    assert fit(*STEPS, "--trainer.gradient_clip_val", "null", "--log_every", "1") == 0
+    with open("runs/bad/metrics.csv", encoding="utf-8", newline="") as file:
+        norms = [float(row["gradient_norm"]) for row in csv.DictReader(file) if row["train_loss"]]
+    assert len(norms) == 8
+    assert all(0 < norm < 100 for norm in norms)
