@@ -88,6 +88,7 @@ def test_type_generate_see_the_text(start):
         assert generate(browser, "Hello", 40) == text  # the seed repeats it
         assert "40 tokens" in find(browser, "#speed").text
         assert find(browser, "#model").text == "tiny"
+        assert not find(browser, "#key").is_displayed()
 
         marks = find_all(browser, "#text .token")
         shades = {mark.get_attribute("style") for mark in marks}
