@@ -20,6 +20,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_only
 
 from gpt.checkpoint import config_to_start_from
@@ -34,6 +35,7 @@ from gpt.training.progress import RunProgress
 from gpt.training.record import Meter, MetricsCSV
 from gpt.training.resume import AUTO_OR_NEW, Found, Resume, changes, find, run_folder
 from gpt.training.run import Samples, ValidateAtEnd, draw_loss_curve, folder_of, new_folder, write_summary
+from gpt.training.shard import ShardedStrategy
 from gpt.training.signals import Stopped, StopRequest
 
 
@@ -256,6 +258,8 @@ def main(args: list[str]) -> None:
 def start(cli: type[TrainingCLI], args: list[str]) -> TrainingCLI:
     """Parse the options and do what they say; those of a checkpoint come before all others."""
     quiet()
+    if "fsdp2" not in StrategyRegistry:
+        StrategyRegistry.register("fsdp2", ShardedStrategy)
     found, resume, checkpoint = None, option(args, "--resume"), option(args, "--ckpt_path")
     if args[0] == "fit" and (resume or checkpoint):
         found = find(resume or checkpoint or "", named_run(args))

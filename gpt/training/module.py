@@ -14,12 +14,14 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from gpt.checkpoint import start_from
 from gpt.config import GPTConfig
+from gpt.errors import InputError
 from gpt.model import GPT
 from gpt.training.compilation import compile_blocks, pays_off
 from gpt.training.guard import Guard
 from gpt.training.loss import IGNORE, linear_cross_entropy
 from gpt.training.optimizer import OptimizerConfig, build_optimizer
 from gpt.training.schedule import learning_rate_factor
+from gpt.training.shard import is_sharded, shard
 
 
 class LanguageModel(LightningModule):
@@ -75,6 +77,18 @@ class LanguageModel(LightningModule):
             features.flatten(0, 1), self.model.head.weight, y.flatten(), self.loss_chunk
         )
 
+    def configure_model(self) -> None:
+        """Shard the model, under a strategy that does.
+
+        Raises:
+            InputError: Muon is to update it, which needs whole matrices.
+        """
+        if self.device_mesh is None:
+            return
+        if self.optimizer_config.name == "muon":
+            raise InputError("muon needs whole matrices: give --model.optimizer.name adamw with fsdp2")
+        shard(self.model, self.device_mesh["data_parallel"])
+
     def on_train_start(self) -> None:
         """Compile the blocks, if that is wanted or pays off."""
         wanted = self.compile_blocks
@@ -103,8 +117,10 @@ class LanguageModel(LightningModule):
     def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
         """Add a batch's nats and tokens, so that a short last window weighs what it should."""
         tokens = (batch[1] != IGNORE).sum().double().cpu()
-        if tokens:  # a process may be given padding alone
-            self._val_nats += torch.stack([self.loss(batch).double().cpu() * tokens, tokens])
+        if tokens or is_sharded(self.model):  # sharded weights need all processes to come together
+            loss = self.loss(batch).double().cpu()
+            if tokens:  # a process may be given padding alone
+                self._val_nats += torch.stack([loss * tokens, tokens])
 
     def on_validation_epoch_end(self) -> None:
         """Log nats per token, perplexity, and bits per byte, which does not depend on the tokenizer."""

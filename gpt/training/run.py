@@ -21,6 +21,7 @@ from gpt.checkpoint import RUNS
 from gpt.errors import InputError
 from gpt.files import write_json
 from gpt.training.record import GrowingText, Meter
+from gpt.training.shard import is_sharded
 
 
 def folder_of(name: str) -> Path:
@@ -70,6 +71,8 @@ class Samples(Callback):
     @rank_zero_only
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Continue an empty document from one seed throughout, so that the texts can be compared."""
+        if is_sharded(pl_module.model):  # type: ignore[arg-type]
+            return  # no process could run it alone
         from gpt.generate import Sampling, stream
 
         tokenizer = trainer.datamodule.tokenizer  # type: ignore[attr-defined]
