@@ -53,7 +53,7 @@ class MultiHeadAttention(nn.Module):
                 raise InputError(f"{name} must be at least 1, got {size}")
         if num_heads < 1 or d_out % num_heads:
             raise InputError(f"d_out {d_out} is not divisible by num_heads {num_heads}")
-        self.d_out = d_out
+        self.d_in, self.d_out = d_in, d_out
         self.num_heads = num_heads
         self.head_dim = d_out // num_heads
         self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
@@ -95,7 +95,7 @@ class MultiHeadAttention(nn.Module):
         """
         num_tokens, num_keys = x.shape[1], self._num_keys(x, cache)
         extra = self._combine(x, num_keys, key_padding_mask, attn_mask, document_ids)
-        query, key, value = (self._split(W(x)) for W in (self.W_query, self.W_key, self.W_value))
+        query, key, value = (self._split(projected) for projected in self.project(x))  # (B, H, T, K)
         if cache is not None:
             key, value = cache.update(key, value)  # (B, H, S, K)
         dropout = self.dropout.p if self.training else 0.0
@@ -127,6 +127,10 @@ class MultiHeadAttention(nn.Module):
         out = self.out_proj(self._join(context.masked_fill(blind, 0.0)))  # (B, T, d_out)
         out = out.masked_fill(blind.all(dim=1), 0.0)
         return (out, weights) if need_weights else out
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of all heads side by side: (B, T, d_in) -> (B, T, d_out) each."""
+        return self.W_query(x), self.W_key(x), self.W_value(x)
 
     def new_cache(
         self, batch_size: int, max_length: int | None = None, dtype: torch.dtype | None = None
@@ -167,8 +171,8 @@ class MultiHeadAttention(nn.Module):
 
     def _num_keys(self, x: Tensor, cache: KeyValueCache | None) -> int:
         """S, after a look at the shapes."""
-        if x.dim() != 3 or x.shape[2] != self.W_query.in_features:
-            expected = f"(batch, tokens, {self.W_query.in_features})"
+        if x.dim() != 3 or x.shape[2] != self.d_in:
+            expected = f"(batch, tokens, {self.d_in})"
             raise InputError(f"expected an input of shape {expected}, got {tuple(x.shape)}")
         cached = 0
         if cache is not None:
