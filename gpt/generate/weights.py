@@ -8,11 +8,13 @@ Shapes: ... any leading dimensions, M rows, I in_features, O out_features.
 """
 
 import copy
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from gpt.attention import MultiHeadAttention
 from gpt.errors import InputError
 from gpt.model import GPT
 
@@ -80,6 +82,34 @@ class Int8Linear(nn.Module):
         return out.view(*x.shape[:-1], self.out_features)
 
 
+class FusedAttention(MultiHeadAttention):
+    """An attention whose queries, keys and values come from one product rather than three.
+
+    Args:
+        attention: the one whose weights it takes.
+        lay_out: makes the layer that computes what a given `nn.Linear` does.
+    """
+
+    def __init__(self, attention: MultiHeadAttention, lay_out: Callable[[nn.Linear], nn.Module]) -> None:
+        nn.Module.__init__(self)  # MultiHeadAttention's own would make weights anew
+        self.d_in, self.d_out = attention.d_in, attention.d_out
+        self.num_heads, self.head_dim = attention.num_heads, attention.head_dim
+        three = (attention.W_query, attention.W_key, attention.W_value)
+        fused = nn.Linear(self.d_in, 3 * self.d_out, bias=three[0].bias is not None, device="meta")
+        fused.weight = nn.Parameter(torch.cat([W.weight.detach() for W in three]))  # (3 * d_out, d_in)
+        if fused.bias is not None:
+            fused.bias = nn.Parameter(torch.cat([W.bias.detach() for W in three]))  # (3 * d_out,)
+        self.W_qkv = lay_out(fused)
+        self.out_proj = lay_out(attention.out_proj)  # type: ignore[assignment]
+        self.dropout = attention.dropout
+        self.register_buffer("mask", attention.mask, persistent=False)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, T, d_in) -> (B, T, d_out) each."""
+        query, key, value = self.W_qkv(x).chunk(3, dim=-1)
+        return query, key, value
+
+
 def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
     """A copy of `model` that decodes fast, in evaluation mode; it cannot be trained or saved.
 
@@ -108,11 +138,18 @@ def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
     if precision != "int8" and not (device.type == "cpu" and _can_pack(dtype)):
         # Conversion works in place, so it needs tensors of its own.
         return (fast if dtype == fast.token_embedding.weight.dtype else copy.deepcopy(model).to(dtype)).eval()
+
+    def lay_out(linear: nn.Linear) -> nn.Module:
+        if precision == "int8" and linear.in_features % Int8Linear.BLOCK == 0:
+            return Int8Linear(linear)
+        return PackedLinear(linear, dtype)
+
     for parent in list(fast.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear):
-                int8 = precision == "int8" and child.in_features % Int8Linear.BLOCK == 0
-                setattr(parent, name, Int8Linear(child) if int8 else PackedLinear(child, dtype))
+            if isinstance(child, MultiHeadAttention):
+                setattr(parent, name, FusedAttention(child, lay_out))
+            elif isinstance(child, nn.Linear) and not isinstance(parent, MultiHeadAttention):
+                setattr(parent, name, lay_out(child))
             elif isinstance(child, nn.Embedding | nn.LayerNorm) and child.weight.dtype != torch.float32:
                 setattr(parent, name, copy.deepcopy(child).float())
     return fast.eval()
