@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,8 @@ def test_every_block_runs_in_order(folder):
     for language, block in BLOCKS:
         if "pip install" in block:
             continue  # what the machine that runs this test has done already
+        if "curl " in block and (shutil.which("curl") is None or find_spec("uvicorn") is None):
+            continue
         if "make " in block:
             block = re.sub(r"^make ", "make --dry-run ", block, flags=re.M)
         command = ["sh", "-ec", block] if language == "bash" else [sys.executable, "-c", block]
