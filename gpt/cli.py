@@ -1,9 +1,11 @@
 """The `gpt` command: a thin dispatcher that imports a command's code only when it is called."""
 
 import argparse
+import inspect
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import takewhile
@@ -164,7 +166,7 @@ def run(name: str, arguments: list[str]) -> None:
         else:
             made = jsonargparse.auto_cli(
                 function,
-                args=arguments,
+                args=_spell_out(arguments, function),
                 prog=f"gpt {name}",
                 epilog=f"example: {command.example}",
                 exit_on_error=False,
@@ -173,6 +175,17 @@ def run(name: str, arguments: list[str]) -> None:
                 print(made)  # what a command made, for the next one to take
     except (argparse.ArgumentError, jsonargparse.ArgumentError) as error:
         raise InputError(f"{error} (see 'gpt {name} --help')") from None
+
+
+def _spell_out(arguments: list[str], function: Callable[..., object]) -> list[str]:
+    """Let `--flag` alone mean `--flag true`: jsonargparse wants a value."""
+    parameters = inspect.signature(function).parameters.values()
+    flags = {f"--{parameter.name}" for parameter in parameters if parameter.annotation is bool}
+    spelled = []
+    for argument, following in zip(arguments, [*arguments[1:], "--"], strict=False):
+        alone = argument in flags and following.startswith("--")
+        spelled.append(f"{argument}=true" if alone else argument)
+    return spelled
 
 
 def one_line(error: BaseException) -> str:

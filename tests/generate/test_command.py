@@ -50,7 +50,7 @@ def test_a_stop_string_and_a_list_of_them(checkpoint, capsys):
 
 def test_prompts_are_asked_for_until_the_end(checkpoint, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n\nYou\n"))
-    out = run(capsys, "--checkpoint", checkpoint, "--interactive", "true", "--seed", "1")
+    out = run(capsys, "--checkpoint", checkpoint, "--interactive", "--seed", "1")
     assert out.count("> ") == 4  # three lines, the empty one passed over, and the end
     assert "> Hi" in out and "> You" in out
 
