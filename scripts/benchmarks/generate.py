@@ -34,7 +34,7 @@ def run(quick: bool) -> Report:
         ready[kind] = for_decoding(model, kind)
         say(f"{kind} weights made ready in {time.perf_counter() - began:.2f} s")
 
-    rounds, new = (2, 8) if quick else (7, 64)
+    rounds, new = (2, 8) if quick else (5, 64)
     prompt = torch.randint(0, config.vocab_size, (1, 32))
     say("batch 1, prompt 32")
     candidates: dict[str, Callable[[], object]] = {
@@ -53,7 +53,8 @@ def run(quick: bool) -> Report:
     for name, timing in one.items():
         rows.append(row("prompt 32, batch 1", name, new / timing.median, timing.spread))
 
-    say("batch 8, prompts of 260 to 512")
+    say("\n".join(f"  {entry['candidate']}: {entry['tokens/s']:.1f} tokens/s" for entry in rows))
+    say("batch 8, prompts of 288 to 512")
     longest = 64 if quick else 512
     prompts = [torch.randint(0, config.vocab_size, (longest - i * longest // 16,)).tolist() for i in range(8)]
     padded, mask = pad_left(prompts)
@@ -78,6 +79,7 @@ def run(quick: bool) -> Report:
     reached = one["this program, bfloat16"].seconds
     fraction = statistics.median(new / reached[i] / bound[i] for i in bound)
 
+    say("\n".join(f"  {entry['candidate']}: {entry['tokens/s']:.1f} tokens/s" for entry in rows[-2:]))
     say("late tokens, first token, int8's loss")
     late = late_over_early(ready["bfloat16"], quick)
     first = first_over_forward(ready["bfloat16"], quick)
