@@ -15,7 +15,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 train: setup
 	$(BIN)/gpt fit
-	$(BIN)/gpt generate --prompt 'Return the ' --num_samples 2 --seed 1
+	$(BIN)/gpt generate --prompt 'Return the ' --num_samples 2 --seed 1 --max_new_tokens 60
 
 test: lint typecheck imports unit
 
