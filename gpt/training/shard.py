@@ -39,7 +39,7 @@ class ShardedStrategy(ModelParallelStrategy):
         """
         assert self.model is not None
         whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        state = get_optimizer_state_dict(self.model, optimizer, options=whole)
+        state: dict[str, Any] = dict(get_optimizer_state_dict(self.model, optimizer, options=whole))
         names = [name for group in state.get("param_groups", []) for name in group["params"]]
         return _renamed(state, {name: number for number, name in enumerate(names)}) if names else {}
 
