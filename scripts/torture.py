@@ -264,7 +264,7 @@ def fill_disk(folder: Path, tally: Tally, wanted: Any, chance: random.Random, ot
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1600k", "tmpfs", str(disk)], check=True)
     try:
         filler = disk / "filler"
-        filler.write_bytes(b"0" * chance.randint(600_000, 1_300_000))
+        filler.write_bytes(b"0" * chance.randint(200_000, 1_300_000))
         temporary = {"TMPDIR": str(chance.choice((other, disk)))}
         again = [*fit(1), "--keep_checkpoints", "2", "--resume", "auto_or_new"]
         ended = run(folder, again, environment=temporary)
