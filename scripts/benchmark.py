@@ -14,6 +14,7 @@ from pathlib import Path
 # further arguments are those options below that the benchmark understands.
 NAMES = {
     "attention": "attention modules, forward and backward",
+    "checkpoint": "saving and loading beside bare torch.save and torch.load",
     "data": "tokenizing, reading windows, waiting for batches",
     "generate": "generation beside transformers",
     "learn": "bits per byte learned in nanoGPT's time (needs --nanogpt and --text)",

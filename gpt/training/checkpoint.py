@@ -6,9 +6,10 @@ runs/NAME/checkpoints/last.ckpt         the newest
 """
 
 import os
+import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
@@ -44,7 +45,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """
         with atomic_write(path, "wb") as file:
             try:
-                torch.save(checkpoint, file)
+                torch.save(checkpoint, EarlyWriter(file))  # type: ignore[arg-type]
             except RuntimeError as error:  # torch's writer hides what the disk said behind its own complaint
                 cause: BaseException | None = error
                 while cause is not None and not isinstance(cause, OSError):
@@ -63,6 +64,34 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             read(path)
         saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         return saved
+
+
+class EarlyWriter:
+    """A file whose bytes go to the disk while more are on their way: the last flush finds little left to do.
+
+    Without it the disk waits until the whole file is in memory, and saving takes twice as long. Linux starts
+    to write what it is told it may forget; elsewhere this is a file like any other.
+    """
+
+    def __init__(self, file: IO[bytes], step: int = 1 << 26) -> None:
+        self.file, self.step = file, step
+        self._written = self._handed_on = 0
+
+    def write(self, data: Any) -> int:
+        """Write, and hand on what has gathered."""
+        count = self.file.write(data)
+        self._written += count
+        if self._written - self._handed_on >= self.step and sys.platform == "linux":
+            self.file.flush()
+            os.posix_fadvise(
+                self.file.fileno(), self._handed_on, self._written - self._handed_on, os.POSIX_FADV_DONTNEED
+            )
+            self._handed_on = self._written
+        return count
+
+    def flush(self) -> None:
+        """As of any file."""
+        self.file.flush()
 
 
 class Checkpoints(Checkpoint):
