@@ -39,7 +39,7 @@ class PackedLinear(nn.Module):
         rows = x.to(self.dtype)
         single = x.numel() == self.in_features
         if single:
-            rows = rows.view(1, -1).expand(2, -1)
+            rows = torch.cat((rows.view(1, -1),) * 2)
         out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
         if single:
             out = out[0].view(*x.shape[:-1], self.out_features)
