@@ -28,6 +28,7 @@ from gpt.config import GPTConfig
 from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.files import atomic_write
+from gpt.memory import keep_freed_memory
 from gpt.training.checkpoint import AtomicCheckpointIO, Checkpoints
 from gpt.training.module import LanguageModel
 from gpt.training.profiling import Profile
@@ -258,6 +259,7 @@ def main(args: list[str]) -> None:
 def start(cli: type[TrainingCLI], args: list[str]) -> TrainingCLI:
     """Parse the options and do what they say; those of a checkpoint come before all others."""
     quiet()
+    keep_freed_memory()
     if "fsdp2" not in StrategyRegistry:
         StrategyRegistry.register("fsdp2", ShardedStrategy)
     found, resume, checkpoint = None, option(args, "--resume"), option(args, "--ckpt_path")

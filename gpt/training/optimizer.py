@@ -190,13 +190,14 @@ class MasterWeights(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step the masters with the weights' gradients, then round them into the weights."""
+        """Step the masters with the weights' gradients, which are gone then, and round them into the weights."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for weight, master in zip(self.weights, self.masters, strict=True):
             master.grad = None if weight.grad is None else weight.grad.float()
+            weight.grad = None  # at most one whole set of gradients in float32, and none beside it
         self.inner.step()
         for master in self.masters:
             master.grad = None
