@@ -10,8 +10,8 @@ def keep_freed_memory() -> None:
     """Have the C library keep what tensors gave back for the next ones, instead of giving it to the system.
 
     A training step frees and takes again gigabytes. By default glibc returns every large block at once, and
-    the system clears each page anew when it is touched: a third of a GPT-2 step on a CPU (docs/benchmarks.md).
-    Where there is no glibc, nothing changes.
+    the system clears each page anew when it is touched: a good part of a GPT-2 step on a CPU
+    (docs/benchmarks.md). Where there is no glibc, nothing changes.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -15,7 +15,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,13 +25,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from forked import run
 from malformed import malformed
 
-import gpt.training.fit  # once, before the processes that are killed are forked
+import gpt.training.fit  # noqa: F401 - once, before the processes that are killed are forked
 from gpt.checkpoint import read
-from gpt.cli import main as gpt
 
-TIMEOUT = 120.0
 MOMENTS = ("anywhere", "step", "write", "rename", "validation")
 TEXT = "The quick brown fox jumps over the lazy dog, and on it goes.\n" * 300
 RUN = [
@@ -56,88 +54,6 @@ class Tally:
         self.injected += 1
         if problem:
             self.lost.append(problem)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ended:
-    """How a process, or the first of several, ended."""
-
-    status: int
-    err: str
-
-
-def run(
-    folder: Path,
-    arguments: list[str],
-    *,
-    processes: int = 1,
-    sabotage: Callable[[], None] | None = None,
-    kill_after: float | None = None,
-    environment: dict[str, str] | None = None,
-) -> Ended:
-    """The `gpt` command in forked processes; `sabotage` is called in the first of them before it begins."""
-    shared = {**(environment or {}), **(_as_torchrun(processes) if processes > 1 else {})}
-    pids = [
-        _fork(folder, arguments, rank, shared if processes == 1 else shared | _rank(rank), sabotage)
-        for rank in range(processes)
-    ]
-    deadline, status = time.monotonic() + (kill_after or TIMEOUT), {}
-    while len(status) < len(pids):
-        for pid in set(pids) - set(status):
-            if os.waitpid(pid, os.WNOHANG)[0]:
-                status[pid] = 0
-        dead = bool(status) and sabotage is not None
-        if time.monotonic() > deadline or dead:  # a machine loses power for all of its processes
-            for pid in set(pids) - set(status):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.005)
-    code = (folder / "status.0").read_text(encoding="utf-8") if (folder / "status.0").exists() else "-9"
-    return Ended(status=int(code), err=(folder / "err.0").read_text(encoding="utf-8", errors="replace"))
-
-
-def _fork(folder: Path, arguments: list[str], rank: int, environment: dict[str, str], sabotage: Any) -> int:
-    (folder / f"status.{rank}").unlink(missing_ok=True)
-    pid = os.fork()
-    if pid:
-        return pid
-    os.chdir(folder)
-    os.environ.update(environment)
-    for stream, name in ((1, f"out.{rank}"), (2, f"err.{rank}")):
-        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
-    status = 1
-    try:
-        if sabotage and rank == 0:
-            sabotage()
-        status = gpt(arguments)
-    except SystemExit as leaving:
-        status = leaving.code if isinstance(leaving.code, int) else 1
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        Path(f"status.{rank}").write_text(str(status), encoding="utf-8")
-        os._exit(status)
-    return 0
-
-
-def _as_torchrun(processes: int) -> dict[str, str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(processes),
-        "GROUP_RANK": "0",
-        "TORCHELASTIC_RUN_ID": "torture",
-    }
-
-
-def _rank(rank: int) -> dict[str, str]:
-    return {"RANK": str(rank), "LOCAL_RANK": str(rank)}
 
 
 def fit(processes: int) -> list[str]:
@@ -173,10 +89,12 @@ def _hash(value: Any, digest: Any) -> None:
         digest.update(repr(value).encode())
 
 
-def die_at(moment: str, number: int) -> Callable[[], None]:
-    """Makes the calling process kill itself in the `number`-th call of what makes up `moment`."""
+def die_at(moment: str, number: int) -> Callable[[int], None]:
+    """Makes the first process kill itself in the `number`-th call of what makes up `moment`."""
 
-    def patch() -> None:
+    def patch(rank: int) -> None:
+        if rank:
+            return
         from gpt.training.checkpoint import AtomicCheckpointIO
         from gpt.training.module import LanguageModel
 
@@ -264,7 +182,7 @@ def fill_disk(folder: Path, tally: Tally, wanted: Any, chance: random.Random, ot
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1600k", "tmpfs", str(disk)], check=True)
     try:
         filler = disk / "filler"
-        filler.write_bytes(b"0" * chance.randint(200_000, 1_300_000))
+        filler.write_bytes(b"0" * chance.randint(600_000, 1_300_000))
         temporary = {"TMPDIR": str(chance.choice((other, disk)))}
         again = [*fit(1), "--keep_checkpoints", "2", "--resume", "auto_or_new"]
         ended = run(folder, again, environment=temporary)

@@ -97,7 +97,7 @@ def _padded(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _nats_and_slopes(logits: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy (C, 1) in float32 of logits (C, P), which become its slopes: softmax(logits) - one_hot."""
+    """Cross-entropy (C, 1) of logits (C, P), which become its slopes: softmax(logits) - one_hot(target)."""
     nats = []
     rows = len(logits) if logits.is_cuda else max(1, _CACHED // logits.shape[1])
     for x, y in zip(logits.split(rows), target.split(rows), strict=True):  # (R, P), (R, 1)

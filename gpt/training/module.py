@@ -108,7 +108,17 @@ class LanguageModel(LightningModule):
         loss = self.loss(batch)
         self.last_loss = loss.detach()  # stays on the device until someone reads it
         self.guard.add(self.last_loss)
-        return loss
+        return loss * self._share_of_group(batch_idx)
+
+    def _share_of_group(self, batch_idx: int) -> float:
+        """What makes the sum over a group of accumulated batches their mean, times the usual group's size.
+
+        Lightning divides each loss by that size. It is too much for the last group of an epoch that
+        `limit_train_batches` cuts short.
+        """
+        size = self.trainer.accumulate_grad_batches
+        left = self.trainer.num_training_batches - (batch_idx - batch_idx % size)
+        return size / min(size, left)
 
     def on_validation_epoch_start(self) -> None:
         """Start the sums anew."""

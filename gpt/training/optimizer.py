@@ -190,7 +190,7 @@ class MasterWeights(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step the masters with the weights' gradients, which are gone then, and round them into the weights."""
+        """Step the masters with the weights' gradients, which that takes away, and round the result."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

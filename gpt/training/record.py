@@ -15,6 +15,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from gpt.errors import InputError
 from gpt.files import atomic_write
 
 COLUMNS = (
@@ -101,6 +102,8 @@ class Meter(Callback):
     """
 
     def __init__(self, every: int, metrics: MetricsCSV | None = None) -> None:
+        if every < 1:
+            raise InputError(f"log_every must be at least 1, got {every}")
         self.every = every
         self.metrics = metrics
         self.steps = self.tokens = self.interval_batches = self.interval_tokens = 0

@@ -1,0 +1,116 @@
+"""The `gpt` command in forked processes, one or several that train together.
+
+A fork starts with everything imported: a run takes the second that it trains, not the ten that a new
+interpreter imports for. Needs POSIX; import `gpt.training.fit`, and set torch to one thread, before.
+"""
+
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpt.cli import main as gpt
+
+TIMEOUT = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How the processes ended, by rank; minus nine where one was killed."""
+
+    statuses: list[int]
+    err: str
+    """What the first of them wrote on stderr."""
+
+    @property
+    def status(self) -> int:
+        """The first one's."""
+        return self.statuses[0]
+
+
+def run(
+    folder: Path,
+    arguments: list[str],
+    *,
+    processes: int = 1,
+    sabotage: Callable[[int], None] | None = None,
+    kill_after: float | None = None,
+    environment: dict[str, str] | None = None,
+) -> Ended:
+    """The `gpt` command in forked processes; `sabotage` is called with its rank in each before it begins."""
+    shared = {**(environment or {}), **(_as_torchrun(processes) if processes > 1 else {})}
+    ranks = [_rank(rank) if processes > 1 else {} for rank in range(processes)]
+    running = {_fork(folder, arguments, rank, shared | ranks[rank], sabotage) for rank in range(processes)}
+    deadline = time.monotonic() + (kill_after or TIMEOUT)
+    while running:
+        killed = False
+        for pid in list(running):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                running.remove(pid)
+                killed = killed or os.WIFSIGNALED(status)
+        if killed or time.monotonic() > deadline:  # a machine loses power for all of its processes
+            for pid in running:
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+    statuses = [int(_text(folder / f"status.{rank}") or -9) for rank in range(processes)]
+    return Ended(statuses=statuses, err=_text(folder / "err.0"))
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+
+
+def _fork(
+    folder: Path,
+    arguments: list[str],
+    rank: int,
+    environment: dict[str, str],
+    sabotage: Callable[[int], None] | None,
+) -> int:
+    for name in ("status", "err"):
+        (folder / f"{name}.{rank}").unlink(missing_ok=True)
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        os.chdir(folder)
+        os.environ.update(environment)
+        for stream, name in ((1, f"out.{rank}"), (2, f"err.{rank}")):
+            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+        if sabotage:
+            sabotage(rank)
+        status = gpt(arguments)
+    except SystemExit as leaving:
+        status = leaving.code if isinstance(leaving.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        Path(f"status.{rank}").write_text(str(status), encoding="utf-8")
+        os._exit(status)
+    return 0
+
+
+def _as_torchrun(processes: int) -> dict[str, str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "GROUP_RANK": "0",
+        "TORCHELASTIC_RUN_ID": "forked",
+    }
+
+
+def _rank(rank: int) -> dict[str, str]:
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank)}

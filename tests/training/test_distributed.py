@@ -1,0 +1,125 @@
+"""Two gloo processes on the CPU, as torchrun starts them."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_runs import TINY
+
+from gpt.checkpoint import read
+
+FORKS = Path(__file__).with_name("forks.py")
+PLAIN = [
+    *TINY,
+    *("--model.config.dropout", "0", "--model.optimizer.name", "adamw", "--log_every", "1"),
+    *("--trainer.accumulate_grad_batches", "1", "--trainer.val_check_interval", "5"),
+    *("--trainer.max_steps", "10", "--checkpoint_every", "5", "--keep_checkpoints", "9"),
+]
+ONE = [*PLAIN, "--data.batch_size", "36"]
+TWO = [*PLAIN, "--data.batch_size", "18", "--trainer.devices", "2"]
+
+Launch = Callable[..., None]
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[subprocess.Popen]:
+    """The process that launches runs, see forks.py."""
+    with subprocess.Popen(
+        [sys.executable, str(FORKS)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+    ) as process:
+        yield process
+        process.stdin.close()
+
+
+@pytest.fixture
+def launch(forks: subprocess.Popen, workplace: Path) -> Launch:
+    """Runs `gpt ARGUMENTS` on so many processes and expects these exit statuses."""
+
+    def run(*arguments: str, processes: int = 2, terminate: tuple[int, int] | None = None, status: int = 0):
+        asked = {"folder": str(workplace), "arguments": arguments, "processes": processes}
+        forks.stdin.write(json.dumps({**asked, "terminate": terminate}) + "\n")
+        forks.stdin.flush()
+        ended = json.loads(forks.stdout.readline())
+        assert ended["statuses"] == [status] * processes, ended["err"][-3000:]
+        return ended["err"]
+
+    return run
+
+
+def losses(run: str) -> list[float]:
+    with open(f"runs/{run}/metrics.csv", encoding="utf-8", newline="") as file:
+        return [float(row["train_loss"] or row["val_loss"]) for row in csv.DictReader(file)]
+
+
+def weights(run: str, name: str = "last.ckpt") -> dict[str, torch.Tensor]:
+    return read(f"runs/{run}/checkpoints/{name}")["state_dict"]
+
+
+def assert_same(run: str, other: str) -> None:
+    """Losses and weights equal but for the order in which sums over the batch are added up."""
+    assert losses(run) == pytest.approx(losses(other), rel=1e-5)
+    one, two = weights(run), weights(other)
+    assert one.keys() == two.keys()
+    for name, weight in one.items():
+        torch.testing.assert_close(two[name], weight, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_processes_do_what_one_does_and_go_on_with_each_others_runs(strategy, launch):
+    launch(*ONE, "--run", "one", processes=1)
+    launch(*TWO, "--trainer.strategy", strategy, "--run", "two")
+    assert sorted(os.listdir("runs")) == ["one", "two"]  # the processes agreed on the folder
+    assert len(losses("two")) == 10 + 2
+    assert_same("one", "two")
+    shutil.copytree("runs/one", "runs/from-one")
+    shutil.copytree("runs/two", "runs/from-two")
+
+    told = launch(*TWO, "--trainer.strategy", strategy, "--resume", "runs/from-one/checkpoints/step-5.ckpt")
+    assert "after step 5" in told
+    assert_same("from-one", "one")
+    one = [*ONE, "--trainer.devices", "1", "--trainer.strategy", "auto"]
+    launch(*one, "--resume", "runs/from-two/checkpoints/step-5.ckpt", processes=1)
+    assert_same("from-two", "one")
+
+
+def test_a_signal_to_one_process_stops_both_and_they_resume_exactly(launch):
+    options = [*TWO, "--model.config.dropout", "0.3", "--trainer.strategy", "ddp"]
+    launch(*options, "--run", "whole")
+    launch(*options, "--run", "cut", terminate=(1, 3), status=143)
+    assert read("runs/cut/checkpoints/last.ckpt")["global_step"] == 4
+    launch("fit", "--resume", "auto", "--run", "cut")
+    for name, weight in weights("whole").items():
+        assert torch.equal(weights("cut")[name], weight)
+    assert losses("cut") == losses("whole")
+
+
+def test_torchrun_starts_it(workplace):
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"),
+            *("-m", "gpt.cli", "--", *TWO, "--run", "two", "--trainer.max_steps", "2"),
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+        check=False,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=180,
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert os.listdir("runs") == ["two"]
