@@ -7,8 +7,10 @@ Nothing is measured here. The assumptions stand at the top, to be replaced by fi
 
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import torch
+import yaml
 
 from gpt import GPT, GPTConfig
 
@@ -67,6 +69,26 @@ def memory(config: GPTConfig, windows: int, shards: int = 1) -> float:
     return 16 * parameters(config) / shards + activations
 
 
+def recipes() -> str:
+    """The table of configs/gpt2-*.yaml: what each costs on one GPU and on a node of eight."""
+    lines = [
+        "| configs/ | tokens an update | updates | tokens | GB on a GPU | one GPU | eight GPUs |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name in GPTConfig.names():
+        text = Path(__file__).parents[1].joinpath("configs", f"{name}.yaml").read_text(encoding="utf-8")
+        options, config = yaml.safe_load(text), GPTConfig.from_name(name)
+        windows, updates = options["data"]["batch_size"], options["trainer"]["max_steps"]
+        an_update = windows * options["trainer"]["accumulate_grad_batches"] * config.context_length
+        tokens = an_update * updates
+        hours = [cost(config, count).hours * tokens / TOKENS for count in (1, 8)]
+        lines.append(
+            f"| {name}.yaml | {an_update:,} | {updates:,} | {tokens / 1e9:.1f} billion | "
+            f"{memory(config, windows) / 1e9:.0f} | {hours[0]:.0f} h | {hours[1]:.1f} h |"
+        )
+    return "\n".join(lines)
+
+
 def tables() -> str:
     """The tables of docs/scale.md."""
     sizes = {name: GPTConfig.from_name(name) for name in GPTConfig.names()}
@@ -92,4 +114,4 @@ def tables() -> str:
 
 
 if __name__ == "__main__":
-    print(tables())
+    print(tables(), recipes(), sep="\n\n")

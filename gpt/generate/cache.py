@@ -73,7 +73,9 @@ class RowCache:
         hidden = torch.arange(columns, device=device) > lengths[:, None]  # (N, S)
         rows = torch.arange(len(self.lengths), device=device)
         self.lengths = [length + 1 for length in self.lengths]
-        caches = [_OneMore(keys, values, rows, lengths, columns) for keys, values in self._store]
+        bias = torch.zeros(hidden.shape, device=device, dtype=self._store.dtype)
+        bias = bias.masked_fill_(hidden, -torch.inf)[:, None, None]  # (N, 1, 1, S)
+        caches = [OneMore(keys, values, rows, lengths, columns, bias) for keys, values in self._store]
         return list(caches), lengths[:, None], hidden
 
     def _blocks(self, columns: int) -> int:
@@ -93,13 +95,18 @@ class RowCache:
         self._store = store
 
 
-class _OneMore(KeyValueCache):
-    """The rows of one layer, as `MultiHeadAttention` sees them while it appends a token to each."""
+class OneMore(KeyValueCache):
+    """The rows of one layer, as `MultiHeadAttention` sees them while it appends a token to each.
 
-    def __init__(self, keys: Tensor, values: Tensor, rows: Tensor, lengths: Tensor, columns: int) -> None:
+    `bias` (N, 1, 1, S) is what hides columns when it is added to scores: the same for all layers.
+    """
+
+    def __init__(
+        self, keys: Tensor, values: Tensor, rows: Tensor, lengths: Tensor, columns: int, bias: Tensor
+    ) -> None:
         self.keys, self.values = keys, values  # (rows, H, L, K)
         self.rows, self.lengths, self.columns = rows, lengths, columns
-        self.length = columns - 1
+        self.length, self.bias = columns - 1, bias
 
     def update(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Write (N, H, 1, K) each at its row's end, and return the columns in use, (N, H, S, K) each."""

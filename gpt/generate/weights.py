@@ -8,14 +8,16 @@ Shapes: ... any leading dimensions, M rows, I in_features, O out_features.
 """
 
 import copy
+import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from gpt.attention import MultiHeadAttention
+from gpt.attention import KeyValueCache, MultiHeadAttention
 from gpt.errors import InputError
+from gpt.generate.cache import OneMore
 from gpt.model import GPT
 
 Precision = Literal["float32", "bfloat16", "int8"]
@@ -83,7 +85,7 @@ class Int8Linear(nn.Module):
 
 
 class FusedAttention(MultiHeadAttention):
-    """An attention whose queries, keys and values come from one product rather than three.
+    """An attention for decoding: queries, keys and values come from one product rather than three.
 
     Args:
         attention: the one whose weights it takes.
@@ -103,6 +105,15 @@ class FusedAttention(MultiHeadAttention):
         self.out_proj = lay_out(attention.out_proj)  # type: ignore[assignment]
         self.dropout = attention.dropout
         self.register_buffer("mask", attention.mask, persistent=False)
+
+    def forward(self, x: Tensor, *, cache: KeyValueCache | None = None, **masks: Any) -> Any:
+        """As any attention; for one new token a row in fewer calls, which a token's time hangs on."""
+        if not isinstance(cache, OneMore):
+            return super().forward(x, cache=cache, **masks)
+        query, key, value = (self._split(projected) for projected in self.project(x))  # (N, H, 1, K)
+        keys, values = cache.update(key, value)  # (N, H, S, K)
+        scores = query @ keys.transpose(2, 3) / math.sqrt(self.head_dim) + cache.bias  # (N, H, 1, S)
+        return self.out_proj(self._join(scores.softmax(dim=-1) @ values))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, d_in) -> (B, T, d_out) each."""

@@ -100,7 +100,7 @@ def _nats_and_slopes(logits: Tensor, target: Tensor) -> Tensor:
     """Cross-entropy (C, 1) of logits (C, P), which become its slopes: softmax(logits) - one_hot(target)."""
     nats = []
     rows = len(logits) if logits.is_cuda else max(1, _CACHED // logits.shape[1])
-    for x, y in zip(logits.split(rows), target.split(rows), strict=True):  # (R, P), (R, 1)
+    for x, y in zip(torch.split(logits, rows), torch.split(target, rows), strict=True):  # (R, P), (R, 1)
         below = x.gather(1, y).float() - x.amax(dim=1, keepdim=True)  # (R, 1), under the highest logit
         p = torch.softmax(x, dim=1, dtype=torch.float32)  # (R, P)
         nats.append(-(below + p.amax(dim=1, keepdim=True).log()))  # the highest logit's p is 1 / sum(exp)

@@ -159,25 +159,26 @@ def read_memory() -> float:
     return _memory[0].sum().item()
 
 
-def steps(engine: Engine) -> list[float]:
-    """Seconds of each step, until the engine is done."""
-    seconds = []
-    while engine.busy:
-        began = time.perf_counter()
-        engine.step()
-        seconds.append(time.perf_counter() - began)
-    return seconds
-
-
 def late_over_early(model: GPT, quick: bool) -> dict[str, float]:
-    """How the cost of a token grows from the 100th to the 1,000th, and beyond what attention must cost."""
+    """How the cost of a token grows from the 100th to the 1,000th, and beyond what attention must cost.
+
+    Two texts get a token in turn, so that both meet the same machine.
+    """
     from torch.nn import functional as F
 
-    new = 200 if quick else 1000
-    engine = Engine(model)
-    engine.add(Request(tokens=[1], max_new_tokens=new, sampling=GREEDY))
-    seconds = steps(engine)
-    early, late = (statistics.median(seconds[at - 40 : at]) for at in (140 if not quick else 100, new))
+    steps = 10 if quick else 60
+    lengths = {"early": 100 - steps // 2, "late": (200 if quick else 1000) - steps // 2}
+    engines = {}
+    for name, length in lengths.items():
+        engine = engines[name] = Engine(model)
+        prompt = torch.randint(0, model.config.vocab_size, (length,)).tolist()
+        engine.add(Request(tokens=prompt, max_new_tokens=steps + 2, sampling=GREEDY))
+        while not engine.running:
+            engine.step()
+    cost = {
+        name: timing.median
+        for name, timing in interleave({n: e.step for n, e in engines.items()}, steps).items()
+    }
     heads, width = model.config.num_heads, model.config.emb_dim // model.config.num_heads
 
     def attention(length: int) -> float:
@@ -200,8 +201,11 @@ def late_over_early(model: GPT, quick: bool) -> dict[str, float]:
         return min(taken)
 
     with torch.inference_mode():
-        must = attention(new) - attention(120 if not quick else 80)
-    return {"late_vs_early": late / early, "late_vs_early_beyond_attention": (late - must) / early}
+        must = attention(lengths["late"]) - attention(lengths["early"])
+    return {
+        "late_vs_early": cost["late"] / cost["early"],
+        "late_vs_early_beyond_attention": (cost["late"] - must) / cost["early"],
+    }
 
 
 def first_over_forward(model: GPT, quick: bool) -> float:
