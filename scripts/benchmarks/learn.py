@@ -56,7 +56,7 @@ def run(quick: bool, nanogpt: Path, text: Path) -> Report:
         learned.write_text(whole[:cut], encoding="utf-8")
         held_out.write_text(whole[cut:], encoding="utf-8")
         say("ours: a short run, for the speed")
-        probe = 20 if quick else 100
+        probe = 20 if quick else 300
         short, start_up = _ours(learned, held_out, Path(folder) / "probe", probe)[1:]
         a_step = (short - start_up) / probe
         rows = [{"run": "nanoGPT", "seconds": their_seconds, "bits per byte": theirs}]
@@ -65,7 +65,7 @@ def run(quick: bool, nanogpt: Path, text: Path) -> Report:
             "the same time": their_seconds,
             "a fifth of the time": 0.2 * their_seconds,
         }.items():
-            steps = max(10, int((0.98 * budget - start_up) / a_step))
+            steps = max(10, int((0.97 * budget - start_up) / a_step))
             say(f"ours, {name}: {steps} steps")
             score, seconds, _ = _ours(learned, held_out, Path(folder) / f"steps-{steps}", steps)
             results[name] = score, seconds
