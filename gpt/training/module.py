@@ -108,7 +108,8 @@ class LanguageModel(LightningModule):
         loss = self.loss(batch)
         self.last_loss = loss.detach()  # stays on the device until someone reads it
         self.guard.add(self.last_loss)
-        return loss * self._share_of_group(batch_idx)
+        share = self._share_of_group(batch_idx)
+        return loss if share == 1 else loss * share
 
     def _share_of_group(self, batch_idx: int) -> float:
         """What makes the sum over a group of accumulated batches their mean, times the usual group's size.
@@ -184,15 +185,15 @@ class LanguageModel(LightningModule):
         Lightning refuses to clip for a fused optimizer under mixed precision, because a gradient scaler might
         not have unscaled yet; bfloat16 has no scaler.
         """
-        gradients = [weight.grad for weight in self.parameters() if weight.grad is not None]
-        norm: Any = get_total_norm(gradients, foreach=True)
+        weights = [weight for weight in self.parameters() if weight.grad is not None]
+        norm: Any = get_total_norm([w.grad for w in weights], foreach=True)  # type: ignore[misc]
         if hasattr(norm, "full_tensor"):  # each process has a part of the gradients
             norm = norm.full_tensor()
         self.last_gradient_norm = norm  # before clipping; on the device, as the loss
         if not self.guard.passes(self.trainer, norm):
             self.zero_grad()  # no optimizer changes a weight that has no gradient
         elif gradient_clip_val:
-            clip_grads_with_norm_(self.parameters(), gradient_clip_val, norm, foreach=True)
+            clip_grads_with_norm_(weights, gradient_clip_val, norm, foreach=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Say what the weights are, in plain numbers, so that the file alone is enough to use them."""
