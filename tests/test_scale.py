@@ -18,8 +18,9 @@ def scale():
     return runpy.run_path(str(ROOT / "scripts" / "scale.py"))
 
 
-def test_the_document_has_the_tables(scale):
-    assert scale["tables"]() in (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("table", ["tables", "recipes"])
+def test_the_document_has_the_tables(table, scale):
+    assert scale[table]() in (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("context", [256, 1024])
