@@ -31,7 +31,9 @@ class OptimizerConfig:
     rest_lr: float | None = None
     """Peak learning rate of everything else; None takes `lr`."""
     weight_decay: float = 0.0
-    """Decoupled decay of the blocks' matrices. Embeddings, norms and biases do not decay."""
+    """Decoupled decay of the blocks' matrices. Norms and biases do not decay."""
+    embedding_weight_decay: float = 0.0
+    """Decoupled decay of the embeddings: worth something where a text is read several times."""
     momentum: float = 0.95
     """Muon's momentum."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -46,7 +48,7 @@ class OptimizerConfig:
     """Share of the steps over which "wsd" decays."""
 
     def __post_init__(self) -> None:
-        for name in ("lr", "rest_lr", "weight_decay", "warmup_steps"):
+        for name in ("lr", "rest_lr", "weight_decay", "embedding_weight_decay", "warmup_steps"):
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise InputError(f"{name} must be at least 0, got {value}")
@@ -228,7 +230,7 @@ class MasterWeights(Optimizer):
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """The optimizer for a GPT's weights, with float32 masters where the weights are bfloat16.
 
-    Its first parameter group are the blocks' matrices, its second all other weights.
+    Its parameter groups are the blocks' matrices, the embeddings, and norms and biases.
     """
     named: dict[str, Tensor] = dict(model.named_parameters())  # the tied head counts once
     if any(weight.dtype == torch.bfloat16 for weight in named.values()):
@@ -241,9 +243,16 @@ def _build(named: dict[str, Tensor], config: OptimizerConfig) -> Optimizer:
     matrices = [weight for name, weight in named.items() if is_matrix[name]]
     others = [weight for name, weight in named.items() if not is_matrix[name]]
     rest_lr = config.lr if config.rest_lr is None else config.rest_lr
-    adamw_group = {"params": others, "lr": rest_lr, "weight_decay": 0.0}
+    rest = [
+        {
+            "params": [weight for weight in others if weight.dim() == 2],  # embeddings, a head of its own
+            "lr": rest_lr,
+            "weight_decay": config.embedding_weight_decay,
+        },
+        {"params": [weight for weight in others if weight.dim() != 2], "lr": rest_lr, "weight_decay": 0.0},
+    ]
     if config.name == "adamw":
-        groups = [{"params": matrices, "lr": config.lr, "weight_decay": config.weight_decay}, adamw_group]
+        groups = [{"params": matrices, "lr": config.lr, "weight_decay": config.weight_decay}, *rest]
         return AdamW(groups, betas=config.betas, fused=True)
     muon = StackedMuon(
         matrices,
@@ -252,4 +261,4 @@ def _build(named: dict[str, Tensor], config: OptimizerConfig) -> Optimizer:
         weight_decay=config.weight_decay,
         adjust_lr_fn="match_rms_adamw",
     )
-    return CombinedOptimizer(muon, AdamW([adamw_group], betas=config.betas, fused=True))
+    return CombinedOptimizer(muon, AdamW(rest, betas=config.betas, fused=True))

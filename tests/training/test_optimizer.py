@@ -44,12 +44,14 @@ def test_a_parameter_without_gradient_stays():
 def test_the_combined_optimizer_equals_its_parts_stepped_separately(config):
     model = GPT(config)
     reference = copy.deepcopy(model)
-    recipe = OptimizerConfig(lr=0.01, rest_lr=0.002, weight_decay=0.1)
+    recipe = OptimizerConfig(lr=0.01, rest_lr=0.002, weight_decay=0.1, embedding_weight_decay=0.3)
     combined = build_optimizer(model, recipe)
     matrices = [p for n, p in reference.named_parameters() if n.startswith("blocks.") and p.dim() == 2]
     others = [p for n, p in reference.named_parameters() if not (n.startswith("blocks.") and p.dim() == 2)]
     muon = StackedMuon(matrices, lr=0.01, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
-    adamw = AdamW(others, lr=0.002, weight_decay=0.0, betas=(0.9, 0.95), fused=True)
+    embeddings = {"params": [p for p in others if p.dim() == 2], "weight_decay": 0.3}
+    norms_and_biases = {"params": [p for p in others if p.dim() == 1], "weight_decay": 0.0}
+    adamw = AdamW([embeddings, norms_and_biases], lr=0.002, betas=(0.9, 0.95), fused=True)
     for step in range(4):
         fill_gradients(model, step)
         fill_gradients(reference, step)
@@ -60,18 +62,20 @@ def test_the_combined_optimizer_equals_its_parts_stepped_separately(config):
         assert torch.equal(mine, other), name
 
 
-def test_only_the_blocks_matrices_decay_and_every_weight_is_stepped(config):
+def test_norms_and_biases_never_decay_and_every_weight_is_stepped(config):
     model = GPT(config)
     for name in ("muon", "adamw"):
-        optimizer = build_optimizer(model, OptimizerConfig(name=name, weight_decay=0.1))
-        decayed, rest = optimizer.param_groups
-        assert decayed["weight_decay"] == 0.1
-        assert rest["weight_decay"] == 0.0
-        assert len(decayed["params"]) == 6 * config.num_layers
-        assert all(weight.dim() == 2 for weight in decayed["params"])
+        recipe = OptimizerConfig(name=name, weight_decay=0.1, embedding_weight_decay=0.2)
+        optimizer = build_optimizer(model, recipe)
+        matrices, embeddings, rest = optimizer.param_groups
+        assert [group["weight_decay"] for group in (matrices, embeddings, rest)] == [0.1, 0.2, 0.0]
+        assert len(matrices["params"]) == 6 * config.num_layers
+        assert all(weight.dim() == 2 for weight in matrices["params"])
+        assert all(weight.dim() == 1 for weight in rest["params"])
         stepped = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
         assert stepped == {id(weight) for weight in model.parameters()}
-        assert any(weight is model.token_embedding.weight for weight in rest["params"])
+        expected = [model.token_embedding.weight, model.position_embedding.weight]
+        assert list(map(id, embeddings["params"])) == list(map(id, expected))
 
 
 def test_a_scheduler_reaches_every_part(config):
