@@ -9,8 +9,6 @@ Filling the disk needs root, to mount a small tmpfs.
 """
 
 import argparse
-import csv
-import hashlib
 import os
 import random
 import shutil
@@ -25,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fingerprint import fingerprint
 from forked import run
 from malformed import malformed
 
@@ -62,31 +61,9 @@ def fit(processes: int) -> list[str]:
     return [*RUN, *several, "--data.batch_size", str(16 // processes), "--run", "run"]
 
 
-def fingerprint(folder: Path) -> tuple[str, list[dict[str, str]]]:
-    """A hash of everything a run ended with, and its metrics but for the clocks."""
-    saved = read(folder / "runs" / "run" / "checkpoints" / "last.ckpt")
-    digest = hashlib.sha256()
-    for part in ("state_dict", "optimizer_states", "lr_schedulers", "processes", "global_step"):
-        _hash(saved[part], digest)
-    with (folder / "runs" / "run" / "metrics.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    for row in rows:
-        del row["seconds"], row["tokens_per_second"]
-    return digest.hexdigest(), rows
-
-
-def _hash(value: Any, digest: Any) -> None:
-    if isinstance(value, torch.Tensor):
-        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            digest.update(repr(key).encode())
-            _hash(part, digest)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            _hash(part, digest)
-    else:
-        digest.update(repr(value).encode())
+def result(folder: Path) -> tuple[str, list[dict[str, str]]]:
+    """What the run in `folder` ended with."""
+    return fingerprint(folder / "runs" / "run")
 
 
 def die_at(moment: str, number: int) -> Callable[[int], None]:
@@ -129,7 +106,7 @@ def whole_run(folder: Path, processes: int = 1) -> tuple[tuple[str, list[dict[st
     ended = run(folder, fit(processes), processes=processes)
     if ended.status:
         raise SystemExit(f"the undisturbed run failed: {ended.err}")
-    found = fingerprint(folder)
+    found = result(folder)
     shutil.rmtree(folder / "runs")
     return found, time.monotonic() - began
 
@@ -150,7 +127,7 @@ def kill(
     if ended.status:
         tally.count(f"{told}: status {ended.status}: {ended.err[-300:]}")
     else:
-        got = fingerprint(folder)
+        got = result(folder)
         tally.count(None if got == wanted else f"{told}: another result than the undisturbed run's")
     shutil.rmtree(folder / "runs")
 
@@ -171,7 +148,7 @@ def damage(folder: Path, tally: Tally, wanted: Any, chance: random.Random) -> No
     if ended.status:
         tally.count(f"status {ended.status}: {ended.err[-300:]}")
     else:
-        tally.count(None if fingerprint(folder) == wanted else "another result than the undisturbed run's")
+        tally.count(None if result(folder) == wanted else "another result than the undisturbed run's")
     shutil.rmtree(folder / "runs")
 
 
@@ -196,7 +173,7 @@ def fill_disk(folder: Path, tally: Tally, wanted: Any, chance: random.Random, ot
         filler.unlink()
         subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)
         ended = run(folder, again)
-        if ended.status or fingerprint(folder) != wanted:
+        if ended.status or result(folder) != wanted:
             problem = problem or f"did not go on: {ended.err[-300:]}"
         tally.count(problem)
     finally:

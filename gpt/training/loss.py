@@ -52,12 +52,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
             total = torch.zeros((), dtype=torch.float32, device=features.device)
             features_grad = torch.empty_like(rows) if needs_features else None
             weight_grad = None
+            slopes = needs_features or needs_weight
             room = rows.new_empty(min(chunk, len(rows)), len(table))  # (C, P), for each chunk in turn
             for start in range(0, len(rows), chunk):
                 part = slice(start, start + chunk)
                 logits = torch.mm(rows[part], table.T, out=room[: len(rows[part])])  # (C, P)
                 logits[:, len(weight) :] = -torch.inf
-                total += (_nats_and_slopes(logits, target[part]) * share[part]).sum()
+                total += (_nats(logits, target[part], slopes) * share[part]).sum()
                 if features_grad is not None:
                     torch.mm(logits, table, out=features_grad[part])
                 if needs_weight:
@@ -96,13 +97,17 @@ def _padded(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return table
 
 
-def _nats_and_slopes(logits: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy (C, 1) of logits (C, P), which become its slopes: softmax(logits) - one_hot(target)."""
+def _nats(logits: Tensor, target: Tensor, slopes: bool) -> Tensor:
+    """Cross-entropy (C, 1) of logits (C, P).
+
+    With `slopes` the logits become those of the cross-entropy: softmax(logits) - one_hot(target).
+    """
     nats = []
     rows = len(logits) if logits.is_cuda else max(1, _CACHED // logits.shape[1])
     for x, y in zip(torch.split(logits, rows), torch.split(target, rows), strict=True):  # (R, P), (R, 1)
         below = x.gather(1, y).float() - x.amax(dim=1, keepdim=True)  # (R, 1), under the highest logit
         p = torch.softmax(x, dim=1, dtype=torch.float32)  # (R, P)
         nats.append(-(below + p.amax(dim=1, keepdim=True).log()))  # the highest logit's p is 1 / sum(exp)
-        x.copy_(p.scatter_add_(1, y, p.new_full(y.shape, -1.0)))
+        if slopes:
+            x.copy_(p.scatter_add_(1, y, p.new_full(y.shape, -1.0)))
     return torch.cat(nats)

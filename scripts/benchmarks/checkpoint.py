@@ -5,13 +5,12 @@ GPT-2 small with AdamW's states, 1.5 GB. Before each measurement the disk finish
 
 import os
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.common import Report, Timing, say
+from benchmarks.common import Report, interleave, say
 
 from gpt import GPT, GPTConfig
 from gpt.training.checkpoint import AtomicCheckpointIO
@@ -32,17 +31,9 @@ def run(quick: bool) -> Report:
             "load, bare torch.load": lambda: torch.load(bare, weights_only=True),
             "load, this program": lambda: _resume(bare),
         }
-        seconds: dict[str, dict[int, float]] = {name: {} for name in candidates}
-        for i in range(-1, rounds):
-            say(f"round {i + 1} of {rounds}" if i >= 0 else "warming up")
-            for name, call in list(candidates.items())[:: 1 if i % 2 else -1]:
-                os.sync()
-                began = time.perf_counter()
-                call()
-                if i >= 0:
-                    seconds[name][i] = time.perf_counter() - began
+        say(f"saving and loading, {rounds} times each")
+        timings = interleave(candidates, rounds, before=os.sync)
         size = ours.stat().st_size
-    timings = {name: Timing(seconds=taken) for name, taken in seconds.items()}
     return Report(
         title=f"A checkpoint of {size / 1e9:.2f} GB",
         rows=[

@@ -44,12 +44,16 @@ class Timing:
 
 
 def interleave(
-    candidates: Mapping[str, Callable[[], object]], rounds: int, every: Mapping[str, int] | None = None
+    candidates: Mapping[str, Callable[[], object]],
+    rounds: int,
+    every: Mapping[str, int] | None = None,
+    before: Callable[[], object] = lambda: None,
 ) -> dict[str, Timing]:
     """Time all candidates in turn, round after round, every second round in the opposite order.
 
     Each runs once before, untimed. `every` names those that run only in every n-th round, because they are
-    slow and no close comparison hangs on them. A candidate that works on a GPU must synchronise itself.
+    slow and no close comparison hangs on them; `before` is called, untimed, before each. A candidate that
+    works on a GPU must synchronise itself.
     """
     taken: dict[str, dict[int, float]] = {name: {} for name in candidates}
     for call in candidates.values():
@@ -57,6 +61,7 @@ def interleave(
     for i in range(rounds):
         for name in list(candidates)[:: 1 if i % 2 else -1]:
             if i % (every or {}).get(name, 1) == 0:
+                before()
                 began = time.perf_counter()
                 candidates[name]()
                 taken[name][i] = time.perf_counter() - began

@@ -83,10 +83,12 @@ def listening(app: Any) -> Iterator[str]:
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
+    deadline = time.monotonic() + 20
     while not server.started:
+        assert time.monotonic() < deadline, "the server does not start"
         time.sleep(0.02)
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join()
+        thread.join(20)

@@ -2,10 +2,7 @@
 """A server with a tiny model, in this process or listening on the loopback."""
 
 import asyncio
-import contextlib
-import threading
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -13,7 +10,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 httpx = pytest.importorskip("httpx", reason="httpx is not installed")
 
-import uvicorn
+from benchmarks.serve import listening  # noqa: F401 - for the tests
 
 from gpt import GPTConfig, Tokenizer
 from gpt.serve.app import create_app
@@ -45,20 +42,3 @@ def talk(app: Any, use: Callable[[Any], Awaitable[Any]]) -> Any:
 
 def post(app: Any, **form: Any) -> Any:
     return talk(app, lambda client: client.post("/v1/completions", json={"model": "tiny", **form}))
-
-
-@contextlib.contextmanager
-def listening(app: Any) -> Iterator[str]:
-    """The address of a real server; the test needs leave for 127.0.0.1."""
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    deadline = time.monotonic() + 20
-    while not server.started:
-        assert time.monotonic() < deadline, "the server does not start"
-        time.sleep(0.02)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(20)

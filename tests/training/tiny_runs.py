@@ -1,13 +1,9 @@
 """Tiny runs of `gpt fit`, and what they end with."""
 
-import csv
-import hashlib
 from pathlib import Path
-from typing import Any
 
-import torch
+from fingerprint import fingerprint
 
-from gpt.checkpoint import read
 from gpt.cli import main
 
 TINY = [
@@ -27,27 +23,5 @@ def fit(*options: str) -> int:
 
 
 def result(run: Path) -> tuple[str, list[dict[str, str]], str]:
-    """A hash of all that the run's last checkpoint restores, its metrics but for the clocks, its samples."""
-    saved = read(run / "checkpoints" / "last.ckpt")
-    digest = hashlib.sha256()
-    for part in ("state_dict", "optimizer_states", "lr_schedulers", "processes", "global_step"):
-        _hash(saved[part], digest)
-    with (run / "metrics.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    for row in rows:
-        del row["seconds"], row["tokens_per_second"]
-    return digest.hexdigest(), rows, (run / "samples.txt").read_text(encoding="utf-8")
-
-
-def _hash(value: Any, digest: Any) -> None:
-    if isinstance(value, torch.Tensor):
-        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            digest.update(repr(key).encode())
-            _hash(part, digest)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            _hash(part, digest)
-    else:
-        digest.update(repr(value).encode())
+    """All that the run's last checkpoint restores, as a hash, its metrics, its samples."""
+    return *fingerprint(run), (run / "samples.txt").read_text(encoding="utf-8")
