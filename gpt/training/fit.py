@@ -9,12 +9,14 @@ import json
 import logging
 import sys
 import warnings
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from jsonargparse import set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -36,6 +38,7 @@ from gpt.training.progress import RunProgress
 from gpt.training.record import Meter, MetricsCSV
 from gpt.training.resume import AUTO_OR_NEW, Found, Resume, changes, find, run_folder
 from gpt.training.run import Samples, ValidateAtEnd, draw_loss_curve, folder_of, new_folder, write_summary
+from gpt.training.saved_options import as_argument, plain_options
 from gpt.training.shard import ShardedStrategy
 from gpt.training.signals import Stopped, StopRequest
 
@@ -260,16 +263,23 @@ def start(cli: type[TrainingCLI], args: list[str]) -> TrainingCLI:
     """Parse the options and do what they say; those of a checkpoint come before all others."""
     quiet()
     keep_freed_memory()
+    set_parsing_settings(import_path_denylist=[])  # enforces jsonargparse's own list, which else only warns
     if "fsdp2" not in StrategyRegistry:
         StrategyRegistry.register("fsdp2", ShardedStrategy)
     found, resume, checkpoint = None, option(args, "--resume"), option(args, "--ckpt_path")
-    if args[0] == "fit" and (resume or checkpoint):
-        found = find(resume or checkpoint or "", named_run(args))
-        args = without(args, "--resume", "--ckpt_path")
+    plain = with_plain_configs(args)
+    run, args = named_run(args), plain
+    if resume or checkpoint:
+        found = find(resume or checkpoint or "", run) if args[0] == "fit" else find(checkpoint or "")
         if found:
-            args = [args[0], "--config", found.options, *args[1:], "--ckpt_path", str(found.path)]
-    elif checkpoint:
-        args = [args[0], "--config", find(checkpoint).options, *args[1:]]  # type: ignore[union-attr]
+            given = given_options(args)
+            saved = plain_options(found.options, found.path, given, dropped=("model.init_from",))
+            found = replace(found, options=yaml.safe_dump(saved))
+            args = [args[0], "--config", as_argument(saved), *without(args[1:], "--resume", "--ckpt_path")]
+            args += ["--ckpt_path", str(found.path)]
+        else:
+            args = without(args, "--resume", "--ckpt_path")
+        found = found if args[0] == "fit" else None
     if not any(argument.split("=")[0] in ("-c", "--config", "-h", "--help") for argument in args):
         fine_tuning = option(args, "--model.init_from") is not None
         config = shipped("configs") / ("finetune.yaml" if fine_tuning else "quick.yaml")
@@ -306,6 +316,38 @@ def without(args: list[str], *names: str) -> list[str]:
             kept.append(argument)
         skip = not skip and argument in names
     return kept
+
+
+def with_plain_configs(args: list[str]) -> list[str]:
+    """The arguments, each config.yaml of a run's folder replaced by its options, which are read as data."""
+    names, given, plain = ("-c", "--config"), given_options(args), []
+    for before, argument in pairwise(["", *args]):
+        name, equals, value = argument.partition("=")
+        glued = bool(equals) and name in names
+        path = Path(value if glued else argument)
+        if (glued or before in names) and path.is_file() and (path.parent / "checkpoints").is_dir():
+            argument = as_argument(plain_options(read_text(path), path, given))
+            plain += ["--config", argument] if glued else [argument]
+        else:
+            plain.append(argument)
+    return plain
+
+
+def read_text(path: Path) -> str:
+    """A file of options.
+
+    Raises:
+        InputError: it is no text.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+
+
+def given_options(args: list[str]) -> set[str]:
+    """The names of the options on the command line."""
+    return {argument.partition("=")[0].removeprefix("--") for argument in args if argument.startswith("--")}
 
 
 def named_run(args: list[str]) -> str | None:

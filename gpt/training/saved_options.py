@@ -1,0 +1,129 @@
+"""The options that a checkpoint or a run's config.yaml carries, read as data.
+
+jsonargparse imports and instantiates what an option names, and reads files and URLs that stand where a group
+of options belongs; Lightning unpickles where `weights_only` is false. A person may ask for all that, a file
+from somewhere may not: its options are plain values of known groups, or they are refused by name.
+"""
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpt.errors import InputError
+
+_GROUPS = ("model", "model.config", "model.optimizer", "data", "trainer")
+_PLAIN = ("seed_everything", "run", "checkpoint_every", "keep_checkpoints", "log_every", "profile")
+_DURATIONS = ("trainer.max_time", "trainer.val_check_interval")  # may be {hours: 1}
+_NAMES = {  # options that name a class, and the names that stand for Lightning's own or ours
+    "trainer.accelerator": ("auto", "cpu", "cuda", "gpu", "mps", "tpu"),
+    "trainer.strategy": (
+        *("auto", "ddp", "ddp_fork", "ddp_notebook", "ddp_spawn", "ddp_find_unused_parameters_true"),
+        *("ddp_find_unused_parameters_false", "fsdp2"),
+    ),
+    "trainer.profiler": ("simple", "advanced"),
+    "trainer.logger": (),
+    "trainer.callbacks": (),
+    "trainer.plugins": (),
+    "trainer.model_registry": (),
+}
+_DROPPED = ("config", "resume", "ckpt_path", "trainer.default_root_dir")  # decided anew for each run
+_LONGEST = 1 << 16
+
+
+def plain_options(
+    text: str, source: Path, given: Collection[str] = (), dropped: Collection[str] = ()
+) -> dict[str, Any]:
+    """The options in `text`, nested as in a config file, without those that are decided anew for each run.
+
+    Args:
+        text: YAML, as a run saves its options.
+        source: the file it was read from, for messages.
+        given: names of options that the person gives, which replace the saved ones.
+        dropped: names of options that are left out as well.
+
+    Raises:
+        InputError: an option could import, fetch or unpickle something, or is not one that a run saves.
+    """
+    if not isinstance(text, str) or len(text) > _LONGEST:
+        raise InputError(f"{source}: its saved options are not a text of at most {_LONGEST} characters")
+    try:
+        saved = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError):
+        raise InputError(f"{source}: its saved options are not YAML") from None
+    if not isinstance(saved, dict):
+        raise InputError(f"{source}: its saved options are not a mapping")
+    options: dict[str, Any] = {}
+    for name, value in _leaves(saved):
+        if name in _DROPPED or name in dropped:
+            continue
+        if reason := _objection(name, value):
+            if name in given:
+                continue
+            raise InputError(
+                f"{source}: its saved option {name} {reason}; nothing that a file names is imported or "
+                f"fetched. If you trust it, give it yourself: --{name} ..."
+            )
+        *groups, last = name.split(".")
+        inner = options
+        for group in groups:
+            inner = inner.setdefault(group, {})
+        inner[last] = value
+    return options
+
+
+def as_argument(options: dict[str, Any]) -> str:
+    """The options as a value of `--config`.
+
+    jsonargparse looks for a file of that name first; no file name is as long as this comment.
+    """
+    return f"# {'options of a saved run'.ljust(300, '.')}\n{yaml.safe_dump(options)}"
+
+
+def _leaves(values: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if name in _GROUPS and isinstance(value, dict):
+            yield from _leaves(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def _objection(name: str, value: Any) -> str | None:
+    """Why a saved option is refused; None where it is a plain value."""
+    group, _, last = name.rpartition(".")
+    if last == "weights_only":
+        return None if value is None else "decides how files are unpickled"
+    if name in _GROUPS or (group not in _GROUPS and name not in _PLAIN):
+        return "is not one that a run saves"
+    if last in ("class_path", "init_args", "dict_kwargs") or not last.isidentifier():
+        return "names a class"
+    if name in _NAMES:
+        plain = value is None or isinstance(value, bool) or value in _NAMES[name]
+        return None if plain else f"names a class ({_shortened(value)})"
+    if isinstance(value, dict) and name in _DURATIONS:
+        parts = list(value.values())
+    else:
+        parts = value if isinstance(value, list) else [value]
+    for part in parts:
+        if not (part is None or isinstance(part, bool | int | float | str)):
+            return "is not a plain value"
+        if isinstance(part, str) and _leads_elsewhere(part):
+            return f"leads to another machine ({_shortened(part)})"
+    if name == "model.init_from" and value is not None and not Path(str(value)).exists():
+        return f"may lead to another machine ({_shortened(value)})"
+    if name == "data.corpus" and str(value).endswith(".yaml"):
+        return f"is a recipe file, which may lead to another machine ({_shortened(value)})"
+    return None
+
+
+def _leads_elsewhere(text: str) -> bool:
+    """Whether `text` is a URL, one of fsspec's chains, a name of the hub or a path to another machine."""
+    return "://" in text or "::" in text or text.startswith(("hub:", "//", "\\\\"))
+
+
+def _shortened(value: Any) -> str:
+    said = value.get("class_path", "a mapping") if isinstance(value, dict) else value
+    said = str(said)[:80]
+    return said if said.isprintable() else repr(said)
