@@ -51,7 +51,7 @@ COMMANDS = {
         "gpt.data.inspect", "inspect", "look at prepared data, and check it", "gpt inspect my-tokens"
     ),
     "generate": Command(
-        "gpt.generate",
+        "gpt.generation.command",
         "write",
         "write text with a trained model",
         "gpt generate --prompt 'Return the ' --seed 1",
@@ -63,38 +63,38 @@ COMMANDS = {
         "gpt serve --checkpoint runs/quick --port 8000",
     ),
     "attention": Command(
-        "gpt.attention_maps",
+        "gpt.pictures.attention",
         "attention_maps",
         "draw what each head looks at",
         "gpt attention --text 'To be or not to be' --output maps",
     ),
     "evaluate": Command(
-        "gpt.evaluate",
+        "gpt.evaluation.command",
         "evaluate",
         "score a model on a text or on questions",
         "gpt evaluate --checkpoint runs/quick --data my.txt --stride 64",
     ),
     "plot": Command(
-        "gpt.plot",
+        "gpt.pictures.runs",
         "plot",
         "draw the loss curves of runs over one another",
         "gpt plot runs/quick runs/quick-2 --x seconds --output both.svg",
         many=True,
     ),
     "probabilities": Command(
-        "gpt.probabilities",
+        "gpt.pictures.probabilities",
         "probabilities",
         "draw a text with its tokens shaded by probability",
         "gpt probabilities --checkpoint runs/quick --text 'Return the number of items.'",
     ),
     "import": Command(
-        "gpt.convert.commands",
+        "gpt.weights.commands",
         "import_weights",
         "read GPT-2 weights of another program",
         "gpt import gpt2 --output gpt2-small",
     ),
     "export": Command(
-        "gpt.convert.commands",
+        "gpt.weights.commands",
         "export_weights",
         "write a model for another program",
         "gpt export --checkpoint runs/quick --format hf --output my-gpt2",

@@ -7,10 +7,8 @@ Shapes: B batch, T tokens, D emb_dim, V vocab_size.
 """
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +17,7 @@ from typing_extensions import Self
 
 from gpt.attention import KeyValueCache, MultiHeadAttention
 from gpt.config import GPTConfig
-from gpt.convert.read import read_weights
 from gpt.errors import InputError
-from gpt.files import atomic_write, write_json
 
 
 class FeedForward(nn.Module):
@@ -155,61 +151,6 @@ class GPT(nn.Module):
     def num_parameters(self) -> int:
         """How many weights there are, the tied head counted once."""
         return sum(parameter.numel() for parameter in self.parameters())
-
-    def save_pretrained(self, path: str | os.PathLike[str]) -> None:
-        """Write `model.safetensors` and `config.json` into the folder `path`, a tied head once.
-
-        Raises:
-            OSError: the folder cannot be made or written.
-        """
-        from safetensors.torch import save
-
-        state = self.state_dict()
-        if self.config.tied_head:
-            del state["head.weight"]  # safetensors refuses to write a shared tensor twice
-        weights = {name: tensor.contiguous() for name, tensor in state.items()}
-        with atomic_write(Path(path) / "model.safetensors", "wb") as file:
-            file.write(save(weights, metadata={"format": "pt"}))
-        write_json(Path(path) / "config.json", {"model_type": "minimal-gpt", **self.config.to_dict()})
-
-    @classmethod
-    def from_pretrained(cls, path: str | os.PathLike[str]) -> "GPT":
-        """Read weights from anywhere; the model comes back on the CPU, in evaluation mode.
-
-        Args:
-            path: a folder written by `save_pretrained`; a checkpoint of `gpt fit`; GPT-2's weights in a
-                Hugging Face folder or by hub name (`gpt2`, `hub:OWNER/NAME`); a nanoGPT checkpoint; a state
-                dict of the book's GPTModel.
-
-        Raises:
-            InputError: there is none of these, it is of another architecture, or a weight is missing or of
-                another shape; the message names it.
-        """
-        found = read_weights(path)
-        return cls.from_weights(found.config, found.weights)
-
-    @classmethod
-    def from_weights(cls, config: GPTConfig, weights: dict[str, Tensor]) -> "GPT":
-        """A GPT in evaluation mode with these weights by state-dict name; a tied head may be left out.
-
-        Raises:
-            InputError: a weight is missing, unknown, or of another shape; the message names it.
-        """
-        model = cls(config)
-        if config.tied_head and "token_embedding.weight" in weights:
-            weights = {"head.weight": weights["token_embedding.weight"], **weights}
-        expected = model.state_dict()
-        for name, tensor in expected.items():
-            if name not in weights:
-                raise InputError(f"the weights lack {name} of shape {tuple(tensor.shape)}")
-            if weights[name].shape != tensor.shape:
-                given = tuple(weights[name].shape)
-                raise InputError(f"{name} has shape {given}, expected {tuple(tensor.shape)}")
-        unknown = sorted(set(weights) - set(expected))
-        if unknown:
-            raise InputError(f"the weights hold {unknown[0]}, which a GPT has not")
-        model.load_state_dict(weights)
-        return model.eval()
 
     def _check(self, tokens: Tensor, cached: int) -> None:
         if tokens.dim() != 2:

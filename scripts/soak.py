@@ -20,7 +20,7 @@ from benchmarks.serve import listening
 
 from gpt import GPT, GPTConfig, Tokenizer
 from gpt.files import write_json
-from gpt.generate import Request, Sampling, complete, for_decoding
+from gpt.generation import Request, Sampling, complete, for_decoding
 from gpt.serve.app import create_app
 from gpt.serve.limits import Limits
 

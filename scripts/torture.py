@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fingerprint import fingerprint
-from forked import run
-from malformed import malformed
+from faults.fingerprint import fingerprint
+from faults.forked import run
+from faults.malformed import malformed
 
 import gpt.training.fit  # noqa: F401 - once, before the processes that are killed are forked
-from gpt.checkpoint import read
+from gpt.weights.load import read
 
 MOMENTS = ("anywhere", "step", "write", "rename", "validation")
 TEXT = "The quick brown fox jumps over the lazy dog, and on it goes.\n" * 300
@@ -72,8 +72,8 @@ def die_at(moment: str, number: int) -> Callable[[int], None]:
     def patch(rank: int) -> None:
         if rank:
             return
-        from gpt.training.checkpoint import AtomicCheckpointIO
         from gpt.training.module import LanguageModel
+        from gpt.training.save import AtomicCheckpointIO
 
         owner, name = {
             "step": (LanguageModel, "training_step"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "another_model.py"
+SCRIPT = Path(__file__).parents[1] / "scripts" / "examples" / "another_model.py"
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpt import GPT, GPTConfig
-from gpt.convert.commands import write_export
+from gpt.weights.commands import write_export
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(

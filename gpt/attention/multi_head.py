@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gpt.attention.cache import KeyValueCache
-from gpt.attention.dot_product import attend, attend_in_blocks, causal_mask
+from gpt.attention.kernels import attend, attend_in_blocks, causal_mask
 from gpt.errors import InputError
 
 

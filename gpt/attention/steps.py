@@ -10,7 +10,7 @@ Shapes: B batch, T tokens, D width of a token (d_in), K width of a head (d_out),
 import torch
 from torch import Tensor, nn
 
-from gpt.attention.dot_product import attend, causal_mask
+from gpt.attention.kernels import attend, causal_mask
 from gpt.errors import InputError
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from gpt.data.corpus import Corpus, find_corpus
 from gpt.data.encode import encode
-from gpt.data.progress import byte_progress
 from gpt.data.store import FORMAT, META, Prepared
 from gpt.data.writer import ShardWriter
 from gpt.errors import InputError
+from gpt.progress import byte_progress
 from gpt.tokenizer import Tokenizer
 
 

@@ -18,11 +18,11 @@ from starlette.exceptions import HTTPException
 from gpt.errors import InputError
 from gpt.model import GPT
 from gpt.serve.attention import attention_of_the_last
-from gpt.serve.batcher import Batcher, Broken, Busy, Piece, Ticket
-from gpt.serve.guard import Guard, TooLarge, error_body
+from gpt.serve.engine_thread import Batcher, Broken, Busy, Piece, Ticket
 from gpt.serve.limits import Limits
 from gpt.serve.metrics import Metrics
-from gpt.serve.schema import AttentionRequest, Choice, CompletionRequest
+from gpt.serve.middleware import Guard, TooLarge, error_body
+from gpt.serve.requests import AttentionRequest, Choice, CompletionRequest
 from gpt.tokenizer import Tokenizer
 
 Form = TypeVar("Form", bound=BaseModel)

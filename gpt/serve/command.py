@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from gpt.errors import InputError
-from gpt.generate.weights import Precision
+from gpt.generation.packed import Precision
 
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -45,10 +45,10 @@ def serve(
     import torch
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    from gpt.checkpoint import find, load
-    from gpt.generate import for_decoding
+    from gpt.generation import for_decoding
     from gpt.serve.app import create_app
     from gpt.serve.limits import Limits
+    from gpt.weights.load import find, load
 
     limits = Limits(
         running=max_running,
@@ -59,8 +59,8 @@ def serve(
     )
     api_key = api_key or os.environ.get("GPT_API_KEY") or None
     path = find(checkpoint)
-    model, tokenizer = load(path)
-    model = for_decoding(model.to("cuda" if torch.cuda.is_available() else "cpu"), precision)
+    loaded, tokenizer = load(path)
+    model = for_decoding(loaded.to("cuda" if torch.cuda.is_available() else "cpu"), precision)
     app = create_app(model, tokenizer, name=name or model_name(path), limits=limits, api_key=api_key)
     if host in _LOCAL:  # a page of another site whose name was made to point here is not let in
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "[::1]", "::1"])

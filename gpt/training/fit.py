@@ -25,22 +25,22 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_only
 
-from gpt.checkpoint import config_to_start_from
 from gpt.config import GPTConfig
 from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.files import atomic_write
-from gpt.memory import keep_freed_memory
-from gpt.training.checkpoint import AtomicCheckpointIO, Checkpoints
+from gpt.training.memory import keep_freed_memory
 from gpt.training.module import LanguageModel
 from gpt.training.profiling import Profile
 from gpt.training.progress import RunProgress
 from gpt.training.record import Meter, MetricsCSV
 from gpt.training.resume import AUTO_OR_NEW, Found, Resume, changes, find, run_folder
 from gpt.training.run import Samples, ValidateAtEnd, draw_loss_curve, folder_of, new_folder, write_summary
+from gpt.training.save import AtomicCheckpointIO, Checkpoints
 from gpt.training.saved_options import as_argument, plain_options
 from gpt.training.shard import ShardedStrategy
 from gpt.training.signals import Stopped, StopRequest
+from gpt.weights.load import config_to_start_from
 
 
 class SaveConfig(SaveConfigCallback):
@@ -354,7 +354,10 @@ def named_run(args: list[str]) -> str | None:
     """The run that --run or a file of options names."""
     run, config = option(args, "--run"), option(args, "-c", "--config")
     if run is None and config is not None and Path(config).is_file():
-        values = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
+        try:
+            values = yaml.safe_load(read_text(Path(config)))
+        except yaml.YAMLError as error:
+            raise InputError(f"--config {config} is not YAML: {error}") from None
         run = values.get("run") if isinstance(values, dict) else None
     return run
 

@@ -12,16 +12,16 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.lr_scheduler import LambdaLR
 
-from gpt.checkpoint import start_from
 from gpt.config import GPTConfig
 from gpt.errors import InputError
-from gpt.model import GPT
 from gpt.training.compilation import compile_blocks, pays_off
 from gpt.training.guard import Guard
 from gpt.training.loss import IGNORE, linear_cross_entropy
 from gpt.training.optimizer import OptimizerConfig, build_optimizer
 from gpt.training.schedule import learning_rate_factor
 from gpt.training.shard import is_sharded, shard
+from gpt.weights.load import start_from
+from gpt.weights.pretrained import GPT
 
 
 class LanguageModel(LightningModule):

@@ -14,9 +14,9 @@ import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim.lr_scheduler import LambdaLR
 
-from gpt.checkpoint import RUNS, read
 from gpt.errors import InputError
 from gpt.training.record import Meter
+from gpt.weights.load import RUNS, read
 
 AUTO, AUTO_OR_NEW = "auto", "auto_or_new"
 

@@ -16,12 +16,12 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
-from gpt import plot
-from gpt.checkpoint import RUNS
 from gpt.errors import InputError
 from gpt.files import write_json
+from gpt.pictures.runs import loss_curve
 from gpt.training.record import GrowingText, Meter
 from gpt.training.shard import is_sharded
+from gpt.weights.load import RUNS
 
 
 def folder_of(name: str) -> Path:
@@ -73,7 +73,7 @@ class Samples(Callback):
         """Continue an empty document from one seed throughout, so that the texts can be compared."""
         if is_sharded(pl_module.model):  # type: ignore[arg-type]
             return  # no process could run it alone
-        from gpt.generate import Sampling, stream
+        from gpt.generation import Sampling, stream
 
         tokenizer = trainer.datamodule.tokenizer  # type: ignore[attr-defined]
         pieces = stream(
@@ -118,7 +118,7 @@ def write_summary(folder: Path, trainer: Trainer, parameters: int, meter: Meter)
 
 def draw_loss_curve(folder: Path) -> None:
     """loss.png from metrics.csv."""
-    plot.loss_curve(folder / "metrics.csv", folder / "loss.png", title=f"Loss of {folder.name}")
+    loss_curve(folder / "metrics.csv", folder / "loss.png", title=f"Loss of {folder.name}")
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -15,7 +15,7 @@ import torch
 from benchmarks.common import Report, interleave, say
 
 from gpt import GPT, GPTConfig, Tokenizer, generate
-from gpt.generate import Engine, Request, Sampling, for_decoding
+from gpt.generation import Engine, Request, Sampling, for_decoding
 
 PRECISIONS = ("float32", "bfloat16", "int8")
 GREEDY = Sampling(temperature=0)

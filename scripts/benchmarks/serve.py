@@ -12,7 +12,7 @@ import torch
 from benchmarks.common import Report, interleave, say
 
 from gpt import GPT, GPTConfig, Tokenizer
-from gpt.generate import for_decoding
+from gpt.generation import for_decoding
 from gpt.serve.app import create_app
 
 CLIENTS = 16

@@ -45,8 +45,8 @@ def matrix_limit(device: str, precision: str, width: int = 4096) -> float:
 def ours(precision: str, compiled: bool, device: str, context: int, folder: str) -> tuple[Any, Any, Any]:
     """The module that `gpt fit` trains, its loss and its optimizer."""
     from gpt.config import GPTConfig
-    from gpt.memory import keep_freed_memory
     from gpt.training.compilation import compile_blocks
+    from gpt.training.memory import keep_freed_memory
     from gpt.training.module import LanguageModel
     from gpt.training.optimizer import OptimizerConfig, build_optimizer
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from gpt.attention import MultiHeadAttention
-from gpt.attention.dot_product import attend, attend_in_blocks, causal_mask
+from gpt.attention.kernels import attend, attend_in_blocks, causal_mask
 
 
 @pytest.mark.parametrize("block", [None, 3, 4, 10])

@@ -23,11 +23,13 @@ from gpt.attention import (
     scores_of_heads,
     softmax_naive,
 )
-from gpt.attention.dot_product import attend
+from gpt.attention.kernels import attend
 from gpt.errors import InputError
 
 # The inputs and the printed values are written once, in the script that shows them to a reader.
-WALKTHROUGH = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "attention_walkthrough.py"))
+WALKTHROUGH = runpy.run_path(
+    str(Path(__file__).parents[2] / "scripts" / "examples" / "attention_walkthrough.py")
+)
 INPUTS, BATCH, HEADS = (WALKTHROUGH[name] for name in ("INPUTS", "BATCH", "HEADS"))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "attention_walkthrough.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "examples" / "attention_walkthrough.py"
 
 
 def test_all_ten_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

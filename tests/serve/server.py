@@ -15,7 +15,7 @@ from benchmarks.serve import listening  # noqa: F401 - for the tests
 from gpt import GPTConfig, Tokenizer
 from gpt.serve.app import create_app
 from gpt.serve.limits import Limits
-from tests.generate.conftest import sharp
+from tests.generation.conftest import sharp
 
 MODEL = sharp(GPTConfig(vocab_size=257, context_length=64, emb_dim=32, num_heads=4, num_layers=2))
 TOKENIZER = Tokenizer("gpt2", vocab_size=257)

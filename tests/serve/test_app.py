@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from gpt.generate import Request, Sampling, complete, generate
+from gpt.generation import Request, Sampling, complete, generate
 from gpt.serve.limits import Limits
 from tests.serve.server import MODEL, TOKENIZER, httpx, listening, new_app, post, talk
 

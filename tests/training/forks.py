@@ -14,7 +14,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 import torch
-from forked import run
+from faults.forked import run
 
 from gpt.training.module import LanguageModel
 

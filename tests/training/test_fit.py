@@ -11,10 +11,10 @@ import yaml
 from torch.nn import functional as F
 
 from gpt import Tokenizer
-from gpt.checkpoint import load, read
 from gpt.cli import main
 from gpt.data.prepare import prepare
 from gpt.data.store import Prepared
+from gpt.weights.load import load, read
 
 FAST = [
     *("--model.config.vocab_size", "300", "--model.config.context_length", "16"),

@@ -8,8 +8,8 @@ import pytest
 import torch
 from tiny_runs import fit
 
-from gpt.checkpoint import read
 from gpt.training.module import LanguageModel
+from gpt.weights.load import read
 
 
 @pytest.fixture

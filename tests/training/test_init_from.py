@@ -5,9 +5,9 @@ import torch
 import yaml
 
 from gpt import GPT, GPTConfig
-from gpt.checkpoint import load, start_from
 from gpt.cli import main
-from gpt.convert.commands import write_export
+from gpt.weights.commands import write_export
+from gpt.weights.load import load, start_from
 
 SHAPE = GPTConfig(vocab_size=300, context_length=24, emb_dim=32, num_heads=2, num_layers=2, qkv_bias=False)
 FAST = [

@@ -10,10 +10,10 @@ import torch
 import yaml
 from tiny_runs import TEXT, fit, result
 
-from gpt.checkpoint import read
 from gpt.cli import main
-from gpt.training.checkpoint import Checkpoints
 from gpt.training.resume import changes
+from gpt.training.save import Checkpoints
+from gpt.weights.load import read
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ import yaml
 from tiny_runs import TEXT, TINY, fit, result
 from watched import watched
 
-from gpt.checkpoint import read
 from gpt.cli import main
 from gpt.errors import InputError
 from gpt.training.saved_options import plain_options
+from gpt.weights.load import read
 
 POPEN = {"class_path": "subprocess.Popen", "init_args": {"args": "touch pwned", "shell": True}}
 DDP = "lightning.pytorch.strategies.DDPStrategy"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tiny_runs import TINY, result
 
-from gpt.checkpoint import read
 from gpt.cli import main
+from gpt.weights.load import read
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 
@@ -56,7 +56,7 @@ def test_a_signal_saves_the_step_and_the_run_goes_on_from_it(number, status, wor
 
 def test_a_second_ctrl_c_leaves_at_once(workplace):
     slow = (
-        "import time; from gpt.training.checkpoint import AtomicCheckpointIO as Files;"
+        "import time; from gpt.training.save import AtomicCheckpointIO as Files;"
         "Files.save_checkpoint = lambda *_, **__: time.sleep(60)"
     )
     with started(workplace / "log", *LONG, "--run", "cut", code=slow) as process:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fingerprint import fingerprint
+from faults.fingerprint import fingerprint
 
 from gpt.cli import main
 

@@ -1,0 +1,202 @@
+"""`gpt evaluate`: how well a model foresees a text, a passage's last word, or the right one of endings."""
+
+import json as json_format
+import math
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gpt.data.prepare import prepare
+from gpt.data.store import META, Prepared
+from gpt.errors import InputError
+from gpt.evaluation.scoring import Question, answer, total_nats
+from gpt.files import write_json
+from gpt.model import GPT
+from gpt.progress import byte_progress
+from gpt.tokenizer import Tokenizer
+from gpt.weights.load import load
+
+
+def evaluate(
+    checkpoint: str | None = None,
+    data: str | None = None,
+    task: Literal["text", "lambada", "hellaswag"] = "text",
+    split: Literal["train", "val"] | None = None,
+    val_fraction: float = 0.05,
+    stride: int | None = None,
+    batch_size: int = 8,
+    json: Path | None = None,
+) -> None:
+    """Score a model, and print what was found as JSON.
+
+    text: nats per token, perplexity and bits per byte of a whole text, every token counted once. lambada: how
+    often greedy decoding finds the last word, on JSON lines of {"text": ...}. hellaswag: how often the right
+    ending is the likeliest, on JSON lines of {"ctx": ..., "endings": [...], "label": 0}.
+
+    Args:
+        checkpoint: a .ckpt file, a run folder, or anything that gpt import reads; the newest run if left out.
+        data: a text file, a folder, a recipe's name or a prepared folder; for the other tasks a file of JSON
+            lines.
+        task: text, lambada or hellaswag.
+        split: of a prepared folder, val by default; of other text, the part that gpt fit would train on or
+            hold out; all of it by default.
+        val_fraction: the part that gpt fit holds out of other text, where split is given.
+        stride: tokens by which the window moves; fewer than the context length give each token more context,
+            as perplexities are usually reported, and take longer. By default windows lie side by side.
+        batch_size: windows at once; it changes the speed alone.
+        json: a file to write the result to as well.
+
+    Raises:
+        InputError: there is no such checkpoint or data, or an option is out of its range.
+    """
+    if data is None:
+        raise InputError("name what to score with --data: a text file, a folder, a recipe or prepared data")
+    if batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, got {batch_size}")
+    model, tokenizer = load(checkpoint)
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    if task == "text":
+        result = score_text(model, tokenizer, data, split, val_fraction, stride, batch_size)
+    elif task == "lambada":
+        result = score_last_words(model, tokenizer, Path(data), batch_size)
+    else:
+        result = score_endings(model, tokenizer, Path(data), batch_size)
+    result = {"task": task, "data": data, **result}
+    print(json_format.dumps(result, indent=2))
+    if json is not None:
+        write_json(json, result)
+
+
+def score_text(
+    model: GPT,
+    tokenizer: Tokenizer,
+    data: str,
+    split: str | None = None,
+    val_fraction: float = 0.05,
+    stride: int | None = None,
+    batch_size: int = 8,
+) -> dict[str, Any]:
+    """Nats per token, perplexity, and bits per byte of UTF-8 text, which does not depend on the tokenizer.
+
+    The first token is foreseen from an end of text; each document's end of text is a token to foresee as
+    well, and no byte.
+
+    Raises:
+        InputError: no such data, none of the split, or a stride outside 1 .. context_length.
+    """
+    if (Path(data) / META).is_file():
+        split = split or "val"
+    whole = split is None
+    split = split or "train"
+    fraction = 0.0 if whole else val_fraction
+    prepared = Prepared(prepare(data, vocab_size=tokenizer.n_vocab, val_fraction=fraction))
+    stream, size = prepared.stream(split), prepared.count(split, "bytes")
+    if not len(stream):
+        raise InputError(f"{data} has no text to score in its split {split}")
+    with byte_progress(f"scoring {data}", size) as advance:
+        nats = total_nats(
+            model, stream, stride=stride, batch_size=batch_size, advance=_byte_counter(tokenizer, advance)
+        )
+    per_token = nats / len(stream)
+    return {
+        "split": "all" if whole else split,
+        "tokens": len(stream),
+        "bytes": size,
+        "nats_per_token": per_token,
+        "perplexity": math.exp(min(per_token, 700.0)),
+        "bits_per_byte": nats / math.log(2) / size,
+    }
+
+
+def score_last_words(model: GPT, tokenizer: Tokenizer, path: Path, batch_size: int = 8) -> dict[str, Any]:
+    """LAMBADA's accuracy and perplexity of the last word (Paperno et al. 2016), of the text as it stands.
+
+    A word counts as found if each of its tokens is the likeliest after the right ones before it, which is
+    what greedy decoding would write.
+
+    Raises:
+        InputError: a line is not such JSON, or has no two words.
+    """
+
+    def questions() -> Iterator[Question]:
+        for number, line in _read_lines(path, ("text",)):
+            before, blank, word = str(line["text"]).rstrip().rpartition(" ")
+            if not blank or not before:
+                raise InputError(f"{path}, line {number}: the text has no last word after others")
+            yield tokenizer.encode(before), tokenizer.encode(f" {word}")
+
+    answers = list(answer(model, tokenizer.eot, questions(), batch_size))
+    nats = sum(nats for nats, _ in answers) / len(answers)
+    return {
+        "examples": len(answers),
+        "accuracy": sum(found for _, found in answers) / len(answers),
+        "perplexity": math.exp(min(nats, 700.0)),
+    }
+
+
+def score_endings(model: GPT, tokenizer: Tokenizer, path: Path, batch_size: int = 8) -> dict[str, Any]:
+    """HellaSwag's accuracy (Zellers et al. 2019): the ending of the highest probability is the choice.
+
+    `accuracy_per_character` divides the log-probabilities by the endings' lengths first, as
+    lm-evaluation-harness's acc_norm does.
+
+    Raises:
+        InputError: a line is not such JSON, or its label is none of its endings' numbers.
+    """
+    labels: list[int] = []
+    lengths: list[list[int]] = []
+
+    def questions() -> Iterator[Question]:
+        for number, line in _read_lines(path, ("ctx", "endings", "label")):
+            endings, label = line["endings"], str(line["label"])
+            if not isinstance(endings, list) or label not in map(str, range(len(endings))):
+                raise InputError(f"{path}, line {number}: the label {label} is none of its endings' numbers")
+            labels.append(int(label))
+            lengths.append([len(str(ending)) for ending in endings])
+            context = tokenizer.encode(str(line["ctx"]).rstrip())
+            yield from ((context, tokenizer.encode(f" {ending}")) for ending in endings)
+
+    answers = iter([nats for nats, _ in answer(model, tokenizer.eot, questions(), batch_size)])
+    right = right_per_character = 0
+    for label, sizes in zip(labels, lengths, strict=True):
+        nats = list(islice(answers, len(sizes)))
+        right += nats.index(min(nats)) == label
+        shares = [value / max(1, size) for value, size in zip(nats, sizes, strict=True)]
+        right_per_character += shares.index(min(shares)) == label
+    return {
+        "examples": len(labels),
+        "accuracy": right / len(labels),
+        "accuracy_per_character": right_per_character / len(labels),
+    }
+
+
+def _read_lines(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a JSON lines file with their line numbers, under a progress bar."""
+    found = False
+    with (
+        open(path, encoding="utf-8") as file,
+        byte_progress(f"scoring {path}", path.stat().st_size) as advance,
+    ):
+        for number, text in enumerate(file, start=1):
+            if not text.strip():
+                continue
+            try:
+                line = json_format.loads(text)
+            except ValueError:
+                line = None
+            if not isinstance(line, dict) or any(key not in line for key in keys):
+                raise InputError(f"{path}, line {number}: expected a JSON object with {', '.join(keys)}")
+            found = True
+            yield number, line
+            advance(len(text.encode()))
+    if not found:
+        raise InputError(f"{path} has no lines to score")
+
+
+def _byte_counter(tokenizer: Tokenizer, advance: Callable[[int], None]) -> Callable[[Tensor], None]:
+    lengths = torch.from_numpy(tokenizer.byte_lengths())
+    return lambda targets: advance(int(lengths[targets].sum()))

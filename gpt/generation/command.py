@@ -1,0 +1,110 @@
+"""The command `gpt generate`: text on the terminal as it comes, once or at a prompt."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from gpt.errors import InputError
+from gpt.generation.api import stream_samples
+from gpt.generation.packed import Precision, for_decoding
+from gpt.generation.sampling import Sampling
+from gpt.weights.load import load
+
+
+def write(
+    checkpoint: Path | None = None,
+    prompt: str = "",
+    interactive: bool = False,
+    max_new_tokens: int = 128,
+    temperature: float = 0.8,
+    top_k: int | None = 50,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    seed: int | None = None,
+    num_samples: int = 1,
+    stop: list[str] | str | None = None,
+    allow_special: bool = False,
+    precision: Precision | None = None,
+) -> None:
+    """Write text that follows a prompt, shown as it comes.
+
+    Args:
+        checkpoint: a .ckpt file, a run folder or an exported folder; the newest run if left out.
+        prompt: what the text begins with; empty starts a new document.
+        interactive: ask for prompts until Ctrl-D; the arrow keys bring back earlier ones, Ctrl-C ends a text.
+        max_new_tokens: stop after so many tokens, or at the end of the document.
+        temperature: 0 always takes the likeliest token, 1 is the model's own distribution.
+        top_k: draw from the k likeliest tokens only; null for all.
+        top_p: draw from the likeliest tokens that together have this probability.
+        min_p: draw from tokens at least this many times as likely as the likeliest.
+        repetition_penalty: above 1 makes tokens that came before less likely.
+        seed: the same seed gives the same text.
+        num_samples: how many texts to write.
+        stop: a string, or a list of them, before which a text ends.
+        allow_special: take <|endoftext|> in the prompt for the end of a document rather than for plain text.
+        precision: of the weights; bfloat16 and int8 are faster on a CPU. As trained if left out.
+    """
+    if num_samples < 1:
+        raise InputError(f"num_samples must be at least 1, got {num_samples}")
+    sampling = Sampling(
+        repetition_penalty=repetition_penalty, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+    )
+    loaded, tokenizer = load(checkpoint)
+    model = for_decoding(loaded.to("cuda" if torch.cuda.is_available() else "cpu"), precision)
+
+    def texts(prompt: str) -> Iterator[tuple[int, str]]:
+        return stream_samples(
+            model,
+            tokenizer,
+            prompt,
+            max_new_tokens=max_new_tokens,
+            num_samples=num_samples,
+            sampling=sampling,
+            seed=seed,
+            stop=[stop] if isinstance(stop, str) else stop or (),
+            allow_special=allow_special,
+        )
+
+    if not interactive:
+        show(prompt, texts(prompt), num_samples)
+        return
+    for line in ask():
+        try:
+            show(line, texts(line), num_samples)
+        except KeyboardInterrupt:
+            print()
+
+
+def show(prompt: str, pieces: Iterator[tuple[int, str]], num_samples: int) -> None:
+    """Print samples one after another. They come together: the first is shown live, the others wait."""
+    texts = [""] * num_samples
+    for k in range(num_samples):
+        if num_samples > 1:
+            print(f"{'' if k == 0 else chr(10)}--- sample {k + 1}")
+        print(prompt + texts[k], end="", flush=True)
+        # The first pass takes all pieces there are; the later samples find theirs in `texts`.
+        for sample, piece in pieces:
+            texts[sample] += piece
+            if sample == k:
+                print(piece, end="", flush=True)
+        print()
+
+
+def ask() -> Iterator[str]:
+    """Prompts typed by a person, until Ctrl-D. Where Python has readline, arrow keys walk their history."""
+    with suppress(ImportError):  # Windows has none
+        import readline  # noqa: F401 - importing it is what makes input() keep a history
+    while True:
+        try:
+            line = input("> ")
+        except EOFError:
+            print()
+            return
+        except KeyboardInterrupt:
+            print()
+            continue
+        if line:
+            yield line

@@ -1,0 +1,58 @@
+"""Where weights are: a path, or a model of the Hugging Face hub, which is downloaded once and then kept."""
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+from gpt.errors import InputError
+from gpt.weights.tensors import shard_names
+
+_SHORT_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2")
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+
+
+def locate(path: str | os.PathLike[str]) -> Path:
+    """The file or folder that `path` means.
+
+    What exists is taken as it is. Else `gpt2` and the other sizes, `openai-community/NAME` and
+    `hub:OWNER/NAME` are models of the hub, whose config.json and weights are fetched into its own cache; with
+    `HF_HUB_OFFLINE=1` the cache must have them. Another OWNER/NAME is more likely a mistyped path.
+
+    Raises:
+        InputError: there is nothing of that name, or the hub cannot be reached.
+    """
+    if Path(path).exists():
+        return Path(path)
+    name = str(path).replace(os.sep, "/")
+    if name in _SHORT_NAMES or name.startswith("openai-community/"):
+        return _download(name)
+    if name.startswith("hub:"):
+        return _download(name.removeprefix("hub:"))
+    raise InputError(f"no checkpoint at {path}, expected a file, a folder, gpt2 or hub:OWNER/NAME")
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HFValidationError
+
+    print(f"looking for {name} on the Hugging Face hub", file=sys.stderr)
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it has a line for each of five attempts
+    try:
+        folder = Path(hf_hub_download(name, "config.json")).parent
+        for weights in _WEIGHTS:
+            try:
+                found = Path(hf_hub_download(name, weights))
+            except EntryNotFoundError:
+                continue
+            for shard in shard_names(found) if found.suffix == ".json" else []:
+                hf_hub_download(name, shard)
+            return folder
+    except (OSError, HFValidationError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"no file or folder {name}, and none from the hub: {reason}") from None
+    finally:
+        logger.setLevel(level)
+    raise InputError(f"the hub's {name} has none of {', '.join(_WEIGHTS)}")

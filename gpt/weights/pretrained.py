@@ -1,0 +1,71 @@
+"""The GPT with its weights on disk: what `from gpt import GPT` gives."""
+
+import os
+from pathlib import Path
+
+from torch import Tensor
+
+from gpt import model
+from gpt.config import GPTConfig
+from gpt.errors import InputError
+from gpt.files import atomic_write, write_json
+from gpt.weights.read import read_weights
+
+
+class GPT(model.GPT):
+    """`gpt.model.GPT`, whose weights can be written to a folder and read from any form that is known here."""
+
+    def save_pretrained(self, path: str | os.PathLike[str]) -> None:
+        """Write `model.safetensors` and `config.json` into the folder `path`, a tied head once.
+
+        Raises:
+            OSError: the folder cannot be made or written.
+        """
+        from safetensors.torch import save
+
+        state = self.state_dict()
+        if self.config.tied_head:
+            del state["head.weight"]  # safetensors refuses to write a shared tensor twice
+        weights = {name: tensor.contiguous() for name, tensor in state.items()}
+        with atomic_write(Path(path) / "model.safetensors", "wb") as file:
+            file.write(save(weights, metadata={"format": "pt"}))
+        write_json(Path(path) / "config.json", {"model_type": "minimal-gpt", **self.config.to_dict()})
+
+    @classmethod
+    def from_pretrained(cls, path: str | os.PathLike[str]) -> "GPT":
+        """Read weights from anywhere; the model comes back on the CPU, in evaluation mode.
+
+        Args:
+            path: a folder written by `save_pretrained`; a checkpoint of `gpt fit`; GPT-2's weights in a
+                Hugging Face folder or by hub name (`gpt2`, `hub:OWNER/NAME`); a nanoGPT checkpoint; a state
+                dict of the book's GPTModel.
+
+        Raises:
+            InputError: there is none of these, it is of another architecture, or a weight is missing or of
+                another shape; the message names it.
+        """
+        found = read_weights(path)
+        return cls.from_weights(found.config, found.weights)
+
+    @classmethod
+    def from_weights(cls, config: GPTConfig, weights: dict[str, Tensor]) -> "GPT":
+        """A GPT in evaluation mode with these weights by state-dict name; a tied head may be left out.
+
+        Raises:
+            InputError: a weight is missing, unknown, or of another shape; the message names it.
+        """
+        model = cls(config)
+        if config.tied_head and "token_embedding.weight" in weights:
+            weights = {"head.weight": weights["token_embedding.weight"], **weights}
+        expected = model.state_dict()
+        for name, tensor in expected.items():
+            if name not in weights:
+                raise InputError(f"the weights lack {name} of shape {tuple(tensor.shape)}")
+            if weights[name].shape != tensor.shape:
+                given = tuple(weights[name].shape)
+                raise InputError(f"{name} has shape {given}, expected {tuple(tensor.shape)}")
+        unknown = sorted(set(weights) - set(expected))
+        if unknown:
+            raise InputError(f"the weights hold {unknown[0]}, which a GPT has not")
+        model.load_state_dict(weights)
+        return model.eval()

@@ -1,0 +1,85 @@
+"""From a path to a GPT's configuration and weights, whichever program wrote what is there."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gpt.config import GPTConfig
+from gpt.errors import InputError
+from gpt.weights import book, hf, nanogpt
+from gpt.weights.hub import locate
+from gpt.weights.table import Weights
+from gpt.weights.tensors import load_pickle, read_json, read_tensors, strip_prefixes
+
+Form = Literal["gpt", "hf", "nanogpt", "book"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """Weights as a GPT names them, and the form they were in: this project's own is `gpt`."""
+
+    form: Form
+    config: GPTConfig
+    weights: Weights
+
+
+def read_weights(path: str | os.PathLike[str], num_heads: int | None = None) -> Found:
+    """Read a folder, a file or a hub name.
+
+    Args:
+        path: what `GPT.from_pretrained` takes.
+        num_heads: for a state dict of the book that does not say how many heads there are.
+
+    Raises:
+        InputError: there is nothing of these forms, or a weight is missing or of another shape.
+    """
+    path = locate(path)
+    if path.suffix == ".safetensors" and (path.parent / "config.json").is_file():
+        path = path.parent
+    if path.is_dir() and not (path / "config.json").is_file() and (path / "ckpt.pt").is_file():
+        path = path / "ckpt.pt"  # nanoGPT's out_dir
+    try:
+        return _read_folder(path, num_heads) if path.is_dir() else _read_file(path, num_heads)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    except (TypeError, AttributeError):  # a text where a number belongs, a list in the place of a mapping
+        raise InputError(f"{path}: its settings are not those of a GPT-2") from None
+
+
+def _read_folder(folder: Path, num_heads: int | None) -> Found:
+    if not (folder / "config.json").is_file():
+        raise InputError("config.json is missing, expected a folder of GPT-2 weights")
+    values = read_json(folder / "config.json")
+    if "model_type" not in values and "n_heads" in values:
+        return _from_book(read_tensors(folder), values, num_heads)
+    if values.get("model_type") == "minimal-gpt":
+        config = GPTConfig.from_dict({k: v for k, v in values.items() if k != "model_type"})
+        return Found(form="gpt", config=config, weights=read_tensors(folder))
+    config = hf.read_config(values)
+    weights = hf.import_weights(config, read_tensors(folder))
+    return Found(form="hf", config=config, weights=weights)
+
+
+def _read_file(path: Path, num_heads: int | None) -> Found:
+    saved = load_pickle(path)
+    if not isinstance(saved, dict):
+        raise InputError(f"expected a dictionary of tensors, got {type(saved).__name__}")
+    if "gpt" in saved and "state_dict" in saved:
+        weights = strip_prefixes(saved["state_dict"], "model.")
+        return Found(form="gpt", config=GPTConfig.from_dict(saved["gpt"]["config"]), weights=weights)
+    if "model_args" in saved and "model" in saved:
+        config = nanogpt.read_config(saved)
+        weights = nanogpt.import_weights(config, strip_prefixes(saved["model"]))
+        return Found(form="nanogpt", config=config, weights=weights)
+    state = strip_prefixes(saved.get("model_state_dict", saved))
+    if not any(name.startswith(("tok_emb.", "trf_blocks.")) for name in state):
+        raise InputError("expected a checkpoint of gpt fit or of nanoGPT, or the book's state dict")
+    beside = path.parent / "config.json"
+    values = read_json(beside) if beside.is_file() else {}
+    return _from_book(state, values, num_heads)
+
+
+def _from_book(state: Weights, values: dict[str, Any], num_heads: int | None) -> Found:
+    config = book.read_config(state, values, num_heads)
+    return Found(form="book", config=config, weights=book.import_weights(config, state))

@@ -1,0 +1,282 @@
+"""Walk through the ten attention systems of the chapters, each value beside the one that the chapter prints.
+
+    python scripts/examples/attention_walkthrough.py --output runs/attention-walkthrough
+
+Stops with an error where a value differs. Leaves `causal-mask.png` and, for each head of the last module,
+`head-N.png`. Shapes: B batch, T tokens, D width of a token, K width of a head, H heads.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from gpt.attention import (
+    CausalAttention,
+    MultiHeadAttention,
+    MultiHeadAttentionWrapper,
+    SelfAttention_v1,
+    SelfAttention_v2,
+    attention_scores,
+    attention_scores_by_loop,
+    context_vectors,
+    mask_by_infinity,
+    mask_by_renormalising,
+    normalise_by_sum,
+    scores_of_heads,
+    softmax_naive,
+    to_fused,
+)
+from gpt.attention.kernels import attend, causal_mask
+from gpt.pictures.attention import heat_map, save
+
+WORDS = ["Your", "journey", "starts", "with", "one", "step"]
+INPUTS = torch.tensor(
+    [
+        [0.43, 0.15, 0.89],
+        [0.55, 0.87, 0.66],
+        [0.57, 0.85, 0.64],
+        [0.22, 0.58, 0.33],
+        [0.77, 0.25, 0.10],
+        [0.05, 0.80, 0.55],
+    ]
+)  # (T, D)
+BATCH = torch.stack([INPUTS, INPUTS])  # (B, T, D)
+HEADS = torch.tensor(
+    [
+        [
+            [
+                [0.2745, 0.6584, 0.2775, 0.8573],
+                [0.8993, 0.0390, 0.9268, 0.7388],
+                [0.7179, 0.7058, 0.9156, 0.4340],
+            ],
+            [
+                [0.0772, 0.3565, 0.1479, 0.5331],
+                [0.4066, 0.2318, 0.4545, 0.9737],
+                [0.4606, 0.5159, 0.4220, 0.5786],
+            ],
+        ]
+    ]
+)  # (1, H, T, K)
+
+# What the chapters print, to four decimals; rows are separated by a slash. The tests read these values too.
+PRINTED = {
+    "S1 scores of token 2": "0.9544 1.4950 1.4754 0.8434 0.7070 1.0865",
+    "S1 weights of token 2, by sum": "0.1455 0.2278 0.2249 0.1285 0.1077 0.1656",
+    "S1 weights of token 2, by softmax": "0.1385 0.2379 0.2333 0.1240 0.1082 0.1581",
+    "S1 context vector of token 2": "0.4419 0.6515 0.5683",
+    "S2 query of token 2": "0.4306 1.4551",
+    "S2 score of token 2 with itself": "1.8524",
+    "S2 scores of token 2": "1.2705 1.8524 1.8111 1.0795 0.5577 1.5440",
+    "S2 weights of token 2": "0.1500 0.2264 0.2199 0.1311 0.0906 0.1820",
+    "S2 context vectors": "0.2996 0.8053 / 0.3061 0.8210 / 0.3058 0.8203 / 0.2948 0.7939 /"
+    " 0.2927 0.7891 / 0.2990 0.8040",
+    "S3 context vectors": "-0.0739 0.0713 / -0.0748 0.0703 / -0.0749 0.0702 / -0.0760 0.0685 /"
+    " -0.0763 0.0679 / -0.0754 0.0693",
+    "S4 weights of token 2": "0.5517 0.4483",
+    "S4 weights of token 6": "0.1935 0.1663 0.1666 0.1542 0.1666 0.1529",
+    "S6 two heads of width 2": "-0.4519 0.2216 0.4772 0.1063 / -0.5874 0.0058 0.5891 0.3257 /"
+    " -0.6300 -0.0632 0.6202 0.3860 / -0.5675 -0.0843 0.5478 0.3589 / -0.5526 -0.0981 0.5321 0.3428 /"
+    " -0.5299 -0.1081 0.5077 0.3493",
+    "S6 two heads of width 1": "-0.5740 0.2216 / -0.7320 0.0155 / -0.7774 -0.0546 / -0.6979 -0.0817 /"
+    " -0.6538 -0.0957 / -0.6424 -0.1065",
+    "S7 two heads of width 1": "0.3190 0.4858 / 0.2943 0.3897 / 0.2856 0.3593 / 0.2693 0.3873 /"
+    " 0.2639 0.3928 / 0.2575 0.4028",
+    "S8 head 1, token 1": "1.3208 1.1631 1.2879",
+    "S8 head 2, token 1": "0.4391 0.7003 0.5903",
+}
+
+
+def main() -> None:
+    """Run all ten systems."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/attention-walkthrough"), help="for the pictures"
+    )
+    output = parser.parse_args().output
+    without_weights()
+    trainable_parameters()
+    linear_layers()
+    causal_masks()
+    causal_attention()
+    wrapper = stacked_heads()
+    split = split_heads()
+    products_of_heads()
+    fused_projection()
+    claims(wrapper)
+    pictures(split, output)
+    print(f"\nAll values are the chapters'. The pictures are in {output}.")
+
+
+def without_weights() -> None:
+    title("S1  Self-attention without weights to train")
+    scores = attention_scores(INPUTS)  # (T, T)
+    compare("S1 scores of token 2", scores[1])
+    agree("the loop over dot products and the matrix product", attention_scores_by_loop(INPUTS), scores)
+    compare("S1 weights of token 2, by sum", normalise_by_sum(scores)[1])
+    weights = torch.softmax(scores, dim=-1)  # (T, T)
+    compare("S1 weights of token 2, by softmax", weights[1])
+    agree("the naive softmax and torch's", softmax_naive(scores), weights)
+    compare("S1 context vector of token 2", context_vectors(weights, INPUTS)[1])
+
+
+def trainable_parameters() -> None:
+    title("S2  SelfAttention_v1: weights to train")
+    torch.manual_seed(123)
+    system = SelfAttention_v1(3, 2)
+    query, key, value = INPUTS @ system.W_query, INPUTS @ system.W_key, INPUTS @ system.W_value  # (T, K)
+    compare("S2 query of token 2", query[1])
+    compare("S2 score of token 2 with itself", query[1] @ key[1])
+    compare("S2 scores of token 2", query[1] @ key.T)
+    compare("S2 weights of token 2", attend(query, key, value)[1][1])
+    compare("S2 context vectors", system(INPUTS))
+
+
+def linear_layers() -> None:
+    title("S3  SelfAttention_v2: the weights in nn.Linear")
+    torch.manual_seed(789)
+    v2 = SelfAttention_v2(3, 2)
+    compare("S3 context vectors", v2(INPUTS))
+    v1 = SelfAttention_v1(3, 2)
+    for name in ("W_query", "W_key", "W_value"):
+        setattr(v1, name, nn.Parameter(getattr(v2, name).weight.T))
+    agree("v1 with v2's weights transposed and v2", v1(INPUTS), v2(INPUTS))
+
+
+def causal_masks() -> None:
+    title("S4  The causal mask: later tokens hidden")
+    torch.manual_seed(789)
+    v2 = SelfAttention_v2(3, 2)
+    scores = v2.W_query(INPUTS) @ v2.W_key(INPUTS).T / 2**0.5  # (T, T)
+    renormalised = mask_by_renormalising(torch.softmax(scores, dim=-1))
+    weights = torch.softmax(mask_by_infinity(scores), dim=-1)
+    compare("S4 weights of token 2", weights[1, :2])
+    compare("S4 weights of token 6", weights[5])
+    agree("zeroing and renormalising, and -inf before the softmax", renormalised, weights)
+    dropped = nn.Dropout(0.5)(weights)  # (T, T); which entries go depends on the platform
+    doubled = torch.where(dropped == 0, 0.0, 2 * weights)
+    check("dropout of one half leaves zeros and doubled weights", torch.allclose(dropped, doubled))
+
+
+def causal_attention() -> None:
+    title("S5  CausalAttention: a batch, the mask in a buffer, dropout")
+    torch.manual_seed(123)
+    system = CausalAttention(3, 2, context_length=6, dropout=0.0)
+    out = system(BATCH)  # (B, T, K)
+    check(f"output of shape {tuple(out.shape)}", out.shape == (2, 6, 2))
+    v2 = SelfAttention_v2(3, 2)
+    v2.load_state_dict({name: value for name, value in system.state_dict().items() if name != "mask"})
+    weights = torch.softmax(mask_by_infinity(v2.W_query(INPUTS) @ v2.W_key(INPUTS).T / 2**0.5), dim=-1)
+    agree("it and S3 with the mask of S4", out[0], weights @ v2.W_value(INPUTS))
+
+
+def stacked_heads() -> MultiHeadAttentionWrapper:
+    title("S6  MultiHeadAttentionWrapper: causal heads side by side")
+    torch.manual_seed(123)
+    wrapper = MultiHeadAttentionWrapper(3, 2, context_length=6, dropout=0.0, num_heads=2)
+    compare("S6 two heads of width 2", wrapper(BATCH)[0])
+    torch.manual_seed(123)
+    compare("S6 two heads of width 1", MultiHeadAttentionWrapper(3, 1, 6, 0.0, num_heads=2)(BATCH)[0])
+    return wrapper
+
+
+def split_heads() -> MultiHeadAttention:
+    title("S7  MultiHeadAttention: one projection each, split into heads")
+    torch.manual_seed(123)
+    split = MultiHeadAttention(3, 2, context_length=6, dropout=0.0, num_heads=2)
+    out, _ = split(BATCH, need_weights=True)  # (B, T, H * K)
+    compare("S7 two heads of width 1", out[0])
+    agree("the written-out and the fused computation", split(BATCH), out)
+    small = MultiHeadAttention(768, 768, context_length=1024, dropout=0.0, num_heads=12)
+    count = sum(parameter.numel() for parameter in small.parameters())
+    check(f"{count:,} weights at the size of GPT-2 small", count == 2_360_064)
+    return split
+
+
+def products_of_heads() -> None:
+    title("S8  One batched product for all heads")
+    scores = scores_of_heads(HEADS, HEADS)  # (1, H, T, T)
+    compare("S8 head 1, token 1", scores[0, 0, 0])
+    compare("S8 head 2, token 1", scores[0, 1, 0])
+    each = torch.stack([head @ head.T for head in HEADS[0]])
+    agree("it and each head alone", scores[0], each)
+
+
+def fused_projection() -> None:
+    title("S9  MultiHeadAttn: query, key and value from one projection")
+    torch.manual_seed(123)
+    split = identity_projection(MultiHeadAttention(4, 4, context_length=6, dropout=0.0, num_heads=2))
+    x = torch.randn(2, 6, 4)
+    agree("it and S7 with the same weights", to_fused(split)(x), split(x))
+
+
+def claims(wrapper: MultiHeadAttentionWrapper) -> None:
+    title("S10 What the text claims")
+    split = identity_projection(MultiHeadAttention(3, 4, context_length=6, dropout=0.0, num_heads=2))
+    for name in ("W_query", "W_key", "W_value"):
+        stacked = torch.cat([getattr(head, name).weight for head in wrapper.heads])
+        getattr(split, name).weight = nn.Parameter(stacked)
+    agree("S6 and S7 with the same weights", wrapper(BATCH), split(BATCH))
+    plain = split.mask.clone()
+    split.to("meta")
+    check(
+        "the mask, a buffer, follows .to(device); a plain tensor stays",
+        split.mask.is_meta and not plain.is_meta,
+    )
+    xl = MultiHeadAttention(1600, 1600, context_length=16, dropout=0.0, num_heads=25)
+    check(f"GPT-2 XL's 25 heads of 1600 are {xl.head_dim} wide", xl.head_dim == 64)
+    print("    S7 is faster than S6: see scripts/benchmark.py attention")
+
+
+def pictures(split: MultiHeadAttention, output: Path) -> None:
+    _, weights = split(BATCH, need_weights=True)  # (B, H, T, T)
+    visible = ~causal_mask(len(WORDS))
+    save(heat_map(visible.float(), WORDS, "Causal mask: blue is visible"), output / "causal-mask.png")
+    for i, head in enumerate(weights[0].detach()):
+        save(heat_map(head, WORDS, f"S7, head {i + 1}"), output / f"head-{i + 1}.png")
+
+
+def identity_projection(split: MultiHeadAttention) -> MultiHeadAttention:
+    """S6 and S9 have no output projection: make S7's do nothing."""
+    split.out_proj.weight = nn.Parameter(torch.eye(split.d_out))
+    split.out_proj.bias = nn.Parameter(torch.zeros(split.d_out))
+    return split
+
+
+def title(text: str) -> None:
+    print(f"\n{text}")
+
+
+def compare(name: str, value: Tensor) -> None:
+    """Print `value` beside the chapter's, row by row; stop if they differ in the fourth decimal."""
+    printed = [[float(number) for number in row.split()] for row in PRINTED[name].split("/")]
+    rows = value.detach().reshape(len(printed), -1)  # rows as the chapter prints them
+    print(f"    {name[3:]}")
+    for row, chapter in zip(rows.tolist(), printed, strict=True):
+        print(
+            "        "
+            + " ".join(f"{x:7.4f}" for x in row)
+            + "   chapter "
+            + " ".join(f"{x:7.4f}" for x in chapter)
+        )
+    # S8 starts from printed, rounded values, so that its products are good to a unit of the last place.
+    tolerance = 1.1e-4 if name.startswith("S8") else 6e-5
+    if not torch.allclose(rows, torch.tensor(printed), atol=tolerance, rtol=0):
+        raise SystemExit(f"error: {name} differ from the chapter's")
+
+
+def agree(what: str, one: Tensor, other: Tensor) -> None:
+    check(f"{what} agree", torch.allclose(one, other, atol=1e-6))
+
+
+def check(claim: str, holds: bool) -> None:
+    if not holds:
+        raise SystemExit(f"error: it does not hold that {claim}")
+    print(f"    {claim}")
+
+
+if __name__ == "__main__":
+    main()

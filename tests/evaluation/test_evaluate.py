@@ -1,0 +1,228 @@
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from gpt import GPT, GPTConfig, Tokenizer
+from gpt.cli import main
+from gpt.data.prepare import prepare
+from gpt.data.store import Prepared, Segment, TokenStream
+from gpt.evaluation.command import score_endings, score_last_words, score_text
+from gpt.evaluation.scoring import total_nats
+
+TOKENIZER = Tokenizer("gpt2", vocab_size=300)
+
+
+@pytest.fixture
+def model(config):
+    model = GPT(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.15)
+    return model
+
+
+@pytest.fixture
+def stream_of(tmp_path):
+    def make(ids: list[int]) -> TokenStream:
+        np.array(ids, "<u2").tofile(tmp_path / "tokens.bin")
+        segment = Segment(file="tokens.bin", start=0, stop=len(ids))
+        return TokenStream(tmp_path, [segment], np.dtype("<u2"), eot=299)
+
+    return make
+
+
+def silent(config) -> GPT:
+    """All weights zero: every token has the probability 1 / V."""
+    model = GPT(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    return model
+
+
+@torch.no_grad()
+def nats_after(model, context: list[int], target: int) -> float:
+    return -model(torch.tensor([context]))[0, -1].log_softmax(-1)[target].item()
+
+
+def test_a_uniform_model_by_hand(config, tmp_path):
+    """Four letters and an end of text: 5 tokens of ln 300 nats, over 4 bytes."""
+    (tmp_path / "text.txt").write_text("wxyz", encoding="utf-8")
+    result = score_text(silent(config), TOKENIZER, str(tmp_path / "text.txt"))
+    assert result["tokens"] == 5
+    assert result["bytes"] == 4
+    assert result["nats_per_token"] == pytest.approx(math.log(300), rel=1e-6)
+    assert result["perplexity"] == pytest.approx(300, rel=1e-5)
+    assert result["bits_per_byte"] == pytest.approx(5 * math.log2(300) / 4, rel=1e-6)
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 40, 48])
+@pytest.mark.parametrize("stride", [1, 5, 16, None])
+def test_every_token_once_with_the_context_of_its_window(length, stride, model, stream_of):
+    ids = torch.randint(0, 300, (length,)).tolist()
+    step, expected, scored = stride or 16, 0.0, 0
+    for begin in range(0, length, step):
+        for target in range(scored, min(begin + 16, length)):
+            expected += nats_after(model, [299, *ids][begin : target + 1], ids[target])
+        scored = min(begin + 16, length)
+    found = [total_nats(model, stream_of(ids), stride=stride, batch_size=size) for size in (1, 3, 8)]
+    assert found == pytest.approx([expected] * 3, rel=1e-5)
+
+
+@pytest.mark.parametrize("stride", [1, 7, 12])
+def test_the_perplexity_recipe_of_transformers(stride, stream_of):
+    """Its windows of L tokens hold L - 1 inputs that are looked at, and the first token is given."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    shape = {"vocab_size": 300, "n_positions": 24, "n_embd": 32, "n_head": 4, "n_layer": 2}
+    theirs = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=299, eos_token_id=299)).eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.15)
+    ids = torch.randint(0, 300, (1, 101))
+    max_length, seq_len, nats, tokens, before = 13, ids.shape[1], 0.0, 0, 0
+    for begin in range(0, seq_len, stride):
+        end = min(begin + max_length, seq_len)
+        inputs = ids[:, begin:end]
+        labels = inputs.clone()
+        labels[:, : -(end - before)] = -100
+        with torch.no_grad():
+            loss = theirs(inputs, labels=labels).loss
+        count = int((labels[:, 1:] != -100).sum())
+        nats, tokens, before = nats + loss.item() * count, tokens + count, end
+        if end == seq_len:
+            break
+    assert tokens == 100
+
+    from gpt.weights import hf
+
+    config = hf.read_config(theirs.config.to_dict())
+    ours = GPT.from_weights(config, hf.import_weights(config, theirs.state_dict()))
+    stream = stream_of(ids[0, 1:].tolist())
+    stream.eot = int(ids[0, 0])
+    found = total_nats(ours, stream, context_length=max_length - 1, stride=stride)
+    assert math.exp(found / 100) == pytest.approx(math.exp(nats / tokens), rel=1e-5)
+
+
+def test_a_split_is_scored_as_validation_scores_it(model, text_file):
+    from gpt.data.module import TokenData
+
+    data = TokenData(str(text_file), vocab_size=300, context_length=16, batch_size=4)
+    nats = targets = 0.0
+    with torch.no_grad():
+        for x, y in data.val_dataloader():
+            nats += F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum").item()
+            targets += int((y != -100).sum())
+    folder = prepare(str(text_file), vocab_size=300)
+    for source, split in ((str(text_file), "val"), (str(folder), None)):
+        result = score_text(model, TOKENIZER, source, split)
+        assert result["tokens"] == targets == Prepared(folder).count("val", "tokens")
+        assert result["nats_per_token"] == pytest.approx(nats / targets, rel=1e-5)
+        assert result["bits_per_byte"] == pytest.approx(nats / math.log(2) / data.val_bytes, rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def learned():
+    """A model that knows one sentence by heart."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=4, num_layers=2))
+    ids = torch.tensor([TOKENIZER.encode("we sat by the old mill")])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(60):
+        loss = F.cross_entropy(model(ids[:, :-1][:, -16:]).flatten(0, 1), ids[:, 1:][:, -16:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.1
+    return model.eval()
+
+
+def write_lines(path, *lines):
+    path.write_text("\n\n".join(json.dumps(line) for line in lines) + "\n", encoding="utf-8")
+    return path
+
+
+def reference(model, context: str, ending: str) -> float:
+    """The nats of an ending, one token at a time, within the last 16 + 1 tokens."""
+    last = TOKENIZER.encode(ending)
+    tokens = [*(TOKENIZER.encode(context) or [299]), *last][-17:]
+    first = len(tokens) - len(last)
+    return sum(nats_after(model, tokens[:i], tokens[i]) for i in range(first, len(tokens)))
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+def test_last_words(batch_size, learned, tmp_path):
+    texts = ["we sat by the old mill", "we sat by the old bank\n", "sat by", "long " * 30 + "naïve"]
+    path = write_lines(tmp_path / "lines.jsonl", *({"text": text, "more": 1} for text in texts))
+    result = score_last_words(learned, TOKENIZER, path, batch_size)
+    halves = [text.rstrip().rsplit(" ", 1) for text in texts]
+    nats = sum(reference(learned, before, " " + word) for before, word in halves) / 4
+    assert result["examples"] == 4
+    assert result["accuracy"] == 0.25
+    assert result["perplexity"] == pytest.approx(math.exp(nats), rel=1e-4)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_endings(batch_size, learned, tmp_path):
+    questions = [
+        {"ctx": "we sat by the", "endings": ["cold bank", "old mill"], "label": "1"},
+        {"ctx": "we sat by ", "endings": ["the old mill", "a", "water's edge"], "label": 1},
+        {"ctx": "", "endings": ["x", "yy"], "label": 0},
+    ]
+    result = score_endings(learned, TOKENIZER, write_lines(tmp_path / "lines.jsonl", *questions), batch_size)
+    right, right_per_character = [], []
+    for question in questions:
+        endings = question["endings"]
+        nats = [reference(learned, question["ctx"].rstrip(), f" {ending}") for ending in endings]
+        shares = [value / len(ending) for value, ending in zip(nats, endings, strict=True)]
+        right.append(nats.index(min(nats)) == int(question["label"]))
+        right_per_character.append(shares.index(min(shares)) == int(question["label"]))
+    assert right[0] and right_per_character[0]
+    assert result == {
+        "examples": 3,
+        "accuracy": sum(right) / 3,
+        "accuracy_per_character": sum(right_per_character) / 3,
+    }
+
+
+def test_the_command(model, text_file, tmp_path, capsys):
+    model.save_pretrained(tmp_path / "model")
+    options = ["--checkpoint", str(tmp_path / "model"), "--data", str(text_file), "--stride", "4"]
+    assert main(["evaluate", *options, "--json", str(tmp_path / "result.json")]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    assert printed["task"] == "text" and printed["split"] == "all"
+    assert printed["bytes"] == text_file.stat().st_size
+    assert printed["perplexity"] == pytest.approx(math.exp(printed["nats_per_token"]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "--data"),
+        (["--data", "TEXT", "--stride", "17"], "stride must be 1 to the context_length 16, got 17"),
+        (["--data", "TEXT", "--stride", "0"], "stride must be 1"),
+        (["--data", "TEXT", "--batch_size", "0"], "batch_size must be at least 1"),
+        (["--data", "nowhere"], "no corpus 'nowhere'"),
+        (["--data", "EMPTY"], "is empty"),
+        (["--data", "TRAIN"], "has no text to score in its split val"),
+        (["--data", "nowhere", "--task", "lambada"], "nowhere: No such file"),
+        (["--data", "TEXT", "--task", "lambada"], "line 1: expected a JSON object with text"),
+        (["--data", "ONE", "--task", "lambada"], "line 1: the text has no last word"),
+        (["--data", "EMPTY", "--task", "hellaswag"], "has no lines to score"),
+        (["--data", "ONE", "--task", "hellaswag"], "line 1: expected a JSON object with ctx, endings, label"),
+        (["--data", "LABEL", "--task", "hellaswag"], "line 1: the label 2 is none"),
+    ],
+)
+def test_bad_input_is_one_line(options, message, model, text_file, tmp_path, capsys):
+    model.save_pretrained(tmp_path / "model")
+    files = {"TEXT": text_file, "EMPTY": tmp_path / "empty.txt", "ONE": tmp_path / "one.jsonl"}
+    files["LABEL"] = write_lines(tmp_path / "label.jsonl", {"ctx": "a", "endings": ["b", "c"], "label": 2})
+    files["EMPTY"].touch()
+    files["TRAIN"] = prepare(str(text_file), tmp_path / "train", vocab_size=300, val_fraction=0.0)
+    write_lines(files["ONE"], {"text": "alone"})
+    options = [str(files.get(option, option)) for option in options]
+    assert main(["evaluate", "--checkpoint", str(tmp_path / "model"), *options]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("gpt evaluate: ") and message in last

@@ -1,0 +1,77 @@
+import io
+
+import pytest
+import torch
+
+from gpt import GPT, GPTConfig
+from gpt.cli import main
+from gpt.generation import command
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    torch.manual_seed(0)
+    GPT(GPTConfig(vocab_size=257, context_length=32, emb_dim=16, num_heads=2, num_layers=1)).save_pretrained(
+        tmp_path
+    )
+    return str(tmp_path)
+
+
+def run(capsys, *arguments: str) -> str:
+    assert main(["generate", *arguments, "--max_new_tokens", "12"]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_same_seed_writes_the_same(checkpoint, capsys):
+    first = run(capsys, "--checkpoint", checkpoint, "--prompt", "Hi", "--seed", "1")
+    assert first.startswith("Hi") and len(first) > 4
+    assert run(capsys, "--checkpoint", checkpoint, "--prompt", "Hi", "--seed", "1") == first
+    assert run(capsys, "--checkpoint", checkpoint, "--prompt", "Hi", "--seed", "2") != first
+
+
+def test_several_samples_have_titles(checkpoint, capsys):
+    one = run(capsys, "--checkpoint", checkpoint, "--prompt", "Hi", "--seed", "1")
+    three = run(capsys, "--checkpoint", checkpoint, "--prompt", "Hi", "--seed", "1", "--num_samples", "3")
+    assert three.startswith(f"--- sample 1\n{one}")
+    assert three.count("--- sample") == 3 and three.count("Hi") == 3
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+def test_precisions(checkpoint, capsys, precision):
+    assert run(capsys, "--checkpoint", checkpoint, "--precision", precision, "--seed", "0")
+
+
+def test_a_stop_string_and_a_list_of_them(checkpoint, capsys):
+    whole = run(capsys, "--checkpoint", checkpoint, "--prompt", "Hi", "--seed", "1")[2:-1]
+    stop = whole[3]
+    before = "Hi" + whole[: whole.index(stop)] + "\n"
+    assert run(capsys, "--checkpoint", checkpoint, "--prompt", "Hi", "--seed", "1", "--stop", stop) == before
+
+
+def test_prompts_are_asked_for_until_the_end(checkpoint, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n\nYou\n"))
+    out = run(capsys, "--checkpoint", checkpoint, "--interactive", "--seed", "1")
+    assert out.count("> ") == 4  # three lines, the empty one passed over, and the end
+    assert "> Hi" in out and "> You" in out
+
+
+def test_an_interrupt_ends_the_text_and_not_the_loop(capsys, monkeypatch):
+    def interrupted(prompt):
+        raise KeyboardInterrupt
+        yield
+
+    answers = iter(["Hi", KeyboardInterrupt, "You", EOFError])
+
+    def answer(_):
+        given = next(answers)
+        if isinstance(given, str):
+            return given
+        raise given
+
+    monkeypatch.setattr("builtins.input", answer)
+    assert list(command.ask()) == ["Hi", "You"]
+
+
+def test_bad_input_is_one_line(checkpoint, capsys):
+    assert main(["generate", "--checkpoint", checkpoint, "--temperature", "-1"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,302 @@
+import itertools
+
+import pytest
+import torch
+
+from gpt import GPT, GPTConfig
+from gpt.errors import InputError
+from gpt.generation import Engine, Request, Sampling, complete, for_decoding, window_start
+from gpt.generation.cache import RowCache
+from tests.generation.conftest import sharp, slow_greedy
+
+GREEDY = Sampling(temperature=0)
+PROMPTS = [[5, 6, 7], [250] * 40, [9], list(range(100)), [1, 2, 3, 4] * 5, [77, 3] * 31]
+
+
+def run(engine: Engine) -> None:
+    while engine.busy:
+        engine.step()
+
+
+def greedy(engine: Engine, prompts: list[list[int]], count: int) -> list[list[int]]:
+    samples = [engine.add(Request(tokens=p, max_new_tokens=count, sampling=GREEDY))[0] for p in prompts]
+    run(engine)
+    return [sample.tokens for sample in samples]
+
+
+@pytest.mark.parametrize("ready", [False, True], ids=["plain layers", "packed layers"])
+@pytest.mark.parametrize("chunk", [1, 7, 512])
+@pytest.mark.parametrize("max_samples", [1, 4, 64])
+def test_greedy_with_the_cache_is_greedy_without(model, ready, chunk, max_samples):
+    """Prompts of six lengths, one longer than the context; texts of more than three contexts."""
+    engine = Engine(for_decoding(model) if ready else model, chunk=chunk, max_samples=max_samples)
+    count = 200 if chunk == 512 else 40
+    assert greedy(engine, PROMPTS, count) == [slow_greedy(model, prompt, count) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("context", [1, 2, 3, 5, 16])
+def test_any_context_length_slides(context):
+    model = sharp(GPTConfig(vocab_size=50, context_length=context, emb_dim=16, num_heads=2, num_layers=1))
+    prompts = [[1], [2, 3], list(range(20))]
+    assert greedy(Engine(model), prompts, 50) == [slow_greedy(model, prompt, 50) for prompt in prompts]
+
+
+def test_greedy_equals_that_of_transformers():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    theirs = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=211,
+            n_positions=64,
+            n_embd=48,
+            n_head=3,
+            n_layer=3,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    ).eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    ours = GPT(GPTConfig(vocab_size=211, context_length=64, emb_dim=48, num_heads=3, num_layers=3)).eval()
+    state, pairs = ours.state_dict(), {}
+    for name, tensor in theirs.state_dict().items():
+        pairs[name.removeprefix("transformer.")] = tensor
+    renamed = {"wte.weight": "token_embedding.weight", "wpe.weight": "position_embedding.weight"}
+    renamed |= {"ln_f.weight": "final_norm.weight", "ln_f.bias": "final_norm.bias"}
+    for old, new in renamed.items():
+        state[new].copy_(pairs[old])
+    parts = {"ln_1": "attention_norm", "ln_2": "feed_forward_norm"}
+    parts |= {
+        "attn.c_proj": "attention.out_proj",
+        "mlp.c_fc": "feed_forward.up",
+        "mlp.c_proj": "feed_forward.down",
+    }
+    for layer, kind in itertools.product(range(3), ("weight", "bias")):
+        for old, new in parts.items():
+            tensor = pairs[f"h.{layer}.{old}.{kind}"]
+            transposed = tensor.T if kind == "weight" and "c_" in old else tensor
+            state[f"blocks.{layer}.{new}.{kind}"].copy_(transposed)
+        fused = (
+            pairs[f"h.{layer}.attn.c_attn.{kind}"].T.chunk(3)
+            if kind == "weight"
+            else pairs[f"h.{layer}.attn.c_attn.bias"].chunk(3)
+        )
+        for W, tensor in zip(("W_query", "W_key", "W_value"), fused, strict=True):
+            state[f"blocks.{layer}.attention.{W}.{kind}"].copy_(tensor)
+    prompts = [[1, 2, 3], [200] * 20, [4, 5]]
+    expected = [
+        theirs.generate(torch.tensor([p]), max_new_tokens=40, do_sample=False, pad_token_id=0)[0].tolist()
+        for p in prompts
+    ]
+    assert greedy(Engine(for_decoding(ours)), prompts, 40) == expected
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+def test_a_row_of_a_ragged_batch_is_its_own_run_bit_for_bit(model, precision):
+    """Log-probabilities compared exactly: rows that join late, leave early and slide change nothing."""
+    fast = for_decoding(model, precision)
+    requests = [
+        Request(
+            tokens=p,
+            max_new_tokens=20 + 25 * i,
+            sampling=Sampling(temperature=1 - i / 10),
+            seed=i,
+            alternatives=3,
+        )
+        for i, p in enumerate(PROMPTS)
+    ]
+
+    def figures(completion):
+        return [(t.id, t.log_probability, t.alternatives) for t in completion.tokens]
+
+    alone = [figures(complete(fast, [request])[0][0]) for request in requests]
+    engine = Engine(fast, max_samples=3, chunk=16)
+    late, samples, tokens = list(requests), [], {}
+    while late or engine.busy:
+        if late:
+            samples += engine.add(late.pop(0))
+        for token in engine.step():
+            tokens.setdefault(id(token.sample), []).append(token)
+    together = [[(t.id, t.log_probability, t.alternatives) for t in tokens[id(sample)]] for sample in samples]
+    assert together == alone
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_the_same_at_gpt2s_widths_across_blocks_of_columns():
+    """Rows of 60 to 200 tokens: how far a row looks, and which thread it falls to, depends on the others."""
+    config = GPTConfig(vocab_size=512, context_length=256, emb_dim=128, num_heads=2, num_layers=2)
+    fast = for_decoding(sharp(config), "float32")
+    requests = [
+        Request(tokens=[i] * length, max_new_tokens=12, seed=i, alternatives=1)
+        for i, length in enumerate((1, 60, 64, 65, 130, 200))
+    ]
+    together = complete(fast, requests)
+    for request, (completion,) in zip(requests, together, strict=True):
+        (alone,) = complete(fast, [request])[0]
+        assert [t.alternatives for t in completion.tokens] == [t.alternatives for t in alone.tokens]
+
+
+def test_samples_do_not_depend_on_how_many_there_are(model):
+    def texts(**changes):
+        request = Request(tokens=[1, 2], max_new_tokens=12, seed=7, **changes)
+        return [one.sample.tokens for one in complete(model, [request])[0]]
+
+    eight = texts(samples=8)
+    assert len({tuple(text) for text in eight}) == 8
+    assert texts(samples=3) == eight[:3]
+    assert texts(samples=2, first_sample=4) == eight[4:6]
+
+
+def test_samples_of_a_prompt_share_its_reading(model, monkeypatch):
+    read = []
+    features = model.features
+    monkeypatch.setattr(
+        model, "features", lambda tokens, **more: read.append(tokens.shape) or features(tokens, **more)
+    )
+    engine = Engine(model, max_samples=4)
+    engine.add(Request(tokens=[1] * 30, max_new_tokens=3, samples=9, seed=0))
+    run(engine)
+    assert read.count((1, 30)) == 1
+    assert sum(rows for rows, columns in read if columns == 1) == 9 * 2
+
+
+def test_a_seed_repeats_and_none_does_not(model):
+    def text(seed):
+        return complete(model, [Request(tokens=[1], max_new_tokens=12, seed=seed)])[0][0].sample.tokens
+
+    assert text(3) == text(3)
+    assert text(3) != text(4)
+    assert text(None) != text(None)
+
+
+def test_log_probabilities_are_the_models(model):
+    request = Request(
+        tokens=[4, 5], max_new_tokens=6, sampling=Sampling(temperature=2.0, top_k=9), seed=1, alternatives=4
+    )
+    (completion,) = complete(model, [request])[0]
+    tokens = completion.sample.tokens
+    with torch.no_grad():
+        expected = model(torch.tensor([tokens]))[0].log_softmax(-1)
+    for i, token in enumerate(completion.tokens):
+        at = expected[1 + i]
+        assert token.log_probability == pytest.approx(at[tokens[2 + i]].item(), abs=1e-4)
+        likeliest = at.topk(4)
+        assert [id_ for id_, _ in token.alternatives] == likeliest.indices.tolist()
+        assert [p for _, p in token.alternatives] == pytest.approx(likeliest.values.tolist(), abs=1e-4)
+
+
+def test_how_a_sample_ends(model):
+    (free,) = complete(model, [Request(tokens=[5], max_new_tokens=9, sampling=GREEDY)])[0]
+    assert free.sample.finished == "length"
+    assert free.sample.new_tokens == 9
+    end = free.sample.tokens[3]
+    (ended,) = complete(model, [Request(tokens=[5], max_new_tokens=9, sampling=GREEDY, end=end)])[0]
+    assert ended.sample.finished == "stop"
+    assert ended.sample.tokens == free.sample.tokens[: free.sample.tokens.index(end, 1) + 1]
+    (none,) = complete(model, [Request(tokens=[5], max_new_tokens=0)])[0]
+    assert none.sample.finished == "length" and none.tokens == []
+
+
+def test_a_cancelled_sample_leaves_and_the_others_go_on(model):
+    alone = greedy(Engine(model), PROMPTS[:3], 20)
+    for victim in range(3):
+        engine = Engine(model, max_samples=2)  # one of them waits
+        samples = [engine.add(Request(tokens=p, max_new_tokens=20, sampling=GREEDY))[0] for p in PROMPTS[:3]]
+        for _ in range(5):
+            engine.step()
+        engine.cancel(samples[victim])
+        engine.cancel(samples[victim])
+        run(engine)
+        assert samples[victim].finished == "cancelled"
+        assert samples[victim].new_tokens < 20
+        for i in {0, 1, 2} - {victim}:
+            assert samples[i].tokens == alone[i]
+        assert engine.running == 0
+
+
+def test_running_samples_get_tokens_while_a_long_prompt_is_read(model):
+    engine = Engine(model, chunk=8)
+    (first,) = engine.add(Request(tokens=[1], max_new_tokens=30, sampling=GREEDY))
+    engine.step()
+    engine.add(Request(tokens=[2] * 48, max_new_tokens=2, sampling=GREEDY))
+    before = first.new_tokens
+    for _ in range(5):
+        engine.step()
+        assert engine.running == 1
+    assert first.new_tokens == before + 5
+
+
+def test_padding_of_the_vocabulary_is_never_drawn(model):
+    engine = Engine(model, vocab_size=3)
+    samples = engine.add(
+        Request(tokens=[1], max_new_tokens=50, samples=8, seed=0, sampling=Sampling(temperature=5))
+    )
+    run(engine)
+    assert {token for sample in samples for token in sample.tokens} == {0, 1, 2}
+    with pytest.raises(InputError, match="301"):
+        Engine(model, vocab_size=301)
+
+
+@pytest.mark.parametrize("context", [1, 2, 3, 7, 64])
+def test_the_window_holds_between_half_a_context_and_a_whole(context):
+    starts = [window_start(length, context) for length in range(1, 5 * context)]
+    assert starts == sorted(starts)
+    for length, start in enumerate(starts, 1):
+        assert length - start <= context
+        assert start == 0 if length <= context else length - start >= min(context, context - context // 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": []}, "at least one token"),
+        ({"max_new_tokens": -1}, "max_new_tokens.*-1"),
+        ({"samples": 0}, "samples.*0"),
+        ({"alternatives": -1}, "alternatives.*-1"),
+    ],
+)
+def test_a_bad_request_is_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        Request(**{"tokens": [1], "max_new_tokens": 1, **changes})
+
+
+def test_a_token_outside_the_vocabulary_is_refused(model):
+    with pytest.raises(InputError, match="300"):
+        complete(model, [Request(tokens=[300], max_new_tokens=1)])
+
+
+def test_rows_keep_their_tokens_while_others_come_and_go(config):
+    """The cache against a dictionary that does the same."""
+    from gpt.attention import KeyValueCache
+
+    cache = RowCache(config, torch.device("cpu"), torch.float32)
+    heads, width = config.num_heads, config.emb_dim // config.num_heads
+    expected: list[float] = []
+    for i in range(9):
+        prompt = [KeyValueCache(1, heads, 5, width) for _ in range(config.num_layers)]
+        for layer in prompt:
+            layer.update(
+                torch.full((1, heads, i % 5, width), float(i)),
+                torch.full((1, heads, i % 5, width), -float(i)),
+            )
+        cache.fill(cache.join(), prompt)
+        expected.append(float(i))
+        if i % 3 == 2:
+            cache.leave(1)
+            expected[1] = expected[-1]
+            expected.pop()
+        if i < 2:
+            continue
+        for row, number in enumerate(expected):
+            used = cache.lengths[row]
+            assert used == number % 5
+            assert (cache._store[:, 0, row, :, :used] == number).all()
+            assert (cache._store[:, 1, row, :, :used] == -number).all()

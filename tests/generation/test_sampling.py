@@ -1,0 +1,145 @@
+import math
+import random
+
+import pytest
+import torch
+
+from gpt.errors import InputError
+from gpt.generation.sampling import Sampling, choose, filter_logits, penalise, probabilities
+
+LOGITS = torch.tensor([[2.0, -1.0, 0.5, 3.0, 0.0, 1.5, -3.0, 2.5]])
+
+
+def reference(logits: list[float], sampling: Sampling) -> list[float]:
+    """The distribution from its definition, by sorting a Python list."""
+    weights = [math.exp(logit / sampling.temperature) for logit in logits]
+    order = sorted(range(len(logits)), key=lambda i: -weights[i])[: sampling.top_k]
+    if sampling.top_p is not None:
+        total, mass, kept = sum(weights[i] for i in order), 0.0, []
+        for i in order:
+            kept.append(i)
+            mass += weights[i] / total
+            if mass >= sampling.top_p:
+                break
+        order = kept
+    if sampling.min_p is not None:
+        order = [i for i in order if weights[i] >= sampling.min_p * weights[order[0]]]
+    total = sum(weights[i] for i in order)
+    return [weights[i] / total if i in order else 0.0 for i in range(len(logits))]
+
+
+SETTINGS = [
+    Sampling(),
+    Sampling(temperature=0.5),
+    Sampling(temperature=3.0),
+    Sampling(top_k=1),
+    Sampling(top_k=3),
+    Sampling(top_k=100),
+    Sampling(top_p=0.01),
+    Sampling(top_p=0.6),
+    Sampling(top_p=0.999),
+    Sampling(min_p=0.2),
+    Sampling(min_p=1.0),
+    Sampling(temperature=1.7, top_k=5, top_p=0.8, min_p=0.3),
+]
+
+
+@pytest.mark.parametrize("sampling", SETTINGS, ids=str)
+def test_the_distribution_is_the_definitions(sampling):
+    expected = reference(LOGITS[0].tolist(), sampling)
+    torch.testing.assert_close(probabilities(LOGITS, sampling)[0], torch.tensor(expected))
+
+
+@pytest.mark.parametrize("sampling", SETTINGS, ids=str)
+def test_draws_follow_the_distribution_by_chi_square(sampling):
+    """At this fixed seed; 24.3 is the 99.9 % point of chi-square with 7 degrees of freedom."""
+    draws, numbers = 20_000, random.Random(5)
+    ids = choose(
+        LOGITS.expand(draws, -1),
+        sampling,
+        seen=[[]] * draws,
+        numbers=[numbers.random() for _ in range(draws)],
+    )
+    counts = torch.bincount(ids, minlength=8).tolist()
+    expected = [p * draws for p in reference(LOGITS[0].tolist(), sampling)]
+    assert all(count == 0 for count, e in zip(counts, expected, strict=True) if e == 0)
+    assert sum((c - e) ** 2 / e for c, e in zip(counts, expected, strict=True) if e > 0) < 24.3
+
+
+def test_a_nucleus_wider_than_the_first_look():
+    logits = torch.randn(2, 5000)
+    logits[1] *= 20  # a narrow one beside it
+    kept = filter_logits(logits, top_p=0.9).isfinite()
+    for row, of_row in zip(logits, kept, strict=True):
+        ordered = row.softmax(-1).sort(descending=True).values
+        count = int((ordered.cumsum(-1) < 0.9).sum()) + 1
+        assert abs(int(of_row.sum()) - count) <= 1  # the edge is where rounding decides
+    assert kept[0].sum() > 1024 > kept[1].sum()
+
+
+def test_equally_likely_tokens_are_kept_together():
+    logits = torch.tensor([[1.0, 2.0, 2.0, 0.0]])
+    assert filter_logits(logits, top_k=1).isfinite().tolist() == [[False, True, True, False]]
+
+
+def test_a_temperature_of_0_takes_the_likeliest():
+    assert choose(LOGITS, Sampling(temperature=0), seen=[[]], numbers=[0.99]).tolist() == [3]
+
+
+def test_a_tiny_temperature_is_nearly_0():
+    assert choose(LOGITS, Sampling(temperature=1e-300), seen=[[]], numbers=[0.5]).tolist() == [3]
+
+
+@pytest.mark.parametrize("number", [0.0, 1 - 2**-53])
+def test_the_ends_of_the_interval_draw_possible_tokens(number):
+    logits = torch.full((1, 50257), -torch.inf)
+    logits[0, 100:200] = 0.0
+    drawn = choose(logits, Sampling(), seen=[[]], numbers=[number]).item()
+    assert drawn == (100 if number == 0 else 199)
+
+
+def test_a_row_is_drawn_the_same_in_any_company():
+    logits = torch.randn(7, 300)
+    numbers = torch.rand(7).tolist()
+    sampling = Sampling(temperature=1.3, top_p=0.9, repetition_penalty=1.2)
+    seen = [[i, i + 1] for i in range(7)]
+    together = choose(logits, sampling, seen, numbers)
+    for i in range(7):
+        assert choose(logits[i : i + 1], sampling, seen[i : i + 1], numbers[i : i + 1]) == together[i]
+
+
+def test_the_penalty_lowers_tokens_seen_whatever_their_sign():
+    given = penalise(LOGITS, [[3, 3, 6]], 2.0)
+    assert given[0, 3] == 1.5 and given[0, 6] == -6.0
+    others = [0, 1, 2, 4, 5, 7]
+    assert torch.equal(given[0, others], LOGITS[0, others])
+    assert LOGITS[0, 3] == 3.0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_broken_logits_are_refused(temperature):
+    logits = LOGITS.clone()
+    logits[0, 2] = torch.nan
+    with pytest.raises(InputError, match="not finite"):
+        choose(logits, Sampling(temperature=temperature), seen=[[]], numbers=[0.5])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("top_k", 0),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("top_p", math.nan),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", math.nan),
+    ],
+)
+def test_a_value_out_of_range_is_named(name, value):
+    with pytest.raises(InputError, match=f"{name}.*{value}"):
+        Sampling(**{name: value})

@@ -1,0 +1,136 @@
+"""What `gpt attention` reads from a model, and the pictures that it leaves."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.image import imread
+
+import gpt.weights.load
+from gpt import GPT
+from gpt.attention import MultiHeadAttention, capture_weights
+from gpt.config import GPTConfig
+from gpt.errors import InputError
+from gpt.pictures.attention import (
+    MOST_LABELS,
+    attention_maps,
+    heat_map,
+    overview,
+    read_weights,
+    save,
+    token_label,
+)
+from gpt.tokenizer import Tokenizer
+
+TEXT = "Each token costs $5, and $6 later."
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> tuple[GPT, Tokenizer]:
+    """Stands in for the checkpoint: a tiny GPT with random weights."""
+    config = GPTConfig(vocab_size=300, context_length=40, emb_dim=12, num_heads=3, num_layers=2)
+    pair = GPT(config).eval(), Tokenizer("gpt2", vocab_size=300)
+    monkeypatch.setattr(gpt.weights.load, "load", lambda path: pair)
+    return pair
+
+
+def test_captured_weights_are_those_of_each_layer_and_change_nothing(loaded) -> None:
+    model, _ = loaded
+    tokens = torch.randint(0, 300, (2, 7))
+    with torch.no_grad():
+        expected = model(tokens)
+        with capture_weights(model) as captured:
+            assert torch.allclose(model(tokens), expected, atol=1e-5)
+        names = [name for name, module in model.named_modules() if isinstance(module, MultiHeadAttention)]
+        assert list(captured) == names
+        x = model.token_embedding(tokens) + model.position_embedding.weight[:7]
+        _, first = model.blocks[0].attention(model.blocks[0].attention_norm(x), need_weights=True)
+        assert torch.allclose(captured[names[0]], first, atol=1e-6)
+        assert torch.equal(model(tokens), expected)  # the hooks are gone
+    assert len(captured) == 2
+
+
+def test_read_weights_has_a_label_for_each_token(loaded) -> None:
+    weights, labels = read_weights(*loaded, TEXT)
+    length = len(loaded[1].encode(TEXT))
+    assert weights.shape == (2, 3, length, length)
+    np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-5)
+    assert (np.triu(weights, k=1) == 0).all()
+    assert len(labels) == length
+    assert "".join(labels) == TEXT.replace(" ", "·")
+
+
+@pytest.mark.parametrize(
+    ("token", "label"),
+    [
+        (b" the", "·the"),
+        (b"\n\t", "\u21b5\u2192"),
+        ("naïve".encode(), "naïve"),
+        ("日本".encode(), "U+65E5U+672C"),
+        (b"\xe6\x97", "e6 97"),
+        (b"\x00", "U+0000"),
+    ],
+)
+def test_labels_can_be_read(token: bytes, label: str) -> None:
+    assert token_label(token) == label
+
+
+def test_pictures(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    generator = np.random.default_rng(0)
+    weights = np.tril(generator.random((12, 12, 100, 100), dtype=np.float32))
+    figure = heat_map(weights[0, 0], [f"${i}^" for i in range(100)], "A head")
+    assert len(figure.axes[0].get_xticklabels()) == len(figure.axes[0].get_yticklabels()) <= MOST_LABELS
+    save(figure, tmp_path / "one.png")
+    grid = overview(weights[:, :, :8, :8], "All $ heads")
+    assert sum(axes.images != [] for axes in grid.axes if axes.get_label() != "<colorbar>") == 144
+    save(grid, tmp_path / "grid.png")
+    for name in ("one.png", "grid.png"):
+        assert imread(tmp_path / name)[..., :3].std() > 0.05
+    assert not recwarn.list
+
+
+def test_cells_are_drawn_from_the_weights() -> None:
+    """Grey is only what is later and zero: a mask that leaks is seen."""
+    leaking = np.array([[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])
+    drawn = heat_map(leaking, list("abc"), "leaks").axes[0].images[0].get_array()
+    assert drawn.mask.tolist() == [[False, False, True], [False, False, True], [False, False, False]]
+
+
+@pytest.mark.parametrize(
+    ("layer", "head", "names"),
+    [
+        ("1", "2", ["layer-01-head-02.png"]),
+        ("0", "all", [f"layer-00-head-0{j}.png" for j in range(3)]),
+        ("all", "all", [f"layer-0{i}-head-0{j}.png" for i in range(2) for j in range(3)]),
+    ],
+)
+def test_command_writes_what_was_chosen(
+    loaded, tmp_path: Path, layer: str, head: str, names: list[str]
+) -> None:
+    output = tmp_path / "maps"
+    attention_maps("run", TEXT, layer, head, str(output))
+    assert sorted(path.name for path in output.iterdir()) == [*names, "overview.png"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"text": ""}, "no text"),
+        ({"text": "word " * 41}, "the model reads at most 40"),
+        ({"layer": "2"}, "no layer 2, expected all or 0 to 1"),
+        ({"head": "-1"}, "no head -1, expected all or 0 to 2"),
+        ({"head": "first"}, "no head first"),
+    ],
+)
+def test_bad_input_writes_nothing(loaded, tmp_path: Path, changes: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        attention_maps(**{"text": TEXT, "output": str(tmp_path / "maps"), **changes})
+    assert not (tmp_path / "maps").exists()
+
+
+def test_a_folder_with_files_is_left_alone(loaded, tmp_path: Path) -> None:
+    (tmp_path / "mine.png").write_bytes(b"mine")
+    with pytest.raises(InputError, match="not an empty folder"):
+        attention_maps("run", TEXT, output=str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.png"]

@@ -1,0 +1,120 @@
+import re
+
+import pytest
+from matplotlib.image import imread
+
+from gpt.cli import main
+from gpt.errors import InputError
+from gpt.pictures.runs import COLOURS, Metrics, compare, loss_curve
+
+HEADER = "step,tokens,seconds,train_loss,learning_rate,gradient_norm,tokens_per_second,val_loss\n"
+
+
+@pytest.fixture
+def run(tmp_path):
+    def make(name: str, shift: float = 0.0, text: str | None = None):
+        rows = [f"{s},{s * 100},{s / 2},{5 - s / 10 + shift},0.001,{0.5 + s},2000,\n" for s in range(1, 21)]
+        rows.insert(10, f"10,1000,5,,,,,{4.5 + shift}\n")
+        rows.append(f"20,2000,10,,,,,{3.5 + shift}\n")
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "metrics.csv").write_text(
+            HEADER + "".join(rows) if text is None else text, encoding="utf-8"
+        )
+        return folder
+
+    return make
+
+
+def lines(axes):
+    return [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.get_lines()]
+
+
+@pytest.mark.parametrize(("x", "scale"), [("step", 1), ("tokens", 100), ("seconds", 0.5)])
+def test_the_curves_are_the_rows(run, x, scale):
+    figure = compare([Metrics.read(run("a")), Metrics.read(run("b", 1.0))], x)
+    losses, rate, norm, speed = figure.axes
+    steps = [float(s) for s in range(1, 21)]
+    train = [5 - s / 10 for s in steps]
+    expected = [
+        ([s * scale for s in steps], train),
+        ([10 * scale, 20 * scale], [4.5, 3.5]),
+        ([s * scale for s in steps], [loss + 1 for loss in train]),
+        ([10 * scale, 20 * scale], [5.5, 4.5]),
+    ]
+    for found, wanted in zip(lines(losses), expected, strict=True):
+        assert found[0] == pytest.approx(wanted[0]) and found[1] == pytest.approx(wanted[1])
+    assert [axes.get_title() for axes in (rate, norm, speed)] == [
+        "learning rate",
+        "gradient norm",
+        "tokens per second",
+    ]
+    assert lines(norm)[0][1] == pytest.approx([0.5 + s for s in steps])
+    assert all(x in axes.get_xlabel() for axes in figure.axes)
+    texts = [text.get_text() for text in losses.get_legend().get_texts()]
+    assert texts == ["a: 3.500", "b: 4.500"]
+
+
+def test_no_two_runs_look_the_same(run):
+    metrics = Metrics.read(run("a"))
+    figure = compare([metrics] * 20)
+    held_out = figure.axes[0].get_lines()[1::2]
+    assert len({(line.get_color(), line.get_linestyle()) for line in held_out}) == 20
+    assert {line.get_color() for line in held_out} == set(COLOURS)
+
+
+def test_every_colour_shows_on_white_and_differs_from_the_others_in_lightness_or_hue():
+    """WCAG's contrast, 3 for graphics, but for the two light ones, which are drawn with markers."""
+
+    def luminance(colour: str) -> float:
+        channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    contrasts = {colour: 1.05 / (luminance(colour) + 0.05) for colour in COLOURS}
+    assert min(contrasts.values()) > 2
+    assert sum(contrast >= 3 for contrast in contrasts.values()) >= 4
+
+
+def test_panels_are_for_figures_that_are_there(run):
+    text = "step,train_loss,gradient_norm,val_loss\n1,2.0,nan,\n2,1.0,nan,1.5\n"
+    metrics = Metrics.read(run("old", text=text))
+    assert len(compare([metrics]).axes) == 1
+    with pytest.raises(InputError, match="no column tokens, but step, train_loss"):
+        compare([metrics], "tokens")
+
+
+def test_the_command_writes_png_and_svg(run, tmp_path, capsys):
+    runs = [str(run("one_$name^")), str(run("other"))]
+    assert main(["plot", *runs, "--output", str(tmp_path / "a.png"), "--x", "tokens"]) == 0
+    assert imread(tmp_path / "a.png").shape == (900, 1080, 4)
+    assert main(["plot", *runs, "--output", str(tmp_path / "deep" / "a.svg")]) == 0
+    assert "<svg" in (tmp_path / "deep" / "a.svg").read_text(encoding="utf-8")
+    assert "shows 2 runs" in capsys.readouterr().out
+
+
+def test_the_curve_of_one_run(run, tmp_path):
+    loss_curve(run("a") / "metrics.csv", tmp_path / "loss.png", title="Loss of x_y$")
+    assert imread(tmp_path / "loss.png").shape == (540, 960, 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "runs"),
+        (["nowhere"], "no metrics at nowhere"),
+        (["EMPTY"], "no rows yet"),
+        (["BROKEN"], "broken: could not convert string to float: 'x'"),
+        (["GOOD", "--output", "a.pdf"], "ends in .png or .svg"),
+        (["GOOD", "--x", "hours"], "step"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message, run, capsys):
+    folders = {
+        "EMPTY": run("e", text=HEADER),
+        "BROKEN": run("b", text="step,val_loss\n1,x\n"),
+        "GOOD": run("g"),
+    }
+    assert main(["plot", *(str(folders.get(argument, argument)) for argument in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert re.search(re.escape(message), error) and error.count("\n") == 1

@@ -1,0 +1,128 @@
+import json
+
+import pytest
+import torch
+from other_programs import huggingface_model
+from torch.nn import functional as F
+
+from gpt import GPT, generate
+from gpt.errors import InputError
+from gpt.weights.commands import write_export
+from gpt.weights.read import read_weights
+
+
+@pytest.fixture
+def folder(tmp_path):
+    huggingface_model().save_pretrained(tmp_path / "theirs")
+    return tmp_path / "theirs"
+
+
+def change(folder, **values):
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+def test_logits_loss_and_greedy_text_equal_those_of_transformers(folder, tokens):
+    from transformers import AutoModelForCausalLM
+
+    theirs, ours = AutoModelForCausalLM.from_pretrained(folder).eval(), GPT.from_pretrained(folder)
+    expected = theirs(tokens, labels=tokens)
+    logits = ours(tokens)
+    torch.testing.assert_close(logits, expected.logits, atol=1e-4, rtol=0)
+    loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    torch.testing.assert_close(loss, expected.loss, atol=1e-4, rtol=0)
+    prompt = tokens[:, :5]
+    greedy = theirs.generate(prompt, max_new_tokens=15, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert torch.equal(generate(ours, prompt, max_new_tokens=15, temperature=0), greedy)
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False}, {"activation_function": "gelu"}])
+def test_either_direction_keeps_the_logits(changes, tokens, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    theirs = huggingface_model(**changes)
+    theirs.save_pretrained(tmp_path / "theirs")
+    found = read_weights(tmp_path / "theirs")
+    assert found.form == "hf"
+    write_export(found.config, found.weights, tmp_path / "ours", "hf")
+    again, report = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    torch.testing.assert_close(again.eval()(tokens).logits, theirs(tokens).logits, atol=1e-4, rtol=0)
+    ours = GPT.from_pretrained(tmp_path / "ours")
+    torch.testing.assert_close(ours(tokens), theirs(tokens).logits, atol=1e-4, rtol=0)
+    assert (ours.head.weight is ours.token_embedding.weight) == changes.get("tie_word_embeddings", True)
+
+
+def test_a_model_without_query_biases_is_exported_with_zeros(config, tokens, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    from gpt import GPTConfig
+
+    model = GPT(GPTConfig.from_dict({**config.to_dict(), "qkv_bias": False})).eval()
+    write_export(model.config, model.state_dict(), tmp_path / "out", "hf")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    torch.testing.assert_close(theirs(tokens).logits, model(tokens), atol=1e-4, rtol=0)
+
+
+def test_the_older_bin_with_masks_and_without_prefix(folder, tokens, tmp_path):
+    """As the hub's first GPT-2 folders are: pickles of the oldest format, names of the bare GPT2Model."""
+    theirs = huggingface_model()
+    state = {k.removeprefix("transformer."): v for k, v in theirs.state_dict().items() if "lm_head" not in k}
+    for i in range(2):
+        state[f"h.{i}.attn.bias"] = torch.ones(1, 1, 24, 24).tril()
+        state[f"h.{i}.attn.masked_bias"] = torch.tensor(-1e4)
+    (folder / "model.safetensors").unlink()
+    torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    logits = GPT.from_pretrained(folder)(tokens)
+    torch.testing.assert_close(logits, theirs(tokens).logits, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_weights_spread_over_shards(safe, tokens, tmp_path):
+    theirs = huggingface_model()
+    theirs.save_pretrained(tmp_path, max_shard_size="50KB")
+    index = tmp_path / "model.safetensors.index.json"
+    listed = json.loads(index.read_text())
+    assert len(set(listed["weight_map"].values())) > 2
+    if not safe:
+        from safetensors.torch import load_file
+
+        for name in set(listed["weight_map"].values()):
+            torch.save(load_file(tmp_path / name), tmp_path / name.replace(".safetensors", ".bin"))
+            (tmp_path / name).unlink()
+        renamed = {k: v.replace(".safetensors", ".bin") for k, v in listed["weight_map"].items()}
+        (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": renamed}))
+        index.unlink()
+    logits = GPT.from_pretrained(tmp_path)(tokens)
+    torch.testing.assert_close(logits, theirs(tokens).logits, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "a/b.safetensors", "..", ""])
+def test_an_index_cannot_name_files_outside_its_folder(folder, name):
+    (folder / "model.safetensors").rename(folder / "moved.safetensors")
+    index = {"weight_map": {"transformer.wte.weight": name}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(InputError, match="expected one beside it"):
+        GPT.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model_type": "llama"}, "model_type gpt2, got 'llama'"),
+        ({"activation_function": "relu"}, "activation_function is 'relu'"),
+        ({"n_inner": 100}, "n_inner is 100 in config.json, expected 192"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06 in config.json, expected 1e-05"),
+        ({"n_head": "3"}, "settings"),
+        ({"n_head": 5}, "emb_dim 48 is not divisible by num_heads 5"),
+        ({"n_layer": 3}, r"lack transformer\.h\.2\.ln_1\.weight of shape \(48,\)"),
+        ({"n_layer": 1}, r"hold transformer\.h\.1\.attn\.c_attn\.bias of shape \(144,\)"),
+        ({"n_positions": 32}, r"transformer\.wpe\.weight has shape \(24, 48\), expected \(32, 48\)"),
+    ],
+)
+def test_what_does_not_fit_is_named_with_both_shapes(folder, values, message):
+    change(folder, **values)
+    with pytest.raises(InputError, match=message) as raised:
+        GPT.from_pretrained(folder)
+    assert "\n" not in str(raised.value) and str(folder) in str(raised.value)

@@ -1,0 +1,78 @@
+import pytest
+import torch
+from other_programs import NanoGPT, nanogpt_checkpoint, tanh_gelu
+
+from gpt import GPT
+from gpt.errors import InputError
+from gpt.weights.commands import write_export
+from gpt.weights.load import load
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("prefix", ["", "_orig_mod."])
+def test_logits_of_an_imported_checkpoint(bias, prefix, tokens, tmp_path):
+    checkpoint = nanogpt_checkpoint(bias=bias)
+    expected = NanoGPT(checkpoint)(tokens)
+    checkpoint["model"] = {prefix + name: tensor for name, tensor in checkpoint["model"].items()}
+    torch.save(checkpoint, tmp_path / "ckpt.pt")
+    for path in (tmp_path, tmp_path / "ckpt.pt"):
+        torch.testing.assert_close(GPT.from_pretrained(path)(tokens), expected, atol=1e-5, rtol=0)
+
+
+def test_masks_of_nanogpt_without_flash_attention_are_passed_over(tokens, tmp_path):
+    checkpoint = nanogpt_checkpoint()
+    expected = NanoGPT(checkpoint)(tokens)
+    for i in range(2):
+        checkpoint["model"][f"transformer.h.{i}.attn.bias"] = torch.ones(1, 1, 24, 24).tril()
+    torch.save(checkpoint, tmp_path / "ckpt.pt")
+    torch.testing.assert_close(GPT.from_pretrained(tmp_path)(tokens), expected, atol=1e-5, rtol=0)
+
+
+def test_the_exact_gelu_is_what_makes_them_equal(tokens):
+    """The two GELUs differ by more than the tolerance above: a test of the tests."""
+    checkpoint = nanogpt_checkpoint()
+    assert (NanoGPT(checkpoint)(tokens) - NanoGPT(checkpoint, tanh_gelu)(tokens)).abs().max() > 5e-5
+
+
+def test_logits_of_an_exported_checkpoint(model, tokens, tmp_path):
+    write_export(model.config, model.state_dict(), tmp_path, "nanogpt")
+    checkpoint = torch.load(tmp_path / "ckpt.pt", weights_only=True)
+    assert set(checkpoint["model_args"]) == set(nanogpt_checkpoint()["model_args"])
+    assert set(checkpoint["model"]) == set(nanogpt_checkpoint()["model"])
+    assert {k: v.shape for k, v in checkpoint["model"].items()} == {
+        k: v.shape for k, v in nanogpt_checkpoint()["model"].items()
+    }
+    torch.testing.assert_close(NanoGPT(checkpoint, tanh_gelu)(tokens), model(tokens), atol=1e-5, rtol=0)
+    again = GPT.from_pretrained(tmp_path)
+    torch.testing.assert_close(again(tokens), model(tokens), atol=1e-6, rtol=0)
+    assert again.config == model.config
+
+
+def test_rows_that_pad_the_vocabulary_are_cropped_where_text_is_meant(tmp_path):
+    checkpoint = nanogpt_checkpoint(vocab_size=50304)
+    torch.save(checkpoint, tmp_path / "ckpt.pt")
+    model, tokenizer = load(tmp_path / "ckpt.pt")
+    assert tokenizer.n_vocab == 50257
+    tokens = torch.randint(0, 50257, (1, 24))
+    torch.testing.assert_close(model(tokens), NanoGPT(checkpoint)(tokens)[..., :50257], atol=1e-5, rtol=0)
+
+
+def test_a_head_of_its_own_has_no_place_there(config, tmp_path):
+    untied = GPT(type(config).from_dict({**config.to_dict(), "tied_head": False}))
+    with pytest.raises(InputError, match="no head of its own"):
+        write_export(untied.config, untied.state_dict(), tmp_path / "out", "nanogpt")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_missing_is_named(tmp_path):
+    checkpoint = nanogpt_checkpoint()
+    del checkpoint["model_args"]["n_head"]
+    torch.save(checkpoint, tmp_path / "ckpt.pt")
+    with pytest.raises(InputError, match="model_args lacks 'n_head'"):
+        GPT.from_pretrained(tmp_path)
+    checkpoint = nanogpt_checkpoint()
+    checkpoint["model"]["transformer.h.1.mlp.c_fc.weight"] = torch.zeros(48, 192)
+    torch.save(checkpoint, tmp_path / "ckpt.pt")
+    match = r"transformer\.h\.1\.mlp\.c_fc\.weight has shape \(48, 192\), expected \(192, 48\)"
+    with pytest.raises(InputError, match=match):
+        GPT.from_pretrained(tmp_path)

@@ -1,0 +1,149 @@
+import os
+import pickle
+import subprocess
+import sys
+from itertools import product
+
+import pytest
+import torch
+from other_programs import huggingface_model
+
+from gpt import GPT, GPTConfig
+from gpt.cli import main
+from gpt.errors import InputError
+from gpt.weights.commands import write_export
+from gpt.weights.hub import locate
+from gpt.weights.read import read_weights
+from gpt.weights.table import crop
+
+FORMS = ("hf", "nanogpt", "book")
+
+
+@pytest.mark.parametrize(("first", "second"), [*product(FORMS, FORMS)])
+def test_round_trips_of_every_pair_keep_each_weight(first, second, model, tokens, tmp_path):
+    write_export(model.config, model.state_dict(), tmp_path / "a", first)
+    found = read_weights(tmp_path / "a")
+    write_export(found.config, found.weights, tmp_path / "b", second)
+    again = GPT.from_pretrained(tmp_path / "b")
+    assert again.config == model.config
+    for (name, expected), tensor in zip(model.state_dict().items(), again.state_dict().values(), strict=True):
+        assert torch.equal(tensor, expected), name
+
+
+class Bomb:
+    def __reduce__(self):
+        return (os.mkdir, ("exploded",))
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+@pytest.mark.parametrize("name", ["ckpt.pt", "model.pth", "folder/pytorch_model.bin"])
+def test_no_code_of_a_pickle_is_run(legacy, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / name
+    if file.parent != tmp_path:
+        huggingface_model().save_pretrained(file.parent)
+        (file.parent / "model.safetensors").unlink()
+    bomb = {"model": Bomb(), "model_args": {}, "tok_emb.weight": Bomb()}
+    torch.save(bomb, file, _use_new_zipfile_serialization=not legacy)
+    with pytest.raises(InputError, match="not a file of tensors"):
+        GPT.from_pretrained(file if file.parent == tmp_path else file.parent)
+    assert not (tmp_path / "exploded").exists()
+    pickle.loads(pickle.dumps(Bomb()))  # it does go off elsewhere
+    assert (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not a file of tensors"),
+        (b"junk" * 100, "not a file of tensors"),
+        (torch.zeros(3), "got Tensor"),
+        ({"a": 1}, "expected a dictionary of tensors"),
+        ({"weight": torch.zeros(3)}, "expected a checkpoint of gpt fit or of nanoGPT, or the book's"),
+        ({"model": [], "model_args": {}}, "model_args lacks"),
+        ({"model": {}, "model_args": 3}, "settings"),
+        ({"model_state_dict": 4}, "expected a dictionary of tensors"),
+    ],
+)
+def test_an_unknown_file_is_one_line(content, message, tmp_path):
+    file = tmp_path / "weights.pt"
+    file.write_bytes(content) if isinstance(content, bytes) else torch.save(content, file)
+    with pytest.raises(InputError, match=message) as raised:
+        GPT.from_pretrained(file)
+    assert "\n" not in str(raised.value) and str(file) in str(raised.value)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"model_type": "minimal-gpt", "emb_dim": "wide"}'])
+def test_a_broken_configuration_is_one_line(content, tmp_path):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(InputError) as raised:
+        GPT.from_pretrained(tmp_path)
+    assert "\n" not in str(raised.value) and str(tmp_path) in str(raised.value)
+
+
+def test_a_truncated_file_is_refused(tmp_path):
+    huggingface_model().save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(InputError, match=r"model\.safetensors is not"):
+        GPT.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["runs/none", "none.ckpt", "owner/name", "gpt3"])
+def test_a_name_that_is_nothing_never_asks_the_network(name):
+    with pytest.raises(InputError, match="no checkpoint at"):
+        locate(name)
+
+
+def test_a_hub_name_is_read_from_the_hubs_cache(tmp_path):
+    cached = tmp_path / "models--openai-community--gpt2"
+    huggingface_model().save_pretrained(cached / "snapshots" / "abc")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("abc")
+    program = "from gpt import GPT; print(GPT.from_pretrained('hub:openai-community/gpt2').config.emb_dim)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.stdout.strip() == "48", done.stderr
+
+
+def test_a_crop_keeps_what_the_first_tokens_give(model, config, tokens):
+    cropped = GPT.from_weights(*crop(config, model.state_dict(), vocab_size=260, context_length=10))
+    assert (cropped.config.vocab_size, cropped.config.context_length) == (260, 10)
+    tokens = tokens[:, :10] % 260
+    torch.testing.assert_close(cropped(tokens), model(tokens)[..., :260], atol=1e-5, rtol=0)
+    assert crop(config, {}, vocab_size=1000)[0].vocab_size == 300
+    with pytest.raises(InputError, match="context_length 25 is more than the weights' 24 positions"):
+        crop(config, {}, context_length=25)
+
+
+def test_the_commands_go_there_and_back(model, tokens, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    model.save_pretrained("mine")
+    for form in FORMS:
+        assert main(["export", "--checkpoint", "mine", "--format", form, "--output", form]) == 0
+        assert main(["import", form, "--format", form, "--output", f"from-{form}"]) == 0
+        assert torch.equal(GPT.from_pretrained(f"from-{form}")(tokens), model(tokens))
+    capsys.readouterr()
+    assert main(["import", "hf", "--output", "mine"]) == 2
+    assert (
+        capsys.readouterr().err == "gpt import: mine is there already: choose another folder with --output\n"
+    )
+    assert main(["export", "--checkpoint", "mine", "--output", "hf"]) == 2
+    assert main(["import", "hf", "--format", "book", "--output", "new"]) == 2
+    assert "of the form hf, expected book" in capsys.readouterr().err
+
+
+def test_a_padded_vocabulary_is_exported_without_the_padding(tmp_path):
+    padded = GPT(GPTConfig(vocab_size=50304, context_length=4, emb_dim=8, num_heads=2, num_layers=1)).eval()
+    for form in FORMS:
+        write_export(padded.config, padded.state_dict(), tmp_path / form, form)
+        exported = GPT.from_pretrained(tmp_path / form)
+        assert exported.config.vocab_size == 50257
+        tokens = torch.tensor([[50256, 5]])
+        torch.testing.assert_close(exported(tokens), padded(tokens)[..., :50257], atol=1e-5, rtol=0)

@@ -1,0 +1,69 @@
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt import Tokenizer
+from gpt.weights.tokenizer_files import byte_letters, merges, write_tokenizer
+
+SIZES = (257, 300, 2048, 50257)
+TEXTS = [
+    "",
+    " ",
+    "Hello, world! It's 12345 o'clock.  \n\n\tdef f(x):\n    return x ** 2\n",
+    "naïve café — “quotes” … 你好 мир 🤖👩‍👩‍👧 \u00a0\u200b\x00\x7f",
+    "  leading and trailing   ",
+    "'S 'll I'VE we'd\r\n",
+]
+
+
+@cache
+def pair(size: int):
+    import tempfile
+
+    from transformers import AutoTokenizer
+
+    folder = tempfile.mkdtemp()
+    tokenizer = Tokenizer("gpt2", vocab_size=size)
+    write_tokenizer(tokenizer, folder, context_length=64)
+    return tokenizer, AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("text", TEXTS)
+def test_transformers_gives_the_same_ids(size, text):
+    ours, theirs = pair(size)
+    ids = ours.encode(text)
+    assert theirs(text)["input_ids"] == ids
+    assert theirs.decode(ids) == text
+
+
+@pytest.mark.parametrize("size", SIZES)
+@given(text=st.text(st.characters(codec="utf-8"), max_size=200))
+@settings(max_examples=100, deadline=None)
+def test_transformers_gives_the_same_ids_for_any_text(size, text):
+    ours, theirs = pair(size)
+    assert theirs(text, split_special_tokens=True)["input_ids"] == ours.encode(text)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_end_of_text_is_the_last_id(size):
+    ours, theirs = pair(size)
+    assert len(theirs) == size
+    assert theirs.eos_token_id == ours.eot == size - 1
+    assert theirs.model_max_length == 64
+    text = "one<|endoftext|>two"
+    assert theirs(text)["input_ids"] == ours.encode(text, allow_special=True)
+
+
+def test_merges_of_a_small_table():
+    tokens = [bytes([b]) for b in range(256)] + [b"ab", b"bc", b"abc", b"abab"]
+    assert merges(tokens) == [(b"a", b"b"), (b"b", b"c"), (b"ab", b"c"), (b"ab", b"ab")]
+
+
+def test_every_byte_has_a_printable_letter_of_its_own():
+    letters = byte_letters()
+    assert len(set(letters)) == 256
+    assert all(letter.isprintable() and not letter.isspace() for letter in letters)
+    assert (letters[ord(" ")], letters[ord("\n")], letters[ord("A")]) == ("Ġ", "Ċ", "A")
