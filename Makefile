@@ -3,17 +3,22 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train test lint typecheck imports unit clean
+.PHONY: install setup train test lint typecheck imports unit clean
 
-setup: $(VENV)/.installed
+install: $(VENV)/.package
+setup: $(VENV)/.dev
 
-# Runs again when what is to be installed changes.
-$(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
+# The package alone, which is what training and generating need. Runs again when the dependencies change.
+$(VENV)/.package: pyproject.toml constraints.txt scripts/install.py
+	$(PYTHON) scripts/install.py $(VENV)
 	touch $@
 
-train: setup
+# The package and the tools of its tests.
+$(VENV)/.dev: pyproject.toml constraints.txt scripts/install.py
+	$(PYTHON) scripts/install.py $(VENV) --extras dev
+	touch $@ $(VENV)/.package
+
+train: install
 	$(BIN)/gpt fit
 	$(BIN)/gpt generate --prompt 'Return the ' --num_samples 2 --seed 1 --max_new_tokens 60
 

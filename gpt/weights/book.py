@@ -48,7 +48,7 @@ def read_config(state: Weights, given: dict[str, Any], num_heads: int | None = N
         num_layers=num_layers,
         dropout=given.get("drop_rate", 0.0),
         qkv_bias="trf_blocks.0.att.W_query.bias" in state,
-        tied_head=head is not None and torch.equal(head, state["tok_emb.weight"]),
+        tie_embeddings=head is not None and torch.equal(head, state["tok_emb.weight"]),
     )
 
 
@@ -77,7 +77,7 @@ def import_weights(config: GPTConfig, state: Weights) -> Weights:
 def export_weights(config: GPTConfig, weights: Weights) -> Weights:
     """A GPT's state dict as the book's, which holds the masks, and the head also where it is tied."""
     state = from_gpt(weights, _rows(config))
-    if config.tied_head:
+    if config.tie_embeddings:
         state["out_head.weight"] = state["tok_emb.weight"]
     mask = torch.ones(config.context_length, config.context_length).triu(diagonal=1)
     return {**state, **{f"trf_blocks.{block}.att.mask": mask for block in range(config.num_layers)}}
@@ -110,7 +110,7 @@ def _rows(config: GPTConfig) -> list[Row]:
         table += _norm(f"{there}.norm1", f"{here}.attention_norm", width)
         table += _norm(f"{there}.norm2", f"{here}.feed_forward_norm", width)
     table += _norm("final_norm", "final_norm", width)
-    if not config.tied_head:
+    if not config.tie_embeddings:
         table += linear("out_head", ["head"], width, config.vocab_size, bias=False)
     return table
 

@@ -46,7 +46,7 @@ def read_config(values: dict[str, Any]) -> GPTConfig:
         num_heads=values.get("n_head", 12),
         num_layers=values.get("n_layer", 12),
         dropout=values.get("resid_pdrop", 0.1),
-        tied_head=values.get("tie_word_embeddings", True),
+        tie_embeddings=values.get("tie_word_embeddings", True),
         exact_gelu=_EXACT_GELU[activation],
     )
 
@@ -69,7 +69,7 @@ def write_config(config: GPTConfig, end_of_text: int) -> dict[str, Any]:
         "resid_pdrop": config.dropout,
         "initializer_range": 0.02,
         **_FIXED,
-        "tie_word_embeddings": config.tied_head,
+        "tie_word_embeddings": config.tie_embeddings,
         "bos_token_id": end_of_text,
         "eos_token_id": end_of_text,
         "torch_dtype": "float32",
@@ -115,7 +115,7 @@ def rows(config: GPTConfig, *, transposed: bool = True) -> list[Row]:
             names = [f"{here}.{name}" for name in ours]
             table += linear(f"{there}.{theirs}", names, d_in, d_out, transposed=transposed)
     table += _norm("transformer.ln_f", "final_norm", width)
-    if not config.tied_head:
+    if not config.tie_embeddings:
         table += linear("lm_head", ["head"], width, config.vocab_size, bias=False)
     return table
 

@@ -58,7 +58,7 @@ def export_checkpoint(config: GPTConfig, weights: Weights) -> dict[str, Any]:
     Raises:
         InputError: the head is not the token embedding, as it always is in nanoGPT.
     """
-    if not config.tied_head:
+    if not config.tie_embeddings:
         raise InputError("nanoGPT has no head of its own: this model's differs from its token embedding")
     state = from_gpt(weights, hf.rows(config, transposed=False))
     state["lm_head.weight"] = state["transformer.wte.weight"]

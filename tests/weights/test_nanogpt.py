@@ -58,7 +58,7 @@ def test_rows_that_pad_the_vocabulary_are_cropped_where_text_is_meant(tmp_path):
 
 
 def test_a_head_of_its_own_has_no_place_there(config, tmp_path):
-    untied = GPT(type(config).from_dict({**config.to_dict(), "tied_head": False}))
+    untied = GPT(type(config).from_dict({**config.to_dict(), "tie_embeddings": False}))
     with pytest.raises(InputError, match="no head of its own"):
         write_export(untied.config, untied.state_dict(), tmp_path / "out", "nanogpt")
     assert not (tmp_path / "out").exists()
