@@ -40,14 +40,14 @@ def start_from(path: str | os.PathLike[str], config: GPTConfig) -> GPT:
     Raises:
         InputError: as `load`, or `config` has a longer context than the weights have positions.
     """
-    shape, weights = _read_initial(path, config.context_length)
+    shape, weights = _read_initial(str(path), config.context_length)
     _read_initial.cache_clear()
     return GPT.from_weights(replace(shape, dropout=config.dropout), weights).train()
 
 
 def config_to_start_from(path: str | os.PathLike[str], config: GPTConfig) -> GPTConfig:
     """The configuration of `start_from`'s model; the weights are kept for it, so that they are read once."""
-    return replace(_read_initial(path, config.context_length)[0], dropout=config.dropout)
+    return replace(_read_initial(str(path), config.context_length)[0], dropout=config.dropout)
 
 
 def find(path: str | os.PathLike[str] | None = None) -> Path:
@@ -82,7 +82,9 @@ def _read_cropped(
     return crop(found.config, found.weights, vocab_size=Tokenizer().n_vocab, context_length=context_length)
 
 
-_read_initial = lru_cache(maxsize=1)(_read_cropped)
+@lru_cache(maxsize=1)
+def _read_initial(path: str, context_length: int) -> tuple[GPTConfig, Weights]:
+    return _read_cropped(path, context_length)
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ class GPT(model.GPT):
         from safetensors.torch import save
 
         state = self.state_dict()
-        if self.config.tied_head:
+        if self.config.tie_embeddings:
             del state["head.weight"]  # safetensors refuses to write a shared tensor twice
         weights = {name: tensor.contiguous() for name, tensor in state.items()}
         with atomic_write(Path(path) / "model.safetensors", "wb") as file:
@@ -55,7 +55,7 @@ class GPT(model.GPT):
             InputError: a weight is missing, unknown, or of another shape; the message names it.
         """
         model = cls(config)
-        if config.tied_head and "token_embedding.weight" in weights:
+        if config.tie_embeddings and "token_embedding.weight" in weights:
             weights = {"head.weight": weights["token_embedding.weight"], **weights}
         expected = model.state_dict()
         for name, tensor in expected.items():

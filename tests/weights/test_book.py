@@ -23,12 +23,12 @@ def test_logits_of_an_imported_state_dict(qkv_bias, tied, wrapped, tokens, tmp_p
     )
     torch.save(state, tmp_path / "model.pth")
     found = read_weights(tmp_path / "model.pth", num_heads=3)
-    assert (found.format, found.config.tied_head, found.config.qkv_bias) == ("book", tied, qkv_bias)
+    assert (found.format, found.config.tie_embeddings, found.config.qkv_bias) == ("book", tied, qkv_bias)
     ours = GPT.from_weights(found.config, found.weights)
     torch.testing.assert_close(ours(tokens), book(tokens), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("changes", [{}, {"qkv_bias": False}, {"tied_head": False}])
+@pytest.mark.parametrize("changes", [{}, {"qkv_bias": False}, {"tie_embeddings": False}])
 def test_the_book_loads_an_export_strictly(changes, config, tokens, tmp_path):
     model = randomised(GPT(GPTConfig.from_dict({**config.to_dict(), **changes})))
     write_export(model.config, model.state_dict(), tmp_path, "book")

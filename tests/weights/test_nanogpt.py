@@ -57,8 +57,8 @@ def test_rows_that_pad_the_vocabulary_are_cropped_for_generation(tmp_path):
     torch.testing.assert_close(model(tokens), NanoGPT(checkpoint)(tokens)[..., :50257], atol=1e-5, rtol=0)
 
 
-def test_an_untied_head_is_refused(config, tmp_path):
-    untied = GPT(type(config).from_dict({**config.to_dict(), "tied_head": False}))
+def test_an_untie_embeddings_is_refused(config, tmp_path):
+    untied = GPT(type(config).from_dict({**config.to_dict(), "tie_embeddings": False}))
     with pytest.raises(InputError, match="always ties the head"):
         write_export(untied.config, untied.state_dict(), tmp_path / "out", "nanogpt")
     assert not (tmp_path / "out").exists()

@@ -74,7 +74,7 @@ def read_config(state: Weights, given: dict[str, Any], num_heads: int | None = N
         num_layers=num_layers,
         dropout=given.get("drop_rate", 0.0),
         qkv_bias="trf_blocks.0.att.W_query.bias" in state,
-        tied_head=head is not None and torch.equal(head, state["tok_emb.weight"]),
+        tie_embeddings=head is not None and torch.equal(head, state["tok_emb.weight"]),
     )
 
 
@@ -107,7 +107,7 @@ def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
         OSError: the folder cannot be written.
     """
     state = from_gpt(config, weights, ROWS)
-    if config.tied_head:
+    if config.tie_embeddings:
         state["out_head.weight"] = state["tok_emb.weight"]
     mask = torch.ones(config.context_length, config.context_length).triu(diagonal=1)
     state |= {f"trf_blocks.{block}.att.mask": mask for block in range(config.num_layers)}

@@ -79,7 +79,7 @@ def read_config(values: dict[str, Any]) -> GPTConfig:
         num_heads=values.get("n_head", 12),
         num_layers=values.get("n_layer", 12),
         dropout=values.get("resid_pdrop", 0.1),
-        tied_head=values.get("tie_word_embeddings", True),
+        tie_embeddings=values.get("tie_word_embeddings", True),
         exact_gelu=_EXACT_GELU[activation],
     )
 
@@ -102,7 +102,7 @@ def write_config(config: GPTConfig, eot: int) -> dict[str, Any]:
         "resid_pdrop": config.dropout,
         "initializer_range": 0.02,
         **_FIXED,
-        "tie_word_embeddings": config.tied_head,
+        "tie_word_embeddings": config.tie_embeddings,
         "bos_token_id": eot,
         "eos_token_id": eot,
         "torch_dtype": "float32",

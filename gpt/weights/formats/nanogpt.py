@@ -59,7 +59,7 @@ def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
         InputError: the head is not the token embedding, as it always is in nanoGPT.
         OSError: the folder cannot be written.
     """
-    if not config.tied_head:
+    if not config.tie_embeddings:
         raise InputError("nanoGPT always ties the head to the token embedding; this model's head is untied")
     state = from_gpt(replace(config, qkv_bias=True), weights, ROWS)
     state["lm_head.weight"] = state["transformer.wte.weight"]

@@ -41,7 +41,7 @@ def shapes(config: GPTConfig) -> Shapes:
     """The shape of each tensor in a GPT's state dict, blocks once as `blocks.{}`; without a tied head."""
     with torch.device("meta"):
         state = GPT(replace(config, num_layers=1)).state_dict()
-    if config.tied_head:
+    if config.tie_embeddings:
         del state["head.weight"]
     return {name.replace("blocks.0.", "blocks.{}."): tuple(tensor.shape) for name, tensor in state.items()}
 
