@@ -1,4 +1,4 @@
-"""Writing files so that a reader finds the old one or the new one, never half of either."""
+"""Where the files that come with the package are, and writing a file so that no reader sees half of it."""
 
 import json
 import os
@@ -7,6 +7,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+
+from gpt.errors import InputError
+
+_PACKAGE = Path(__file__).parent
+
+
+def shipped(folder: str) -> Path:
+    """The folder `configs` or `recipes` that belongs to this package.
+
+    A wheel carries both inside the package. A source checkout has them at its top, `recipes` as `data`.
+
+    Raises:
+        InputError: the installation lacks it.
+    """
+    project = _PACKAGE.parent / "pyproject.toml"
+    in_checkout = project.is_file() and 'name = "minimal-gpt"' in project.read_text(encoding="utf-8")
+    places = [_PACKAGE / folder]
+    if in_checkout:  # anywhere else, a folder beside the package belongs to someone else
+        places.append(_PACKAGE.parent / {"recipes": "data"}.get(folder, folder))
+    for place in places:
+        if place.is_dir():
+            return place
+    raise InputError(f"this installation has no {folder}: install minimal-gpt again")
 
 
 @contextmanager

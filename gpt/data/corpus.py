@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from gpt.data import builtin
-from gpt.data.reading import Piece, cut, file_format, file_pieces, hub_rows, is_packed, is_url, join
-from gpt.data.store import file_sha256
+from gpt.data.documents import Piece, cut, file_format, file_pieces, hub_rows, is_packed, is_url, join
+from gpt.data.shards import file_sha256
 from gpt.errors import InputError
+from gpt.files import shipped
 
 _BUILTIN = {"python-docs": builtin.python_docs, "python-stdlib": builtin.python_stdlib}
 
@@ -150,12 +151,8 @@ def documents(corpus: str, **options: Any) -> Iterator[str]:
 
 
 def recipes() -> dict[str, Path]:
-    """The YAML file of every recipe, by name: `gpt/recipes` when installed, `data` beside the source."""
-    package = Path(__file__).parents[1]
-    folder = package / "recipes"
-    if not folder.is_dir():
-        folder = package.parent / "data"
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    """The YAML file of every recipe that comes with the package, by name."""
+    return {path.stem: path for path in sorted(shipped("recipes").glob("*.yaml"))}
 
 
 def _read_recipe(path: Path, options: Mapping[str, Any]) -> Corpus:

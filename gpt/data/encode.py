@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt.data.reading import Piece
-from gpt.data.store import SPLITS, token_dtype
+from gpt.data.documents import Piece
+from gpt.data.shards import SPLITS, token_dtype
 from gpt.tokenizer import Tokenizer
 
 _BLOCK_CHARACTERS = 1 << 18

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt.data.prepare import prepare
-from gpt.data.store import META, SPLITS, Prepared
+from gpt.data.shards import META, SPLITS, Prepared
 from gpt.data.windows import Grid, make_batch
 from gpt.errors import InputError
 from gpt.files import atomic_write

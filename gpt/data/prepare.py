@@ -14,10 +14,10 @@ from pathlib import Path
 
 from gpt.data.corpus import Corpus, find_corpus
 from gpt.data.encode import encode
-from gpt.data.store import FORMAT, META, Prepared
-from gpt.data.writer import ShardWriter
+from gpt.data.shard_writer import ShardWriter
+from gpt.data.shards import FORMAT, META, Prepared
 from gpt.errors import InputError
-from gpt.progress import byte_progress
+from gpt.progress import progress
 from gpt.tokenizer import Tokenizer
 
 
@@ -106,7 +106,7 @@ def _run(
     with closing(ShardWriter(folder, key, tokenizer)) as writer:
         blocks = encode(source.pieces(), writer.parts, tokenizer, val_fraction, workers)
         done = writer.text_bytes
-        with closing(blocks), byte_progress(f"tokenizing {label}", source.size(), done) as advance:
+        with closing(blocks), progress(f"tokenizing {label}", source.size(), done=done) as advance:
             for block in blocks:
                 with _full_disk(folder):
                     writer.add(block)

@@ -23,9 +23,9 @@ from gpt import GPT, GPTConfig, Tokenizer
 from gpt.data.builtin import python_stdlib
 from gpt.data.module import TokenData, TrainLoader
 from gpt.data.prepare import prepare
-from gpt.data.store import INDEX_DTYPE, META, Prepared
+from gpt.data.shard_writer import _SHARD_TOKENS
+from gpt.data.shards import INDEX_DTYPE, META, Prepared
 from gpt.data.windows import Grid, TrainWindows, WindowOrder
-from gpt.data.writer import _SHARD_TOKENS
 
 SHAPES = [(12, 128), (12, 1024), (64, 1024)]
 """Windows in a batch and tokens in a window: the quick run's, and two of a GPU's."""

@@ -143,7 +143,7 @@ def test_missing_texts_are_empty_documents(tmp_path):
 
 
 def test_what_is_not_utf8_is_named_with_its_byte(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpt.data.reading._BYTES_AT_ONCE", 64)
+    monkeypatch.setattr("gpt.data.documents._BYTES_AT_ONCE", 64)
     position = 1000
     bad = ("\u00e9" * 500).encode() + b"\xff" + b"tail"
     path = write(tmp_path / "latin.txt", bad)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from gpt import GPT, GPTConfig, Tokenizer
 from gpt.cli import main
 from gpt.data.prepare import prepare
-from gpt.data.store import Prepared, Segment, TokenStream
+from gpt.data.shards import Prepared, Segment, TokenStream
 from gpt.evaluation.command import score_endings, score_last_words, score_text
 from gpt.evaluation.scoring import total_nats
 

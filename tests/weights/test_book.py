@@ -32,7 +32,7 @@ def test_logits_of_an_imported_state_dict(qkv_bias, tied, wrapped, tokens, tmp_p
 def test_the_book_loads_an_export_strictly(changes, config, tokens, tmp_path):
     model = randomised(GPT(GPTConfig.from_dict({**config.to_dict(), **changes})))
     write_export(model.config, model.state_dict(), tmp_path, "book")
-    book = BookGPT(json.loads((tmp_path / "config.json").read_text())).eval()
+    book = BookGPT(json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))).eval()
     book.load_state_dict(torch.load(tmp_path / "model.pth", weights_only=True))
     torch.testing.assert_close(book(tokens), model(tokens), atol=1e-4, rtol=0)
     for path in (tmp_path, tmp_path / "model.pth"):

@@ -19,7 +19,7 @@ def folder(tmp_path):
 
 def change(folder, **values):
     file = folder / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+    file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), **values}), encoding="utf-8")
 
 
 def test_logits_loss_and_greedy_text_equal_those_of_transformers(folder, tokens):
@@ -82,7 +82,7 @@ def test_weights_spread_over_shards(safe, tokens, tmp_path):
     theirs = huggingface_model()
     theirs.save_pretrained(tmp_path, max_shard_size="50KB")
     index = tmp_path / "model.safetensors.index.json"
-    listed = json.loads(index.read_text())
+    listed = json.loads(index.read_text(encoding="utf-8"))
     assert len(set(listed["weight_map"].values())) > 2
     if not safe:
         from safetensors.torch import load_file
@@ -91,7 +91,9 @@ def test_weights_spread_over_shards(safe, tokens, tmp_path):
             torch.save(load_file(tmp_path / name), tmp_path / name.replace(".safetensors", ".bin"))
             (tmp_path / name).unlink()
         renamed = {k: v.replace(".safetensors", ".bin") for k, v in listed["weight_map"].items()}
-        (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": renamed}))
+        (tmp_path / "pytorch_model.bin.index.json").write_text(
+            json.dumps({"weight_map": renamed}), encoding="utf-8"
+        )
         index.unlink()
     logits = GPT.from_pretrained(tmp_path)(tokens)
     torch.testing.assert_close(logits, theirs(tokens).logits, atol=1e-4, rtol=0)
@@ -101,7 +103,7 @@ def test_weights_spread_over_shards(safe, tokens, tmp_path):
 def test_an_index_cannot_name_files_outside_its_folder(folder, name):
     (folder / "model.safetensors").rename(folder / "moved.safetensors")
     index = {"weight_map": {"transformer.wte.weight": name}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     with pytest.raises(InputError, match="expected one beside it"):
         GPT.from_pretrained(folder)
 

@@ -76,7 +76,7 @@ def test_an_unknown_file_is_one_line(content, message, tmp_path):
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"model_type": "minimal-gpt", "emb_dim": "wide"}'])
 def test_a_broken_configuration_is_one_line(content, tmp_path):
-    (tmp_path / "config.json").write_text(content)
+    (tmp_path / "config.json").write_text(content, encoding="utf-8")
     with pytest.raises(InputError) as raised:
         GPT.from_pretrained(tmp_path)
     assert "\n" not in str(raised.value) and str(tmp_path) in str(raised.value)
@@ -100,7 +100,7 @@ def test_a_hub_name_is_read_from_the_hubs_cache(tmp_path):
     cached = tmp_path / "models--openai-community--gpt2"
     huggingface_model().save_pretrained(cached / "snapshots" / "abc")
     (cached / "refs").mkdir()
-    (cached / "refs" / "main").write_text("abc")
+    (cached / "refs" / "main").write_text("abc", encoding="utf-8")
     program = "from gpt import GPT; print(GPT.from_pretrained('hub:openai-community/gpt2').config.emb_dim)"
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -16,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 
 from gpt.data.encode import Block, Encoded
-from gpt.data.store import FORMAT, INDEX_DTYPE, META, SPLITS, Segment, file_sha256, token_dtype
+from gpt.data.shards import FORMAT, INDEX_DTYPE, META, SPLITS, Segment, file_sha256, token_dtype
 from gpt.errors import InputError
 from gpt.files import write_json
 from gpt.tokenizer import Tokenizer
