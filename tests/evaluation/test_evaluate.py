@@ -95,7 +95,7 @@ def test_the_perplexity_recipe_of_transformers(stride, stream_of):
             break
     assert tokens == 100
 
-    from gpt.weights import hf
+    from gpt.weights.formats import hf
 
     config = hf.read_config(theirs.config.to_dict())
     ours = GPT.from_weights(config, hf.import_weights(config, theirs.state_dict()))

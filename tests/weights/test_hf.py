@@ -43,11 +43,11 @@ def test_either_direction_keeps_the_logits(changes, tokens, tmp_path):
     theirs = huggingface_model(**changes)
     theirs.save_pretrained(tmp_path / "theirs")
     found = read_weights(tmp_path / "theirs")
-    assert found.form == "hf"
+    assert found.format == "hf"
     write_export(found.config, found.weights, tmp_path / "ours", "hf")
-    again, report = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    exported, report = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
-    torch.testing.assert_close(again.eval()(tokens).logits, theirs(tokens).logits, atol=1e-4, rtol=0)
+    torch.testing.assert_close(exported.eval()(tokens).logits, theirs(tokens).logits, atol=1e-4, rtol=0)
     ours = GPT.from_pretrained(tmp_path / "ours")
     torch.testing.assert_close(ours(tokens), theirs(tokens).logits, atol=1e-4, rtol=0)
     assert (ours.head.weight is ours.token_embedding.weight) == changes.get("tie_word_embeddings", True)
@@ -65,7 +65,7 @@ def test_a_model_without_query_biases_is_exported_with_zeros(config, tokens, tmp
 
 
 def test_the_older_bin_with_masks_and_without_prefix(folder, tokens, tmp_path):
-    """As the hub's first GPT-2 folders are: pickles of the oldest format, names of the bare GPT2Model."""
+    """Like the first GPT-2 folders on the hub: pickles in the oldest format, names of the bare GPT2Model."""
     theirs = huggingface_model()
     state = {k.removeprefix("transformer."): v for k, v in theirs.state_dict().items() if "lm_head" not in k}
     for i in range(2):
@@ -123,7 +123,7 @@ def test_an_index_cannot_name_files_outside_its_folder(folder, name):
         ({"n_positions": 32}, r"transformer\.wpe\.weight has shape \(24, 48\), expected \(32, 48\)"),
     ],
 )
-def test_what_does_not_fit_is_named_with_both_shapes(folder, values, message):
+def test_a_mismatch_is_named_with_both_values(folder, values, message):
     change(folder, **values)
     with pytest.raises(InputError, match=message) as raised:
         GPT.from_pretrained(folder)
