@@ -7,9 +7,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gpt.data.corpus import Corpus, documents, find_corpus, recipes
+from gpt.data.corpus import Corpus, find_corpus, recipes
 from gpt.data.prepare import prepare
 from gpt.errors import InputError
+
+
+def documents(corpus, **options):
+    parts = []
+    for piece in find_corpus(corpus, **options).pieces():
+        assert piece.first == (not parts)
+        parts.append(piece.text)
+        if piece.last:
+            yield "".join(parts)
+            parts.clear()
 
 
 def write(path, data):

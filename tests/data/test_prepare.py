@@ -192,7 +192,7 @@ def test_a_second_call_goes_on_where_the_first_stopped(rows, tmp_path, monkeypat
     def stop_at_nine(self, block):
         if len(seen) == 9:
             raise KeyboardInterrupt
-        seen.append(block.parts)
+        seen.append(block.pieces)
         add(self, block)
 
     monkeypatch.setattr(shard_writer.ShardWriter, "add", stop_at_nine)
@@ -260,11 +260,11 @@ def test_a_full_disk_keeps_what_is_written(rows, tmp_path, monkeypatch):
     whole = prepare(str(rows), tmp_path / "whole", vocab_size=500)
     append, calls = shard_writer.ShardWriter._append, []
 
-    def full(self, split, encoded):
-        calls.append(split)
+    def full(self, *block):
+        calls.append(block)
         if len(calls) == 12:
             raise OSError(28, os.strerror(28))
-        append(self, split, encoded)
+        append(self, *block)
 
     monkeypatch.setattr(shard_writer.ShardWriter, "_append", full)
     with pytest.raises(InputError, match=r"out: No space left on device; what is written is kept"):
