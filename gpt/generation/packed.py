@@ -94,7 +94,7 @@ class FusedAttention(MultiHeadAttention):
 
     def __init__(self, attention: MultiHeadAttention, lay_out: Callable[[nn.Linear], nn.Module]) -> None:
         nn.Module.__init__(self)  # MultiHeadAttention's own would make weights anew
-        self.d_in, self.d_out = attention.d_in, attention.d_out
+        self.d_in, self.d_out, self.context_length = attention.d_in, attention.d_out, attention.context_length
         self.num_heads, self.head_dim = attention.num_heads, attention.head_dim
         three = (attention.W_query, attention.W_key, attention.W_value)
         fused = nn.Linear(self.d_in, 3 * self.d_out, bias=three[0].bias is not None, device="meta")
