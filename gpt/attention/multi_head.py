@@ -150,13 +150,16 @@ class MultiHeadAttention(nn.Module):
         if x.dim() != 3 or x.shape[2] != self.d_in:
             expected = f"(batch, tokens, {self.d_in})"
             raise InputError(f"expected an input of shape {expected}, got {tuple(x.shape)}")
-        cached, after = 0, ""
+        cached = 0
         if cache is not None:
             cache.check((x.shape[0], self.num_heads, x.shape[1], self.head_dim))
-            cached, after = cache.length, f" after {cache.length} cached tokens"
+            cached = cache.length
         if cached + x.shape[1] > self.context_length:
             expected = f"at most context_length {self.context_length} tokens"
-            raise InputError(f"expected {expected}, got an input of shape {tuple(x.shape)}{after}")
+            given = f"an input of shape {tuple(x.shape)}" + (
+                f" after {cached} cached tokens" if cached else ""
+            )
+            raise InputError(f"expected {expected}, got {given}")
         return cached + x.shape[1]
 
     def _combine_masks(

@@ -28,7 +28,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from gpt.config import GPTConfig
 from gpt.data.module import TokenData
 from gpt.errors import InputError
-from gpt.files import atomic_write
+from gpt.files import atomic_write, shipped
 from gpt.training.memory import keep_freed_memory
 from gpt.training.module import LanguageModel
 from gpt.training.profiling import Profile
@@ -381,12 +381,6 @@ def named_run(args: list[str]) -> str | None:
             raise InputError(f"--config {config} is not YAML: {error}") from None
         run = values.get("run") if isinstance(values, dict) else None
     return run
-
-
-def shipped(folder: str) -> Path:
-    """A folder at the top of the repository, which a wheel carries inside the package."""
-    package = Path(__file__).parents[1]
-    return next(path for path in (package.parent / folder, package / folder) if path.is_dir())
 
 
 def quiet() -> None:

@@ -1,18 +1,37 @@
-"""GPT-2 as Hugging Face's transformers keeps it: config.json, and weights by the names of GPT2LMHeadModel.
+"""GPT-2 as Hugging Face's transformers stores it: config.json and the state dict of GPT2LMHeadModel.
 
-Its linear layers are called Conv1D and keep their matrices as (in, out); query, key and value are one.
+Its linear layers, called Conv1D, store matrices as (in, out); query, key and value are one matrix.
 """
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+from safetensors.torch import save
 
 from gpt.config import GPTConfig
 from gpt.errors import InputError
-from gpt.weights.table import Row, Weights, from_gpt, linear, to_gpt
+from gpt.files import atomic_write, write_json
+from gpt.tokenizer import Tokenizer
+from gpt.weights.formats.hf_tokenizer import write_tokenizer
+from gpt.weights.formats.table import Row, Weights, from_gpt, to_gpt
 
-# Masks are rebuilt from their length.
-_PASSED_OVER = r"transformer\.h\.\d+\.attn\.(bias|masked_bias)|lm_head\.weight"
+_QKV = ("blocks.{}.attention.W_query", "blocks.{}.attention.W_key", "blocks.{}.attention.W_value")
+ROWS = [
+    Row("transformer.wte", ("token_embedding",)),
+    Row("transformer.wpe", ("position_embedding",)),
+    Row("transformer.h.{}.ln_1", ("blocks.{}.attention_norm",)),
+    Row("transformer.h.{}.attn.c_attn", _QKV, transposed=True),
+    Row("transformer.h.{}.attn.c_proj", ("blocks.{}.attention.out_proj",), transposed=True),
+    Row("transformer.h.{}.ln_2", ("blocks.{}.feed_forward_norm",)),
+    Row("transformer.h.{}.mlp.c_fc", ("blocks.{}.feed_forward.up",), transposed=True),
+    Row("transformer.h.{}.mlp.c_proj", ("blocks.{}.feed_forward.down",), transposed=True),
+    Row("transformer.ln_f", ("final_norm",)),
+    Row("lm_head", ("head",)),
+]
+_SKIPPED = r"transformer\.h\.\d+\.attn\.(bias|masked_bias)|lm_head\.weight"  # masks, and a tied head
 _EXACT_GELU = {"gelu_new": False, "gelu_pytorch_tanh": False, "gelu": True}
-# What this GPT can only be in one way: a folder that says otherwise computes something else.
+# Settings for which this GPT knows one value: with another, the folder's model computes something else.
 _FIXED = {
     "layer_norm_epsilon": 1e-5,
     "scale_attn_weights": True,
@@ -51,7 +70,7 @@ def read_config(values: dict[str, Any]) -> GPTConfig:
     )
 
 
-def write_config(config: GPTConfig, end_of_text: int) -> dict[str, Any]:
+def write_config(config: GPTConfig, eot: int) -> dict[str, Any]:
     """The config.json from which transformers builds the same model."""
     return {
         "architectures": ["GPT2LMHeadModel"],
@@ -70,57 +89,34 @@ def write_config(config: GPTConfig, end_of_text: int) -> dict[str, Any]:
         "initializer_range": 0.02,
         **_FIXED,
         "tie_word_embeddings": config.tie_embeddings,
-        "bos_token_id": end_of_text,
-        "eos_token_id": end_of_text,
+        "bos_token_id": eot,
+        "eos_token_id": eot,
         "torch_dtype": "float32",
         "use_cache": True,
     }
 
 
 def import_weights(config: GPTConfig, state: Weights) -> Weights:
-    """The state dict of a GPT2LMHeadModel, or of a GPT2Model, which has no prefix, as a GPT's.
+    """Convert the state dict of a GPT2LMHeadModel, or of a GPT2Model, whose names lack `transformer.`.
 
     Raises:
         InputError: a tensor is missing, unknown, or of another shape; the message names it.
     """
     if "wte.weight" in state:
         state = {name if name == "lm_head.weight" else f"transformer.{name}": t for name, t in state.items()}
-    return to_gpt(state, rows(config), _PASSED_OVER)
+    return to_gpt(config, state, ROWS, _SKIPPED)
 
 
-def export_weights(config: GPTConfig, weights: Weights) -> Weights:
-    """A GPT's state dict as a GPT2LMHeadModel's; a tied head is left out, as transformers does."""
-    return from_gpt(weights, rows(config))
+def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
+    """Write a folder for transformers: weights without a tied head, configuration, tokenizer.
 
-
-def rows(config: GPTConfig, *, transposed: bool = True) -> list[Row]:
-    """The table of GPT2LMHeadModel's names, which nanoGPT has taken over with matrices as (out, in)."""
-    width = config.emb_dim
-    tokens, positions = (config.vocab_size, width), (config.context_length, width)
-    table = [
-        Row(theirs="transformer.wte.weight", ours=("token_embedding.weight",), shape=tokens),
-        Row(theirs="transformer.wpe.weight", ours=("position_embedding.weight",), shape=positions),
-    ]
-    for block in range(config.num_layers):
-        here, there = f"blocks.{block}", f"transformer.h.{block}"
-        layers = (
-            ("attn.c_attn", [f"attention.W_{name}" for name in ("query", "key", "value")], width, 3 * width),
-            ("attn.c_proj", ["attention.out_proj"], width, width),
-            ("mlp.c_fc", ["feed_forward.up"], width, 4 * width),
-            ("mlp.c_proj", ["feed_forward.down"], 4 * width, width),
-        )
-        table += _norm(f"{there}.ln_1", f"{here}.attention_norm", width)
-        table += _norm(f"{there}.ln_2", f"{here}.feed_forward_norm", width)
-        for theirs, ours, d_in, d_out in layers:
-            names = [f"{here}.{name}" for name in ours]
-            table += linear(f"{there}.{theirs}", names, d_in, d_out, transposed=transposed)
-    table += _norm("transformer.ln_f", "final_norm", width)
-    if not config.tie_embeddings:
-        table += linear("lm_head", ["head"], width, config.vocab_size, bias=False)
-    return table
-
-
-def _norm(theirs: str, ours: str, width: int) -> list[Row]:
-    """The rows of a LayerNorm, (D,) each."""
-    names = ("weight", "bias")
-    return [Row(theirs=f"{theirs}.{name}", ours=(f"{ours}.{name}",), shape=(width,)) for name in names]
+    Raises:
+        InputError: the vocabulary is smaller than a tokenizer's.
+        OSError: the folder cannot be written.
+    """
+    tokenizer = Tokenizer("gpt2", vocab_size=config.vocab_size)
+    state = from_gpt(replace(config, qkv_bias=True), weights, ROWS)
+    with atomic_write(folder / "model.safetensors", "wb") as file:
+        file.write(save(state, metadata={"format": "pt"}))
+    write_tokenizer(tokenizer, folder, config.context_length)
+    write_json(folder / "config.json", write_config(config, tokenizer.eot))

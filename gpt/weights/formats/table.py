@@ -1,0 +1,107 @@
+"""Convert GPT-2 weights between programs with a table: one row for each layer.
+
+The programs differ in tensor names, in whether matrices are transposed, and in whether query, key and value
+are one matrix. The same rows serve import and export.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gpt.config import GPTConfig
+from gpt.errors import InputError
+from gpt.model import GPT
+
+Weights = dict[str, Tensor]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One layer of the other program and its counterpart here; `{}` in a name is the block number."""
+
+    theirs: str
+    """The layer's name in the other program."""
+    ours: tuple[str, ...]
+    """Its name here. The tensors of several layers are concatenated along their first axis."""
+    transposed: bool = False
+    """Whether the other program stores the matrix as (in, out); `torch.nn.Linear` stores (out, in)."""
+    parameters: tuple[str, str] = ("weight", "bias")
+    """What the other program calls the weight and the bias."""
+
+
+def shapes(config: GPTConfig) -> dict[str, Shape]:
+    """The shape of each tensor in a GPT's state dict, blocks once as `blocks.{}`; without a tied head."""
+    with torch.device("meta"):
+        state = GPT(replace(config, num_layers=1)).state_dict()
+    if config.tie_embeddings:
+        del state["head.weight"]
+    return {name.replace("blocks.0.", "blocks.{}."): tuple(tensor.shape) for name, tensor in state.items()}
+
+
+def to_gpt(
+    config: GPTConfig, state: Weights, rows: Iterable[Row], skipped: str, *, zero_biases: bool = False
+) -> Weights:
+    """Convert another program's state dict to a GPT's; the tensors are views of the given ones.
+
+    Args:
+        config: the model that the state dict holds.
+        state: tensors by the other program's names.
+        rows: the other program's table.
+        skipped: a regular expression for names without weights, such as masks.
+        zero_biases: let missing biases be zeros.
+
+    Raises:
+        InputError: a tensor is missing, unknown, or of another shape; the message names it.
+    """
+    weights: Weights = {}
+    left = dict(state)
+    for name, ours, shape, transposed in _tensors(config, rows):
+        if name not in left and not (zero_biases and name.endswith(".bias")):
+            raise InputError(f"the weights lack {name} of shape {shape}")
+        tensor = left.pop(name) if name in left else torch.zeros(shape)
+        if tuple(tensor.shape) != shape:
+            raise InputError(f"{name} has shape {tuple(tensor.shape)}, expected {shape}")
+        weights.update(zip(ours, (tensor.T if transposed else tensor).chunk(len(ours)), strict=True))
+    unknown = sorted(name for name in left if not re.fullmatch(skipped, name))
+    if unknown:
+        shape = tuple(left[unknown[0]].shape)
+        raise InputError(f"the weights hold {unknown[0]} of shape {shape}, which GPT-2 does not have")
+    return weights
+
+
+def from_gpt(config: GPTConfig, weights: Weights, rows: Iterable[Row]) -> Weights:
+    """Convert a GPT's state dict to another program's, each tensor contiguous.
+
+    `config` may have biases that `weights` lack: they are zeros.
+    """
+    state: Weights = {}
+    for name, ours, shape, transposed in _tensors(config, rows):
+        if ours[0] in weights:
+            tensor = torch.cat([weights[name] for name in ours])
+            state[name] = (tensor.T if transposed else tensor).contiguous()
+        else:
+            state[name] = torch.zeros(shape)
+    return state
+
+
+def _tensors(config: GPTConfig, rows: Iterable[Row]) -> Iterator[tuple[str, list[str], Shape, bool]]:
+    """Each tensor of the other program: its name, ours, its shape, and whether it is transposed.
+
+    Lazy, because the configuration of a damaged file may claim any number of layers.
+    """
+    expected = shapes(config)
+    for row in rows:
+        for theirs, suffix in zip(row.parameters, ("weight", "bias"), strict=True):
+            if f"{row.ours[0]}.{suffix}" not in expected:
+                continue
+            first, *others = expected[f"{row.ours[0]}.{suffix}"]
+            transposed = row.transposed and suffix == "weight"
+            shape = (len(row.ours) * first, *others)[:: -1 if transposed else 1]
+            blocks: Sequence[int] = range(config.num_layers) if "{}" in row.theirs else [0]
+            for block in blocks:
+                names = [f"{ours.format(block)}.{suffix}" for ours in row.ours]
+                yield f"{row.theirs.format(block)}.{theirs}", names, shape, transposed
