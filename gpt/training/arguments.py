@@ -14,6 +14,7 @@ import yaml
 from lightning.pytorch.utilities import rank_zero_only
 
 from gpt.errors import InputError
+from gpt.files import shipped
 from gpt.training.resume import AUTO_OR_NEW, Found, find
 from gpt.training.saved_options import OLD_NAMES, as_argument, plain_options, with_new_names
 
@@ -66,7 +67,7 @@ def complete(args: list[str]) -> Arguments:
         rest.append(f"--ckpt_path={found.path}")
     if not configs and not {"-h", "--help"} & set(rest):
         recipe = "finetune.yaml" if known["model.init_from"] is not None else "quick.yaml"
-        configs = [str(_shipped("configs") / recipe)]
+        configs = [str(shipped("configs") / recipe)]
     return Arguments(
         args=[command, *(f"--config={config}" for config in configs), *rest],
         found=found if command == "fit" else None,
@@ -110,12 +111,6 @@ def _read_config(argument: str, given: set[str]) -> tuple[str, dict[str, Any]]:
         return argument, {}
     renamed = with_new_names(values)
     return (argument if renamed == values else as_argument(renamed)), renamed
-
-
-def _shipped(folder: str) -> Path:
-    """A folder at the top of the repository, which a wheel carries inside the package."""
-    package = Path(__file__).parents[1]
-    return next(path for path in (package.parent / folder, package / folder) if path.is_dir())
 
 
 @rank_zero_only

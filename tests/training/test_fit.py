@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from gpt import Tokenizer
 from gpt.cli import main
 from gpt.data.prepare import prepare
-from gpt.data.store import Prepared
+from gpt.data.shards import Prepared
 from gpt.weights.checkpoint import read
 from gpt.weights.load import load
 
@@ -98,7 +98,8 @@ def test_held_out_loss_and_bits_per_byte_are_those_of_the_text(run):
 
 
 def test_metrics_have_a_row_an_interval_and_learn_something(run):
-    rows = list(csv.DictReader((run / "metrics.csv").open(encoding="utf-8", newline="")))
+    with (run / "metrics.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
     train = [row for row in rows if row["train_loss"]]
     assert [int(row["step"]) for row in train] == list(range(5, 70, 5))
     assert [int(row["step"]) for row in rows if row["val_loss"]] == [20, 40, 60, 65]
