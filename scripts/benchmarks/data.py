@@ -24,7 +24,7 @@ from gpt.data.builtin import python_stdlib
 from gpt.data.module import TokenData, TrainLoader
 from gpt.data.prepare import prepare
 from gpt.data.store import INDEX_DTYPE, META, Prepared
-from gpt.data.windows import Grid, TrainWindows, WindowOrder
+from gpt.data.windows import Grid, TrainWindows
 from gpt.data.writer import _SHARD_TOKENS
 
 SHAPES = [(12, 128), (12, 1024), (64, 1024)]
@@ -138,10 +138,10 @@ def windows(folder: Path, batch_size: int, length: int, rounds: int) -> tuple[in
     shard = folder / "train-00000.bin"
     batches = max(20, 4_000_000 // (batch_size * length))
     draw = np.random.default_rng(0)
-    order = WindowOrder(windows=Grid(prepared.count("train", "tokens"), length), batch_size=batch_size)
+    grid = Grid(prepared.count("train", "tokens"), length)
 
     def ours() -> None:
-        loader = TrainLoader(TrainWindows(prepared.stream("train"), order, length))
+        loader = TrainLoader(TrainWindows(prepared.stream("train"), grid, batch_size))
         left = batches
         while left:
             left -= sum(1 for _ in islice(loader, left))
