@@ -1,23 +1,28 @@
-# make train: a trained model and a text of its own, from nothing but Python.  make test: every check.
+# make train: install, train, generate.  make test: every check.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train test lint typecheck imports unit clean
+.PHONY: install setup train test lint typecheck imports budget unit clean
 
-setup: $(VENV)/.installed
+install: $(VENV)/.package
+setup: $(VENV)/.dev
 
-# Runs again when what is to be installed changes.
-$(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
+# The package alone, which is what training and generating need. Runs again when the dependencies change.
+$(VENV)/.package: pyproject.toml constraints.txt scripts/install.py
+	$(PYTHON) scripts/install.py $(VENV)
 	touch $@
 
-train: setup
+# The package and the tools of its tests.
+$(VENV)/.dev: pyproject.toml constraints.txt scripts/install.py
+	$(PYTHON) scripts/install.py $(VENV) --extras dev
+	touch $@ $(VENV)/.package
+
+train: install
 	$(BIN)/gpt fit
 	$(BIN)/gpt generate --prompt 'Return the ' --num_samples 2 --seed 1 --max_new_tokens 60
 
-test: lint typecheck imports unit
+test: lint typecheck imports budget unit
 
 lint: setup
 	$(BIN)/ruff check .
@@ -29,7 +34,10 @@ typecheck: setup
 imports: setup
 	$(BIN)/lint-imports
 
-# One thread each for two processes: tiny models gain nothing from more.
+budget: setup
+	$(BIN)/python scripts/budget.py
+
+# Two processes of one thread each: more threads do not speed up tiny models.
 unit: setup
 	OMP_NUM_THREADS=1 PYTHONWARNDEFAULTENCODING=1 $(BIN)/python -m pytest -n 2
 

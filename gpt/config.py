@@ -14,6 +14,9 @@ _SIZES: dict[str, dict[str, int]] = {
     "gpt2-xl": {"emb_dim": 1600, "num_heads": 25, "num_layers": 48},
 }
 
+_OLD_NAMES = {"tied_head": "tie_embeddings"}
+"""Fields that older config.json files and checkpoints call otherwise."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
@@ -37,7 +40,7 @@ class GPTConfig:
     """Probability that an embedding, attention weight or residual entry is dropped while training."""
     qkv_bias: bool = True
     """Whether the query, key and value projections have a bias, as GPT-2's have."""
-    tied_head: bool = True
+    tie_embeddings: bool = True
     """Whether the head is the token embedding, as GPT-2's is, or a matrix of its own."""
     exact_gelu: bool = False
     """Whether the GELU is computed exactly; GPT-2 approximates it with a tanh."""
@@ -69,11 +72,12 @@ class GPTConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "GPTConfig":
-        """The inverse of `to_dict`.
+        """The inverse of `to_dict`; a field may have its old name.
 
         Raises:
             InputError: a key that is not a field.
         """
+        values = {_OLD_NAMES.get(name, name): value for name, value in values.items()}
         unknown = sorted(set(values) - {field.name for field in fields(cls)})
         if unknown:
             known = ", ".join(field.name for field in fields(cls))

@@ -1,4 +1,4 @@
-"""Writing files so that a reader finds the old one or the new one, never half of either."""
+"""Where the files that come with the package are, and writing a file so that no reader sees half of it."""
 
 import json
 import os
@@ -8,14 +8,37 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from gpt.errors import InputError
+
+_PACKAGE = Path(__file__).parent
+
+
+def shipped(folder: str) -> Path:
+    """The folder `configs` or `recipes` that belongs to this package.
+
+    A wheel carries both inside the package. A source checkout has them at its top, `recipes` as `data`.
+
+    Raises:
+        InputError: the installation lacks it.
+    """
+    project = _PACKAGE.parent / "pyproject.toml"
+    in_checkout = project.is_file() and 'name = "minimal-gpt"' in project.read_text(encoding="utf-8")
+    places = [_PACKAGE / folder]
+    if in_checkout:  # anywhere else, a folder beside the package belongs to someone else
+        places.append(_PACKAGE.parent / {"recipes": "data"}.get(folder, folder))
+    for place in places:
+        if place.is_dir():
+            return place
+    raise InputError(f"this installation has no {folder}: install minimal-gpt again")
+
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a temporary file beside `path`; when the block ends well, flush it and rename it to `path`.
+    """Open a temporary file beside `path`; when the block succeeds, flush it and rename it to `path`.
 
-    A rename within one folder is atomic (POSIX rename(2), `os.replace` on Windows), across file systems it is
-    a copy: so the temporary file lies in the destination's own folder and never in `$TMPDIR`. If the block
-    raises, or the disk fills, the temporary file goes and what stood at `path` stays as it was.
+    A rename is atomic within a folder (POSIX rename(2), `os.replace` on Windows) and a copy across file
+    systems, so the temporary file lies in the destination's folder. If the block raises or the disk fills, it
+    is deleted and the file at `path` stays as it was.
 
     Raises:
         OSError: the folder cannot be made or written, or the disk is full.
@@ -28,7 +51,7 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's 0600 would hide the file from a group's members
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's 0600 would hide the file from the group
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -50,7 +73,7 @@ def _umask() -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable; Windows has no such call and needs none."""
+    """Make the rename durable; Windows has no such call and needs none."""
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)

@@ -86,7 +86,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(config.num_layers))
         self.final_norm = nn.LayerNorm(config.emb_dim)
         self.head = nn.Linear(config.emb_dim, config.vocab_size, bias=False)
-        if config.tied_head:
+        if config.tie_embeddings:
             self.head.weight = self.token_embedding.weight
         self._share_mask()
         self._init_weights()

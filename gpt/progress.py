@@ -1,54 +1,59 @@
-"""A progress bar on a terminal, a rare plain line elsewhere; both on stderr."""
+"""Progress on stderr: a bar with the time left on a terminal, a plain line every 15 seconds elsewhere."""
 
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_QUIET_SECONDS = 15.0
+_SECONDS_BETWEEN_LINES = 15.0
 
 
 @contextmanager
-def byte_progress(label: str, total: int | None, done: int = 0) -> Iterator[Callable[[int], None]]:
-    """Show how many bytes are done, how fast, and the time left; call what it yields with each bytes more.
+def progress(
+    label: str, total: int | None, *, done: int = 0, unit: str = "bytes"
+) -> Iterator[Callable[[int], None]]:
+    """Show how much is done, how fast, and the time left; call the yielded function with each increment.
 
     Args:
         label: what is being done.
-        total: bytes in all, None if unknown.
-        done: bytes done before, which do not count towards the speed.
+        total: units in all, None if unknown.
+        done: units done before this call; they do not count towards the speed.
+        unit: what is counted; `bytes` are shown in larger units, with the speed.
     """
     if not sys.stderr.isatty():
-        yield _plain_lines(label, total, done)
+        yield _plain_lines(label, total, done, unit)
         return
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
+
+    counts = (
+        (rich.DownloadColumn(), rich.TransferSpeedColumn())
+        if unit == "bytes"
+        else (rich.MofNCompleteColumn(), rich.TextColumn(unit))
     )
+    columns = rich.TextColumn("{task.description}"), rich.BarColumn(), *counts, rich.TimeRemainingColumn()
+    with rich.Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(label, total=total, completed=done)
+        yield lambda more: bar.advance(task, more)
 
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
-        task = progress.add_task(label, total=total, completed=done)
-        yield lambda more: progress.advance(task, more)
 
-
-def _plain_lines(label: str, total: int | None, done: int) -> Callable[[int], None]:
-    began = last = time.monotonic()
+def _plain_lines(label: str, total: int | None, done: int, unit: str) -> Callable[[int], None]:
+    start = last = time.monotonic()
     before = done
 
     def advance(more: int) -> None:
         nonlocal done, last
         done += more
         now = time.monotonic()
-        if now - last < _QUIET_SECONDS:
+        if now - last < _SECONDS_BETWEEN_LINES:
             return
         last = now
-        speed = (done - before) / (now - began)
+        speed = (done - before) / (now - start)
+        if unit == "bytes":
+            count = f"{done / 1e6:.0f} MB, {speed / 1e6:.1f} MB/s"
+        else:
+            count = f"{done} of {total} {unit}" if total else f"{done} {unit}"
         left = f", {(total - done) / speed:.0f} s left" if total and speed else ""
-        print(f"{label}: {done / 1e6:.0f} MB, {speed / 1e6:.1f} MB/s{left}", file=sys.stderr, flush=True)
+        print(f"{label}: {count}{left}", file=sys.stderr, flush=True)
 
     return advance

@@ -1,8 +1,8 @@
-"""The GPT-2 tokenizer, from the table that the package carries: no network, no files of the user's.
+"""The GPT-2 tokenizer, from the table in the package: it needs no network.
 
-Byte-pair encoding of bytes (Radford et al. 2019, section 2.2), computed by tiktoken. A prefix of the ranks is
-a vocabulary of its own: every merge is made of tokens of lower rank, and the first 256 ranks are the single
-bytes, so a table cut anywhere after them still encodes every text and loses nothing.
+Byte-pair encoding of bytes (Radford et al. 2019, section 2.2), computed by tiktoken. Any prefix of the ranks
+from the 256 single bytes on is a vocabulary that encodes every text without loss, since a token is merged
+from tokens of lower rank.
 """
 
 import hashlib
@@ -25,25 +25,24 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 _TABLE_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 _FULL_SIZE = 50257
-_SMALLEST_SIZE = 257  # the 256 bytes and the end of text
+_SMALLEST_SIZE = 257  # the 256 bytes and <|endoftext|>
 
-# The words that merges do not cross: GPT-2's own pattern, in the possessive form that tiktoken runs faster.
+# Merges stay within words. GPT-2's own pattern, in the possessive form that tiktoken runs faster.
 _WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 
-# A blank after a character that is not one always begins a new word of the pattern above: text cut there
-# gives the same tokens as the whole.
+# A blank after a non-blank always begins a word of the pattern above: text cut there gives the same tokens.
 _WORD_START = re.compile(r"(?<=\S)[ \n]")
 
 _LONGEST_CALL = 1 << 16
-"""Characters that tiktoken is handed at once: its regular expression can panic on millions with no blank."""
+"""Characters in a call of tiktoken, whose regular expression can panic on millions without a blank."""
 
 
 class Tokenizer:
-    """Text to ids and back. Two tokenizers of the same name and size are equal, and small to pickle.
+    """Text to ids and back. Tokenizers of the same name and size are equal, and pickle to a few bytes.
 
     Args:
-        name: `gpt2`, the one table there is.
-        vocab_size: ids in all: ranks 0 .. vocab_size - 2 of the table, and the end of text as the last.
+        name: `gpt2`, the only table.
+        vocab_size: ids in all: ranks 0 .. vocab_size - 2 of the table, then `<|endoftext|>`.
 
     Raises:
         InputError: an unknown name, or a size outside 257 .. 50257.
@@ -68,21 +67,21 @@ class Tokenizer:
 
     @property
     def eot(self) -> int:
-        """The id of the end of text."""
+        """The id of `<|endoftext|>`."""
         return self.n_vocab - 1
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all that decides the ids: 64 hexadecimal digits."""
+        """A hash of everything that decides the ids: 64 hexadecimal digits."""
         return hashlib.sha256(f"{_TABLE_SHA256} {_WORDS} {self.n_vocab}".encode()).hexdigest()
 
     @property
     def encoding(self) -> "tiktoken.Encoding":
-        """tiktoken's own object, loaded on first use and shared by the process."""
+        """tiktoken's object, loaded on first use and shared by the process."""
         return _encoding(self.n_vocab)
 
     def encode(self, text: str, allow_special: bool = False) -> list[int]:
-        """The ids of `text`. `<|endoftext|>` written in it is plain text unless `allow_special`."""
+        """The ids of `text`. `<|endoftext|>` in it is plain text unless `allow_special`."""
         if not allow_special:
             return list(self.encode_array(text).tolist())
         ids: list[int] = []
@@ -93,27 +92,27 @@ class Tokenizer:
         return ids
 
     def encode_array(self, text: str) -> NDArray[np.uint32]:
-        """The ids of `text` as plain text, (number of tokens,), without a Python integer for each."""
+        """The ids of plain text as an array (tokens,), without a Python integer for each."""
         encode = self.encoding.encode_to_numpy
         try:
             parts = [encode(part, disallowed_special=()) for part in split_at_words(text, _LONGEST_CALL)]
-        except UnicodeEncodeError:  # half a surrogate pair is no character: it becomes U+FFFD
+        except UnicodeEncodeError:  # half a surrogate pair becomes U+FFFD
             return self.encode_array(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint32), *parts])
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`; bytes that are not UTF-8, as of half a character, come out as U+FFFD.
+        """The text of `ids`; bytes that are not UTF-8, such as half a character, become U+FFFD.
 
         Raises:
-            InputError: an id that the vocabulary does not have.
+            InputError: an id outside the vocabulary.
         """
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """The bytes of `ids`, exactly as they were encoded.
+        """The bytes of `ids`.
 
         Raises:
-            InputError: an id that the vocabulary does not have.
+            InputError: an id outside the vocabulary.
         """
         ids = [int(i) for i in ids]
         for i in ids:
@@ -122,17 +121,17 @@ class Tokenizer:
         return self.encoding.decode_bytes(ids)
 
     def byte_lengths(self) -> NDArray[np.int64]:
-        """How many UTF-8 bytes of text each id stands for, (n_vocab,); none for the end of text."""
+        """UTF-8 bytes of text that each id stands for, (n_vocab,); 0 for `<|endoftext|>`."""
         lengths = [len(token) for token in _table()[: self.eot]]
         return np.array([*lengths, 0], dtype=np.int64)
 
 
 def split_at_words(text: str, longest: int) -> Iterator[str]:
-    """Cut `text` into parts of at most `longest` characters, where a word begins if one does.
+    """Cut `text` into parts of at most `longest` characters, at the beginning of a word where possible.
 
     Each cut is the first such place in the second half of a part, so the parts depend on the text alone.
-    Encoded one by one they give the ids of the whole, except around a cut inside half a part without any
-    blank, where the ids may differ from the whole's and still decode to it.
+    Encoded one by one they give the ids of `text`, except around a cut in half a part without any blank:
+    there the ids may differ, but still decode to `text`.
     """
     start = 0
     while len(text) - start > longest:
@@ -146,7 +145,7 @@ def split_at_words(text: str, longest: int) -> Iterator[str]:
 
 @cache
 def _table() -> list[bytes]:
-    """The tokens of the GPT-2 table in the order of their ranks."""
+    """The tokens of the GPT-2 table by rank."""
     packed = files("gpt").joinpath("assets", "r50k_base.tiktoken.xz").read_bytes()
     table = lzma.decompress(packed)
     if (found := hashlib.sha256(table).hexdigest()) != _TABLE_SHA256:

@@ -1,8 +1,8 @@
-"""What training GPT-2's sizes takes on more and more GPUs: the formulas of docs/scale.md, and its tables.
+"""The cost of training GPT-2's sizes on one to 64 GPUs: the formulas and tables of docs/scale.md.
 
     python scripts/scale.py
 
-Nothing is measured here. The assumptions stand at the top, to be replaced by figures of one's own.
+Everything here is computed. Replace the assumptions below with your own figures.
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from gpt import GPT, GPTConfig
 
 TOKENS = 10_000_000_000
 BATCH_TOKENS = 2**19  # an update, all GPUs together
-PEAK = 989e12  # FLOP/s of an H100 SXM in dense bfloat16, from its data sheet
-UTILISATION = 0.40  # the part of the peak that a step's own arithmetic reaches on one GPU
+PEAK = 989e12  # FLOP/s of an H100 SXM in dense bfloat16, data sheet
+UTILISATION = 0.40  # fraction of the peak that one GPU reaches
 PRICE = 2.50  # dollars a GPU and hour
 GPUS_A_NODE = 8
 BYTES_A_SECOND = {"node": 450e9, "network": 50e9}  # NVLink, one way; one 400 Gbit/s card for each node
@@ -26,17 +26,17 @@ GPUS = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """A run on some GPUs of one kind."""
+    """Cost of a run on a number of GPUs."""
 
     hours: float
     dollars: float
     efficiency: float
-    """Of the speed that as many single GPUs would have."""
+    """Relative to the same number of independent GPUs."""
 
 
 @cache
 def parameters(config: GPTConfig) -> int:
-    """N, without holding any."""
+    """N, counted on the meta device."""
     with torch.device("meta"):
         return GPT(config).num_parameters()
 
@@ -51,7 +51,7 @@ def flops_per_token(config: GPTConfig, context: int | None = None) -> float:
 
 
 def cost(config: GPTConfig, gpus: int) -> Cost:
-    """What TOKENS tokens take, if all of the gradients' traffic is waited for: most of it can be hidden."""
+    """Cost of TOKENS tokens if none of the gradients' traffic overlaps with computing; most of it can."""
     compute = BATCH_TOKENS * flops_per_token(config) / (gpus * PEAK * UTILISATION)  # seconds an update
     speed = BYTES_A_SECOND["node" if gpus <= GPUS_A_NODE else "network"]
     traffic = 2 * (gpus - 1) / gpus * 4 * parameters(config) / speed  # a ring's all-reduce of float32
@@ -70,7 +70,7 @@ def memory(config: GPTConfig, windows: int, shards: int = 1) -> float:
 
 
 def recipes() -> str:
-    """The table of configs/gpt2-*.yaml: what each costs on one GPU and on a node of eight."""
+    """The table of configs/gpt2-*.yaml: the cost on one GPU and on a node of eight."""
     lines = [
         "| configs/ | tokens an update | updates | tokens | GB on a GPU | one GPU | eight GPUs |",
         "| --- | --- | --- | --- | --- | --- | --- |",

@@ -1,6 +1,5 @@
-"""What every test shares: a tiny model, a text of its own, and a cache that is thrown away."""
+"""Shared by every test: a tiny model, a small text, and a temporary cache."""
 
-import warnings
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,8 @@ TINY = GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=4, num
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _throwaway_cache(tmp_path_factory: pytest.TempPathFactory):
-    """Prepared data of the tests goes into a folder of their own, shared by the tests of one process."""
+def _temporary_cache(tmp_path_factory: pytest.TempPathFactory):
+    """Prepared data goes into a temporary folder, which the tests of one process share."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GPT_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -22,12 +21,6 @@ def _throwaway_cache(tmp_path_factory: pytest.TempPathFactory):
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
-
-
-@pytest.fixture(autouse=True)
-def _every_open_names_its_encoding():
-    """With PYTHONWARNDEFAULTENCODING set, as `make test` sets it, text files of ours are UTF-8 by name."""
-    warnings.filterwarnings("error", category=EncodingWarning, module=r"gpt(\.|$)")
 
 
 @pytest.fixture
@@ -47,7 +40,7 @@ def tokens(config: GPTConfig) -> torch.Tensor:
 
 @pytest.fixture
 def text_file(tmp_path: Path) -> Path:
-    """A small text that a tiny model can learn something of."""
+    """A small text that a tiny model can learn from."""
     path = tmp_path / "text.txt"
     path.write_text("The quick brown fox jumps over the lazy dog — naïvely.\n" * 200, encoding="utf-8")
     return path

@@ -33,6 +33,10 @@ def test_unknown_names_say_which_are_known():
         GPTConfig.from_dict({"n_embd": 3})
 
 
+def test_fields_may_have_their_old_names():
+    assert GPTConfig.from_dict({"tied_head": False}) == GPTConfig(tie_embeddings=False)
+
+
 def test_there_and_back():
     config = GPTConfig.from_name("gpt2-small", dropout=0.25)
     assert GPTConfig.from_dict(config.to_dict()) == config

@@ -4,7 +4,9 @@ import stat
 
 import pytest
 
-from gpt.files import atomic_write, write_json
+from gpt import files
+from gpt.errors import InputError
+from gpt.files import atomic_write, shipped, write_json
 
 
 def test_text_is_utf8_and_arrives_whole(tmp_path):
@@ -58,3 +60,22 @@ def test_json(tmp_path):
     write_json(tmp_path / "a.json", {"name": "caf\u00e9", "n": [1, 2]})
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == {"name": "caf\u00e9", "n": [1, 2]}
     assert "caf\u00e9" in (tmp_path / "a.json").read_text(encoding="utf-8")
+
+
+def test_a_checkout_has_its_folders_at_its_top():
+    assert (shipped("configs") / "quick.yaml").is_file()
+    assert (shipped("recipes") / "python-docs.yaml").is_file()
+
+
+def test_a_folder_of_strangers_beside_an_installed_package_is_not_taken(tmp_path, monkeypatch):
+    package = tmp_path / "site-packages" / "gpt"
+    for folder in (package, tmp_path / "site-packages" / "configs"):
+        folder.mkdir(parents=True)
+    monkeypatch.setattr(files, "_PACKAGE", package)
+    with pytest.raises(InputError, match="no configs"):
+        shipped("configs")
+    (package.parent / "pyproject.toml").write_text('name = "another"', encoding="utf-8")
+    with pytest.raises(InputError, match="no configs"):
+        shipped("configs")
+    (package / "configs").mkdir()
+    assert shipped("configs") == package / "configs"

@@ -131,6 +131,6 @@ def test_a_damaged_table_is_refused(tmp_path, monkeypatch):
 def test_making_a_tokenizer_loads_nothing():
     code = "import sys; from gpt.tokenizer import Tokenizer; Tokenizer(); print('tiktoken' in sys.modules)"
     assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True).stdout
         == "False\n"
     )

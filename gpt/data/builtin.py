@@ -1,11 +1,11 @@
 """Two corpora that every Python carries: the standard library's documentation, and its source.
 
-`python-docs` is the docstrings of the library's modules, one document a module, and the language reference
-that `help()` shows (`pydoc_data.topics`), one document a topic. The topics repeat one another word for word,
-and so do some docstrings, so a paragraph is kept only where it first stands: held-out text has then not been
-seen in training. `python-stdlib` is the source files themselves. Both leave the tests out.
+`python-docs` has a document for each topic of the language reference that `help()` shows
+(`pydoc_data.topics`) and one for each module's docstrings. Topics repeat one another word for word, and so do
+some docstrings. Only the first copy of a paragraph is kept, so that held-out text is not also trained on.
+`python-stdlib` is the source files. Both leave out the library's tests.
 
-The text is the Python Software Foundation's, under the PSF licence, and differs between Python versions.
+The text belongs to the Python Software Foundation (PSF licence) and differs between Python versions.
 """
 
 import ast
@@ -19,7 +19,7 @@ from pathlib import Path
 _NOT_THE_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _SHORTEST_PARAGRAPH = 40
-"""Characters below which a repeated paragraph says nothing about what was seen, as "Returns:" does not."""
+"""Characters. Shorter paragraphs, like "Returns:", may repeat."""
 
 
 def python_docs() -> Iterator[str]:
@@ -32,7 +32,7 @@ def python_docs() -> Iterator[str]:
 
 
 def python_stdlib() -> Iterator[str]:
-    """The documents of `python-stdlib`: each source file of the library, whole."""
+    """The documents of `python-stdlib`: the source files of the library."""
     for path in _source_files():
         text = path.read_bytes().decode("utf-8", errors="replace")
         if text:
@@ -40,7 +40,7 @@ def python_stdlib() -> Iterator[str]:
 
 
 def library_fingerprint() -> str:
-    """A hash of the source files and of the reference, which decide both corpora."""
+    """A hash of the files that both corpora are made of."""
     digest = hashlib.sha256()
     for path in [*_source_files(), _topics_file()]:
         digest.update(path.read_bytes())
@@ -59,7 +59,7 @@ def _source_files() -> list[Path]:
 
 def _topics_file() -> Path:
     spec = importlib.util.find_spec("pydoc_data.topics")
-    assert spec is not None and spec.origin is not None  # a part of every CPython
+    assert spec is not None and spec.origin is not None  # part of every CPython
     return Path(spec.origin)
 
 
@@ -73,7 +73,7 @@ def _docstrings(path: Path) -> str:
     """The docstrings of a module, its classes and functions, in the order of the source."""
     try:
         tree = ast.parse(path.read_bytes())
-    except SyntaxError:  # a few files of the library are wrong on purpose
+    except SyntaxError:  # a few library files are invalid on purpose
         return ""
     nodes = [node for node in ast.walk(tree) if isinstance(node, _DOCUMENTED)]
     nodes.sort(key=lambda node: getattr(node, "lineno", 0))
@@ -81,7 +81,7 @@ def _docstrings(path: Path) -> str:
 
 
 def _without_repeats(text: str, seen: set[bytes]) -> str:
-    """`text` less the paragraphs that are in `seen`, to which the rest is added."""
+    """`text` without the paragraphs that are in `seen`; the kept ones are added to `seen`."""
     kept = []
     for paragraph in re.split(r"\n(?:[ \t]*\n)+", text):
         words = " ".join(paragraph.split())

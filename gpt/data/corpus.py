@@ -1,4 +1,4 @@
-"""What a corpus is, and how a person names one: a file, a folder, a hub data set, a recipe."""
+"""What a corpus is, and how it is named: a file, a folder, a hub data set, a recipe."""
 
 import hashlib
 import json
@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from gpt.data import builtin
-from gpt.data.reading import Piece, cut, file_format, file_pieces, hub_rows, is_packed, is_url, join
-from gpt.data.store import file_sha256
+from gpt.data.documents import Piece, cut, file_format, file_pieces, hub_rows, is_compressed, is_url, join
+from gpt.data.shards import file_sha256
 from gpt.errors import InputError
+from gpt.files import shipped
 
 _BUILTIN = {"python-docs": builtin.python_docs, "python-stdlib": builtin.python_stdlib}
 
@@ -32,19 +33,19 @@ class Corpus:
     hub: str | None = None
     """A Hugging Face data set, OWNER/NAME."""
     subset: str | None = None
-    """The hub data set's configuration, where it has several."""
+    """The hub data set's configuration, if it has several."""
     split: str = "train"
     """The hub data set's split."""
     revision: str | None = None
-    """The hub data set's commit or tag; without one, prepared data is not renewed when the data set is."""
+    """The hub data set's commit or tag. Without one, prepared data is not updated when the data set is."""
     streaming: bool = True
-    """Read the hub data set as it comes, rather than download it whole first."""
+    """Read the hub data set as it downloads; false downloads all of it first."""
     text_column: str = "text"
-    """The column of the rows that holds the text."""
+    """The column that holds the text, in rows."""
     document_starts: str | None = None
-    """For a hub data set of lines: a regular expression; a row that matches it begins a document."""
+    """For a hub data set of lines: a regular expression that the first row of each document matches."""
     errors: str = "strict"
-    """What to do with bytes that are not UTF-8: `strict` stops, `replace` puts U+FFFD in their place."""
+    """For bytes that are not UTF-8: `strict` stops, `replace` puts U+FFFD in their place."""
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.builtin, self.files, self.hub))) != 1:
@@ -55,9 +56,9 @@ class Corpus:
             raise InputError(f"errors must be strict or replace, got {self.errors!r}")
 
     def fingerprint(self) -> str:
-        """A hash of the content, and of the options that decide how it is read.
+        """A hash of the content and of the options that decide how it is read.
 
-        Local files are hashed whole; URLs and hub data sets by their name and revision, without network.
+        Local files are hashed by content, URLs and hub data sets by name and revision, without network.
         """
         digest = hashlib.sha256(
             json.dumps(asdict(replace(self, files=("-",) if self.files else ()))).encode()
@@ -75,9 +76,9 @@ class Corpus:
         return {key: value for key, value in asdict(self).items() if value}
 
     def size(self) -> int | None:
-        """Bytes of UTF-8 text, for a progress bar; None where only reading could tell."""
+        """Bytes of UTF-8 text, for a progress bar; None if unknown before reading."""
         if not self.files or any(
-            is_url(name) or is_packed(name) or file_format(name) != "text" for name in self.files
+            is_url(name) or is_compressed(name) or file_format(name) != "text" for name in self.files
         ):
             return None
         return sum(Path(name).stat().st_size for name in self.files)
@@ -86,7 +87,7 @@ class Corpus:
         """The documents in order, each as pieces of at most `LONGEST_PIECE` characters.
 
         Raises:
-            InputError: a file that is not UTF-8 or not what its name says, a column that is not there.
+            InputError: a file that is not UTF-8 or not of the format that its name says, a missing column.
             OSError: a file that cannot be read.
         """
         if self.builtin:
@@ -100,18 +101,18 @@ class Corpus:
 
 
 def find_corpus(name: str, **options: Any) -> Corpus:
-    """The corpus that a person means by `name`.
+    """The corpus that `name` stands for.
 
-    A file, a folder (its JSON, CSV and Parquet files if it has any, as the hub lays data sets out, or else
-    all files that are not hidden), a pattern with `*`, a URL, `hub:OWNER/NAME`, a recipe's name or a recipe's
-    own YAML file; tried in that order.
+    Tried in this order: a folder (its JSON, CSV and Parquet files if it has any, or else all files that are
+    not hidden), a file, which may be a recipe in YAML, a URL, a pattern with `*`, `hub:OWNER/NAME`, the name
+    of a recipe.
 
     Args:
         name: as above.
-        options: fields of `Corpus` that differ from the recipe's or from the default; None changes nothing.
+        options: fields of `Corpus` that override the recipe's or the defaults; None overrides nothing.
 
     Raises:
-        InputError: nothing is found there.
+        InputError: there is no such corpus.
     """
     options = {key: value for key, value in options.items() if value is not None}
     path = Path(name).expanduser()
@@ -139,23 +140,9 @@ def find_corpus(name: str, **options: Any) -> Corpus:
     return _read_recipe(recipe, options)
 
 
-def documents(corpus: str, **options: Any) -> Iterator[str]:
-    """The documents of a corpus, whole and in order; the arguments are `find_corpus`'s."""
-    parts: list[str] = []
-    for piece in find_corpus(corpus, **options).pieces():
-        parts.append(piece.text)
-        if piece.last:
-            yield "".join(parts)
-            parts.clear()
-
-
 def recipes() -> dict[str, Path]:
-    """The YAML file of every recipe, by name: `gpt/recipes` when installed, `data` beside the source."""
-    package = Path(__file__).parents[1]
-    folder = package / "recipes"
-    if not folder.is_dir():
-        folder = package.parent / "data"
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    """The YAML file of every recipe that comes with the package, by name."""
+    return {path.stem: path for path in sorted(shipped("recipes").glob("*.yaml"))}
 
 
 def _read_recipe(path: Path, options: Mapping[str, Any]) -> Corpus:

@@ -1,4 +1,4 @@
-"""`gpt inspect`: what a prepared folder holds, and whether it is still what was written."""
+"""`gpt inspect`: what a prepared folder holds, and whether its files are unaltered."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt.data.prepare import prepare
-from gpt.data.store import META, SPLITS, Prepared
+from gpt.data.shards import META, SPLITS, Prepared
 from gpt.data.windows import Grid, make_batch
 from gpt.errors import InputError
 from gpt.files import atomic_write
@@ -25,12 +25,12 @@ def inspect(
     """Print what prepared data holds, check every file against its checksum, and draw document lengths.
 
     Args:
-        data: a prepared folder; or a corpus, which is then prepared if it is not.
-        vocab_size: ids of the tokenizer, where `data` is a corpus.
-        windows: how many training windows to show as text.
-        context_length: tokens in each of them.
-        seed: decides which.
-        picture: where the histogram of document lengths goes; by default lengths.png in the folder.
+        data: a prepared folder, or a corpus, which is prepared first.
+        vocab_size: ids of the tokenizer, if `data` is a corpus.
+        windows: how many training windows to print.
+        context_length: tokens in each window.
+        seed: of the choice of windows.
+        picture: the file for the histogram of document lengths; by default lengths.png in the folder.
 
     Raises:
         InputError: not prepared data, or a file that was altered.
@@ -65,13 +65,13 @@ def describe(prepared: Prepared) -> list[str]:
 
 
 def document_lengths(prepared: Prepared, split: str) -> NDArray[np.int64]:
-    """Tokens of each document of a split, its end of text among them."""
+    """Tokens in each document of a split, `<|endoftext|>` counted."""
     starts = prepared.document_starts(split)
     return np.diff(starts, append=prepared.count(split, "tokens"))
 
 
 def sample_windows(prepared: Prepared, count: int, context_length: int, seed: int) -> list[str]:
-    """The text of some windows drawn from the training split."""
+    """The text of random windows of the training split."""
     grid = Grid(prepared.count("train", "tokens"), context_length)
     chosen = np.random.default_rng(seed).choice(grid.count, min(count, grid.count), replace=False)
     spans = grid.spans(chosen, epoch=0)
@@ -80,7 +80,7 @@ def sample_windows(prepared: Prepared, count: int, context_length: int, seed: in
 
 
 def draw_lengths(lengths: dict[str, NDArray[np.int64]], picture: str | os.PathLike[str]) -> None:
-    """Draw how many documents have how many tokens, over a logarithmic axis, as a PNG."""
+    """Draw a histogram of document lengths over a logarithmic axis, as a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from gpt.data.prepare import prepare
-from gpt.data.store import Prepared
+from gpt.data.shards import Prepared
 from gpt.data.windows import Batch, EvalWindows, Grid, Packed, TrainWindows
 from gpt.errors import InputError
 from gpt.tokenizer import Tokenizer
@@ -83,8 +83,8 @@ class TokenData(pl.LightningDataModule):
         return self.prepared.count("val", "bytes")
 
     def prepare_data(self) -> None:
-        """Tokenize the corpus, on one process of each machine, unless that is done already."""
-        _ = self.prepared
+        """Tokenize the corpus, on one process of each machine, unless it is prepared already."""
+        _ = self.prepared  # kept: hashing the corpus again for `setup` would read it whole
 
     def setup(self, stage: str) -> None:
         """Open the prepared files on every process."""

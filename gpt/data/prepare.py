@@ -1,7 +1,7 @@
-"""`gpt prepare`: documents become token shards, once for the same text, tokenizer and options.
+"""`gpt prepare`: from a corpus to token shards, once for the same text, tokenizer and options.
 
-The calling thread reads documents and writes shards; the others tokenize (tiktoken works outside Python's
-lock), and their results are written in the order of the text: the bytes do not depend on their number.
+The calling thread reads documents and writes shards while others tokenize. Blocks are written in the order of
+the text, so the files do not depend on the number of threads.
 """
 
 import hashlib
@@ -14,10 +14,10 @@ from pathlib import Path
 
 from gpt.data.corpus import Corpus, find_corpus
 from gpt.data.encode import encode
-from gpt.data.store import FORMAT, META, Prepared
-from gpt.data.writer import ShardWriter
+from gpt.data.shard_writer import ShardWriter
+from gpt.data.shards import FORMAT, META, Prepared
 from gpt.errors import InputError
-from gpt.progress import byte_progress
+from gpt.progress import progress
 from gpt.tokenizer import Tokenizer
 
 
@@ -35,23 +35,22 @@ def prepare(
     errors: str | None = None,
     workers: int | None = None,
 ) -> Path:
-    """Tokenize a corpus into files that training maps into memory.
+    """Tokenize a corpus into files that training memory-maps.
 
-    Interrupted, it goes on where it stopped when it is called again. Called again for the same text and
-    options, it finds the files and does nothing.
+    A second call resumes an interrupted one, and returns at once where the first has finished.
 
     Args:
         corpus: a file, a folder, a pattern, a URL, hub:OWNER/NAME, a recipe's name or a prepared folder.
         output: the folder to write; by default one in the cache, named by text, tokenizer and options.
         vocab_size: ids of the tokenizer: 50257 is GPT-2's own vocabulary, fewer are a prefix of it.
-        val_fraction: the part of the text held out for validation: whole documents chosen by their hash, or
-            the end of the text where that gives no such part, as with a single document.
+        val_fraction: the fraction of the text held out for validation: documents chosen by their hash, or the
+            end of the text where documents are too few for that.
         text_column: the column that holds the text, in JSON, CSV, Parquet and hub data sets.
         subset: the configuration of a hub data set.
         split: the split of a hub data set.
         revision: the commit or tag of a hub data set.
-        streaming: read a hub data set as it comes, rather than download it first.
-        errors: `replace` puts U+FFFD where text is not UTF-8, rather than stop.
+        streaming: read a hub data set as it downloads; false downloads all of it first.
+        errors: `strict` stops at bytes that are not UTF-8, `replace` puts U+FFFD in their place.
         workers: threads that tokenize; by default one for each core.
 
     Returns:
@@ -81,39 +80,27 @@ def prepare(
     from filelock import FileLock
 
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / ".lock"):  # another process may be at it: then wait, and find its work
+    with FileLock(folder / ".lock"):  # another process may be preparing it: then wait and use its work
         if not _is_done(folder, key):
-            _run(source, tokenizer, val_fraction, folder, key, workers or os.cpu_count() or 1, corpus)
+            with closing(ShardWriter(folder, key, tokenizer)) as writer:
+                done, threads = writer.text_bytes, workers or os.cpu_count() or 1
+                blocks = encode(source.pieces(), writer.parts, tokenizer, val_fraction, threads)
+                label = f"tokenizing {corpus}"
+                with closing(blocks), progress(label, source.size(), done=done) as advance:
+                    for block in blocks:
+                        with _full_disk(folder):
+                            writer.add(block)
+                        advance(sum(block.text_bytes.values()))
+                with _full_disk(folder):
+                    writer.finish(val_fraction, {"corpus": corpus, **source.summary()})
     return folder
 
 
 def cache_folder() -> Path:
-    """Where prepared data goes unless told: `$GPT_CACHE`, or `minimal-gpt` in the user's cache folder."""
+    """Where prepared data goes by default: `$GPT_CACHE`, or `minimal-gpt` in the user's cache folder."""
     if chosen := os.environ.get("GPT_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minimal-gpt"
-
-
-def _run(
-    source: Corpus,
-    tokenizer: Tokenizer,
-    val_fraction: float,
-    folder: Path,
-    key: str,
-    workers: int,
-    label: str,
-) -> None:
-    with closing(ShardWriter(folder, key, tokenizer)) as writer:
-        blocks = encode(source.pieces(), writer.parts, tokenizer, val_fraction, workers)
-        done = writer.text_bytes
-        with closing(blocks), byte_progress(f"tokenizing {label}", source.size(), done) as advance:
-            for block in blocks:
-                with _full_disk(folder):
-                    writer.add(block)
-                advance(writer.text_bytes - done)
-                done = writer.text_bytes
-        with _full_disk(folder):
-            writer.finish(val_fraction, {"corpus": label, **source.summary()})
 
 
 def _key(source: Corpus, tokenizer: Tokenizer, val_fraction: float) -> str:
@@ -122,10 +109,10 @@ def _key(source: Corpus, tokenizer: Tokenizer, val_fraction: float) -> str:
 
 
 def _is_done(folder: Path, key: str) -> bool:
-    """Whether `folder` holds what was asked for, whole.
+    """Whether `folder` is prepared, by this key.
 
     Raises:
-        InputError: it is whole, and something else.
+        InputError: it is prepared by another key.
     """
     if not (folder / META).is_file():
         return False
@@ -154,11 +141,11 @@ def _full_disk(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise InputError(
             f"cannot write {folder}: {error.strerror or error}; what is written is kept, "
-            "and the same command goes on from there"
+            "and the same command resumes there"
         ) from error
 
 
 def _short_name(corpus: str) -> str:
-    """What a person recognises the folder by."""
+    """A readable beginning of the folder's name."""
     name = Path(corpus.rstrip("/")).stem if "/" in corpus or "." in corpus else corpus
     return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")[:40] or "corpus"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from gpt.data.store import TokenStream
+from gpt.data.shards import TokenStream
 from gpt.errors import InputError
 
 IGNORE_INDEX = -100

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from gpt.data.prepare import prepare
-from gpt.data.store import META, Prepared
+from gpt.data.shards import META, Prepared
 from gpt.errors import InputError
 from gpt.evaluation.scoring import Question, answer, total_nats
 from gpt.files import write_json
 from gpt.model import GPT
-from gpt.progress import byte_progress
+from gpt.progress import progress
 from gpt.tokenizer import Tokenizer
 from gpt.weights.load import load
 
@@ -97,7 +97,7 @@ def score_text(
     stream, size = prepared.stream(split), prepared.count(split, "bytes")
     if not len(stream):
         raise InputError(f"{data} has no text to score in its split {split}")
-    with byte_progress(f"scoring {data}", size) as advance:
+    with progress(f"scoring {data}", size) as advance:
         nats = total_nats(
             model, stream, stride=stride, batch_size=batch_size, advance=_byte_counter(tokenizer, advance)
         )
@@ -179,7 +179,7 @@ def _read_lines(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[int, dict[s
     found = False
     with (
         open(path, encoding="utf-8") as file,
-        byte_progress(f"scoring {path}", path.stat().st_size) as advance,
+        progress(f"scoring {path}", path.stat().st_size) as advance,
     ):
         for number, text in enumerate(file, start=1):
             if not text.strip():

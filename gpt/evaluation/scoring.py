@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gpt.data.store import TokenStream
+from gpt.data.shards import TokenStream
 from gpt.data.windows import IGNORE_INDEX
 from gpt.errors import InputError
 from gpt.model import GPT

@@ -8,6 +8,7 @@ Shapes: ... any leading dimensions, M rows, I in_features, O out_features.
 """
 
 import copy
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Literal
@@ -28,13 +29,20 @@ class PackedLinear(nn.Module):
 
     A row's result does not depend on the rows beside it. oneDNN has another kernel for a single row, which
     adds up in another order, so a single row is computed twice: the weights are read once all the same.
+
+    Args:
+        linear: the layer to pack.
+        dtype: the weights are rounded to this type. The products are computed in it where the processor can,
+            and in float32 where it cannot: that is faster there than PyTorch's emulation, and as exact.
     """
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
         super().__init__()
-        self.in_features, self.out_features, self.dtype = linear.in_features, linear.out_features, dtype
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().to(dtype), 2)
-        self.bias = None if linear.bias is None else linear.bias.detach().to(dtype)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.dtype = dtype if can_pack(dtype) else torch.float32
+        weight = linear.weight.detach().to(dtype).to(self.dtype)
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, 2)
+        self.bias = None if linear.bias is None else linear.bias.detach().to(dtype).to(self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., I) -> (..., O)."""
@@ -146,7 +154,9 @@ def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
         dtype = torch.bfloat16 if precision != "float32" else torch.float32
     # A copy with modules of its own and the tensors of `model`.
     fast = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
-    if precision != "int8" and not (device.type == "cpu" and _can_pack(dtype)):
+    if precision != "int8" and not (
+        device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) and can_pack(torch.float32)
+    ):
         # Conversion works in place, so it needs tensors of its own.
         return (fast if dtype == fast.token_embedding.weight.dtype else copy.deepcopy(model).to(dtype)).eval()
 
@@ -166,10 +176,16 @@ def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
     return fast.eval()
 
 
-def _can_pack(dtype: torch.dtype) -> bool:
-    """Whether this processor and this build of PyTorch have oneDNN's kernels for the type."""
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+@functools.cache
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether oneDNN packs and multiplies matrices of this type here, found out by trying it once.
+
+    `torch.ops.mkldnn._is_mkldnn_bf16_supported()` is no answer: PyTorch 2.13 says yes on a processor with
+    AVX2 alone, where packing raises.
+    """
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(torch.zeros(16, 16, dtype=dtype), 2)
+        torch.ops.mkldnn._linear_pointwise(torch.zeros(2, 16, dtype=dtype), packed, None, "none", [], "")
+    except (RuntimeError, AttributeError):  # no kernel for the type, or no oneDNN in this build
         return False
-    if dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return dtype == torch.float32
+    return True

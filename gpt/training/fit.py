@@ -28,7 +28,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from gpt.config import GPTConfig
 from gpt.data.module import TokenData
 from gpt.errors import InputError
-from gpt.files import atomic_write
+from gpt.files import atomic_write, shipped
 from gpt.training.memory import keep_freed_memory
 from gpt.training.module import LanguageModel
 from gpt.training.profiling import Profile
@@ -37,7 +37,7 @@ from gpt.training.record import Meter, MetricsCSV
 from gpt.training.resume import AUTO_OR_NEW, Found, Resume, changes, find, run_folder
 from gpt.training.run import Samples, ValidateAtEnd, draw_loss_curve, folder_of, new_folder, write_summary
 from gpt.training.save import AtomicCheckpointIO, Checkpoints
-from gpt.training.saved_options import as_argument, plain_options
+from gpt.training.saved_options import OLD_NAMES, as_argument, plain_options, with_new_names
 from gpt.training.shard import ShardedStrategy
 from gpt.training.signals import Stopped, StopRequest
 from gpt.weights.load import config_to_start_from
@@ -266,6 +266,7 @@ def start(cli: type[TrainingCLI], args: list[str]) -> TrainingCLI:
     set_parsing_settings(import_path_denylist=[])  # enforces jsonargparse's own list, which else only warns
     if "fsdp2" not in StrategyRegistry:
         StrategyRegistry.register("fsdp2", ShardedStrategy)
+    args = rename_options(args)
     found, resume, checkpoint = None, option(args, "--resume"), option(args, "--ckpt_path")
     plain = with_plain_configs(args)
     run, args = named_run(args), plain
@@ -318,18 +319,38 @@ def without(args: list[str], *names: str) -> list[str]:
     return kept
 
 
+def rename_options(args: list[str]) -> list[str]:
+    """The arguments, options that are given by an old name renamed, with a line on stderr for each."""
+    renamed = []
+    for argument in args:
+        name, equals, value = argument.partition("=")
+        if (new := OLD_NAMES.get(name.removeprefix("--"))) and name.startswith("--"):
+            tell(f"{name} is now called --{new}")
+            argument = f"--{new}{equals}{value}"
+        renamed.append(argument)
+    return renamed
+
+
 def with_plain_configs(args: list[str]) -> list[str]:
-    """The arguments, each config.yaml of a run's folder replaced by its options, which are read as data."""
+    """The arguments, each config.yaml of a run's folder replaced by its options, which are read as data.
+
+    A file of options with old names is replaced by the same options with new names.
+    """
     names, given, plain = ("-c", "--config"), given_options(args), []
     for before, argument in pairwise(["", *args]):
         name, equals, value = argument.partition("=")
         glued = bool(equals) and name in names
         path = Path(value if glued else argument)
-        if (glued or before in names) and path.is_file() and (path.parent / "checkpoints").is_dir():
-            argument = as_argument(plain_options(read_text(path), path, given))
-            plain += ["--config", argument] if glued else [argument]
-        else:
+        options = None
+        if (glued or before in names) and path.is_file():
+            if (path.parent / "checkpoints").is_dir():
+                options = plain_options(read_text(path), path, given)
+            elif any(f"{old.rpartition('.')[2]}:" in read_text(path) for old in OLD_NAMES):
+                options = with_new_names(yaml.safe_load(read_text(path)))
+        if options is None:
             plain.append(argument)
+        else:
+            plain += ["--config", as_argument(options)] if glued else [as_argument(options)]
     return plain
 
 
@@ -360,12 +381,6 @@ def named_run(args: list[str]) -> str | None:
             raise InputError(f"--config {config} is not YAML: {error}") from None
         run = values.get("run") if isinstance(values, dict) else None
     return run
-
-
-def shipped(folder: str) -> Path:
-    """A folder at the top of the repository, which a wheel carries inside the package."""
-    package = Path(__file__).parents[1]
-    return next(path for path in (package.parent / folder, package / folder) if path.is_dir())
 
 
 def quiet() -> None:

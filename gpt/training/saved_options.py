@@ -30,6 +30,8 @@ _NAMES = {  # options that name a class, and the names that stand for Lightning'
 }
 _DROPPED = ("config", "resume", "ckpt_path", "trainer.default_root_dir")  # decided anew for each run
 _LONGEST = 1 << 16
+OLD_NAMES = {"model.config.tied_head": "model.config.tie_embeddings"}
+"""Options that older runs and command lines call otherwise."""
 
 
 def plain_options(
@@ -56,6 +58,7 @@ def plain_options(
         raise InputError(f"{source}: its saved options are not a mapping")
     options: dict[str, Any] = {}
     for name, value in _leaves(saved):
+        name = OLD_NAMES.get(name, name)
         if name in _DROPPED or name in dropped:
             continue
         if reason := _objection(name, value):
@@ -65,12 +68,16 @@ def plain_options(
                 f"{source}: its saved option {name} {reason}; nothing that a file names is imported or "
                 f"fetched. If you trust it, give it yourself: --{name} ..."
             )
-        *groups, last = name.split(".")
-        inner = options
-        for group in groups:
-            inner = inner.setdefault(group, {})
-        inner[last] = value
+        _put(options, name, value)
     return options
+
+
+def with_new_names(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a config file, those that have an old name renamed."""
+    renamed: dict[str, Any] = {}
+    for name, value in _leaves(options):
+        _put(renamed, OLD_NAMES.get(name, name), value)
+    return renamed
 
 
 def as_argument(options: dict[str, Any]) -> str:
@@ -79,6 +86,14 @@ def as_argument(options: dict[str, Any]) -> str:
     jsonargparse looks for a file of that name first; no file name is as long as this comment.
     """
     return f"# {'options of a saved run'.ljust(300, '.')}\n{yaml.safe_dump(options)}"
+
+
+def _put(options: dict[str, Any], name: str, value: Any) -> None:
+    """Set the dotted `name` in nested options."""
+    *groups, last = name.split(".")
+    for group in groups:
+        options = options.setdefault(group, {})
+    options[last] = value
 
 
 def _leaves(values: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

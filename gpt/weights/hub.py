@@ -1,4 +1,4 @@
-"""Where weights are: a path, or a model of the Hugging Face hub, which is downloaded once and then kept."""
+"""Find weights: a path, or a model on the Hugging Face hub, which is downloaded once and cached."""
 
 import logging
 import os
@@ -13,14 +13,14 @@ _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.
 
 
 def locate(path: str | os.PathLike[str]) -> Path:
-    """The file or folder that `path` means.
+    """The file or folder that `path` names.
 
-    What exists is taken as it is. Else `gpt2` and the other sizes, `openai-community/NAME` and
-    `hub:OWNER/NAME` are models of the hub, whose config.json and weights are fetched into its own cache; with
-    `HF_HUB_OFFLINE=1` the cache must have them. Another OWNER/NAME is more likely a mistyped path.
+    An existing path is returned as it is. Otherwise `gpt2` and the other sizes, `openai-community/NAME` and
+    `hub:OWNER/NAME` are models on the hub: config.json and weights are downloaded into the hub's own cache;
+    with `HF_HUB_OFFLINE=1` they must be there. Any other OWNER/NAME is taken for a mistyped path.
 
     Raises:
-        InputError: there is nothing of that name, or the hub cannot be reached.
+        InputError: there is no such path or model, or the hub cannot be reached.
     """
     if Path(path).exists():
         return Path(path)
@@ -39,7 +39,7 @@ def _download(name: str) -> Path:
     print(f"looking for {name} on the Hugging Face hub", file=sys.stderr)
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # it has a line for each of five attempts
+    logger.setLevel(logging.ERROR)  # it logs a line for each of five attempts
     try:
         folder = Path(hf_hub_download(name, "config.json")).parent
         for weights in _WEIGHTS:
@@ -52,7 +52,7 @@ def _download(name: str) -> Path:
             return folder
     except (OSError, HFValidationError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise InputError(f"no file or folder {name}, and none from the hub: {reason}") from None
+        raise InputError(f"no file or folder {name}, and not available on the hub: {reason}") from None
     finally:
         logger.setLevel(level)
-    raise InputError(f"the hub's {name} has none of {', '.join(_WEIGHTS)}")
+    raise InputError(f"{name} on the hub has none of {', '.join(_WEIGHTS)}")

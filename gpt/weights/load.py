@@ -2,16 +2,17 @@
 
 import os
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.tokenizer import Tokenizer
+from gpt.weights.formats.table import Weights
 from gpt.weights.hub import locate
 from gpt.weights.pretrained import GPT
-from gpt.weights.read import read_weights
-from gpt.weights.table import Weights, crop
+from gpt.weights.read import crop, read_weights
 from gpt.weights.tensors import load_pickle
 
 RUNS = Path("runs")
@@ -34,18 +35,19 @@ def load(path: str | os.PathLike[str] | None = None) -> tuple[GPT, Tokenizer]:
 
 
 def start_from(path: str | os.PathLike[str], config: GPTConfig) -> GPT:
-    """A model to train on from the weights that `path` stands for, see `load`; in training mode.
+    """A model in training mode with the weights at `path`, see `load`.
 
     Raises:
         InputError: as `load`, or `config` has a longer context than the weights have positions.
     """
-    shape, weights = _read_cropped(path, config.context_length)
+    shape, weights = _read_initial(str(path), config.context_length)
+    _read_initial.cache_clear()
     return GPT.from_weights(replace(shape, dropout=config.dropout), weights).train()
 
 
 def config_to_start_from(path: str | os.PathLike[str], config: GPTConfig) -> GPTConfig:
-    """The configuration of `start_from`'s model."""
-    return replace(_read_cropped(path, config.context_length)[0], dropout=config.dropout)
+    """The configuration of `start_from`'s model; the weights are kept for it, so that they are read once."""
+    return replace(_read_initial(str(path), config.context_length)[0], dropout=config.dropout)
 
 
 def find(path: str | os.PathLike[str] | None = None) -> Path:
@@ -78,6 +80,11 @@ def _read_cropped(
     """Weights without the rows that pad a vocabulary past the tokenizer's."""
     found = read_weights(find(path))
     return crop(found.config, found.weights, vocab_size=Tokenizer().n_vocab, context_length=context_length)
+
+
+@lru_cache(maxsize=1)
+def _read_initial(path: str, context_length: int) -> tuple[GPTConfig, Weights]:
+    return _read_cropped(path, context_length)
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The GPT with its weights on disk: what `from gpt import GPT` gives."""
+"""`from gpt import GPT`: the model, with its weights read from and written to disk."""
 
 import os
 from pathlib import Path
@@ -13,18 +13,18 @@ from gpt.weights.read import read_weights
 
 
 class GPT(model.GPT):
-    """`gpt.model.GPT`, whose weights can be written to a folder and read from any form that is known here."""
+    """`gpt.model.GPT` that can read its weights from any known format and write them to a folder."""
 
     def save_pretrained(self, path: str | os.PathLike[str]) -> None:
         """Write `model.safetensors` and `config.json` into the folder `path`, a tied head once.
 
         Raises:
-            OSError: the folder cannot be made or written.
+            OSError: the folder cannot be created or written.
         """
         from safetensors.torch import save
 
         state = self.state_dict()
-        if self.config.tied_head:
+        if self.config.tie_embeddings:
             del state["head.weight"]  # safetensors refuses to write a shared tensor twice
         weights = {name: tensor.contiguous() for name, tensor in state.items()}
         with atomic_write(Path(path) / "model.safetensors", "wb") as file:
@@ -33,7 +33,7 @@ class GPT(model.GPT):
 
     @classmethod
     def from_pretrained(cls, path: str | os.PathLike[str]) -> "GPT":
-        """Read weights from anywhere; the model comes back on the CPU, in evaluation mode.
+        """Read weights in any known format; the model is on the CPU, in evaluation mode.
 
         Args:
             path: a folder written by `save_pretrained`; a checkpoint of `gpt fit`; GPT-2's weights in a
@@ -55,7 +55,7 @@ class GPT(model.GPT):
             InputError: a weight is missing, unknown, or of another shape; the message names it.
         """
         model = cls(config)
-        if config.tied_head and "token_embedding.weight" in weights:
+        if config.tie_embeddings and "token_embedding.weight" in weights:
             weights = {"head.weight": weights["token_embedding.weight"], **weights}
         expected = model.state_dict()
         for name, tensor in expected.items():
@@ -66,6 +66,6 @@ class GPT(model.GPT):
                 raise InputError(f"{name} has shape {given}, expected {tuple(tensor.shape)}")
         unknown = sorted(set(weights) - set(expected))
         if unknown:
-            raise InputError(f"the weights hold {unknown[0]}, which a GPT has not")
+            raise InputError(f"the weights hold {unknown[0]}, which a GPT does not have")
         model.load_state_dict(weights)
         return model.eval()

@@ -1,25 +1,25 @@
-"""From a path to a GPT's configuration and weights, whichever program wrote what is there."""
+"""From a path to a GPT's configuration and weights, whichever program wrote the files."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from gpt.config import GPTConfig
 from gpt.errors import InputError
-from gpt.weights import book, hf, nanogpt
+from gpt.weights.formats import book, hf, nanogpt
+from gpt.weights.formats.table import Weights
 from gpt.weights.hub import locate
-from gpt.weights.table import Weights
 from gpt.weights.tensors import load_pickle, read_json, read_tensors, strip_prefixes
 
-Form = Literal["gpt", "hf", "nanogpt", "book"]
+Format = Literal["gpt", "hf", "nanogpt", "book"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """Weights as a GPT names them, and the form they were in: this project's own is `gpt`."""
+    """Weights by a GPT's names, and the format they were stored in; this project's own is `gpt`."""
 
-    form: Form
+    format: Format
     config: GPTConfig
     weights: Weights
 
@@ -29,10 +29,10 @@ def read_weights(path: str | os.PathLike[str], num_heads: int | None = None) -> 
 
     Args:
         path: what `GPT.from_pretrained` takes.
-        num_heads: for a state dict of the book that does not say how many heads there are.
+        num_heads: for a state dict of the book's GPTModel, which does not contain it.
 
     Raises:
-        InputError: there is nothing of these forms, or a weight is missing or of another shape.
+        InputError: there is nothing in a known format, or a weight is missing or of another shape.
     """
     path = locate(path)
     if path.suffix == ".safetensors" and (path.parent / "config.json").is_file():
@@ -43,8 +43,37 @@ def read_weights(path: str | os.PathLike[str], num_heads: int | None = None) -> 
         return _read_folder(path, num_heads) if path.is_dir() else _read_file(path, num_heads)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    except (TypeError, AttributeError):  # a text where a number belongs, a list in the place of a mapping
-        raise InputError(f"{path}: its settings are not those of a GPT-2") from None
+    except (TypeError, AttributeError):  # a text in place of a number, a list in place of a mapping
+        raise InputError(f"{path}: its settings are not a GPT-2's") from None
+
+
+def crop(
+    config: GPTConfig,
+    weights: Weights,
+    *,
+    vocab_size: int | None = None,
+    context_length: int | None = None,
+) -> tuple[GPTConfig, Weights]:
+    """Keep the first tokens of the vocabulary, or the first positions.
+
+    Args:
+        config: of the weights.
+        weights: a GPT's state dict; the result shares its tensors.
+        vocab_size: the most rows of the token embedding and the head to keep.
+        context_length: rows of the position embedding to keep.
+
+    Raises:
+        InputError: context_length is more than the weights have positions.
+    """
+    if context_length is not None and context_length > config.context_length:
+        raise InputError(
+            f"context_length {context_length} is more than the weights' {config.context_length} positions"
+        )
+    tokens = min(vocab_size or config.vocab_size, config.vocab_size)
+    positions = context_length or config.context_length
+    kept = {"token_embedding.weight": tokens, "head.weight": tokens, "position_embedding.weight": positions}
+    cropped = {name: tensor[: kept[name]] if name in kept else tensor for name, tensor in weights.items()}
+    return replace(config, vocab_size=tokens, context_length=positions), cropped
 
 
 def _read_folder(folder: Path, num_heads: int | None) -> Found:
@@ -55,10 +84,10 @@ def _read_folder(folder: Path, num_heads: int | None) -> Found:
         return _from_book(read_tensors(folder), values, num_heads)
     if values.get("model_type") == "minimal-gpt":
         config = GPTConfig.from_dict({k: v for k, v in values.items() if k != "model_type"})
-        return Found(form="gpt", config=config, weights=read_tensors(folder))
+        return Found(format="gpt", config=config, weights=read_tensors(folder))
     config = hf.read_config(values)
     weights = hf.import_weights(config, read_tensors(folder))
-    return Found(form="hf", config=config, weights=weights)
+    return Found(format="hf", config=config, weights=weights)
 
 
 def _read_file(path: Path, num_heads: int | None) -> Found:
@@ -66,12 +95,12 @@ def _read_file(path: Path, num_heads: int | None) -> Found:
     if not isinstance(saved, dict):
         raise InputError(f"expected a dictionary of tensors, got {type(saved).__name__}")
     if "gpt" in saved and "state_dict" in saved:
-        weights = strip_prefixes(saved["state_dict"], "model.")
-        return Found(form="gpt", config=GPTConfig.from_dict(saved["gpt"]["config"]), weights=weights)
+        config = GPTConfig.from_dict(saved["gpt"]["config"])
+        return Found(format="gpt", config=config, weights=strip_prefixes(saved["state_dict"], "model."))
     if "model_args" in saved and "model" in saved:
         config = nanogpt.read_config(saved)
         weights = nanogpt.import_weights(config, strip_prefixes(saved["model"]))
-        return Found(form="nanogpt", config=config, weights=weights)
+        return Found(format="nanogpt", config=config, weights=weights)
     state = strip_prefixes(saved.get("model_state_dict", saved))
     if not any(name.startswith(("tok_emb.", "trf_blocks.")) for name in state):
         raise InputError("expected a checkpoint of gpt fit or of nanoGPT, or the book's state dict")
@@ -82,4 +111,4 @@ def _read_file(path: Path, num_heads: int | None) -> Found:
 
 def _from_book(state: Weights, values: dict[str, Any], num_heads: int | None) -> Found:
     config = book.read_config(state, values, num_heads)
-    return Found(form="book", config=config, weights=book.import_weights(config, state))
+    return Found(format="book", config=config, weights=book.import_weights(config, state))

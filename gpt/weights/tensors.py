@@ -1,6 +1,6 @@
 """Files of tensors, from disk to a dictionary.
 
-No code in a file is ever run: pickles are read by torch's restricted unpickler alone, and an index that names
+No code in a file is ever run: pickles are read only by torch's restricted unpickler, and an index that names
 files outside its own folder is refused.
 """
 
@@ -17,14 +17,14 @@ from typing import Any
 import torch
 
 from gpt.errors import InputError
-from gpt.weights.table import Weights
+from gpt.weights.formats.table import Weights
 
 _SINGLE = ("model.safetensors", "pytorch_model.bin", "model.pth")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
 def read_tensors(folder: Path) -> Weights:
-    """The tensors of a folder: of one file, or of the shards that an index names.
+    """The tensors in a folder: in one file, or in the shards that an index lists.
 
     Raises:
         InputError: there are none, or they cannot be read.
@@ -48,33 +48,33 @@ def _read_one(path: Path) -> Weights:
     try:
         return load_file(path)
     except FileNotFoundError:
-        raise InputError(f"{path.name} is missing, which the index names") from None
+        raise InputError(f"{path.name} is listed in the index but missing") from None
     except SafetensorError as error:
-        raise InputError(f"{path.name} is not a safetensors file, or a broken one: {error}") from None
+        raise InputError(f"{path.name} is not a safetensors file, or it is broken: {error}") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The mapping in a JSON file.
 
     Raises:
-        InputError: it is not JSON, or no mapping.
+        InputError: it is not JSON, or not a mapping.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"{path.name} is not JSON: {error}") from None
     if not isinstance(values, dict):
-        raise InputError(f"{path.name} holds no mapping")
+        raise InputError(f"{path.name} is not a JSON object")
     return values
 
 
 def load_pickle(path: Path) -> Any:
-    """What `torch.save` wrote, tensors on the CPU and, where the format allows it, left on disk until used.
+    """Read what `torch.save` wrote, tensors on the CPU and, if the file is a zip archive, memory-mapped.
 
-    The checksum that `torch.save` puts beside each tensor is compared: `torch.load` ignores it.
+    Checks the CRC-32 that `torch.save` stores for each tensor, which `torch.load` ignores.
 
     Raises:
-        InputError: the file is broken, or holds anything but tensors and plain values.
+        InputError: the file is broken, or holds more than tensors and plain values.
         OSError: it cannot be read.
     """
     zipped = zipfile.is_zipfile(path)
@@ -82,14 +82,14 @@ def load_pickle(path: Path) -> Any:
         if zipped:
             _compare_checksums(path)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
-    except Exception as error:  # what the bytes of a broken file bring about can be anything
+    except Exception as error:  # a broken file can raise anything
         if isinstance(error, OSError) and error.filename is not None:  # the file was never opened
             raise
-        raise InputError("not a file of tensors, or a broken one") from None
+        raise InputError("not a file of tensors, or it is broken") from None
 
 
 def _compare_checksums(path: Path) -> None:
-    """Raise BadZipFile where a member's bytes are not those of its CRC-32; `testzip` uses one core for it."""
+    """Raise BadZipFile where a member does not match its CRC-32. On all cores; `testzip` uses one."""
     with (
         zipfile.ZipFile(path) as archive,
         path.open("rb") as file,
@@ -98,35 +98,35 @@ def _compare_checksums(path: Path) -> None:
         ThreadPoolExecutor() as pool,
     ):
 
-        def is_whole(member: zipfile.ZipInfo) -> bool:
+        def is_intact(member: zipfile.ZipInfo) -> bool:
             name, extra = struct.unpack_from("<HH", data, member.header_offset + 26)
-            start = member.header_offset + 30 + name + extra  # of the bytes, which torch does not compress
+            start = member.header_offset + 30 + name + extra  # torch does not compress
             with data[start : start + member.file_size] as content:
                 return zlib.crc32(content) == member.CRC
 
-        if not all(pool.map(is_whole, archive.infolist())):
+        if not all(pool.map(is_intact, archive.infolist())):
             raise zipfile.BadZipFile
 
 
 def shard_names(index: Path) -> list[str]:
-    """The files over which a model is spread, from its index.
+    """The files that an index of shards lists.
 
     Raises:
-        InputError: the index is none, or names a file outside its folder.
+        InputError: it is not such an index, or lists a file outside its folder.
     """
     listed = read_json(index).get("weight_map")
     names = sorted(set(listed.values())) if isinstance(listed, dict) else []
     for name in names or [""]:
         if not isinstance(name, str) or not re.fullmatch(r"[\w-][\w.-]*", name):
-            raise InputError(f"{index.name} names the file {name!r}, expected one beside it")
+            raise InputError(f"{index.name} lists the file {name!r}, expected one beside it")
     return names
 
 
 def strip_prefixes(state: Any, prefix: str = "") -> Weights:
-    """Without the prefixes that a wrapper or a compiler left in the names.
+    """Remove `prefix`, and the prefixes that DistributedDataParallel and torch.compile leave in names.
 
     Raises:
-        InputError: something else than tensors by name.
+        InputError: the state is not a dictionary of tensors.
     """
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise InputError("expected a dictionary of tensors")

@@ -268,7 +268,7 @@ def test_imports_torch_and_the_standard_library_only() -> None:
         "import sys, torch; before = set(sys.modules); from gpt.attention import MultiHeadAttention;"
         "print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8", check=True)
     assert set(done.stdout.split()) - sys.stdlib_module_names - {"torch"} == {"gpt"}
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from gpt.data import builtin
 from gpt.data.prepare import prepare
-from gpt.data.store import Prepared
+from gpt.data.shards import Prepared
 
 
 @pytest.fixture(scope="module")

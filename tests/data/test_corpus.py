@@ -7,9 +7,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gpt.data.corpus import Corpus, documents, find_corpus, recipes
+from gpt.data.corpus import Corpus, find_corpus, recipes
 from gpt.data.prepare import prepare
 from gpt.errors import InputError
+
+
+def documents(corpus, **options):
+    parts = []
+    for piece in find_corpus(corpus, **options).pieces():
+        assert piece.first == (not parts)
+        parts.append(piece.text)
+        if piece.last:
+            yield "".join(parts)
+            parts.clear()
 
 
 def write(path, data):
@@ -143,7 +153,7 @@ def test_missing_texts_are_empty_documents(tmp_path):
 
 
 def test_what_is_not_utf8_is_named_with_its_byte(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpt.data.reading._BYTES_AT_ONCE", 64)
+    monkeypatch.setattr("gpt.data.documents._BYTES_AT_ONCE", 64)
     position = 1000
     bad = ("\u00e9" * 500).encode() + b"\xff" + b"tail"
     path = write(tmp_path / "latin.txt", bad)

@@ -3,7 +3,7 @@ import pytest
 
 from gpt.data.inspect import document_lengths, inspect
 from gpt.data.prepare import prepare
-from gpt.data.store import Prepared
+from gpt.data.shards import Prepared
 from gpt.errors import InputError
 from gpt.tokenizer import Tokenizer
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from gpt.data.corpus import Corpus
 from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.tokenizer import Tokenizer
@@ -220,3 +221,14 @@ def test_two_processes_share_an_epoch_without_overlap(novel, tmp_path):
 def repeat(loader):
     while True:
         yield from loader
+
+
+def test_a_corpus_is_hashed_once(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("a text to read once. " * 200, encoding="utf-8")
+    hashed, fingerprint = [], Corpus.fingerprint
+    monkeypatch.setattr(Corpus, "fingerprint", lambda self: hashed.append(self) or fingerprint(self))
+    data = TokenData(str(tmp_path / "a.txt"), vocab_size=300, context_length=16)
+    fit(tmp_path, data, steps=2)
+    data.prepare_data()
+    data.setup("fit")
+    assert len(hashed) == 1

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpt.data import encode, reading, writer
+from gpt.data import documents, encode, shard_writer
 from gpt.data.prepare import prepare
-from gpt.data.store import META, SPLITS, Prepared
+from gpt.data.shards import META, SPLITS, Prepared
 from gpt.errors import InputError
 from gpt.tokenizer import Tokenizer
 
@@ -96,9 +96,9 @@ def test_long_documents_come_in_pieces_and_shards(tmp_path, monkeypatch):
     text = "It is a truth universally acknowledged, that.\n" * 300
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     whole = prepare(str(tmp_path / "a.txt"), tmp_path / "whole", vocab_size=500)
-    monkeypatch.setattr(reading, "LONGEST_PIECE", 1000)
-    monkeypatch.setattr(reading, "_BYTES_AT_ONCE", 333)
-    monkeypatch.setattr(writer, "_SHARD_TOKENS", 512)
+    monkeypatch.setattr(documents, "LONGEST_PIECE", 1000)
+    monkeypatch.setattr(documents, "_BYTES_AT_ONCE", 333)
+    monkeypatch.setattr(shard_writer, "_SHARD_TOKENS", 512)
     parts = prepare(str(tmp_path / "a.txt"), tmp_path / "parts", vocab_size=500)
     assert len(list(parts.glob("*-0*.bin"))) > 5
     for split in SPLITS:
@@ -107,7 +107,7 @@ def test_long_documents_come_in_pieces_and_shards(tmp_path, monkeypatch):
 
 
 def test_a_single_document_is_split_by_position(tmp_path, monkeypatch):
-    monkeypatch.setattr(writer, "_COUNTED_AT_ONCE", 50)
+    monkeypatch.setattr(shard_writer, "_COUNTED_AT_ONCE", 50)
     text = "Call me Ishmael. Some years ago - never mind how long precisely. \u00e9\u00e9 " * 40
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     folder = prepare(str(tmp_path / "a.txt"), vocab_size=600, val_fraction=0.1)
@@ -185,17 +185,17 @@ def test_prepared_data_is_found_again_until_something_changes(rows, tmp_path):
 
 def test_a_second_call_goes_on_where_the_first_stopped(rows, tmp_path, monkeypatch):
     monkeypatch.setattr(encode, "_BLOCK_CHARACTERS", 700)
-    monkeypatch.setattr(writer, "_SECONDS_BETWEEN_COMMITS", -1.0)
+    monkeypatch.setattr(shard_writer, "_SECONDS_BETWEEN_COMMITS", -1.0)
     whole = prepare(str(rows), tmp_path / "whole", vocab_size=500)
-    add, seen = writer.ShardWriter.add, []
+    add, seen = shard_writer.ShardWriter.add, []
 
     def stop_at_nine(self, block):
         if len(seen) == 9:
             raise KeyboardInterrupt
-        seen.append(block.parts)
+        seen.append(block.pieces)
         add(self, block)
 
-    monkeypatch.setattr(writer.ShardWriter, "add", stop_at_nine)
+    monkeypatch.setattr(shard_writer.ShardWriter, "add", stop_at_nine)
     with pytest.raises(KeyboardInterrupt):
         prepare(str(rows), tmp_path / "out", vocab_size=500)
     with pytest.raises(InputError, match="not prepared"):
@@ -214,11 +214,11 @@ def test_a_second_call_goes_on_where_the_first_stopped(rows, tmp_path, monkeypat
 
 KILLED = """
 import os, signal, sys
-from gpt.data import encode, writer
+from gpt.data import encode, shard_writer
 from gpt.data.prepare import prepare
 encode._BLOCK_CHARACTERS = 20_000
-writer._SECONDS_BETWEEN_COMMITS = 0.0
-writer._SHARD_TOKENS = 100_000
+shard_writer._SECONDS_BETWEEN_COMMITS = 0.0
+shard_writer._SHARD_TOKENS = 100_000
 left = int(sys.argv[3])
 
 def count(frame, event, function):
@@ -240,7 +240,7 @@ def test_killed_twenty_times_it_ends_with_the_same_bytes(tmp_path, monkeypatch):
         part = text[number * 40_000 : (number + 1) * 40_000]
         (tmp_path / f"{number:02}.txt").write_text(part, encoding="utf-8")
     source, out = str(tmp_path / "*.txt"), tmp_path / "out"
-    monkeypatch.setattr(writer, "_SHARD_TOKENS", 100_000)
+    monkeypatch.setattr(shard_writer, "_SHARD_TOKENS", 100_000)
     whole = prepare(source, tmp_path / "whole", vocab_size=300)
     draw, reached = random.Random(11), set()
     for _ in range(20):
@@ -258,15 +258,15 @@ def test_killed_twenty_times_it_ends_with_the_same_bytes(tmp_path, monkeypatch):
 def test_a_full_disk_keeps_what_is_written(rows, tmp_path, monkeypatch):
     monkeypatch.setattr(encode, "_BLOCK_CHARACTERS", 700)
     whole = prepare(str(rows), tmp_path / "whole", vocab_size=500)
-    append, calls = writer.ShardWriter._append, []
+    append, calls = shard_writer.ShardWriter._append, []
 
-    def full(self, split, encoded):
-        calls.append(split)
+    def full(self, *block):
+        calls.append(block)
         if len(calls) == 12:
             raise OSError(28, os.strerror(28))
-        append(self, split, encoded)
+        append(self, *block)
 
-    monkeypatch.setattr(writer.ShardWriter, "_append", full)
+    monkeypatch.setattr(shard_writer.ShardWriter, "_append", full)
     with pytest.raises(InputError, match=r"out: No space left on device; what is written is kept"):
         prepare(str(rows), tmp_path / "out", vocab_size=500)
     prepare(str(rows), tmp_path / "out", vocab_size=500)
@@ -286,7 +286,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
         with open(tmp_path / f"{name}.txt", "w", encoding="utf-8") as file:
             file.writelines(line for _ in range(lines))
         command = [sys.executable, "-c", code, str(tmp_path / f"{name}.txt"), str(tmp_path / name)]
-        peaks.append(int(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+        peaks.append(int(subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout))
     assert peaks[0] > 30_000  # kB
     assert peaks[1] - peaks[0] < 25_000
 
@@ -349,7 +349,7 @@ def test_a_folder_of_something_else_is_not_touched(rows, tmp_path):
 
 
 def test_an_unfinished_preparation_of_something_else_is_not_continued(rows, tmp_path, monkeypatch):
-    monkeypatch.setattr(writer.ShardWriter, "finish", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(shard_writer.ShardWriter, "finish", lambda *arguments: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         prepare(str(rows), tmp_path / "out", vocab_size=500)
     monkeypatch.undo()

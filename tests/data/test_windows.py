@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt.data.store import Segment, TokenStream
+from gpt.data.shards import Segment, TokenStream
 from gpt.data.windows import (
     IGNORE_INDEX,
     EvalWindows,

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from gpt import GPT, GPTConfig, Tokenizer
 from gpt.cli import main
 from gpt.data.prepare import prepare
-from gpt.data.store import Prepared, Segment, TokenStream
+from gpt.data.shards import Prepared, Segment, TokenStream
 from gpt.evaluation.command import score_endings, score_last_words, score_text
 from gpt.evaluation.scoring import total_nats
 
@@ -95,7 +95,7 @@ def test_the_perplexity_recipe_of_transformers(stride, stream_of):
             break
     assert tokens == 100
 
-    from gpt.weights import hf
+    from gpt.weights.formats import hf
 
     config = hf.read_config(theirs.config.to_dict())
     ours = GPT.from_weights(config, hf.import_weights(config, theirs.state_dict()))

@@ -4,6 +4,7 @@ from torch import nn
 
 from gpt import GPT, GPTConfig
 from gpt.errors import InputError
+from gpt.generation import packed
 from gpt.generation.packed import Int8Linear, PackedLinear, for_decoding
 
 SIZES = [(64, 64), (96, 256), (304, 33), (64, 768)]
@@ -13,13 +14,50 @@ SIZES = [(64, 64), (96, 256), (304, 33), (64, 768)]
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_packed_layer_is_the_layer(dtype, bias):
     linear = nn.Linear(64, 48, bias=bias)
-    packed = PackedLinear(linear, dtype)
+    layer = PackedLinear(linear, dtype)
     for shape in ((1, 1, 64), (3, 1, 64), (2, 5, 64), (7, 64)):
         x = torch.randn(shape)
         expected = linear.to(dtype)(x.to(dtype)).float()
-        given = packed(x)
+        given = layer(x)
         assert given.dtype == x.dtype
         torch.testing.assert_close(given, expected, atol=2e-2 if dtype == torch.bfloat16 else 1e-5, rtol=0)
+
+
+@pytest.fixture
+def no_bfloat16(monkeypatch):
+    """A processor without bfloat16 kernels, whatever this one has."""
+    monkeypatch.setattr(packed, "can_pack", lambda dtype: dtype == torch.float32)
+
+
+@pytest.mark.usefixtures("no_bfloat16")
+def test_bfloat16_weights_without_a_kernel_are_rounded_and_computed_in_float32():
+    linear = nn.Linear(64, 48)
+    layer = PackedLinear(linear, torch.bfloat16)
+    x = torch.randn(5, 64)
+    rounded = x @ linear.weight.bfloat16().float().T + linear.bias.bfloat16().float()
+    assert layer.packed.dtype == torch.float32
+    torch.testing.assert_close(layer(x), rounded, atol=1e-5, rtol=0)
+    for row in range(5):
+        assert torch.equal(layer(x[row : row + 1]), layer(x)[row : row + 1])
+
+
+@pytest.mark.usefixtures("no_bfloat16")
+def test_a_bfloat16_model_without_a_kernel_is_packed_in_float32(model):
+    fast = for_decoding(model.bfloat16())
+    assert isinstance(fast.head, PackedLinear) and fast.head.packed.dtype == torch.float32
+    tokens = torch.randint(0, 300, (2, 16))
+    torch.testing.assert_close(fast(tokens), model.float()(tokens), atol=1e-3, rtol=1e-4)
+
+
+def test_the_probe_agrees_with_the_kernel():
+    linear = nn.Linear(32, 32)
+    assert packed.can_pack(torch.float32)
+    assert not packed.can_pack(torch.float64)
+    if packed.can_pack(torch.bfloat16):
+        assert PackedLinear(linear, torch.bfloat16).packed.dtype == torch.bfloat16
+    else:
+        with pytest.raises(RuntimeError):
+            torch.ops.mkldnn._reorder_linear_weight(linear.weight.bfloat16(), 2)
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
@@ -81,7 +119,7 @@ def test_the_model_is_left_as_it_was(model):
 
 def test_a_bfloat16_model_keeps_its_weights(model):
     fast = for_decoding(model.bfloat16())
-    assert fast.head.packed.dtype == torch.bfloat16
+    assert fast.head.packed.dtype == (torch.bfloat16 if packed.can_pack(torch.bfloat16) else torch.float32)
     assert fast.token_embedding.weight.dtype == torch.float32  # activations are float32
     assert model.token_embedding.weight.dtype == torch.bfloat16
 
@@ -93,7 +131,7 @@ def test_other_types_have_plain_layers(model):
 
 
 def test_without_onednn_layers_are_plain(model, monkeypatch):
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(packed, "can_pack", lambda dtype: False)
     fast = for_decoding(model, "bfloat16")
     assert isinstance(fast.head, nn.Linear) and fast.head.weight.dtype == torch.bfloat16
     assert model.head.weight.dtype == torch.float32

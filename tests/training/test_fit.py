@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from gpt import Tokenizer
 from gpt.cli import main
 from gpt.data.prepare import prepare
-from gpt.data.store import Prepared
+from gpt.data.shards import Prepared
 from gpt.weights.load import load, read
 
 FAST = [

@@ -4,10 +4,12 @@ import pytest
 import torch
 import yaml
 
+import gpt.weights.load
 from gpt import GPT, GPTConfig
 from gpt.cli import main
 from gpt.weights.commands import write_export
 from gpt.weights.load import load, start_from
+from gpt.weights.read import read_weights
 
 SHAPE = GPTConfig(vocab_size=300, context_length=24, emb_dim=32, num_heads=2, num_layers=2, qkv_bias=False)
 FAST = [
@@ -44,6 +46,16 @@ def test_a_run_starts_from_the_weights(weights, text_file):
         assert torch.equal(tensor, cropped[name]), name
     with open("runs/tuned/config.yaml", encoding="utf-8") as file:
         assert yaml.safe_load(file)["model"]["config"] == model.config.to_dict()
+
+
+def test_the_weights_are_read_once(weights, text_file, monkeypatch):
+    reads = []
+    monkeypatch.setattr(
+        gpt.weights.load, "read_weights", lambda path: reads.append(path) or read_weights(path)
+    )
+    options = ["--model.init_from", "weights", "--data.corpus", str(text_file), *FAST]
+    assert main(["fit", *options, "--trainer.max_steps", "1"]) == 0
+    assert len(reads) == 1
 
 
 def test_a_tuned_run_goes_on_without_the_weights_it_began_with(weights, text_file, tmp_path):

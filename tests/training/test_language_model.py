@@ -40,6 +40,5 @@ def test_validation_measures_the_cross_entropy_alone(workplace):
     with torch.no_grad():
         expected = F.cross_entropy(module.eval()(x).flatten(0, 1), y.flatten()).item()
     assert float(validation.callback_metrics["val_loss"]) == pytest.approx(expected, rel=1e-5)
-    trained = trainer(max_steps=1, limit_val_batches=0)
-    trained.fit(module, data)
+    trainer(max_steps=1, limit_val_batches=0).fit(module.train(), data)
     assert module.last_loss > 100

@@ -13,7 +13,7 @@ if sys.argv[1] == "keep":
     keep_freed_memory()
 
 def resident():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * resource.getpagesize()
 
 before = resident()
 block = torch.ones(1 << 24)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from faults.watched import watched
 from tiny_runs import TEXT, TINY, fit, result
-from watched import watched
 
 from gpt.cli import main
 from gpt.errors import InputError
@@ -159,3 +159,19 @@ def test_what_is_decided_anew_is_left_out():
 def test_durations_and_lists_are_plain():
     text = "trainer: {max_time: {hours: 1}, devices: [0, 1]}\nmodel: {optimizer: {betas: [0.9, 0.95]}}\n"
     assert plain_options(text, Path("a.ckpt")) == yaml.safe_load(text)
+
+
+def test_saved_options_may_have_old_names():
+    saved = yaml.safe_dump({"model": {"config": {"tied_head": False}}})
+    assert plain_options(saved, Path("config.yaml")) == {"model": {"config": {"tie_embeddings": False}}}
+
+
+@pytest.mark.parametrize("given", ["option", "file"])
+def test_old_names_are_read_on_the_command_line_and_in_files(workplace, capsys, given):
+    (workplace / "old.yaml").write_text("model: {config: {tied_head: false}}\n", encoding="utf-8")
+    options = ["--model.config.tied_head=false"] if given == "option" else ["--config", "old.yaml"]
+    with pytest.raises(SystemExit, match="0"):
+        main([*TINY, *options, "--print_config"])
+    out, err = capsys.readouterr()
+    assert yaml.safe_load(out)["model"]["config"]["tie_embeddings"] is False
+    assert given == "file" or "--model.config.tied_head is now called --model.config.tie_embeddings" in err

@@ -1,7 +1,7 @@
-"""Other programs' models, small ones, to compare with.
+"""Small models of other programs to compare with.
 
-The classes here are written from the layouts that those programs document, with operations of their own, so
-that a transposed or misplaced matrix cannot hide in code that both sides share.
+The classes are written from the layouts that those programs document and share no code with the package, so
+that a transposed or misplaced matrix cannot go unnoticed.
 """
 
 import math
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 def randomised(model: nn.Module) -> nn.Module:
-    """Every weight drawn anew, norms and biases too: none is zero or one by luck."""
+    """Draw every weight at random, norms and biases too, so that none is zero or one."""
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.2)
     return model.eval()
@@ -36,7 +36,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
 
 
 class NanoGPT:
-    """What nanoGPT computes from a checkpoint: functions of its `model` and `model_args` alone."""
+    """What nanoGPT computes from a checkpoint's `model` and `model_args`."""
 
     def __init__(self, checkpoint: dict, gelu=exact_gelu) -> None:
         self.w, self.args, self.gelu = checkpoint["model"], checkpoint["model_args"], gelu
@@ -62,7 +62,7 @@ class NanoGPT:
 
 
 def nanogpt_checkpoint(*, bias: bool = True, vocab_size: int = 300) -> dict:
-    """A checkpoint as its train.py writes one, compiled and with the optimizer's state."""
+    """A checkpoint like those of its train.py, with the optimizer's state."""
     wte = torch.randn(vocab_size, 48) * 0.2
     model = {"transformer.wte.weight": wte, "transformer.wpe.weight": torch.randn(24, 48) * 0.2}
 
@@ -139,7 +139,7 @@ class _Block(nn.Module):
 
 
 class BookGPT(nn.Module):
-    """The layout of the book's GPTModel: its names, its masks, its head of its own."""
+    """The layout of the book's GPTModel: its names, its masks, its untied head."""
 
     def __init__(self, settings: dict) -> None:
         super().__init__()

@@ -6,8 +6,8 @@ from other_programs import BOOK_SETTINGS, BookGPT, randomised
 
 from gpt import GPT, GPTConfig
 from gpt.errors import InputError
-from gpt.weights.book import read_config
 from gpt.weights.commands import write_export
+from gpt.weights.formats.book import read_config
 from gpt.weights.read import read_weights
 
 
@@ -23,25 +23,25 @@ def test_logits_of_an_imported_state_dict(qkv_bias, tied, wrapped, tokens, tmp_p
     )
     torch.save(state, tmp_path / "model.pth")
     found = read_weights(tmp_path / "model.pth", num_heads=3)
-    assert (found.form, found.config.tied_head, found.config.qkv_bias) == ("book", tied, qkv_bias)
+    assert (found.format, found.config.tie_embeddings, found.config.qkv_bias) == ("book", tied, qkv_bias)
     ours = GPT.from_weights(found.config, found.weights)
     torch.testing.assert_close(ours(tokens), book(tokens), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("changes", [{}, {"qkv_bias": False}, {"tied_head": False}])
+@pytest.mark.parametrize("changes", [{}, {"qkv_bias": False}, {"tie_embeddings": False}])
 def test_the_book_loads_an_export_strictly(changes, config, tokens, tmp_path):
     model = randomised(GPT(GPTConfig.from_dict({**config.to_dict(), **changes})))
     write_export(model.config, model.state_dict(), tmp_path, "book")
-    book = BookGPT(json.loads((tmp_path / "config.json").read_text())).eval()
+    book = BookGPT(json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))).eval()
     book.load_state_dict(torch.load(tmp_path / "model.pth", weights_only=True))
     torch.testing.assert_close(book(tokens), model(tokens), atol=1e-4, rtol=0)
     for path in (tmp_path, tmp_path / "model.pth"):
-        again = GPT.from_pretrained(path)
-        assert again.config == model.config
-        assert torch.equal(again(tokens), model(tokens))
+        read_back = GPT.from_pretrained(path)
+        assert read_back.config == model.config
+        assert torch.equal(read_back(tokens), model(tokens))
 
 
-def test_heads_are_known_by_gpt2s_shapes_or_asked_for(tmp_path):
+def test_heads_are_known_for_gpt2s_shapes_and_asked_for_otherwise(tmp_path):
     torch.save(BookGPT(BOOK_SETTINGS).state_dict(), tmp_path / "model.pth")
     with pytest.raises(InputError, match=r"2 blocks of width 48 .* give num_heads"):
         GPT.from_pretrained(tmp_path / "model.pth")
@@ -53,7 +53,7 @@ def test_heads_are_known_by_gpt2s_shapes_or_asked_for(tmp_path):
         assert read_config(state, {}).num_heads == heads
 
 
-def test_what_does_not_fit_is_named(tmp_path):
+def test_a_wrong_or_missing_tensor_is_named(tmp_path):
     state = BookGPT(BOOK_SETTINGS).state_dict()
     state["trf_blocks.1.ff.layers.0.bias"] = torch.zeros(48)
     torch.save(state, tmp_path / "model.pth")

@@ -19,7 +19,7 @@ def folder(tmp_path):
 
 def change(folder, **values):
     file = folder / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+    file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), **values}), encoding="utf-8")
 
 
 def test_logits_loss_and_greedy_text_equal_those_of_transformers(folder, tokens):
@@ -43,11 +43,11 @@ def test_either_direction_keeps_the_logits(changes, tokens, tmp_path):
     theirs = huggingface_model(**changes)
     theirs.save_pretrained(tmp_path / "theirs")
     found = read_weights(tmp_path / "theirs")
-    assert found.form == "hf"
+    assert found.format == "hf"
     write_export(found.config, found.weights, tmp_path / "ours", "hf")
-    again, report = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    exported, report = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
-    torch.testing.assert_close(again.eval()(tokens).logits, theirs(tokens).logits, atol=1e-4, rtol=0)
+    torch.testing.assert_close(exported.eval()(tokens).logits, theirs(tokens).logits, atol=1e-4, rtol=0)
     ours = GPT.from_pretrained(tmp_path / "ours")
     torch.testing.assert_close(ours(tokens), theirs(tokens).logits, atol=1e-4, rtol=0)
     assert (ours.head.weight is ours.token_embedding.weight) == changes.get("tie_word_embeddings", True)
@@ -65,7 +65,7 @@ def test_a_model_without_query_biases_is_exported_with_zeros(config, tokens, tmp
 
 
 def test_the_older_bin_with_masks_and_without_prefix(folder, tokens, tmp_path):
-    """As the hub's first GPT-2 folders are: pickles of the oldest format, names of the bare GPT2Model."""
+    """Like the first GPT-2 folders on the hub: pickles in the oldest format, names of the bare GPT2Model."""
     theirs = huggingface_model()
     state = {k.removeprefix("transformer."): v for k, v in theirs.state_dict().items() if "lm_head" not in k}
     for i in range(2):
@@ -82,7 +82,7 @@ def test_weights_spread_over_shards(safe, tokens, tmp_path):
     theirs = huggingface_model()
     theirs.save_pretrained(tmp_path, max_shard_size="50KB")
     index = tmp_path / "model.safetensors.index.json"
-    listed = json.loads(index.read_text())
+    listed = json.loads(index.read_text(encoding="utf-8"))
     assert len(set(listed["weight_map"].values())) > 2
     if not safe:
         from safetensors.torch import load_file
@@ -91,7 +91,9 @@ def test_weights_spread_over_shards(safe, tokens, tmp_path):
             torch.save(load_file(tmp_path / name), tmp_path / name.replace(".safetensors", ".bin"))
             (tmp_path / name).unlink()
         renamed = {k: v.replace(".safetensors", ".bin") for k, v in listed["weight_map"].items()}
-        (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": renamed}))
+        (tmp_path / "pytorch_model.bin.index.json").write_text(
+            json.dumps({"weight_map": renamed}), encoding="utf-8"
+        )
         index.unlink()
     logits = GPT.from_pretrained(tmp_path)(tokens)
     torch.testing.assert_close(logits, theirs(tokens).logits, atol=1e-4, rtol=0)
@@ -101,7 +103,7 @@ def test_weights_spread_over_shards(safe, tokens, tmp_path):
 def test_an_index_cannot_name_files_outside_its_folder(folder, name):
     (folder / "model.safetensors").rename(folder / "moved.safetensors")
     index = {"weight_map": {"transformer.wte.weight": name}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     with pytest.raises(InputError, match="expected one beside it"):
         GPT.from_pretrained(folder)
 
@@ -121,7 +123,7 @@ def test_an_index_cannot_name_files_outside_its_folder(folder, name):
         ({"n_positions": 32}, r"transformer\.wpe\.weight has shape \(24, 48\), expected \(32, 48\)"),
     ],
 )
-def test_what_does_not_fit_is_named_with_both_shapes(folder, values, message):
+def test_a_mismatch_is_named_with_both_values(folder, values, message):
     change(folder, **values)
     with pytest.raises(InputError, match=message) as raised:
         GPT.from_pretrained(folder)

@@ -19,7 +19,7 @@ def test_logits_of_an_imported_checkpoint(bias, prefix, tokens, tmp_path):
         torch.testing.assert_close(GPT.from_pretrained(path)(tokens), expected, atol=1e-5, rtol=0)
 
 
-def test_masks_of_nanogpt_without_flash_attention_are_passed_over(tokens, tmp_path):
+def test_masks_of_nanogpt_without_flash_attention_are_skipped(tokens, tmp_path):
     checkpoint = nanogpt_checkpoint()
     expected = NanoGPT(checkpoint)(tokens)
     for i in range(2):
@@ -28,7 +28,7 @@ def test_masks_of_nanogpt_without_flash_attention_are_passed_over(tokens, tmp_pa
     torch.testing.assert_close(GPT.from_pretrained(tmp_path)(tokens), expected, atol=1e-5, rtol=0)
 
 
-def test_the_exact_gelu_is_what_makes_them_equal(tokens):
+def test_the_exact_gelu_is_needed(tokens):
     """The two GELUs differ by more than the tolerance above: a test of the tests."""
     checkpoint = nanogpt_checkpoint()
     assert (NanoGPT(checkpoint)(tokens) - NanoGPT(checkpoint, tanh_gelu)(tokens)).abs().max() > 5e-5
@@ -43,12 +43,12 @@ def test_logits_of_an_exported_checkpoint(model, tokens, tmp_path):
         k: v.shape for k, v in nanogpt_checkpoint()["model"].items()
     }
     torch.testing.assert_close(NanoGPT(checkpoint, tanh_gelu)(tokens), model(tokens), atol=1e-5, rtol=0)
-    again = GPT.from_pretrained(tmp_path)
-    torch.testing.assert_close(again(tokens), model(tokens), atol=1e-6, rtol=0)
-    assert again.config == model.config
+    read_back = GPT.from_pretrained(tmp_path)
+    torch.testing.assert_close(read_back(tokens), model(tokens), atol=1e-6, rtol=0)
+    assert read_back.config == model.config
 
 
-def test_rows_that_pad_the_vocabulary_are_cropped_where_text_is_meant(tmp_path):
+def test_rows_that_pad_the_vocabulary_are_cropped_for_generation(tmp_path):
     checkpoint = nanogpt_checkpoint(vocab_size=50304)
     torch.save(checkpoint, tmp_path / "ckpt.pt")
     model, tokenizer = load(tmp_path / "ckpt.pt")
@@ -57,14 +57,14 @@ def test_rows_that_pad_the_vocabulary_are_cropped_where_text_is_meant(tmp_path):
     torch.testing.assert_close(model(tokens), NanoGPT(checkpoint)(tokens)[..., :50257], atol=1e-5, rtol=0)
 
 
-def test_a_head_of_its_own_has_no_place_there(config, tmp_path):
-    untied = GPT(type(config).from_dict({**config.to_dict(), "tied_head": False}))
-    with pytest.raises(InputError, match="no head of its own"):
+def test_an_untie_embeddings_is_refused(config, tmp_path):
+    untied = GPT(type(config).from_dict({**config.to_dict(), "tie_embeddings": False}))
+    with pytest.raises(InputError, match="always ties the head"):
         write_export(untied.config, untied.state_dict(), tmp_path / "out", "nanogpt")
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_missing_is_named(tmp_path):
+def test_a_missing_setting_or_wrong_shape_is_named(tmp_path):
     checkpoint = nanogpt_checkpoint()
     del checkpoint["model_args"]["n_head"]
     torch.save(checkpoint, tmp_path / "ckpt.pt")

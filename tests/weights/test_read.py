@@ -13,20 +13,21 @@ from gpt.cli import main
 from gpt.errors import InputError
 from gpt.weights.commands import write_export
 from gpt.weights.hub import locate
-from gpt.weights.read import read_weights
-from gpt.weights.table import crop
+from gpt.weights.read import crop, read_weights
 
-FORMS = ("hf", "nanogpt", "book")
+FORMATS = ("hf", "nanogpt", "book")
 
 
-@pytest.mark.parametrize(("first", "second"), [*product(FORMS, FORMS)])
+@pytest.mark.parametrize(("first", "second"), [*product(FORMATS, FORMATS)])
 def test_round_trips_of_every_pair_keep_each_weight(first, second, model, tokens, tmp_path):
     write_export(model.config, model.state_dict(), tmp_path / "a", first)
     found = read_weights(tmp_path / "a")
     write_export(found.config, found.weights, tmp_path / "b", second)
-    again = GPT.from_pretrained(tmp_path / "b")
-    assert again.config == model.config
-    for (name, expected), tensor in zip(model.state_dict().items(), again.state_dict().values(), strict=True):
+    read_back = GPT.from_pretrained(tmp_path / "b")
+    assert read_back.config == model.config
+    for (name, expected), tensor in zip(
+        model.state_dict().items(), read_back.state_dict().values(), strict=True
+    ):
         assert torch.equal(tensor, expected), name
 
 
@@ -48,7 +49,7 @@ def test_no_code_of_a_pickle_is_run(legacy, name, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="not a file of tensors"):
         GPT.from_pretrained(file if file.parent == tmp_path else file.parent)
     assert not (tmp_path / "exploded").exists()
-    pickle.loads(pickle.dumps(Bomb()))  # it does go off elsewhere
+    pickle.loads(pickle.dumps(Bomb()))  # an ordinary unpickler runs it
     assert (tmp_path / "exploded").exists()
 
 
@@ -75,7 +76,7 @@ def test_an_unknown_file_is_one_line(content, message, tmp_path):
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"model_type": "minimal-gpt", "emb_dim": "wide"}'])
 def test_a_broken_configuration_is_one_line(content, tmp_path):
-    (tmp_path / "config.json").write_text(content)
+    (tmp_path / "config.json").write_text(content, encoding="utf-8")
     with pytest.raises(InputError) as raised:
         GPT.from_pretrained(tmp_path)
     assert "\n" not in str(raised.value) and str(tmp_path) in str(raised.value)
@@ -90,7 +91,7 @@ def test_a_truncated_file_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["runs/none", "none.ckpt", "owner/name", "gpt3"])
-def test_a_name_that_is_nothing_never_asks_the_network(name):
+def test_an_unknown_name_never_asks_the_network(name):
     with pytest.raises(InputError, match="no checkpoint at"):
         locate(name)
 
@@ -99,7 +100,7 @@ def test_a_hub_name_is_read_from_the_hubs_cache(tmp_path):
     cached = tmp_path / "models--openai-community--gpt2"
     huggingface_model().save_pretrained(cached / "snapshots" / "abc")
     (cached / "refs").mkdir()
-    (cached / "refs" / "main").write_text("abc")
+    (cached / "refs" / "main").write_text("abc", encoding="utf-8")
     program = "from gpt import GPT; print(GPT.from_pretrained('hub:openai-community/gpt2').config.emb_dim)"
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -112,7 +113,7 @@ def test_a_hub_name_is_read_from_the_hubs_cache(tmp_path):
     assert done.stdout.strip() == "48", done.stderr
 
 
-def test_a_crop_keeps_what_the_first_tokens_give(model, config, tokens):
+def test_a_cropped_model_gives_the_logits_of_the_first_tokens(model, config, tokens):
     cropped = GPT.from_weights(*crop(config, model.state_dict(), vocab_size=260, context_length=10))
     assert (cropped.config.vocab_size, cropped.config.context_length) == (260, 10)
     tokens = tokens[:, :10] % 260
@@ -122,28 +123,26 @@ def test_a_crop_keeps_what_the_first_tokens_give(model, config, tokens):
         crop(config, {}, context_length=25)
 
 
-def test_the_commands_go_there_and_back(model, tokens, tmp_path, monkeypatch, capsys):
+def test_export_and_import_are_inverse(model, tokens, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     model.save_pretrained("mine")
-    for form in FORMS:
-        assert main(["export", "--checkpoint", "mine", "--format", form, "--output", form]) == 0
-        assert main(["import", form, "--format", form, "--output", f"from-{form}"]) == 0
-        assert torch.equal(GPT.from_pretrained(f"from-{form}")(tokens), model(tokens))
+    for format in FORMATS:
+        assert main(["export", "--checkpoint", "mine", "--format", format, "--output", format]) == 0
+        assert main(["import", format, "--format", format, "--output", f"from-{format}"]) == 0
+        assert torch.equal(GPT.from_pretrained(f"from-{format}")(tokens), model(tokens))
     capsys.readouterr()
     assert main(["import", "hf", "--output", "mine"]) == 2
-    assert (
-        capsys.readouterr().err == "gpt import: mine is there already: choose another folder with --output\n"
-    )
+    assert capsys.readouterr().err == "gpt import: mine exists already: choose another folder with --output\n"
     assert main(["export", "--checkpoint", "mine", "--output", "hf"]) == 2
     assert main(["import", "hf", "--format", "book", "--output", "new"]) == 2
-    assert "of the form hf, expected book" in capsys.readouterr().err
+    assert "in the format hf, expected book" in capsys.readouterr().err
 
 
 def test_a_padded_vocabulary_is_exported_without_the_padding(tmp_path):
     padded = GPT(GPTConfig(vocab_size=50304, context_length=4, emb_dim=8, num_heads=2, num_layers=1)).eval()
-    for form in FORMS:
-        write_export(padded.config, padded.state_dict(), tmp_path / form, form)
-        exported = GPT.from_pretrained(tmp_path / form)
+    for format in FORMATS:
+        write_export(padded.config, padded.state_dict(), tmp_path / format, format)
+        exported = GPT.from_pretrained(tmp_path / format)
         assert exported.config.vocab_size == 50257
         tokens = torch.tensor([[50256, 5]])
         torch.testing.assert_close(exported(tokens), padded(tokens)[..., :50257], atol=1e-5, rtol=0)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt import Tokenizer
-from gpt.weights.tokenizer_files import byte_letters, merges, write_tokenizer
+from gpt.weights.formats.hf_tokenizer import byte_letters, merges, write_tokenizer
 
 SIZES = (257, 300, 2048, 50257)
 TEXTS = [
@@ -48,7 +48,7 @@ def test_transformers_gives_the_same_ids_for_any_text(size, text):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_end_of_text_is_the_last_id(size):
+def test_endoftext_is_the_last_id(size):
     ours, theirs = pair(size)
     assert len(theirs) == size
     assert theirs.eos_token_id == ours.eot == size - 1
@@ -62,7 +62,7 @@ def test_merges_of_a_small_table():
     assert merges(tokens) == [(b"a", b"b"), (b"b", b"c"), (b"ab", b"c"), (b"ab", b"ab")]
 
 
-def test_every_byte_has_a_printable_letter_of_its_own():
+def test_every_byte_has_its_own_printable_letter():
     letters = byte_letters()
     assert len(set(letters)) == 256
     assert all(letter.isprintable() and not letter.isspace() for letter in letters)

@@ -1,7 +1,7 @@
-"""A prepared folder: token shards, an index of document starts, and the `meta.json` that makes it whole.
+"""A prepared folder: token shards, an index of document starts, and `meta.json`.
 
-Shards are plain little-endian integers, uint16 or uint32, one document after another, each followed by one
-end of text. `meta.json` is written last: a folder without one is not prepared.
+Shards are plain little-endian integers, uint16 or uint32, one document after another, each followed by
+`<|endoftext|>`. `meta.json` is written last: a folder without it is unfinished.
 """
 
 import hashlib
@@ -25,12 +25,12 @@ META = "meta.json"
 SPLITS = ("train", "val")
 FORMAT = 1
 _CHECKED_TOKENS = 1 << 22
-"""Tokens of a split whose ids are looked at when it is opened: milliseconds. `verify` covers them all."""
+"""Tokens of a split whose ids are checked when it is opened, in milliseconds. `verify` covers all."""
 INDEX_DTYPE = np.dtype("<i8")
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The narrowest type that holds every id."""
+    """The narrowest integer type that holds every id."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
@@ -52,13 +52,13 @@ class Segment:
 
 
 class TokenStream:
-    """Segments of token files read as one: nothing is copied together, and a pickle holds names alone.
+    """Segments of token files read as one stream, memory-mapped; a pickle holds their names alone.
 
     Args:
         folder: where the files are.
         segments: what to read, in order.
         dtype: of the files.
-        eot: the id that stands before the first token.
+        eot: the id of `<|endoftext|>`, which precedes the first token.
     """
 
     def __init__(self, folder: Path, segments: Sequence[Segment], dtype: np.dtype[Any], eot: int) -> None:
@@ -78,15 +78,15 @@ class TokenStream:
         return [segment.view(self.folder, self.dtype) for segment in self.segments]
 
     def rows(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
-        """The token before each start, and `length` tokens from it on: (len(starts), length + 1).
+        """`length` tokens from each start on, with the token before them: (len(starts), length + 1).
 
-        Before the first token stands the end of text; past the last one, rows are filled with zeros.
+        The token before the first is `<|endoftext|>`. Past the last token, rows are filled with zeros.
         """
         rows = np.empty((len(starts), length + 1), self.dtype)
-        whole = self.parts[0] if len(self.parts) == 1 else None
+        only = self.parts[0] if len(self.parts) == 1 else None
         for row, start in zip(rows, (starts - 1).tolist(), strict=True):
-            if whole is not None and start >= 0 and start + length < len(whole):
-                row[:] = whole[start : start + length + 1]
+            if only is not None and start >= 0 and start + length < len(only):  # the usual case, fast
+                row[:] = only[start : start + length + 1]
             else:
                 self._copy(start, row)
         return rows
@@ -103,13 +103,13 @@ class TokenStream:
 
 
 class Prepared:
-    """A prepared folder, opened: memory-mapped, and checked as far as milliseconds allow.
+    """A prepared folder, memory-mapped, after the checks that take milliseconds.
 
     Args:
-        folder: what `prepare` made.
+        folder: made by `prepare`.
 
     Raises:
-        InputError: not a prepared folder, an unfinished one, of another tokenizer, or a file of another size.
+        InputError: not a prepared folder, an unfinished one, another tokenizer's, or a file of another size.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -132,7 +132,7 @@ class Prepared:
             self._check()
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(
-                f"{self.folder / META} is not what gpt prepare writes ({type(error).__name__}: {error}); "
+                f"{self.folder / META} is not as gpt prepare writes it ({type(error).__name__}: {error}); "
                 "prepare it again"
             ) from None
 
@@ -175,20 +175,16 @@ class Prepared:
         return int(self.meta["splits"][split][what])
 
     def verify(self) -> None:
-        """Read every file and compare its checksum with the one recorded.
+        """Read every file and compare its checksum with the recorded one.
 
         Raises:
-            InputError: a file was altered; it names the file.
+            InputError: a file was altered; the message names it.
         """
-        names = list(self.meta["files"])
+        files = {self.folder / name: recorded["sha256"] for name, recorded in self.meta["files"].items()}
         with ThreadPoolExecutor() as pool:
-            for name, digest in zip(
-                names, pool.map(file_sha256, [self.folder / n for n in names]), strict=True
-            ):
-                if digest != self.meta["files"][name]["sha256"]:
-                    raise InputError(
-                        f"{self.folder / name} was altered: its checksum differs; prepare it again"
-                    )
+            for path, found in zip(files, pool.map(file_sha256, files), strict=True):
+                if found != files[path]:
+                    raise InputError(f"{path} was altered: its checksum differs; prepare it again")
 
     def _check_ids(self, where: str, largest: int) -> None:
         if largest >= self.tokenizer.n_vocab:
@@ -202,7 +198,7 @@ class Prepared:
 
 
 def file_sha256(path: str | os.PathLike[str]) -> str:
-    """The SHA-256 of a file's content, in hexadecimal."""
+    """The SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):

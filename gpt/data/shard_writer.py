@@ -1,8 +1,8 @@
-"""Writing a prepared folder so that an interruption at any point loses seconds of work and nothing else.
+"""Writes a prepared folder. An interruption at any point loses seconds of work and nothing else.
 
-While `progress.json` stands there and `meta.json` does not, the folder is unfinished. Shards are appended to;
-every few seconds they are flushed to the disk, and then `progress.json` records, atomically, how far they
-count. What a killed process wrote beyond that is cut off when the next one goes on.
+A folder with `progress.json` and no `meta.json` is unfinished. Shards are appended to; every few seconds they
+are flushed to disk, and then `progress.json` records, atomically, how much of them counts. What a killed
+process wrote after that is cut off when the next one resumes.
 """
 
 import json
@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gpt.data.encode import Block, Encoded
-from gpt.data.store import FORMAT, INDEX_DTYPE, META, SPLITS, Segment, file_sha256, token_dtype
+from gpt.data.encode import Block
+from gpt.data.shards import FORMAT, INDEX_DTYPE, META, SPLITS, Segment, file_sha256, token_dtype
 from gpt.errors import InputError
 from gpt.files import write_json
 from gpt.tokenizer import Tokenizer
@@ -29,12 +30,12 @@ _COUNTED_AT_ONCE = 1 << 20
 
 
 class ShardWriter:
-    """Appends blocks to a folder, from where the last commit of the same `key` left it.
+    """Appends blocks to a folder, resuming at the last commit of the same `key`.
 
     Args:
-        folder: made already, and locked by the caller.
-        key: of the text, the tokenizer and the options.
-        tokenizer: whose ids come.
+        folder: exists, and is locked by the caller.
+        key: a hash of the text, the tokenizer and the options.
+        tokenizer: made the ids.
 
     Raises:
         InputError: the folder holds other files, or another unfinished preparation.
@@ -43,9 +44,7 @@ class ShardWriter:
     def __init__(self, folder: Path, key: str, tokenizer: Tokenizer) -> None:
         self.folder, self.key, self.tokenizer = folder, key, tokenizer
         self.dtype = token_dtype(tokenizer.n_vocab)
-        self.parts = 0
-        self.empty = 0
-        self.largest_id = 0
+        self.parts = self.empty = self.largest_id = 0  # parts: the pieces of text written
         self.splits = {split: {"tokens": 0, "documents": 0, "bytes": 0} for split in SPLITS}
         self._open: dict[str, IO[bytes]] = {}
         self._resume()
@@ -57,32 +56,31 @@ class ShardWriter:
         return sum(counts["bytes"] for counts in self.splits.values())
 
     def add(self, block: Block) -> None:
-        """Append a block, and commit if the last commit is some seconds old."""
-        for split, encoded in block.splits.items():
-            self._append(split, encoded)
-        self.parts += block.parts
+        """Append a block; commit if the last commit is some seconds old."""
+        for split in SPLITS:
+            self._append(split, block.ids[split], block.starts[split], block.text_bytes[split])
+        self.parts += block.pieces
         self.empty += block.empty
         if time.monotonic() - self._committed > _SECONDS_BETWEEN_COMMITS:
             self.commit()
 
     def commit(self) -> None:
-        """Make what was added so far survive a kill, or a power cut."""
+        """Make what was added so far survive a kill or a power cut."""
         for file in self._open.values():
             file.flush()
             os.fsync(file.fileno())
-        write_json(
-            self.folder / PROGRESS, {"key": self.key, **{name: getattr(self, name) for name in _STATE}}
-        )
+        state = {name: getattr(self, name) for name in _STATE}
+        write_json(self.folder / PROGRESS, {"key": self.key, **state})
         self._committed = time.monotonic()
 
     def close(self) -> None:
-        """Close the files, whatever state they are in."""
+        """Close the files."""
         for file in self._open.values():
             file.close()
         self._open.clear()
 
     def finish(self, val_fraction: float, source: dict[str, Any]) -> None:
-        """Divide the text, take the checksums, and write `meta.json`: now the folder is prepared.
+        """Divide the text into splits, take checksums, and write `meta.json`, which completes the folder.
 
         Raises:
             InputError: there was no text.
@@ -114,7 +112,7 @@ class ShardWriter:
             "split_by": "document" if by_document else "position",
             "empty_documents": self.empty,
             "largest_id": self.largest_id,
-            "splits": self._by_document() if by_document else self._by_position(total - held_out),
+            "splits": self._divide(total - held_out, by_document),
             "files": {
                 path.name: {"bytes": path.stat().st_size, "sha256": digest}
                 for path, digest in zip(files, digests, strict=True)
@@ -123,20 +121,17 @@ class ShardWriter:
         write_json(self.folder / META, meta)
         (self.folder / PROGRESS).unlink()
 
-    def _append(self, split: str, encoded: Encoded) -> None:
+    def _append(self, split: str, ids: NDArray[Any], starts: NDArray[np.int64], text_bytes: int) -> None:
         counts = self.splits[split]
-        self._file(_index_name(split)).write(
-            (encoded.starts + counts["tokens"]).astype(INDEX_DTYPE).tobytes()
-        )
-        ids = encoded.ids
+        self._file(_index_name(split)).write((starts + counts["tokens"]).astype(INDEX_DTYPE).tobytes())
         self.largest_id = max(self.largest_id, int(ids.max(initial=0)))
         while len(ids):
             shard, within = divmod(counts["tokens"], _SHARD_TOKENS)
             fitting, ids = ids[: _SHARD_TOKENS - within], ids[_SHARD_TOKENS - within :]
             self._file(_shard_name(split, shard)).write(fitting.tobytes())
             counts["tokens"] += len(fitting)
-        counts["documents"] += len(encoded.starts)
-        counts["bytes"] += encoded.text_bytes
+        counts["documents"] += len(starts)
+        counts["bytes"] += text_bytes
 
     def _file(self, name: str) -> IO[bytes]:
         if name not in self._open:
@@ -144,8 +139,8 @@ class ShardWriter:
         return self._open[name]
 
     def _resume(self) -> None:
-        """Go back to the last commit; without one, start from nothing."""
-        for left in self.folder.glob(".*.tmp"):  # of an atomic write that was killed
+        """Go back to the last commit, or begin."""
+        for left in self.folder.glob(".*.tmp"):  # from an atomic write that was killed
             left.unlink()
         present = {path.name for path in self.folder.iterdir() if not path.name.startswith(".")}
         progress = self.folder / PROGRESS
@@ -161,7 +156,7 @@ class ShardWriter:
         if state["key"] == self.key:
             for name in _STATE:
                 setattr(self, name, state[name])
-        elif state["parts"]:  # of no parts nothing is lost
+        elif state["parts"]:  # with no parts, nothing is lost
             raise InputError(
                 f"{self.folder} holds an unfinished preparation of other text or with other options: "
                 "delete it, or choose another folder"
@@ -185,47 +180,38 @@ class ShardWriter:
         return sizes
 
     def _tokens_in(self, split: str, start: int, stop: int) -> list[Segment]:
-        """Where the tokens `start` to `stop` of a split are."""
+        """Where the tokens `start` to `stop` of a split lie."""
         segments = []
-        while start < stop:
-            shard, within = divmod(start, _SHARD_TOKENS)
-            end = min(stop, (shard + 1) * _SHARD_TOKENS)
-            segments.append(Segment(file=_shard_name(split, shard), start=within, stop=within + end - start))
-            start = end
+        for shard in range(start // _SHARD_TOKENS, -(-stop // _SHARD_TOKENS)):
+            before = shard * _SHARD_TOKENS
+            first, last = max(start - before, 0), min(stop - before, _SHARD_TOKENS)
+            if first < last:
+                segments.append(Segment(file=_shard_name(split, shard), start=first, stop=last))
         return segments
 
-    def _by_document(self) -> dict[str, Any]:
-        return {
-            split: {
-                **counts,
-                "tokens_in": [asdict(segment) for segment in self._tokens_in(split, 0, counts["tokens"])],
-                "documents_in": [asdict(Segment(file=_index_name(split), start=0, stop=counts["documents"]))],
-            }
-            for split, counts in self.splits.items()
-        }
-
-    def _by_position(self, cut: int) -> dict[str, Any]:
-        """The tokens before `cut` train, the others validate: `train`'s come first, then `val`'s."""
-        total = sum(self.splits[split]["tokens"] for split in SPLITS)
+    def _divide(self, cut: int, by_document: bool) -> dict[str, Any]:
+        """Take both splits as one text: the tokens before `cut` train, the others validate."""
+        total = sum(counts["tokens"] for counts in self.splits.values())
         views = {"train": self._view(0, cut), "val": self._view(cut, total)}
-        views["val"]["bytes"] = self._text_bytes([Segment(**part) for part in views["val"]["tokens_in"]])
-        views["train"]["bytes"] = self.text_bytes - views["val"]["bytes"]
+        val_bytes = self.splits["val"]["bytes"]
+        if not by_document:
+            val_bytes = self._text_bytes([Segment(**part) for part in views["val"]["tokens_in"]])
+        views["val"]["bytes"], views["train"]["bytes"] = val_bytes, self.text_bytes - val_bytes
         return views
 
     def _text_bytes(self, segments: list[Segment]) -> int:
-        """UTF-8 bytes of the text in some tokens, read a little at a time."""
+        """UTF-8 bytes of the text in some tokens, which are read in blocks."""
         lengths, total = self.tokenizer.byte_lengths(), 0
         for segment in segments:
             for at in range(segment.start, segment.stop, _COUNTED_AT_ONCE):
                 count = min(_COUNTED_AT_ONCE, segment.stop - at)
-                ids = np.fromfile(
-                    self.folder / segment.file, self.dtype, count, offset=at * self.dtype.itemsize
-                )
+                offset = at * self.dtype.itemsize
+                ids = np.fromfile(self.folder / segment.file, self.dtype, count, offset=offset)
                 total += int(lengths[ids].sum())
         return total
 
     def _view(self, start: int, stop: int) -> dict[str, Any]:
-        """The tokens `start` to `stop` of both splits taken as one text."""
+        """The tokens `start` to `stop` of both splits taken as one text, as `meta.json` records them."""
         tokens_in: list[Segment] = []
         documents_in: list[Segment] = []
         before = 0
@@ -234,10 +220,10 @@ class ShardWriter:
             after = before + counts["tokens"]
             tokens_in += self._tokens_in(split, max(start, before) - before, min(stop, after) - before)
             index = Segment(file=_index_name(split), start=0, stop=counts["documents"])
-            first, last = np.searchsorted(
-                index.view(self.folder, INDEX_DTYPE) + before, [start, stop]
-            ).tolist()
-            documents_in.append(replace(index, start=first, stop=last, shift=before - start))
+            places = index.view(self.folder, INDEX_DTYPE) + before
+            first, last = np.searchsorted(places, [start, stop]).tolist()
+            if first < last:
+                documents_in.append(replace(index, start=first, stop=last, shift=before - start))
             before = after
         return {
             "tokens": stop - start,

@@ -1,7 +1,7 @@
-"""Reading files and rows piece by piece: plain, compressed, from a URL; text, JSON, CSV or Parquet.
+"""From files, URLs and rows to documents, piece by piece: text, JSON, CSV, Parquet; plain or compressed.
 
-Plain text is read here rather than through `datasets`, which turns `\\r\\n` into `\\n`, reads a line or a
-file whole and cannot say which byte is not UTF-8. What has rows goes through `datasets`, imported on need.
+Plain text is read here, not through `datasets`, which turns `\\r\\n` into `\\n`, reads a whole line or file
+at once, and cannot say which byte is not UTF-8. Rows are read by `datasets`, imported on need.
 """
 
 import codecs
@@ -18,34 +18,30 @@ from gpt.errors import InputError
 from gpt.tokenizer import split_at_words
 
 LONGEST_PIECE = 1 << 20
-"""Characters in a piece: a longer document comes as several, so that memory does not grow with documents."""
+"""Characters in a piece. A longer document comes as several, so memory does not grow with documents."""
 
-_FORMATS = {
-    ".json": "json",
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".parquet": "parquet",
-}
+_ENDINGS = {"json": (".json", ".jsonl", ".ndjson"), "csv": (".csv", ".tsv"), "parquet": (".parquet",)}
 _COMPRESSED = {".gz", ".bz2", ".xz", ".zst"}
 _ROWS_AT_ONCE = 256
 _BYTES_AT_ONCE = 1 << 20
 
 
 class Piece(NamedTuple):
-    """A document or a part of one; `last` ends the document."""
+    """A document or a part of one."""
 
     text: str
-    last: bool
+    first: bool = True
+    last: bool = True
+    split: str = ""
+    """`train` or `val`, once chosen."""
 
 
 def file_pieces(name: str, column: str, errors: str) -> Iterator[Piece]:
-    """The documents of a file or URL: one of a text, one a row of what has rows.
+    """The documents of a file or URL: a text file is one, and each row of the other formats is one.
 
     Args:
-        name: whose ending tells the format and the compression.
-        column: the text's, in rows.
+        name: its ending decides the format and the compression.
+        column: the column of the text, in rows.
         errors: `strict` or `replace`, for bytes that are not UTF-8.
 
     Raises:
@@ -71,33 +67,8 @@ def hub_rows(column: str, path: str, *options: Any, **more: Any) -> Iterator[str
         yield from _texts(load_dataset(path, *options, **more), column, f"hub:{path}")
     except InputError:
         raise
-    except Exception as error:  # the hub, its client, pyarrow and datasets have none in common
+    except Exception as error:  # the hub, its client, pyarrow and datasets share no exception class
         raise InputError(f"cannot read hub:{path}: {_first_line(error)}") from error
-
-
-def _file_rows(name: str, column: str, errors: str) -> Iterator[str]:
-    kind = file_format(name)
-    options: dict[str, Any] = {} if kind == "parquet" else {"encoding_errors": errors}
-    if kind == "json" and errors == "replace":
-        options["encoding"] = (
-            "utf_8"  # the JSON reader decodes, and so replaces, only what is not named utf-8
-        )
-    if ".tsv" in Path(name).suffixes:
-        options["sep"] = "\t"
-    try:
-        yield from _texts(_reader(kind)(name, streaming=True, **options).read(), column, name)
-    except (InputError, OSError):
-        raise
-    except Exception as error:  # pyarrow, pandas and datasets have none in common
-        if errors == "strict":
-            _check_utf8(name)
-        raise InputError(f"cannot read {name} as {kind}: {_first_line(error)}") from error
-
-
-def _reader(kind: str) -> Any:
-    """The class of `datasets` that reads a kind of file: `load_dataset` would tell the hub of each file."""
-    module = import_module(f"datasets.io.{kind}")
-    return getattr(module, f"{kind.capitalize()}DatasetReader")
 
 
 def join(rows: Iterable[str], starts: str) -> Iterator[str]:
@@ -113,31 +84,47 @@ def join(rows: Iterable[str], starts: str) -> Iterator[str]:
 
 
 def cut(texts: Iterable[str]) -> Iterator[Piece]:
-    """Whole documents as pieces."""
+    """Documents cut into pieces."""
     for text in texts:
-        if len(text) <= LONGEST_PIECE:
-            yield Piece(text, last=True)
-            continue
-        parts = list(split_at_words(text, LONGEST_PIECE))
-        for part in parts[:-1]:
-            yield Piece(part, last=False)
-        yield Piece(parts[-1], last=True)
+        parts = list(split_at_words(text, LONGEST_PIECE)) or [""]
+        for number, part in enumerate(parts, start=1):
+            yield Piece(part, first=number == 1, last=number == len(parts))
 
 
 def _text_pieces(file: IO[bytes], name: str, errors: str) -> Iterator[Piece]:
-    """One document, read as it goes and cut where `split_at_words` would cut the whole."""
+    """One document, read in blocks and cut where `split_at_words` would cut all of it."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors)
-    text, position = "", 0
+    text, position, first = "", 0, True
     for block in chain(iter(partial(file.read, _BYTES_AT_ONCE), b""), [b""]):
         position += len(block)
         try:
             text += decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
             raise _not_utf8(name, position - len(error.object) + error.start) from error
-        *whole, text = list(split_at_words(text, LONGEST_PIECE)) or [""]
-        for part in whole:
-            yield Piece(part, last=False)
-    yield Piece(text, last=True)
+        *complete, text = list(split_at_words(text, LONGEST_PIECE)) or [""]
+        for part in complete:
+            yield Piece(part, first, last=False)
+            first = False
+    yield Piece(text, first)
+
+
+def _file_rows(name: str, column: str, errors: str) -> Iterator[str]:
+    kind = file_format(name)
+    options: dict[str, Any] = {} if kind == "parquet" else {"encoding_errors": errors}
+    if kind == "json" and errors == "replace":
+        options["encoding"] = "utf_8"  # the JSON reader decodes, and so replaces, only where not named utf-8
+    if ".tsv" in Path(name).suffixes:
+        options["sep"] = "\t"
+    # `load_dataset` would report each file to the hub; the reader that it calls does not.
+    reader = getattr(import_module(f"datasets.io.{kind}"), f"{kind.capitalize()}DatasetReader")
+    try:
+        yield from _texts(reader(name, streaming=True, **options).read(), column, name)
+    except (InputError, OSError):
+        raise
+    except Exception as error:  # pyarrow, pandas and datasets share no exception class
+        if errors == "strict":
+            _check_utf8(name)
+        raise InputError(f"cannot read {name} as {kind}: {_first_line(error)}") from error
 
 
 def _texts(rows: Any, column: str, name: str) -> Iterator[str]:
@@ -167,8 +154,8 @@ def _not_utf8(name: str, byte: int) -> InputError:
 
 
 def _open(name: str) -> IO[bytes]:
-    """Open a file or URL for its plain bytes, decompressed by what its name ends on."""
-    if not is_url(name) and not is_packed(name):
+    """Open a file or URL for its plain bytes, decompressed according to its ending."""
+    if not is_url(name) and not is_compressed(name):
         return open(name, "rb")
     import fsspec  # type: ignore[import-untyped]
 
@@ -179,13 +166,13 @@ def _open(name: str) -> IO[bytes]:
 
 
 def file_format(name: str) -> str:
-    """`text`, or the builder of `datasets` that reads the file's rows."""
+    """`text`, or the reader of `datasets` for the file's rows: `json`, `csv`, `parquet`."""
     path = Path(name.partition("?")[0])
     suffix = Path(path.stem).suffix if path.suffix in _COMPRESSED else path.suffix
-    return _FORMATS.get(suffix.lower(), "text")
+    return next((kind for kind, endings in _ENDINGS.items() if suffix.lower() in endings), "text")
 
 
-def is_packed(name: str) -> bool:
+def is_compressed(name: str) -> bool:
     """Whether the file is compressed, by its name."""
     return Path(name).suffix in _COMPRESSED
 

@@ -1,8 +1,8 @@
-"""The tokenizer as Hugging Face's libraries read it: vocab.json, merges.txt, tokenizer_config.json.
+"""The tokenizer in Hugging Face's files: vocab.json, merges.txt, tokenizer_config.json.
 
-tiktoken keeps a rank for each token and merges whichever neighbours form the token of lowest rank; the older
-form lists the pairs to merge, in order. The pair behind a token is what is left of its bytes when only tokens
-of lower rank are formed: that holds for any prefix of the ranks too, as no token is made of later ones.
+tiktoken stores a rank for each token and merges the two neighbours that form the token of lowest rank.
+merges.txt lists the pairs instead, in order. A token's pair is found by encoding its bytes with the lower
+ranks only: two parts are left. This holds for any prefix of the ranks: tokens consist of lower-ranked ones.
 """
 
 import os
@@ -14,9 +14,9 @@ from gpt.tokenizer import END_OF_TEXT, Tokenizer
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: str | os.PathLike[str], context_length: int) -> None:
-    """Write the files from which `transformers.AutoTokenizer` gives the same ids.
+    """Write the files from which `transformers.AutoTokenizer` produces the same ids.
 
-    It takes `<|endoftext|>` in a text for the special token, as `Tokenizer.encode` does with `allow_special`.
+    It encodes `<|endoftext|>` as the special token, as `Tokenizer.encode` does with `allow_special`.
 
     Raises:
         OSError: the folder cannot be written.
@@ -39,10 +39,10 @@ def write_tokenizer(tokenizer: Tokenizer, folder: str | os.PathLike[str], contex
 
 
 def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes]]:
-    """The two tokens that each token of several bytes is merged from, in the order of the ranks.
+    """The two tokens from which each token of several bytes is merged, in the order of the ranks.
 
     Args:
-        tokens: by rank, all 256 single bytes among them.
+        tokens: in the order of their ranks; all 256 single bytes must be among them.
     """
     ranks = {token: rank for rank, token in enumerate(tokens)}
     pairs = []
@@ -61,7 +61,7 @@ def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes]]:
 def byte_letters() -> list[str]:
     """A printable character for each byte (Radford et al. 2019, the released encoder.py).
 
-    Bytes that print in Latin-1 stand for themselves; the others take the characters from U+0100 on.
+    Bytes that are printable in Latin-1 stand for themselves; the others take the characters from U+0100 on.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))

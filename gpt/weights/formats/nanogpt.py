@@ -1,19 +1,23 @@
-"""nanoGPT's checkpoints: Hugging Face's names with matrices as (out, in), the shape under `model_args`.
+"""nanoGPT's checkpoint, ckpt.pt: Hugging Face's names with matrices as (out, in), the shape in `model_args`.
 
-nanoGPT computes the exact GELU, on GPT-2's weights too, which were trained with the approximation.
+nanoGPT computes the exact GELU, also with GPT-2's weights, which were trained with the tanh approximation.
 """
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from gpt.config import GPTConfig
 from gpt.errors import InputError
-from gpt.weights import hf
-from gpt.weights.table import Weights, from_gpt, to_gpt
+from gpt.files import atomic_write
+from gpt.weights.formats import hf
+from gpt.weights.formats.table import Weights, from_gpt, to_gpt
 
-_PASSED_OVER = r"transformer\.h\.\d+\.attn\.bias|lm_head\.weight"
-_GELU = "gelu"  # not nanoGPT's: what an export says of itself, so that its way back is exact
+ROWS = [replace(row, transposed=False) for row in hf.ROWS]
+_SKIPPED = r"transformer\.h\.\d+\.attn\.bias|lm_head\.weight"  # masks, and the head, which is always tied
+_GELU = "gelu"  # a setting that nanoGPT does not know: an export records its GELU for the way back
 
 
 def read_config(checkpoint: dict[str, Any]) -> GPTConfig:
@@ -40,29 +44,26 @@ def read_config(checkpoint: dict[str, Any]) -> GPTConfig:
 
 
 def import_weights(config: GPTConfig, state: Weights) -> Weights:
-    """The state dict of nanoGPT's model as a GPT's; where it was trained without biases they are zeros.
+    """Convert the state dict of nanoGPT's model; biases are zeros where it was trained without them.
 
     Raises:
         InputError: a tensor is missing, unknown, or of another shape; the message names it.
     """
-    rows = hf.rows(config, transposed=False)
-    if "transformer.ln_f.bias" not in state:
-        zeros = {row.theirs: torch.zeros(row.shape) for row in rows if row.theirs.endswith(".bias")}
-        state = {**zeros, **state}
-    return to_gpt(state, rows, _PASSED_OVER)
+    return to_gpt(config, state, ROWS, _SKIPPED, zero_biases="transformer.ln_f.bias" not in state)
 
 
-def export_checkpoint(config: GPTConfig, weights: Weights) -> dict[str, Any]:
-    """What `sample.py` reads as ckpt.pt; there is no optimizer state in it, so `train.py` cannot resume it.
+def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
+    """Write ckpt.pt for `sample.py`; without the optimizer's state `train.py` cannot resume it.
 
     Raises:
         InputError: the head is not the token embedding, as it always is in nanoGPT.
+        OSError: the folder cannot be written.
     """
-    if not config.tied_head:
-        raise InputError("nanoGPT has no head of its own: this model's differs from its token embedding")
-    state = from_gpt(weights, hf.rows(config, transposed=False))
+    if not config.tie_embeddings:
+        raise InputError("nanoGPT always ties the head to the token embedding; this model's head is untied")
+    state = from_gpt(replace(config, qkv_bias=True), weights, ROWS)
     state["lm_head.weight"] = state["transformer.wte.weight"]
-    return {
+    checkpoint = {
         "model": state,
         "model_args": {
             "n_layer": config.num_layers,
@@ -77,3 +78,5 @@ def export_checkpoint(config: GPTConfig, weights: Weights) -> dict[str, Any]:
         "best_val_loss": float("inf"),
         "config": {_GELU: "exact" if config.exact_gelu else "tanh"},
     }
+    with atomic_write(folder / "ckpt.pt", "wb") as file:
+        torch.save(checkpoint, file)

@@ -1,0 +1,125 @@
+"""The GPTModel of "Build a Large Language Model (From Scratch)" (Raschka 2024, chapter 4).
+
+A state dict does not contain the number of heads. An export writes the book's configuration beside it;
+without one, GPT-2's four sizes are recognised by their shapes.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpt.config import GPTConfig
+from gpt.errors import InputError
+from gpt.files import atomic_write, write_json
+from gpt.weights.formats.table import Row, Weights, from_gpt, to_gpt
+
+_ATTENTION, _BLOCK = "blocks.{}.attention", "trf_blocks.{}"
+ROWS = [
+    Row("tok_emb.weight", ("token_embedding.weight",)),
+    Row("pos_emb.weight", ("position_embedding.weight",)),
+    Row(f"{_BLOCK}.att.W_query.weight", (f"{_ATTENTION}.W_query.weight",)),
+    Row(f"{_BLOCK}.att.W_query.bias", (f"{_ATTENTION}.W_query.bias",)),
+    Row(f"{_BLOCK}.att.W_key.weight", (f"{_ATTENTION}.W_key.weight",)),
+    Row(f"{_BLOCK}.att.W_key.bias", (f"{_ATTENTION}.W_key.bias",)),
+    Row(f"{_BLOCK}.att.W_value.weight", (f"{_ATTENTION}.W_value.weight",)),
+    Row(f"{_BLOCK}.att.W_value.bias", (f"{_ATTENTION}.W_value.bias",)),
+    Row(f"{_BLOCK}.att.out_proj.weight", (f"{_ATTENTION}.out_proj.weight",)),
+    Row(f"{_BLOCK}.att.out_proj.bias", (f"{_ATTENTION}.out_proj.bias",)),
+    Row(f"{_BLOCK}.ff.layers.0.weight", ("blocks.{}.feed_forward.up.weight",)),
+    Row(f"{_BLOCK}.ff.layers.0.bias", ("blocks.{}.feed_forward.up.bias",)),
+    Row(f"{_BLOCK}.ff.layers.2.weight", ("blocks.{}.feed_forward.down.weight",)),
+    Row(f"{_BLOCK}.ff.layers.2.bias", ("blocks.{}.feed_forward.down.bias",)),
+    Row(f"{_BLOCK}.norm1.scale", ("blocks.{}.attention_norm.weight",)),
+    Row(f"{_BLOCK}.norm1.shift", ("blocks.{}.attention_norm.bias",)),
+    Row(f"{_BLOCK}.norm2.scale", ("blocks.{}.feed_forward_norm.weight",)),
+    Row(f"{_BLOCK}.norm2.shift", ("blocks.{}.feed_forward_norm.bias",)),
+    Row("final_norm.scale", ("final_norm.weight",)),
+    Row("final_norm.shift", ("final_norm.bias",)),
+    Row("out_head.weight", ("head.weight",)),
+]
+_SKIPPED = r"trf_blocks\.\d+\.att\.mask|out_head\.weight"  # masks, and a tied head
+
+
+def read_config(state: Weights, given: dict[str, Any], num_heads: int | None = None) -> GPTConfig:
+    """The model that a state dict holds.
+
+    Args:
+        state: tensors by name.
+        given: the book's configuration, such as its GPT_CONFIG_124M; empty if there is none.
+        num_heads: overrides the configuration's.
+
+    Raises:
+        InputError: the number of heads cannot be determined, or an embedding is missing.
+    """
+    for name in ("tok_emb.weight", "pos_emb.weight"):
+        if name not in state or state[name].dim() != 2:
+            raise InputError(f"the weights lack {name} of shape (rows, emb_dim)")
+    vocab_size, emb_dim = state["tok_emb.weight"].shape
+    blocks = [re.match(r"trf_blocks\.(\d+)\.", name) for name in state]
+    num_layers = 1 + max((int(block[1]) for block in blocks if block), default=-1)
+    heads = num_heads or given.get("n_heads") or _known_heads(emb_dim, num_layers)
+    if heads is None:
+        raise InputError(
+            f"a state dict of {num_layers} blocks of width {emb_dim} does not contain its number of heads: "
+            "give num_heads"
+        )
+    head = state.get("out_head.weight")
+    return GPTConfig(
+        vocab_size=vocab_size,
+        context_length=state["pos_emb.weight"].shape[0],
+        emb_dim=emb_dim,
+        num_heads=heads,
+        num_layers=num_layers,
+        dropout=given.get("drop_rate", 0.0),
+        qkv_bias="trf_blocks.0.att.W_query.bias" in state,
+        tie_embeddings=head is not None and torch.equal(head, state["tok_emb.weight"]),
+    )
+
+
+def write_config(config: GPTConfig) -> dict[str, Any]:
+    """The configuration from which the book's GPTModel is built."""
+    return {
+        "vocab_size": config.vocab_size,
+        "context_length": config.context_length,
+        "emb_dim": config.emb_dim,
+        "n_heads": config.num_heads,
+        "n_layers": config.num_layers,
+        "drop_rate": config.dropout,
+        "qkv_bias": config.qkv_bias,
+    }
+
+
+def import_weights(config: GPTConfig, state: Weights) -> Weights:
+    """Convert the state dict of a GPTModel.
+
+    Raises:
+        InputError: a tensor is missing, unknown, or of another shape; the message names it.
+    """
+    return to_gpt(config, state, ROWS, _SKIPPED)
+
+
+def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
+    """Write model.pth, with the masks and the head that GPTModel always stores, and config.json.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    state = from_gpt(config, weights, ROWS)
+    if config.tie_embeddings:
+        state["out_head.weight"] = state["tok_emb.weight"]
+    mask = torch.ones(config.context_length, config.context_length).triu(diagonal=1)
+    state |= {f"trf_blocks.{block}.att.mask": mask for block in range(config.num_layers)}
+    with atomic_write(folder / "model.pth", "wb") as file:
+        torch.save(state, file)
+    write_json(folder / "config.json", write_config(config))
+
+
+def _known_heads(emb_dim: int, num_layers: int) -> int | None:
+    """The number of heads of the GPT-2 of this shape."""
+    for name in GPTConfig.names():
+        size = GPTConfig.from_name(name)
+        if (size.emb_dim, size.num_layers) == (emb_dim, num_layers):
+            return size.num_heads
+    return None

@@ -1,0 +1,136 @@
+"""GPT-2 as Hugging Face's transformers stores it: config.json and the state dict of GPT2LMHeadModel.
+
+Its linear layers, called Conv1D, store matrices as (in, out); query, key and value are one matrix.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+
+from gpt.config import GPTConfig
+from gpt.errors import InputError
+from gpt.files import atomic_write, write_json
+from gpt.tokenizer import Tokenizer
+from gpt.weights.formats.hf_tokenizer import write_tokenizer
+from gpt.weights.formats.table import Row, Weights, from_gpt, to_gpt
+
+_ATTENTION, _BLOCK = "blocks.{}.attention", "transformer.h.{}"
+ROWS = [
+    Row("transformer.wte.weight", ("token_embedding.weight",)),
+    Row("transformer.wpe.weight", ("position_embedding.weight",)),
+    Row(f"{_BLOCK}.ln_1.weight", ("blocks.{}.attention_norm.weight",)),
+    Row(f"{_BLOCK}.ln_1.bias", ("blocks.{}.attention_norm.bias",)),
+    Row(
+        f"{_BLOCK}.attn.c_attn.weight",
+        (f"{_ATTENTION}.W_query.weight", f"{_ATTENTION}.W_key.weight", f"{_ATTENTION}.W_value.weight"),
+        transposed=True,
+    ),
+    Row(
+        f"{_BLOCK}.attn.c_attn.bias",
+        (f"{_ATTENTION}.W_query.bias", f"{_ATTENTION}.W_key.bias", f"{_ATTENTION}.W_value.bias"),
+    ),
+    Row(f"{_BLOCK}.attn.c_proj.weight", (f"{_ATTENTION}.out_proj.weight",), transposed=True),
+    Row(f"{_BLOCK}.attn.c_proj.bias", (f"{_ATTENTION}.out_proj.bias",)),
+    Row(f"{_BLOCK}.ln_2.weight", ("blocks.{}.feed_forward_norm.weight",)),
+    Row(f"{_BLOCK}.ln_2.bias", ("blocks.{}.feed_forward_norm.bias",)),
+    Row(f"{_BLOCK}.mlp.c_fc.weight", ("blocks.{}.feed_forward.up.weight",), transposed=True),
+    Row(f"{_BLOCK}.mlp.c_fc.bias", ("blocks.{}.feed_forward.up.bias",)),
+    Row(f"{_BLOCK}.mlp.c_proj.weight", ("blocks.{}.feed_forward.down.weight",), transposed=True),
+    Row(f"{_BLOCK}.mlp.c_proj.bias", ("blocks.{}.feed_forward.down.bias",)),
+    Row("transformer.ln_f.weight", ("final_norm.weight",)),
+    Row("transformer.ln_f.bias", ("final_norm.bias",)),
+    Row("lm_head.weight", ("head.weight",)),
+]
+_SKIPPED = r"transformer\.h\.\d+\.attn\.(bias|masked_bias)|lm_head\.weight"  # masks, and a tied head
+_EXACT_GELU = {"gelu_new": False, "gelu_pytorch_tanh": False, "gelu": True}
+# Settings for which this GPT knows one value: with another, the folder's model computes something else.
+_FIXED = {
+    "layer_norm_epsilon": 1e-5,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+}
+
+
+def read_config(values: dict[str, Any]) -> GPTConfig:
+    """The model that a config.json describes.
+
+    Raises:
+        InputError: another architecture, or a setting of GPT-2's that has no counterpart here.
+    """
+    if values.get("model_type") != "gpt2":
+        raise InputError(f"expected a folder of model_type gpt2, got {values.get('model_type')!r}")
+    for name, expected in _FIXED.items():
+        if values.get(name, expected) != expected:
+            raise InputError(f"{name} is {values[name]!r} in config.json, expected {expected!r}")
+    width = values.get("n_embd", 768)
+    if values.get("n_inner") not in (None, 4 * width):
+        raise InputError(f"n_inner is {values['n_inner']} in config.json, expected {4 * width}")
+    activation = values.get("activation_function", "gelu_new")
+    if activation not in _EXACT_GELU:
+        known = ", ".join(_EXACT_GELU)
+        raise InputError(f"activation_function is {activation!r} in config.json, expected one of {known}")
+    return GPTConfig(
+        vocab_size=values.get("vocab_size", 50257),
+        context_length=values.get("n_positions", 1024),
+        emb_dim=width,
+        num_heads=values.get("n_head", 12),
+        num_layers=values.get("n_layer", 12),
+        dropout=values.get("resid_pdrop", 0.1),
+        tie_embeddings=values.get("tie_word_embeddings", True),
+        exact_gelu=_EXACT_GELU[activation],
+    )
+
+
+def write_config(config: GPTConfig, eot: int) -> dict[str, Any]:
+    """The config.json from which transformers builds the same model."""
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": config.vocab_size,
+        "n_positions": config.context_length,
+        "n_ctx": config.context_length,
+        "n_embd": config.emb_dim,
+        "n_layer": config.num_layers,
+        "n_head": config.num_heads,
+        "n_inner": None,
+        "activation_function": "gelu" if config.exact_gelu else "gelu_new",
+        "attn_pdrop": config.dropout,
+        "embd_pdrop": config.dropout,
+        "resid_pdrop": config.dropout,
+        "initializer_range": 0.02,
+        **_FIXED,
+        "tie_word_embeddings": config.tie_embeddings,
+        "bos_token_id": eot,
+        "eos_token_id": eot,
+        "torch_dtype": "float32",
+        "use_cache": True,
+    }
+
+
+def import_weights(config: GPTConfig, state: Weights) -> Weights:
+    """Convert the state dict of a GPT2LMHeadModel, or of a GPT2Model, whose names lack `transformer.`.
+
+    Raises:
+        InputError: a tensor is missing, unknown, or of another shape; the message names it.
+    """
+    if "wte.weight" in state:
+        state = {name if name == "lm_head.weight" else f"transformer.{name}": t for name, t in state.items()}
+    return to_gpt(config, state, ROWS, _SKIPPED)
+
+
+def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
+    """Write a folder for transformers: weights without a tied head, configuration, tokenizer.
+
+    Raises:
+        InputError: the vocabulary is smaller than a tokenizer's.
+        OSError: the folder cannot be written.
+    """
+    tokenizer = Tokenizer("gpt2", vocab_size=config.vocab_size)
+    state = from_gpt(replace(config, qkv_bias=True), weights, ROWS)
+    with atomic_write(folder / "model.safetensors", "wb") as file:
+        file.write(save(state, metadata={"format": "pt"}))
+    write_tokenizer(tokenizer, folder, config.context_length)
+    write_json(folder / "config.json", write_config(config, tokenizer.eot))

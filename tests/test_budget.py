@@ -1,0 +1,41 @@
+"""The line count: every line of every file, a missing file is an error, too many lines fail."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+BUDGET = Path(__file__).parents[1] / "scripts" / "budget.py"
+
+
+@pytest.fixture
+def budget():
+    return runpy.run_path(str(BUDGET))
+
+
+@pytest.fixture
+def tree(tmp_path, budget):
+    """Every file of the core path, with two lines."""
+    for name in budget["CORE"]:
+        path = tmp_path / name.replace("*", "x")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("# one\n\n", encoding="utf-8")
+    return tmp_path
+
+
+def test_a_small_package_passes_and_both_counts_are_printed(budget, tree, capsys):
+    assert budget["main"](tree) == 0
+    count = 2 * len(budget["CORE"])
+    assert capsys.readouterr().out.split().count(str(count)) == 2
+
+
+def test_too_many_lines_fail(budget, tree, capsys):
+    (tree / "gpt" / "model.py").write_text("\n" * 1700, encoding="utf-8")
+    assert budget["main"](tree) == 1
+    assert capsys.readouterr().out.count("TOO MANY") == 1
+
+
+def test_a_file_that_moved_is_an_error(budget, tree):
+    (tree / "gpt" / "model.py").unlink()
+    with pytest.raises(FileNotFoundError, match=r"gpt/model\.py"):
+        budget["main"](tree)

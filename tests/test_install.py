@@ -1,0 +1,73 @@
+"""The installer's choices: CPU or CUDA build, uv or pip, extras or none."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "install.py"
+PYTHON = Path("venv/bin/python")
+
+
+@pytest.fixture
+def ran(monkeypatch, tmp_path):
+    """Runs the script on a faked machine and gives the install command that it would have run."""
+
+    def run(*, gpu: bool, uv: bool, index: bool, platform: str = "linux", extras: str = "") -> list[str]:
+        commands = []
+
+        def fake_run(command, **options):
+            commands.append([str(word) for word in command])
+            return type("Done", (), {"returncode": 0})()
+
+        def fake_open(*arguments, **options):
+            if not index:
+                raise OSError("no network")
+            return (tmp_path / "page").open("wb")
+
+        names = {"nvidia-smi": gpu, "uv": uv}
+        monkeypatch.setattr("shutil.which", lambda name: name if names[name] else None)
+        monkeypatch.setattr("subprocess.run", fake_run)
+        monkeypatch.setattr("urllib.request.urlopen", fake_open)
+        monkeypatch.setattr(sys, "platform", platform)
+        monkeypatch.setattr(sys, "argv", ["install.py", str(tmp_path / "venv"), "--extras", extras])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+        assert ended.value.code == 0
+        return commands[-1]
+
+    return run
+
+
+def test_without_a_gpu_the_cpu_build_is_chosen(ran):
+    assert "https://download.pytorch.org/whl/cpu" in ran(gpu=False, uv=False, index=True)
+    command = ran(gpu=False, uv=True, index=True)
+    assert command[:3] == ["uv", "pip", "install"]
+    assert command[command.index("--torch-backend") + 1] == "cpu"
+
+
+def test_with_a_gpu_the_usual_build_is_chosen(ran):
+    for uv in (False, True):
+        command = ran(gpu=True, uv=uv, index=True)
+        assert "--extra-index-url" not in command
+        assert "--torch-backend" not in command
+        assert (command[0] == "uv") == uv
+
+
+def test_a_mac_needs_no_other_index(ran):
+    assert "--extra-index-url" not in ran(gpu=False, uv=False, index=True, platform="darwin")
+
+
+def test_where_the_cpu_index_does_not_answer_pip_and_its_settings_decide(ran):
+    command = ran(gpu=False, uv=True, index=False)
+    assert command[1:4] == ["-m", "pip", "install"]
+    assert "--extra-index-url" not in command
+
+
+def test_extras_and_constraints(ran):
+    root = str(SCRIPT.parents[1])
+    assert ran(gpu=True, uv=False, index=True)[-1] == root
+    command = ran(gpu=True, uv=False, index=True, extras="dev")
+    assert command[-1] == f"{root}[dev]"
+    assert command[command.index("--constraint") + 1].endswith("constraints.txt")

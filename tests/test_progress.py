@@ -1,0 +1,50 @@
+import io
+
+import pytest
+
+from gpt import progress as progress_module
+from gpt.progress import progress
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that a test moves by hand."""
+    now = [100.0]
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_off_a_terminal_lines_are_rare_and_name_the_time_left(clock, capsys):
+    with progress("tokenizing", 100_000_000, done=20_000_000) as advance:
+        advance(1_000_000)
+        clock[0] += 20.0
+        advance(19_000_000)
+        advance(1)
+    assert capsys.readouterr().err == "tokenizing: 40 MB, 1.0 MB/s, 60 s left\n"
+
+
+def test_things_are_counted_as_they_are(clock, capsys):
+    with progress("drawing", 144, unit="pictures") as advance:
+        clock[0] += 16.0
+        advance(16)
+    with progress("drawing", None, unit="pictures") as advance:
+        clock[0] += 16.0
+        advance(3)
+    assert capsys.readouterr().err == "drawing: 16 of 144 pictures, 128 s left\ndrawing: 3 pictures\n"
+
+
+@pytest.mark.parametrize("unit", ["bytes", "pictures"])
+def test_a_terminal_gets_a_bar(monkeypatch, unit):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr", Terminal())
+    with progress("drawing", 10, unit=unit) as advance:
+        advance(10)
+        import sys
+
+        shown = sys.stderr
+    assert "drawing" in shown.getvalue()
+    assert "10" in shown.getvalue()
