@@ -100,6 +100,9 @@ def test_checkpointed_activations_change_no_gradient():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # torch's own tracing
 def test_compiled_equals_eager_and_keeps_the_names():
     if compilation.missing_compiler(torch.device("cpu")):
         pytest.skip("no C++ compiler")
