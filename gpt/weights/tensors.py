@@ -8,7 +8,6 @@ import json
 import mmap
 import re
 import struct
-import warnings
 import zipfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -82,9 +81,7 @@ def load_pickle(path: Path) -> Any:
     try:
         if zipped:
             _compare_checksums(path)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch remarks on some pickles before it refuses them
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except Exception as error:  # a broken file can raise anything
         if isinstance(error, OSError) and error.filename is not None:  # the file was never opened
             raise
