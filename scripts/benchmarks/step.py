@@ -36,7 +36,9 @@ class Candidate:
 class Worker:
     """A process that takes one training step per request."""
 
-    def __init__(self, candidate: Candidate, device: str, batch: int, context: int) -> None:
+    def __init__(
+        self, candidate: Candidate, device: str, batch: int, context: int, tiny: bool = False
+    ) -> None:
         self.candidate = candidate
         command = [
             sys.executable,
@@ -45,7 +47,7 @@ class Worker:
             candidate.precision,
             str(int(candidate.compiled)),
         ]
-        command += [device, str(batch), str(context), candidate.folder]
+        command += [device, str(batch), str(context), candidate.folder, str(int(tiny))]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
         )
@@ -162,8 +164,8 @@ def measure(
 ) -> tuple[dict[str, Timing], dict[str, float]]:
     """Seconds of each step and peak bytes, by name.
 
-    On a CPU the candidates step in turns, every second round in the opposite order. On a GPU they run one by one:
-    its memory may not hold all of them, and its speed hardly varies.
+    On a CPU the candidates step in turns, every second round in the opposite order. On a GPU they run one by
+    one: its memory may not hold all of them, and its speed hardly varies.
     """
     if device.startswith("cuda") and len(candidates) > 1:
         alone = [measure([candidate], device, batch, context, rounds) for candidate in candidates]
