@@ -1,7 +1,7 @@
-"""Measure the program beside others, in one run on one machine: `python scripts/benchmark.py NAME`.
+"""Compare this program with others in one run on one machine: `python scripts/benchmark.py NAME`.
 
-Every benchmark prints a table, draws a bar chart, and writes with `--json FILE` an object whose `ratios`
-names each target: above 1, this program is the faster, or the better.
+Each benchmark prints a table and draws a bar chart. `--json FILE` writes the results; a value of `ratios`
+above 1 means that this program is faster or better, unless the notes say otherwise.
 """
 
 import argparse
@@ -10,14 +10,14 @@ import os
 from importlib import import_module
 from pathlib import Path
 
-# A name is a module scripts/benchmarks/NAME.py with `run(quick, ...) -> Report`, imported when asked for. Its
-# further arguments are those options below that the benchmark understands.
+# Each name is a module benchmarks/NAME.py with `run(quick, ...) -> Report`, imported on demand. Its other
+# parameters are the options that the benchmark accepts.
 NAMES = {
     "attention": "attention modules, forward and backward",
     "checkpoint": "saving and loading beside bare torch.save and torch.load",
     "data": "tokenizing, reading windows, waiting for batches",
     "generate": "generation beside transformers",
-    "learn": "bits per byte learned in nanoGPT's time (needs --nanogpt and --text)",
+    "learn": "bits per byte reached in nanoGPT's training time (needs --nanogpt and --text)",
     "loop": "the Trainer beside a bare loop of the same step",
     "serve": "concurrent requests beside one after another",
     "step": "a GPT-2 small training step beside other implementations",
@@ -26,7 +26,7 @@ NAMES = {
 
 def main() -> None:
     """Run one benchmark."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # torch's profiler, which counts memory, is chatty
+    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # silences torch's profiler
     names = "\n".join(f"  {name:<10} {purpose}" for name, purpose in NAMES.items())
     parser = argparse.ArgumentParser(
         description=__doc__,
@@ -35,33 +35,33 @@ def main() -> None:
     )
     parser.add_argument("name", choices=NAMES)
     parser.add_argument(
-        "--quick", action="store_true", help="small sizes and few repetitions, to see that it runs"
+        "--quick", action="store_true", help="small sizes and few repetitions, as a smoke test"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results and their ratios")
     parser.add_argument(
         "--chart",
         type=Path,
         metavar="FILE",
-        help="the bar chart, a PNG; runs/benchmarks/NAME.png if left out",
+        help="the bar chart, a PNG; default runs/benchmarks/NAME.png",
     )
-    parser.add_argument("--device", help="cpu, or cuda where there is one")
+    parser.add_argument("--device", help="cpu or cuda")
     parser.add_argument("--batch", type=int, help="windows in a batch")
     parser.add_argument("--nanogpt", type=Path, metavar="DIR", help="a checkout of nanoGPT")
     parser.add_argument("--book", type=Path, metavar="DIR", help="a checkout of LLMs-from-scratch")
     parser.add_argument("--text", type=Path, metavar="FILE", help="the tinyshakespeare text")
     options = parser.parse_args()
     run = import_module(f"benchmarks.{options.name}").run
-    understood = inspect.signature(run).parameters
+    accepted = inspect.signature(run).parameters
     given = {name: getattr(options, name) for name in ("device", "batch", "nanogpt", "book", "text")}
     given = {name: value for name, value in given.items() if value is not None}
     for name in given:
-        if name not in understood:
+        if name not in accepted:
             parser.error(f"the benchmark {options.name} takes no --{name}")
     report = run(quick=options.quick, **given)
     print(report.markdown())
     chart = options.chart or Path("runs", "benchmarks", f"{options.name}.png")
     report.draw(chart)
-    print(f"The bar chart is {chart}.")
+    print(f"wrote {chart}")
     if options.json:
         report.write(options.json)
 

@@ -1,11 +1,10 @@
-"""Try to lose a run: `python scripts/torture.py --kills 50`.
+"""Inject faults into training: `python scripts/torture.py --kills 50`.
 
-Kills training with SIGKILL in the middle of steps, saves and validations, fills the disk, damages
-checkpoints, feeds malformed input, and compares what comes of the run that goes on with one that nothing
-happened to. Prints a table of faults injected, survived and lost; the exit status is 1 if one was lost.
+Kills runs with SIGKILL in steps, saves and validations, fills the disk, damages checkpoints and feeds
+malformed input. Resumes each run and compares it with an undisturbed one. Prints a table of faults injected,
+survived and lost; the exit status is 1 if anything was lost.
 
-Needs POSIX, for `fork`: a fault takes a second instead of the ten that a new interpreter would import for.
-Filling the disk needs root, to mount a small tmpfs.
+Needs POSIX, because runs are forked. Filling a disk needs root, to mount a small tmpfs.
 """
 
 import argparse
@@ -44,7 +43,7 @@ RUN = [
 
 @dataclass
 class Tally:
-    """What happened to the faults of one kind."""
+    """Counts for one kind of fault."""
 
     injected: int = 0
     lost: list[str] = field(default_factory=list)
@@ -56,18 +55,18 @@ class Tally:
 
 
 def fit(processes: int) -> list[str]:
-    """The run, with the same global batch on any number of processes."""
+    """Arguments of the run, with the same global batch for any number of processes."""
     several = ["--trainer.devices", str(processes), "--trainer.strategy", "ddp"] if processes > 1 else []
     return [*RUN, *several, "--data.batch_size", str(16 // processes), "--run", "run"]
 
 
 def result(folder: Path) -> tuple[str, list[dict[str, str]]]:
-    """What the run in `folder` ended with."""
+    """The fingerprint of the run in `folder`."""
     return fingerprint(folder / "runs" / "run")
 
 
 def die_at(moment: str, number: int) -> Callable[[int], None]:
-    """Makes the first process kill itself in the `number`-th call of what makes up `moment`."""
+    """Make rank 0 kill itself in the `number`-th step, write, rename or validation."""
 
     def patch(rank: int) -> None:
         if rank:
@@ -100,8 +99,8 @@ def die_at(moment: str, number: int) -> Callable[[int], None]:
     return patch
 
 
-def whole_run(folder: Path, processes: int = 1) -> tuple[tuple[str, list[dict[str, str]]], float]:
-    """What an undisturbed run ends with, and the seconds it takes."""
+def undisturbed_run(folder: Path, processes: int = 1) -> tuple[tuple[str, list[dict[str, str]]], float]:
+    """The fingerprint of an undisturbed run, and its seconds."""
     began = time.monotonic()
     ended = run(folder, fit(processes), processes=processes)
     if ended.status:
@@ -114,26 +113,26 @@ def whole_run(folder: Path, processes: int = 1) -> tuple[tuple[str, list[dict[st
 def kill(
     folder: Path, tally: Tally, wanted: Any, seconds: float, processes: int, chance: random.Random
 ) -> None:
-    """Kill a run once, or twice, go on, and compare."""
+    """Kill a run once or twice, resume it, and compare."""
     again = [*fit(processes), "--resume", "auto_or_new"]
-    told = []
+    faults = []
     for _ in range(chance.choice((1, 1, 2))):
         moment, number = chance.choice(MOMENTS), chance.randint(1, 12)
         after = chance.uniform(0.1, 1.0) * seconds if moment == "anywhere" else None
         sabotage = None if moment == "anywhere" else die_at(moment, number)
         run(folder, again, processes=processes, sabotage=sabotage, kill_after=after)
-        told.append(f"{moment} {after or number}")
+        faults.append(f"{moment} {after or number}")
     ended = run(folder, again, processes=processes)
     if ended.status:
-        tally.count(f"{told}: status {ended.status}: {ended.err[-300:]}")
+        tally.count(f"{faults}: status {ended.status}: {ended.err[-300:]}")
     else:
         got = result(folder)
-        tally.count(None if got == wanted else f"{told}: another result than the undisturbed run's")
+        tally.count(None if got == wanted else f"{faults}: differs from the undisturbed run")
     shutil.rmtree(folder / "runs")
 
 
 def damage(folder: Path, tally: Tally, wanted: Any, chance: random.Random) -> None:
-    """Truncate or flip bytes of the newest checkpoint of a stopped run, and go on from the one before."""
+    """Damage the newest checkpoint of a stopped run, resume from the one before, and compare."""
     stopped = [*fit(1), "--trainer.max_steps", "30"]
     run(folder, stopped, sabotage=die_at("step", 2 * chance.randint(10, 28)))
     last = folder / "runs" / "run" / "checkpoints" / "last.ckpt"
@@ -148,12 +147,12 @@ def damage(folder: Path, tally: Tally, wanted: Any, chance: random.Random) -> No
     if ended.status:
         tally.count(f"status {ended.status}: {ended.err[-300:]}")
     else:
-        tally.count(None if result(folder) == wanted else "another result than the undisturbed run's")
+        tally.count(None if result(folder) == wanted else "differs from the undisturbed run")
     shutil.rmtree(folder / "runs")
 
 
 def fill_disk(folder: Path, tally: Tally, wanted: Any, chance: random.Random, other: Path) -> None:
-    """Let the disk run full, see that a clear line comes and all checkpoints stay whole, free it, go on."""
+    """Fill the disk: one clear line, intact checkpoints; then free it, resume, and compare."""
     disk = folder / "runs"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1600k", "tmpfs", str(disk)], check=True)
@@ -174,7 +173,7 @@ def fill_disk(folder: Path, tally: Tally, wanted: Any, chance: random.Random, ot
         subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)
         ended = run(folder, again)
         if ended.status or result(folder) != wanted:
-            problem = problem or f"did not go on: {ended.err[-300:]}"
+            problem = problem or f"did not resume: {ended.err[-300:]}"
         tally.count(problem)
     finally:
         subprocess.run(["umount", str(disk)], check=True)
@@ -182,7 +181,7 @@ def fill_disk(folder: Path, tally: Tally, wanted: Any, chance: random.Random, ot
 
 
 def feed(folder: Path, tally: Tally, number: int, chance: random.Random) -> None:
-    """Give the command something malformed: one line and status 2 are due, and nothing may be changed."""
+    """Run a malformed command: it must print one line, exit with status 2 and run no code."""
     name, arguments = malformed(folder, number, chance)
     ended = run(folder, arguments)
     lines = [line for line in ended.err.splitlines() if line.startswith("gpt ")]
@@ -194,7 +193,7 @@ def feed(folder: Path, tally: Tally, number: int, chance: random.Random) -> None
 
 
 def main() -> int:
-    """Inject the faults that are asked for."""
+    """Inject the requested faults."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -221,7 +220,7 @@ def main() -> int:
 
 
 def inject(folder: Path, other: Path, options: Any, chance: random.Random) -> dict[str, Tally]:
-    """All faults, one after another, with a count on stderr."""
+    """Inject all faults in turn, with progress on stderr."""
     tallies: dict[str, Tally] = {}
 
     def repeat(kind: str, times: int, fault: Callable[[Tally, int], None]) -> None:
@@ -231,11 +230,11 @@ def inject(folder: Path, other: Path, options: Any, chance: random.Random) -> di
             fault(tally, number)
         print(file=sys.stderr)
 
-    one, seconds = whole_run(folder)
+    one, seconds = undisturbed_run(folder)
     if options.kills:
         repeat("SIGKILL, one process", options.kills, lambda t, _: kill(folder, t, one, seconds, 1, chance))
     if options.kills2:
-        two, seconds2 = whole_run(folder, 2)
+        two, seconds2 = undisturbed_run(folder, 2)
         repeat(
             "SIGKILL, two processes", options.kills2, lambda t, _: kill(folder, t, two, seconds2, 2, chance)
         )

@@ -1,4 +1,4 @@
-"""The example of another model: it runs, looks at no later value, and learns."""
+"""The example of another model: it runs, does not use later values, and learns."""
 
 import runpy
 import sys
@@ -15,7 +15,7 @@ def example():
     return runpy.run_path(str(SCRIPT))
 
 
-def test_no_forecast_knows_what_comes_later(example):
+def test_a_forecast_does_not_depend_on_later_values(example):
     model = example["Forecaster"]().eval()
     series = example["waves"](2, torch.Generator().manual_seed(0))[:, :-1]
     changed = series.clone()

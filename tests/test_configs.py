@@ -18,7 +18,7 @@ def test_a_config_parses_and_builds(path, monkeypatch, tmp_path):
     from gpt.training.fit import TrainingCLI, start
 
     class Parsed(TrainingCLI):
-        """Stops once the options are known."""
+        """Stops after parsing the options."""
 
         def instantiate_classes(self):
             pass

@@ -1,4 +1,4 @@
-"""docs/scale.md holds what scripts/scale.py prints, and its formulas agree with what torch counts."""
+"""docs/scale.md contains the output of scripts/scale.py, whose formulas agree with torch's own count."""
 
 import runpy
 from pathlib import Path
@@ -19,13 +19,13 @@ def scale():
 
 
 @pytest.mark.parametrize("table", ["tables", "recipes"])
-def test_the_document_has_the_tables(table, scale):
+def test_the_document_contains_the_tables(table, scale):
     assert scale[table]() in (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("context", [256, 1024])
-def test_operations_a_token_are_those_that_torch_counts(context, scale):
-    """Torch also counts the product that attention's kernel does again backward, and no position rows."""
+def test_operations_per_token_equal_torchs_count(context, scale):
+    """Within 3 %: torch also counts the product that attention's kernel repeats in the backward pass."""
     config = GPTConfig(context_length=context)
     with torch.device("meta"):
         model = GPT(config)
@@ -36,7 +36,7 @@ def test_operations_a_token_are_those_that_torch_counts(context, scale):
     assert counted == pytest.approx(scale["flops_per_token"](config), rel=0.03)
 
 
-def test_one_gpu_waits_for_nobody_and_more_share_the_work(scale):
+def test_one_gpu_has_no_traffic_and_more_divide_the_work(scale):
     config = GPTConfig.from_name("gpt2-xl")
     one, eight, many = (scale["cost"](config, gpus) for gpus in (1, 8, 64))
     assert one.efficiency == 1.0
@@ -46,7 +46,7 @@ def test_one_gpu_waits_for_nobody_and_more_share_the_work(scale):
     assert many.dollars == pytest.approx(many.hours * 64 * 2.5)
 
 
-def test_shards_divide_the_states_alone(scale):
+def test_sharding_divides_only_the_states(scale):
     config = GPTConfig.from_name("gpt2-small")
-    whole, quarter = scale["memory"](config, 8), scale["memory"](config, 8, shards=4)
-    assert whole - quarter == pytest.approx(12 * 124_439_808)
+    full, quarter = scale["memory"](config, 8), scale["memory"](config, 8, shards=4)
+    assert full - quarter == pytest.approx(12 * 124_439_808)

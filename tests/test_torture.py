@@ -1,4 +1,4 @@
-"""The short form of scripts/torture.py; the long one is run by hand."""
+"""A short run of scripts/torture.py; the long one is run by hand."""
 
 import os
 import re

@@ -16,13 +16,13 @@ from gpt.attention import MultiHeadAttention, MultiHeadAttentionWrapper, MultiHe
 
 WRAPPER, EXPLICIT, SPLIT = "wrapper (S6)", "split, explicit (S7)", "split (S7)"
 FUSED_EXPLICIT, FUSED, TORCH = "fused, explicit (S9)", "fused, SDPA", "torch.nn.MultiheadAttention"
-# Those that write the weights out. They are slow, and no close comparison hangs on them.
+# These compute the weights explicitly. They are slow, and a rough figure is enough.
 SLOW = (WRAPPER, EXPLICIT, FUSED_EXPLICIT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One size, length and precision; every length comes with as many sequences as make 1,024 tokens."""
+    """One size, length and precision; a batch always has 1,024 tokens."""
 
     model: str
     width: int
@@ -36,7 +36,7 @@ class Setting:
 
 
 class FusedAttention(nn.Module):
-    """The layer most GPTs have: query, key and value from one projection, SDPA, an output projection."""
+    """The usual GPT layer: one projection for query, key and value, SDPA, an output projection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -93,21 +93,21 @@ def run(quick: bool) -> Report:
         bars=bars,
         unit="milliseconds, forward and backward",
         notes=[
-            "A ratio is the geometric mean over the settings; the lowest are "
+            "A ratio is the geometric mean over all settings; the lowest are "
             f"{min(faster[TORCH]):.3f} against torch and {min(faster[FUSED]):.3f} against fused SDPA. "
             "Every setting has 1,024 tokens in all. bf16 is autocast over fp32 weights. "
-            "The wrapper and S9 got the output projection that they lack."
+            "The wrapper and S9 have no output projection; the benchmark adds one."
         ],
     )
 
 
 def build(setting: Setting) -> dict[str, Callable[[], object]]:
-    """A step of forward and backward for each module, on the GPU if there is one."""
+    """A function for each module that runs forward and backward, on the GPU if there is one."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     width, heads, tokens = setting.width, setting.heads, setting.tokens
     x = torch.randn(1024 // tokens, tokens, width, device=device, requires_grad=True)
     with torch.device(device):
-        # S6 and S9 have no output projection: they get one, so that all do the same work.
+        # S6 and S9 have no output projection. Adding one makes the work equal.
         wrapper = nn.Sequential(
             MultiHeadAttentionWrapper(width, width // heads, tokens, 0.0, heads, qkv_bias=True),
             nn.Linear(width, width),
@@ -121,7 +121,7 @@ def build(setting: Setting) -> dict[str, Callable[[], object]]:
         FUSED: (fused, lambda: fused(x)),
         TORCH: (
             torchs,
-            # With is_causal and without weights it takes its fastest path, and only checks the mask's shape.
+            # is_causal without weights is its fastest path; the mask is only checked for its shape.
             lambda: torchs(x, x, x, attn_mask=split.mask, is_causal=True, need_weights=False)[0],
         ),
         EXPLICIT: (split, lambda: split(x, need_weights=True)[0]),

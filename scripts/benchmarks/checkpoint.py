@@ -1,6 +1,6 @@
-"""`benchmark.py checkpoint`: what writing atomically and checking cost beside torch.save and torch.load.
+"""`benchmark.py checkpoint`: the cost of atomic writes and checksums, beside torch.save and torch.load.
 
-GPT-2 small with AdamW's states, 1.5 GB. Before each measurement the disk finishes what it has still to write.
+GPT-2 small with AdamW's states, 1.5 GB. Pending disk writes are flushed before each measurement.
 """
 
 import os
@@ -27,7 +27,7 @@ def run(quick: bool) -> Report:
             "save, bare torch.save": lambda: torch.save(saved, bare),
             "save, torch.save and fsync": lambda: _durable(saved, bare),
             "save, this program": lambda: AtomicCheckpointIO().save_checkpoint(saved, ours),
-            # Both the same file: saving ours drops it from memory, as it is not read again soon.
+            # Both load the same file, because saving ours drops its pages from memory.
             "load, bare torch.load": lambda: torch.load(bare, weights_only=True),
             "load, this program": lambda: _resume(bare),
         }
@@ -73,7 +73,7 @@ def _checkpoint(config: GPTConfig) -> dict[str, Any]:
 
 
 def _durable(saved: dict[str, Any], path: Path) -> None:
-    """What a bare torch.save needs to be on the disk when it returns, and not in memory alone."""
+    """torch.save followed by fsync, so that the file is on the disk."""
     torch.save(saved, path)
     with path.open("rb+") as file:
         os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""What every benchmark shares: interleaved timing, peak memory, the machine, and the report."""
+"""Shared by all benchmarks: interleaved timing, peak memory, the machine, the report."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from gpt.files import atomic_write, write_json
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Seconds of each repetition, by the round in which it was taken."""
+    """Seconds of each repetition, by round."""
 
     seconds: dict[int, float]
 
@@ -28,16 +28,16 @@ class Timing:
 
     @property
     def spread(self) -> float:
-        """Half the distance between the quartiles, relative to the median: 0.02 is two per cent."""
+        """Half the distance between the quartiles, relative to the median."""
         if len(self.seconds) < 2:
             return 0.0
         low, _, high = statistics.quantiles(self.seconds.values(), n=4, method="inclusive")
         return (high - low) / 2 / self.median
 
     def times_faster_than(self, other: "Timing") -> float:
-        """How many times as long `other` takes: the median over the rounds that have both.
+        """How many times as long `other` takes: the median over the rounds that contain both.
 
-        The two of a round ran one after the other, so that a machine that slows down slows both.
+        Candidates of one round run one after the other, so a slower machine affects both.
         """
         both = self.seconds.keys() & other.seconds.keys()
         return statistics.median(other.seconds[i] / self.seconds[i] for i in both)
@@ -49,11 +49,11 @@ def interleave(
     every: Mapping[str, int] | None = None,
     before: Callable[[], object] = lambda: None,
 ) -> dict[str, Timing]:
-    """Time all candidates in turn, round after round, every second round in the opposite order.
+    """Time all candidates in turn for `rounds` rounds; every second round runs in the opposite order.
 
-    Each runs once before, untimed. `every` names those that run only in every n-th round, because they are
-    slow and no close comparison hangs on them; `before` is called, untimed, before each. A candidate that
-    works on a GPU must synchronise itself.
+    Each candidate runs once before, untimed. `every` maps slow candidates to n: they run only in every
+    n-th round. `before` is called before each measurement, untimed. A candidate that uses a GPU must
+    synchronise it.
     """
     taken: dict[str, dict[int, float]] = {name: {} for name in candidates}
     for call in candidates.values():
@@ -69,12 +69,12 @@ def interleave(
 
 
 def geometric_mean(values: list[float]) -> float:
-    """The mean for ratios: of 2 and 1/2 it is 1."""
+    """The mean for ratios: the mean of 2 and 1/2 is 1."""
     return math.exp(statistics.fmean(math.log(value) for value in values))
 
 
 def peak_memory(call: Callable[[], object]) -> int:
-    """The most bytes of tensors that `call` held at once beyond those before it, on the CPU or the GPU."""
+    """The most bytes of tensors that `call` holds at once, without those that exist before."""
     import torch
 
     if torch.cuda.is_available():
@@ -103,7 +103,7 @@ def peak_memory(call: Callable[[], object]) -> int:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """The machine and the versions."""
     import torch
 
     cpu = platform.processor() or platform.machine()
@@ -123,7 +123,7 @@ def machine() -> dict[str, Any]:
 
 
 def say(text: str) -> None:
-    """Tell on stderr what is being measured, so that stdout holds the report alone."""
+    """Print progress on stderr; stdout contains only the report."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -133,13 +133,13 @@ class Report:
 
     title: str
     rows: list[dict[str, Any]]
-    """The table, a dictionary of column to value for each line."""
+    """The table: one dictionary of column to value per line."""
     ratios: dict[str, float]
-    """By target, above 1 where this program is the faster, or the better."""
+    """By target; above 1 means that this program is faster or better."""
     bars: dict[str, dict[str, float]]
-    """For the chart: height by candidate, by group."""
+    """For the chart: bar length by candidate, for each group."""
     unit: str
-    """What the bars count."""
+    """Unit of the bars."""
     notes: list[str] = field(default_factory=list)
 
     def markdown(self) -> str:
@@ -161,7 +161,7 @@ class Report:
         write_json(path, {**values, "notes": self.notes})
 
     def draw(self, path: Path) -> None:
-        """A bar chart, one small diagram for each group, as a PNG."""
+        """Write a bar chart with one diagram per group, as a PNG."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 

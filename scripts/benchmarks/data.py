@@ -1,4 +1,4 @@
-"""Data: tokenizing beside tiktoken called bare, windows beside a memmap loop, memory, start, input wait."""
+"""`benchmark.py data`: tokenizing and windows beside other ways, memory, start-up, input wait."""
 
 import json
 import os
@@ -30,7 +30,7 @@ from gpt.data.windows import Grid, TrainWindows, WindowOrder
 SHAPES = [(12, 128), (12, 1024), (64, 1024)]
 """Windows in a batch and tokens in a window: the quick run's, and two of a GPU's."""
 
-# Linux's own count of the peak: getrusage's begins at the memory of the process that started this one.
+# Linux's own peak; getrusage would include the memory of the parent process.
 PEAK = r"""
 import re, sys, time
 from pathlib import Path
@@ -56,7 +56,7 @@ print(time.perf_counter() - began)
 
 
 def run(quick: bool) -> Report:
-    """Measure all of it. `quick` prepares tens of megabytes rather than gigabytes."""
+    """Run all measurements. `quick` prepares tens of megabytes instead of gigabytes."""
     rounds = 3 if quick else 7
     rows: list[dict[str, Any]] = []
     bars: dict[str, dict[str, float]] = {}
@@ -105,13 +105,13 @@ def run(quick: bool) -> Report:
         notes=[
             "Both tokenize the same files of the standard library with one thread a core; `gpt prepare` also "
             "reads and hashes them, and writes and checks the shards. `windows_vs_memmap` is the lowest "
-            "of the three shapes. `input_wait_fraction` is better when lower: below 0.01 is the aim."
+            "of the three shapes. `input_wait_fraction` is better when lower; the target is below 0.01."
         ],
     )
 
 
 def tokenizing(folder: Path, copies: int, rounds: int) -> tuple[float, dict[str, Timing]]:
-    """Text files to checked shards, and tiktoken alone on the same texts in memory; the MB they are."""
+    """Text files to checked shards, and tiktoken alone on the same texts in memory; also the size in MB."""
     threads = os.cpu_count() or 1
     texts = list(python_stdlib()) * copies
     source = folder / "library"
@@ -133,7 +133,7 @@ def tokenizing(folder: Path, copies: int, rounds: int) -> tuple[float, dict[str,
 
 
 def windows(folder: Path, batch_size: int, length: int, rounds: int) -> tuple[int, dict[str, Timing]]:
-    """Batches from the loader, and from random slices of a memmap, on one core; the tokens they are."""
+    """Batches from the loader, and from random slices of a memmap, on one core; also the number of tokens."""
     prepared = Prepared(folder)
     shard = folder / "train-00000.bin"
     batches = max(20, 4_000_000 // (batch_size * length))
@@ -148,7 +148,9 @@ def windows(folder: Path, batch_size: int, length: int, rounds: int) -> tuple[in
 
     def memmap() -> None:
         for _ in range(batches):
-            tokens = np.memmap(shard, prepared.dtype, mode="r")  # opened for each batch, against a leak
+            tokens = np.memmap(
+                shard, prepared.dtype, mode="r"
+            )  # opened for each batch, as nanoGPT does to avoid a leak
             starts = draw.integers(len(tokens) - length, size=batch_size).tolist()
             torch.stack([torch.from_numpy(tokens[i : i + length].astype(np.int64)) for i in starts])
             torch.stack([torch.from_numpy(tokens[i + 1 : i + 1 + length].astype(np.int64)) for i in starts])
@@ -161,7 +163,7 @@ def windows(folder: Path, batch_size: int, length: int, rounds: int) -> tuple[in
 
 
 def peak_memory(folder: Path, megabytes: int) -> tuple[float, float]:
-    """MB at most, and seconds, of preparing so many MB: the source of the standard library, repeated."""
+    """Peak MB and seconds of preparing `megabytes` MB: the standard library's source, repeated."""
     library = "\n".join(python_stdlib()).encode()
     source, out = folder / f"{megabytes}MB", folder / f"{megabytes}MB-out"
     source.mkdir()
@@ -174,7 +176,7 @@ def peak_memory(folder: Path, megabytes: int) -> tuple[float, float]:
 
 
 def start(folder: Path, tokens: int) -> float:
-    """Seconds from nothing to the first batch of so many tokens, in sparse files, which read as zeros."""
+    """Seconds from start to the first batch of `tokens` tokens, in sparse files, which read as zeros."""
     (folder / "tiny.txt").write_text("some text\n" * 100, encoding="utf-8")
     meta = Prepared(prepare(str(folder / "tiny.txt"), folder / "tiny")).meta
     huge = folder / "huge"
@@ -196,7 +198,7 @@ def start(folder: Path, tokens: int) -> float:
 
 
 def input_wait(steps: int, rounds: int) -> float:
-    """The part of a training loop's time that waits for batches, with the quick run's model."""
+    """The fraction of a training loop that waits for batches, with the quick run's model."""
     model = GPT(GPTConfig(vocab_size=2048, context_length=128, emb_dim=128, num_heads=4, num_layers=4))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     loader = TokenData(vocab_size=2048, context_length=128, batch_size=12, shift=True).train_dataloader()
@@ -219,6 +221,6 @@ def input_wait(steps: int, rounds: int) -> float:
 
 
 def child(code: str, *arguments: Path) -> str:
-    """What a Python of its own prints."""
+    """The output of `code` in a new Python process."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout

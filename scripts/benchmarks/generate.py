@@ -1,7 +1,7 @@
-"""Generation beside `transformers`' `generate` with its cache: GPT-2 small, random weights, greedy.
+"""`benchmark.py generate`: greedy generation beside `transformers`; GPT-2 small, random weights.
 
-Each round times every candidate once on the same prompts. A time is that of the whole call, prompt included;
-making weights ready for decoding is done once before, and its time is told apart.
+Each round times every candidate once on the same prompts. A time covers the whole call including the prompt.
+Weights are packed for decoding once, which is timed separately.
 """
 
 import math
@@ -22,7 +22,7 @@ GREEDY = Sampling(temperature=0)
 
 
 def run(quick: bool) -> Report:
-    """Measure speed, memory bandwidth, the cost of late tokens and of the first one, and int8's loss."""
+    """Measure speed, memory bandwidth, late tokens, the first token, and the loss in int8."""
     torch.manual_seed(0)
     config = GPTConfig.from_name("gpt2-small", **({"num_layers": 2} if quick else {}))
     model = GPT(config).eval()
@@ -32,7 +32,7 @@ def run(quick: bool) -> Report:
     for kind in PRECISIONS:
         began = time.perf_counter()
         ready[kind] = for_decoding(model, kind)
-        say(f"{kind} weights made ready in {time.perf_counter() - began:.2f} s")
+        say(f"{kind} weights packed in {time.perf_counter() - began:.2f} s")
 
     rounds, new = (2, 8) if quick else (5, 64)
     prompt = torch.randint(0, config.vocab_size, (1, 32))
@@ -70,7 +70,7 @@ def run(quick: bool) -> Report:
     for name, timing in eight.items():
         rows.append(row("prompts to 512, batch 8", name, 8 * new / timing.median, timing.spread))
 
-    # The bytes that every token must read: the matrices, the head among them, in bfloat16.
+    # Every token reads all matrices, including the head, in bfloat16.
     matrices = sum(
         p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "embedding" not in name
     )
@@ -120,7 +120,7 @@ def row(setting: str, name: str, speed: float, spread: float) -> dict[str, Any]:
 
 
 def their_model(config: GPTConfig, dtype: torch.dtype) -> Any:
-    """The model of `transformers`, of the same shape."""
+    """transformers' model of the same shape."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     theirs = GPT2LMHeadModel(GPT2Config(n_layer=config.num_layers, bos_token_id=None, eos_token_id=None))
@@ -141,7 +141,7 @@ def their_text(model: Any, tokens: torch.Tensor, mask: torch.Tensor | None, new:
 
 
 def pad_left(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and attention mask, (B, T), as `transformers` wants them."""
+    """Token ids and attention mask, (B, T), as `transformers` expects them."""
     longest = max(map(len, prompts))
     tokens = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
@@ -160,9 +160,9 @@ def read_memory() -> float:
 
 
 def late_over_early(model: GPT, quick: bool) -> dict[str, float]:
-    """How the cost of a token grows from the 100th to the 1,000th, and beyond what attention must cost.
+    """The cost of the 1,000th token relative to the 100th, with and without the cost of attention itself.
 
-    Two texts get a token in turn, so that both meet the same machine.
+    Two texts get a token in turn, so that both see the same machine.
     """
     from torch.nn import functional as F
 
@@ -182,7 +182,7 @@ def late_over_early(model: GPT, quick: bool) -> dict[str, float]:
     heads, width = model.config.num_heads, model.config.emb_dim // model.config.num_heads
 
     def attention(length: int) -> float:
-        """What attention of a query over so many keys costs at least, in all layers: the faster way."""
+        """Seconds of one query's attention over `length` keys in all layers, by the faster of two ways."""
         query = torch.randn(1, heads, 1, width)
         caches = [torch.randn(2, 1, heads, length, width) for _ in range(model.config.num_layers)]
         ways = (
@@ -209,7 +209,7 @@ def late_over_early(model: GPT, quick: bool) -> dict[str, float]:
 
 
 def first_over_forward(model: GPT, quick: bool) -> float:
-    """Time to the first token of a 512-token prompt, in forward passes over it."""
+    """Time to the first token of a 512-token prompt, relative to a forward pass over it."""
     prompt = torch.randint(0, model.config.vocab_size, (1, 64 if quick else 512))
 
     def forward() -> None:
@@ -227,9 +227,9 @@ def first_over_forward(model: GPT, quick: bool) -> float:
 
 
 def bits_per_byte(model: GPT, ready: dict[str, GPT]) -> dict[str, float]:
-    """How well each precision predicts this very file, in bits per byte.
+    """Bits per byte of this file, by precision.
 
-    Random weights predict nothing, so that what counts is the difference to float32.
+    The weights are random, so only the difference to float32 is meaningful.
     """
     tokenizer = Tokenizer()
     text = Path(__file__).read_text(encoding="utf-8")

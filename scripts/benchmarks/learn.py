@@ -1,9 +1,8 @@
-"""`benchmark.py learn`: bits per byte learned in the time that nanoGPT takes.
+"""`benchmark.py learn`: bits per byte reached in nanoGPT's training time.
 
-nanoGPT's documented CPU command on tinyshakespeare is run as it stands; then ours, with
-configs/tinyshakespeare.yaml, for the same wall time, from the start of the process to its end. Both learn
-from the first nine tenths of the text, and both are scored once, at the end, on the whole last tenth. Then
-ours again in a sixth of the time.
+First nanoGPT's documented CPU command on tinyshakespeare, unchanged; then configs/tinyshakespeare.yaml for
+the same wall time, from the start of the process to its end; then for a sixth of that time. All train on the
+first nine tenths of the text and are scored once, at the end, on the whole last tenth.
 """
 
 import json
@@ -46,12 +45,12 @@ print(nats / (len(ids) - 1) / np.log(2))
 
 
 def run(quick: bool, nanogpt: Path, text: Path) -> Report:
-    """Race; `quick` cuts both short, to see that it runs."""
+    """Run both; `quick` shortens both, as a smoke test."""
     with tempfile.TemporaryDirectory() as folder:
         say("nanoGPT")
         theirs, their_seconds = _nanogpt(nanogpt.resolve(), text.resolve(), Path(folder), quick)
         whole = text.read_text(encoding="utf-8")
-        cut = int(0.9 * len(whole))  # as nanoGPT cuts it
+        cut = int(0.9 * len(whole))  # as nanoGPT splits it
         learned, held_out = Path(folder) / "first.txt", Path(folder) / "last.txt"
         learned.write_text(whole[:cut], encoding="utf-8")
         held_out.write_text(whole[cut:], encoding="utf-8")
@@ -110,7 +109,7 @@ def _nanogpt(checkout: Path, text: Path, folder: Path, quick: bool) -> tuple[flo
 
 
 def _ours(learned: Path, held_out: Path, folder: Path, steps: int) -> tuple[float, float, float]:
-    """Bits per byte on `held_out`, seconds of the whole run, and those of them before and after training."""
+    """Bits per byte on `held_out`, seconds of the whole run, and seconds outside training."""
     folder.mkdir()
     options = f"--run r --data.val_fraction 0 --trainer.max_steps {steps} --trainer.limit_val_batches 0"
     environment = {"GPT_CACHE": str(folder / "cache")}
@@ -129,7 +128,7 @@ def _ours(learned: Path, held_out: Path, folder: Path, steps: int) -> tuple[floa
 def _python(arguments: str, folder: Path, environment: dict[str, str] | None = None) -> str:
     """Run Python in `folder` and return what it prints."""
     merged = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
-    done = subprocess.run(  # noqa: PLW1510 - the status is looked at below
+    done = subprocess.run(  # noqa: PLW1510 - checked below
         [sys.executable, *arguments.split()],
         cwd=folder,
         env=merged,

@@ -1,7 +1,7 @@
-"""`benchmark.py loop`: what the Trainer, with the run's callbacks, adds to a bare loop of the same step.
+"""`benchmark.py loop`: the cost of the Trainer with a run's callbacks, beside a bare loop of the same step.
 
-The two take turns in one process, on the quick configuration: the same module, batches, optimizer, schedule
-and clipping, without validation. Also: the share of a step that the optimizer takes.
+The two take turns in one process with the quick configuration: the same module, batches, optimizer, schedule
+and clipping, without validation. Also measures the optimizer's fraction of a step.
 """
 
 import os
@@ -22,20 +22,20 @@ QUICK = Path(__file__).parents[2] / "configs" / "quick.yaml"
 
 
 class Measured(TrainingCLI):
-    """A run that ends when training does: no summary, no picture."""
+    """A run without summary and loss curve."""
 
     def after_fit(self) -> None:
-        """Nothing."""
+        """Write nothing."""
 
 
 def run(quick: bool) -> Report:
-    """Take turns of some hundred steps, so that what a run does once hardly counts."""
+    """Alternate rounds of several hundred steps, so that start-up hardly counts."""
     steps, rounds = (20, 2) if quick else (300, 7)
     trainer: dict[int, float] = {}
     bare: dict[int, float] = {}
     muon_share: list[float] = []
     optimizer_share: list[float] = []
-    with _throwaway_folder():
+    with _temporary_folder():
         for i in range(-1, rounds):
             say(f"round {i + 1} of {rounds}" if i >= 0 else "warming up")
             cli = _fit(steps)
@@ -60,15 +60,15 @@ def run(quick: bool) -> Report:
         bars={"a step": {name: 1000 * timing.median for name, timing in timings.items()}},
         unit="milliseconds",
         notes=[
-            "muon_fraction_of_step is Muon's own step, over the blocks' matrices, in a step of the bare "
-            "loop; optimizers_fraction_of_step has AdamW's step, over all else, added."
+            "muon_fraction_of_step is Muon's step (the blocks' matrices) as a fraction of a step of the bare "
+            "loop; optimizers_fraction_of_step adds AdamW's step (all other weights)."
         ],
     )
 
 
 @contextmanager
-def _throwaway_folder() -> Iterator[None]:
-    """Work where the runs' folders may go."""
+def _temporary_folder() -> Iterator[None]:
+    """Work in a temporary folder."""
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
@@ -87,7 +87,7 @@ def _fit(steps: int) -> Measured:
 
 
 def _bare_loop(cli: Measured, steps: int) -> tuple[float, list[float]]:
-    """The same steps without a Trainer: their seconds, and Muon's and AdamW's shares of them."""
+    """The same steps without a Trainer: seconds, and the fractions that Muon and AdamW take."""
     module = cli.model
     optimizer = module.configure_optimizers()["optimizer"]
     scheduler = LambdaLR(optimizer, lambda step: 1.0)

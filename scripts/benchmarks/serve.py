@@ -1,4 +1,4 @@
-"""Requests to `gpt serve` at once beside one after another: GPT-2 small, over the loopback."""
+"""`benchmark.py serve`: concurrent requests beside sequential ones; GPT-2 small, over the loopback."""
 
 import asyncio
 import random
@@ -19,7 +19,7 @@ CLIENTS = 16
 
 
 def run(quick: bool) -> Report:
-    """Measure total tokens a second of 16 clients at once, and of the same requests one after another."""
+    """Measure tokens per second of 16 concurrent requests, and of the same requests in sequence."""
     torch.manual_seed(0)
     config = GPTConfig.from_name("gpt2-small", **({"num_layers": 2} if quick else {}))
     new = 8 if quick else 32
@@ -61,7 +61,7 @@ def forms(new: int) -> list[dict[str, Any]]:
 
 
 async def ask(address: str, forms: list[dict[str, Any]], at_once: int) -> None:
-    """Send the requests, so many at a time."""
+    """Send the requests, `at_once` at a time."""
     import httpx
 
     places = asyncio.Semaphore(at_once)

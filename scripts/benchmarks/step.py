@@ -1,7 +1,7 @@
 """`benchmark.py step`: one training step of GPT-2 small, beside other implementations of the same model.
 
-Every candidate is a process of its own, which waits while the others step: peak memory is then that of a
-process, and all of them run in turns. A peer takes part eager or compiled, whichever is faster here.
+Each candidate is a process of its own, so its peak memory can be measured, and the candidates step in turns.
+A peer runs eager or compiled, whichever is faster on this machine.
 """
 
 import subprocess
@@ -20,7 +20,7 @@ WORKER = Path(__file__).with_name("step_worker.py")
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """What a worker process is told to build."""
+    """What a worker process builds."""
 
     peer: str
     precision: str
@@ -33,7 +33,7 @@ class Candidate:
 
 
 class Worker:
-    """A process that makes one step each time it is asked."""
+    """A process that takes one training step per request."""
 
     def __init__(self, candidate: Candidate, device: str, batch: int, context: int) -> None:
         self.candidate = candidate
@@ -50,7 +50,7 @@ class Worker:
         )
 
     def ask(self, word: str) -> float:
-        """Say a word, and read the number that answers it."""
+        """Send a word and read the number that answers it."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         try:
@@ -58,7 +58,7 @@ class Worker:
             self.process.stdin.flush()
             return float(self.process.stdout.readline())
         except (BrokenPipeError, ValueError):
-            raise SystemExit(f"{self.candidate.name} stopped: see its message above") from None
+            raise SystemExit(f"{self.candidate.name} failed: see its message above") from None
 
     def __enter__(self) -> "Worker":
         return self
@@ -75,7 +75,7 @@ def run(
     nanogpt: Path | None = None,
     book: Path | None = None,
 ) -> Report:
-    """Measure every peer at hand in float32 and in bfloat16."""
+    """Measure every available peer in float32 and in bfloat16."""
     on_gpu = device.startswith("cuda")
     batch, context = (batch or 32, 1024) if on_gpu else (batch or BATCH, CONTEXT)
     rounds = 3 if quick else 20 if on_gpu else 9
@@ -130,7 +130,7 @@ def run(
         unit="tokens/s",
         notes=[
             "Forward, backward, clipping and update with fused AdamW. A token costs 6 N + 12 L d T "
-            "operations; the matrix limit is that of one large product in the same run."
+            "operations; the matrix limit is the speed of one large product in the same run."
         ],
     )
 
@@ -144,7 +144,7 @@ def _ours(precision: str, on_gpu: bool, quick: bool) -> list[Candidate]:
 def _faster_of(
     peer: str, precision: str, folder: str, device: str, batch: int, context: int, quick: bool
 ) -> Candidate:
-    """The peer eager or compiled, by a few steps of each alone."""
+    """The peer eager or compiled, whichever steps faster on its own."""
     kind = "bf16-autocast" if precision == "bf16" else "fp32"
     eager = Candidate(peer=peer, precision=kind, compiled=False, folder=folder)
     if quick:
@@ -162,7 +162,7 @@ def _faster_of(
 def _measure(
     candidates: list[Candidate], device: str, batch: int, context: int, rounds: int
 ) -> tuple[dict[str, Timing], dict[str, float]]:
-    """Step in turns, every second round in the opposite order; seconds and bytes by name."""
+    """Step in turns, every second round in the opposite order; seconds and peak bytes by name."""
     taken: dict[str, dict[int, float]] = {candidate.name: {} for candidate in candidates}
     with ExitStack() as stack:
         workers = [stack.enter_context(Worker(c, device, batch, context)) for c in candidates]

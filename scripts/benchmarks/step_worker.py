@@ -1,7 +1,7 @@
-"""The process behind one candidate of `benchmark.py step`: builds a GPT-2 small and steps it when told.
+"""One candidate of `benchmark.py step`, a process that builds a GPT-2 small and steps it on request.
 
-Arguments: PEER PRECISION COMPILED DEVICE BATCH CONTEXT FOLDER. A line "step" on standard input is answered
-with the seconds the step took, "memory" with the peak of bytes.
+Arguments: PEER PRECISION COMPILED DEVICE BATCH CONTEXT FOLDER. It answers a line "step" on standard input
+with the seconds of one step, and "memory" with the peak in bytes.
 """
 
 import resource
@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, on a machine where nothing is installed
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the package need not be installed
 
 import torch
 from torch import Tensor
@@ -23,12 +23,12 @@ PARAMETERS, LAYERS, WIDTH = 124_439_808, 12, 768
 
 
 def flops_per_token(context: int) -> float:
-    """6 N + 12 L d T: products with the weights forward and backward, and attention's own."""
+    """6 N + 12 L d T: the products with the weights and attention's own, forward and backward."""
     return 6 * PARAMETERS + 12 * LAYERS * WIDTH * context
 
 
 def matrix_limit(device: str, precision: str, width: int = 4096) -> float:
-    """Operations a second of one large matrix product, the best of ten."""
+    """Operations per second of one large matrix product, the best of twelve."""
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     width = width if device.startswith("cuda") else width // 2
     a, b = (torch.randn(width, width, device=device).to(dtype) for _ in range(2))
@@ -66,7 +66,7 @@ def ours(precision: str, compiled: bool, device: str, context: int, folder: str)
 def transformers(
     precision: str, compiled: bool, device: str, context: int, folder: str
 ) -> tuple[Any, Any, Any]:
-    """GPT2LMHeadModel, its own loss."""
+    """transformers' GPT2LMHeadModel."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(n_positions=context, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)
@@ -81,7 +81,7 @@ def transformers(
 
 
 def nanogpt(precision: str, compiled: bool, device: str, context: int, folder: str) -> tuple[Any, Any, Any]:
-    """nanoGPT's GPT from a checkout, with the optimizer that it configures."""
+    """nanoGPT's GPT with its own optimizer settings, from a checkout."""
     sys.path.insert(0, folder)
     from model import GPT, GPTConfig  # type: ignore[import-not-found]
 
@@ -92,7 +92,7 @@ def nanogpt(precision: str, compiled: bool, device: str, context: int, folder: s
 
 
 def book(precision: str, compiled: bool, device: str, context: int, folder: str) -> tuple[Any, Any, Any]:
-    """The GPTModel of LLMs-from-scratch's package, from a checkout."""
+    """GPTModel of LLMs-from-scratch, from a checkout."""
     sys.path.insert(0, str(Path(folder) / "pkg"))
     from llms_from_scratch.ch04 import GPTModel  # type: ignore[import-not-found]
 
@@ -120,7 +120,7 @@ def _adamw(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
 
 
 def main() -> None:
-    """Build the candidate and serve."""
+    """Build the candidate and answer requests."""
     answers, sys.stdout = sys.stdout, sys.stderr  # some peers print while they are built
     peer, precision, compiled, device, batch, context, folder = sys.argv[1:]
     on_gpu = device.startswith("cuda")

@@ -1,4 +1,4 @@
-"""What two runs of `gpt fit` must have in common to be the same run."""
+"""A fingerprint that two runs of `gpt fit` share if and only if they trained identically."""
 
 import csv
 import hashlib
@@ -11,7 +11,7 @@ from gpt.weights.load import read
 
 
 def fingerprint(run: Path) -> tuple[str, list[dict[str, str]]]:
-    """A hash of all that the run's last checkpoint restores, and its metrics but for the clocks."""
+    """A hash of everything that the run's last checkpoint restores, and its metrics without the timings."""
     saved = read(run / "checkpoints" / "last.ckpt")
     digest = hashlib.sha256()
     for part in ("state_dict", "optimizer_states", "lr_schedulers", "processes", "global_step"):

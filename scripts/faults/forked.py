@@ -1,7 +1,7 @@
-"""The `gpt` command in forked processes, one or several that train together.
+"""Run the `gpt` command in forked processes, one or several that train together.
 
-A fork starts with everything imported: a run takes the second that it trains, not the ten that a new
-interpreter imports for. Needs POSIX; import `gpt.training.fit`, and set torch to one thread, before.
+A fork has everything imported already, so a run takes a second instead of ten. Needs POSIX. Import
+`gpt.training.fit` and set torch to one thread before.
 """
 
 import os
@@ -21,15 +21,15 @@ TIMEOUT = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How the processes ended, by rank; minus nine where one was killed."""
+    """Exit statuses by rank, -9 for a killed process."""
 
     statuses: list[int]
     err: str
-    """What the first of them wrote on stderr."""
+    """stderr of rank 0."""
 
     @property
     def status(self) -> int:
-        """The first one's."""
+        """The exit status of rank 0."""
         return self.statuses[0]
 
 
@@ -42,7 +42,7 @@ def run(
     kill_after: float | None = None,
     environment: dict[str, str] | None = None,
 ) -> Ended:
-    """The `gpt` command in forked processes; `sabotage` is called with its rank in each before it begins."""
+    """Run the command in `folder` and wait; `sabotage(rank)` is called in each process before the command."""
     shared = {**(environment or {}), **(_as_torchrun(processes) if processes > 1 else {})}
     ranks = [_rank(rank) if processes > 1 else {} for rank in range(processes)]
     running = {_fork(folder, arguments, rank, shared | ranks[rank], sabotage) for rank in range(processes)}
@@ -54,7 +54,7 @@ def run(
             if ended:
                 running.remove(pid)
                 killed = killed or os.WIFSIGNALED(status)
-        if killed or time.monotonic() > deadline:  # a machine loses power for all of its processes
+        if killed or time.monotonic() > deadline:  # power loss ends all processes of a machine
             for pid in running:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.005)
@@ -87,8 +87,8 @@ def _fork(
         if sabotage:
             sabotage(rank)
         status = gpt(arguments)
-    except SystemExit as leaving:
-        status = leaving.code if isinstance(leaving.code, int) else 1
+    except SystemExit as exit_:
+        status = exit_.code if isinstance(exit_.code, int) else 1
     except BaseException:
         traceback.print_exc()
     finally:

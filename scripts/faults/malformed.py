@@ -1,4 +1,4 @@
-"""Malformed input for `torture.py`: command lines, configs, checkpoints, token files, all of them wrong."""
+"""Malformed input for `torture.py`: command lines, configs, checkpoints and token files."""
 
 import json
 import os
@@ -19,14 +19,14 @@ Case = Callable[[Path, random.Random], Arguments]
 
 
 def malformed(folder: Path, number: int, chance: random.Random) -> tuple[str, Arguments]:
-    """A command line that must be refused, with the files it names in `folder`; the kinds take turns."""
+    """Write malformed files to `folder` and return the kind and a command line that must be refused."""
     kinds: tuple[Case, ...] = (command_line, config, checkpoint, token_files)
     kind = kinds[number % len(kinds)]
     return kind.__name__, kind(folder, chance)
 
 
 def command_line(folder: Path, chance: random.Random) -> Arguments:
-    """Unknown commands and options, values of another type or outside their range."""
+    """Unknown commands and options, values of a wrong type or out of range."""
     command = chance.choice(("fit", "generate", "prepare", "inspect", "validate", "export", "evaluate"))
     junk = "".join(chance.choice("abc-=.:/{}[]'\"\\\x07é \t%$") for _ in range(chance.randint(1, 12)))
     options = {
@@ -67,7 +67,7 @@ def command_line(folder: Path, chance: random.Random) -> Arguments:
 
 
 def config(folder: Path, chance: random.Random) -> Arguments:
-    """Files that are no YAML, no mapping, have unknown keys or wrong values."""
+    """Files that are not YAML, not a mapping, or have unknown keys or wrong values."""
     texts = (
         "model: [",
         "- 1\n- 2\n",
@@ -99,7 +99,7 @@ def config(folder: Path, chance: random.Random) -> Arguments:
 
 
 def checkpoint(folder: Path, chance: random.Random) -> Arguments:
-    """Pickles with code, archives that climb out of their folder, empty, random and foreign files."""
+    """Pickles with code, archives with paths outside their folder, empty, random and unrelated files."""
     path = folder / "wrong.ckpt"
     shape = chance.randrange(7)
     if shape == 0:
@@ -132,19 +132,19 @@ def checkpoint(folder: Path, chance: random.Random) -> Arguments:
 
 
 class Code:
-    """Runs a command when an unguarded pickle is loaded."""
+    """Runs a command when it is unpickled."""
 
     def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
         return os.system, ("echo pwned > pwned",)
 
 
 def token_files(folder: Path, chance: random.Random) -> Arguments:
-    """Prepared folders whose files are missing, cut short or describe something else."""
-    whole, broken = folder / "whole-tokens", folder / "broken-tokens"
-    if not whole.exists():
-        prepare(str(folder / "text.txt"), str(whole), vocab_size=300)
+    """Prepared folders with missing or truncated files, or a meta.json that does not fit."""
+    intact, broken = folder / "intact-tokens", folder / "broken-tokens"
+    if not intact.exists():
+        prepare(str(folder / "text.txt"), str(intact), vocab_size=300)
     shutil.rmtree(broken, ignore_errors=True)
-    shutil.copytree(whole, broken)
+    shutil.copytree(intact, broken)
     meta = broken / "meta.json"
     shape = chance.randrange(5)
     if shape == 0:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from faults.watched import watched
 from tiny_runs import TEXT, TINY, fit, result
-from watched import watched
 
 from gpt.cli import main
 from gpt.errors import InputError
