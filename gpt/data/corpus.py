@@ -199,7 +199,10 @@ def _folder_files(folder: Path) -> tuple[str, ...]:
 
 def _walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
     """Each folder below `folder` that is not hidden, and the names of its files."""
+    seen: dict[str, str] = {}
     for place, folders, files in os.walk(folder, onerror=_raise, followlinks=True):
+        if (first := seen.setdefault(os.path.realpath(place), place)) != place:
+            raise InputError(f"the folder {place} is a link to {first}: its files would be read twice")
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield place, [name for name in files if not name.startswith(".")]
 

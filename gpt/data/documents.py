@@ -186,10 +186,11 @@ def _check_utf8(name: str) -> None:
 def _check_text(head: bytes, name: str) -> None:
     """Raise an error about the beginning of a file that is known not to be UTF-8 text."""
     found = next((kind for magic, kind in _NOT_TEXT.items() if head.startswith(magic)), None)
+    fewer, more = sorted((head[::2].count(0), head[1::2].count(0)))
     if head[257:262] == b"ustar":
         found = "a tar archive"
-    if len(head) >= 64 and sorted((head[::2].count(0), head[1::2].count(0)))[1] > 0.4 * len(head):
-        found = "UTF-16"
+    elif not found and len(head) >= 64 and more > 0.4 * len(head) > 1.3 * fewer:
+        found = "UTF-16 or UTF-32"
     if found:
         raise InputError(f"{name} is {found}, expected UTF-8 text: unpack it, or save it as UTF-8")
 
@@ -206,14 +207,14 @@ def _open(name: str) -> IO[bytes]:
     compression = _COMPRESSIONS.get(_suffixes(name)[-1])
     if not is_url(name) and not compression:
         return open(name, "rb")
-    import fsspec  # type: ignore[import-untyped]
+    import fsspec
 
     opened: IO[bytes] = fsspec.open(name, "rb", compression=compression).open()
     return opened
 
 
 def _zstd(file: IO[bytes], mode: str = "rb", **_: Any) -> IO[bytes]:
-    return io.BufferedReader(_Zstd(file))  # type: ignore[return-value]
+    return io.BufferedReader(_Zstd(file))
 
 
 class _Zstd(io.RawIOBase):
@@ -242,7 +243,7 @@ class _Zstd(io.RawIOBase):
         import zstandard
 
         frame = None
-        while block := file.read(1 << 10):  # a few bytes can stand for many
+        while block := file.read(256):  # four bytes can stand for 128 KiB
             while block:
                 frame = frame or zstandard.ZstdDecompressor().decompressobj()
                 yield frame.decompress(block)

@@ -32,6 +32,7 @@ class TokenData(pl.LightningDataModule):
         isolate: give the document of each token as a third tensor, so that attention can stay within it.
         num_workers: processes that read batches; none is fast enough from a local disk.
         text_column: the column that holds the text, where the corpus has columns.
+        errors: `strict` stops at bytes that are not UTF-8, `replace` puts U+FFFD in their place.
 
     Raises:
         InputError: the corpus is not there, cannot be read, or is shorter than the context.
@@ -50,6 +51,7 @@ class TokenData(pl.LightningDataModule):
         isolate: bool = False,
         num_workers: int = 0,
         text_column: str | None = None,
+        errors: str | None = None,
     ) -> None:
         super().__init__()
         self.tokenizer = Tokenizer("gpt2", vocab_size)
@@ -63,6 +65,8 @@ class TokenData(pl.LightningDataModule):
             "vocab_size": vocab_size,
             "val_fraction": val_fraction,
             "text_column": text_column,
+            "errors": errors,
+            "verify": False,  # checksums of a large corpus take longer than its first steps
         }
 
     @property

@@ -80,7 +80,9 @@ class ShardWriter:
         if not self.unchanged():
             self.close()
             clear(self.folder)
-            raise InputError("the corpus changed while it was read: run the command again when it is complete")
+            raise InputError(
+                "the corpus changed while it was read: run the command again when it is complete"
+            )
         for file in self._open.values():
             file.flush()
             os.fsync(file.fileno())
@@ -255,11 +257,13 @@ def check_ours(folder: Path) -> dict[str, Any] | None:
     """
     present = sorted(path.name for path in folder.glob("*") if not path.name.startswith("."))
     if PROGRESS in present:
+        size = sum(path.stat().st_size for path in folder.glob("*.bin"))
         try:
             state: dict[str, Any] = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
-            if {"key", *_STATE} <= state.keys():
+            counts = [state["splits"][split][what] for split in SPLITS for what in ("tokens", "documents")]
+            if {"key", *_STATE} <= state.keys() and min(counts) >= 0 and max(counts) <= size:
                 return state
-        except (ValueError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError):
             pass
     if present:
         raise InputError(f"{folder} holds other files ({present[0]}): choose an empty folder to prepare in")
