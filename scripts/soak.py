@@ -54,7 +54,7 @@ def main() -> None:
     began = time.perf_counter()
     with listening(app) as address:
         found = asyncio.run(soak(address, options.requests, options.clients))
-        found["open at the end"] = app.state.batcher.open
+        found["open at the end"] = app.state.engine.open
     found["seconds"] = round(time.perf_counter() - began, 1)
     print("replies computed alone, to compare", file=sys.stderr)
     found["replies compared"] = len(found["replies"])

@@ -24,6 +24,8 @@ from typing import Any
 import torch
 from faults.fingerprint import fingerprint
 from faults.forked import run
+from faults.hostile import meet
+from faults.hostile_files import Hostile, chosen
 from faults.malformed import malformed
 
 import gpt.training.fit  # noqa: F401 - once, before the processes that are killed are forked
@@ -192,6 +194,12 @@ def feed(folder: Path, tally: Tally, number: int, chance: random.Random) -> None
     shutil.rmtree(folder / "runs", ignore_errors=True)
 
 
+def refuse(folder: Path, tally: Tally, hostile: Hostile) -> None:
+    """Give the command a hostile file: it must refuse it in one line and do nothing else."""
+    problem = meet(hostile, folder, folder / "intact")
+    tally.count(problem and f"{hostile.name}: gpt {hostile.command}: {problem}")
+
+
 def main() -> int:
     """Inject the requested faults."""
     parser = argparse.ArgumentParser(
@@ -202,6 +210,7 @@ def main() -> int:
     parser.add_argument("--damages", type=int, default=20, help="checkpoints truncated or altered")
     parser.add_argument("--full-disks", type=int, default=0, help="disks filled (needs root)")
     parser.add_argument("--malformed", type=int, default=200, help="malformed inputs")
+    parser.add_argument("--hostile-checkpoints", type=int, default=0, help="hostile files")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -230,7 +239,8 @@ def inject(folder: Path, other: Path, options: Any, chance: random.Random) -> di
             fault(tally, number)
         print(file=sys.stderr)
 
-    one, seconds = undisturbed_run(folder)
+    if options.kills or options.damages or options.full_disks:
+        one, seconds = undisturbed_run(folder)
     if options.kills:
         repeat("SIGKILL, one process", options.kills, lambda t, _: kill(folder, t, one, seconds, 1, chance))
     if options.kills2:
@@ -244,6 +254,13 @@ def inject(folder: Path, other: Path, options: Any, chance: random.Random) -> di
         repeat("full disk", options.full_disks, lambda t, _: fill_disk(folder, t, one, chance, other))
     if options.malformed:
         repeat("malformed input", options.malformed, lambda t, n: feed(folder, t, n, chance))
+    if options.hostile_checkpoints:
+        run(folder, [*RUN, "--trainer.max_steps", "4", "--run", "intact"])
+        (folder / "runs" / "intact").rename(folder / "intact")
+        hostile = chosen(options.hostile_checkpoints, chance)
+        repeat(
+            "hostile checkpoint", options.hostile_checkpoints, lambda t, _: refuse(folder, t, next(hostile))
+        )
     return tallies
 
 

@@ -1,4 +1,4 @@
-"""`gpt evaluate`: how well a model foresees a text, a passage's last word, or the right one of endings."""
+"""`gpt evaluate`: score a model on a text, on last words (LAMBADA), or on endings (HellaSwag)."""
 
 import json as json_format
 import math
@@ -31,30 +31,30 @@ def evaluate(
     batch_size: int = 8,
     json: Path | None = None,
 ) -> None:
-    """Score a model, and print what was found as JSON.
+    """Score a model and print the result as JSON.
 
-    text: nats per token, perplexity and bits per byte of a whole text, every token counted once. lambada: how
-    often greedy decoding finds the last word, on JSON lines of {"text": ...}. hellaswag: how often the right
-    ending is the likeliest, on JSON lines of {"ctx": ..., "endings": [...], "label": 0}.
+    text: nats per token, perplexity and bits per byte, every token counted once. lambada: how often greedy
+    decoding writes the last word, on JSON lines of {"text": ...}. hellaswag: how often the right ending is
+    the most likely, on JSON lines of {"ctx": ..., "endings": [...], "label": 0}.
 
     Args:
-        checkpoint: a .ckpt file, a run folder, or anything that gpt import reads; the newest run if left out.
+        checkpoint: a .ckpt file, a run folder, or anything that gpt import reads; the newest run by default.
         data: a text file, a folder, a recipe's name or a prepared folder; for the other tasks a file of JSON
             lines.
         task: text, lambada or hellaswag.
-        split: of a prepared folder, val by default; of other text, the part that gpt fit would train on or
-            hold out; all of it by default.
-        val_fraction: the part that gpt fit holds out of other text, where split is given.
+        split: train or val: of a prepared folder, val by default; of other text, the part that gpt fit would
+            train on or hold out, by default the entire text.
+        val_fraction: the fraction that gpt fit holds out of other text, used if split is given.
         stride: tokens by which the window moves; fewer than the context length give each token more context,
-            as perplexities are usually reported, and take longer. By default windows lie side by side.
-        batch_size: windows at once; it changes the speed alone.
+            as perplexities are usually reported, and take longer. By default windows do not overlap.
+        batch_size: windows at once; it affects only the speed.
         json: a file to write the result to as well.
 
     Raises:
         InputError: there is no such checkpoint or data, or an option is out of its range.
     """
     if data is None:
-        raise InputError("name what to score with --data: a text file, a folder, a recipe or prepared data")
+        raise InputError("give what to score with --data: a text file, a folder, a recipe or prepared data")
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
     model, tokenizer = load(checkpoint)
@@ -82,17 +82,17 @@ def score_text(
 ) -> dict[str, Any]:
     """Nats per token, perplexity, and bits per byte of UTF-8 text, which does not depend on the tokenizer.
 
-    The first token is foreseen from an end of text; each document's end of text is a token to foresee as
-    well, and no byte.
+    `<|endoftext|>` precedes the first token. It also ends each document, where it is predicted as a token and
+    counts as no byte.
 
     Raises:
-        InputError: no such data, none of the split, or a stride outside 1 .. context_length.
+        InputError: there is no such data, the split is empty, or the stride is outside 1 .. context_length.
     """
     if (Path(data) / META).is_file():
         split = split or "val"
-    whole = split is None
+    everything = split is None
     split = split or "train"
-    fraction = 0.0 if whole else val_fraction
+    fraction = 0.0 if everything else val_fraction
     prepared = Prepared(prepare(data, vocab_size=tokenizer.n_vocab, val_fraction=fraction))
     stream, size = prepared.stream(split), prepared.count(split, "bytes")
     if not len(stream):
@@ -103,7 +103,7 @@ def score_text(
         )
     per_token = nats / len(stream)
     return {
-        "split": "all" if whole else split,
+        "split": "all" if everything else split,
         "tokens": len(stream),
         "bytes": size,
         "nats_per_token": per_token,
@@ -113,13 +113,12 @@ def score_text(
 
 
 def score_last_words(model: GPT, tokenizer: Tokenizer, path: Path, batch_size: int = 8) -> dict[str, Any]:
-    """LAMBADA's accuracy and perplexity of the last word (Paperno et al. 2016), of the text as it stands.
+    """LAMBADA's accuracy and perplexity of the last word (Paperno et al. 2016), without cleaning the text.
 
-    A word counts as found if each of its tokens is the likeliest after the right ones before it, which is
-    what greedy decoding would write.
+    A word is correct if greedy decoding writes it: each of its tokens is the most likely one.
 
     Raises:
-        InputError: a line is not such JSON, or has no two words.
+        InputError: a line is not such JSON, or has fewer than two words.
     """
 
     def questions() -> Iterator[Question]:
@@ -133,19 +132,19 @@ def score_last_words(model: GPT, tokenizer: Tokenizer, path: Path, batch_size: i
     nats = sum(nats for nats, _ in answers) / len(answers)
     return {
         "examples": len(answers),
-        "accuracy": sum(found for _, found in answers) / len(answers),
+        "accuracy": sum(correct for _, correct in answers) / len(answers),
         "perplexity": math.exp(min(nats, 700.0)),
     }
 
 
 def score_endings(model: GPT, tokenizer: Tokenizer, path: Path, batch_size: int = 8) -> dict[str, Any]:
-    """HellaSwag's accuracy (Zellers et al. 2019): the ending of the highest probability is the choice.
+    """HellaSwag's accuracy (Zellers et al. 2019): the ending of the highest probability is chosen.
 
-    `accuracy_per_character` divides the log-probabilities by the endings' lengths first, as
-    lm-evaluation-harness's acc_norm does.
+    `accuracy_per_character` divides the log-probabilities by the endings' lengths, like acc_norm of
+    lm-evaluation-harness.
 
     Raises:
-        InputError: a line is not such JSON, or its label is none of its endings' numbers.
+        InputError: a line is not such JSON, or its label is not the index of an ending.
     """
     labels: list[int] = []
     lengths: list[list[int]] = []
@@ -154,7 +153,7 @@ def score_endings(model: GPT, tokenizer: Tokenizer, path: Path, batch_size: int 
         for number, line in _read_lines(path, ("ctx", "endings", "label")):
             endings, label = line["endings"], str(line["label"])
             if not isinstance(endings, list) or label not in map(str, range(len(endings))):
-                raise InputError(f"{path}, line {number}: the label {label} is none of its endings' numbers")
+                raise InputError(f"{path}, line {number}: the label {label} is not the index of an ending")
             labels.append(int(label))
             lengths.append([len(str(ending)) for ending in endings])
             context = tokenizer.encode(str(line["ctx"]).rstrip())
@@ -165,8 +164,8 @@ def score_endings(model: GPT, tokenizer: Tokenizer, path: Path, batch_size: int 
     for label, sizes in zip(labels, lengths, strict=True):
         nats = list(islice(answers, len(sizes)))
         right += nats.index(min(nats)) == label
-        shares = [value / max(1, size) for value, size in zip(nats, sizes, strict=True)]
-        right_per_character += shares.index(min(shares)) == label
+        per_character = [value / max(1, size) for value, size in zip(nats, sizes, strict=True)]
+        right_per_character += per_character.index(min(per_character)) == label
     return {
         "examples": len(labels),
         "accuracy": right / len(labels),

@@ -1,4 +1,4 @@
-"""The nats that a GPT needs for the tokens of a text, and for the endings of questions.
+"""Cross-entropy in nats of the tokens of a text, and of the endings of questions.
 
 Shapes: B rows, T tokens in a row, N scored tokens, D emb_dim, V vocab_size.
 """
@@ -18,10 +18,10 @@ from gpt.errors import InputError
 from gpt.model import GPT
 
 _LOGITS_AT_ONCE = 1 << 26
-"""Logits held at a time: a window of GPT-2's would fill 206 MB, a batch of them many times that."""
+"""Logits in memory at a time: those of one GPT-2 window take 206 MB."""
 
 Question = tuple[list[int], list[int]]
-"""The tokens of a context, and those of what may follow."""
+"""The tokens of a context, and those of a possible ending."""
 
 
 def total_nats(
@@ -33,18 +33,18 @@ def total_nats(
     batch_size: int = 8,
     advance: Callable[[Tensor], None] = lambda targets: None,
 ) -> float:
-    """The nats of all tokens of a stream together, each counted once, in the last short window too.
+    """The sum of the nats of all tokens of a stream, each counted once, also in the last short window.
 
     Args:
         model: a GPT in evaluation mode.
-        stream: the tokens; the end of text stands before the first.
-        context_length: T, the model's own by default.
-        stride: from one window's start to the next. A window scores what those before it have not.
+        stream: the tokens; `<|endoftext|>` precedes the first.
+        context_length: T, the model's by default.
+        stride: tokens between the starts of two windows. A window scores what earlier ones have not.
         batch_size: B.
-        advance: called with the targets (N,) that were scored.
+        advance: called with the scored targets (N,).
 
     Raises:
-        InputError: a context_length over the model's, or a stride outside 1 .. T.
+        InputError: the context_length is over the model's, or the stride is outside 1 .. T.
     """
     length = context_length or model.config.context_length
     stride = length if stride is None else stride
@@ -57,8 +57,8 @@ def total_nats(
         batch = starts[first : first + batch_size]  # (B,)
         rows = torch.from_numpy(stream.rows(batch, length).astype(np.int64))  # (B, T + 1)
         position = torch.from_numpy(batch)[:, None] + torch.arange(length)  # (B, T) in the stream
-        seen_until = torch.from_numpy(np.where(batch > 0, batch - stride + length, 0))[:, None]
-        targets = rows[:, 1:].masked_fill((position < seen_until) | (position >= len(stream)), IGNORED)
+        scored_until = torch.from_numpy(np.where(batch > 0, batch - stride + length, 0))[:, None]
+        targets = rows[:, 1:].masked_fill((position < scored_until) | (position >= len(stream)), IGNORED)
         nats, _ = score(model, rows[:, :-1].to(device), targets.to(device))
         total += float(nats.sum())
         advance(targets[targets != IGNORED])
@@ -67,17 +67,17 @@ def total_nats(
 
 @torch.inference_mode()
 def score(model: GPT, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Nats of each target, and whether it was the likeliest token: (B, T) both, on the CPU.
+    """Nats of each target, and whether it is the most likely token: (B, T) both, on the CPU.
 
     Args:
         model: a GPT in evaluation mode.
         tokens: (B, T) int64.
-        targets: (B, T) int64, -100 where nothing is to be scored: nats are 0 there.
+        targets: (B, T) int64; IGNORED where nothing is scored: nats are 0 there.
     """
     scored = targets != IGNORED
     features = model.features(tokens)[scored]  # (N, D)
     nats = torch.zeros(targets.shape, dtype=torch.float64)
-    likeliest = torch.zeros(targets.shape, dtype=torch.bool)
+    most_likely = torch.zeros(targets.shape, dtype=torch.bool)
     at_once = max(1, _LOGITS_AT_ONCE // model.config.vocab_size)
     found = []
     for part, wanted in zip(
@@ -87,8 +87,8 @@ def score(model: GPT, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         found.append((F.cross_entropy(logits, wanted, reduction="none"), logits.argmax(-1) == wanted))
     if found:
         nats[scored.cpu()] = torch.cat([part for part, _ in found]).double().cpu()
-        likeliest[scored.cpu()] = torch.cat([part for _, part in found]).cpu()
-    return nats, likeliest
+        most_likely[scored.cpu()] = torch.cat([part for _, part in found]).cpu()
+    return nats, most_likely
 
 
 def answer(
@@ -96,7 +96,7 @@ def answer(
 ) -> Iterator[tuple[float, bool]]:
     """For each question the nats of its ending, and whether greedy decoding writes it.
 
-    Of a question longer than the context length, the last tokens count; an empty context is an end of text.
+    Questions longer than the context length keep their last tokens; an empty context is `<|endoftext|>`.
     """
     waiting = iter(questions)
     device = next(model.parameters()).device
@@ -109,9 +109,9 @@ def answer(
         width = max(len(tokens) for tokens, _ in rows) - 1
         x = torch.zeros(len(rows), width, dtype=torch.int64)
         y = torch.full((len(rows), width), IGNORED)
-        for i, (tokens, masked) in enumerate(rows):  # padding stands on the right, where no token looks
+        for i, (tokens, masked) in enumerate(rows):  # padding on the right, which no token attends to
             x[i, : len(tokens) - 1] = torch.tensor(tokens[:-1])
             y[i, : len(tokens) - 1] = torch.tensor(masked[1:])
-        nats, likeliest = score(model, x.to(device), y.to(device))
-        found = (likeliest | (y == IGNORED)).all(dim=1)  # (B,)
+        nats, most_likely = score(model, x.to(device), y.to(device))
+        found = (most_likely | (y == IGNORED)).all(dim=1)  # (B,)
         yield from zip(nats.sum(dim=1).tolist(), found.tolist(), strict=True)

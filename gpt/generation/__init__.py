@@ -1,23 +1,26 @@
-"""Writing text with a GPT: tokens one by one from a cache, many samples in one batch, text as it comes."""
+"""Text generation: a key-value cache, many samples in one batch, and text that is streamed."""
 
 from gpt.generation.api import Completion, complete, generate, stream, stream_samples
 from gpt.generation.command import write
+from gpt.generation.decoding import for_decoding
 from gpt.generation.engine import Engine, Request, Sample, Token, window_start
-from gpt.generation.packed import for_decoding
 from gpt.generation.sampling import Sampling
-from gpt.generation.text import TextStream
+from gpt.generation.text import Piece, TextEngine, TextStream, prompt_tokens
 
 __all__ = [
     "Completion",
     "Engine",
+    "Piece",
     "Request",
     "Sample",
     "Sampling",
+    "TextEngine",
     "TextStream",
     "Token",
     "complete",
     "for_decoding",
     "generate",
+    "prompt_tokens",
     "stream",
     "stream_samples",
     "window_start",

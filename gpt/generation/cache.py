@@ -1,9 +1,9 @@
-"""Keys and values of rows that differ in length, join and leave: what decodes many texts in one batch.
+"""A key-value cache whose rows differ in length and can join and leave: continuous batching needs it.
 
-A row's tokens lie in columns 0, 1, ... of its own, so no padding is stored, a token's column is its position,
-and joining or leaving moves nobody else's tokens. Columns past a row's end are hidden from it.
+The tokens of a row are in its columns 0, 1, ..., so no padding is stored, a token's column is its position,
+and rows that join or leave do not move the tokens of others. Columns past a row's end are masked.
 
-Shapes: N rows in use, H heads, S columns looked at, K width of a head.
+Shapes: N rows in use, H heads, S columns attended to, L columns allocated, K width of a head.
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ from gpt.config import GPTConfig
 from gpt.errors import InputError
 
 _BLOCK = 64
-"""Columns are looked at in blocks: with a tail of any other length, sums over them would be added up in an
-order that depends on the longest row of the batch."""
+"""S is a multiple of this. With any other tail the order of summation would depend on the longest row of the
+batch, and a row's result on the other rows."""
 
 
 class RowCache:
-    """Room for rows, grown by doubling; `lengths` counts the tokens of each row in use.
+    """Storage for rows that grows by doubling; `lengths` counts the tokens of each row in use.
 
     Args:
-        config: of the model.
-        device: where the model is.
-        dtype: what its keys and values are.
+        config: the model's.
+        device: of keys and values.
+        dtype: of keys and values.
     """
 
     def __init__(self, config: GPTConfig, device: torch.device, dtype: torch.dtype) -> None:
@@ -37,13 +37,13 @@ class RowCache:
         self._store = torch.zeros(shape, device=device, dtype=dtype)  # (layers, 2, rows, H, columns, K)
 
     def join(self) -> int:
-        """Take an empty row into use and return its number."""
+        """Add an empty row and return its number."""
         self.lengths.append(0)
         self._reserve(0)
         return len(self.lengths) - 1
 
     def leave(self, row: int) -> None:
-        """Give up a row; the last one takes its number."""
+        """Remove a row; the last one takes its number."""
         last = len(self.lengths) - 1
         used = self.lengths[last]
         if row != last:
@@ -52,7 +52,7 @@ class RowCache:
         self.lengths.pop()
 
     def fill(self, row: int, prompt: Sequence[KeyValueCache]) -> None:
-        """Make the tokens of a prompt, one row in a cache for each layer, those of `row`."""
+        """Copy a prompt into `row`, from one cache of batch size 1 for each layer."""
         used = prompt[0].length
         self._reserve(used)
         for layer, cache in zip(self._store, prompt, strict=True):
@@ -60,29 +60,29 @@ class RowCache:
             layer[1, row, :, :used] = cache.values[0, :, :used]
         self.lengths[row] = used
 
-    def one_more(self) -> tuple[list[KeyValueCache], Tensor, Tensor]:
-        """What the model needs to append one token to every row.
+    def next_step(self) -> tuple[list[KeyValueCache], Tensor, Tensor]:
+        """Add a column to every row and return what the model needs to append one token to each.
 
         Returns:
-            A cache for each layer; the tokens' positions (N, 1); and the key padding mask (N, S).
+            A cache for each layer, the tokens' positions (N, 1) and the key padding mask (N, S).
         """
         self._reserve(max(self.lengths) + 1)
         device = self._store.device
         lengths = torch.tensor(self.lengths, device=device)  # (N,)
         columns = self._blocks(max(self.lengths) + 1)
-        hidden = torch.arange(columns, device=device) > lengths[:, None]  # (N, S)
+        masked = torch.arange(columns, device=device) > lengths[:, None]  # (N, S)
         rows = torch.arange(len(self.lengths), device=device)
         self.lengths = [length + 1 for length in self.lengths]
-        bias = torch.zeros(hidden.shape, device=device, dtype=self._store.dtype)
-        bias = bias.masked_fill_(hidden, -torch.inf)[:, None, None]  # (N, 1, 1, S)
-        caches = [OneMore(keys, values, rows, lengths, columns, bias) for keys, values in self._store]
-        return list(caches), lengths[:, None], hidden
+        bias = torch.zeros(masked.shape, device=device, dtype=self._store.dtype)
+        bias = bias.masked_fill_(masked, -torch.inf)[:, None, None]  # (N, 1, 1, S)
+        caches = [StepCache(keys, values, rows, lengths, columns, bias) for keys, values in self._store]
+        return list(caches), lengths[:, None], masked
 
     def _blocks(self, columns: int) -> int:
         return min(-(-columns // _BLOCK) * _BLOCK, self.context_length)
 
     def _reserve(self, columns: int) -> None:
-        """Room for all rows in use, and for so many columns."""
+        """Allocate all rows in use and at least this many columns."""
         rows, held = self._store.shape[2], self._store.shape[4]
         more_rows, more = max(rows, len(self.lengths)), max(held, self._blocks(columns))
         if (more_rows, more) == (rows, held):
@@ -95,10 +95,10 @@ class RowCache:
         self._store = store
 
 
-class OneMore(KeyValueCache):
-    """The rows of one layer, as `MultiHeadAttention` sees them while it appends a token to each.
+class StepCache(KeyValueCache):
+    """The rows of one layer while one token is appended to each.
 
-    `bias` (N, 1, 1, S) is what hides columns when it is added to scores: the same for all layers.
+    `bias` (N, 1, 1, S) is added to scores to mask columns; all layers share it.
     """
 
     def __init__(
@@ -109,13 +109,13 @@ class OneMore(KeyValueCache):
         self.length, self.bias = columns - 1, bias
 
     def update(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write (N, H, 1, K) each at its row's end, and return the columns in use, (N, H, S, K) each."""
+        """Write (N, H, 1, K) each at the end of its row and return the columns in use, (N, H, S, K) each."""
         self.keys[self.rows, :, self.lengths] = key[:, :, 0]
         self.values[self.rows, :, self.lengths] = value[:, :, 0]
         used = len(self.rows)
         return self.keys[:used, :, : self.columns], self.values[:used, :, : self.columns]
 
     def check(self, shape: Sequence[int]) -> None:
-        """See that there is one new token a row."""
+        """Raise InputError unless there is one new token for each row."""
         if shape[0] != len(self.rows) or shape[2] != 1:
             raise InputError(f"expected one new token for each of {len(self.rows)} rows, got {tuple(shape)}")

@@ -1,4 +1,4 @@
-"""The command `gpt generate`: text on the terminal as it comes, once or at a prompt."""
+"""The command `gpt generate`: text in the terminal, once or prompt after prompt."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -8,7 +8,7 @@ import torch
 
 from gpt.errors import InputError
 from gpt.generation.api import stream_samples
-from gpt.generation.packed import Precision, for_decoding
+from gpt.generation.decoding import Precision, for_decoding
 from gpt.generation.sampling import Sampling
 from gpt.weights.load import load
 
@@ -29,23 +29,23 @@ def write(
     allow_special: bool = False,
     precision: Precision | None = None,
 ) -> None:
-    """Write text that follows a prompt, shown as it comes.
+    """Print text that follows a prompt while it is generated.
 
     Args:
         checkpoint: a .ckpt file, a run folder or an exported folder; the newest run if left out.
-        prompt: what the text begins with; empty starts a new document.
-        interactive: ask for prompts until Ctrl-D; the arrow keys bring back earlier ones, Ctrl-C ends a text.
-        max_new_tokens: stop after so many tokens, or at the end of the document.
+        prompt: the beginning of the text; empty starts a new document.
+        interactive: ask for prompts until Ctrl-D. The arrow keys recall earlier ones; Ctrl-C ends a text.
+        max_new_tokens: stop after this many tokens, or at the end of the document.
         temperature: 0 always takes the likeliest token, 1 is the model's own distribution.
         top_k: draw from the k likeliest tokens only; null for all.
-        top_p: draw from the likeliest tokens that together have this probability.
+        top_p: draw from the smallest set of tokens whose probability reaches this.
         min_p: draw from tokens at least this many times as likely as the likeliest.
-        repetition_penalty: above 1 makes tokens that came before less likely.
+        repetition_penalty: above 1, tokens that came before are less likely.
         seed: the same seed gives the same text.
         num_samples: how many texts to write.
-        stop: a string, or a list of them, before which a text ends.
-        allow_special: take <|endoftext|> in the prompt for the end of a document rather than for plain text.
-        precision: of the weights; bfloat16 and int8 are faster on a CPU. As trained if left out.
+        stop: a string or a list of strings; a text ends before the first of them.
+        allow_special: read <|endoftext|> in the prompt as the end of a document, not as plain text.
+        precision: of the weights; bfloat16 and int8 are faster on a CPU. The model's own if left out.
     """
     if num_samples < 1:
         raise InputError(f"num_samples must be at least 1, got {num_samples}")
@@ -79,13 +79,13 @@ def write(
 
 
 def show(prompt: str, pieces: Iterator[tuple[int, str]], num_samples: int) -> None:
-    """Print samples one after another. They come together: the first is shown live, the others wait."""
+    """Print samples one after another. All are decoded together; only the first is shown live."""
     texts = [""] * num_samples
     for k in range(num_samples):
         if num_samples > 1:
             print(f"{'' if k == 0 else chr(10)}--- sample {k + 1}")
         print(prompt + texts[k], end="", flush=True)
-        # The first pass takes all pieces there are; the later samples find theirs in `texts`.
+        # The first pass takes all pieces; the later samples find theirs in `texts`.
         for sample, piece in pieces:
             texts[sample] += piece
             if sample == k:
@@ -94,7 +94,7 @@ def show(prompt: str, pieces: Iterator[tuple[int, str]], num_samples: int) -> No
 
 
 def ask() -> Iterator[str]:
-    """Prompts typed by a person, until Ctrl-D. Where Python has readline, arrow keys walk their history."""
+    """Yield typed prompts until Ctrl-D, with a history where Python has readline."""
     with suppress(ImportError):  # Windows has none
         import readline  # noqa: F401 - importing it is what makes input() keep a history
     while True:

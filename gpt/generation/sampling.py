@@ -1,6 +1,6 @@
-"""From logits to the next token: pure functions of logits, settings and one random number a row.
+"""From logits to the next token: pure functions of logits, settings and one random number for each row.
 
-Shapes: N rows, V vocab_size, C the likeliest candidates looked at.
+Shapes: N rows, V vocab_size, C the likeliest candidates considered.
 """
 
 import math
@@ -13,7 +13,7 @@ from torch import Tensor
 from gpt.errors import InputError
 
 _FIRST_LOOK = 1024
-"""Candidates that nucleus sampling sorts before it sorts the whole vocabulary, in ten times the time."""
+"""Candidates that nucleus sampling sorts first; sorting the whole vocabulary takes ten times as long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +25,12 @@ class Sampling:
     """
 
     repetition_penalty: float = 1.0
-    """Divides the positive logits of tokens that came before, multiplies the negative (Keskar et al. 2019,
+    """Divides positive logits of tokens that came before and multiplies negative ones (Keskar et al. 2019,
     section 4.1); 1 changes nothing."""
     temperature: float = 1.0
     """Divides the logits; 0 always takes the likeliest token, 1 is the model's own distribution."""
     top_k: int | None = None
-    """Draw from the k likeliest tokens only, and those as likely as the last of them."""
+    """Draw from the k likeliest tokens only, and from those as likely as the last of them."""
     top_p: float | None = None
     """Draw from the smallest set of likeliest tokens whose probability reaches p."""
     min_p: float | None = None
@@ -49,21 +49,21 @@ class Sampling:
             raise InputError(f"min_p must be in [0, 1], got {self.min_p}")
 
 
-def choose(
+def sample_tokens(
     logits: Tensor, sampling: Sampling, seen: Sequence[Sequence[int]], numbers: Sequence[float]
 ) -> Tensor:
     """The next token of each row: logits (N, V) -> ids (N,).
 
-    Row k is decided by its own logits, `seen[k]` (the tokens that came before) and `numbers[k]` (uniform in
-    [0, 1)) alone, so that it does not matter which rows are drawn together.
+    Row k depends only on its own logits, on `seen[k]` (the tokens before it) and on `numbers[k]` (uniform in
+    [0, 1)), so it does not matter which rows are drawn together.
 
     Raises:
-        InputError: the logits are not numbers.
+        InputError: the logits are not finite.
     """
-    logits = penalise(logits, seen, sampling.repetition_penalty)
+    logits = penalize(logits, seen, sampling.repetition_penalty)
     if sampling.temperature == 0:
         ids = logits.argmax(dim=-1)
-        finite = logits.gather(-1, ids[:, None]).isfinite()  # argmax takes a NaN for the largest
+        finite = logits.gather(-1, ids[:, None]).isfinite()  # argmax returns a NaN
     else:
         cumulative = probabilities(logits, sampling).cumsum(dim=-1)  # (N, V)
         total = cumulative[:, -1:]
@@ -73,21 +73,21 @@ def choose(
         ids = torch.searchsorted(cumulative, number, right=True)[:, 0]
     if not finite.all():
         raise InputError(
-            "the model's logits are not finite: its weights are broken, take an earlier checkpoint"
+            "the model's logits are not finite: its weights are damaged, use an earlier checkpoint"
         )
     return ids
 
 
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
-    """What is drawn from at a temperature above 0: logits (N, V) -> probabilities (N, V)."""
+    """The distribution that is sampled at a temperature above 0: logits (N, V) -> probabilities (N, V)."""
     # The likeliest token's logit becomes 0, so that no temperature, however low, divides into infinity.
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / max(sampling.temperature, 1e-30)
     logits = filter_logits(logits, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)
     return logits.softmax(dim=-1)
 
 
-def penalise(logits: Tensor, seen: Sequence[Sequence[int]], penalty: float) -> Tensor:
-    """Make the tokens seen less likely: logits (N, V) -> (N, V)."""
+def penalize(logits: Tensor, seen: Sequence[Sequence[int]], penalty: float) -> Tensor:
+    """Lower the logits of the tokens seen: (N, V) -> (N, V)."""
     if penalty == 1.0:
         return logits
     logits = logits.clone()
@@ -100,11 +100,11 @@ def penalise(logits: Tensor, seen: Sequence[Sequence[int]], penalty: float) -> T
 def filter_logits(
     logits: Tensor, *, top_k: int | None = None, top_p: float | None = None, min_p: float | None = None
 ) -> Tensor:
-    """Set to -inf what top-k, nucleus and min-p sampling leave out, in this order: (N, V) -> (N, V).
+    """Set to -inf the logits that top-k, nucleus and min-p sampling exclude, in this order: (N, V) -> (N, V).
 
-    `top_k` is Fan et al. 2018, section 5.4; `top_p` Holtzman et al. 2020, section 3.1, of what top-k left;
-    `min_p` Nguyen et al. 2024, section 3. Tokens as likely as the last one kept are kept too, and the
-    likeliest always.
+    `top_k` is Fan et al. 2018, section 5.4; `top_p` Holtzman et al. 2020, section 3.1, applied to the
+    tokens that top-k keeps; `min_p` Nguyen et al. 2024, section 3. Tokens as likely as the last one kept are
+    kept too, and the likeliest token always is.
     """
     if top_k is not None and top_k < logits.shape[-1]:
         smallest = logits.topk(top_k, dim=-1).values[:, -1:]  # (N, 1)
@@ -123,7 +123,7 @@ def _nucleus_edge(logits: Tensor, top_p: float) -> Tensor:
     for candidates in (min(_FIRST_LOOK, logits.shape[-1]), logits.shape[-1]):
         likeliest = logits.topk(candidates, dim=-1).values  # (N, C), descending
         mass = (likeliest - normaliser).exp()
-        before = mass.cumsum(dim=-1) - mass  # the mass of what is likelier
+        before = mass.cumsum(dim=-1) - mass  # the mass of likelier tokens
         kept = (before < top_p).sum(dim=-1, keepdim=True)  # (N, 1)
         if (kept < candidates).all():
             break

@@ -1,21 +1,26 @@
-"""From token ids to text that can be shown at once: whole characters, up to a stop string."""
+"""Text from token ids: complete characters as soon as they are known, up to a stop string."""
 
 import codecs
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from gpt.errors import InputError
+from gpt.generation.decoding import for_decoding
+from gpt.generation.engine import Engine, Request, Sample, Token
+from gpt.model import GPT
 from gpt.tokenizer import Tokenizer
 
 
 class TextStream:
-    """Turns ids into text as they come.
+    """Turns the ids of one text into pieces of it as they come.
 
-    Bytes wait until they are a whole UTF-8 character, and text waits while it may be the beginning of a stop
-    string, so what was given out never has to be taken back. `stopped` tells that a stop string came; the
-    text ends before it.
+    Bytes wait until they are a complete UTF-8 character, and text waits while it may be the beginning of a
+    stop string, so a piece never has to be taken back. `stopped` is true after a stop string; the text ends
+    before it.
 
     Args:
-        tokenizer: of the model that makes the ids.
+        tokenizer: the model's.
         stop: strings at which the text ends; they may span tokens.
 
     Raises:
@@ -32,13 +37,13 @@ class TextStream:
         self._held = ""
 
     def feed(self, token: int) -> str:
-        """What can be shown now that `token` came; often "". The end of text has no text."""
+        """The text that is known after `token`, often "". `<|endoftext|>` has no text."""
         if token == self.tokenizer.eot:
             return ""
         return self._release(self._decoder.decode(self.tokenizer.decode_bytes([token])))
 
     def close(self) -> str:
-        """What is left once no token comes any more; half a character comes out as U+FFFD."""
+        """The rest of the text after the last token; an incomplete character becomes U+FFFD."""
         text = self._release(self._decoder.decode(b"", final=True))
         text, self._held = text + self._held, ""
         return text
@@ -56,6 +61,88 @@ class TextStream:
         return text[: len(text) - waiting]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """What a step adds to one sample."""
+
+    token: Token
+    text: str
+    """The text that is known now, often none."""
+    finished: str | None
+    """`stop` or `length` in the last piece of a sample."""
+
+
+class TextEngine:
+    """An engine that writes text: it decodes tokens to characters and ends samples at stop strings.
+
+    Args:
+        model: any GPT; it is left unchanged.
+        tokenizer: the model's.
+        options: of `Engine`.
+    """
+
+    def __init__(self, model: GPT, tokenizer: Tokenizer, **options: Any) -> None:
+        vocab_size = min(tokenizer.n_vocab, model.config.vocab_size)
+        self.engine = Engine(for_decoding(model), vocab_size=vocab_size, **options)
+        self.tokenizer = tokenizer
+        self._texts: dict[Sample, TextStream] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is work for another step."""
+        return self.engine.busy
+
+    @property
+    def running(self) -> int:
+        """How many samples are decoded now."""
+        return self.engine.running
+
+    def add(self, request: Request, stop: Sequence[str] = ()) -> list[Sample]:
+        """Add a request; see `Engine.add`.
+
+        Raises:
+            InputError: an empty stop string.
+        """
+        texts = [TextStream(self.tokenizer, stop) for _ in range(request.samples)]
+        samples = self.engine.add(request)
+        self._texts.update(
+            (sample, text) for sample, text in zip(samples, texts, strict=True) if not sample.finished
+        )
+        return samples
+
+    def cancel(self, sample: Sample) -> None:
+        """End a sample now; nothing happens if it has ended."""
+        self.engine.cancel(sample)
+        self._texts.pop(sample, None)
+
+    def step(self) -> list[Piece]:
+        """Run one step of the engine and return what it adds to the samples."""
+        return [self._piece(token) for token in self.engine.step()]
+
+    def _piece(self, token: Token) -> Piece:
+        sample = token.sample
+        stream, finished = self._texts[sample], sample.finished
+        text = stream.feed(token.id)
+        if stream.stopped:
+            self.engine.cancel(sample)
+            finished = "stop"
+        if finished:
+            text += stream.close()
+            del self._texts[sample]
+        return Piece(token=token, text=text, finished=finished)
+
+
+def prompt_tokens(tokenizer: Tokenizer, prompt: str, *, allow_special: bool = False) -> list[int]:
+    """The ids of a prompt; an empty prompt starts a new document.
+
+    Args:
+        tokenizer: the model's.
+        prompt: the text.
+        allow_special: whether `<|endoftext|>` in the prompt is the end of a document rather than plain text.
+    """
+    return tokenizer.encode(prompt, allow_special=allow_special) or [tokenizer.eot]
+
+
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of `text` are the beginning of `stop`, but not all of it."""
+    """How many characters at the end of `text` begin `stop` without completing it."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

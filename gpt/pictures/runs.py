@@ -1,4 +1,4 @@
-"""Pictures of runs, drawn from their metrics.csv: the loss, and how the training behind it went."""
+"""`gpt plot` and loss.png: loss, learning rate, gradient norm and throughput from a run's metrics.csv."""
 
 import csv
 import math
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gpt.errors import InputError
-from gpt.files import atomic_write
+from gpt.pictures.figures import new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette without its yellow, which is lost on white: told apart by colour-blind readers. From
-# the eighth run on the colours come again with another line.
+# Okabe and Ito's palette, which colour-blind readers can distinguish, without its yellow, too light on white.
+# From the eighth run on, colours repeat with another line style.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = ("-", "--", ":", "-.")
 X_LABELS = {"step": "step", "tokens": "tokens", "seconds": "seconds of training"}
@@ -31,14 +31,14 @@ X = Literal["step", "tokens", "seconds"]
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """The rows of a run's metrics.csv; a cell is empty where a row has no such figure."""
+    """The rows of a run's metrics.csv; a cell is empty where a row has no value."""
 
     name: str
     rows: list[dict[str, str]]
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "Metrics":
-        """Read a run's folder, or its metrics.csv.
+        """Read a run folder, or its metrics.csv.
 
         Raises:
             InputError: there is none, or it has no rows.
@@ -54,31 +54,31 @@ class Metrics:
         return cls(name=file.resolve().parent.name, rows=rows)
 
     def points(self, x: str, y: str) -> tuple[list[float], list[float]]:
-        """Both columns of the rows that have both as numbers, or nothing where the file lacks `y`.
+        """Columns `x` and `y` of the rows that have finite values in both; empty if the file lacks `y`.
 
         Raises:
             InputError: the file lacks `x`, or a cell is not a number.
         """
         if x not in self.rows[0]:
-            raise InputError(f"the metrics of {self.name} have no column {x}, but {', '.join(self.rows[0])}")
+            raise InputError(f"the metrics of {self.name} have no column {x}, only {', '.join(self.rows[0])}")
         try:
             points = [(float(row[x]), float(row[y])) for row in self.rows if row[x] and row.get(y)]
         except ValueError as error:
-            raise InputError(f"the metrics of {self.name} are broken: {error}") from None
+            raise InputError(f"the metrics of {self.name} are invalid: {error}") from None
         points = [point for point in points if all(map(math.isfinite, point))]
         return [point[0] for point in points], [point[1] for point in points]
 
 
 def plot(runs: list[str], output: Path = Path("runs.png"), x: X = "step") -> None:
-    """Draw the losses of runs over one another, and below them learning rate, gradient norm and throughput.
+    """Draw the losses of runs in one picture, and below them learning rate, gradient norm and throughput.
 
     Args:
-        runs: folders of runs, or metrics.csv files.
-        output: the picture to write, .png or .svg; an older one of that name is replaced.
-        x: what stands on the x axis: step, tokens or seconds.
+        runs: run folders, or metrics.csv files.
+        output: the picture to write, .png or .svg; an existing file is replaced.
+        x: the x axis: step, tokens or seconds.
 
     Raises:
-        InputError: a run has no metrics, or the picture is of another kind.
+        InputError: a run has no metrics, or the picture's name has another suffix.
     """
     if not runs:
         raise InputError("name the runs to draw: gpt plot runs/quick runs/quick-2")
@@ -87,20 +87,20 @@ def plot(runs: list[str], output: Path = Path("runs.png"), x: X = "step") -> Non
 
 
 def loss_curve(metrics: str | os.PathLike[str], picture: str | os.PathLike[str], title: str) -> None:
-    """Draw training and held-out loss of one run over steps, in nats per token.
+    """Draw a run's training and validation loss over steps, in nats per token.
 
     Raises:
         InputError: there are no metrics, or the picture is neither .png nor .svg.
     """
-    figure = _figure(8, 4.5)
+    figure = new_figure(8, 4.5)
     _draw_losses(figure.add_subplot(), [Metrics.read(metrics)], "step", title)
     save(figure, picture)
 
 
 def compare(runs: Sequence[Metrics], x: X = "step") -> "Figure":
-    """The losses of runs in one picture, with a small panel for each other figure that any of them has."""
+    """The losses of runs in one picture, with a small panel for each other column that any run has."""
     panels = [name for name in PANELS if any(run.points(x, name)[1] for run in runs)]
-    figure = _figure(9, 7.5 if panels else 5)
+    figure = new_figure(9, 7.5 if panels else 5)
     heights = [2.2, 1.0] if panels else [1.0]
     grid = figure.add_gridspec(len(heights), max(1, len(panels)), height_ratios=heights)
     title = f"Loss of {runs[0].name}" if len(runs) == 1 else f"Loss of {len(runs)} runs"
@@ -116,32 +116,19 @@ def compare(runs: Sequence[Metrics], x: X = "step") -> "Figure":
     return figure
 
 
-def save(figure: "Figure", picture: str | os.PathLike[str]) -> None:
-    """Write a figure as PNG or SVG, which the name's ending decides.
-
-    Raises:
-        InputError: the name ends otherwise.
-    """
-    kind = Path(picture).suffix.lower()
-    if kind not in (".png", ".svg"):
-        raise InputError(f"cannot draw {picture}: expected a name that ends in .png or .svg")
-    with atomic_write(picture, "wb") as file:
-        figure.savefig(file, format=kind[1:], dpi=120)
-
-
 def _draw_losses(axes: "Axes", runs: Sequence[Metrics], x: X, title: str) -> None:
-    """Training loss thin; held-out loss thick, with a marker at each validation and its last value."""
+    """Training loss thin; validation loss thick, with markers, and its last value in the legend."""
     alone = len(runs) == 1
     for number, run in enumerate(runs):
-        train, held_out = run.points(x, "train_loss"), run.points(x, "val_loss")
-        label = "held-out text" if alone else run.name
-        if held_out[1]:
-            label = f"{label}: {held_out[1][-1]:.3f}"
+        train, validation = run.points(x, "train_loss"), run.points(x, "val_loss")
+        label = "validation" if alone else run.name
+        if validation[1]:
+            label = f"{label}: {validation[1][-1]:.3f}"
         axes.plot(*train, linewidth=1.0, alpha=0.45, label="training" if alone else None, **_style(number))
-        axes.plot(*held_out, linewidth=2.0, marker="o", markersize=4.5, label=label, **_style(number))
+        axes.plot(*validation, linewidth=2.0, marker="o", markersize=4.5, label=label, **_style(number))
     _finish(axes, title, x)
     axes.set_ylabel("loss (nats per token)")
-    heading = None if alone else "held-out loss (thin lines: training)"
+    heading = None if alone else "validation loss (thin lines: training)"
     axes.legend(frameon=False, title=heading, alignment="left")
 
 
@@ -165,12 +152,3 @@ def _short(value: float, position: float) -> str:
 def _style(number: int) -> dict[str, Any]:
     line = LINES[number // len(COLOURS) % len(LINES)]
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": line}
-
-
-def _figure(width: float, height: float) -> "Figure":
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure

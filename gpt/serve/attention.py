@@ -1,4 +1,4 @@
-"""What the page shows of attention: where the last token of a text looks."""
+"""The attention that the page shows: from the last token of a text to all before it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +11,8 @@ from gpt.tokenizer import Tokenizer
 
 
 @torch.inference_mode()
-def attention_of_the_last(model: GPT, tokenizer: Tokenizer, tokens: Sequence[int]) -> dict[str, Any]:
-    """The attention of the last of T tokens, by layer, head and token looked at, rounded for the way.
+def last_token_attention(model: GPT, tokenizer: Tokenizer, tokens: Sequence[int]) -> dict[str, Any]:
+    """The attention weights of the last of T tokens, by layer, head and key, rounded.
 
     Returns:
         `tokens`, the text of each; and `weights`, (layers, heads, T) as nested lists.

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from gpt.errors import InputError
-from gpt.generation.packed import Precision
+from gpt.generation.decoding import Precision
 
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -22,17 +22,17 @@ def serve(
     max_prompt_tokens: int = 8192,
     max_seconds: int = 300,
 ) -> None:
-    """Serve a model over HTTP, in the form of OpenAI's completions, with a page at /.
+    """Serve a model over HTTP as OpenAI's completions, with a page at /.
 
     Args:
         checkpoint: a .ckpt file, a run folder or an exported folder; the newest run if left out.
         host: the address to listen on; 0.0.0.0 lets other machines in.
         port: the port to listen on.
         name: what clients call the model; the checkpoint's name if left out.
-        precision: of the weights; bfloat16 and int8 are faster on a CPU. As trained if left out.
-        api_key: what clients must send; $GPT_API_KEY if left out. Without one everybody is let in.
-        max_running: the most completions that are decoded together.
-        max_waiting: the most requests that wait; further ones are turned away with status 503.
+        precision: of the weights; bfloat16 and int8 are faster on a CPU. The model's own if left out.
+        api_key: what clients must send; $GPT_API_KEY if left out. Without a key everyone is let in.
+        max_running: how many completions are decoded together.
+        max_waiting: the most requests that wait; more are refused with status 503.
         max_new_tokens: the most tokens of a completion.
         max_prompt_tokens: the most tokens of a prompt.
         max_seconds: the most time for a request.
@@ -62,14 +62,16 @@ def serve(
     loaded, tokenizer = load(path)
     model = for_decoding(loaded.to("cuda" if torch.cuda.is_available() else "cpu"), precision)
     app = create_app(model, tokenizer, name=name or model_name(path), limits=limits, api_key=api_key)
-    if host in _LOCAL:  # a page of another site whose name was made to point here is not let in
+    if host in _LOCAL:  # stops DNS rebinding by pages of other sites
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "[::1]", "::1"])
-    print(f"http://{host}:{port}/ is the page, http://{host}:{port}/v1 the API; Ctrl-C ends it", flush=True)
+    print(
+        f"page at http://{host}:{port}/, API at http://{host}:{port}/v1; Ctrl-C stops the server", flush=True
+    )
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
 
 
 def model_name(path: Path) -> str:
-    """What a checkpoint is called: its run's name, or its folder's."""
+    """The name of a checkpoint: that of its run or its folder."""
     if path.suffix and path.parent.name == "checkpoints":
         return path.parent.parent.resolve().name
     return path.resolve().stem

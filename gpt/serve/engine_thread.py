@@ -1,104 +1,76 @@
-"""The engine in a thread of its own, and what an asyncio program asks of it."""
+"""The engine in its own thread, and its interface to asyncio."""
 
 import asyncio
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
-from gpt.generation import Engine, Request, Sample, TextStream, Token
-from gpt.generation.packed import for_decoding
+from gpt.generation import Piece, Request, Sample, TextEngine, TextStream, for_decoding
 from gpt.model import GPT
+from gpt.serve.errors import Busy, EngineFailed
 from gpt.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
 
 
-class Busy(Exception):
-    """So many requests wait that no other is taken in."""
+class Handle:
+    """A client's requests in the engine: `next` waits for the next piece of any of their samples.
 
-
-class Broken(Exception):
-    """The engine failed; what it was at is lost, and it started anew."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Piece:
-    """What a step gave to one sample of a ticket."""
-
-    index: int
-    """Which of the ticket's samples."""
-    text: str
-    """The text that can be shown now, often none."""
-    token: Token
-    finished: str | None
-    """`stop` or `length` with the last piece."""
-
-
-class Ticket:
-    """A request that was taken in. Its pieces come with `next`, until all samples are finished.
-
-    `running` counts those the engine works on, in its thread, `left` those whose end the reader has not seen.
+    `running` counts the samples that the engine has not finished, `unread` those whose end was not read.
     """
 
-    def __init__(self, tokenizer: Tokenizer, request: Request, stop: Sequence[str]) -> None:
-        self.request = request
-        self.texts = [TextStream(tokenizer, stop) for _ in range(request.samples)]
-        self.running = self.left = request.samples if request.max_new_tokens else 0
-        self.samples: list[Sample] = []
-        self._pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests = requests
+        self.running = self.unread = sum(one.samples for one in requests if one.max_new_tokens)
+        self._pieces: asyncio.Queue[tuple[int, Piece] | Exception] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 
-    async def next(self) -> Piece:
-        """The next piece.
+    async def next(self) -> tuple[int, Piece]:
+        """The next piece, with the index of its sample among those of all requests.
 
         Raises:
-            Broken: the engine failed.
+            EngineFailed: the samples are lost.
         """
         piece = await self._pieces.get()
         if isinstance(piece, Exception):
             raise piece
+        self.unread -= piece[1].finished is not None
         return piece
 
-    def put(self, piece: Piece | Exception) -> None:
-        """Hand over a piece, from the engine's thread."""
+    def put(self, piece: tuple[int, Piece] | Exception) -> None:
+        """Add a piece, from the engine's thread."""
         try:
             self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
-        except RuntimeError:  # the event loop is closed: nobody is left to hear of it
+        except RuntimeError:  # the event loop is closed: no one waits for the piece
             return
 
 
-class Batcher:
-    """Runs an engine as long as there is work; use as a context manager.
+class EngineThread:
+    """Runs an engine while there is work; use as a context manager.
 
     Args:
         model: any GPT; best one from `for_decoding`.
         tokenizer: the model's.
-        max_samples: the most samples that are decoded together.
-        max_waiting: the most tickets that are open beyond that.
-        chunk: tokens of a prompt that are read between two steps of the others.
+        max_samples: how many samples are decoded together.
+        max_waiting: how many more handles may be open.
+        chunk: tokens of a prompt that are read between two steps of the other samples.
     """
 
     def __init__(
-        self,
-        model: GPT,
-        tokenizer: Tokenizer,
-        *,
-        max_samples: int = 16,
-        max_waiting: int = 64,
-        chunk: int = 256,
+        self, model: GPT, tokenizer: Tokenizer, *, max_samples: int, max_waiting: int, chunk: int = 256
     ) -> None:
-        self.model, self.tokenizer = for_decoding(model), tokenizer
-        self.max_samples, self.max_open, self.chunk = max_samples, max_samples + max_waiting, chunk
-        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._open: set[Ticket] = set()
-        self._of: dict[Sample, tuple[Ticket, int]] = {}
+        self.model, self.tokenizer, self.max_open = for_decoding(model), tokenizer, max_samples + max_waiting
+        self._new_engine = partial(TextEngine, self.model, tokenizer, max_samples=max_samples, chunk=chunk)
         self._engine = self._new_engine()
+        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._open: set[Handle] = set()
+        self._owners: dict[Sample, tuple[Handle, int]] = {}
         self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
 
-    def __enter__(self) -> "Batcher":
+    def __enter__(self) -> "EngineThread":
         self._thread.start()
         return self
 
@@ -113,28 +85,28 @@ class Batcher:
 
     @property
     def open(self) -> int:
-        """Tickets that are not finished."""
+        """Handles that are not finished."""
         return len(self._open)
 
-    def submit(self, request: Request, stop: Sequence[str] = ()) -> Ticket:
-        """Take in a request.
+    def submit(self, requests: Sequence[Request], stop: Sequence[str] = ()) -> Handle:
+        """Start requests.
 
         Raises:
-            Busy: too many are open.
+            Busy: too many handles are open.
             InputError: a stop string is empty.
         """
-        if len(self._open) >= self.max_open:
+        TextStream(self.tokenizer, stop)  # raises here rather than in the engine's thread
+        if self.open >= self.max_open:
             raise Busy
-        ticket = Ticket(self.tokenizer, request, stop)
-        if not ticket.running:
-            return ticket
-        self._open.add(ticket)
-        self._orders.put(lambda: self._add(ticket))
-        return ticket
+        handle = Handle(requests)
+        if handle.running:
+            self._open.add(handle)
+            self._orders.put(lambda: self._add(handle, stop))
+        return handle
 
-    def cancel(self, ticket: Ticket) -> None:
-        """Stop work on a ticket; nothing happens if it is finished."""
-        self._orders.put(lambda: self._cancel(ticket))
+    def cancel(self, handle: Handle) -> None:
+        """Stop the work on a handle; nothing happens if it is finished."""
+        self._orders.put(lambda: self._cancel(handle))
 
     async def call(self, function: Callable[[], Result]) -> Result:
         """Run a function of the model in the engine's thread, between two steps."""
@@ -162,47 +134,33 @@ class Batcher:
 
     def _step(self) -> None:
         try:
-            tokens = self._engine.step()
-        except Exception as error:  # every ticket hears of it, and the next ones find a sound engine
+            pieces = self._engine.step()
+        except Exception as error:
             self._fail(error)
             return
-        for token in tokens:
-            if token.sample in self._of:  # not if a stop string ended it in this very step
-                self._hand_over(token)
+        for piece in pieces:
+            handle, index = self._owners[piece.token.sample]
+            if piece.finished:
+                del self._owners[piece.token.sample]
+                handle.running -= 1
+                if not handle.running:
+                    self._open.discard(handle)
+            handle.put((index, piece))
 
-    def _hand_over(self, token: Token) -> None:
-        ticket, index = self._of[token.sample]
-        text = ticket.texts[index]
-        piece, finished = text.feed(token.id), token.sample.finished
-        if text.stopped:
-            self._engine.cancel(token.sample)
-            finished = "stop"
-        if finished:
-            piece += text.close()
-            del self._of[token.sample]
-            ticket.running -= 1
-            if ticket.running == 0:
-                self._open.discard(ticket)
-        ticket.put(Piece(index=index, text=piece, token=token, finished=finished))
+    def _add(self, handle: Handle, stop: Sequence[str]) -> None:
+        samples = [sample for request in handle.requests for sample in self._engine.add(request, stop)]
+        self._owners.update({sample: (handle, index) for index, sample in enumerate(samples)})
 
-    def _add(self, ticket: Ticket) -> None:
-        ticket.samples = self._engine.add(ticket.request)
-        self._of.update({sample: (ticket, index) for index, sample in enumerate(ticket.samples)})
-
-    def _cancel(self, ticket: Ticket) -> None:
-        for sample in ticket.samples:
+    def _cancel(self, handle: Handle) -> None:
+        for sample in [sample for sample, (owner, _) in self._owners.items() if owner is handle]:
             self._engine.cancel(sample)
-            self._of.pop(sample, None)
-        self._open.discard(ticket)
+            del self._owners[sample]
+        self._open.discard(handle)
 
     def _fail(self, error: Exception) -> None:
-        broken = Broken(repr(error))
-        for ticket in self._open:
-            ticket.put(broken)
+        """Report the error to every handle, and serve the next ones with a new engine."""
+        for handle in self._open:
+            handle.put(EngineFailed(repr(error)))
         self._open.clear()
-        self._of.clear()
+        self._owners.clear()
         self._engine = self._new_engine()
-
-    def _new_engine(self) -> Engine:
-        vocab_size = min(self.tokenizer.n_vocab, self.model.config.vocab_size)
-        return Engine(self.model, max_samples=self.max_samples, chunk=self.chunk, vocab_size=vocab_size)

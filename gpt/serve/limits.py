@@ -1,4 +1,4 @@
-"""What one client may ask for, so that the others get their turn."""
+"""What one client may ask for, so that others are served too."""
 
 from dataclasses import dataclass, fields
 
@@ -7,7 +7,7 @@ from gpt.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The most of everything.
+    """The largest values that are accepted.
 
     Raises:
         InputError: a limit below one.
@@ -16,7 +16,7 @@ class Limits:
     body_bytes: int = 1 << 20
     """Bytes of a request."""
     prompt_tokens: int = 8192
-    """Tokens of a prompt; the model sees the last of them that fit its context."""
+    """Tokens of a prompt; the model sees those at the end that fit its context."""
     new_tokens: int = 4096
     """Tokens of a completion."""
     samples: int = 16
@@ -28,11 +28,11 @@ class Limits:
     running: int = 16
     """Completions that are decoded together."""
     waiting: int = 64
-    """Requests that wait for their turn; further ones are turned away."""
+    """Requests that wait; more are refused."""
     seconds: int = 300
-    """Time for a request, waiting included."""
+    """Time for a request, including waiting."""
     attention_tokens: int = 256
-    """Tokens whose attention is shown."""
+    """Tokens whose attention is computed."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -40,10 +40,6 @@ class Limits:
                 raise InputError(f"{field.name} must be at least 1, got {getattr(self, field.name)}")
 
     def check(self, what: str, given: int, most: int) -> None:
-        """Refuse more than the most.
-
-        Raises:
-            InputError: it is.
-        """
+        """Raise InputError if `given` is over `most`."""
         if given > most:
             raise InputError(f"{what} must be at most {most}, got {given}")

@@ -3,18 +3,21 @@
 from collections import Counter
 
 _HELP = {
-    "gpt_requests_total": ("counter", "Completion requests by HTTP status; 499 means the client went away."),
-    "gpt_prompt_tokens_total": ("counter", "Prompt tokens taken in."),
+    "gpt_requests_total": (
+        "counter",
+        "Completion requests by HTTP status; 499 means that the client disconnected.",
+    ),
+    "gpt_prompt_tokens_total": ("counter", "Prompt tokens received."),
     "gpt_generated_tokens_total": ("counter", "Tokens generated."),
     "gpt_request_seconds": ("summary", "Time from a request to the end of its answer."),
     "gpt_first_token_seconds": ("summary", "Time from a request to its first token."),
     "gpt_running_samples": ("gauge", "Completions that are decoded now."),
-    "gpt_open_requests": ("gauge", "Requests that are decoded or wait."),
+    "gpt_open_requests": ("gauge", "Requests that are decoded or waiting."),
 }
 
 
 class Metrics:
-    """Running totals; used from the event loop alone."""
+    """Running totals; for the event loop only."""
 
     def __init__(self) -> None:
         self.requests: Counter[int] = Counter()
@@ -27,14 +30,14 @@ class Metrics:
         self._sums[name] += seconds  # type: ignore[assignment]
         self._counts[name] += 1
 
-    def text(self, running: int, waiting: int) -> str:
+    def text(self, running: int, open_: int) -> str:
         """The page."""
         values = {
             "gpt_requests_total": {f'{{status="{s}"}}': n for s, n in sorted(self.requests.items())},
             "gpt_prompt_tokens_total": {"": self.prompt_tokens},
             "gpt_generated_tokens_total": {"": self.generated_tokens},
             "gpt_running_samples": {"": running},
-            "gpt_open_requests": {"": waiting},
+            "gpt_open_requests": {"": open_},
         }
         for name in ("gpt_request_seconds", "gpt_first_token_seconds"):
             values[name] = {"_sum": self._sums[name], "_count": self._counts[name]}

@@ -1,4 +1,4 @@
-"""What `POST /v1/completions` takes and gives, in the OpenAI form."""
+"""The bodies of requests and the choices of a completion, in the OpenAI form."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -6,19 +6,18 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpt.errors import InputError
-from gpt.generation import Request, Sampling
-from gpt.serve.engine_thread import Piece
+from gpt.generation import Piece, Request, Sampling
 from gpt.serve.limits import Limits
 from gpt.tokenizer import Tokenizer
 
-MOST_ALTERNATIVES = 5
-"""What OpenAI's API allows as `logprobs`."""
+MAX_LOGPROBS = 5
+"""The most that OpenAI's API allows as `logprobs`."""
 
 
 class CompletionRequest(BaseModel):
-    """The fields of the OpenAI form, and after them the engine's own.
+    """The fields of the OpenAI form, then the engine's own.
 
-    What this program cannot do is refused rather than passed over, so no answer lacks what was asked.
+    A field that this server does not support is refused, not ignored.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -31,7 +30,7 @@ class CompletionRequest(BaseModel):
     n: int | None = Field(default=1, ge=1)
     stream: bool | None = False
     stream_options: dict[str, Any] | None = None
-    logprobs: int | None = Field(default=None, ge=0, le=MOST_ALTERNATIVES)
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     echo: Literal[False] | None = False
     stop: str | list[str] | None = None
     presence_penalty: Literal[0] | None = 0
@@ -53,17 +52,17 @@ class CompletionRequest(BaseModel):
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     def requests(self, tokenizer: Tokenizer, limits: Limits) -> list[Request]:
-        """What the engine is asked, a request for each prompt.
+        """The engine's requests, one for each prompt.
 
         Raises:
             InputError: more than a limit allows, or a token id outside the vocabulary.
         """
-        n, tokens_asked = self.n or 1, 16 if self.max_tokens is None else self.max_tokens
+        n, max_tokens = self.n or 1, 16 if self.max_tokens is None else self.max_tokens
         if self.best_of not in (None, n):
             raise InputError(f"best_of must equal n, got {self.best_of}")
         prompts = self._prompts(tokenizer)
         limits.check("prompts times n", len(prompts) * n, limits.samples)
-        limits.check("max_tokens", tokens_asked, limits.new_tokens)
+        limits.check("max_tokens", max_tokens, limits.new_tokens)
         limits.check("stop strings", len(self.stops), limits.stops)
         for stop in self.stops:
             limits.check("characters of a stop string", len(stop), limits.stop_characters)
@@ -72,7 +71,7 @@ class CompletionRequest(BaseModel):
         return [
             Request(
                 tokens=prompt or [tokenizer.eot],
-                max_new_tokens=tokens_asked,
+                max_new_tokens=max_tokens,
                 sampling=self._sampling(),
                 seed=self.seed,
                 samples=n,
@@ -93,20 +92,20 @@ class CompletionRequest(BaseModel):
 
     def _prompts(self, tokenizer: Tokenizer) -> list[list[int]]:
         given = self.prompt
-        texts_or_ids: list[Any] = [given] if isinstance(given, str) or _is_ids(given) else list(given)
-        if not texts_or_ids:
+        prompts_given: list[Any] = [given] if isinstance(given, str) or _is_ids(given) else list(given)
+        if not prompts_given:
             raise InputError("expected at least one prompt, got an empty list")
         prompts = [
             tokenizer.encode(one, allow_special=self.allow_special) if isinstance(one, str) else list(one)
-            for one in texts_or_ids
+            for one in prompts_given
         ]
         for prompt in prompts:
-            tokenizer.decode_bytes(prompt)  # refuses an id outside the vocabulary
+            tokenizer.decode_bytes(prompt)  # raises for an id outside the vocabulary
         return prompts
 
 
 class AttentionRequest(BaseModel):
-    """What the page asks of `POST /attention`: the token whose attention it shows is the last."""
+    """The body of `POST /attention`, which the page sends: it shows the attention of the last token."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -116,14 +115,14 @@ class AttentionRequest(BaseModel):
 
 
 class Choice:
-    """Gathers one sample's pieces into the form's `choices` entry, whole or bit by bit."""
+    """Turns the pieces of one sample into `choices` entries, one for all or one for each."""
 
     def __init__(self, index: int, tokenizer: Tokenizer) -> None:
         self.index, self.tokenizer = index, tokenizer
         self.length = self.tokens = 0
 
     def entry(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """An entry for pieces that follow one another, and those of entries before."""
+        """The entry for the pieces that follow those of earlier entries."""
         text, logprobs = "".join(piece.text for piece in pieces), None
         if pieces and pieces[0].token.log_probability is not None:
             logprobs = self._logprobs(pieces)
@@ -146,7 +145,7 @@ class Choice:
         }
 
     def _name(self, token: int) -> str:
-        """The token's text; part of a character as OpenAI writes it, `bytes:\\xf0\\x9f`."""
+        """The token's text; part of a character is written as OpenAI does, `bytes:\\xf0\\x9f`."""
         data = self.tokenizer.decode_bytes([token])
         try:
             return data.decode("utf-8")

@@ -29,7 +29,8 @@ from gpt.attention import (
     to_fused,
 )
 from gpt.attention.kernels import attend, causal_mask
-from gpt.pictures.attention import heat_map, save
+from gpt.pictures.attention import heat_map
+from gpt.pictures.figures import save
 
 WORDS = ["Your", "journey", "starts", "with", "one", "step"]
 INPUTS = torch.tensor(

@@ -26,6 +26,8 @@ class Ended:
     statuses: list[int]
     err: str
     """stderr of rank 0."""
+    peak: int
+    """The most memory that one of them held, in bytes."""
 
     @property
     def status(self) -> int:
@@ -46,12 +48,13 @@ def run(
     shared = {**(environment or {}), **(_as_torchrun(processes) if processes > 1 else {})}
     ranks = [_rank(rank) if processes > 1 else {} for rank in range(processes)]
     running = {_fork(folder, arguments, rank, shared | ranks[rank], sabotage) for rank in range(processes)}
-    deadline = time.monotonic() + (kill_after or TIMEOUT)
+    deadline, peak = time.monotonic() + (kill_after or TIMEOUT), 0
     while running:
         killed = False
         for pid in list(running):
-            ended, status = os.waitpid(pid, os.WNOHANG)
+            ended, status, usage = os.wait4(pid, os.WNOHANG)
             if ended:
+                peak = max(peak, 1024 * usage.ru_maxrss)
                 running.remove(pid)
                 killed = killed or os.WIFSIGNALED(status)
         if killed or time.monotonic() > deadline:  # power loss ends all processes of a machine
@@ -59,7 +62,7 @@ def run(
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.005)
     statuses = [int(_text(folder / f"status.{rank}") or -9) for rank in range(processes)]
-    return Ended(statuses=statuses, err=_text(folder / "err.0"))
+    return Ended(statuses=statuses, err=_text(folder / "err.0"), peak=peak)
 
 
 def _text(file: Path) -> str:

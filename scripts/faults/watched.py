@@ -5,7 +5,7 @@ Python's audit events (PEP 578) report these before they happen, whichever libra
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,19 @@ CHANGES = {
     **dict.fromkeys(("os.link", "os.symlink", "shutil.copyfile", "shutil.copytree"), (1,)),
     "shutil.rmtree": (0,),
 }
-_watching: list[tuple[list[str], tuple[Path, ...]]] = []
+_watching: list[tuple[Callable[[str], object], tuple[Path, ...]]] = []
+
+
+def watch(report: Callable[[str], object], *writable: Path) -> None:
+    """From now on, report processes, connections, unpickled classes and writes outside of `writable`."""
+    _watching.append((report, tuple(path.resolve() for path in writable)))
 
 
 @contextmanager
 def watched(*writable: Path) -> Iterator[list[str]]:
-    """Collect processes, connections, unpickled classes and writes outside of `writable` in a list."""
+    """Collect in a list what `watch` reports."""
     seen: list[str] = []
-    _watching.append((seen, tuple(path.resolve() for path in writable)))
+    watch(seen.append, *writable)
     try:
         yield seen
     finally:
@@ -39,9 +44,9 @@ def watched(*writable: Path) -> Iterator[list[str]]:
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
     if not _watching:
         return
-    seen, writable = _watching[-1]
+    report, writable = _watching[-1]
     if event in FORBIDDEN:
-        seen.append(f"{event} {arguments[:2]!r}")
+        report(f"{event} {arguments[:2]!r}")
         return
     if event == "open":
         path, mode, flags = arguments
@@ -54,7 +59,7 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
         changed = [arguments[position] for position in CHANGES.get(event, ())]
     for path in changed:
         if isinstance(path, str | bytes | os.PathLike) and _outside(Path(os.fsdecode(path)), writable):
-            seen.append(f"{event} {os.fsdecode(path)}")
+            report(f"{event} {os.fsdecode(path)}")
 
 
 def _outside(path: Path, writable: tuple[Path, ...]) -> bool:

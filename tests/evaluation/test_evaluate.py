@@ -34,8 +34,8 @@ def stream_of(tmp_path):
     return make
 
 
-def silent(config) -> GPT:
-    """All weights zero: every token has the probability 1 / V."""
+def uniform_model(config) -> GPT:
+    """A model with all weights zero, which gives every token the probability 1 / V."""
     model = GPT(config).eval()
     for parameter in model.parameters():
         torch.nn.init.zeros_(parameter)
@@ -48,9 +48,9 @@ def nats_after(model, context: list[int], target: int) -> float:
 
 
 def test_a_uniform_model_by_hand(config, tmp_path):
-    """Four letters and an end of text: 5 tokens of ln 300 nats, over 4 bytes."""
+    """Four letters and `<|endoftext|>`: 5 tokens of ln 300 nats, over 4 bytes."""
     (tmp_path / "text.txt").write_text("wxyz", encoding="utf-8")
-    result = score_text(silent(config), TOKENIZER, str(tmp_path / "text.txt"))
+    result = score_text(uniform_model(config), TOKENIZER, str(tmp_path / "text.txt"))
     assert result["tokens"] == 5
     assert result["bytes"] == 4
     assert result["nats_per_token"] == pytest.approx(math.log(300), rel=1e-6)
@@ -73,7 +73,7 @@ def test_every_token_once_with_the_context_of_its_window(length, stride, model, 
 
 @pytest.mark.parametrize("stride", [1, 7, 12])
 def test_the_perplexity_recipe_of_transformers(stride, stream_of):
-    """Its windows of L tokens hold L - 1 inputs that are looked at, and the first token is given."""
+    """In its windows of L tokens, L - 1 are inputs, and the first token is not scored."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     shape = {"vocab_size": 300, "n_positions": 24, "n_embd": 32, "n_head": 4, "n_layer": 2}
@@ -124,7 +124,7 @@ def test_a_split_is_scored_as_validation_scores_it(model, text_file):
 
 @pytest.fixture(scope="module")
 def learned():
-    """A model that knows one sentence by heart."""
+    """A model trained on one sentence until it reproduces it."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=4, num_layers=2))
     ids = torch.tensor([TOKENIZER.encode("we sat by the old mill")])
@@ -212,7 +212,7 @@ def test_the_command(model, text_file, tmp_path, capsys):
         (["--data", "ONE", "--task", "lambada"], "line 1: the text has no last word"),
         (["--data", "EMPTY", "--task", "hellaswag"], "has no lines to score"),
         (["--data", "ONE", "--task", "hellaswag"], "line 1: expected a JSON object with ctx, endings, label"),
-        (["--data", "LABEL", "--task", "hellaswag"], "line 1: the label 2 is none"),
+        (["--data", "LABEL", "--task", "hellaswag"], "line 1: the label 2 is not the index"),
     ],
 )
 def test_bad_input_is_one_line(options, message, model, text_file, tmp_path, capsys):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gpt.errors import InputError
-from gpt.generation.sampling import Sampling, choose, filter_logits, penalise, probabilities
+from gpt.generation.sampling import Sampling, filter_logits, penalize, probabilities, sample_tokens
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5, 3.0, 0.0, 1.5, -3.0, 2.5]])
 
@@ -54,7 +54,7 @@ def test_the_distribution_is_the_definitions(sampling):
 def test_draws_follow_the_distribution_by_chi_square(sampling):
     """At this fixed seed; 24.3 is the 99.9 % point of chi-square with 7 degrees of freedom."""
     draws, numbers = 20_000, random.Random(5)
-    ids = choose(
+    ids = sample_tokens(
         LOGITS.expand(draws, -1),
         sampling,
         seen=[[]] * draws,
@@ -83,18 +83,18 @@ def test_equally_likely_tokens_are_kept_together():
 
 
 def test_a_temperature_of_0_takes_the_likeliest():
-    assert choose(LOGITS, Sampling(temperature=0), seen=[[]], numbers=[0.99]).tolist() == [3]
+    assert sample_tokens(LOGITS, Sampling(temperature=0), seen=[[]], numbers=[0.99]).tolist() == [3]
 
 
 def test_a_tiny_temperature_is_nearly_0():
-    assert choose(LOGITS, Sampling(temperature=1e-300), seen=[[]], numbers=[0.5]).tolist() == [3]
+    assert sample_tokens(LOGITS, Sampling(temperature=1e-300), seen=[[]], numbers=[0.5]).tolist() == [3]
 
 
 @pytest.mark.parametrize("number", [0.0, 1 - 2**-53])
 def test_the_ends_of_the_interval_draw_possible_tokens(number):
     logits = torch.full((1, 50257), -torch.inf)
     logits[0, 100:200] = 0.0
-    drawn = choose(logits, Sampling(), seen=[[]], numbers=[number]).item()
+    drawn = sample_tokens(logits, Sampling(), seen=[[]], numbers=[number]).item()
     assert drawn == (100 if number == 0 else 199)
 
 
@@ -103,13 +103,13 @@ def test_a_row_is_drawn_the_same_in_any_company():
     numbers = torch.rand(7).tolist()
     sampling = Sampling(temperature=1.3, top_p=0.9, repetition_penalty=1.2)
     seen = [[i, i + 1] for i in range(7)]
-    together = choose(logits, sampling, seen, numbers)
+    together = sample_tokens(logits, sampling, seen, numbers)
     for i in range(7):
-        assert choose(logits[i : i + 1], sampling, seen[i : i + 1], numbers[i : i + 1]) == together[i]
+        assert sample_tokens(logits[i : i + 1], sampling, seen[i : i + 1], numbers[i : i + 1]) == together[i]
 
 
 def test_the_penalty_lowers_tokens_seen_whatever_their_sign():
-    given = penalise(LOGITS, [[3, 3, 6]], 2.0)
+    given = penalize(LOGITS, [[3, 3, 6]], 2.0)
     assert given[0, 3] == 1.5 and given[0, 6] == -6.0
     others = [0, 1, 2, 4, 5, 7]
     assert torch.equal(given[0, others], LOGITS[0, others])
@@ -121,7 +121,7 @@ def test_broken_logits_are_refused(temperature):
     logits = LOGITS.clone()
     logits[0, 2] = torch.nan
     with pytest.raises(InputError, match="not finite"):
-        choose(logits, Sampling(temperature=temperature), seen=[[]], numbers=[0.5])
+        sample_tokens(logits, Sampling(temperature=temperature), seen=[[]], numbers=[0.5])
 
 
 @pytest.mark.parametrize(

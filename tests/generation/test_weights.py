@@ -4,8 +4,8 @@ from torch import nn
 
 from gpt import GPT, GPTConfig
 from gpt.errors import InputError
-from gpt.generation import packed
-from gpt.generation.packed import Int8Linear, PackedLinear, for_decoding
+from gpt.generation import decoding, for_decoding, packed
+from gpt.generation.packed import Int8Linear, PackedLinear
 
 SIZES = [(64, 64), (96, 256), (304, 33), (64, 768)]
 
@@ -131,7 +131,7 @@ def test_other_types_have_plain_layers(model):
 
 
 def test_without_onednn_layers_are_plain(model, monkeypatch):
-    monkeypatch.setattr(packed, "can_pack", lambda dtype: False)
+    monkeypatch.setattr(decoding, "can_pack", lambda dtype: False)
     fast = for_decoding(model, "bfloat16")
     assert isinstance(fast.head, nn.Linear) and fast.head.weight.dtype == torch.bfloat16
     assert model.head.weight.dtype == torch.float32

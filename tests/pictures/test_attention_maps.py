@@ -1,4 +1,4 @@
-"""What `gpt attention` reads from a model, and the pictures that it leaves."""
+"""`gpt attention`: the weights that it reads from a model, and its pictures."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-import gpt.weights.load
+import gpt.pictures.attention
 from gpt import GPT
 from gpt.attention import MultiHeadAttention, capture_weights
 from gpt.config import GPTConfig
@@ -15,12 +15,12 @@ from gpt.errors import InputError
 from gpt.pictures.attention import (
     MOST_LABELS,
     attention_maps,
+    attention_weights,
     heat_map,
     overview,
-    read_weights,
-    save,
-    token_label,
 )
+from gpt.pictures.figures import save
+from gpt.pictures.tokens import token_label
 from gpt.tokenizer import Tokenizer
 
 TEXT = "Each token costs $5, and $6 later."
@@ -31,7 +31,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> tuple[GPT, Tokenizer]:
     """Stands in for the checkpoint: a tiny GPT with random weights."""
     config = GPTConfig(vocab_size=300, context_length=40, emb_dim=12, num_heads=3, num_layers=2)
     pair = GPT(config).eval(), Tokenizer("gpt2", vocab_size=300)
-    monkeypatch.setattr(gpt.weights.load, "load", lambda path: pair)
+    monkeypatch.setattr(gpt.pictures.attention, "load", lambda path: pair)
     return pair
 
 
@@ -47,12 +47,12 @@ def test_captured_weights_are_those_of_each_layer_and_change_nothing(loaded) -> 
         x = model.token_embedding(tokens) + model.position_embedding.weight[:7]
         _, first = model.blocks[0].attention(model.blocks[0].attention_norm(x), need_weights=True)
         assert torch.allclose(captured[names[0]], first, atol=1e-6)
-        assert torch.equal(model(tokens), expected)  # the hooks are gone
+        assert torch.equal(model(tokens), expected)  # the hooks are removed
     assert len(captured) == 2
 
 
-def test_read_weights_has_a_label_for_each_token(loaded) -> None:
-    weights, labels = read_weights(*loaded, TEXT)
+def test_attention_weights_has_a_label_for_each_token(loaded) -> None:
+    weights, labels = attention_weights(*loaded, TEXT)
     length = len(loaded[1].encode(TEXT))
     assert weights.shape == (2, 3, length, length)
     np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-5)
@@ -91,7 +91,7 @@ def test_pictures(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
 
 
 def test_cells_are_drawn_from_the_weights() -> None:
-    """Grey is only what is later and zero: a mask that leaks is seen."""
+    """Only cells that are later and zero are masked: a mask that leaks stays visible."""
     leaking = np.array([[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])
     drawn = heat_map(leaking, list("abc"), "leaks").axes[0].images[0].get_array()
     assert drawn.mask.tolist() == [[False, False, True], [False, False, True], [False, False, False]]
@@ -105,11 +105,11 @@ def test_cells_are_drawn_from_the_weights() -> None:
         ("all", "all", [f"layer-0{i}-head-0{j}.png" for i in range(2) for j in range(3)]),
     ],
 )
-def test_command_writes_what_was_chosen(
+def test_the_command_writes_the_selected_maps(
     loaded, tmp_path: Path, layer: str, head: str, names: list[str]
 ) -> None:
     output = tmp_path / "maps"
-    attention_maps("run", TEXT, layer, head, str(output))
+    attention_maps("run", TEXT, layer, head, output)
     assert sorted(path.name for path in output.iterdir()) == [*names, "overview.png"]
 
 
@@ -117,7 +117,7 @@ def test_command_writes_what_was_chosen(
     ("changes", "message"),
     [
         ({"text": ""}, "no text"),
-        ({"text": "word " * 41}, "the model reads at most 40"),
+        ({"text": "word " * 41}, "more than the context_length 40"),
         ({"layer": "2"}, "no layer 2, expected all or 0 to 1"),
         ({"head": "-1"}, "no head -1, expected all or 0 to 2"),
         ({"head": "first"}, "no head first"),
@@ -125,12 +125,12 @@ def test_command_writes_what_was_chosen(
 )
 def test_bad_input_writes_nothing(loaded, tmp_path: Path, changes: dict[str, str], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        attention_maps(**{"text": TEXT, "output": str(tmp_path / "maps"), **changes})
+        attention_maps(**{"text": TEXT, "output": tmp_path / "maps", **changes})
     assert not (tmp_path / "maps").exists()
 
 
-def test_a_folder_with_files_is_left_alone(loaded, tmp_path: Path) -> None:
+def test_a_folder_with_files_is_refused(loaded, tmp_path: Path) -> None:
     (tmp_path / "mine.png").write_bytes(b"mine")
     with pytest.raises(InputError, match="not an empty folder"):
-        attention_maps("run", TEXT, output=str(tmp_path))
+        attention_maps("run", TEXT, output=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.png"]

@@ -20,7 +20,7 @@ def test_probabilities_are_the_softmax_of_the_token_before(model):
     assert labels == ["a", "↵", "c3", "bc", "b"]
 
 
-def test_a_token_is_darker_the_less_likely_it_is_and_stands_inside_the_picture():
+def test_less_likely_tokens_are_darker_and_all_are_inside_the_picture():
     figure = shaded_text([1.0, 0.5, 1e-3, 1e-4, 1e-9] * 9, ["word " * 2] * 45)
     patches = figure.axes[0].patches
     shades = [sum(patch.get_facecolor()[:3]) for patch in patches[:5]]
@@ -31,7 +31,7 @@ def test_a_token_is_darker_the_less_likely_it_is_and_stands_inside_the_picture()
     assert max(y for _, y in corners) < figure.axes[0].get_ylim()[0]
 
 
-def test_a_line_end_begins_a_row():
+def test_a_line_end_begins_a_new_row():
     figure = shaded_text([0.5] * 3, ["a", "↵", "b"])
     rows = [int(patch.get_y()) for patch in figure.axes[0].patches]
     assert rows == [0, 0, 1]

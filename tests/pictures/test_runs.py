@@ -58,13 +58,13 @@ def test_the_curves_are_the_rows(run, x, scale):
 def test_no_two_runs_look_the_same(run):
     metrics = Metrics.read(run("a"))
     figure = compare([metrics] * 20)
-    held_out = figure.axes[0].get_lines()[1::2]
-    assert len({(line.get_color(), line.get_linestyle()) for line in held_out}) == 20
-    assert {line.get_color() for line in held_out} == set(COLOURS)
+    validation = figure.axes[0].get_lines()[1::2]
+    assert len({(line.get_color(), line.get_linestyle()) for line in validation}) == 20
+    assert {line.get_color() for line in validation} == set(COLOURS)
 
 
 def test_every_colour_shows_on_white_and_differs_from_the_others_in_lightness_or_hue():
-    """WCAG's contrast, 3 for graphics, but for the two light ones, which are drawn with markers."""
+    """WCAG's contrast of 3 for graphics, except for the two light ones, which are drawn with markers."""
 
     def luminance(colour: str) -> float:
         channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
@@ -76,11 +76,11 @@ def test_every_colour_shows_on_white_and_differs_from_the_others_in_lightness_or
     assert sum(contrast >= 3 for contrast in contrasts.values()) >= 4
 
 
-def test_panels_are_for_figures_that_are_there(run):
+def test_panels_are_drawn_for_existing_columns(run):
     text = "step,train_loss,gradient_norm,val_loss\n1,2.0,nan,\n2,1.0,nan,1.5\n"
     metrics = Metrics.read(run("old", text=text))
     assert len(compare([metrics]).axes) == 1
-    with pytest.raises(InputError, match="no column tokens, but step, train_loss"):
+    with pytest.raises(InputError, match="no column tokens, only step, train_loss"):
         compare([metrics], "tokens")
 
 
@@ -104,7 +104,7 @@ def test_the_curve_of_one_run(run, tmp_path):
         ([], "runs"),
         (["nowhere"], "no metrics at nowhere"),
         (["EMPTY"], "no rows yet"),
-        (["BROKEN"], "broken: could not convert string to float: 'x'"),
+        (["BROKEN"], "invalid: could not convert string to float: 'x'"),
         (["GOOD", "--output", "a.pdf"], "ends in .png or .svg"),
         (["GOOD", "--x", "hours"], "step"),
     ],

@@ -2,6 +2,8 @@
 """A server with a tiny model, in this process or listening on the loopback."""
 
 import asyncio
+import copy
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,7 +14,7 @@ httpx = pytest.importorskip("httpx", reason="httpx is not installed")
 
 from benchmarks.serve import listening  # noqa: F401 - for the tests
 
-from gpt import GPTConfig, Tokenizer
+from gpt import GPT, GPTConfig, Tokenizer
 from gpt.serve.app import create_app
 from gpt.serve.limits import Limits
 from tests.generation.conftest import sharp
@@ -21,9 +23,28 @@ MODEL = sharp(GPTConfig(vocab_size=257, context_length=64, emb_dim=32, num_heads
 TOKENIZER = Tokenizer("gpt2", vocab_size=257)
 
 
-def new_app(**options: Any):
+class Hooked(GPT):
+    """A model that calls `before(tokens)` each time it computes: to be slow, or to fail."""
+
+    def features(self, tokens: Any, **inputs: Any) -> Any:
+        self.before(tokens)
+        return super().features(tokens, **inputs)
+
+
+def hooked(before: Callable[[Any], None]) -> GPT:
+    model = copy.deepcopy(MODEL)
+    model.__class__, model.before = Hooked, before
+    return model
+
+
+def slow(seconds: float = 0.05) -> GPT:
+    """A model whose every step takes this long."""
+    return hooked(lambda tokens: time.sleep(seconds))
+
+
+def new_app(model: GPT = MODEL, **options: Any):
     limits = options.pop("limits", Limits(new_tokens=2000))
-    return create_app(MODEL, TOKENIZER, name="tiny", limits=limits, **options)
+    return create_app(model, TOKENIZER, name="tiny", limits=limits, **options)
 
 
 def talk(app: Any, use: Callable[[Any], Awaitable[Any]]) -> Any:

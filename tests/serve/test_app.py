@@ -5,8 +5,9 @@ import time
 import pytest
 
 from gpt.generation import Request, Sampling, complete, generate
+from gpt.serve.engine_thread import EngineThread
 from gpt.serve.limits import Limits
-from tests.serve.server import MODEL, TOKENIZER, httpx, listening, new_app, post, talk
+from tests.serve.server import MODEL, TOKENIZER, hooked, httpx, listening, new_app, post, slow, talk
 
 
 def alone(prompt: str, count: int, **options) -> str:
@@ -119,19 +120,19 @@ def test_requests_at_once_are_each_what_they_are_alone():
     assert talk(new_app(), use) == expected
 
 
-def test_an_answer_that_is_ready_before_it_is_read_is_whole():
-    async def use(client):
-        form = {"model": "tiny", "prompt": "Hi", "max_tokens": 2, "temperature": 0}
-        app.state.batcher.submit = lambda *given: late(submit(*given))
-        return (await client.post("/v1/completions", json=form)).json()["choices"][0]["text"]
+def test_pieces_that_are_ready_before_they_are_read_are_all_there():
+    async def main():
+        request = Request(tokens=[1, 2], max_new_tokens=3, sampling=Sampling(temperature=0))
+        with EngineThread(MODEL, TOKENIZER, max_samples=2, max_waiting=2) as engine:
+            handle = engine.submit([request, request])
+            while engine.open:
+                time.sleep(0.01)  # the engine's thread continues, the event loop does not
+            return [(index, piece.token.id) for index, piece in [await handle.next() for _ in range(6)]]
 
-    def late(ticket):
-        time.sleep(0.3)  # the engine's thread goes on
-        return ticket
-
-    app = new_app()
-    submit = app.state.batcher.submit
-    assert talk(app, use) == alone("Hi", 2, temperature=0)
+    pieces = asyncio.run(main())
+    (tokens,) = generate(MODEL, [[1, 2]], max_new_tokens=3, temperature=0)
+    for index in range(2):
+        assert [id_ for i, id_ in pieces if i == index] == tokens[2:]
 
 
 def test_the_openai_client_works_unchanged():
@@ -254,37 +255,29 @@ def test_more_than_may_wait_are_turned_away():
     assert statuses == [200, 200, 503, 503, 503, 503]
     refused = next(answer for answer in answers if answer.status_code == 503)
     assert refused.headers["retry-after"] and refused.json()["error"]["code"] == "busy"
-    assert app.state.batcher.open == 0
-
-
-def slow(app, seconds=0.05):
-    """Make every step take its time."""
-    engine = app.state.batcher._engine
-    step = engine.step
-    engine.step = lambda: time.sleep(seconds) or step()
-    return app
+    assert app.state.engine.open == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_takes_too_long_is_ended(stream):
-    app = slow(new_app(limits=Limits(seconds=1)))
+    app = new_app(slow(), limits=Limits(seconds=1))
     response = post(app, prompt="Hi", max_tokens=2000, stream=stream)
     if stream:
         assert '"code": "timeout"' in response.text.split("\n\n")[-2]
     else:
         assert response.status_code == 504
-    assert app.state.batcher.open == 0 and app.state.batcher.running == 0
+    assert app.state.engine.open == 0 and app.state.engine.running == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_failing_engine_tells_no_secrets_and_goes_on(stream):
-    app = new_app()
-    batcher = app.state.batcher
+    faults = [RuntimeError("secret path")]
 
-    def fail():
-        raise RuntimeError("secret path")
+    def fail_once(tokens):
+        if faults:
+            raise faults.pop()
 
-    batcher._engine.step = fail
+    app = new_app(hooked(fail_once))
 
     async def use(client):
         form = {"model": "tiny", "prompt": "Hi", "max_tokens": 3, "temperature": 0}
@@ -339,7 +332,7 @@ def test_attention_of_the_last_token():
 @pytest.mark.allow_hosts(["127.0.0.1"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_away_frees_its_place(stream):
-    app = slow(new_app(), 0.01)
+    app = new_app(slow(0.01))
     form = {"model": "tiny", "prompt": "Hi", "max_tokens": 2000, "stream": stream}
     with listening(app) as address, httpx.Client(base_url=address, timeout=10) as client:
         if stream:
@@ -349,7 +342,7 @@ def test_a_client_that_goes_away_frees_its_place(stream):
             with pytest.raises(httpx.ReadTimeout):
                 client.post("/v1/completions", json=form, timeout=0.3)
         deadline = time.monotonic() + 5
-        while app.state.batcher.open or app.state.batcher.running:
+        while app.state.engine.open or app.state.engine.running:
             assert time.monotonic() < deadline, "the engine still writes for nobody"
             time.sleep(0.02)
         assert 'gpt_requests_total{status="499"} 1' in client.get("/metrics").text
@@ -357,7 +350,7 @@ def test_a_client_that_goes_away_frees_its_place(stream):
 
 @pytest.mark.allow_hosts(["127.0.0.1"])
 def test_text_comes_as_it_is_made():
-    with listening(slow(new_app())) as address, httpx.Client(base_url=address, timeout=20) as client:
+    with listening(new_app(slow())) as address, httpx.Client(base_url=address, timeout=20) as client:
         form = {"model": "tiny", "prompt": "Hi", "max_tokens": 20, "stream": True, "seed": 1}
         with client.stream("POST", "/v1/completions", json=form) as response:
             times = [time.monotonic() for _ in response.iter_text()]

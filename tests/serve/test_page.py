@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.serve.server import TOKENIZER, listening, new_app
+from tests.serve.server import TOKENIZER, listening, new_app, slow
 
 selenium = pytest.importorskip("selenium", reason="selenium is not installed")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -114,10 +114,7 @@ def test_type_generate_see_the_text(start):
 
 
 def test_stop_ends_the_text_and_frees_the_server(start):
-    app = new_app()
-    engine = app.state.batcher._engine
-    step = engine.step
-    engine.step = lambda: time.sleep(0.02) or step()
+    app = new_app(slow(0.02))
     with listening(app) as address:
         browser = start(1100, 900)
         browser.get(address)
@@ -129,7 +126,7 @@ def test_stop_ends_the_text_and_frees_the_server(start):
         find(browser, "#halt").click()
         wait_for(lambda: find(browser, "#generate").is_enabled())
         shown = len(find_all(browser, "#text .token"))
-        wait_for(lambda: app.state.batcher.open == 0)
+        wait_for(lambda: app.state.engine.open == 0)
         assert 3 < shown < 200
         assert len(find_all(browser, "#text .token")) == shown
         assert find(browser, "#error").text == ""

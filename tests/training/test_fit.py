@@ -97,7 +97,8 @@ def test_held_out_loss_and_bits_per_byte_are_those_of_the_text(run):
 
 
 def test_metrics_have_a_row_an_interval_and_learn_something(run):
-    rows = list(csv.DictReader((run / "metrics.csv").open(encoding="utf-8", newline="")))
+    with (run / "metrics.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
     train = [row for row in rows if row["train_loss"]]
     assert [int(row["step"]) for row in train] == list(range(5, 70, 5))
     assert [int(row["step"]) for row in rows if row["val_loss"]] == [20, 40, 60, 65]

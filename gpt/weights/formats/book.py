@@ -15,29 +15,20 @@ from gpt.errors import InputError
 from gpt.files import atomic_write, write_json
 from gpt.weights.formats.table import Row, Weights, from_gpt, to_gpt
 
-_ATTENTION, _BLOCK = "blocks.{}.attention", "trf_blocks.{}"
+_NORM = ("scale", "shift")
 ROWS = [
-    Row("tok_emb.weight", ("token_embedding.weight",)),
-    Row("pos_emb.weight", ("position_embedding.weight",)),
-    Row(f"{_BLOCK}.att.W_query.weight", (f"{_ATTENTION}.W_query.weight",)),
-    Row(f"{_BLOCK}.att.W_query.bias", (f"{_ATTENTION}.W_query.bias",)),
-    Row(f"{_BLOCK}.att.W_key.weight", (f"{_ATTENTION}.W_key.weight",)),
-    Row(f"{_BLOCK}.att.W_key.bias", (f"{_ATTENTION}.W_key.bias",)),
-    Row(f"{_BLOCK}.att.W_value.weight", (f"{_ATTENTION}.W_value.weight",)),
-    Row(f"{_BLOCK}.att.W_value.bias", (f"{_ATTENTION}.W_value.bias",)),
-    Row(f"{_BLOCK}.att.out_proj.weight", (f"{_ATTENTION}.out_proj.weight",)),
-    Row(f"{_BLOCK}.att.out_proj.bias", (f"{_ATTENTION}.out_proj.bias",)),
-    Row(f"{_BLOCK}.ff.layers.0.weight", ("blocks.{}.feed_forward.up.weight",)),
-    Row(f"{_BLOCK}.ff.layers.0.bias", ("blocks.{}.feed_forward.up.bias",)),
-    Row(f"{_BLOCK}.ff.layers.2.weight", ("blocks.{}.feed_forward.down.weight",)),
-    Row(f"{_BLOCK}.ff.layers.2.bias", ("blocks.{}.feed_forward.down.bias",)),
-    Row(f"{_BLOCK}.norm1.scale", ("blocks.{}.attention_norm.weight",)),
-    Row(f"{_BLOCK}.norm1.shift", ("blocks.{}.attention_norm.bias",)),
-    Row(f"{_BLOCK}.norm2.scale", ("blocks.{}.feed_forward_norm.weight",)),
-    Row(f"{_BLOCK}.norm2.shift", ("blocks.{}.feed_forward_norm.bias",)),
-    Row("final_norm.scale", ("final_norm.weight",)),
-    Row("final_norm.shift", ("final_norm.bias",)),
-    Row("out_head.weight", ("head.weight",)),
+    Row("tok_emb", ("token_embedding",)),
+    Row("pos_emb", ("position_embedding",)),
+    Row("trf_blocks.{}.att.W_query", ("blocks.{}.attention.W_query",)),
+    Row("trf_blocks.{}.att.W_key", ("blocks.{}.attention.W_key",)),
+    Row("trf_blocks.{}.att.W_value", ("blocks.{}.attention.W_value",)),
+    Row("trf_blocks.{}.att.out_proj", ("blocks.{}.attention.out_proj",)),
+    Row("trf_blocks.{}.ff.layers.0", ("blocks.{}.feed_forward.up",)),
+    Row("trf_blocks.{}.ff.layers.2", ("blocks.{}.feed_forward.down",)),
+    Row("trf_blocks.{}.norm1", ("blocks.{}.attention_norm",), parameters=_NORM),
+    Row("trf_blocks.{}.norm2", ("blocks.{}.feed_forward_norm",), parameters=_NORM),
+    Row("final_norm", ("final_norm",), parameters=_NORM),
+    Row("out_head", ("head",)),
 ]
 _SKIPPED = r"trf_blocks\.\d+\.att\.mask|out_head\.weight"  # masks, and a tied head
 

@@ -16,32 +16,18 @@ from gpt.tokenizer import Tokenizer
 from gpt.weights.formats.hf_tokenizer import write_tokenizer
 from gpt.weights.formats.table import Row, Weights, from_gpt, to_gpt
 
-_ATTENTION, _BLOCK = "blocks.{}.attention", "transformer.h.{}"
+_QKV = ("blocks.{}.attention.W_query", "blocks.{}.attention.W_key", "blocks.{}.attention.W_value")
 ROWS = [
-    Row("transformer.wte.weight", ("token_embedding.weight",)),
-    Row("transformer.wpe.weight", ("position_embedding.weight",)),
-    Row(f"{_BLOCK}.ln_1.weight", ("blocks.{}.attention_norm.weight",)),
-    Row(f"{_BLOCK}.ln_1.bias", ("blocks.{}.attention_norm.bias",)),
-    Row(
-        f"{_BLOCK}.attn.c_attn.weight",
-        (f"{_ATTENTION}.W_query.weight", f"{_ATTENTION}.W_key.weight", f"{_ATTENTION}.W_value.weight"),
-        transposed=True,
-    ),
-    Row(
-        f"{_BLOCK}.attn.c_attn.bias",
-        (f"{_ATTENTION}.W_query.bias", f"{_ATTENTION}.W_key.bias", f"{_ATTENTION}.W_value.bias"),
-    ),
-    Row(f"{_BLOCK}.attn.c_proj.weight", (f"{_ATTENTION}.out_proj.weight",), transposed=True),
-    Row(f"{_BLOCK}.attn.c_proj.bias", (f"{_ATTENTION}.out_proj.bias",)),
-    Row(f"{_BLOCK}.ln_2.weight", ("blocks.{}.feed_forward_norm.weight",)),
-    Row(f"{_BLOCK}.ln_2.bias", ("blocks.{}.feed_forward_norm.bias",)),
-    Row(f"{_BLOCK}.mlp.c_fc.weight", ("blocks.{}.feed_forward.up.weight",), transposed=True),
-    Row(f"{_BLOCK}.mlp.c_fc.bias", ("blocks.{}.feed_forward.up.bias",)),
-    Row(f"{_BLOCK}.mlp.c_proj.weight", ("blocks.{}.feed_forward.down.weight",), transposed=True),
-    Row(f"{_BLOCK}.mlp.c_proj.bias", ("blocks.{}.feed_forward.down.bias",)),
-    Row("transformer.ln_f.weight", ("final_norm.weight",)),
-    Row("transformer.ln_f.bias", ("final_norm.bias",)),
-    Row("lm_head.weight", ("head.weight",)),
+    Row("transformer.wte", ("token_embedding",)),
+    Row("transformer.wpe", ("position_embedding",)),
+    Row("transformer.h.{}.ln_1", ("blocks.{}.attention_norm",)),
+    Row("transformer.h.{}.attn.c_attn", _QKV, transposed=True),
+    Row("transformer.h.{}.attn.c_proj", ("blocks.{}.attention.out_proj",), transposed=True),
+    Row("transformer.h.{}.ln_2", ("blocks.{}.feed_forward_norm",)),
+    Row("transformer.h.{}.mlp.c_fc", ("blocks.{}.feed_forward.up",), transposed=True),
+    Row("transformer.h.{}.mlp.c_proj", ("blocks.{}.feed_forward.down",), transposed=True),
+    Row("transformer.ln_f", ("final_norm",)),
+    Row("lm_head", ("head",)),
 ]
 _SKIPPED = r"transformer\.h\.\d+\.attn\.(bias|masked_bias)|lm_head\.weight"  # masks, and a tied head
 _EXACT_GELU = {"gelu_new": False, "gelu_pytorch_tanh": False, "gelu": True}

@@ -1,4 +1,4 @@
-"""Convert GPT-2 weights between programs with a table: one row for each tensor of the other program.
+"""Convert GPT-2 weights between programs with a table: one row for each layer.
 
 The programs differ in tensor names, in whether matrices are transposed, and in whether query, key and value
 are one matrix. The same rows serve import and export.
@@ -16,28 +16,24 @@ from gpt.errors import InputError
 from gpt.model import GPT
 
 Weights = dict[str, Tensor]
-Shapes = dict[str, tuple[int, ...]]
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One tensor of the other program and its counterpart here; `{}` in a name is the block number."""
+    """One layer of the other program and its counterpart here; `{}` in a name is the block number."""
 
     theirs: str
-    """Its name in the other program."""
+    """The layer's name in the other program."""
     ours: tuple[str, ...]
-    """Its name in a GPT's state dict. Several tensors of equal size are concatenated along the first axis."""
+    """Its name here. The tensors of several layers are concatenated along their first axis."""
     transposed: bool = False
     """Whether the other program stores the matrix as (in, out); `torch.nn.Linear` stores (out, in)."""
-
-    def shape(self, ours: Shapes) -> tuple[int, ...]:
-        """The tensor's shape in the other program, from the shapes of a GPT's tensors."""
-        rows, *columns = ours[self.ours[0]]
-        shape = (len(self.ours) * rows, *columns)
-        return shape[::-1] if self.transposed else shape
+    parameters: tuple[str, str] = ("weight", "bias")
+    """What the other program calls the weight and the bias."""
 
 
-def shapes(config: GPTConfig) -> Shapes:
+def shapes(config: GPTConfig) -> dict[str, Shape]:
     """The shape of each tensor in a GPT's state dict, blocks once as `blocks.{}`; without a tied head."""
     with torch.device("meta"):
         state = GPT(replace(config, num_layers=1)).state_dict()
@@ -63,16 +59,13 @@ def to_gpt(
     """
     weights: Weights = {}
     left = dict(state)
-    expected = shapes(config)
-    for row, block in _each(config, rows, expected):
-        name, shape = row.theirs.format(block), row.shape(expected)
+    for name, ours, shape, transposed in _tensors(config, rows):
         if name not in left and not (zero_biases and name.endswith(".bias")):
             raise InputError(f"the weights lack {name} of shape {shape}")
         tensor = left.pop(name) if name in left else torch.zeros(shape)
         if tuple(tensor.shape) != shape:
             raise InputError(f"{name} has shape {tuple(tensor.shape)}, expected {shape}")
-        parts = (tensor.T if row.transposed else tensor).chunk(len(row.ours))
-        weights.update(zip([ours.format(block) for ours in row.ours], parts, strict=True))
+        weights.update(zip(ours, (tensor.T if transposed else tensor).chunk(len(ours)), strict=True))
     unknown = sorted(name for name in left if not re.fullmatch(skipped, name))
     if unknown:
         shape = tuple(left[unknown[0]].shape)
@@ -86,20 +79,29 @@ def from_gpt(config: GPTConfig, weights: Weights, rows: Iterable[Row]) -> Weight
     `config` may have biases that `weights` lack: they are zeros.
     """
     state: Weights = {}
-    expected = shapes(config)
-    for row, block in _each(config, rows, expected):
-        names = [ours.format(block) for ours in row.ours]
-        if names[0] in weights:
-            tensor = torch.cat([weights[name] for name in names])
-            state[row.theirs.format(block)] = (tensor.T if row.transposed else tensor).contiguous()
+    for name, ours, shape, transposed in _tensors(config, rows):
+        if ours[0] in weights:
+            tensor = torch.cat([weights[name] for name in ours])
+            state[name] = (tensor.T if transposed else tensor).contiguous()
         else:
-            state[row.theirs.format(block)] = torch.zeros(row.shape(expected))
+            state[name] = torch.zeros(shape)
     return state
 
 
-def _each(config: GPTConfig, rows: Iterable[Row], expected: Shapes) -> Iterator[tuple[Row, int]]:
-    """Each row whose tensors the model has, once for each block. Lazy: num_layers may be a lie."""
+def _tensors(config: GPTConfig, rows: Iterable[Row]) -> Iterator[tuple[str, list[str], Shape, bool]]:
+    """Each tensor of the other program: its name, ours, its shape, and whether it is transposed.
+
+    Lazy, because the configuration of a damaged file may claim any number of layers.
+    """
+    expected = shapes(config)
     for row in rows:
-        if row.ours[0] in expected:
+        for theirs, suffix in zip(row.parameters, ("weight", "bias"), strict=True):
+            if f"{row.ours[0]}.{suffix}" not in expected:
+                continue
+            first, *others = expected[f"{row.ours[0]}.{suffix}"]
+            transposed = row.transposed and suffix == "weight"
+            shape = (len(row.ours) * first, *others)[:: -1 if transposed else 1]
             blocks: Sequence[int] = range(config.num_layers) if "{}" in row.theirs else [0]
-            yield from ((row, block) for block in blocks)
+            for block in blocks:
+                names = [f"{ours.format(block)}.{suffix}" for ours in row.ours]
+                yield f"{row.theirs.format(block)}.{theirs}", names, shape, transposed
