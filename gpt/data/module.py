@@ -33,6 +33,7 @@ class TokenData(pl.LightningDataModule):
         isolate: keep attention within a document: batches get a third tensor with each token's document.
         num_workers: processes that read batches; 0 is fast enough from a local disk.
         text_column: the column that holds the text, where the corpus has columns.
+        errors: `strict` stops at bytes that are not UTF-8, `replace` puts U+FFFD in their place.
 
     Raises:
         InputError: the corpus is not there, cannot be read, or is shorter than the context.
@@ -51,6 +52,7 @@ class TokenData(pl.LightningDataModule):
         isolate: bool = False,
         num_workers: int = 0,
         text_column: str | None = None,
+        errors: str | None = None,
     ) -> None:
         super().__init__()
         self.tokenizer = Tokenizer("gpt2", vocab_size)
@@ -59,8 +61,13 @@ class TokenData(pl.LightningDataModule):
         self.shift, self.pack, self.isolate, self.num_workers = shift, pack, isolate, num_workers
         if shift and pack:
             raise InputError("shift and pack cannot go together: packed windows begin where documents do")
-        self._options: dict[str, Any] = {"vocab_size": vocab_size, "val_fraction": val_fraction}
-        self._options["text_column"] = text_column
+        self._options: dict[str, Any] = {
+            "vocab_size": vocab_size,
+            "val_fraction": val_fraction,
+            "text_column": text_column,
+            "errors": errors,
+            "verify": False,  # checksums of a large corpus take longer than its first steps
+        }
 
     @cached_property
     def prepared(self) -> Prepared:
