@@ -28,8 +28,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # the package need not be installed
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the package need not be installed
 
 import torch
 from benchmarks.common import machine, peak_flops, say
@@ -46,6 +45,7 @@ from gpt.training.module import LanguageModel
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.weights.checkpoint import read
 
+ROOT = Path(__file__).parents[1]
 MINUTES = 20
 NOT_IN_DRY_RUN = "left out of the dry run"
 TINY = GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=2, num_layers=1)

@@ -1,7 +1,7 @@
 """One candidate of `benchmark.py step`, a process that builds a GPT-2 small and steps it on request.
 
-Arguments: PEER PRECISION COMPILED DEVICE BATCH CONTEXT FOLDER TINY. It answers a line "step" on standard input
-with the seconds of one step, and "memory" with the peak in bytes.
+Arguments: PEER PRECISION COMPILED DEVICE BATCH CONTEXT FOLDER TINY. It answers a line "step" on standard
+input with the seconds of one step, and "memory" with the peak in bytes.
 """
 
 import resource
