@@ -133,7 +133,7 @@ def relative(found: Tensor, expected: Tensor) -> float:
     return float((found.double().cpu() - expected).norm() / expected.norm())
 
 
-# Precision: its autocast type, whether weights are bfloat16, TF32, and the relative error allowed in gradients.
+# By precision: autocast type, whether weights are bfloat16, TF32, and the relative error allowed.
 PRECISIONS: dict[str, tuple[torch.dtype | None, bool, bool, float]] = {
     "fp32": (None, False, False, 1e-4),
     "tf32": (None, False, True, 1e-2),
