@@ -16,95 +16,59 @@ from gpt.errors import InputError
 
 @dataclass(frozen=True)
 class Command:
-    """Where a command's code is, and what the help texts say of it."""
+    """Where a command's code is, and what its help says."""
 
-    module: str
-    function: str
+    code: str
+    """MODULE:FUNCTION within this package."""
     purpose: str
     example: str
+    """Arguments of the command."""
     many: bool = False
     """Whether the words before the options are one list."""
 
 
-# A function's typed arguments are the command's options, its docstring their help. `fit` and `validate`
-# belong to LightningCLI, which parses for itself.
+# A function's typed arguments are the command's options, its docstring their help. LightningCLI parses the
+# options of `fit` and `validate` itself.
 COMMANDS = {
-    "fit": Command(
-        "gpt.training.fit",
-        "main",
-        "train a model, the quick run by default",
-        "gpt fit --data.corpus my.txt --run mine",
-    ),
-    "validate": Command(
-        "gpt.training.fit",
-        "main",
-        "score a checkpoint as fit does",
-        "gpt validate --ckpt_path runs/quick/checkpoints/best.ckpt",
-    ),
-    "prepare": Command(
-        "gpt.data.prepare",
-        "prepare",
-        "turn a corpus into token files",
-        "gpt prepare my.txt --output my-tokens",
-    ),
-    "inspect": Command(
-        "gpt.data.inspect", "inspect", "look at prepared data, and check it", "gpt inspect my-tokens"
-    ),
+    "fit": Command("training.fit:main", "train a model, the quick run by default", "--data.corpus my.txt"),
+    "validate": Command("training.fit:main", "score a checkpoint as fit does", "--ckpt_path runs/quick"),
+    "prepare": Command("data.prepare:prepare", "turn a corpus into token files", "my.txt --output my-tokens"),
+    "inspect": Command("data.inspect:inspect", "look at prepared data, and check it", "my-tokens"),
     "generate": Command(
-        "gpt.generation.command",
-        "write",
-        "write text with a trained model",
-        "gpt generate --prompt 'Return the ' --seed 1",
+        "generation.command:write", "write text with a trained model", "--prompt 'Return the '"
     ),
     "serve": Command(
-        "gpt.serve.command",
-        "serve",
-        "serve a model over HTTP, with a page",
-        "gpt serve --checkpoint runs/quick --port 8000",
+        "serve.command:serve", "serve a model over HTTP, with a page", "--checkpoint runs/quick"
     ),
     "attention": Command(
-        "gpt.pictures.attention",
-        "attention_maps",
-        "draw what each head looks at",
-        "gpt attention --text 'To be or not to be' --output maps",
+        "pictures.attention:attention_maps", "draw what each head looks at", "--text 'To be' --output maps"
     ),
     "evaluate": Command(
-        "gpt.evaluation.command",
-        "evaluate",
-        "score a model on a text or on questions",
-        "gpt evaluate --checkpoint runs/quick --data my.txt --stride 64",
+        "evaluation.command:evaluate", "score a model on a text or on questions", "--data my.txt --stride 64"
     ),
     "plot": Command(
-        "gpt.pictures.runs",
-        "plot",
-        "draw the loss curves of runs over one another",
-        "gpt plot runs/quick runs/quick-2 --x seconds --output both.svg",
+        "pictures.runs:plot",
+        "draw the loss curves of several runs",
+        "runs/quick runs/quick-2 --x seconds",
         many=True,
     ),
     "probabilities": Command(
-        "gpt.pictures.probabilities",
-        "probabilities",
-        "draw a text with its tokens shaded by probability",
-        "gpt probabilities --checkpoint runs/quick --text 'Return the number of items.'",
+        "pictures.probabilities:probabilities",
+        "shade the tokens of a text by probability",
+        "--text 'Return the'",
     ),
     "import": Command(
-        "gpt.weights.commands",
-        "import_weights",
-        "read GPT-2 weights of another program",
-        "gpt import gpt2 --output gpt2-small",
+        "weights.commands:import_weights", "read GPT-2 weights of another program", "gpt2 --output gpt2-small"
     ),
     "export": Command(
-        "gpt.weights.commands",
-        "export_weights",
-        "write a model for another program",
-        "gpt export --checkpoint runs/quick --format hf --output my-gpt2",
+        "weights.commands:export_weights", "write a model for another program", "--format hf --output my-gpt2"
     ),
 }
 LIGHTNING = ("fit", "validate")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; the exit status is 2, with one line on stderr, for what a person can mend.
+    """Run one command; bad input prints one line on stderr and gives the exit status 2.
 
     Args:
         arguments: what follows the program's name; None takes them from the command line.
@@ -117,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
             run(arguments[0], arguments[1:])
         sys.stdout.flush()
     except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the reader left; nothing more to say
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the reader left
         return 0
     except KeyboardInterrupt:
         print(f"gpt {arguments[0]}: interrupted", file=sys.stderr)
@@ -156,7 +120,8 @@ def run(name: str, arguments: list[str]) -> None:
     import jsonargparse
 
     command = COMMANDS[name]
-    function = getattr(import_module(command.module), command.function)
+    module, _, attribute = command.code.partition(":")
+    function = getattr(import_module(f"gpt.{module}"), attribute)
     if command.many:
         words = list(takewhile(lambda argument: not argument.startswith("-"), arguments))
         arguments = [*([json.dumps(words)] if words else []), *arguments[len(words) :]]
@@ -164,15 +129,16 @@ def run(name: str, arguments: list[str]) -> None:
         if name in LIGHTNING:
             function([name, *arguments])
         else:
-            made = jsonargparse.auto_cli(
+            output = jsonargparse.auto_cli(
                 function,
                 args=_spell_out(arguments, function),
                 prog=f"gpt {name}",
-                epilog=f"example: {command.example}",
+                epilog=f"example: gpt {name} {command.example}",
                 exit_on_error=False,
+                allow_abbrev=False,
             )
-            if isinstance(made, Path):
-                print(made)  # what a command made, for the next one to take
+            if isinstance(output, Path):
+                print(output)  # for the next command
     except (argparse.ArgumentError, jsonargparse.ArgumentError) as error:
         raise InputError(f"{error} (see 'gpt {name} --help')") from None
 

@@ -60,10 +60,9 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Write `value` as indented JSON, atomically."""
-    with atomic_write(path) as file:
-        json.dump(value, file, indent=2, ensure_ascii=False)
-        file.write("\n")
+    """Write `value` as indented JSON, atomically. File names that are not UTF-8 come back as they were."""
+    with atomic_write(path, "wb") as file:  # backslashreplace writes half a surrogate pair as JSON escapes it
+        file.write(f"{json.dumps(value, indent=2, ensure_ascii=False)}\n".encode("utf-8", "backslashreplace"))
 
 
 def _umask() -> int:

@@ -1,7 +1,7 @@
-"""The GPT: token and position embeddings, pre-norm transformer blocks, a tied head.
+"""The GPT: token and position embeddings, pre-norm transformer blocks, a head tied to the token embedding.
 
-The architecture is GPT-2's, exactly (Radford et al. 2019, section 2.3): LayerNorm before each sub-block, one
-more after the last, learned positions, a tanh-approximated GELU, and a head that is the token embedding.
+The architecture is exactly GPT-2's (Radford et al. 2019, section 2.3): LayerNorm before each sub-block and
+after the last block, learned positions, a tanh-approximated GELU, tied embeddings.
 
 Shapes: B batch, T tokens, D emb_dim, V vocab_size.
 """
@@ -9,6 +9,7 @@ Shapes: B batch, T tokens, D emb_dim, V vocab_size.
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from gpt.errors import InputError
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with a GELU between them, four times as wide inside: (B, T, D) -> (B, T, D)."""
+    """Two linear layers with a GELU between them, 4 * D wide inside: (B, T, D) -> (B, T, D)."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -35,51 +36,35 @@ class FeedForward(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention, then the feed-forward, each normalised before and added to what came in."""
+    """Attention, then the feed-forward, each with a LayerNorm before and a residual connection around it."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.emb_dim)
-        self.attention = MultiHeadAttention(
-            d_in=config.emb_dim,
-            d_out=config.emb_dim,
-            context_length=config.context_length,
-            dropout=config.dropout,
-            num_heads=config.num_heads,
-            qkv_bias=config.qkv_bias,
-        )
+        sizes = (config.emb_dim, config.emb_dim, config.context_length, config.dropout, config.num_heads)
+        self.attention = MultiHeadAttention(*sizes, qkv_bias=config.qkv_bias)
         self.feed_forward_norm = nn.LayerNorm(config.emb_dim)
         self.feed_forward = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        key_padding_mask: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        cache: KeyValueCache | None = None,
-    ) -> Tensor:
-        """(B, T, D) -> (B, T, D); the masks and the cache are those of `MultiHeadAttention`."""
-        attended = self.attention(
-            self.attention_norm(x), key_padding_mask=key_padding_mask, document_ids=document_ids, cache=cache
-        )
-        x = x + self.dropout(attended)
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        """(B, T, D) -> (B, T, D); the options are `MultiHeadAttention`'s masks and cache."""
+        x = x + self.dropout(self.attention(self.attention_norm(x), **options))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
 
 class GPT(nn.Module):
     """A decoder-only language model: token ids (B, T) -> logits of each next token (B, T, V).
 
-    Weights start as GPT-2's do: normal with deviation 0.02, biases zero, and the two projections that write
-    into the residual stream of each block divided by sqrt(2 * num_layers), so that its variance does not grow
-    with depth (Radford et al. 2019, section 2.3).
+    Weights are initialised as GPT-2's: normal with standard deviation 0.02, biases zero, and the two
+    projections of each block that write to the residual stream divided by sqrt(2 * num_layers), so that its
+    variance does not grow with depth (Radford et al. 2019, section 2.3).
     """
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.config = config
-        self.checkpoint_activations = False  # compute each block again in the backward pass, for memory
+        self.checkpoint_activations = False  # recompute each block in the backward pass, to save memory
         self.token_embedding = nn.Embedding(config.vocab_size, config.emb_dim)
         self.position_embedding = nn.Embedding(config.context_length, config.emb_dim)
         self.dropout = nn.Dropout(config.dropout)
@@ -91,37 +76,9 @@ class GPT(nn.Module):
         self._share_mask()
         self._init_weights()
 
-    def forward(
-        self,
-        tokens: Tensor,
-        *,
-        positions: Tensor | None = None,
-        key_padding_mask: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        caches: Sequence[KeyValueCache] | None = None,
-    ) -> Tensor:
-        """Token ids (B, T) int64 -> logits (B, T, V).
-
-        Args:
-            tokens: (B, T); with caches, those that follow the S - T cached ones.
-            positions: (T,) or (B, T) int64, each token's row of the position embedding; by default they count
-                up from the first token given or cached. A batch padded on the left needs them.
-            key_padding_mask: (B, S) boolean, True where a token, cached or given, is padding.
-            document_ids: (B, S) integers; a token looks at those of its own document only.
-            caches: one a block, see `MultiHeadAttention.new_cache`; the tokens are appended to each.
-
-        Raises:
-            InputError: `tokens` is not (B, T), T is over the context length, or an id is outside the
-                vocabulary (not looked at on a GPU in training, where a look would stall every step).
-        """
-        features = self.features(
-            tokens,
-            positions=positions,
-            key_padding_mask=key_padding_mask,
-            document_ids=document_ids,
-            caches=caches,
-        )
-        return self.head(features)
+    def forward(self, tokens: Tensor, **options: Any) -> Tensor:
+        """Token ids (B, T) int64 -> logits (B, T, V), with the options of `features`."""
+        return self.head(self.features(tokens, **options))
 
     def features(
         self,
@@ -132,42 +89,49 @@ class GPT(nn.Module):
         document_ids: Tensor | None = None,
         caches: Sequence[KeyValueCache] | None = None,
     ) -> Tensor:
-        """All of `forward` but the head: token ids (B, T) int64 -> normalised features (B, T, D)."""
+        """All but the head: token ids (B, T) int64 -> normalised features (B, T, D).
+
+        Args:
+            tokens: (B, T); with caches, the ones that follow the S - T cached tokens.
+            positions: (T,) or (B, T) int64, each token's row of the position embedding; by default they count
+                up from the first token given or cached. A batch padded on the left needs them.
+            key_padding_mask: (B, S) boolean, True where a token, cached or given, is padding.
+            document_ids: (B, S) integers; a token attends to tokens of its own document only.
+            caches: one per block, see `MultiHeadAttention.new_cache`; the tokens are appended to each.
+
+        Raises:
+            InputError: `tokens` is not (B, T), T is over the context length, or an id is outside the
+                vocabulary (not checked on a GPU in training, where reading it would stall every step).
+        """
         cached = caches[0].length if caches else 0
         self._check(tokens, cached)
         if positions is None:
             positions = torch.arange(cached, cached + tokens.shape[1], device=tokens.device)  # (T,)
         x = self.token_embedding(tokens) + self.position_embedding(positions)  # (B, T, D)
         x = self.dropout(x)
-        of_blocks: Sequence[KeyValueCache | None] = caches or [None] * len(self.blocks)
-        for block, cache in zip(self.blocks, of_blocks, strict=True):
+        per_block: Sequence[KeyValueCache | None] = caches or [None] * len(self.blocks)
+        for block, cache in zip(self.blocks, per_block, strict=True):
             run = partial(block, key_padding_mask=key_padding_mask, document_ids=document_ids, cache=cache)
-            if self.checkpoint_activations and self.training:
-                x = checkpoint(run, x, use_reentrant=False)
-            else:
-                x = run(x)
+            recompute = self.checkpoint_activations and self.training
+            x = checkpoint(run, x, use_reentrant=False) if recompute else run(x)
         return self.final_norm(x)
 
     def num_parameters(self) -> int:
-        """How many weights there are, the tied head counted once."""
+        """The number of weights; tied embeddings count once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def _check(self, tokens: Tensor, cached: int) -> None:
-        if tokens.dim() != 2:
+        if tokens.dim() != 2 or not tokens.numel():
             raise InputError(f"expected token ids of shape (batch, tokens), got {tuple(tokens.shape)}")
         if cached + tokens.shape[1] > self.config.context_length:
-            after = f" after {cached} cached ones" if cached else ""
-            raise InputError(
-                f"{tokens.shape[1]} tokens{after} are more than the context_length "
-                f"{self.config.context_length}"
-            )
+            given = f"{tokens.shape[1]} tokens" + (f" after {cached} cached ones" if cached else "")
+            raise InputError(f"{given} are more than the context_length {self.config.context_length}")
         if torch.compiler.is_compiling() or tokens.is_meta or (tokens.is_cuda and self.training):
             return
-        if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.config.vocab_size:
-            worst = int(tokens.min()) if int(tokens.min()) < 0 else int(tokens.max())
-            raise InputError(
-                f"token id {worst} is outside the vocabulary of vocab_size {self.config.vocab_size}"
-            )
+        low, high, size = int(tokens.min()), int(tokens.max()), self.config.vocab_size
+        if not 0 <= low <= high < size:
+            worst = low if low < 0 else high
+            raise InputError(f"token id {worst} is outside the vocabulary of vocab_size {size}")
 
     def _init_weights(self) -> None:
         residual_std = 0.02 / math.sqrt(2 * self.config.num_layers)
@@ -179,13 +143,13 @@ class GPT(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def _share_mask(self) -> None:
-        """One causal mask a model rather than one a layer."""
+        """One causal mask for all layers."""
         attentions = [module for module in self.modules() if isinstance(module, MultiHeadAttention)]
         for attention in attentions:
             attention.mask = attentions[0].mask
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """What `.to`, `.cuda` and their like call: they move each layer's mask alone, so share them anew."""
+        """Called by `.to`, `.cuda` and the like, which give each layer a mask of its own: share one again."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._share_mask()
         return self

@@ -1,11 +1,18 @@
 """Progress on stderr: a bar with the time left on a terminal, a plain line every 15 seconds elsewhere."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _SECONDS_BETWEEN_LINES = 15.0
+
+
+def notice(message: str) -> None:
+    """Print one line to stderr, on the first process of a machine."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(f"gpt: {message}", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -22,7 +22,10 @@ CORE = (
     "gpt/training/module.py",
     "gpt/training/loss.py",
     "gpt/training/schedule.py",
-    "gpt/training/optimizer.py",
+    "gpt/training/optimizers/recipe.py",
+    "gpt/training/optimizers/muon.py",
+    "gpt/training/optimizers/combined.py",
+    "gpt/training/optimizers/master_weights.py",
 )
 BUDGETS = {"gpt/": (PACKAGE, 10_300), "core path": (CORE, 1_700)}
 

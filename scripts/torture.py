@@ -29,7 +29,7 @@ from faults.hostile_files import Hostile, chosen
 from faults.malformed import malformed
 
 import gpt.training.fit  # noqa: F401 - once, before the processes that are killed are forked
-from gpt.weights.load import read
+from gpt.weights.checkpoint import read
 
 MOMENTS = ("anywhere", "step", "write", "rename", "validation")
 TEXT = "The quick brown fox jumps over the lazy dog, and on it goes.\n" * 300

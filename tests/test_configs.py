@@ -8,7 +8,7 @@ import yaml
 
 from gpt import GPTConfig
 from gpt.training.module import LanguageModel
-from gpt.training.optimizer import OptimizerConfig
+from gpt.training.optimizers import OptimizerConfig
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
 

@@ -1,9 +1,9 @@
-"""Weights of the attention module from and to `torch.nn.MultiheadAttention` and the fused system.
+"""The attention module's weights from and to `torch.nn.MultiheadAttention` and the chapters' fused system.
 
 Each function makes a new module that holds copies of the weights, on their device and in their type.
 
-Shapes: E width, the same of what goes in and comes out. The fused weight (3 * E, E) and bias (3 * E) hold
-query, key and value in this order.
+Shapes: E width of the input and the output. The fused weight (3 * E, E) and bias (3 * E) stack query, key and
+value in this order.
 """
 
 import torch
@@ -13,6 +13,8 @@ from gpt.attention.multi_head import MultiHeadAttention
 from gpt.attention.steps import MultiHeadAttn
 from gpt.errors import InputError
 
+_PARTS = ("W_query", "W_key", "W_value")
+
 
 def from_torch(module: nn.MultiheadAttention, context_length: int) -> MultiHeadAttention:
     """The module that computes what a `torch.nn.MultiheadAttention` computes under a causal mask.
@@ -21,26 +23,15 @@ def from_torch(module: nn.MultiheadAttention, context_length: int) -> MultiHeadA
     a bias gets one of zeros.
 
     Raises:
-        InputError: the given module has `kdim`, `vdim`, `add_bias_kv` or `add_zero_attn`, for which there is
-            no place here.
+        InputError: the given module has `kdim`, `vdim`, `add_bias_kv` or `add_zero_attn`, which
+            `MultiHeadAttention` does not have.
     """
-    weight = module.in_proj_weight
+    weight, bias, out_proj = module.in_proj_weight, module.in_proj_bias, module.out_proj
     if weight is None or module.bias_k is not None or module.add_zero_attn:
         raise InputError("expected a MultiheadAttention without kdim, vdim, add_bias_kv and add_zero_attn")
-    return _unfuse(
-        MultiHeadAttention(
-            module.embed_dim,
-            module.embed_dim,
-            context_length,
-            module.dropout,
-            module.num_heads,
-            qkv_bias=module.in_proj_bias is not None,
-        ),
-        weight,
-        module.in_proj_bias,
-        module.out_proj.weight,
-        module.out_proj.bias,
-    )
+    sizes = (module.embed_dim, module.embed_dim, context_length, module.dropout, module.num_heads)
+    converted = MultiHeadAttention(*sizes, qkv_bias=bias is not None)
+    return _unfuse(converted, weight, bias, out_proj.weight, out_proj.bias)
 
 
 def to_torch(module: MultiHeadAttention) -> nn.MultiheadAttention:
@@ -49,29 +40,22 @@ def to_torch(module: MultiHeadAttention) -> nn.MultiheadAttention:
     It is `batch_first`, and has biases: zeros where `module` has none.
 
     Raises:
-        InputError: d_in is not d_out, which torch's module must have equal.
+        InputError: d_in is not d_out, which torch's module requires to be equal.
     """
     weight, bias = _fuse(module)
     converted = nn.MultiheadAttention(
         module.d_out, module.num_heads, dropout=module.dropout.p, batch_first=True
-    ).to(weight)
-    with torch.no_grad():
-        converted.in_proj_weight.copy_(weight)
-        converted.in_proj_bias.copy_(bias)
-        converted.out_proj.load_state_dict(module.out_proj.state_dict())
+    )
+    out_proj = {f"out_proj.{name}": tensor for name, tensor in module.out_proj.state_dict().items()}
+    converted.to(weight).load_state_dict({"in_proj_weight": weight, "in_proj_bias": bias, **out_proj})
     return converted
 
 
 def from_fused(module: MultiHeadAttn) -> MultiHeadAttention:
     """The module that computes what the fused system computes; its output projection is the identity."""
-    n_embd, context_length = module.c_attn.in_features, module.bias.shape[-1]
-    return _unfuse(
-        MultiHeadAttention(n_embd, n_embd, context_length, 0.0, module.n_heads, qkv_bias=True),
-        module.c_attn.weight,
-        module.c_attn.bias,
-        torch.eye(n_embd),
-        None,
-    )
+    width, weight = module.c_attn.in_features, module.c_attn.weight
+    converted = MultiHeadAttention(width, width, module.bias.shape[-1], 0.0, module.n_heads, qkv_bias=True)
+    return _unfuse(converted, weight, module.c_attn.bias, torch.eye(width), None)
 
 
 def to_fused(module: MultiHeadAttention) -> MultiHeadAttn:
@@ -81,24 +65,22 @@ def to_fused(module: MultiHeadAttention) -> MultiHeadAttn:
     dropout.
 
     Raises:
-        InputError: d_in is not d_out, which the fused system must have equal.
+        InputError: d_in is not d_out, which the fused system requires to be equal.
     """
     weight, bias = _fuse(module)
-    converted = MultiHeadAttn(module.d_out, module.mask.shape[0], module.num_heads).to(weight)
-    with torch.no_grad():
-        converted.c_attn.weight.copy_(weight)
-        converted.c_attn.bias.copy_(bias)
+    converted = MultiHeadAttn(module.d_out, module.context_length, module.num_heads).to(weight)
+    converted.c_attn.load_state_dict({"weight": weight, "bias": bias})
     return converted
 
 
 def _fuse(module: MultiHeadAttention) -> tuple[Tensor, Tensor]:
-    """Weight (3 * E, E) and bias (3 * E)."""
-    parts = (module.W_query, module.W_key, module.W_value)
-    weight = torch.cat([part.weight for part in parts])
-    if weight.shape != (3 * module.d_out, module.d_out):
-        raise InputError(f"expected d_in equal to d_out, got {weight.shape[1]} and {module.d_out}")
-    bias = torch.cat([weight.new_zeros(module.d_out) if part.bias is None else part.bias for part in parts])
-    return weight.detach(), bias.detach()
+    """Weight (3 * E, E) and bias (3 * E), zeros if `module` has none."""
+    if module.d_in != module.d_out:
+        raise InputError(f"expected d_in equal to d_out, got {module.d_in} and {module.d_out}")
+    state = module.state_dict()
+    weight = torch.cat([state[f"{part}.weight"] for part in _PARTS])
+    zeros = weight.new_zeros(module.d_out)
+    return weight, torch.cat([state.get(f"{part}.bias", zeros) for part in _PARTS])
 
 
 def _unfuse(
@@ -108,12 +90,11 @@ def _unfuse(
     out_weight: Tensor,
     out_bias: Tensor | None,
 ) -> MultiHeadAttention:
-    """Put fused weights (3 * E, E) and (3 * E), and an output projection's, into `module`."""
-    names = ("W_query", "W_key", "W_value")
-    weights = {f"{name}.weight": part for name, part in zip(names, weight.chunk(3), strict=True)}
-    if bias is not None:
-        weights |= {f"{name}.bias": part for name, part in zip(names, bias.chunk(3), strict=True)}
-    weights["out_proj.weight"] = out_weight
-    weights["out_proj.bias"] = torch.zeros(module.d_out) if out_bias is None else out_bias
-    module.to(weight).load_state_dict(weights)
+    """Load fused weights (3 * E, E) and (3 * E), and those of an output projection, into `module`."""
+    zeros = weight.new_zeros(module.d_out)
+    state = {"out_proj.weight": out_weight, "out_proj.bias": zeros if out_bias is None else out_bias}
+    for kind, fused in (("weight", weight), ("bias", bias)):
+        if fused is not None:
+            state |= {f"{part}.{kind}": rows for part, rows in zip(_PARTS, fused.chunk(3), strict=True)}
+    module.to(weight).load_state_dict(state)
     return module

@@ -1,39 +1,98 @@
-"""Scaled dot-product attention written out, and the causal mask: what every system of this package shares.
+"""Scaled dot-product attention: the formula written out, its faster equivalents, and which one runs when.
 
-Shapes: ... any leading dimensions (batch, heads), T queries, S keys, K width of a key, V width of a value.
+In every mask True means that the query must not attend to the key.
+
+Shapes: B batch, H heads, T queries, S keys, K width of a key, V width of a value, ... any leading dimensions.
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 def causal_mask(length: int, device: torch.device | str | None = None) -> Tensor:
-    """(length, length) boolean, True above the diagonal: where a query must not look."""
+    """(length, length) boolean, True above the diagonal: the keys that come after the query."""
     return torch.ones(length, length, dtype=torch.bool, device=device).triu(diagonal=1)
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: Tensor | None = None,
+    masked: Tensor | None = None,
+    dropout_p: float = 0.0,
+    need_weights: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """softmax(query key^T / sqrt(K)) value by the fastest kernel for the case.
+
+    Args:
+        query: (B, H, T, K); with `causal`, the last T of S positions.
+        key: (B, H, S, K).
+        value: (B, H, S, V).
+        causal: the causal mask of S or more positions; without it, queries attend to later keys too.
+        masked: boolean, broadcastable to (B, H, T, S); added to the causal mask.
+        dropout_p: probability that a weight is dropped.
+        need_weights: whether to return the weights, which only the slow kernel can.
+
+    Returns:
+        The context vectors (B, H, T, V); the weights (B, H, T, S), dropout included, if needed; and with a
+        mask, which queries have no key left (..., T, 1): their weights and context vectors are zero.
+    """
+    num_queries, num_keys = query.shape[2], key.shape[2]
+    if masked is None and not need_weights:  # the common cases need no mask
+        if causal is None or num_queries == 1:  # all keys are visible
+            return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p), None, None
+        if num_queries == num_keys and _use_blocks(query):
+            mask, block = causal[:num_keys, :num_keys], _block_size(num_keys)
+            return attend_in_blocks(query, key, value, mask, dropout_p, block), None, None
+        if num_queries == num_keys:
+            context = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p, is_causal=True)
+            return context, None, None
+    if causal is not None:
+        later = causal[None, None, num_keys - num_queries : num_keys, :num_keys]  # (1, 1, T, S)
+        masked = later if masked is None else later | masked
+    empty = None
+    if masked is not None:
+        # A softmax over no keys is 0 / 0: such a query attends to all keys, and its result is set to zero.
+        empty = masked.all(dim=-1, keepdim=True)  # (..., T, 1)
+        masked = masked & ~empty
+    weights = None
+    if need_weights or _is_one_query(query):
+        context, weights = attend(query, key, value, masked, dropout_p)
+    else:
+        visible = None if masked is None else ~masked  # SDPA's masks are True where a query attends
+        context = F.scaled_dot_product_attention(query, key, value, attn_mask=visible, dropout_p=dropout_p)
+    if empty is not None:
+        context = context.masked_fill(empty, 0.0)
+        weights = weights.masked_fill(empty, 0.0) if need_weights and weights is not None else None
+    return context, weights, empty
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, masked: Tensor | None = None, dropout_p: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """softmax(query key^T / sqrt(K)) value, and the weights (Vaswani et al. 2017, equation 1).
+
+    (..., T, K), (..., S, K), (..., S, V) -> (..., T, V), (..., T, S). `masked` is broadcastable to the
+    weights; a fully masked row gives NaN. Dropout acts on the weights, before they are used and returned.
+    """
+    scores = query @ key.transpose(-2, -1) / math.sqrt(key.shape[-1])  # (..., T, S)
+    if masked is not None:
+        scores = scores.masked_fill(masked, -torch.inf)
+    weights = _drop(torch.softmax(scores, dim=-1), dropout_p)  # (..., T, S)
+    return weights @ value, weights
 
 
 def attend_in_blocks(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout_p: float = 0.0, block: int | None = None
 ) -> Tensor:
-    """`attend` under the causal mask in fewer passes over memory, without the weights.
+    """`attend` under the causal `mask` (T, T) in fewer passes over memory, without the weights.
 
-    In bfloat16 on a CPU, most of all in the backward pass, PyTorch's fused attention was measured slower than
-    plain products up to about a thousand tokens (docs/benchmarks.md). Batch and heads are folded into one
-    dimension, scale and mask into the first product, and each block of queries meets the keys up to its end.
-
-    Args:
-        query: (B, H, T, K).
-        key: (B, H, T, K).
-        value: (B, H, T, V).
-        mask: (T, T), the causal mask.
-        dropout_p: probability that a weight is dropped.
-        block: how many queries at a time; all if left out.
-
-    Returns:
-        The context vectors (B, H, T, V).
+    (B, H, T, K), (B, H, T, K), (B, H, T, V) -> (B, H, T, V). Batch and heads are folded into one dimension,
+    scale and mask into the first product, and each block of queries multiplies only the keys up to its end.
     """
     batch, heads, length, width = query.shape
     query, key, value = (x.flatten(0, 1) for x in (query, key, value))  # (B * H, T, K or V)
@@ -41,41 +100,36 @@ def attend_in_blocks(
     contexts, end = [], 0
     for queries in torch.split(query, block, dim=1) if block else (query,):
         start, end = end, end + queries.shape[1]
-        seen = key[:, :end].transpose(1, 2)  # (B * H, K, S), S the end of the block
-        scores = torch.baddbmm(
-            bias[start:end, :end], queries, seen, alpha=1 / math.sqrt(width)
-        )  # (B * H, block, S)
-        weights = torch.softmax(scores, dim=-1).to(value.dtype)  # (B * H, block, S)
-        if dropout_p:
-            weights = torch.dropout(weights, dropout_p, train=True)
+        keys = key[:, :end].transpose(1, 2)  # (B * H, K, end)
+        scores = torch.baddbmm(bias[start:end, :end], queries, keys, alpha=1 / math.sqrt(width))
+        weights = _drop(torch.softmax(scores, dim=-1).to(value.dtype), dropout_p)  # (B * H, block, end)
         contexts.append(weights @ value[:, :end])  # (B * H, block, V)
     return torch.cat(contexts, dim=1).view(batch, heads, length, value.shape[2])
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    hidden: Tensor | None = None,
-    dropout: Callable[[Tensor], Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """softmax(query key^T / sqrt(K)) value, with the weights (Vaswani et al. 2017, equation 1).
+def _drop(weights: Tensor, dropout_p: float) -> Tensor:
+    return torch.dropout(weights, dropout_p, train=True) if dropout_p else weights
 
-    Args:
-        query: (..., T, K).
-        key: (..., S, K).
-        value: (..., S, V).
-        hidden: boolean, broadcastable to (..., T, S), True where a query must not look. A row that is True
-            throughout gives NaN, as any softmax over nothing.
-        dropout: applied to the weights.
 
-    Returns:
-        The context vectors (..., T, V), and the weights (..., T, S) that made them, dropout included.
+def _use_blocks(query: Tensor) -> bool:
+    """In bfloat16 on a CPU, blocks are faster than PyTorch's fused kernel up to about a thousand tokens.
+
+    Measured, most of all in the backward pass: docs/benchmarks.md.
     """
-    scores = query @ key.transpose(-2, -1) / math.sqrt(key.shape[-1])  # (..., T, S)
-    if hidden is not None:
-        scores = scores.masked_fill(hidden, -torch.inf)
-    weights = torch.softmax(scores, dim=-1)  # (..., T, S)
-    if dropout is not None:
-        weights = dropout(weights)
-    return weights @ value, weights  # (..., T, V)
+    if torch.compiler.is_exporting():  # the program may run on another device, and with another length
+        return False
+    longest = 512 if torch.compiler.is_compiling() else 1024  # compiled, all queries are one block
+    return query.device.type == "cpu" and query.dtype == torch.bfloat16 and query.shape[2] <= longest
+
+
+def _block_size(length: int) -> int | None:
+    """The fastest measured. Compiled, all queries are one block: a compiled loop is bound to one length."""
+    return None if torch.compiler.is_compiling() or length < 256 else min(length // 2, 256)
+
+
+def _is_one_query(query: Tensor) -> bool:
+    """Decoding on a CPU is faster written out, and a row's sums then do not depend on the other rows.
+
+    The fused kernel splits rows over threads, and adds up in another order on each.
+    """
+    return query.shape[2] == 1 and query.device.type == "cpu" and not torch.compiler.is_exporting()

@@ -1,21 +1,22 @@
 """Causal multi-head attention with weight splits: the module inside the GPT, for any PyTorch model.
 
-Every mask here means the same: True where a query must not look, as in `torch.nn.MultiheadAttention`.
-(`torch.nn.functional.scaled_dot_product_attention` means the opposite by True.)
+In every mask True means that the query must not attend to the key, as in `torch.nn.MultiheadAttention`.
+(`torch.nn.functional.scaled_dot_product_attention` means the opposite.)
 
 Shapes: B batch, T tokens given, S keys (the cached tokens, then the T given; without a cache S = T), H heads,
 K width of a head (d_out = H * K).
 """
 
+import operator
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from gpt.attention.cache import KeyValueCache
-from gpt.attention.kernels import attend, attend_in_blocks, causal_mask
+from gpt.attention.kernels import attention, causal_mask
 from gpt.errors import InputError
 
 
@@ -23,11 +24,11 @@ class MultiHeadAttention(nn.Module):
     """Causal multi-head self-attention (Vaswani et al. 2017, section 3.2.2).
 
     Args:
-        d_in: width of the tokens that come in.
-        d_out: width of what goes out, shared evenly by the heads.
-        context_length: the most tokens a query may look back on, itself included.
+        d_in: width of the input tokens.
+        d_out: width of the output tokens, shared evenly by the heads.
+        context_length: the most tokens a query can attend to, itself included.
         dropout: probability that an attention weight is dropped while training.
-        num_heads: how many heads; must divide `d_out`.
+        num_heads: number of heads; must divide `d_out`.
         qkv_bias: whether the query, key and value projections have a bias.
 
     Raises:
@@ -36,7 +37,7 @@ class MultiHeadAttention(nn.Module):
     """
 
     mask: Tensor
-    """(context_length, context_length) boolean. Rebuilt from its length, so no state dict carries it."""
+    """(context_length, context_length) boolean, the causal mask. It is rebuilt, not saved in state dicts."""
 
     def __init__(
         self,
@@ -53,9 +54,8 @@ class MultiHeadAttention(nn.Module):
                 raise InputError(f"{name} must be at least 1, got {size}")
         if num_heads < 1 or d_out % num_heads:
             raise InputError(f"d_out {d_out} is not divisible by num_heads {num_heads}")
-        self.d_in, self.d_out = d_in, d_out
-        self.num_heads = num_heads
-        self.head_dim = d_out // num_heads
+        self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
+        self.num_heads, self.head_dim = num_heads, d_out // num_heads
         self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
@@ -75,58 +75,35 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Attend from each of T tokens to itself and those before it: (B, T, d_in) -> (B, T, d_out).
 
-        A token that nothing lets look at any key, itself included, gives zeros, and its gradient is zero.
+        A token that can attend to no key, not even to itself, gives zeros, and its gradient is zero.
 
         Args:
             x: (B, T, d_in).
-            need_weights: also return the weights, which takes the slower path that writes them out.
+            need_weights: also return the weights, which takes the slower kernel that writes them out.
             key_padding_mask: (B, S) boolean, True for keys that are padding, on either side.
-            attn_mask: (T, S), (B, T, S) or (B, H, T, S) boolean, True where a query must not look; added to
-                the causal mask.
-            document_ids: (B, S) integers; a query looks at keys of its own document only.
+            attn_mask: (T, S), (B, T, S) or (B, H, T, S) boolean, added to the causal mask.
+            document_ids: (B, S) integers; a query attends to keys of its own document only.
             cache: the tokens before `x`, from `new_cache`; `x` is appended to it.
 
         Returns:
             The output, and with `need_weights` a pair of it and the weights (B, H, T, S), dropout included.
 
         Raises:
-            InputError: a tensor of another shape or type than above, more tokens than the context or than the
-                cache has room for, or a cache of another batch size. The cache is then as it was.
+            InputError: a tensor of another shape or type than above, more tokens than the context or the
+                cache can hold, or a cache of another batch size. The cache is then unchanged.
         """
-        num_tokens, num_keys = x.shape[1], self._num_keys(x, cache)
-        extra = self._combine(x, num_keys, key_padding_mask, attn_mask, document_ids)
+        num_keys = self._count_keys(x, cache)
+        masked = self._combine_masks(x, num_keys, key_padding_mask, attn_mask, document_ids)
         query, key, value = (self._split(projected) for projected in self.project(x))  # (B, H, T, K)
         if cache is not None:
             key, value = cache.update(key, value)  # (B, H, S, K)
-        dropout = self.dropout.p if self.training else 0.0
-
-        # The common cases need no mask built: a whole sequence, and one token that looks at all before it.
-        if extra is None and not need_weights and (num_tokens == num_keys or num_tokens == 1):
-            causal = bool(num_tokens > 1)  # in torch.export the comparison is a symbol
-            if causal and _blocks_pay(query):
-                mask = self.mask[:num_tokens, :num_tokens]
-                context = attend_in_blocks(query, key, value, mask, dropout, _block(num_tokens))
-            else:
-                context = F.scaled_dot_product_attention(
-                    query, key, value, dropout_p=dropout, is_causal=causal
-                )
-            out: Tensor = self.out_proj(self._join(context))  # (B, T, d_out)
-            return out
-
-        hidden = self.mask[None, None, num_keys - num_tokens : num_keys, :num_keys]  # (1, 1, T, S)
-        if extra is not None:
-            hidden = hidden | extra  # (B or 1, H or 1, T, S)
-        # A softmax over nothing is 0 / 0: a row without keys looks at all of them, and loses what it saw.
-        blind = hidden.all(dim=-1, keepdim=True)  # (B or 1, H or 1, T, 1)
-        hidden = hidden & ~blind
-        if need_weights or _one_query(query):
-            context, weights = attend(query, key, value, hidden, self.dropout)  # (B, H, T, K), (B, H, T, S)
-            weights = weights.masked_fill(blind, 0.0)
-        else:
-            context = F.scaled_dot_product_attention(query, key, value, attn_mask=~hidden, dropout_p=dropout)
-        out = self.out_proj(self._join(context.masked_fill(blind, 0.0)))  # (B, T, d_out)
-        out = out.masked_fill(blind.all(dim=1), 0.0)
-        return (out, weights) if need_weights else out
+        dropout_p = self.dropout.p if self.training else 0.0
+        # softmax(QK^T / sqrt(K)) V: (B, H, T, K)
+        context, weights, empty = attention(query, key, value, self.mask, masked, dropout_p, need_weights)
+        out: Tensor = self.out_proj(self._join(context))  # (B, T, d_out)
+        if empty is not None:  # a token with no key in any head gives zeros, without the bias
+            out = out.masked_fill(empty.all(dim=-3), 0.0)
+        return out if weights is None else (out, weights)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of all heads side by side: (B, T, d_in) -> (B, T, d_out) each."""
@@ -139,26 +116,25 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             batch_size: B of the tokens to come.
-            max_length: the most tokens it will hold; the context length if left out.
-            dtype: the weights' if left out; under autocast give the type that autocast computes in.
+            max_length: the most tokens it can hold; the context length by default.
+            dtype: the weights' by default; under autocast give the type that autocast computes in.
 
         Raises:
             InputError: `max_length` is over the context length.
         """
-        context_length = self.mask.shape[0]
-        max_length = context_length if max_length is None else max_length
-        if max_length > context_length:
+        length = self.context_length if max_length is None else max_length
+        if length > self.context_length:
             raise InputError(
-                f"a cache of {max_length} tokens is more than the context_length {context_length}"
+                f"a cache of {length} tokens is more than the context_length {self.context_length}"
             )
         weight = self.W_key.weight
         return KeyValueCache(
             batch_size,
             self.num_heads,
-            max_length,
+            length,
             self.head_dim,
             device=weight.device,
-            dtype=weight.dtype if dtype is None else dtype,
+            dtype=dtype or weight.dtype,
         )
 
     def _split(self, x: Tensor) -> Tensor:
@@ -169,8 +145,8 @@ class MultiHeadAttention(nn.Module):
         """(B, H, T, K) -> (B, T, H * K)."""
         return x.transpose(1, 2).flatten(2)
 
-    def _num_keys(self, x: Tensor, cache: KeyValueCache | None) -> int:
-        """S, after a look at the shapes."""
+    def _count_keys(self, x: Tensor, cache: KeyValueCache | None) -> int:
+        """S, after checking the shapes."""
         if x.dim() != 3 or x.shape[2] != self.d_in:
             expected = f"(batch, tokens, {self.d_in})"
             raise InputError(f"expected an input of shape {expected}, got {tuple(x.shape)}")
@@ -178,16 +154,15 @@ class MultiHeadAttention(nn.Module):
         if cache is not None:
             cache.check((x.shape[0], self.num_heads, x.shape[1], self.head_dim))
             cached = cache.length
-        num_keys = cached + x.shape[1]
-        if num_keys > self.mask.shape[0]:
-            before = f" after {cached} cached ones" if cached else ""
-            raise InputError(
-                f"expected at most context_length {self.mask.shape[0]} tokens, "
-                f"got an input of shape {tuple(x.shape)}{before}"
+        if cached + x.shape[1] > self.context_length:
+            expected = f"at most context_length {self.context_length} tokens"
+            given = f"an input of shape {tuple(x.shape)}" + (
+                f" after {cached} cached tokens" if cached else ""
             )
-        return num_keys
+            raise InputError(f"expected {expected}, got {given}")
+        return cached + x.shape[1]
 
-    def _combine(
+    def _combine_masks(
         self,
         x: Tensor,
         num_keys: int,
@@ -195,77 +170,45 @@ class MultiHeadAttention(nn.Module):
         attn_mask: Tensor | None,
         document_ids: Tensor | None,
     ) -> Tensor | None:
-        """What the masks given hide beside later tokens: (B or 1, H or 1, T, S), or None without masks."""
+        """The given masks as one, broadcastable to (B, H, T, S); None if there are none."""
         batch, num_tokens, _ = x.shape
-        hidden = None
+        keys, pairs = (batch, num_keys), (num_tokens, num_keys)
+        masks = []
         if key_padding_mask is not None:
-            _check_mask("key_padding_mask", key_padding_mask, [(batch, num_keys)])
-            hidden = key_padding_mask[:, None, None, :]  # (B, 1, 1, S)
+            _check_mask("key_padding_mask", key_padding_mask, [keys])
+            masks.append(key_padding_mask[:, None, None, :])  # (B, 1, 1, S)
         if attn_mask is not None:
-            pairs = (num_tokens, num_keys)
             _check_mask("attn_mask", attn_mask, [pairs, (batch, *pairs), (batch, self.num_heads, *pairs)])
-            if attn_mask.dim() == 3:
-                attn_mask = attn_mask[:, None]  # (B, 1, T, S)
-            hidden = attn_mask if hidden is None else hidden | attn_mask
+            masks.append(attn_mask[:, None] if attn_mask.dim() == 3 else attn_mask)
         if document_ids is not None:
-            if document_ids.shape != (batch, num_keys) or document_ids.is_floating_point():
-                raise InputError(
-                    f"expected integer document_ids of shape {(batch, num_keys)}, "
-                    f"got {document_ids.dtype} of shape {tuple(document_ids.shape)}"
-                )
+            if document_ids.shape != keys or document_ids.is_floating_point():
+                given = f"{document_ids.dtype} of shape {tuple(document_ids.shape)}"
+                raise InputError(f"expected integer document_ids of shape {keys}, got {given}")
             own = document_ids[:, num_keys - num_tokens :]  # (B, T)
-            other = (own[:, :, None] != document_ids[:, None, :])[:, None]  # (B, 1, T, S)
-            hidden = other if hidden is None else hidden | other
-        return hidden
+            masks.append((own[:, :, None] != document_ids[:, None, :])[:, None])  # (B, 1, T, S)
+        return reduce(operator.or_, masks) if masks else None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MultiHeadAttention":
-        """What `.to` and its like call. `.to_empty` leaves garbage, so a mask that moved is rebuilt."""
+        """Called by `.to` and the like. `.to_empty` leaves garbage, so a mask that moved is rebuilt."""
         before = self.mask
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.mask is not before:
-            self.mask = causal_mask(len(before), self.mask.device)
+            self.mask = causal_mask(self.context_length, self.mask.device)
         return self
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Load as ever, but pass over the float `mask` that the chapter's own module saves."""
+        """Ignore the float `mask` that the chapter's own module saves."""
         state_dict.pop(prefix + "mask", None)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         weight = state_dict.get(prefix + "W_query.weight", self.mask)
-        if (
-            self.mask.is_meta and not weight.is_meta
-        ):  # load_state_dict(assign=True) into a model without memory
-            self.mask = causal_mask(len(self.mask), weight.device)
-
-
-def _blocks_pay(query: Tensor) -> bool:
-    """Whether plain products beat PyTorch's fused attention; see `attend_in_blocks`."""
-    if torch.compiler.is_exporting():  # the program may run on another device, and with another length
-        return False
-    longest = 512 if torch.compiler.is_compiling() else 1024  # compiled, all queries are one block
-    return query.device.type == "cpu" and query.dtype == torch.bfloat16 and query.shape[2] <= longest
-
-
-def _one_query(query: Tensor) -> bool:
-    """Whether to write attention out because there is but one query: decoding, one token a row.
-
-    On a CPU that is the faster way, and the only one whose sums do not depend on the rows beside a row: the
-    fused kernel adds up in an order that differs with the thread a row falls to.
-    """
-    return query.shape[2] == 1 and query.device.type == "cpu" and not torch.compiler.is_exporting()
-
-
-def _block(num_tokens: int) -> int | None:
-    """How many queries at a time: the fastest measured. A compiled loop would hold for one length only."""
-    if torch.compiler.is_compiling() or num_tokens < 256:
-        return None
-    return min(num_tokens // 2, 256)
+        if self.mask.is_meta and not weight.is_meta:  # load_state_dict(assign=True) into a model on meta
+            self.mask = causal_mask(self.context_length, weight.device)
 
 
 def _check_mask(name: str, mask: Tensor, shapes: list[tuple[int, ...]]) -> None:
     if mask.dtype != torch.bool or tuple(mask.shape) not in shapes:
         expected = " or ".join(str(shape) for shape in shapes)
-        raise InputError(
-            f"expected a boolean {name} of shape {expected}, got {mask.dtype} of shape {tuple(mask.shape)}"
-        )
+        given = f"{mask.dtype} of shape {tuple(mask.shape)}"
+        raise InputError(f"expected a boolean {name} of shape {expected}, got {given}")

@@ -1,8 +1,7 @@
 """The systems of the chapters on coding attention, in the order in which they build on one another.
 
-Each is the one before with a part added: scores without weights; weights to train; the causal mask; several
-heads. The last two, heads split from one projection and a projection fused from three, are compared with
-`gpt.attention.multi_head.MultiHeadAttention`, which the GPT uses. These are for reading; that one is for use.
+Each adds one part to the one before: attention without weights, trainable weights, the causal mask, several
+heads, one fused projection. They are for reading; `MultiHeadAttention` in `multi_head.py` is for use.
 
 Shapes: B batch, T tokens, D width of a token (d_in), K width of a head (d_out), H heads.
 """
@@ -15,43 +14,43 @@ from gpt.errors import InputError
 
 
 def attention_scores(x: Tensor) -> Tensor:
-    """Dot product of every token with every other, no weights to train: (..., T, D) -> (..., T, T)."""
+    """Dot product of each token with every token, without trainable weights: (..., T, D) -> (..., T, T)."""
     return x @ x.transpose(-2, -1)
 
 
 def attention_scores_by_loop(x: Tensor) -> Tensor:
-    """The same as `attention_scores`, one dot product after the other: (T, D) -> (T, T)."""
+    """`attention_scores` computed one dot product at a time: (T, D) -> (T, T)."""
     return torch.stack([torch.stack([torch.dot(query, key) for key in x]) for query in x])
 
 
 def normalise_by_sum(scores: Tensor) -> Tensor:
-    """Divide each row by its sum: (..., T) -> (..., T). Scores of either sign make poor weights."""
+    """Divide each row by its sum: (..., T) -> (..., T). Negative scores give negative weights."""
     return scores / scores.sum(dim=-1, keepdim=True)
 
 
 def softmax_naive(scores: Tensor) -> Tensor:
-    """exp over the sum of exps: (..., T) -> (..., T). Large scores overflow, in torch.softmax they do not."""
+    """exp(score) / sum(exp(scores)): (..., T) -> (..., T). Large scores overflow, unlike in torch.softmax."""
     return normalise_by_sum(torch.exp(scores))
 
 
 def context_vectors(weights: Tensor, x: Tensor) -> Tensor:
-    """The mean of the tokens under each row of weights: (..., T, T), (..., T, D) -> (..., T, D)."""
+    """The weighted mean of the tokens for each query: (..., T, T), (..., T, D) -> (..., T, D)."""
     return weights @ x
 
 
 def mask_by_renormalising(weights: Tensor) -> Tensor:
-    """Zero the weights of later tokens and let the rest of each row sum to one again: (..., T, T) -> same."""
+    """Zero the weights of later tokens and renormalise each row: (..., T, T) -> (..., T, T)."""
     keep = torch.tril(torch.ones(weights.shape[-2:], device=weights.device))  # (T, T)
     return normalise_by_sum(weights * keep)
 
 
 def mask_by_infinity(scores: Tensor) -> Tensor:
-    """Give later tokens a score of -inf, which a softmax turns into zero: (..., T, T) -> same."""
+    """Set the scores of later tokens to -inf, so that softmax gives them zero: (..., T, T) -> (..., T, T)."""
     return scores.masked_fill(causal_mask(scores.shape[-1], scores.device), -torch.inf)
 
 
 class SelfAttention_v1(nn.Module):
-    """Self-attention with trainable weights, held as plain parameters."""
+    """Self-attention with trainable weights as plain parameters."""
 
     def __init__(self, d_in: int, d_out: int) -> None:
         super().__init__()
@@ -66,7 +65,7 @@ class SelfAttention_v1(nn.Module):
 
 
 class SelfAttention_v2(nn.Module):
-    """v1 with `nn.Linear` for its better initial weights, which it stores transposed."""
+    """v1 with `nn.Linear`, which initialises its weights better and stores them transposed."""
 
     def __init__(self, d_in: int, d_out: int, qkv_bias: bool = False) -> None:
         super().__init__()
@@ -81,7 +80,7 @@ class SelfAttention_v2(nn.Module):
 
 
 class CausalAttention(SelfAttention_v2):
-    """v2 with a batch, a causal mask and dropout on the weights."""
+    """v2 with a batch dimension, a causal mask and dropout on the weights."""
 
     mask: Tensor
 
@@ -95,13 +94,14 @@ class CausalAttention(SelfAttention_v2):
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, D) -> (B, T, K)."""
         num_tokens = x.shape[1]
-        hidden = self.mask[:num_tokens, :num_tokens]  # (T, T)
-        context, _ = attend(self.W_query(x), self.W_key(x), self.W_value(x), hidden, self.dropout)
+        masked = self.mask[:num_tokens, :num_tokens]  # (T, T)
+        dropout_p = self.dropout.p if self.training else 0.0
+        context, _ = attend(self.W_query(x), self.W_key(x), self.W_value(x), masked, dropout_p)
         return context
 
 
 class MultiHeadAttentionWrapper(nn.Module):
-    """Several causal heads side by side, each with its own weights and its own mask."""
+    """Several causal heads with their own weights and masks; their outputs are concatenated."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class MultiHeadAttn(nn.Module):
             raise InputError(f"n_embd {n_embd} is not divisible by n_heads {n_heads}")
         self.n_heads = n_heads
         self.c_attn = nn.Linear(n_embd, 3 * n_embd)
-        # One where a query may look, the opposite of the other systems, as in the checkpoints of GPT-2.
+        # One where a query attends, the opposite of the other systems, as in GPT-2's checkpoints.
         visible = torch.tril(torch.ones(block_size, block_size))
         self.register_buffer("bias", visible.view(1, 1, block_size, block_size))
 

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
@@ -14,6 +16,7 @@ from gpt.data.documents import Piece, cut, file_format, file_pieces, hub_rows, i
 from gpt.data.shards import file_sha256
 from gpt.errors import InputError
 from gpt.files import shipped
+from gpt.progress import notice
 
 _BUILTIN = {"python-docs": builtin.python_docs, "python-stdlib": builtin.python_stdlib}
 
@@ -71,6 +74,10 @@ class Corpus:
                 digest.update(f"{file_format(name)} {content}\n".encode())
         return digest.hexdigest()
 
+    def stamps(self) -> list[tuple[int, ...] | None]:
+        """Size, time of change and inode of each local file, None for a missing one: an edit changes them."""
+        return [None if is_url(name) else _stamp(name) for name in self.files]
+
     def summary(self) -> dict[str, Any]:
         """The fields that are set, for the metadata of prepared files."""
         return {key: value for key, value in asdict(self).items() if value}
@@ -125,6 +132,9 @@ def find_corpus(name: str, **options: Any) -> Corpus:
     if is_url(name):
         return Corpus(files=(name,), **options)
     if any(mark in name for mark in "*?["):
+        parent = os.path.dirname(path)
+        if re.search(r"[*?[]", parent):  # `glob` skips a folder that it cannot read, `_walk` reports it
+            list(_walk(Path(re.split(r"[^/]*[*?[]", parent)[0] or ".")))
         found = sorted(file for file in glob(str(path), recursive=True) if Path(file).is_file())
         if not found:
             raise InputError(f"no file matches {name}")
@@ -164,9 +174,46 @@ def _read_recipe(path: Path, options: Mapping[str, Any]) -> Corpus:
 
 
 def _folder_files(folder: Path) -> tuple[str, ...]:
-    found = sorted(path for path in folder.rglob("*") if path.is_file())
-    shown = [path for path in found if not any(p.startswith(".") for p in path.relative_to(folder).parts)]
-    names = [str(path) for path in shown]
+    """The files of a folder that are not hidden; where they are rows, without the data set's card."""
+    names = sorted(
+        (os.path.join(place, name) for place, files in _walk(folder) for name in files),
+        key=lambda name: Path(name).parts,
+    )
     if not names:
         raise InputError(f"the folder {folder} has no files")
-    return tuple([name for name in names if file_format(name) != "text"] or names)
+    for name in names:
+        if not os.path.isfile(name):
+            raise InputError(f"{name} is not a file, or a link to one that is missing")
+    rows = [name for name in names if file_format(name) != "text"]
+    texts = [name for name in names if file_format(name) == "text"]
+    if not rows or not texts:
+        return tuple(names)
+    if others := [name for name in texts if not Path(name).name.upper().startswith(("README", "LICENSE"))]:
+        raise InputError(
+            f"the folder {folder} mixes files of rows ({rows[0]}) with texts ({others[0]}): "
+            f"name one kind with a pattern, such as '{folder}/**/*{Path(others[0]).suffix}'"
+        )
+    notice(f"left out {', '.join(texts)}: the other files of {folder} are rows")
+    return tuple(rows)
+
+
+def _walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Each folder below `folder` that is not hidden, and the names of its files."""
+    seen: dict[str, str] = {}
+    for place, folders, files in os.walk(folder, onerror=_raise, followlinks=True):
+        if (first := seen.setdefault(os.path.realpath(place), place)) != place:
+            raise InputError(f"the folder {place} is a link to {first}: its files would be read twice")
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield place, [name for name in files if not name.startswith(".")]
+
+
+def _raise(error: OSError) -> None:
+    raise InputError(f"cannot read the folder {error.filename}: {error.strerror}") from error
+
+
+def _stamp(name: str) -> tuple[int, ...] | None:
+    try:
+        found = os.stat(name)
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns, found.st_ino

@@ -5,11 +5,11 @@ at once, and cannot say which byte is not UTF-8. Rows are read by `datasets`, im
 """
 
 import codecs
+import io
 import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -21,7 +21,18 @@ LONGEST_PIECE = 1 << 20
 """Characters in a piece. A longer document comes as several, so memory does not grow with documents."""
 
 _ENDINGS = {"json": (".json", ".jsonl", ".ndjson"), "csv": (".csv", ".tsv"), "parquet": (".parquet",)}
-_COMPRESSED = {".gz", ".bz2", ".xz", ".zst"}
+_COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
+_NOT_TEXT = {
+    b"PK\x03\x04": "a zip archive or an office document",
+    b"%PDF-": "a PDF",
+    b"\x1f\x8b": "gzip data without the ending .gz",
+    b"BZh": "bzip2 data without the ending .bz2",
+    b"\xfd7zXZ\x00": "xz data without the ending .xz",
+    b"\x28\xb5\x2f\xfd": "zstd data without the ending .zst",
+    codecs.BOM_UTF16_LE: "UTF-16 or UTF-32",
+    codecs.BOM_UTF16_BE: "UTF-16",
+    codecs.BOM_UTF32_BE: "UTF-32",
+}
 _ROWS_AT_ONCE = 256
 _BYTES_AT_ONCE = 1 << 20
 
@@ -48,11 +59,27 @@ def file_pieces(name: str, column: str, errors: str) -> Iterator[Piece]:
         InputError: not UTF-8, not of the format that its name says, or no such column.
         OSError: it cannot be opened.
     """
-    if file_format(name) == "text":
-        with _open(name) as file:
-            yield from _text_pieces(file, name, errors)
-    else:
-        yield from cut(_file_rows(name, column, errors))
+    if _suffixes(name)[-1] == ".zst":
+        from fsspec.compression import register_compression
+
+        register_compression("zstd", _zstd, "zst", force=True)
+    try:
+        if file_format(name) == "text":
+            with _open(name) as file:
+                yield from _text_pieces(file, name, errors)
+        else:
+            yield from cut(_file_rows(name, column, errors))
+    except InputError:
+        raise
+    except Exception as error:  # every compression and protocol has exceptions of its own
+        if is_url(name):
+            raise InputError(
+                f"cannot read {name} ({_first_line(error)}): check the address and the network, "
+                "or download the file by other means and give its path"
+            ) from error
+        if isinstance(error, OSError) and error.filename:
+            raise
+        raise InputError(f"cannot read {name}: {_first_line(error)}") from error
 
 
 def hub_rows(column: str, path: str, *options: Any, **more: Any) -> Iterator[str]:
@@ -96,6 +123,8 @@ def _text_pieces(file: IO[bytes], name: str, errors: str) -> Iterator[Piece]:
     decoder = codecs.getincrementaldecoder("utf-8")(errors)
     text, position, first = "", 0, True
     for block in chain(iter(partial(file.read, _BYTES_AT_ONCE), b""), [b""]):
+        if not position:
+            _check_text(block[:4096], name)
         position += len(block)
         try:
             text += decoder.decode(block, final=not block)
@@ -110,10 +139,13 @@ def _text_pieces(file: IO[bytes], name: str, errors: str) -> Iterator[Piece]:
 
 def _file_rows(name: str, column: str, errors: str) -> Iterator[str]:
     kind = file_format(name)
+    if kind != "parquet" and not is_url(name):
+        with _open(name) as file:
+            _check_text(file.read(4096), name)
     options: dict[str, Any] = {} if kind == "parquet" else {"encoding_errors": errors}
     if kind == "json" and errors == "replace":
         options["encoding"] = "utf_8"  # the JSON reader decodes, and so replaces, only where not named utf-8
-    if ".tsv" in Path(name).suffixes:
+    if ".tsv" in _suffixes(name):
         options["sep"] = "\t"
     # `load_dataset` would report each file to the hub; the reader that it calls does not.
     reader = getattr(import_module(f"datasets.io.{kind}"), f"{kind.capitalize()}DatasetReader")
@@ -122,6 +154,8 @@ def _file_rows(name: str, column: str, errors: str) -> Iterator[str]:
     except (InputError, OSError):
         raise
     except Exception as error:  # pyarrow, pandas and datasets share no exception class
+        if is_url(name):
+            raise
         if errors == "strict":
             _check_utf8(name)
         raise InputError(f"cannot read {name} as {kind}: {_first_line(error)}") from error
@@ -133,7 +167,7 @@ def _texts(rows: Any, column: str, name: str) -> Iterator[str]:
         if column not in table.column_names:
             raise InputError(
                 f"{name} has no column {column!r}, it has {', '.join(table.column_names)}: "
-                "choose one with --text_column"
+                "choose one with --text_column (gpt fit: --data.text_column)"
             )
         for text in table.column(column).to_pylist():
             if not isinstance(text, str | None):
@@ -149,32 +183,91 @@ def _check_utf8(name: str) -> None:
                 pass
 
 
+def _check_text(head: bytes, name: str) -> None:
+    """Raise an error about the beginning of a file that is known not to be UTF-8 text."""
+    found = next((kind for magic, kind in _NOT_TEXT.items() if head.startswith(magic)), None)
+    fewer, more = sorted((head[::2].count(0), head[1::2].count(0)))
+    if head[257:262] == b"ustar":
+        found = "a tar archive"
+    elif not found and len(head) >= 64 and more > 0.4 * len(head) > 1.3 * fewer:
+        found = "UTF-16 or UTF-32"
+    if found:
+        raise InputError(f"{name} is {found}, expected UTF-8 text: unpack it, or save it as UTF-8")
+
+
 def _not_utf8(name: str, byte: int) -> InputError:
-    return InputError(f"{name} is not UTF-8: byte {byte} cannot be decoded; --errors replace reads it anyway")
+    return InputError(
+        f"{name} is not UTF-8: byte {byte} cannot be decoded; "
+        "--errors replace (gpt fit: --data.errors replace) reads it with U+FFFD there"
+    )
 
 
 def _open(name: str) -> IO[bytes]:
     """Open a file or URL for its plain bytes, decompressed according to its ending."""
-    if not is_url(name) and not is_compressed(name):
+    compression = _COMPRESSIONS.get(_suffixes(name)[-1])
+    if not is_url(name) and not compression:
         return open(name, "rb")
-    import fsspec  # type: ignore[import-untyped]
+    import fsspec
 
-    if name.endswith(".zst") and find_spec("zstandard") is None:
-        raise InputError(f"{name} needs the package zstandard: pip install zstandard")
-    opened: IO[bytes] = fsspec.open(name, "rb", compression="infer").open()
+    opened: IO[bytes] = fsspec.open(name, "rb", compression=compression).open()
     return opened
+
+
+def _zstd(file: IO[bytes], mode: str = "rb", **_: Any) -> IO[bytes]:
+    return io.BufferedReader(_Zstd(file))
+
+
+class _Zstd(io.RawIOBase):
+    """Decompresses zstd. zstandard's own reader does not report a truncated file; this one does."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._chunks, self._rest = self._decompress(file), memoryview(b"")
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a part of `buffer`; 0 at the end."""
+        while not self._rest:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._rest = memoryview(chunk)
+        count = min(len(buffer), len(self._rest))
+        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count
+
+    @staticmethod
+    def _decompress(file: IO[bytes]) -> Iterator[bytes]:
+        import zstandard
+
+        frame = None
+        while block := file.read(256):  # four bytes can stand for 128 KiB
+            while block:
+                frame = frame or zstandard.ZstdDecompressor().decompressobj()
+                yield frame.decompress(block)
+                block, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+        if frame:
+            raise EOFError("the compressed file is truncated")
 
 
 def file_format(name: str) -> str:
     """`text`, or the reader of `datasets` for the file's rows: `json`, `csv`, `parquet`."""
-    path = Path(name.partition("?")[0])
-    suffix = Path(path.stem).suffix if path.suffix in _COMPRESSED else path.suffix
-    return next((kind for kind, endings in _ENDINGS.items() if suffix.lower() in endings), "text")
+    *_, kind, compression = ["", "", *_suffixes(name)]
+    suffix = kind if compression in _COMPRESSIONS else compression
+    return next((kind for kind, endings in _ENDINGS.items() if suffix in endings), "text")
 
 
 def is_compressed(name: str) -> bool:
     """Whether the file is compressed, by its name."""
-    return Path(name).suffix in _COMPRESSED
+    return _suffixes(name)[-1] in _COMPRESSIONS
+
+
+def _suffixes(name: str) -> list[str]:
+    """The endings of a file's name in lower case, without a URL's query; at least one, which may be empty."""
+    path = Path(name.partition("?")[0] if is_url(name) else name)
+    return [suffix.lower() for suffix in path.suffixes] or [""]
 
 
 def is_url(name: str) -> bool:

@@ -74,8 +74,8 @@ def sample_windows(prepared: Prepared, count: int, context_length: int, seed: in
     """The text of random windows of the training split."""
     grid = Grid(prepared.count("train", "tokens"), context_length)
     chosen = np.random.default_rng(seed).choice(grid.count, min(count, grid.count), replace=False)
-    starts, lengths = grid.place(chosen, epoch=0)
-    _, targets = make_batch(prepared.stream("train"), starts, lengths, context_length, isolate=False)
+    spans = grid.spans(chosen, epoch=0)
+    _, targets = make_batch(prepared.stream("train"), spans, context_length, isolate=False)
     return [prepared.tokenizer.decode(row) for row in targets.tolist()]
 
 

@@ -3,6 +3,7 @@
 import math
 import signal
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import lightning.pytorch as pl
@@ -11,7 +12,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from gpt.data.prepare import prepare
 from gpt.data.shards import Prepared
-from gpt.data.windows import Batch, EvalWindows, Grid, Packed, TrainWindows, WindowOrder
+from gpt.data.windows import Batch, EvalWindows, Grid, Packed, TrainWindows
 from gpt.errors import InputError
 from gpt.tokenizer import Tokenizer
 
@@ -21,17 +22,18 @@ class TokenData(pl.LightningDataModule):
 
     Args:
         corpus: a recipe's name, a text file, a folder, a pattern, `hub:OWNER/NAME`, or a prepared folder.
-        vocab_size: ids of the tokenizer; the full GPT-2 vocabulary has 50257.
+        vocab_size: size of the vocabulary; GPT-2's whole one has 50257.
         context_length: tokens in a window.
         batch_size: windows in a batch, on each process.
-        val_fraction: the part of the text held out, in whole documents where there are several.
-        seed: decides the order of the windows.
+        val_fraction: fraction of the text to hold out, in whole documents where there are several.
+        seed: selects the order of the windows.
         shift: cut the text at another offset each epoch.
-        pack: end windows where documents end, so that none shorter than the context is split; the rest of a
-            window is padding, whose target is -100.
-        isolate: give the document of each token as a third tensor, so that attention can stay within it.
-        num_workers: processes that read batches; none is fast enough from a local disk.
+        pack: end windows where documents end, so that no document shorter than the context is split; the rest
+            of a window is padding, which is not scored.
+        isolate: keep attention within a document: batches get a third tensor with each token's document.
+        num_workers: processes that read batches; 0 is fast enough from a local disk.
         text_column: the column that holds the text, where the corpus has columns.
+        errors: `strict` stops at bytes that are not UTF-8, `replace` puts U+FFFD in their place.
 
     Raises:
         InputError: the corpus is not there, cannot be read, or is shorter than the context.
@@ -50,27 +52,27 @@ class TokenData(pl.LightningDataModule):
         isolate: bool = False,
         num_workers: int = 0,
         text_column: str | None = None,
+        errors: str | None = None,
     ) -> None:
         super().__init__()
         self.tokenizer = Tokenizer("gpt2", vocab_size)
-        self.corpus, self.text_column, self.val_fraction = corpus, text_column, val_fraction
+        self.corpus = corpus
         self.context_length, self.batch_size, self.seed = context_length, batch_size, seed
         self.shift, self.pack, self.isolate, self.num_workers = shift, pack, isolate, num_workers
         if shift and pack:
             raise InputError("shift and pack cannot go together: packed windows begin where documents do")
-        self._prepared: Prepared | None = None
         self._options: dict[str, Any] = {
             "vocab_size": vocab_size,
             "val_fraction": val_fraction,
             "text_column": text_column,
+            "errors": errors,
+            "verify": False,  # checksums of a large corpus take longer than its first steps
         }
 
-    @property
+    @cached_property
     def prepared(self) -> Prepared:
-        """The files on disk, prepared now if they are not."""
-        if self._prepared is None:
-            self._prepared = Prepared(prepare(self.corpus, **self._options))
-        return self._prepared
+        """The files on disk, prepared on first use if they are not yet."""
+        return Prepared(prepare(self.corpus, **self._options))
 
     @property
     def train_tokens(self) -> int:
@@ -79,7 +81,7 @@ class TokenData(pl.LightningDataModule):
 
     @property
     def val_tokens(self) -> int:
-        """Tokens held out, each document's end of text counted."""
+        """Tokens held out, the `<|endoftext|>` of each document included."""
         return self.prepared.count("val", "tokens")
 
     @property
@@ -103,92 +105,84 @@ class TokenData(pl.LightningDataModule):
             windows = Packed(starts, self.train_tokens, self.context_length)
         else:
             windows = Grid(self.train_tokens, self.context_length, self.seed, self.shift)
-        order = WindowOrder(windows=windows, batch_size=self.batch_size, seed=self.seed, **self._place())
-        dataset = TrainWindows(self.prepared.stream("train"), order, self.context_length, self.isolate)
+        stream, place = self.prepared.stream("train"), self._place()
+        dataset = TrainWindows(stream, windows, self.batch_size, self.seed, **place, isolate=self.isolate)
         accumulate = self.trainer.accumulate_grad_batches if self.trainer else 1
         return TrainLoader(dataset, self.num_workers, multiple_of=accumulate)
 
     def val_dataloader(self) -> "DataLoader[Batch]":
-        """The whole split once, in order: padding has the target -100."""
-        dataset = EvalWindows(
-            self.prepared.stream("val"),
-            self.context_length,
-            self.batch_size,
-            isolate=self.isolate,
-            **self._place(),
-        )
+        """The whole split once, in order: padding has the target IGNORE_INDEX."""
+        stream, place = self.prepared.stream("val"), self._place()
+        dataset = EvalWindows(stream, self.context_length, self.batch_size, **place, isolate=self.isolate)
         return DataLoader(
             dataset, batch_size=None, pin_memory=torch.cuda.is_available(), generator=torch.Generator()
         )
 
     def _place(self) -> dict[str, int]:
         """This process among those that train together."""
-        trainer = self.trainer
-        return (
-            {"rank": trainer.global_rank, "world": trainer.world_size} if trainer else {"rank": 0, "world": 1}
-        )
+        if self.trainer is None:
+            return {}
+        return {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
 
 
 class TrainLoader(DataLoader[Batch]):
-    """Batches of consecutive numbers: iterating goes on where the last iteration stopped.
+    """Batches of consecutive numbers: each iteration continues where the last one stopped.
 
-    Its state is one number, the windows that all processes have taken together; Lightning saves it with the
-    checkpoint and restores it before training goes on, in the middle of an epoch as at its end.
+    Its state is one number, the windows that all processes have taken together. Lightning saves it with the
+    checkpoint and restores it before training resumes, in the middle of an epoch and at its end.
 
     Args:
         dataset: batches by number.
         num_workers: processes that read them.
-        multiple_of: an epoch's batches are rounded up to a multiple of this, so that no step accumulates
-            fewer than the others.
+        multiple_of: an epoch's batches are rounded up to a multiple of this, so that all updates accumulate
+            equally many.
     """
 
     def __init__(self, dataset: TrainWindows, num_workers: int = 0, multiple_of: int = 1) -> None:
-        self._next = 0  # the number of the next batch
-        self.multiple_of = multiple_of
+        self._numbers = _Consecutive(math.ceil(len(dataset) / multiple_of) * multiple_of)
+        self._windows_per_batch = dataset.batch_size * dataset.world_size
         super().__init__(
             dataset,
-            sampler=_FromNext(self),
+            sampler=self._numbers,
             batch_size=None,
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
             pin_memory=torch.cuda.is_available(),
-            worker_init_fn=_leave_signals_to_the_parent,
-            generator=torch.Generator(),  # a loader draws from the global one otherwise, which dropout uses
+            worker_init_fn=_ignore_signals,
+            generator=torch.Generator(),  # by default a loader draws from the global one, which dropout uses
         )
-        self._windows_a_batch = dataset.order.batch_size * dataset.order.world
 
     def __len__(self) -> int:
-        return len(self.sampler)  # type: ignore[arg-type]
+        return len(self._numbers)
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         for batch in super().__iter__():
-            self._next += 1
+            self._numbers.next += 1  # not when the number is drawn: workers draw some batches ahead
             yield batch
 
     def state_dict(self) -> dict[str, int]:
         """The windows taken so far."""
-        return {"windows": self._next * self._windows_a_batch}
+        return {"windows": self._numbers.next * self._windows_per_batch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on after the windows that `state_dict` counted, with another batch size too."""
-        self._next = state["windows"] // self._windows_a_batch
+        """Continue after the windows that `state_dict` counted, with another batch size too."""
+        self._numbers.next = state["windows"] // self._windows_per_batch
 
 
-class _FromNext(Sampler[int]):
-    """The numbers of an epoch's worth of batches, from the loader's next on."""
+class _Consecutive(Sampler[int]):
+    """The numbers of an epoch's batches, from `next` on."""
 
-    def __init__(self, loader: TrainLoader) -> None:
-        self.loader = loader
+    def __init__(self, count: int) -> None:
+        self.count, self.next = count, 0
 
     def __len__(self) -> int:
-        batches, of = len(self.loader.dataset), self.loader.multiple_of  # type: ignore[arg-type]
-        return math.ceil(batches / of) * of
+        return self.count
 
     def __iter__(self) -> Iterator[int]:
-        return iter(range(self.loader._next, self.loader._next + len(self)))
+        return iter(range(self.next, self.next + self.count))
 
 
-def _leave_signals_to_the_parent(worker: int) -> None:
+def _ignore_signals(worker: int) -> None:
     """A terminal's Ctrl-C reaches every process; the one that trains needs batches to finish its step."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -11,13 +11,14 @@ import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from gpt.data.corpus import Corpus, find_corpus
 from gpt.data.encode import encode
-from gpt.data.shard_writer import ShardWriter
+from gpt.data.shard_writer import ShardWriter, check_ours, clear
 from gpt.data.shards import FORMAT, META, Prepared
 from gpt.errors import InputError
-from gpt.progress import progress
+from gpt.progress import notice, progress
 from gpt.tokenizer import Tokenizer
 
 
@@ -34,6 +35,7 @@ def prepare(
     streaming: bool | None = None,
     errors: str | None = None,
     workers: int | None = None,
+    verify: bool = True,
 ) -> Path:
     """Tokenize a corpus into files that training memory-maps.
 
@@ -52,6 +54,7 @@ def prepare(
         streaming: read a hub data set as it downloads; false downloads all of it first.
         errors: `strict` stops at bytes that are not UTF-8, `replace` puts U+FFFD in their place.
         workers: threads that tokenize; by default one for each core.
+        verify: check the checksums of a folder prepared before; a damaged one is prepared again.
 
     Returns:
         The folder.
@@ -73,26 +76,33 @@ def prepare(
         streaming=streaming,
         errors=errors,
     )
+    stamps = source.stamps()
     key = _key(source, tokenizer, val_fraction)
     folder = Path(output) if output is not None else cache_folder() / f"{_short_name(corpus)}-{key[:16]}"
-    if _is_done(folder, key):
+    if _is_done(folder, key, verify):
         return folder
     from filelock import FileLock
 
+    if not (folder / META).is_file():
+        check_ours(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):  # another process may be preparing it: then wait and use its work
-        if not _is_done(folder, key):
-            with closing(ShardWriter(folder, key, tokenizer)) as writer:
-                done, threads = writer.text_bytes, workers or os.cpu_count() or 1
-                blocks = encode(source.pieces(), writer.parts, tokenizer, val_fraction, threads)
-                label = f"tokenizing {corpus}"
-                with closing(blocks), progress(label, source.size(), done=done) as advance:
-                    for block in blocks:
-                        with _full_disk(folder):
-                            writer.add(block)
-                        advance(sum(block.text_bytes.values()))
-                with _full_disk(folder):
-                    writer.finish(val_fraction, {"corpus": corpus, **source.summary()})
+        if _is_done(folder, key, verify):
+            return folder
+        if (folder / META).is_file():
+            notice(f"{folder} is damaged and is prepared again")
+            clear(folder)
+        with closing(ShardWriter(folder, key, tokenizer, lambda: source.stamps() == stamps)) as writer:
+            done, threads = writer.text_bytes, workers or os.cpu_count() or 1
+            blocks = encode(source.pieces(), writer.parts, tokenizer, val_fraction, threads)
+            label = f"tokenizing {corpus}"
+            with closing(blocks), progress(label, source.size(), done=done) as advance:
+                for block in blocks:
+                    with _full_disk(folder):
+                        writer.add(block)
+                    advance(sum(block.text_bytes.values()))
+            with _full_disk(folder):
+                writer.finish(val_fraction, {"corpus": corpus, **source.summary()})
     return folder
 
 
@@ -108,20 +118,35 @@ def _key(source: Corpus, tokenizer: Tokenizer, val_fraction: float) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _is_done(folder: Path, key: str) -> bool:
-    """Whether `folder` is prepared, by this key.
+def _is_done(folder: Path, key: str, verify: bool) -> bool:
+    """Whether `folder` is prepared by this key, and undamaged.
 
     Raises:
-        InputError: it is prepared by another key.
+        InputError: it is prepared by another key, or so damaged that its key is unknown.
     """
     if not (folder / META).is_file():
         return False
-    if Prepared(folder).meta["key"] != key:
+    try:
+        prepared = Prepared(folder)
+        if prepared.meta["key"] == key and verify:
+            prepared.verify()
+    except InputError:
+        if folder.name.endswith(f"-{key[:16]}") or _recorded_key(folder) == key:
+            return False
+        raise
+    if prepared.meta["key"] != key:
         raise InputError(
             f"{folder} holds other text, or was prepared with other options: "
             "delete it, or choose another folder"
         )
     return True
+
+
+def _recorded_key(folder: Path) -> Any:
+    try:
+        return json.loads((folder / META).read_text(encoding="utf-8"))["key"]
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 def _check_vocabulary(folder: Path, tokenizer: Tokenizer) -> Path:

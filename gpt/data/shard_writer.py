@@ -7,7 +7,9 @@ process wrote after that is cut off when the next one resumes.
 
 import json
 import os
+import re
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,6 +26,8 @@ from gpt.tokenizer import Tokenizer
 
 PROGRESS = "progress.json"
 _STATE = ("parts", "empty", "largest_id", "splits")
+_SHARDS = r"(train|val)-(documents|\d{5})\.bin"
+_OURS = re.compile(rf"{_SHARDS}|lengths\.png|\.({META}|{PROGRESS})\..*\.tmp|{META}|{PROGRESS}")
 _SECONDS_BETWEEN_COMMITS = 5.0
 _SHARD_TOKENS = 1 << 27
 _COUNTED_AT_ONCE = 1 << 20
@@ -36,13 +40,16 @@ class ShardWriter:
         folder: exists, and is locked by the caller.
         key: a hash of the text, the tokenizer and the options.
         tokenizer: made the ids.
+        unchanged: whether the text is still that of the key; asked before each commit.
 
     Raises:
         InputError: the folder holds other files, or another unfinished preparation.
     """
 
-    def __init__(self, folder: Path, key: str, tokenizer: Tokenizer) -> None:
-        self.folder, self.key, self.tokenizer = folder, key, tokenizer
+    def __init__(
+        self, folder: Path, key: str, tokenizer: Tokenizer, unchanged: Callable[[], bool] = lambda: True
+    ) -> None:
+        self.folder, self.key, self.tokenizer, self.unchanged = folder, key, tokenizer, unchanged
         self.dtype = token_dtype(tokenizer.n_vocab)
         self.parts = self.empty = self.largest_id = 0  # parts: the pieces of text written
         self.splits = {split: {"tokens": 0, "documents": 0, "bytes": 0} for split in SPLITS}
@@ -65,7 +72,17 @@ class ShardWriter:
             self.commit()
 
     def commit(self) -> None:
-        """Make what was added so far survive a kill or a power cut."""
+        """Make what was added so far survive a kill or a power cut.
+
+        Raises:
+            InputError: the text changed; what was written of it is deleted.
+        """
+        if not self.unchanged():
+            self.close()
+            clear(self.folder)
+            raise InputError(
+                "the corpus changed while it was read: run the command again when it is complete"
+            )
         for file in self._open.values():
             file.flush()
             os.fsync(file.fileno())
@@ -95,7 +112,7 @@ class ShardWriter:
             )
         by_document = val_fraction / 4 <= tokens["val"] / total <= val_fraction * 4
         held_out = tokens["val"] if by_document else max(1, round(total * val_fraction))
-        files = sorted(path for path in self.folder.glob("*.bin"))
+        files = sorted(path for path in self.folder.iterdir() if re.fullmatch(_SHARDS, path.name))
         with ThreadPoolExecutor() as pool:
             digests = list(pool.map(file_sha256, files))
         meta = {
@@ -140,19 +157,10 @@ class ShardWriter:
 
     def _resume(self) -> None:
         """Go back to the last commit, or begin."""
-        for left in self.folder.glob(".*.tmp"):  # from an atomic write that was killed
-            left.unlink()
-        present = {path.name for path in self.folder.iterdir() if not path.name.startswith(".")}
-        progress = self.folder / PROGRESS
-        if not progress.exists():
-            if present:
-                raise InputError(
-                    f"{self.folder} holds other files ({sorted(present)[0]}): "
-                    "choose an empty folder to prepare in"
-                )
+        state = check_ours(self.folder)
+        if state is None:
             self.commit()
             return
-        state = json.loads(progress.read_text(encoding="utf-8"))
         if state["key"] == self.key:
             for name in _STATE:
                 setattr(self, name, state[name])
@@ -162,8 +170,8 @@ class ShardWriter:
                 "delete it, or choose another folder"
             )
         kept = {name: size for split in SPLITS for name, size in self._sizes(split).items()}
-        for path in self.folder.glob("*.bin"):
-            if path.name not in kept:
+        for path in self.folder.iterdir():
+            if _OURS.fullmatch(path.name) and path.name not in (*kept, PROGRESS):
                 path.unlink()
         for name, size in kept.items():
             with open(self.folder / name, "ab") as file:
@@ -239,3 +247,31 @@ def _index_name(split: str) -> str:
 
 def _shard_name(split: str, number: int) -> str:
     return f"{split}-{number:05d}.bin"
+
+
+def check_ours(folder: Path) -> dict[str, Any] | None:
+    """The state of the unfinished preparation in `folder`; None if it holds nothing.
+
+    Raises:
+        InputError: it holds other files.
+    """
+    present = sorted(path.name for path in folder.glob("*") if not path.name.startswith("."))
+    if PROGRESS in present:
+        size = sum(path.stat().st_size for path in folder.glob("*.bin"))
+        try:
+            state: dict[str, Any] = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+            counts = [state["splits"][split][what] for split in SPLITS for what in ("tokens", "documents")]
+            if {"key", *_STATE} <= state.keys() and min(counts) >= 0 and max(counts) <= size:
+                return state
+        except (ValueError, TypeError, KeyError, AttributeError):
+            pass
+    if present:
+        raise InputError(f"{folder} holds other files ({present[0]}): choose an empty folder to prepare in")
+    return None
+
+
+def clear(folder: Path) -> None:
+    """Delete what a `ShardWriter` wrote, `meta.json` and `progress.json` last, so that it can be repeated."""
+    for path in sorted(folder.iterdir(), key=lambda path: path.name in (META, PROGRESS)):
+        if _OURS.fullmatch(path.name):
+            path.unlink()

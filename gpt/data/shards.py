@@ -36,12 +36,20 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """The items `start` to `stop` of a file of integers, each plus `shift`."""
+    """The items `start` to `stop` of a file of integers, each plus `shift`.
+
+    Raises:
+        TypeError: a field of another type.
+    """
 
     file: str
     start: int
     stop: int
     shift: int = 0
+
+    def __post_init__(self) -> None:
+        if type(self.file) is not str or {type(n) for n in (self.start, self.stop, self.shift)} != {int}:
+            raise TypeError(f"a segment of {self.file!r} from {self.start!r} to {self.stop!r}")
 
     def view(self, folder: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
         """The items, memory-mapped."""
@@ -142,20 +150,42 @@ class Prepared:
             raise InputError(
                 f"{self.folder} was made with another tokenizer than this {self.tokenizer}; prepare it again"
             )
-        self.dtype = np.dtype(self.meta["dtype"])
-        if self.dtype != token_dtype(self.tokenizer.n_vocab):
+        self.dtype = token_dtype(self.tokenizer.n_vocab)
+        if self.meta["dtype"] != self.dtype.str:
             raise InputError(
-                f"{self.folder / META} has dtype {self.dtype}, expected {token_dtype(self.tokenizer.n_vocab)}"
+                f"{self.folder / META} has dtype {self.meta['dtype']}, expected {self.dtype.str}"
             )
         self._check_ids(str(self.folder), self.meta["largest_id"])
         for name, recorded in self.meta["files"].items():
+            if Path(name).name != name or not name.endswith(".bin"):
+                raise InputError(f"{self.folder / META} names {name!r}, expected a .bin file of the folder")
             path = self.folder / name
             size = path.stat().st_size if path.exists() else 0
             if size != recorded["bytes"]:
                 raise InputError(f"{path} has {size} bytes, expected {recorded['bytes']}; prepare it again")
+        for what, dtype in (("tokens_in", self.dtype), ("documents_in", INDEX_DTYPE)):
+            self._check_segments(what, dtype)
         for split in SPLITS:
             for part in self.stream(split).parts[:1]:
                 self._check_ids(f"the {split} split of {self.folder}", int(part[:_CHECKED_TOKENS].max()))
+
+    def _check_segments(self, what: str, dtype: np.dtype[Any]) -> None:
+        """The segments lie within the files, do not overlap, and have the items that the counts claim."""
+        ends = dict.fromkeys(self.meta["files"], 0)
+        for split in SPLITS:
+            segments = self._segments(split, what)
+            for segment in segments:
+                items = self.meta["files"][segment.file]["bytes"] // dtype.itemsize
+                if not ends[segment.file] <= segment.start <= segment.stop <= items:
+                    raise InputError(f"{self.folder / META} claims items that {segment.file} does not have")
+                ends[segment.file] = segment.stop
+            claimed = self.count(split, what.removesuffix("_in"))
+            if claimed != sum(segment.stop - segment.start for segment in segments):
+                raise InputError(
+                    f"{self.folder / META} claims {claimed} {what.removesuffix('_in')} of {split}"
+                )
+            if not 0 <= self.count(split, "bytes") < 1 << 60:
+                raise InputError(f"{self.folder / META} claims {self.count(split, 'bytes')} bytes of {split}")
 
     def stream(self, split: str) -> TokenStream:
         """The tokens of `train` or `val`."""
@@ -164,15 +194,18 @@ class Prepared:
     def document_starts(self, split: str) -> NDArray[np.int64]:
         """The position in `stream(split)` of each document's first token."""
         parts = [segment.view(self.folder, INDEX_DTYPE) for segment in self._segments(split, "documents_in")]
-        if len(parts) == 1 and len(parts[0]) and parts[0][0] == 0:
-            return parts[0]
-        starts = np.concatenate([np.empty(0, INDEX_DTYPE), *parts])
+        starts = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, INDEX_DTYPE), *parts])
+        if np.any(np.diff(starts, append=self.count(split, "tokens")) <= 0):
+            raise InputError(f"the documents of {self.folder} are not in order; prepare it again")
         begins_inside = self.count(split, "tokens") > 0 and (not len(starts) or starts[0] > 0)
         return np.concatenate([np.zeros(1, INDEX_DTYPE), starts]) if begins_inside else starts
 
     def count(self, split: str, what: str) -> int:
         """How many `documents`, `bytes` (of UTF-8 text) or `tokens` a split has."""
-        return int(self.meta["splits"][split][what])
+        count: int = self.meta["splits"][split][what]
+        if type(count) is not int:
+            raise TypeError(f"{what} of {split} is {count!r}")
+        return count
 
     def verify(self) -> None:
         """Read every file and compare its checksum with the recorded one.

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gpt.data.shards import TokenStream
-from gpt.data.windows import IGNORED
+from gpt.data.windows import IGNORE_INDEX
 from gpt.errors import InputError
 from gpt.model import GPT
 
@@ -58,10 +58,10 @@ def total_nats(
         rows = torch.from_numpy(stream.rows(batch, length).astype(np.int64))  # (B, T + 1)
         position = torch.from_numpy(batch)[:, None] + torch.arange(length)  # (B, T) in the stream
         scored_until = torch.from_numpy(np.where(batch > 0, batch - stride + length, 0))[:, None]
-        targets = rows[:, 1:].masked_fill((position < scored_until) | (position >= len(stream)), IGNORED)
+        targets = rows[:, 1:].masked_fill((position < scored_until) | (position >= len(stream)), IGNORE_INDEX)
         nats, _ = score(model, rows[:, :-1].to(device), targets.to(device))
         total += float(nats.sum())
-        advance(targets[targets != IGNORED])
+        advance(targets[targets != IGNORE_INDEX])
     return total
 
 
@@ -72,9 +72,9 @@ def score(model: GPT, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     Args:
         model: a GPT in evaluation mode.
         tokens: (B, T) int64.
-        targets: (B, T) int64; IGNORED where nothing is scored: nats are 0 there.
+        targets: (B, T) int64; IGNORE_INDEX where nothing is scored: nats are 0 there.
     """
-    scored = targets != IGNORED
+    scored = targets != IGNORE_INDEX
     features = model.features(tokens)[scored]  # (N, D)
     nats = torch.zeros(targets.shape, dtype=torch.float64)
     most_likely = torch.zeros(targets.shape, dtype=torch.bool)
@@ -104,14 +104,14 @@ def answer(
         rows, longest = [], model.config.context_length + 1
         for context, ending in batch:
             tokens = [*(context or [eot]), *ending]
-            masked = [IGNORED] * (len(tokens) - len(ending)) + ending
+            masked = [IGNORE_INDEX] * (len(tokens) - len(ending)) + ending
             rows.append((tokens[-longest:], masked[-longest:]))
         width = max(len(tokens) for tokens, _ in rows) - 1
         x = torch.zeros(len(rows), width, dtype=torch.int64)
-        y = torch.full((len(rows), width), IGNORED)
+        y = torch.full((len(rows), width), IGNORE_INDEX)
         for i, (tokens, masked) in enumerate(rows):  # padding on the right, which no token attends to
             x[i, : len(tokens) - 1] = torch.tensor(tokens[:-1])
             y[i, : len(tokens) - 1] = torch.tensor(masked[1:])
         nats, most_likely = score(model, x.to(device), y.to(device))
-        found = (most_likely | (y == IGNORED)).all(dim=1)  # (B,)
+        found = (most_likely | (y == IGNORE_INDEX)).all(dim=1)  # (B,)
         yield from zip(nats.sum(dim=1).tolist(), found.tolist(), strict=True)

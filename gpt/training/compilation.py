@@ -29,11 +29,11 @@ def compile_blocks(model: GPT) -> None:
         block.compile()
 
 
-def pays_off(device: torch.device, *, steps: int, tokens_a_step: int, parameters: int) -> bool:
+def should_compile(device: torch.device, *, steps: int, tokens_per_step: int, parameters: int) -> bool:
     """Whether a run of so many steps is long enough to earn the compilation back."""
     if device.type == "cuda":
         return steps >= _GPU_STEPS_THAT_PAY
-    return device.type == "cpu" and 6.0 * parameters * tokens_a_step * steps >= _CPU_FLOPS_THAT_PAY
+    return device.type == "cpu" and 6.0 * parameters * tokens_per_step * steps >= _CPU_FLOPS_THAT_PAY
 
 
 def missing_compiler(device: torch.device) -> str | None:

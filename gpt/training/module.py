@@ -1,6 +1,6 @@
 """The LightningModule: what a training step and a validation step compute.
 
-Shapes: B batch, T tokens, V vocab_size.
+Shapes: B batch, T tokens, D emb_dim, V vocab_size.
 """
 
 import math
@@ -13,11 +13,12 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.lr_scheduler import LambdaLR
 
 from gpt.config import GPTConfig
+from gpt.data.windows import IGNORE_INDEX
 from gpt.errors import InputError
-from gpt.training.compilation import compile_blocks, pays_off
+from gpt.training.compilation import compile_blocks, should_compile
 from gpt.training.guard import Guard
-from gpt.training.loss import IGNORE, linear_cross_entropy
-from gpt.training.optimizer import OptimizerConfig, build_optimizer
+from gpt.training.loss import linear_cross_entropy
+from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.schedule import learning_rate_factor
 from gpt.training.shard import is_sharded, shard
 from gpt.weights.load import start_from
@@ -31,12 +32,12 @@ class LanguageModel(LightningModule):
         config: the model's shape.
         optimizer: the recipe of its updates.
         loss_chunk: tokens whose logits are in memory at the same time.
-        compile: compile the blocks; None does where the run is long enough to earn the compilation back.
-        checkpoint_activations: keep only each block's input for the backward pass and compute the rest again,
-            for a third more time and a fraction of the memory (Chen et al. 2016).
-        skip_nonfinite: steps whose loss or gradient is not finite to leave out before the run stops.
-        init_from: weights to start from, of any form that `gpt import` reads, or a run. They decide the
-            shape; of `config` only dropout and context_length count, which crops their positions.
+        compile: compile the blocks; None does so where the run is long enough to save time by it.
+        checkpoint_activations: keep only each block's input for the backward pass and compute the rest again:
+            a third more time, a fraction of the memory (Chen et al. 2016).
+        skip_nonfinite: updates to skip, because their loss or gradient is not finite, before the run stops.
+        init_from: weights to start from, in any form that `gpt import` reads, or a run. They decide the
+            shape; of `config` only dropout and context_length count, and a shorter context crops positions.
     """
 
     def __init__(
@@ -50,22 +51,19 @@ class LanguageModel(LightningModule):
         init_from: str | None = None,
     ) -> None:
         super().__init__()
-        self.optimizer_config = optimizer
-        self.loss_chunk = loss_chunk
+        self.optimizer_config, self.loss_chunk, self.compile_blocks = optimizer, loss_chunk, compile
         self.model = GPT(config) if init_from is None else start_from(init_from, config)
         self.model.checkpoint_activations = checkpoint_activations
-        self.compile_blocks = compile
         self.guard = Guard(skip_nonfinite)
         self.config = self.model.config
-        self.planned_steps = 0  # known when training begins
-        self.last_gradient_norm = torch.tensor(float("nan"))
-        self._val_nats = torch.zeros(2, dtype=torch.float64)  # summed nats, predicted tokens
+        self.planned_steps = 0  # set when training begins
+        self.last_loss = self.last_gradient_norm = torch.tensor(float("nan"))  # stay on the device until read
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Token ids (B, T) -> logits (B, T, V)."""
         return self.model(tokens)
 
-    def loss(self, batch: tuple[Tensor, ...]) -> Tensor:
+    def cross_entropy(self, batch: tuple[Tensor, ...]) -> Tensor:
         """Mean cross-entropy in nats of the targets y (B, T) after the tokens x (B, T).
 
         Args:
@@ -77,66 +75,38 @@ class LanguageModel(LightningModule):
             features.flatten(0, 1), self.model.head.weight, y.flatten(), self.loss_chunk
         )
 
-    def configure_model(self) -> None:
-        """Shard the model, under a strategy that does.
-
-        Raises:
-            InputError: Muon is to update it, which needs whole matrices.
-        """
-        if self.device_mesh is None:
-            return
-        if self.optimizer_config.name == "muon":
-            raise InputError("muon needs whole matrices: give --model.optimizer.name adamw with fsdp2")
-        shard(self.model, self.device_mesh["data_parallel"])
-
-    def on_train_start(self) -> None:
-        """Compile the blocks, if that is wanted or pays off."""
-        wanted = self.compile_blocks
-        if wanted is None:
-            data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
-            wanted = pays_off(
-                self.device,
-                steps=self.planned_steps,  # not those left: a resumed run computes as the whole one does
-                tokens_a_step=data.batch_size * data.context_length * self.trainer.accumulate_grad_batches,
-                parameters=self.model.num_parameters(),
-            )
-        if wanted:
-            compile_blocks(self.model)
+    def loss(self, batch: tuple[Tensor, ...]) -> Tensor:
+        """What training minimises: a subclass may add terms here, which validation does not measure."""
+        return self.cross_entropy(batch)
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
-        """The mean loss of a batch in nats per token."""
+        """The loss of a batch, weighted so that the sum over an update's batches becomes their mean."""
         loss = self.loss(batch)
-        self.last_loss = loss.detach()  # stays on the device until someone reads it
+        self.last_loss = loss.detach()
         self.guard.add(self.last_loss)
-        share = self._share_of_group(batch_idx)
-        return loss if share == 1 else loss * share
-
-    def _share_of_group(self, batch_idx: int) -> float:
-        """What makes the sum over a group of accumulated batches their mean, times the usual group's size.
-
-        Lightning divides each loss by that size. It is too much for the last group of an epoch that
-        `limit_train_batches` cuts short.
-        """
-        size = self.trainer.accumulate_grad_batches
-        left = self.trainer.num_training_batches - (batch_idx - batch_idx % size)
-        return size / min(size, left)
+        # Lightning divides by the usual number of batches of an update. `limit_train_batches` can leave fewer
+        # for the last update of an epoch.
+        usual = self.trainer.accumulate_grad_batches
+        batches = min(usual, self.trainer.num_training_batches - (batch_idx - batch_idx % usual))
+        return loss if batches == usual else loss * (usual / batches)
 
     def on_validation_epoch_start(self) -> None:
-        """Start the sums anew."""
-        self._val_nats = torch.zeros(2, dtype=torch.float64, device="cpu")
+        """Reset the sums."""
+        self._val_nats = self._val_tokens = 0.0
 
     def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
-        """Add a batch's nats and tokens, so that a short last window weighs what it should."""
-        tokens = (batch[1] != IGNORE).sum().double().cpu()
-        if tokens or is_sharded(self.model):  # sharded weights need all processes to come together
-            loss = self.loss(batch).double().cpu()
-            if tokens:  # a process may be given padding alone
-                self._val_nats += torch.stack([loss * tokens, tokens])
+        """Add a batch's nats and tokens, so that each token counts equally, in short windows too."""
+        tokens = int((batch[1] != IGNORE_INDEX).sum())
+        if tokens or is_sharded(self.model):  # all processes take part in a sharded model's forward pass
+            loss = float(self.cross_entropy(batch))
+            self._val_nats += loss * tokens if tokens else 0.0  # a process may have only padding
+            self._val_tokens += tokens
 
     def on_validation_epoch_end(self) -> None:
         """Log nats per token, perplexity, and bits per byte, which does not depend on the tokenizer."""
-        sums = self._val_nats.float() if self.device.type == "mps" else self._val_nats
-        nats, tokens = self.trainer.strategy.reduce(sums.to(self.device), reduce_op="sum").tolist()
+        dtype = torch.float32 if self.device.type == "mps" else torch.float64
+        sums = torch.tensor([self._val_nats, self._val_tokens], dtype=dtype, device=self.device)
+        nats, tokens = self.trainer.strategy.reduce(sums, reduce_op="sum").tolist()
         loss = nats / max(tokens, 1)
         metrics = {"val_loss": loss, "val_perplexity": math.exp(min(loss, 700.0))}
         val_bytes = getattr(self.trainer.datamodule, "val_bytes", 0)  # type: ignore[attr-defined]
@@ -144,10 +114,23 @@ class LanguageModel(LightningModule):
             metrics["val_bits_per_byte"] = nats / math.log(2) / val_bytes
         self.log_dict(metrics, logger=False, rank_zero_only=False)
 
+    def configure_model(self) -> None:
+        """Shard the model, under a strategy that does.
+
+        Raises:
+            InputError: the optimizer is Muon, which needs whole matrices.
+        """
+        if self.device_mesh is None:
+            return
+        if self.optimizer_config.name == "muon":
+            raise InputError("muon needs whole matrices: give --model.optimizer.name adamw with fsdp2")
+        shard(self.model, self.device_mesh["data_parallel"])
+
     def configure_optimizers(self) -> Any:
         """The optimizer, and its schedule stepped once an update."""
         optimizer = build_optimizer(self.model, self.optimizer_config)
-        recipe, self.planned_steps = self.optimizer_config, self._count_steps()
+        self.planned_steps = self._count_steps()
+        recipe = self.optimizer_config
 
         def factor(step: int) -> float:
             return learning_rate_factor(
@@ -159,8 +142,10 @@ class LanguageModel(LightningModule):
                 decay_fraction=recipe.decay_fraction,
             )
 
-        scheduler = {"scheduler": LambdaLR(optimizer, factor), "interval": "step"}
-        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": LambdaLR(optimizer, factor), "interval": "step"},
+        }
 
     def _count_steps(self) -> int:
         """Updates in the whole run.
@@ -174,13 +159,27 @@ class LanguageModel(LightningModule):
         batches = len(trainer.datamodule.train_dataloader())  # type: ignore[attr-defined]
         return max(1, (trainer.max_epochs or 1) * math.ceil(batches / trainer.accumulate_grad_batches))
 
+    def on_train_start(self) -> None:
+        """Compile the blocks, if asked to or if it saves time."""
+        wanted = self.compile_blocks
+        if wanted is None:
+            data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+            wanted = should_compile(
+                self.device,
+                steps=self.planned_steps,  # not those left: a resumed run computes as an uninterrupted one
+                tokens_per_step=data.batch_size * data.context_length * self.trainer.accumulate_grad_batches,
+                parameters=self.model.num_parameters(),
+            )
+        if wanted:
+            compile_blocks(self.model)
+
     def configure_gradient_clipping(
         self,
         optimizer: torch.optim.Optimizer,
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip by the norm of all gradients; where that is not finite, forget them or stop.
+        """Clip by the norm of all gradients; where it is not finite, skip the update or stop.
 
         Lightning refuses to clip for a fused optimizer under mixed precision, because a gradient scaler might
         not have unscaled yet; bfloat16 has no scaler.
@@ -189,16 +188,16 @@ class LanguageModel(LightningModule):
         norm: Any = get_total_norm([w.grad for w in weights], foreach=True)  # type: ignore[misc]
         if hasattr(norm, "full_tensor"):  # each process has a part of the gradients
             norm = norm.full_tensor()
-        self.last_gradient_norm = norm  # before clipping; on the device, as the loss
+        self.last_gradient_norm = norm  # before clipping
         if not self.guard.passes(self.trainer, norm):
             self.zero_grad()  # no optimizer changes a weight that has no gradient
         elif gradient_clip_val:
             clip_grads_with_norm_(weights, gradient_clip_val, norm, foreach=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Say what the weights are, in plain numbers, so that the file alone is enough to use them."""
+        """Add the model's shape, in plain numbers, so that the file alone is enough to load it."""
         checkpoint["gpt"] = {"config": self.config.to_dict(), "skipped": self.guard.skipped}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """The inverse of `on_save_checkpoint`; the model is there already."""
+        """Restore the count of skipped updates; the model exists already."""
         self.guard.skipped = checkpoint["gpt"].get("skipped", 0)

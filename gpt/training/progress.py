@@ -1,4 +1,4 @@
-"""The progress bar: loss, tokens a second and the time left; off a terminal, a plain line now and then."""
+"""The progress bar: loss, tokens per second and the time left; outside a terminal, an occasional line."""
 
 import sys
 import time
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gpt.training.record import Meter
-from gpt.training.run import Samples
+from gpt.training.samples import Samples
 
 if TYPE_CHECKING:
     from gpt.training.module import LanguageModel
@@ -19,11 +19,11 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class RunProgress(ProgressBar):
-    """Shows how far a run is, with the figures that `meter` measured and the newest sample.
+    """Shows a run's progress, its figures and its newest sample.
 
     Args:
-        meter: its figures are shown; this callback must come after it.
-        samples: its newest text is printed after each validation.
+        meter: measures the figures; must come before this callback.
+        samples: writes the text that is printed after each validation; must come before this callback.
     """
 
     def __init__(self, meter: Meter, samples: Samples) -> None:
@@ -37,7 +37,7 @@ class RunProgress(ProgressBar):
         self._first_step = 0
 
     def disable(self) -> None:
-        """Show nothing, as the processes after the first do."""
+        """Show nothing; Lightning calls this on all processes but the first."""
         self._enabled = False
 
     def enable(self) -> None:
@@ -67,7 +67,7 @@ class RunProgress(ProgressBar):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Move the bar at each logging interval; off a terminal print a line when the last is old."""
+        """Move the bar at each logging interval; outside a terminal print a line every ten seconds."""
         step = trainer.global_step
         if not self._enabled or step != self.meter.steps or step % self.meter.every:
             return
@@ -84,7 +84,7 @@ class RunProgress(ProgressBar):
         self.console.print(f"step {step}/{total}  {figures}  {left:.0f} s left", soft_wrap=True)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print what validation found."""
+        """Print the validation metrics and the sample."""
         if not self._enabled:
             return
         figures = "  ".join(f"{name} {value:.4g}" for name, value in self.meter.last_validation.items())
@@ -93,7 +93,7 @@ class RunProgress(ProgressBar):
             self.console.print(self.samples.newest, style="dim", markup=False)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Leave the bar as it stands."""
+        """Stop the bar."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None

@@ -1,7 +1,6 @@
-"""What a run writes down as it goes: metrics.csv, and the figures in it.
+"""metrics.csv, and the figures in it.
 
-A run that goes on from a checkpoint goes on with these files too: what was written after the checkpoint is
-cut off, and nothing is written twice.
+A resumed run continues these files: what was written after its checkpoint is cut off first.
 """
 
 import csv
@@ -33,28 +32,27 @@ COLUMNS = (
 
 
 class GrowingText:
-    """A text file that is added to, and written anew and atomically by `write`."""
+    """A text file that grows; `write` replaces it atomically."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.text = ""
 
     def write(self) -> None:
-        """Bring the file up to date, once there is something to say."""
+        """Write the file, unless it would be empty."""
         if self.text:
             with atomic_write(self.path) as file:
                 file.write(self.text)
 
     def cut(self, characters: int) -> None:
-        """Go on after the first `characters` of the file, or after nothing where it is gone."""
+        """Continue after the first `characters` of the file, or from nothing if it is missing."""
         self.text = self.path.read_text(encoding="utf-8")[:characters] if self.path.is_file() else ""
 
 
 class MetricsCSV(Logger):
     """metrics.csv, a row for each interval or validation.
 
-    Lightning's CSVLogger deletes the file of the run that is resumed, and adds a column for each name it is
-    given; here the columns are known.
+    Lightning's CSVLogger deletes the file of a resumed run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -76,7 +74,7 @@ class MetricsCSV(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Keep a row; unknown names are left out."""
+        """Add a row; unknown names are left out."""
         known = {name: f"{metrics[name]:.8g}" for name in COLUMNS if name in metrics}
         lines = io.StringIO()
         writer = csv.DictWriter(lines, COLUMNS, lineterminator="\n")
@@ -87,18 +85,18 @@ class MetricsCSV(Logger):
 
     @rank_zero_only
     def save(self) -> None:
-        """Write all rows, once there is one: a run that never began leaves nothing behind."""
+        """Write all rows; a run that never began leaves no file."""
         self.file.write()
 
 
 class Meter(Callback):
-    """Measures loss, learning rate and speed once in `every` steps, and hands them to the loggers.
+    """Logs loss, learning rate and speed every `every` steps.
 
-    The losses in between are added up on the device: reading one would wait for it.
+    The losses in between are summed on the device: reading one would wait for the device.
 
     Args:
         every: steps between two rows.
-        metrics: the file that is cut back when a run goes on; None where there is none.
+        metrics: the file to cut when a run resumes, if there is one.
     """
 
     def __init__(self, every: int, metrics: MetricsCSV | None = None) -> None:
@@ -114,14 +112,14 @@ class Meter(Callback):
         self._started = self._interval_started = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clocks, where those of a resumed run stood."""
+        """Start the clocks; those of a resumed run continue."""
         now = time.perf_counter()
         self._started, self._interval_started = now - self.train_seconds, now - self._interval_started
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Count a batch, and at the end of an interval log it."""
+        """Count a batch, and log at the end of an interval."""
         self.loss_sum = self.loss_sum + pl_module.last_loss  # type: ignore[operator]
         self.interval_batches += 1
         self.interval_tokens += batch[0].numel() * trainer.world_size
@@ -147,20 +145,20 @@ class Meter(Callback):
         self._interval_started = now
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log what validation found, and draw the curve."""
+        """Log the validation metrics."""
         names = [name for name in COLUMNS if name.startswith("val_") and name in trainer.callback_metrics]
         self.last_validation = {name: float(trainer.callback_metrics[name]) for name in names}
         self._log(trainer, **self.last_validation)
         for logger in trainer.loggers:
             logger.save()
-        self._interval_started = time.perf_counter()  # validation is no part of the training speed
+        self._interval_started = time.perf_counter()  # validation does not count as training time
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock."""
         self.train_seconds = time.perf_counter() - self._started
 
     def state_dict(self) -> dict[str, Any]:
-        """All counts and clocks, and how much of metrics.csv is written by now."""
+        """All counts and clocks, and the length of metrics.csv."""
         now = time.perf_counter()
         return {
             "steps": self.steps,

@@ -1,8 +1,8 @@
 """The options that a checkpoint or a run's config.yaml carries, read as data.
 
 jsonargparse imports and instantiates what an option names, and reads files and URLs that stand where a group
-of options belongs; Lightning unpickles where `weights_only` is false. A person may ask for all that, a file
-from somewhere may not: its options are plain values of known groups, or they are refused by name.
+of options belongs; Lightning unpickles where `weights_only` is false. A user may ask for all that, a file may
+not: its options are plain values of known groups, or they are refused by name.
 """
 
 from collections.abc import Collection, Iterator
@@ -13,10 +13,13 @@ import yaml
 
 from gpt.errors import InputError
 
+OLD_NAMES = {"model.config.tied_head": "model.config.tie_embeddings"}
+"""Names that options have in older runs and command lines."""
+
 _GROUPS = ("model", "model.config", "model.optimizer", "data", "trainer")
-_PLAIN = ("seed_everything", "run", "checkpoint_every", "keep_checkpoints", "log_every", "profile")
+_UNGROUPED = ("seed_everything", "run", "checkpoint_every", "keep_checkpoints", "log_every", "profile")
 _DURATIONS = ("trainer.max_time", "trainer.val_check_interval")  # may be {hours: 1}
-_NAMES = {  # options that name a class, and the names that stand for Lightning's own or ours
+_CLASSES = {  # options that can name a class, and the harmless names among their values
     "trainer.accelerator": ("auto", "cpu", "cuda", "gpu", "mps", "tpu"),
     "trainer.strategy": (
         *("auto", "ddp", "ddp_fork", "ddp_notebook", "ddp_spawn", "ddp_find_unused_parameters_true"),
@@ -28,22 +31,24 @@ _NAMES = {  # options that name a class, and the names that stand for Lightning'
     "trainer.plugins": (),
     "trainer.model_registry": (),
 }
-_DROPPED = ("config", "resume", "ckpt_path", "trainer.default_root_dir")  # decided anew for each run
+_CHOSEN_ANEW = ("config", "resume", "ckpt_path", "trainer.default_root_dir")
 _LONGEST = 1 << 16
-OLD_NAMES = {"model.config.tied_head": "model.config.tie_embeddings"}
-"""Options that older runs and command lines call otherwise."""
+
+_FIXED = ("model.config.", "model.optimizer.name")  # what the saved tensors depend on
+_FREE = ("model.config.dropout",)
+_NOT_COMPARED = (*_CHOSEN_ANEW, "run", "weights_only", "model.init_from")
 
 
 def plain_options(
     text: str, source: Path, given: Collection[str] = (), dropped: Collection[str] = ()
 ) -> dict[str, Any]:
-    """The options in `text`, nested as in a config file, without those that are decided anew for each run.
+    """The options in `text`, nested as in a config file, without those that each run chooses anew.
 
     Args:
         text: YAML, as a run saves its options.
         source: the file it was read from, for messages.
-        given: names of options that the person gives, which replace the saved ones.
-        dropped: names of options that are left out as well.
+        given: names of options on the command line, which replace the saved ones.
+        dropped: names of more options to leave out.
 
     Raises:
         InputError: an option could import, fetch or unpickle something, or is not one that a run saves.
@@ -59,7 +64,7 @@ def plain_options(
     options: dict[str, Any] = {}
     for name, value in _leaves(saved):
         name = OLD_NAMES.get(name, name)
-        if name in _DROPPED or name in dropped:
+        if name in _CHOSEN_ANEW or name in dropped:
             continue
         if reason := _objection(name, value):
             if name in given:
@@ -73,9 +78,12 @@ def plain_options(
 
 
 def with_new_names(options: dict[str, Any]) -> dict[str, Any]:
-    """The options of a config file, those that have an old name renamed."""
+    """Nested options, those with an old name renamed."""
+    leaves = list(_leaves(options))
+    if not any(name in OLD_NAMES for name, _ in leaves):
+        return options
     renamed: dict[str, Any] = {}
-    for name, value in _leaves(options):
+    for name, value in leaves:
         _put(renamed, OLD_NAMES.get(name, name), value)
     return renamed
 
@@ -88,6 +96,23 @@ def as_argument(options: dict[str, Any]) -> str:
     return f"# {'options of a saved run'.ljust(300, '.')}\n{yaml.safe_dump(options)}"
 
 
+def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """The options that differ, as `name: old -> new`; both as `plain_options` nests them.
+
+    Raises:
+        InputError: the saved weights do not allow one of the changes.
+    """
+    old, new = dict(_leaves(saved)), dict(_leaves(now))
+    changed = []
+    for name in sorted({*old, *new} - set(_NOT_COMPARED)):
+        if old.get(name) == new.get(name):
+            continue
+        if name.startswith(_FIXED) and name not in _FREE:
+            raise InputError(f"{name} is {old.get(name)} in the checkpoint and cannot become {new.get(name)}")
+        changed.append(f"{name}: {old.get(name)} -> {new.get(name)}")
+    return changed
+
+
 def _put(options: dict[str, Any], name: str, value: Any) -> None:
     """Set the dotted `name` in nested options."""
     *groups, last = name.split(".")
@@ -97,6 +122,7 @@ def _put(options: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _leaves(values: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each option with its dotted name."""
     for key, value in values.items():
         name = f"{prefix}{key}"
         if name in _GROUPS and isinstance(value, dict):
@@ -106,16 +132,16 @@ def _leaves(values: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _objection(name: str, value: Any) -> str | None:
-    """Why a saved option is refused; None where it is a plain value."""
+    """Why a saved option is refused; None for a plain value."""
     group, _, last = name.rpartition(".")
     if last == "weights_only":
         return None if value is None else "decides how files are unpickled"
-    if name in _GROUPS or (group not in _GROUPS and name not in _PLAIN):
+    if name in _GROUPS or (group not in _GROUPS and name not in _UNGROUPED):
         return "is not one that a run saves"
     if last in ("class_path", "init_args", "dict_kwargs") or not last.isidentifier():
         return "names a class"
-    if name in _NAMES:
-        plain = value is None or isinstance(value, bool) or value in _NAMES[name]
+    if name in _CLASSES:
+        plain = value is None or isinstance(value, bool) or value in _CLASSES[name]
         return None if plain else f"names a class ({_shortened(value)})"
     if isinstance(value, dict) and name in _DURATIONS:
         parts = list(value.values())
@@ -124,7 +150,7 @@ def _objection(name: str, value: Any) -> str | None:
     for part in parts:
         if not (part is None or isinstance(part, bool | int | float | str)):
             return "is not a plain value"
-        if isinstance(part, str) and _leads_elsewhere(part):
+        if isinstance(part, str) and _is_remote(part):
             return f"leads to another machine ({_shortened(part)})"
     if name == "model.init_from" and value is not None and not Path(str(value)).exists():
         return f"may lead to another machine ({_shortened(value)})"
@@ -133,12 +159,12 @@ def _objection(name: str, value: Any) -> str | None:
     return None
 
 
-def _leads_elsewhere(text: str) -> bool:
+def _is_remote(text: str) -> bool:
     """Whether `text` is a URL, one of fsspec's chains, a name of the hub or a path to another machine."""
     return "://" in text or "::" in text or text.startswith(("hub:", "//", "\\\\"))
 
 
 def _shortened(value: Any) -> str:
-    said = value.get("class_path", "a mapping") if isinstance(value, dict) else value
-    said = str(said)[:80]
-    return said if said.isprintable() else repr(said)
+    shown = value.get("class_path", "a mapping") if isinstance(value, dict) else value
+    shown = str(shown)[:80]
+    return shown if shown.isprintable() else repr(shown)

@@ -4,18 +4,15 @@ import os
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.tokenizer import Tokenizer
+from gpt.weights.checkpoint import RUNS, checkpoints_of, newest_run
 from gpt.weights.formats.table import Weights
 from gpt.weights.hub import locate
 from gpt.weights.pretrained import GPT
 from gpt.weights.read import crop, read_weights
-from gpt.weights.tensors import load_pickle
-
-RUNS = Path("runs")
 
 
 def load(path: str | os.PathLike[str] | None = None) -> tuple[GPT, Tokenizer]:
@@ -24,11 +21,11 @@ def load(path: str | os.PathLike[str] | None = None) -> tuple[GPT, Tokenizer]:
     Rows that pad the vocabulary past the tokenizer's are left out, so no such id can ever be sampled.
 
     Args:
-        path: a run folder (its best checkpoint is taken), anything that `GPT.from_pretrained` reads, or None
-            for the newest run under `runs/`.
+        path: a run folder (its best checkpoint is taken, else its newest), anything that
+            `GPT.from_pretrained` reads, or None for the run under `runs/` that was started or resumed last.
 
     Raises:
-        InputError: there is no such thing, or it is not a model with GPT-2's tokens.
+        InputError: there is none, or it is not a model with GPT-2's tokens.
     """
     config, weights = _read_cropped(path)
     return GPT.from_weights(config, weights), Tokenizer("gpt2", vocab_size=config.vocab_size)
@@ -59,19 +56,20 @@ def find(path: str | os.PathLike[str] | None = None) -> Path:
         InputError: there is none.
     """
     if path is None:
-        runs = [file.parent.parent for file in RUNS.glob("*/checkpoints/*.ckpt")]
-        if not runs:
+        path = newest_run()
+        if path is None:
             raise InputError(
                 f"no checkpoint under {RUNS}/: train a model with 'gpt fit' or name --checkpoint"
             )
-        path = max(runs, key=lambda run: run.stat().st_mtime)
     path = locate(path)
     if path.is_file() or (path / "config.json").is_file() or (path / "ckpt.pt").is_file():
         return path
-    for name in ("best.ckpt", "last.ckpt"):
-        if (path / "checkpoints" / name).is_file():
-            return path / "checkpoints" / name
-    raise InputError(f"{path} holds neither checkpoints/best.ckpt nor checkpoints/last.ckpt nor config.json")
+    best = path / "checkpoints" / "best.ckpt"
+    if best.is_file():
+        return best
+    if newest := checkpoints_of(path, broken_first=False):
+        return newest[0]
+    raise InputError(f"{path} holds neither checkpoints/best.ckpt nor another checkpoint nor config.json")
 
 
 def _read_cropped(
@@ -85,20 +83,3 @@ def _read_cropped(
 @lru_cache(maxsize=1)
 def _read_initial(path: str, context_length: int) -> tuple[GPTConfig, Weights]:
     return _read_cropped(path, context_length)
-
-
-def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The contents of a checkpoint file that `gpt fit` wrote, tensors on the CPU; no code in it is ever run.
-
-    Raises:
-        InputError: the file is missing, broken, or not such a checkpoint.
-    """
-    if not Path(path).is_file():
-        raise InputError(f"no checkpoint at {path}")
-    try:
-        saved = load_pickle(Path(path))
-    except InputError:
-        raise InputError(f"{path} is not a checkpoint, or a broken one") from None
-    if not isinstance(saved, dict) or "gpt" not in saved or "state_dict" not in saved:
-        raise InputError(f"{path} is not a checkpoint written by 'gpt fit'")
-    return saved

@@ -25,7 +25,7 @@ from gpt.data.module import TokenData, TrainLoader
 from gpt.data.prepare import prepare
 from gpt.data.shard_writer import _SHARD_TOKENS
 from gpt.data.shards import INDEX_DTYPE, META, Prepared
-from gpt.data.windows import Grid, TrainWindows, WindowOrder
+from gpt.data.windows import Grid, TrainWindows
 
 SHAPES = [(12, 128), (12, 1024), (64, 1024)]
 """Windows in a batch and tokens in a window: the quick run's, and two of a GPU's."""
@@ -138,10 +138,10 @@ def windows(folder: Path, batch_size: int, length: int, rounds: int) -> tuple[in
     shard = folder / "train-00000.bin"
     batches = max(20, 4_000_000 // (batch_size * length))
     draw = np.random.default_rng(0)
-    order = WindowOrder(windows=Grid(prepared.count("train", "tokens"), length), batch_size=batch_size)
+    grid = Grid(prepared.count("train", "tokens"), length)
 
     def ours() -> None:
-        loader = TrainLoader(TrainWindows(prepared.stream("train"), order, length))
+        loader = TrainLoader(TrainWindows(prepared.stream("train"), grid, batch_size))
         left = batches
         while left:
             left -= sum(1 for _ in islice(loader, left))

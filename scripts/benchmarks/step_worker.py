@@ -48,7 +48,7 @@ def ours(precision: str, compiled: bool, device: str, context: int, folder: str)
     from gpt.training.compilation import compile_blocks
     from gpt.training.memory import keep_freed_memory
     from gpt.training.module import LanguageModel
-    from gpt.training.optimizer import OptimizerConfig, build_optimizer
+    from gpt.training.optimizers import OptimizerConfig, build_optimizer
 
     keep_freed_memory()
     recipe = OptimizerConfig(name="adamw")

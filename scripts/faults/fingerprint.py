@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gpt.weights.load import read
+from gpt.weights.checkpoint import read
 
 
 def fingerprint(run: Path) -> tuple[str, list[dict[str, str]]]:

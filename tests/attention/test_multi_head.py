@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+import torch._dynamo.testing
 from torch import Tensor, nn
 
 from gpt.attention import KeyValueCache, MultiHeadAttention, from_torch

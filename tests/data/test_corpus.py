@@ -300,5 +300,5 @@ def test_urls_are_read_and_known_by_their_name(tmp_path):
     assert prepare(url, vocab_size=300) == first
     path.unlink()
     assert prepare(url, vocab_size=300) == first
-    with pytest.raises(OSError, match=r"a\.txt"):
+    with pytest.raises(InputError, match=r"a\.txt.*check the address and the network, or download"):
         prepare(url, vocab_size=301)

@@ -244,7 +244,7 @@ def test_killed_twenty_times_it_ends_with_the_same_bytes(tmp_path, monkeypatch):
     whole = prepare(source, tmp_path / "whole", vocab_size=300)
     draw, reached = random.Random(11), set()
     for _ in range(20):
-        command = [sys.executable, "-c", KILLED, source, str(out), str(draw.randint(60, 400))]
+        command = [sys.executable, "-c", KILLED, source, str(out), str(draw.randint(40, 140))]
         assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
         with pytest.raises(InputError, match="not prepared"):
             Prepared(out)
@@ -300,7 +300,16 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
         (lambda f: (f / "val-00000.bin").unlink(), "val-00000.bin has 0 bytes"),
         (lambda f: edit(f, "tokenizer", fingerprint="0" * 64), "another tokenizer"),
         (lambda f: edit(f, format=99), "format 99"),
-        (lambda f: edit(f, dtype="<u4"), "uint32"),
+        (lambda f: edit(f, dtype="<u4"), "dtype <u4, expected <u2"),
+        (lambda f: edit(f, "tokenizer", vocab_size=10**15), "vocab_size must be"),
+        (lambda f: edit(f, "tokenizer", vocab_size="many"), "not as gpt prepare writes it"),
+        (lambda f: edit(f, "splits", "train", tokens=10**15), "claims 1000000000000000 tokens of train"),
+        (lambda f: edit(f, "splits", "train", bytes=1e30), "bytes of train is 1e\\+30"),
+        (lambda f: segment(f, "tokens_in", stop=10**15), "claims items that train-00000.bin does not have"),
+        (lambda f: segment(f, "tokens_in", start=-1), "claims items"),
+        (lambda f: segment(f, "documents_in", stop=1e3), "a segment of 'train-documents.bin'"),
+        (lambda f: segment(f, "tokens_in", file="../../passwd"), "not as gpt prepare writes it"),
+        (lambda f: edit(f, "files", **{"../x": {"bytes": 0, "sha256": ""}}), "'../x', expected a .bin file"),
         (lambda f: edit(f, largest_id=500), "id 500, outside the vocabulary of 500"),
         (lambda f: put(f / "train-00000.bin", 501), "train.*id 501, outside the vocabulary of 500"),
     ],
@@ -310,6 +319,35 @@ def test_damaged_folders_are_refused(rows, tmp_path, damage, message):
     damage(folder)
     with pytest.raises(InputError, match=message):
         Prepared(folder)
+
+
+def test_segments_may_not_repeat_a_file(rows, tmp_path):
+    folder = prepare(str(rows), tmp_path / "out", vocab_size=500, val_fraction=0.3)
+    splits = json.loads((folder / META).read_text(encoding="utf-8"))["splits"]
+    splits["train"]["tokens_in"] *= 1000
+    splits["train"]["tokens"] *= 1000
+    edit(folder, splits=splits)
+    with pytest.raises(InputError, match=r"claims items that train-00000.bin does not have"):
+        Prepared(folder)
+
+
+def test_document_starts_must_be_in_order(rows, tmp_path):
+    folder = prepare(str(rows), tmp_path / "out", vocab_size=500, val_fraction=0.3)
+    starts = np.fromfile(folder / "train-documents.bin", "<i8")
+    starts[3] = 10**15
+    starts.tofile(folder / "train-documents.bin")
+    with pytest.raises(InputError, match=r"documents of .* not in order"):
+        Prepared(folder).document_starts("train")
+
+
+@pytest.mark.parametrize("tokens", [10**15, -1, "many"])
+def test_an_unfinished_preparation_cannot_claim_more_than_is_there(rows, tmp_path, tokens):
+    (tmp_path / "out").mkdir()
+    counts = {"tokens": tokens, "documents": 0, "bytes": 0}
+    state = {"key": "k", "parts": 1, "empty": 0, "largest_id": 0, "splits": dict.fromkeys(SPLITS, counts)}
+    (tmp_path / "out" / "progress.json").write_text(json.dumps(state), encoding="utf-8")
+    with pytest.raises(InputError, match="holds other files"):
+        prepare(str(rows), tmp_path / "out", vocab_size=500)
 
 
 def test_an_altered_shard_is_found_by_its_checksum(rows, tmp_path):
@@ -326,6 +364,13 @@ def edit(folder, *keys, **changes):
         target = target[key]
     target.update(changes)
     (folder / META).write_text(json.dumps(meta), encoding="utf-8")
+
+
+def segment(folder, what, **changes):
+    """Alter the first segment of the training split."""
+    splits = json.loads((folder / META).read_text(encoding="utf-8"))["splits"]
+    splits["train"][what][0].update(changes)
+    edit(folder, splits=splits)
 
 
 def put(path, value):

@@ -1,6 +1,7 @@
 import pickle
 import time
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,14 +11,13 @@ from hypothesis import strategies as st
 
 from gpt.data.shards import Segment, TokenStream
 from gpt.data.windows import (
-    IGNORED,
+    IGNORE_INDEX,
     EvalWindows,
     Grid,
     Packed,
-    Permutation,
     TrainWindows,
-    WindowOrder,
     make_batch,
+    permute,
 )
 from gpt.errors import InputError
 
@@ -40,13 +40,13 @@ def make_stream(folder, ids, cuts=(100, 613)):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 10, 99, 100, 101, 1000, 4096, 65537])
 def test_a_permutation_has_each_number_once(size):
-    values = Permutation(size, (1, 2, 3))(np.arange(size))
+    values = permute(np.arange(size), size, (1, 2, 3))
     assert sorted(values.tolist()) == list(range(size))
 
 
 def test_permutations_differ_by_key_and_look_random():
     size = 10_000
-    a, b = (Permutation(size, (0, epoch, 0))(np.arange(size)) for epoch in (0, 1))
+    a, b = (permute(np.arange(size), size, (0, epoch, 0)) for epoch in (0, 1))
     assert (a == b).mean() < 0.001
     for values in (a, b):
         assert abs(np.corrcoef(values, np.arange(size))[0, 1]) < 0.04
@@ -59,8 +59,7 @@ def test_permutations_differ_by_key_and_look_random():
 
 def test_a_huge_permutation_costs_nothing():
     began = time.perf_counter()
-    permutation = Permutation(10**13, (5,))
-    values = permutation(np.arange(10**13 - 1000, 10**13))
+    values = permute(np.arange(10**13 - 1000, 10**13), 10**13, (5,))
     assert time.perf_counter() - began < 0.5
     assert len(set(values.tolist())) == 1000
     assert values.min() >= 0
@@ -68,8 +67,9 @@ def test_a_huge_permutation_costs_nothing():
     assert np.median(values) > 10**12
 
 
-def order_of(count, batch_size, world=1, rank=0, seed=0):
-    return WindowOrder(windows=Grid(count * 4, 4), batch_size=batch_size, seed=seed, rank=rank, world=world)
+def windows_of(count, batch_size, world=1, rank=0, seed=0):
+    empty = TokenStream(Path(), [], np.dtype("<u2"), EOT)
+    return TrainWindows(empty, Grid(count * 4, 4), batch_size, seed, rank, world)
 
 
 @given(
@@ -79,9 +79,9 @@ def order_of(count, batch_size, world=1, rank=0, seed=0):
 def test_each_window_once_an_epoch_without_overlap_between_ranks(count, batch_size, world, seed):
     epochs, total = 3, batch_size * world
     batches = -(-epochs * count // total)
-    ranks = [order_of(count, batch_size, world, rank, seed) for rank in range(world)]
-    assert {order.batches for order in ranks} == {-(-count // total)}
-    plans = np.stack([order.plan(np.arange(batches))[0] for order in ranks], axis=1)  # batches, world, B
+    ranks = [windows_of(count, batch_size, world, rank, seed) for rank in range(world)]
+    assert {len(dataset) for dataset in ranks} == {-(-count // total)}
+    plans = np.stack([dataset.spans(np.arange(batches))[0] for dataset in ranks], axis=1)  # batches, world, B
     taken = (plans.reshape(-1) // 4)[: epochs * count].reshape(epochs, count)
     for epoch in taken:
         assert sorted(epoch.tolist()) == list(range(count))
@@ -90,20 +90,19 @@ def test_each_window_once_an_epoch_without_overlap_between_ranks(count, batch_si
 
 
 def test_a_batch_is_a_function_of_its_number_alone(stream):
-    order = WindowOrder(windows=Grid(997, 16, seed=3, shift=True), batch_size=5, seed=3)
-    forwards = TrainWindows(stream, order, 16)
+    grid = Grid(997, 16, seed=3, shift=True)
+    forwards = TrainWindows(stream, grid, 5, seed=3)
     batches = [forwards[k] for k in range(60)]
-    backwards = TrainWindows(stream, order, 16)
+    backwards = TrainWindows(stream, grid, 5, seed=3)
     backwards._planned = 2
     for k in reversed(range(60)):
         assert all(torch.equal(a, b) for a, b in zip(backwards[k], batches[k], strict=True))
-    other = TrainWindows(stream, WindowOrder(windows=Grid(997, 16), batch_size=5, seed=4), 16)
+    other = TrainWindows(stream, Grid(997, 16), 5, seed=4)
     assert not torch.equal(other[0][0], batches[0][0])
 
 
 def test_targets_are_one_ahead_of_inputs(stream):
-    order = WindowOrder(windows=Grid(997, 16), batch_size=7)
-    dataset = TrainWindows(stream, order, 16)
+    dataset = TrainWindows(stream, Grid(997, 16), 7)
     seen = []
     for k in range(len(dataset)):
         x, y = dataset[k]
@@ -112,7 +111,7 @@ def test_targets_are_one_ahead_of_inputs(stream):
         assert x.is_contiguous()
         assert y.is_contiguous()
         assert torch.equal(x[:, 1:], y[:, :-1])
-        assert torch.equal(y - x, torch.where(x == EOT, -EOT, 1))  # the token before 0 is the end of text
+        assert torch.equal(y - x, torch.where(x == EOT, -EOT, 1))  # <|endoftext|> stands before token 0
         seen += y[:, 0].tolist()
     assert sorted(seen[:62]) == list(range(0, 992, 16))
 
@@ -123,7 +122,7 @@ def test_shifted_grids_stay_inside_and_move(tokens, seed):
     grid = Grid(tokens, 8, seed, shift=True)
     offsets = set()
     for epoch in range(40):
-        starts, lengths = grid.place(np.arange(grid.count), epoch)
+        starts, lengths = grid.spans(np.arange(grid.count), epoch)
         assert (np.diff(starts) == 8).all()
         assert (lengths == 8).all()
         assert starts[0] >= 0
@@ -156,7 +155,7 @@ def test_packed_windows_split_no_short_document(lengths, longest):
         return
     starts = np.cumsum([0, *lengths[:-1]])
     packed = Packed(starts, total, longest)
-    begins, sizes = packed.place(np.arange(packed.count), 0)
+    begins, sizes = packed.spans(np.arange(packed.count), 0)
     expected = packed_reference(lengths, longest)
     assert sizes.tolist() == [len(window) for window in expected]
     assert begins.tolist() == [int(starts[window[0][0]]) + window[0][1] for window in expected]
@@ -170,17 +169,16 @@ def test_packed_batches_pad_what_is_left(tmp_path):
     ids = [1, 2, EOT, 3, 4, 5, EOT, 6, EOT]
     stream = make_stream(tmp_path, ids, cuts=(2, 5))
     packed = Packed(np.array([0, 3, 7]), 9, 5)
-    order = WindowOrder(windows=packed, batch_size=3)
-    x, y, document = TrainWindows(stream, order, 5, isolate=True)[0]
+    x, y, document = TrainWindows(stream, packed, 3, isolate=True)[0]
     first = y[:, 0].tolist().index(1)
     assert x[first].tolist() == [EOT, 1, 2, 0, 0]
-    assert y[first].tolist() == [1, 2, EOT, IGNORED, IGNORED]
+    assert y[first].tolist() == [1, 2, EOT, IGNORE_INDEX, IGNORE_INDEX]
     second = y[:, 0].tolist().index(3)
     assert x[second].tolist() == [EOT, 3, 4, 5, 0]
-    assert y[second].tolist() == [3, 4, 5, EOT, IGNORED]
+    assert y[second].tolist() == [3, 4, 5, EOT, IGNORE_INDEX]
     assert document[second].tolist()[:4] == [0, 0, 0, 0]
     third = y[:, 0].tolist().index(6)
-    assert y[third].tolist() == [6, EOT, *[IGNORED] * 3]
+    assert y[third].tolist() == [6, EOT, *[IGNORE_INDEX] * 3]
 
 
 @pytest.mark.parametrize("batch_size", [1, 8])
@@ -193,18 +191,18 @@ def test_evaluation_predicts_each_token_once_in_order(stream, batch_size, world)
         for dataset in ranks:
             x, y = dataset[k]
             assert x.shape == y.shape == (batch_size, 16)
-            assert (x[y == IGNORED] == 0).all()
-            targets += y[y != IGNORED].tolist()
-            inputs += x[y != IGNORED].tolist()
+            assert (x[y == IGNORE_INDEX] == 0).all()
+            targets += y[y != IGNORE_INDEX].tolist()
+            inputs += x[y != IGNORE_INDEX].tolist()
     assert targets == list(range(997))
     assert inputs == [EOT, *range(996)]
 
 
-def test_document_ids_follow_the_ends_of_texts(tmp_path):
+def test_document_ids_count_the_endoftext_tokens(tmp_path):
     ids = [5, EOT, 6, 7, EOT, EOT, 8, 9, 10, EOT, 11, 12]
     stream = make_stream(tmp_path, ids, cuts=(4, 9))
     starts = np.array([0, 4, 7])
-    x, _, document = make_batch(stream, starts, np.full(3, 5), 5, isolate=True)
+    x, _, document = make_batch(stream, (starts, np.full(3, 5)), 5, isolate=True)
     for row in range(3):
         expected, number = [], -1 if x[row, 0] == EOT else 0
         for token in x[row].tolist():
@@ -236,6 +234,6 @@ def test_a_text_shorter_than_the_context_names_both_lengths():
             make()
     assert Grid(100, 100).count == Grid(100, 100, shift=True).count == 1
     with pytest.raises(InputError, match="batch_size"):
-        order_of(4, 0)
+        windows_of(4, 0)
     with pytest.raises(InputError, match="context_length"):
         Grid(5, 0)

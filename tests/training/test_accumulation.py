@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from gpt import GPTConfig
 from gpt.data.module import TokenData
 from gpt.training.module import LanguageModel
-from gpt.training.optimizer import OptimizerConfig
+from gpt.training.optimizers import OptimizerConfig
 
 
 class Watch(pl.Callback):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tiny_runs import TINY
 
-from gpt.weights.load import read
+from gpt.weights.checkpoint import read
 
 FORKS = Path(__file__).with_name("forks.py")
 PLAIN = [

@@ -9,7 +9,7 @@ import torch
 from tiny_runs import fit
 
 from gpt.training.module import LanguageModel
-from gpt.weights.load import read
+from gpt.weights.checkpoint import read
 
 
 @pytest.fixture

@@ -1,7 +1,13 @@
+from collections import Counter
+
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from gpt.training import loss
 from gpt.training.loss import linear_cross_entropy
 
 
@@ -17,28 +23,28 @@ def leaves(dtype=torch.float32):
 def test_value_and_gradient_are_those_of_the_plain_loss(chunk, padded):
     features, weight, targets = leaves(torch.float64)
     targets[:padded] = -100
-    loss = linear_cross_entropy(features, weight, targets, chunk)
+    ours = linear_cross_entropy(features, weight, targets, chunk)
     expected = F.cross_entropy(features @ weight.T, targets)
-    torch.testing.assert_close(loss, expected.float(), atol=1e-5, rtol=1e-5)
-    # A slope other than one, as when gradients accumulate.
-    ours = torch.autograd.grad(loss * 0.25, [features, weight])
+    torch.testing.assert_close(ours, expected.float(), atol=1e-5, rtol=1e-5)
+    # Scaled, as when gradients accumulate.
+    gradients = torch.autograd.grad(ours * 0.25, [features, weight])
     theirs = torch.autograd.grad(expected * 0.25, [features, weight])
-    for mine, other in zip(ours, theirs, strict=True):
+    for mine, other in zip(gradients, theirs, strict=True):
         assert mine.dtype == torch.float64
         torch.testing.assert_close(mine, other, atol=1e-6, rtol=1e-5)
 
 
-def test_under_autocast_it_is_as_near_as_the_plain_loss_is():
+def test_under_autocast_the_error_is_that_of_the_plain_loss():
     features, weight, targets = leaves()
     exact = F.cross_entropy(features.double() @ weight.double().T, targets)
     exact_grads = torch.autograd.grad(exact, [features, weight])
     with torch.autocast("cpu", torch.bfloat16):
-        loss = linear_cross_entropy(features, weight, targets, 16)
+        ours = linear_cross_entropy(features, weight, targets, 16)
         plain = F.cross_entropy((features @ weight.T).float(), targets)
-    assert loss.dtype == torch.float32
-    assert loss.item() == pytest.approx(exact.item(), rel=1e-2)
+    assert ours.dtype == torch.float32
+    assert ours.item() == pytest.approx(exact.item(), rel=1e-2)
     for mine, other, reference in zip(
-        torch.autograd.grad(loss, [features, weight]),
+        torch.autograd.grad(ours, [features, weight]),
         torch.autograd.grad(plain, [features, weight]),
         exact_grads,
         strict=True,
@@ -58,16 +64,48 @@ def test_only_the_gradients_that_are_needed():
 
 def test_logits_far_from_zero_stay_finite():
     features, weight, targets = leaves()
-    loss = linear_cross_entropy(features * 1000, weight, targets)
-    loss.backward()
-    assert torch.isfinite(loss)
+    ours = linear_cross_entropy(features * 1000, weight, targets)
+    ours.backward()
+    assert torch.isfinite(ours)
     assert torch.isfinite(features.grad).all()
 
 
-def test_no_tensor_of_all_logits_is_made():
-    """What autograd keeps is as large as the gradients, not as N x V."""
-    kept = []
+class Memory(TorchDispatchMode):
+    """Counts calls by operator, and the most bytes of new tensors that existed at the same time."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.live, self.peak = Counter(), {}, 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        given = {arg.untyped_storage()._cdata for arg in tree_leaves((args, kwargs)) if torch.is_tensor(arg)}
+        result = operator(*args, **(kwargs or {}))
+        self.calls[operator.name()] += 1
+        self.live = {key: live for key, live in self.live.items() if not live[0].expired()}
+        for tensor in filter(torch.is_tensor, tree_leaves(result)):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in given:
+                self.live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self.peak = max(self.peak, sum(size for _, size in self.live.values()))
+        return result
+
+
+def test_memory_holds_the_logits_of_one_chunk_and_no_second_buffer_for_their_gradient(monkeypatch):
+    monkeypatch.setattr(loss, "_CACHED", 1)  # softmax over one row at a time
+    features, weight = torch.randn(64, 2, requires_grad=True), torch.randn(4096, 2, requires_grad=True)
+    targets = torch.randint(0, 4096, (64,))
+    with Memory() as memory:
+        linear_cross_entropy(features, weight, targets, chunk=16)
+    of_one_chunk = 16 * 4096 * 4
+    assert of_one_chunk < memory.peak < 1.5 * of_one_chunk
+
+
+@pytest.mark.parametrize("disabled", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_there_is_one_product_a_chunk(disabled):
     features, weight, targets = leaves()
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
-        linear_cross_entropy(features, weight, targets, chunk=10)
-    assert max(kept) <= weight.numel() < 50 * 97
+    with disabled(), Memory() as memory:
+        found = linear_cross_entropy(features, weight, targets, chunk=10)
+    assert memory.calls["aten::mm.out"] == 5
+    assert memory.calls["aten::mm"] == 0
+    assert not found.requires_grad
+    assert torch.equal(found, linear_cross_entropy(features, weight, targets, chunk=10))

@@ -7,7 +7,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from gpt import GPT
 from gpt.errors import InputError
-from gpt.training.optimizer import CombinedOptimizer, OptimizerConfig, StackedMuon, build_optimizer
+from gpt.training.optimizers import OptimizerConfig, build_optimizer
+from gpt.training.optimizers.combined import CombinedOptimizer
+from gpt.training.optimizers.muon import StackedMuon
 
 
 def fill_gradients(model, seed):

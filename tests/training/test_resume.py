@@ -1,4 +1,4 @@
-"""A run that goes on from any of its checkpoints ends as the one that was never interrupted."""
+"""A run that resumes any of its checkpoints ends as the one that was never interrupted."""
 
 import os
 import pickle
@@ -11,9 +11,9 @@ import yaml
 from tiny_runs import TEXT, fit, result
 
 from gpt.cli import main
-from gpt.training.resume import changes
 from gpt.training.save import Checkpoints
-from gpt.weights.load import read
+from gpt.training.saved_options import changes
+from gpt.weights.checkpoint import read
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_options_on_the_command_line_win_and_are_named(whole, workplace, capsys)
     options = ["--model.optimizer.lr", "0.0125", "--trainer.max_steps", "10"]
     assert main(["fit", "--resume", "auto", *options, "--model.optimizer.schedule=constant"]) == 0
     err = capsys.readouterr().err
-    assert "goes on from runs/cut/checkpoints/last.ckpt, after step 9" in err
+    assert "resuming runs/cut/checkpoints/last.ckpt, after step 9" in err
     assert "changed model.optimizer.lr: 0.005 -> 0.0125" in err
     assert "changed trainer.max_steps: 20 -> 10" in err
     assert "run:" not in err
@@ -134,7 +134,7 @@ def test_the_checkpoint_alone_is_enough(whole, workplace, capsys):
     assert main(["generate", "--checkpoint", "last.ckpt", "--max_new_tokens", "3"]) == 0
 
 
-def test_auto_passes_over_a_broken_checkpoint_and_says_so(whole, workplace, capsys):
+def test_auto_skips_a_broken_checkpoint_and_says_so(whole, workplace, capsys):
     run = interrupted(whole, 18)
     last = run / "checkpoints" / "last.ckpt"
     shutil.copy(whole / "checkpoints" / "step-9.ckpt", run / "checkpoints" / "step-9.ckpt")
@@ -145,12 +145,12 @@ def test_auto_passes_over_a_broken_checkpoint_and_says_so(whole, workplace, caps
     assert main(["fit", "--resume", "auto", "--run", "cut"]) == 0
     err = capsys.readouterr().err
     assert "after step 9" in err
-    assert "passed over runs/cut/checkpoints/last.ckpt, which is broken" in err
+    assert "skipped runs/cut/checkpoints/last.ckpt, which is broken" in err
     assert result(run) == result(whole)
     assert (run / "checkpoints" / "last.ckpt.broken").is_file()
 
 
-def test_auto_refuses_where_there_is_nothing_to_go_on_from(workplace, capsys):
+def test_auto_refuses_if_there_is_nothing_to_resume(workplace, capsys):
     assert fit("--resume", "auto") == 2
     assert "no checkpoint under runs/" in capsys.readouterr().err
     assert fit("--resume", "auto", "--run", "mine") == 2
@@ -160,7 +160,7 @@ def test_auto_refuses_where_there_is_nothing_to_go_on_from(workplace, capsys):
     assert not Path("runs").exists()
 
 
-def test_auto_or_new_begins_and_then_goes_on(workplace, capsys):
+def test_auto_or_new_begins_and_then_resumes(workplace, capsys):
     options = ["--run", "mine", "--resume", "auto_or_new", "--checkpoint_every", "1"]
     assert fit(*options, "--trainer.max_steps", "2") == 0
     assert fit(*options, "--trainer.max_steps", "3") == 0
@@ -197,7 +197,7 @@ def test_code_in_a_checkpoint_is_refused_and_not_run(save, option, workplace, ca
 
 
 def test_an_accumulated_batch_is_a_batch(workplace):
-    """1 x 22, 2 x 11, and 1 x 22 that goes on as 2 x 11: the same steps, to rounding, past an epoch's end."""
+    """1 x 22, 2 x 11, and 1 x 22 resumed as 2 x 11: the same steps, to rounding, past an epoch's end."""
     plain = [
         "--model.config.dropout",
         "0",
@@ -224,7 +224,6 @@ def test_an_accumulated_batch_is_a_batch(workplace):
 
 
 def test_changes_are_named_flat():
-    assert changes("a: {b: 1, c: [2]}\nrun: x\n", "a: {b: 3, c: [2]}\nrun: y\nd: true\n") == [
-        "a.b: 1 -> 3",
-        "d: None -> True",
-    ]
+    saved = {"data": {"batch_size": 1, "c": [2]}, "run": "x"}
+    now = {"data": {"batch_size": 3, "c": [2]}, "run": "y", "profile": True}
+    assert changes(saved, now) == ["data.batch_size: 1 -> 3", "profile: None -> True"]

@@ -9,7 +9,7 @@ import torch
 from tiny_runs import fit, result
 
 from gpt.training.save import AtomicCheckpointIO
-from gpt.weights.load import read
+from gpt.weights.checkpoint import read
 
 
 def test_the_newest_and_the_best_are_kept(workplace):

@@ -12,7 +12,7 @@ from tiny_runs import TEXT, TINY, fit, result
 from gpt.cli import main
 from gpt.errors import InputError
 from gpt.training.saved_options import plain_options
-from gpt.weights.load import read
+from gpt.weights.checkpoint import read
 
 POPEN = {"class_path": "subprocess.Popen", "init_args": {"args": "touch pwned", "shell": True}}
 DDP = "lightning.pytorch.strategies.DDPStrategy"

@@ -11,7 +11,7 @@ import pytest
 from tiny_runs import TINY, result
 
 from gpt.cli import main
-from gpt.weights.load import read
+from gpt.weights.checkpoint import read
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 
@@ -38,7 +38,7 @@ LONG = ["--trainer.max_steps", "100000", "--model.optimizer.schedule", "constant
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_the_step_and_the_run_goes_on_from_it(number, status, workplace):
+def test_a_signal_saves_the_step_and_the_run_resumes_from_it(number, status, workplace):
     log = workplace / "log"
     with started(log, *LONG, "--run", "cut", "--data.num_workers", "1") as process:
         os.killpg(process.pid, number)  # as a terminal does: the worker gets it too
@@ -47,7 +47,7 @@ def test_a_signal_saves_the_step_and_the_run_goes_on_from_it(number, status, wor
     assert "Traceback" not in said
     step = read("runs/cut/checkpoints/last.ckpt")["global_step"]
     assert f"{number.name}: stopped after step {step}, saved in runs/cut/checkpoints/last.ckpt" in said
-    assert "gpt fit --resume runs/cut" in said
+    assert "continue with 'gpt fit --resume runs/cut'" in said
     end = ["--trainer.max_steps", str(step + 3)]
     assert main(["fit", "--resume", "runs/cut", *end]) == 0
     assert main([*TINY, *LONG, *end, "--run", "whole"]) == 0

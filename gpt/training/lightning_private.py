@@ -1,0 +1,82 @@
+"""The private parts of Lightning that this project needs, all in this file.
+
+Tried with lightning 2.6.6; pyproject.toml allows 2.6 alone. Without them:
+
+- `dump_checkpoint`: no checkpoint could be written between two updates without Lightning's ModelCheckpoint.
+- `validation_is_due`, `validate_now`: a resumed run would lose a validation that a kill interrupted.
+- `requeue_signal`: SLURM's signal would interrupt an update instead of waiting for its end.
+- `CommandLine`: the options saved in a checkpoint would override the command line.
+"""
+
+import logging
+import signal
+import sys
+import warnings
+from typing import Any
+
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.pytorch import Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+_WARNINGS_THAT_DO_NOT_APPLY = (
+    ".*treespec, LeafSpec.*",
+    ".*does not have many workers.*",  # the loader reads a memory map: workers would only copy
+    ".*LightningCLI's args parameter.*",
+    ".*smaller than the logging interval.*",  # Lightning's own, unused here
+    ".*sync_dist=True.*",  # the sums are reduced before they are logged
+    ".*callbacks used to create the checkpoint need to be provided.*",
+    r"\s*``instantiate_classes`` was deprecated",  # jsonargparse's, called by Lightning
+    r"\s*By default only one JsonargparseDeprecationWarning",
+)
+
+
+def dump_checkpoint(trainer: Trainer) -> dict[str, Any]:
+    """Everything that a checkpoint holds; call it on all processes."""
+    return trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+
+
+def validation_is_due(trainer: Trainer) -> bool:
+    """Whether Lightning validates after the update that has just ended."""
+    fetcher = trainer.fit_loop._data_fetcher
+    return fetcher is not None and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
+
+
+def validate_now(trainer: Trainer) -> None:
+    """Validate from the first batch on, in the middle of a `fit`."""
+    validation = trainer.fit_loop.epoch_loop.val_loop
+    validation.restarting = False
+    trainer.validating = True
+    validation.run()
+    trainer.training = True
+
+
+def requeue_signal(trainer: Trainer) -> int:
+    """The signal with which SLURM announces the end of a job that Lightning will queue again, else 0."""
+    environment = trainer._accelerator_connector.cluster_environment
+    if sys.platform == "win32" or not isinstance(environment, SLURMEnvironment):
+        return 0
+    return (environment.requeue_signal or signal.SIGUSR1) if environment.auto_requeue else 0
+
+
+class CommandLine(LightningCLI):
+    """LightningCLI, its private methods under public names."""
+
+    def _parse_ckpt_path(self) -> None:
+        """Do nothing: LightningCLI lets a checkpoint's options override the command line."""
+
+    @property
+    def options_parser(self) -> LightningArgumentParser:
+        """The parser of the subcommand."""
+        return self._parser(self.subcommand)
+
+    def trainer_option(self, name: str) -> Any:
+        """A Trainer option, instantiated where it names a class."""
+        return self._get(self.config_init, "trainer").get(name)
+
+
+def silence_warnings() -> None:
+    """Silence Lightning's advertisements and the warnings that do not apply here."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    for message in _WARNINGS_THAT_DO_NOT_APPLY:
+        warnings.filterwarnings("ignore", message)

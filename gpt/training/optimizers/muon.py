@@ -1,0 +1,71 @@
+"""Muon for all matrices of one shape at once.
+
+Shapes: N matrices of one shape, (R, C) each.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Muon
+
+from gpt.training.optimizers.combined import closure_loss
+
+
+class StackedMuon(Muon):
+    """`torch.optim.Muon` that orthogonalises all matrices of one shape in one batched product.
+
+    The update is the same up to rounding and takes far fewer calls, which dominate a small model's step.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every matrix that has a gradient; `closure`, if given, is called first for the loss."""
+        loss = closure_loss(closure)
+        for group in self.param_groups:
+            by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    by_shape[parameter.shape].append(parameter)
+            for parameters in by_shape.values():
+                self._update(parameters, group)
+        return loss
+
+    def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        for parameter in parameters:
+            if not self.state[parameter]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        momenta = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+        if group["nesterov"]:
+            momenta = list(torch._foreach_lerp(gradients, momenta, group["momentum"]))
+        updates = orthogonalise(
+            torch.stack(momenta), group["ns_coefficients"], group["ns_steps"], group["eps"]
+        )  # (N, R, C)
+        rows, columns = parameters[0].shape
+        scale = 0.2 * max(rows, columns) ** 0.5  # gives an update the size of AdamW's (Liu et al. 2025)
+        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(parameters, list(updates.to(parameters[0].dtype)), alpha=-group["lr"] * scale)
+
+
+def orthogonalise(
+    matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
+) -> Tensor:
+    """The nearest semi-orthogonal matrix of each, roughly: (N, R, C) -> (N, R, C) in bfloat16.
+
+    A quintic Newton-Schulz iteration pulls the singular values towards one (Jordan et al. 2024, "Muon: An
+    optimizer for hidden layers in neural networks").
+    """
+    a, b, c = coefficients
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.bfloat16()
+    x = x.mT if tall else x  # multiply on the shorter side
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)
+    for _ in range(steps):
+        gram = x @ x.mT
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
+    return x.mT if tall else x

@@ -1,0 +1,90 @@
+"""The recipe of the weights' updates: AdamW, or Muon for the blocks' matrices with AdamW for the rest."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from gpt.errors import InputError
+from gpt.training.optimizers.combined import CombinedOptimizer
+from gpt.training.optimizers.master_weights import MasterWeights
+from gpt.training.optimizers.muon import StackedMuon
+from gpt.training.schedule import Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """The recipe of the weights' updates.
+
+    Raises:
+        InputError: a rate, momentum or fraction outside its range.
+    """
+
+    name: Literal["muon", "adamw"] = "muon"
+    """muon: Muon for the blocks' matrices, AdamW for the other weights. adamw: AdamW for all."""
+    lr: float = 5e-3
+    """Peak learning rate of the blocks' matrices, on AdamW's scale for Muon too (Liu et al. 2025)."""
+    rest_lr: float | None = None
+    """Peak learning rate of the other weights; None takes `lr`."""
+    weight_decay: float = 0.0
+    """Decoupled decay of the blocks' matrices. Norms and biases do not decay."""
+    embedding_weight_decay: float = 0.0
+    """Decoupled decay of the embeddings, useful where a text is read several times."""
+    momentum: float = 0.95
+    """Muon's momentum."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay rates of the first and second moment."""
+    warmup_steps: int = 50
+    """Updates over which the learning rate rises to its peak."""
+    schedule: Schedule = "linear"
+    """How it falls afterwards, see `learning_rate_factor`."""
+    final_lr_fraction: float = 0.0
+    """Fraction of the peak at the last update."""
+    decay_fraction: float = 0.2
+    """Fraction of the updates over which "wsd" decays."""
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "rest_lr", "weight_decay", "embedding_weight_decay", "warmup_steps"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise InputError(f"{name} must be at least 0, got {value}")
+        for name in ("momentum", "final_lr_fraction", "decay_fraction"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name} must be in [0, 1], got {getattr(self, name)}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise InputError(f"betas must be in [0, 1), got {self.betas}")
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+    """The optimizer of a GPT's weights, with float32 masters where the weights are bfloat16.
+
+    Its parameter groups are the blocks' matrices, the embeddings, and norms and biases.
+    """
+    named: dict[str, Tensor] = dict(model.named_parameters())  # a tied head counts once
+    if any(weight.dtype == torch.bfloat16 for weight in named.values()):
+        return MasterWeights(named, lambda masters: _build(masters, config))
+    return _build(named, config)
+
+
+def _build(named: dict[str, Tensor], config: OptimizerConfig) -> Optimizer:
+    matrices = [weight for name, weight in named.items() if name.startswith("blocks.") and weight.dim() == 2]
+    embeddings = [w for name, w in named.items() if not name.startswith("blocks.") and w.dim() == 2]
+    vectors = [weight for weight in named.values() if weight.dim() != 2]  # norms and biases
+    rest_lr = config.lr if config.rest_lr is None else config.rest_lr
+    rest = [
+        {"params": embeddings, "lr": rest_lr, "weight_decay": config.embedding_weight_decay},
+        {"params": vectors, "lr": rest_lr, "weight_decay": 0.0},
+    ]
+    if config.name == "adamw":
+        groups = [{"params": matrices, "lr": config.lr, "weight_decay": config.weight_decay}, *rest]
+        return AdamW(groups, betas=config.betas, fused=True)
+    muon = StackedMuon(
+        matrices,
+        lr=config.lr,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    return CombinedOptimizer(muon, AdamW(rest, betas=config.betas, fused=True))

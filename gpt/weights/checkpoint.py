@@ -1,0 +1,129 @@
+"""What a checkpoint of `gpt fit` holds, and which checkpoint is the newest.
+
+This file is the only description of a checkpoint: to store something new, add it here, and save and restore
+it in `gpt/training/save.py` (the run), `resume.py` (the processes) or `module.py` (the model).
+"""
+
+import os
+from pathlib import Path
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor
+
+from gpt.errors import InputError
+from gpt.weights.tensors import load_pickle
+
+RUNS = Path("runs")
+
+
+class ModelPart(TypedDict):
+    """What `LanguageModel` adds, so that the file alone is enough to use its weights."""
+
+    config: dict[str, Any]
+    """The fields of `GPTConfig`."""
+    skipped: int
+    """Updates that were skipped because their loss or gradient was not finite."""
+
+
+class RunPart(TypedDict):
+    """What the `Checkpoints` callback adds."""
+
+    options: str
+    """All options of the run, as YAML. Read them with `gpt.training.saved_options.plain_options` alone."""
+    validated: bool
+    """Whether a validation that was due after this step is part of the checkpoint."""
+    session: int
+    """Counts starts and resumes over all runs in the folder `runs/`: a later one has a higher number."""
+    save: int
+    """Counts the checkpoints written in this session."""
+    saved_at: float
+    """Seconds since 1970. Orders only checkpoints from before there were sessions."""
+
+
+class ProcessPart(TypedDict):
+    """What the `Resume` callback adds for each process."""
+
+    random: dict[str, Any]
+    """The states of its random generators, see `gpt.training.random_state`."""
+    loss_sum: float
+    """The losses since the last row of metrics.csv."""
+
+
+class StepPart(TypedDict):
+    """How many batches one update took."""
+
+    batches: int
+    """Of one process."""
+    windows: int
+    """Of all processes together."""
+
+
+class Checkpoint(TypedDict):
+    """The file: a dictionary of tensors and plain values, written by `torch.save`."""
+
+    state_dict: dict[str, Tensor]
+    """The weights, each name with the prefix `model.`."""
+    optimizer_states: list[dict[str, Any]]
+    lr_schedulers: list[dict[str, Any]]
+    global_step: int
+    """Updates so far."""
+    loops: dict[str, Any]
+    """Lightning's counters between two updates, and the windows that the data loader has given out."""
+    callbacks: dict[str, Any]
+    """The counts of the meter, the lengths of metrics.csv and samples.txt, the best validation loss."""
+    gpt: ModelPart
+    run: RunPart
+    processes: list[ProcessPart]
+    step: StepPart
+
+
+def read(path: str | os.PathLike[str]) -> Checkpoint:
+    """A checkpoint file that `gpt fit` wrote, tensors on the CPU; no code in it is ever run.
+
+    Raises:
+        InputError: the file is missing, broken, or not such a checkpoint.
+    """
+    if not Path(path).is_file():
+        raise InputError(f"no checkpoint at {path}")
+    try:
+        saved = load_pickle(Path(path))
+    except InputError:
+        raise InputError(f"{path} is not a checkpoint, or a broken one") from None
+    if not isinstance(saved, dict) or "gpt" not in saved or "state_dict" not in saved:
+        raise InputError(f"{path} is not a checkpoint written by 'gpt fit'")
+    return saved  # type: ignore[return-value]  # older files lack some of the keys
+
+
+def checkpoints_of(run: Path, *, broken_first: bool = True) -> list[Path]:
+    """The checkpoints of a run, the newest first, before or after those that cannot be read."""
+    unreadable = float("inf") if broken_first else -1.0
+    return sorted(_files(run), key=lambda file: _order(file, unreadable), reverse=True)
+
+
+def newest_run() -> Path | None:
+    """The run in `runs/` that was started or resumed last, of those that have a checkpoint."""
+    newest = {run: max(_order(file, -1.0) for file in _files(run)) for run in RUNS.glob("*") if _files(run)}
+    return max(newest, key=lambda run: newest[run], default=None)
+
+
+def next_session(run: Path) -> int:
+    """A number above the session of every checkpoint of this run and of all runs in `runs/`."""
+    files = [file for folder in {run, *RUNS.glob("*")} for file in _files(folder)]
+    return 1 + int(max((_order(file, 0.0)[0] for file in files), default=0))
+
+
+def _files(run: Path) -> list[Path]:
+    return [*run.glob("checkpoints/*.ckpt"), *run.glob("hpc_ckpt_*.ckpt")]  # the latter are SLURM's
+
+
+def _order(path: Path, unreadable: float) -> tuple[float, float, float]:
+    """Session, save and time of a checkpoint; a broken file has the session `unreadable`.
+
+    Nothing depends on the time stamps of files, which a copy changes.
+    """
+    try:
+        run: RunPart = torch.load(path, map_location="cpu", mmap=True, weights_only=True)["run"]
+        return float(run.get("session", 0)), float(run.get("save", 0)), float(run["saved_at"])
+    except Exception:  # a broken file can fail in any way
+        return unreadable, 0.0, 0.0

@@ -1,0 +1,44 @@
+"""What a training step and a validation step of the LightningModule compute."""
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch.nn import functional as F
+
+from gpt import GPTConfig
+from gpt.data.module import TokenData
+from gpt.training.module import LanguageModel
+from gpt.training.optimizers import OptimizerConfig
+
+CONFIG = GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=2, num_layers=1)
+
+
+class WithAuxiliaryTerm(LanguageModel):
+    def loss(self, batch):
+        return super().loss(batch) + 100.0
+
+
+def trainer(**options):
+    return pl.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        **options,
+    )
+
+
+def test_validation_measures_the_cross_entropy_alone(workplace):
+    data = TokenData("text.txt", vocab_size=300, context_length=16, batch_size=4)
+    module = WithAuxiliaryTerm(CONFIG, OptimizerConfig(), compile=False)
+    validation = trainer()
+    validation.validate(module, data, verbose=False)
+    x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader(), strict=True))
+    with torch.no_grad():
+        expected = F.cross_entropy(module.eval()(x).flatten(0, 1), y.flatten()).item()
+    assert float(validation.callback_metrics["val_loss"]) == pytest.approx(expected, rel=1e-5)
+    trainer(max_steps=1, limit_val_batches=0).fit(module.train(), data)
+    assert module.last_loss > 100
