@@ -222,16 +222,16 @@ BRACKETS = b"[" * 200_000 + b"]" * 200_000
 )
 def test_a_hostile_body_is_refused_at_once(body):
     async def use(client):
-        started = time.perf_counter()
+        started = time.process_time()
         answer = await client.post(
             "/v1/completions", content=body, headers={"content-type": "application/json"}
         )
-        return answer, time.perf_counter() - started
+        return answer, time.process_time() - started
 
     answer, seconds = talk(new_app(), use)
     assert answer.status_code == 400, answer.text[:300]
     assert len(answer.text) < 2000
-    assert seconds < 3
+    assert seconds < 2  # of this process, so that a busy machine does not count
 
 
 def test_every_path_but_three_needs_the_key():
