@@ -1,4 +1,4 @@
-"""scripts/gpu_check.py takes its whole path on the CPU: every check runs, and says what only a GPU can show."""
+"""scripts/gpu_check.py takes its whole path on the CPU and says what only a GPU can show."""
 
 import json
 import os
