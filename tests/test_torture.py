@@ -13,7 +13,10 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_nothing_is_lost():
-    counts = {"--kills": 5, "--kills2": 1, "--damages": 3, "--malformed": 24}
+    counts = {
+        **{"--kills": 5, "--kills2": 1, "--damages": 3, "--malformed": 24},
+        **{"--hostile-checkpoints": 25, "--meetings": 4, "--hostile-requests": 200},
+    }
     ended = subprocess.run(
         [
             sys.executable,
