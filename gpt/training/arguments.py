@@ -33,6 +33,8 @@ class Arguments:
     """The options that this checkpoint carries."""
     restart: bool = False
     """Whether to begin in the run's own folder although it exists."""
+    defaults: tuple[Path, ...] = ()
+    """Files of options whose values the help shows as defaults."""
     init_from: str | None = None
     """The weights that the resumed run began with."""
 
@@ -79,15 +81,16 @@ def complete(args: list[str]) -> Arguments:
         init_from = yaml.safe_load(found.options).get("model", {}).get("init_from")
         configs.insert(0, as_argument(saved))
         rest.append(f"--ckpt_path={found.path}")
+    recipe = shipped("configs") / ("finetune.yaml" if known["model.init_from"] is not None else "quick.yaml")
     if not configs and not help_only:
-        recipe = "finetune.yaml" if known["model.init_from"] is not None else "quick.yaml"
-        configs = [str(shipped("configs") / recipe)]
+        configs = [str(recipe)]
     return Arguments(
         command=command,
         args=[command, *(f"--config={config}" for config in configs), *rest],
         found=found,
         saved=saved,
         restart=resume == AUTO_OR_NEW,
+        defaults=(recipe,) if help_only else (),
         init_from=init_from,
     )
 

@@ -49,7 +49,8 @@ class TrainingCLI(CommandLine):
         self.found = arguments.found if arguments.command == "fit" else None
         self.trained = True
         self.saved, self.restart, self.init_from = arguments.saved, arguments.restart, arguments.init_from
-        strict = {"exit_on_error": False, "allow_abbrev": False}
+        strict: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
+        shown = {**strict, "default_config_files": [str(path) for path in arguments.defaults]}
         super().__init__(
             LanguageModel,
             TokenData,
@@ -57,29 +58,30 @@ class TrainingCLI(CommandLine):
             seed_everything_default=1337,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
-            parser_kwargs={**strict, "fit": strict, "validate": strict},
+            parser_kwargs={**strict, "fit": shown, "validate": strict},
             args=arguments.args,
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add a run's options, links between the model and the data, and this project's defaults."""
-        parser.add_argument("--run", default="run", help="name of the folder under runs/ to write to")
-        parser.add_argument(
+        group = parser.add_argument_group("a run: its folder, what it resumes, saves and logs, when it stops")
+        group.add_argument("--run", default="run", help="name of the folder under runs/ to write to")
+        group.add_argument(
             "--resume",
             default=None,
             help="resume a run: its folder, a checkpoint, 'auto' for the newest checkpoint of --run or of "
             "all runs, 'auto_or_new' to begin --run if it has none",
         )
-        parser.add_argument("--checkpoint_every", type=int, default=500, help="steps between two last.ckpt")
-        parser.add_argument("--keep_checkpoints", type=int, default=2, help="newest checkpoints to keep")
-        parser.add_argument("--log_every", type=int, default=20, help="steps between two rows of metrics.csv")
-        parser.add_argument(
+        group.add_argument("--checkpoint_every", type=int, default=500, help="steps between two last.ckpt")
+        group.add_argument("--keep_checkpoints", type=int, default=2, help="newest checkpoints to keep")
+        group.add_argument("--log_every", type=int, default=20, help="steps between two rows of metrics.csv")
+        group.add_argument(
             "--early_stopping",
             type=int,
             default=None,
             help="stop after so many validations in a row in which val_loss has not improved",
         )
-        parser.add_argument("--profile", action="store_true", help="trace some steps: profile.json and .txt")
+        group.add_argument("--profile", action="store_true", help="trace some steps: profile.json and .txt")
         parser.link_arguments("model.config.vocab_size", "data.vocab_size")
         parser.link_arguments("model.config.context_length", "data.context_length")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
@@ -264,7 +266,10 @@ def start(cli: type[TrainingCLI], args: list[str]) -> TrainingCLI:
     """Parse the options and do what they say."""
     silence_warnings()
     keep_freed_memory()
-    set_parsing_settings(import_path_denylist=[])  # enforce jsonargparse's own list, instead of warning
+    set_parsing_settings(
+        import_path_denylist=[],  # enforce jsonargparse's own list, instead of warning
+        docstring_parse_attribute_docstrings=True,
+    )
     if "fsdp2" not in StrategyRegistry:
         StrategyRegistry.register("fsdp2", ShardedStrategy)
     with output_may_end():
