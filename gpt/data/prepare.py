@@ -76,7 +76,6 @@ def prepare(
         streaming=streaming,
         errors=errors,
     )
-    key = _key(source, tokenizer, val_fraction)
     stamps = source.stamps()
     key = _key(source, tokenizer, val_fraction)
     folder = Path(output) if output is not None else cache_folder() / f"{_short_name(corpus)}-{key[:16]}"

@@ -244,7 +244,7 @@ def test_killed_twenty_times_it_ends_with_the_same_bytes(tmp_path, monkeypatch):
     whole = prepare(source, tmp_path / "whole", vocab_size=300)
     draw, reached = random.Random(11), set()
     for _ in range(20):
-        command = [sys.executable, "-c", KILLED, source, str(out), str(draw.randint(60, 400))]
+        command = [sys.executable, "-c", KILLED, source, str(out), str(draw.randint(40, 140))]
         assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
         with pytest.raises(InputError, match="not prepared"):
             Prepared(out)
