@@ -35,7 +35,7 @@ class Ends(Callback):
     def __init__(
         self, max_steps: int, max_epochs: int, max_seconds: float | None, done: int, meter: Meter
     ) -> None:
-        if max_steps == 0 or max_epochs == 0 or (max_seconds is not None and max_seconds <= 0):
+        if min(max_steps, max_epochs) < -1 or 0 in (max_steps, max_epochs, max_seconds):
             raise InputError("max_steps, max_epochs and max_time must be positive, or -1 for no limit")
         if max_steps < 0 and max_epochs < 0 and max_seconds is None:
             raise InputError("the run needs an end: give --trainer.max_steps, max_epochs or max_time")

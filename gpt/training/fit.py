@@ -173,7 +173,9 @@ class TrainingCLI(CommandLine):
         except (MisconfigurationException, TypeError) as error:
             raise InputError(f"--trainer.max_time {plain.max_time}: {error}") from None
         done = self.found.step if self.found else 0
-        self.ends = Ends(plain.max_steps, plain.max_epochs, seconds, done, self.meter)
+        self.ends = Ends(
+            plain.max_steps, -1 if plain.max_epochs is None else plain.max_epochs, seconds, done, self.meter
+        )
         self.stop_early = StopEarly(options.early_stopping) if options.early_stopping is not None else None
         if self.stop_early and plain.limit_val_batches == 0:
             raise InputError("early_stopping needs validation: leave out --trainer.limit_val_batches 0")

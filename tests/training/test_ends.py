@@ -78,7 +78,12 @@ def test_a_time_limit_decays_the_learning_rate_over_the_time(more, workplace, mo
 
 
 def test_a_run_without_an_end_is_refused(workplace, capsys):
-    for options in (NO_STEPS, ["--trainer.max_steps", "0"], ["--trainer.max_time", "soon"]):
+    for options in (
+        NO_STEPS,
+        ["--trainer.max_steps", "0"],
+        ["--trainer.max_epochs", "-9"],
+        ["--trainer.max_time", "soon"],
+    ):
         assert fit(*options) == 2
         assert capsys.readouterr().err.count("\n") == 1
     assert not Path("runs").exists()

@@ -105,7 +105,6 @@ def test_the_honoured_options_reach_the_trainer(tmp_path, monkeypatch, text_file
         "enable_model_summary": "true",
         "accumulate_grad_batches": "3",
         "gradient_clip_val": "0.5",
-        "deterministic": "warn",
         "benchmark": "true",
         "detect_anomaly": "true",
         "plugins": "lightning.pytorch.plugins.environments.LightningEnvironment",
@@ -127,7 +126,7 @@ def test_the_honoured_options_reach_the_trainer(tmp_path, monkeypatch, text_file
     assert (trainer.val_check_interval, trainer.accumulate_grad_batches) == (6, 3)
     assert (trainer.gradient_clip_val, trainer.precision) == (0.5, "32-true")
     names = {type(callback).__name__ for callback in trainer.callbacks}
-    assert {"DeviceStatsMonitor", "ModelSummary"} <= names
+    assert {"DeviceStatsMonitor", "RichModelSummary"} <= names
     assert "RunProgress" not in names
     assert "CSVLogger" in {type(logger).__name__ for logger in trainer.loggers}
     assert trainer._detect_anomaly
