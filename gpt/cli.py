@@ -81,6 +81,9 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: what follows the program's name; None takes them from the command line.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # its encoding may lack characters
+            stream.reconfigure(errors="backslashreplace")
     try:
         if not arguments or arguments[0] in ("-h", "--help"):
             print(usage())
