@@ -15,21 +15,25 @@ _SIZES: dict[str, dict[str, int]] = {
 }
 
 _OLD_NAMES = {"tied_head": "tie_embeddings"}
-"""Fields that older config.json files and checkpoints call otherwise."""
+"""Names of fields in older config.json files and checkpoints, and what they are called now."""
+
+_MOST = {"num_layers": 10_000}  # a layer is a Python object, even where its weights take no memory
+_LARGEST = 1 << 24  # so that no count of weights overflows
 
 
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
-    """What decides a GPT's weights and their shapes. The defaults are GPT-2 small's.
+    """The architecture of a GPT. The defaults are GPT-2 small's.
 
     Raises:
-        InputError: a size below one, a dropout outside [0, 1), or heads that do not divide `emb_dim`.
+        InputError: a field of another type, a size below one or beyond reason, a dropout outside [0, 1), or
+            heads that do not divide `emb_dim`.
     """
 
     vocab_size: int = 50257
     """Rows of the token embedding and of the head: ids are 0 .. vocab_size - 1."""
     context_length: int = 1024
-    """The most tokens the model sees at once: rows of the position embedding."""
+    """The most tokens in one sequence: rows of the position embedding."""
     emb_dim: int = 768
     """Width of the residual stream."""
     num_heads: int = 12
@@ -41,14 +45,18 @@ class GPTConfig:
     qkv_bias: bool = True
     """Whether the query, key and value projections have a bias, as GPT-2's have."""
     tie_embeddings: bool = True
-    """Whether the head is the token embedding, as GPT-2's is, or a matrix of its own."""
+    """Whether the head shares the token embedding's matrix, as in GPT-2."""
     exact_gelu: bool = False
     """Whether the GELU is computed exactly; GPT-2 approximates it with a tanh."""
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "context_length", "emb_dim", "num_heads", "num_layers"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for field in fields(self):
+            name, value, kind = field.name, getattr(self, field.name), type(field.default)
+            if type(value) is not kind and (kind, type(value)) != (float, int):
+                raise InputError(f"{name} must be of type {kind.__name__}, got {value!r:.80}")
+            if kind is int and not 1 <= value <= (largest := _MOST.get(name, _LARGEST)):
+                expected = "at least 1" if value < 1 else f"at most {largest}"
+                raise InputError(f"{name} must be {expected}, got {value}")
         if not 0.0 <= self.dropout < 1.0:
             raise InputError(f"dropout must be in [0, 1), got {self.dropout}")
         if self.emb_dim % self.num_heads:
@@ -78,7 +86,7 @@ class GPTConfig:
             InputError: a key that is not a field.
         """
         values = {_OLD_NAMES.get(name, name): value for name, value in values.items()}
-        unknown = sorted(set(values) - {field.name for field in fields(cls)})
+        unknown = sorted(map(str, values.keys() - {field.name for field in fields(cls)}))
         if unknown:
             known = ", ".join(field.name for field in fields(cls))
             raise InputError(f"unknown model setting {', '.join(unknown)}, expected {known}")
