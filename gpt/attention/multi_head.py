@@ -190,7 +190,8 @@ class MultiHeadAttention(nn.Module):
             masks.append(key_padding_mask[:, None, None, :])  # (B, 1, 1, S)
         if attn_mask is not None:
             _check_mask("attn_mask", attn_mask, [pairs, (batch, *pairs), (batch, self.num_heads, *pairs)])
-            masks.append(attn_mask[:, None] if attn_mask.dim() == 3 else attn_mask)
+            views = {2: attn_mask[None, None], 3: attn_mask[:, None], 4: attn_mask}
+            masks.append(views[attn_mask.dim()])
         if document_ids is not None:
             if context is not None:
                 raise InputError("document_ids are for self-attention; give a context an attn_mask instead")
