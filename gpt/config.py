@@ -1,6 +1,7 @@
 """The shape of a GPT: one frozen, validated dataclass, and the named sizes."""
 
 from dataclasses import asdict, dataclass, fields
+from numbers import Integral, Real
 from typing import Any
 
 from gpt.errors import InputError
@@ -17,8 +18,13 @@ _SIZES: dict[str, dict[str, int]] = {
 _OLD_NAMES = {"tied_head": "tie_embeddings"}
 """Names of fields in older config.json files and checkpoints, and what they are called now."""
 
-_MOST = {"num_layers": 10_000}  # a layer is a Python object, even where its weights take no memory
-_LARGEST = 1 << 24  # so that no count of weights overflows
+_KINDS: dict[Any, tuple[Any, str]] = {
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    bool: (bool, "true or false"),
+}
+_LARGEST = {"num_layers": 10_000}  # a layer costs memory as a Python object, even on the meta device
+_LARGEST_SIZE = 1 << 24  # so that no tensor's size overflows 64 bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +32,8 @@ class GPTConfig:
     """The architecture of a GPT. The defaults are GPT-2 small's.
 
     Raises:
-        InputError: a field of another type, a size below one or beyond reason, a dropout outside [0, 1), or
-            heads that do not divide `emb_dim`.
+        InputError: a value of the wrong type, a size outside 1 .. 2^24, more than 10,000 layers, a dropout
+            outside [0, 1), or heads that do not divide `emb_dim`.
     """
 
     vocab_size: int = 50257
@@ -51,12 +57,15 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            name, value, kind = field.name, getattr(self, field.name), type(field.default)
-            if type(value) is not kind and (kind, type(value)) != (float, int):
-                raise InputError(f"{name} must be of type {kind.__name__}, got {value!r:.80}")
-            if kind is int and not 1 <= value <= (largest := _MOST.get(name, _LARGEST)):
-                expected = "at least 1" if value < 1 else f"at most {largest}"
-                raise InputError(f"{name} must be {expected}, got {value}")
+            value = getattr(self, field.name)
+            number, called = _KINDS[field.type]
+            if not isinstance(value, number) or (isinstance(value, bool) and field.type is not bool):
+                raise InputError(f"{field.name} must be {called}, got {value!r:.80}")
+            largest = _LARGEST.get(field.name, _LARGEST_SIZE)
+            if field.type is int and value < 1:
+                raise InputError(f"{field.name} must be at least 1, got {value}")
+            if field.type is int and value > largest:
+                raise InputError(f"{field.name} must be at most {largest}, got {value}")
         if not 0.0 <= self.dropout < 1.0:
             raise InputError(f"dropout must be in [0, 1), got {self.dropout}")
         if self.emb_dim % self.num_heads:
