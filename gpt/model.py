@@ -21,6 +21,9 @@ from gpt.config import GPTConfig
 from gpt.errors import InputError
 
 
+MOST_LAYERS = 10_000  # a layer takes memory as a Python object, even without weights
+
+
 class FeedForward(nn.Module):
     """Two linear layers with a GELU between them, 4 * D wide inside: (B, T, D) -> (B, T, D)."""
 
@@ -59,10 +62,15 @@ class GPT(nn.Module):
     Weights are initialised as GPT-2's: normal with standard deviation 0.02, biases zero, and the two
     projections of each block that write to the residual stream divided by sqrt(2 * num_layers), so that its
     variance does not grow with depth (Radford et al. 2019, section 2.3).
+
+    Raises:
+        InputError: more than 10,000 layers.
     """
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
+        if config.num_layers > MOST_LAYERS:
+            raise InputError(f"num_layers must be at most {MOST_LAYERS}, got {config.num_layers}")
         self.config = config
         self.checkpoint_activations = False  # recompute each block in the backward pass, to save memory
         self.token_embedding = nn.Embedding(config.vocab_size, config.emb_dim)

@@ -44,6 +44,11 @@ def test_initial_weights_have_gpt2s_deviations():
     assert all(not bias.any() for name, bias in model.named_parameters() if name.endswith("bias"))
 
 
+def test_a_billion_layers_are_refused_at_once():
+    with pytest.raises(InputError, match="num_layers must be at most 10000, got 1000000000"):
+        GPT(GPTConfig(num_layers=1_000_000_000))
+
+
 def test_a_future_token_changes_no_earlier_logit(model, tokens):
     before = model(tokens)
     for position in range(1, tokens.shape[1]):
