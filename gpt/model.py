@@ -20,7 +20,6 @@ from gpt.attention import KeyValueCache, MultiHeadAttention
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 
-
 MOST_LAYERS = 10_000  # a layer takes memory as a Python object, even without weights
 
 
