@@ -2,7 +2,8 @@
 
 Kills runs with SIGKILL in steps, saves and validations, fills the disk, damages checkpoints, feeds malformed
 input and hostile files, starts two commands on one run, and sends hostile requests. Resumed runs must equal
-an undisturbed one. Prints a table of injected, survived and lost faults; the exit status is 1 if one was lost.
+an undisturbed one. Prints a table of injected, survived and lost faults; the exit status is 1 if any was
+lost.
 
 Needs POSIX, because runs are forked. Filling a disk needs root, to mount a small tmpfs.
 """
