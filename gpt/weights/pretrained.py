@@ -61,9 +61,9 @@ class GPT(model.GPT):
         weights = to_gpt(config, weights, own_rows(config), "head.weight")
         if config.context_length**2 > max(_MASK_BYTES, sum(tensor.nbytes for tensor in weights.values())):
             raise InputError(f"context_length {config.context_length} needs a mask larger than the weights")
+        with torch.device("meta"):  # no memory, no random numbers
+            model = cls(config)
         try:
-            with torch.device("meta"):  # no memory, no random numbers
-                model = cls(config)
             copies = {name: tensor.to(torch.float32, copy=True) for name, tensor in weights.items()}
             model.load_state_dict({"head.weight": copies["token_embedding.weight"], **copies}, assign=True)
         except RuntimeError as error:
