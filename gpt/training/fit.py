@@ -22,6 +22,7 @@ from gpt.training.ends import ValidateAtEnd
 from gpt.training.folder import folder_of, folder_of_checkpoint, new_folder
 from gpt.training.lightning_private import CommandLine, silence_warnings
 from gpt.training.memory import keep_freed_memory
+from gpt.training.micro_batch import FitMicroBatch
 from gpt.training.module import LanguageModel
 from gpt.training.profiling import Profile
 from gpt.training.progress import RunProgress
@@ -152,21 +153,23 @@ class TrainingCLI(CommandLine):
             return super().instantiate_trainer(logger=False, callbacks=[], enable_progress_bar=False)
         metrics, stop, samples = MetricsCSV(self.folder), StopRequest(), Samples(self.folder)
         self.meter = Meter(options.log_every, metrics)
+        self.checkpoints = Checkpoints(
+            self.folder / "checkpoints",
+            every=options.checkpoint_every,
+            keep=options.keep_checkpoints,
+            options=self.options_parser.dump(options, skip_unset=False),
+            stop=stop,
+        )
         callbacks: list[Callback] = [
             *(self.trainer_option("callbacks") or []),
+            FitMicroBatch(self._save_batch_size),
             Resume(self.folder, options.seed_everything, self.meter),
             stop,
             self.meter,
             ValidateAtEnd(),
             samples,
             RunProgress(self.meter, samples),
-            Checkpoints(
-                self.folder / "checkpoints",
-                every=options.checkpoint_every,
-                keep=options.keep_checkpoints,
-                options=self.options_parser.dump(options, skip_unset=False),
-                stop=stop,
-            ),
+            self.checkpoints,
             *([Profile(self.folder)] if options.profile else []),
         ]
         files = AtomicCheckpointIO(checked=self.found.path if self.found else None)
@@ -193,6 +196,15 @@ class TrainingCLI(CommandLine):
             )
         several = chosen if isinstance(chosen, list) else [chosen]
         return loggers + [logger for logger in several if isinstance(logger, Logger)]
+
+    def _save_batch_size(self, batch_size: int) -> None:
+        """Write the micro-batch that fits into config.yaml and the checkpoints."""
+        options = self.config[self.subcommand]
+        options.data.batch_size = batch_size
+        self.checkpoints.options = self.options_parser.dump(options, skip_unset=False)
+        if self.trainer.is_global_zero:
+            with atomic_write(self.folder / "config.yaml") as file:
+                file.write(self.checkpoints.options)
 
     def before_fit(self) -> None:
         """Find errors in the data before a folder is made for the run."""
