@@ -185,14 +185,14 @@ class LanguageModel(LightningModule):
         not have unscaled yet; bfloat16 has no scaler.
         """
         weights = [weight for weight in self.parameters() if weight.grad is not None]
-        norm: Any = get_total_norm([w.grad for w in weights], foreach=True)  # type: ignore[misc]
+        norm: Any = get_total_norm([w.grad for w in weights])  # type: ignore[misc]
         if hasattr(norm, "full_tensor"):  # each process has a part of the gradients
             norm = norm.full_tensor()
         self.last_gradient_norm = norm  # before clipping
         if not self.guard.passes(self.trainer, norm):
             self.zero_grad()  # no optimizer changes a weight that has no gradient
         elif gradient_clip_val:
-            clip_grads_with_norm_(weights, gradient_clip_val, norm, foreach=True)
+            clip_grads_with_norm_(weights, gradient_clip_val, norm)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the model's shape, in plain numbers, so that the file alone is enough to load it."""
