@@ -1,10 +1,12 @@
 """The command `gpt serve`."""
 
 import os
+import sys
 from pathlib import Path
 
 from gpt.errors import InputError
 from gpt.generation.decoding import Precision
+from gpt.weights.device import Device, choose_device
 
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -15,6 +17,7 @@ def serve(
     port: int = 8000,
     name: str | None = None,
     precision: Precision | None = None,
+    device: Device = "auto",
     api_key: str | None = None,
     max_running: int = 16,
     max_waiting: int = 64,
@@ -30,6 +33,7 @@ def serve(
         port: the port to listen on.
         name: what clients call the model; the checkpoint's name if left out.
         precision: of the weights; bfloat16 and int8 are faster on a CPU. The model's own if left out.
+        device: where the model runs; auto takes a GPU if there is one.
         api_key: what clients must send; $GPT_API_KEY if left out. Without a key everyone is let in.
         max_running: how many completions are decoded together.
         max_waiting: the most requests that wait; more are refused with status 503.
@@ -42,7 +46,6 @@ def serve(
         import uvicorn
     except ImportError:
         raise InputError("gpt serve needs more packages: pip install 'minimal-gpt[serve]'") from None
-    import torch
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     from gpt.generation import for_decoding
@@ -60,14 +63,26 @@ def serve(
     api_key = api_key or os.environ.get("GPT_API_KEY") or None
     path = find(checkpoint)
     loaded, tokenizer = load(path)
-    model = for_decoding(loaded.to("cuda" if torch.cuda.is_available() else "cpu"), precision)
+    model = for_decoding(loaded.to(choose_device(device)), precision)
     app = create_app(model, tokenizer, name=name or model_name(path), limits=limits, api_key=api_key)
     if host in _LOCAL:  # stops DNS rebinding by pages of other sites
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "[::1]", "::1"])
+    if api_key is None and host not in _LOCAL:
+        print(
+            f"warning: anyone who can reach {host}:{port} can use this server; require a key with --api_key",
+            file=sys.stderr,
+        )
     print(
         f"page at http://{host}:{port}/, API at http://{host}:{port}/v1; Ctrl-C stops the server", flush=True
     )
-    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
+    uvicorn.run(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        timeout_graceful_shutdown=5,
+        limit_concurrency=limits.connections,
+    )
 
 
 def model_name(path: Path) -> str:

@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 from typing import Any, TypedDict
 
-import torch
 from torch import Tensor
 
 from gpt.errors import InputError
@@ -37,6 +36,8 @@ class RunPart(TypedDict):
     """Counts starts and resumes over all runs in the folder `runs/`: a later one has a higher number."""
     save: int
     """Counts the checkpoints written in this session."""
+    corpus: str
+    """A hash of the prepared text, so that a resumed run notices another one."""
     saved_at: float
     """Seconds since 1970. Orders only checkpoints from before there were sessions."""
 
@@ -123,7 +124,7 @@ def _order(path: Path, unreadable: float) -> tuple[float, float, float]:
     Nothing depends on the time stamps of files, which a copy changes.
     """
     try:
-        run: RunPart = torch.load(path, map_location="cpu", mmap=True, weights_only=True)["run"]
+        run: RunPart = load_pickle(path, checksums=False)["run"]
         return float(run.get("session", 0)), float(run.get("save", 0)), float(run["saved_at"])
     except Exception:  # a broken file can fail in any way
         return unreadable, 0.0, 0.0

@@ -6,6 +6,7 @@ from typing import Literal
 
 from gpt.config import GPTConfig
 from gpt.errors import InputError
+from gpt.files import check_free
 from gpt.tokenizer import Tokenizer
 from gpt.weights.formats import book, hf, nanogpt
 from gpt.weights.formats.table import Weights
@@ -36,7 +37,7 @@ def import_weights(
     Raises:
         InputError: the source is in no known format, a tensor does not fit, or the folder holds files.
     """
-    _check_free(output)
+    check_free(output)
     found = read_weights(source, num_heads)
     if format is not None and found.format != format:
         raise InputError(f"{source} is in the format {found.format}, expected {format}")
@@ -63,7 +64,7 @@ def export_weights(
     Raises:
         InputError: there is no such checkpoint, the format cannot hold this model, or the folder holds files.
     """
-    _check_free(output)
+    check_free(output)
     found = read_weights(find(checkpoint))
     write_export(found.config, found.weights, output, format)
     print(f"{output}/ holds the model in the format {format}")
@@ -82,8 +83,3 @@ def write_export(config: GPTConfig, weights: Weights, folder: Path, format: Expo
         here, there = names[config.exact_gelu], names[not config.exact_gelu]
         print(f"note: {format} computes {there}, this model {here}: logits differ slightly", file=sys.stderr)
     _WRITERS[format](config, weights, folder)
-
-
-def _check_free(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder} exists already: choose another folder with --output")
