@@ -21,4 +21,5 @@ def default_precision(accelerator: str | Any) -> str:
 
 def allow_tf32() -> None:
     """Let NVIDIA GPUs multiply float32 matrices in TF32: several times faster, with 10 bits of mantissa."""
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    if torch.cuda.is_available():
+        torch.set_float32_matmul_precision("high")
