@@ -83,8 +83,8 @@ def test_a_ctrl_c_before_the_first_step_is_no_traceback(moment, workplace):
     program = (
         "import builtins, os, signal, sys\n"
         "real = builtins.__import__\n"
-        "def importing(name, *args):\n"
-        "    module = real(name, *args)\n"
+        "def importing(name, *args, **options):\n"
+        "    module = real(name, *args, **options)\n"
         f"    if name == {moment.split()[1]!r}: os.kill(os.getpid(), signal.SIGINT)\n"
         "    return module\n"
         "import gpt.cli\n"
