@@ -8,21 +8,21 @@ from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import check_free
 from gpt.tokenizer import Tokenizer
-from gpt.weights.formats import book, hf, nanogpt
+from gpt.weights.formats import book, gguf, hf, nanogpt
 from gpt.weights.formats.table import Weights
 from gpt.weights.load import find
 from gpt.weights.pretrained import GPT
 from gpt.weights.read import crop, read_weights
 
-ExportFormat = Literal["hf", "nanogpt", "book"]
-_WRITERS = {"hf": hf.write, "nanogpt": nanogpt.write, "book": book.write}
-_EXACT_GELU = {"nanogpt": True, "book": False}  # what the program always computes
+ExportFormat = Literal["hf", "nanogpt", "book", "gguf"]
+_WRITERS = {"hf": hf.write, "nanogpt": nanogpt.write, "book": book.write, "gguf": gguf.write}
+_EXACT_GELU = {"nanogpt": True, "book": False, "gguf": False}  # what the program always computes
 
 
 def import_weights(
     source: str,
     output: Path = Path("imported"),
-    format: ExportFormat | None = None,
+    format: Literal["hf", "nanogpt", "book"] | None = None,
     num_heads: int | None = None,
 ) -> None:
     """Turn another program's GPT-2 weights into a folder that every command here takes as --checkpoint.
@@ -54,12 +54,13 @@ def export_weights(
     """Write a model so that another program loads it unchanged.
 
     hf: a folder for transformers, with the tokenizer. nanogpt: ckpt.pt, which its sample.py reads. book:
-    model.pth and config.json, the state dict and the configuration of the book's GPTModel.
+    model.pth and config.json, the state dict and the configuration of the book's GPTModel. gguf: model.gguf
+    for llama.cpp, with the tokenizer.
 
     Args:
         checkpoint: a .ckpt file, a run folder or an imported folder; the newest run by default.
         output: the folder to write, new or empty.
-        format: hf, nanogpt or book.
+        format: hf, nanogpt, book or gguf.
 
     Raises:
         InputError: there is no such checkpoint, the format cannot hold this model, or the folder holds files.

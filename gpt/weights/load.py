@@ -39,7 +39,10 @@ def start_from(path: str | os.PathLike[str], config: GPTConfig) -> GPT:
     """
     shape, weights = _read_initial(str(path), config.context_length)
     _read_initial.cache_clear()
-    return GPT.from_weights(replace(shape, dropout=config.dropout), weights).train()
+    loaded = GPT.from_weights(replace(shape, dropout=config.dropout), weights)
+    model = GPT(loaded.config)  # takes random numbers as a run from scratch does, so dropout's stay the same
+    model.load_state_dict(loaded.state_dict())
+    return model
 
 
 def config_to_start_from(path: str | os.PathLike[str], config: GPTConfig) -> GPTConfig:

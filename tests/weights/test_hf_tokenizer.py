@@ -57,6 +57,19 @@ def test_endoftext_is_the_last_id(size):
     assert theirs(text)["input_ids"] == ours.encode(text, allow_special=True)
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_tokenizer_json_alone_gives_the_same_ids(size, tmp_path):
+    from tokenizers import Tokenizer as Fast
+
+    ours = Tokenizer("gpt2", vocab_size=size)
+    write_tokenizer(ours, tmp_path, context_length=64)
+    theirs = Fast.from_file(str(tmp_path / "tokenizer.json"))
+    for text in TEXTS:
+        assert theirs.encode(text).ids == ours.encode(text)
+        assert theirs.decode(ours.encode(text)) == text
+    assert theirs.encode("one<|endoftext|>two").ids == ours.encode("one<|endoftext|>two", allow_special=True)
+
+
 def test_merges_of_a_small_table():
     tokens = [bytes([b]) for b in range(256)] + [b"ab", b"bc", b"abc", b"abab"]
     assert merges(tokens) == [(b"a", b"b"), (b"b", b"c"), (b"ab", b"c"), (b"ab", b"ab")]

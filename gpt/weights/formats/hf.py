@@ -29,6 +29,7 @@ ROWS = [
     Row("transformer.ln_f", ("final_norm",)),
     Row("lm_head", ("head",)),
 ]
+_SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _SKIPPED = r"transformer\.h\.\d+\.attn\.(bias|masked_bias)|lm_head\.weight"  # masks, and a tied head
 _EXACT_GELU = {"gelu_new": False, "gelu_pytorch_tanh": False, "gelu": True}
 # Settings for which this GPT knows one value: with another, the folder's model computes something else.
@@ -89,8 +90,7 @@ def write_config(config: GPTConfig, eot: int) -> dict[str, Any]:
         "initializer_range": 0.02,
         **_FIXED,
         "tie_word_embeddings": config.tie_embeddings,
-        "bos_token_id": eot,
-        "eos_token_id": eot,
+        **dict.fromkeys(_SPECIAL_IDS, eot),
         "torch_dtype": "float32",
         "use_cache": True,
     }
@@ -119,4 +119,5 @@ def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
     with atomic_write(folder / "model.safetensors", "wb") as file:
         file.write(save(state, metadata={"format": "pt"}))
     write_tokenizer(tokenizer, folder, config.context_length)
+    write_json(folder / "generation_config.json", dict.fromkeys(_SPECIAL_IDS, tokenizer.eot))
     write_json(folder / "config.json", write_config(config, tokenizer.eot))
