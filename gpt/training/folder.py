@@ -71,7 +71,7 @@ class RunFolder(Callback):
                 "all processes need to see the same files"
             )
         self.path = path
-        set_root_folder(trainer, self.path)
+        set_root_folder(trainer, path)
 
     def _open(self) -> None:
         if self.path is None:
