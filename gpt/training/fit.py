@@ -165,7 +165,7 @@ class TrainingCLI(CommandLine):
         options = self.config[self.subcommand]
         if self.subcommand != "fit":
             self.save_config_callback = None
-            return super().instantiate_trainer(logger=False, callbacks=[], enable_progress_bar=False)
+            return self._trainer(logger=False, callbacks=[], enable_progress_bar=False)
         folder, stop, plain = self.folder, StopRequest(), options.trainer
         metrics, samples = MetricsCSV(folder), Samples(folder)
         self.meter = Meter(options.log_every, metrics)
@@ -205,10 +205,12 @@ class TrainingCLI(CommandLine):
         files = AtomicCheckpointIO(checked=self.found.path if self.found else None)
         loggers = [metrics, *(item for item in self._several("logger") if isinstance(item, Logger))]
         limits = {"max_steps": -1, "max_epochs": -1, "max_time": None}  # `Ends` sets the true end
+        plugins = [*self._several("plugins"), files]
+        return self._trainer(callbacks=callbacks, logger=loggers, plugins=plugins, **limits)
+
+    def _trainer(self, **options: Any) -> Trainer:
         try:
-            return super().instantiate_trainer(
-                callbacks=callbacks, logger=loggers, plugins=[*self._several("plugins"), files], **limits
-            )
+            return super().instantiate_trainer(**options)
         except (MisconfigurationException, TypeError, ValueError, RuntimeError) as error:
             raise InputError(f"the trainer's options cannot be used: {error}") from None
 
@@ -242,6 +244,10 @@ class TrainingCLI(CommandLine):
         except Stopped as stopped:
             report(str(stopped))
             raise SystemExit(stopped.status) from None
+        except RuntimeError as error:
+            if "loading state_dict" not in str(error):
+                raise
+            raise InputError(f"the checkpoint does not fit the model: {error}") from None
         except SystemExit as leaving:  # Lightning's answer to a Ctrl-C before the first step
             interrupted = isinstance(leaving.__context__, KeyboardInterrupt)
             raise (KeyboardInterrupt if interrupted else leaving) from None

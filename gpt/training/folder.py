@@ -99,7 +99,7 @@ def folder_of(name: str) -> Path:
     Raises:
         InputError: the name is no folder's.
     """
-    if not name or name.startswith(".") or set(name) & set("/\\"):
+    if not name or name.startswith(".") or set(name) & set("/\\") or not name.isprintable():
         raise InputError(f"expected a plain folder name for --run, got {name!r}")
     return RUNS / name
 
