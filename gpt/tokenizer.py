@@ -62,10 +62,13 @@ class Tokenizer:
             vocab_size = len(table) + 1
         elif not SMALLEST_SIZE <= vocab_size <= _FULL_SIZE:
             raise InputError(f"vocab_size must be {SMALLEST_SIZE} to {_FULL_SIZE}, got {vocab_size}")
-        self.name, self.n_vocab, self.pattern = name, vocab_size, pattern
-        self._own = None if table is None else tuple(table)
-        parts = f"{_TABLE_SHA256} {PATTERNS['gpt2']} {vocab_size}" if table is None else pattern + pack(list(table))
-        self.fingerprint = hashlib.sha256(parts.encode()).hexdigest()
+        self.name, self.n_vocab = name, vocab_size
+        self.pattern = "gpt2" if table is None else pattern
+        self._own = None if table is None else list(table)
+        content = f"{_TABLE_SHA256} {PATTERNS['gpt2']} {vocab_size}"
+        if self._own is not None:
+            content = f"{PATTERNS[pattern]} {pack(self._own)}"
+        self.fingerprint = hashlib.sha256(content.encode()).hexdigest()
         """A hash of everything that decides the ids: 64 hexadecimal digits."""
 
     @classmethod
@@ -88,7 +91,7 @@ class Tokenizer:
     def to_dict(self) -> dict[str, Any]:
         """The tokenizer as strings and numbers, for JSON and for checkpoints."""
         saved: dict[str, Any] = {"name": self.name, "vocab_size": self.n_vocab}
-        return saved if self._own is None else {**saved, "pattern": self.pattern, "table": pack(list(self._own))}
+        return saved if self._own is None else {**saved, "pattern": self.pattern, "table": pack(self._own)}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Tokenizer.from_dict, (self.to_dict(),)
@@ -110,7 +113,7 @@ class Tokenizer:
     @property
     def tokens(self) -> list[bytes]:
         """The bytes of each token by id, without `<|endoftext|>`."""
-        return _table()[: self.eot] if self._own is None else list(self._own)
+        return _table()[: self.eot] if self._own is None else self._own
 
     @property
     def encoding(self) -> "tiktoken.Encoding":

@@ -1,8 +1,8 @@
 """Tables of tokens: the patterns of words, what makes a table usable, and the files that hold one.
 
-A table lists the bytes of each token by rank. The pair with the lowest rank is merged first, within the words
-of a pattern; a word that is a token is taken without merging. This is tiktoken's rule. The files are tiktoken's
-own and the tokenizer.json of Hugging Face's libraries.
+A table lists the bytes of each token by rank. tiktoken's rule: within the words of a pattern, the pair whose
+token has the lowest rank is merged first, and a word that is a token is taken without merging. The files are
+tiktoken's and the tokenizer.json of Hugging Face's libraries.
 """
 
 import json
@@ -16,7 +16,7 @@ from gpt.errors import InputError
 END_OF_TEXT = "<|endoftext|>"
 
 PATTERNS = {
-    # GPT-2's own (Radford et al. 2019, the released encoder.py), in the possessive form that tiktoken runs faster.
+    # GPT-2's (Radford et al. 2019, the released encoder.py), in the possessive form that tiktoken runs faster.
     "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s",
     # The same with combining marks as part of words, as Hindi, Thai and Arabic write vowels.
     "marks": r"'(?:[sdmt]|ll|ve|re)| ?[\p{L}\p{M}]++| ?\p{N}++| ?[^\s\p{L}\p{M}\p{N}]++|\s++$|\s+(?!\S)|\s",
@@ -89,15 +89,19 @@ def read_table(path: Path) -> tuple[list[bytes], str]:
     data = path.read_bytes()
     if path.suffix == ".model" or b"<unk>" in data[:64]:
         raise InputError(
-            f"{path} is a sentencepiece model, which is not byte-level: it changes blanks and unknown characters, "
-            "so texts would not come back; expected a .tiktoken file or a byte-level BPE tokenizer.json"
+            f"{path} is a sentencepiece model, which changes blanks and unknown characters, so that texts do "
+            "not come back; expected a .tiktoken file or a byte-level BPE tokenizer.json"
         )
     try:
-        tokens, pattern = _from_json(data) if data[:1] == b"{" else (_from_tiktoken(data), "gpt2")
+        is_json = data[:1] == b"{"
+        tokens, pattern, listed = _from_json(data) if is_json else (_from_tiktoken(data), "gpt2", None)
         check_table(tokens, pattern)
-        if pattern != "chars" and None in (found := merges(tokens)):
-            token = [token for token in tokens if len(token) > 1][found.index(None)]
-            raise InputError(f"the token {token!r} cannot be reached by merges of tokens of lower rank")
+        made = merges(tokens)
+        for token, pair in zip((token for token in tokens if len(token) > 1), made, strict=True):
+            if pair is None and pattern != "chars":
+                raise InputError(f"the token {token!r} cannot be reached by merges of tokens of lower rank")
+        if listed is not None and listed != [pair for pair in made if pair]:
+            raise InputError("its merges do not make its tokens in the order of their ids")
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
@@ -118,8 +122,8 @@ def _from_tiktoken(data: bytes) -> list[bytes]:
     return [ranks[rank] for rank in range(len(ranks))]
 
 
-def _from_json(data: bytes) -> tuple[list[bytes], str]:
-    """The tokens of a byte-level BPE in tokenizer.json: the bytes, then the merges in their order."""
+def _from_json(data: bytes) -> tuple[list[bytes], str, list[tuple[bytes, bytes]]]:
+    """The tokens by id of a byte-level BPE in tokenizer.json, the pattern's name, and the listed merges."""
     found = json.loads(data)
     model = found["model"]
     if model.get("type") != "BPE" or model.get("byte_fallback"):
@@ -134,14 +138,13 @@ def _from_json(data: bytes) -> tuple[list[bytes], str]:
     special = {token["content"] for token in found.get("added_tokens", [])}
     vocabulary = {name: i for name, i in model["vocab"].items() if name not in special}
     if sorted(vocabulary.values()) != list(range(len(vocabulary))):
-        raise InputError(f"the ids of its tokens are not 0 to {len(vocabulary) - 1}, special tokens after them")
+        raise InputError(
+            f"the ids of its tokens are not 0 to {len(vocabulary) - 1}, special tokens after them"
+        )
     tokens = [unspell(name) for name in sorted(vocabulary, key=vocabulary.__getitem__)]
     pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
-    made = [unspell(first + second) for first, second in pairs]
-    order = {token: rank for rank, token in enumerate(tokens)}
-    if any(order[a] >= order[b] for a, b in pairwise(made)):
-        raise InputError("its ids are not in the order of its merges")
-    return tokens, _pattern_of(found["pre_tokenizer"])
+    listed = [(unspell(first), unspell(second)) for first, second in pairs]
+    return tokens, _pattern_of(found["pre_tokenizer"]), listed
 
 
 def _pattern_of(pre_tokenizer: dict[str, Any]) -> str:

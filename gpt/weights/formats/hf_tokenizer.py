@@ -1,16 +1,12 @@
-"""The tokenizer in Hugging Face's files: vocab.json, merges.txt, tokenizer_config.json.
-
-tiktoken stores a rank for each token and merges the two neighbours that form the token of lowest rank.
-merges.txt lists the pairs instead, in order. A token's pair is found by encoding its bytes with the lower
-ranks only: two parts are left. This holds for any prefix of the ranks: tokens consist of lower-ranked ones.
-"""
+"""The tokenizer in Hugging Face's files: GPT-2's as vocab.json and merges.txt, others as tokenizer.json."""
 
 import os
-from itertools import pairwise
 from pathlib import Path
 
+from gpt.errors import InputError
 from gpt.files import atomic_write, write_json
-from gpt.tokenizer import END_OF_TEXT, Tokenizer
+from gpt.tokenizer import Tokenizer
+from gpt.vocabulary import END_OF_TEXT, byte_letters, merges, read_table, to_json
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: str | os.PathLike[str], context_length: int) -> None:
@@ -21,48 +17,37 @@ def write_tokenizer(tokenizer: Tokenizer, folder: str | os.PathLike[str], contex
     Raises:
         OSError: the folder cannot be written.
     """
-    tokens = [tokenizer.decode_bytes([i]) for i in range(tokenizer.eot)]
+    special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)
+    settings = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, **special}
+    settings |= {"clean_up_tokenization_spaces": False, "model_max_length": context_length}
+    if tokenizer.name != "gpt2":
+        write_json(Path(folder) / "tokenizer.json", to_json(tokenizer.tokens, tokenizer.pattern))
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+        write_json(Path(folder) / "tokenizer_config.json", settings)
+        return
     letters = byte_letters()
 
     def spell(token: bytes) -> str:
         return "".join(letters[byte] for byte in token)
 
-    vocabulary = {spell(token): rank for rank, token in enumerate(tokens)}
+    vocabulary = {spell(token): rank for rank, token in enumerate(tokenizer.tokens)}
     write_json(Path(folder) / "vocab.json", {**vocabulary, END_OF_TEXT: tokenizer.eot})
     with atomic_write(Path(folder) / "merges.txt") as file:
         file.write("#version: 0.2\n")
-        file.writelines(f"{spell(first)} {spell(second)}\n" for first, second in merges(tokens))
-    special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)
-    settings = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, **special}
-    settings |= {"clean_up_tokenization_spaces": False, "model_max_length": context_length}
+        file.writelines(f"{spell(a)} {spell(b)}\n" for a, b in filter(None, merges(tokenizer.tokens)))
     write_json(Path(folder) / "tokenizer_config.json", settings)
 
 
-def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes]]:
-    """The two tokens from which each token of several bytes is merged, in the order of the ranks.
+def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
+    """The tokenizer of a folder: of its tokenizer.json, or GPT-2's where it has none.
 
-    Args:
-        tokens: in the order of their ranks; all 256 single bytes must be among them.
+    Raises:
+        InputError: the file holds another kind of tokenizer, or one that does not fit the weights.
     """
-    ranks = {token: rank for rank, token in enumerate(tokens)}
-    pairs = []
-    for rank, token in enumerate(tokens):
-        if len(token) == 1:
-            continue
-        parts = [token[i : i + 1] for i in range(len(token))]
-        while len(parts) > 2:
-            formed = [ranks.get(a + b, rank) for a, b in pairwise(parts)]
-            i = formed.index(min(formed))
-            parts[i : i + 2] = [parts[i] + parts[i + 1]]
-        pairs.append((parts[0], parts[1]))
-    return pairs
-
-
-def byte_letters() -> list[str]:
-    """A printable character for each byte (Radford et al. 2019, the released encoder.py).
-
-    Bytes that are printable in Latin-1 stand for themselves; the others take the characters from U+0100 on.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return Tokenizer("gpt2", min(vocab_size, Tokenizer().n_vocab))
+    tokens, pattern = read_table(path)
+    if len(tokens) + 1 > vocab_size:
+        raise InputError(f"{path} has {len(tokens) + 1} ids, the weights have {vocab_size}")
+    return tokenizer_of(tokens, pattern)
