@@ -1,6 +1,7 @@
 """The shape of a GPT: one frozen, validated dataclass, and the named sizes."""
 
 from dataclasses import asdict, dataclass, fields
+from numbers import Integral, Real
 from typing import Any
 
 from gpt.errors import InputError
@@ -18,12 +19,21 @@ _OLD_NAMES = {"tied_head": "tie_embeddings"}
 """Fields that older config.json files and checkpoints call otherwise."""
 
 
+_KINDS: dict[Any, tuple[Any, str]] = {
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    bool: (bool, "true or false"),
+}
+_LARGEST = 1 << 30  # so that no tensor's size overflows 64 bits
+
+
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
     """What decides a GPT's weights and their shapes. The defaults are GPT-2 small's.
 
     Raises:
-        InputError: a size below one, a dropout outside [0, 1), or heads that do not divide `emb_dim`.
+        InputError: a value of the wrong type, a size outside 1 .. 2^30, a dropout outside [0, 1), or heads
+            that do not divide `emb_dim`.
     """
 
     vocab_size: int = 50257
@@ -46,9 +56,15 @@ class GPTConfig:
     """Whether the GELU is computed exactly; GPT-2 approximates it with a tanh."""
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "context_length", "emb_dim", "num_heads", "num_layers"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            number, called = _KINDS[field.type]
+            if not isinstance(value, number) or (isinstance(value, bool) and field.type is not bool):
+                raise InputError(f"{field.name} must be {called}, got {value!r}")
+            if field.type is int and value < 1:
+                raise InputError(f"{field.name} must be at least 1, got {value}")
+            if value > _LARGEST:
+                raise InputError(f"{field.name} must be at most {_LARGEST}, got {value}")
         if not 0.0 <= self.dropout < 1.0:
             raise InputError(f"dropout must be in [0, 1), got {self.dropout}")
         if self.emb_dim % self.num_heads:

@@ -3,7 +3,8 @@
 from gpt.generation.api import Completion, complete, generate, stream, stream_samples
 from gpt.generation.command import write
 from gpt.generation.decoding import for_decoding
-from gpt.generation.engine import Engine, Request, Sample, Token, window_start
+from gpt.generation.engine import Engine, Request, Sample, Token
+from gpt.generation.prefill import window_start
 from gpt.generation.sampling import Sampling
 from gpt.generation.text import Piece, TextEngine, TextStream, prompt_tokens
 

@@ -27,7 +27,7 @@ class Completion:
     sample: Sample
     """All of its tokens, and why it ended."""
     tokens: list[Token] = field(default_factory=list)
-    """The new tokens, with their log-probabilities if the request wants them."""
+    """The new tokens, after those of the prompt with `echo`, with log-probabilities if requested."""
 
 
 def complete(
@@ -36,7 +36,7 @@ def complete(
     """Decode requests together; return a list of completions, one for each sample, for each request.
 
     Raises:
-        InputError: a token id outside the vocabulary.
+        InputError: a token id outside the vocabulary, or logits that are not finite.
     """
     engine = Engine(for_decoding(model), vocab_size=vocab_size)
     completions = [[Completion(sample=sample) for sample in engine.add(request)] for request in requests]
@@ -44,6 +44,7 @@ def complete(
     while engine.busy:
         for token in engine.step():
             by_sample[token.sample].tokens.append(token)
+        _raise_failed(engine)
     return completions
 
 
@@ -165,3 +166,10 @@ def stream_samples(
         for piece in engine.step():
             if piece.text:
                 yield piece.token.sample.k, piece.text
+        _raise_failed(engine)
+
+
+def _raise_failed(engine: Engine | TextEngine) -> None:
+    """Raise the error of the first sample that failed in the last step."""
+    for sample in engine.take_failed():
+        raise sample.error or RuntimeError("a sample failed")

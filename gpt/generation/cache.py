@@ -52,10 +52,10 @@ class RowCache:
         self.lengths.pop()
 
     def fill(self, row: int, prompt: Sequence[KeyValueCache]) -> None:
-        """Copy a prompt into `row`, from one cache of batch size 1 for each layer."""
-        used = prompt[0].length
+        """Copy a prompt into `row`, from one cache of batch size 1 for each layer; nothing without caches."""
+        used = prompt[0].length if prompt else 0
         self._reserve(used)
-        for layer, cache in zip(self._store, prompt, strict=True):
+        for layer, cache in zip(self._store, prompt, strict=False):
             layer[0, row, :, :used] = cache.keys[0, :, :used]
             layer[1, row, :, :used] = cache.values[0, :, :used]
         self.lengths[row] = used

@@ -6,7 +6,7 @@ Shapes: B batch, T tokens, N rows with one new token each, H heads, S keys, K wi
 import copy
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,8 @@ from gpt.attention import KeyValueCache, MultiHeadAttention
 from gpt.errors import InputError
 from gpt.generation.cache import StepCache
 from gpt.generation.packed import Int8Linear, PackedLinear, can_pack
-from gpt.model import GPT
+from gpt.model import GPT, FeedForward, TransformerBlock
+from gpt.weights.pretrained import GPT as PretrainedGPT
 
 Precision = Literal["float32", "bfloat16", "int8"]
 
@@ -58,6 +59,10 @@ class FusedAttention(MultiHeadAttention):
 def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
     """Return a copy of `model` in evaluation mode that decodes fast; it cannot be trained or saved.
 
+    A layer is packed only where it provably computes what its weight says: its type is exactly the one that
+    `GPT` builds, its parent too, and it has no hook, no parametrization and no replaced method. All other
+    layers, such as LoRA adapters, pruned or quantized ones, are called as they are.
+
     On a CPU only the matrices have the given precision. Activations, keys and values are float32: attention
     is faster in it there than in bfloat16, and int8 loses less. On other devices, or without oneDNN, the
     copy has plain layers. A copy that is prepared already is returned unchanged.
@@ -69,34 +74,126 @@ def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
     Raises:
         InputError: an unknown precision, or int8 on another device than a CPU.
     """
+    model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper computes what the model in it does
     if any(isinstance(module, PackedLinear | Int8Linear) for module in model.modules()):
         return model
-    embedding = model.token_embedding.weight
+    weight = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
     if precision not in (None, "float32", "bfloat16", "int8"):
         raise InputError(f"unknown precision {precision!r}, expected float32, bfloat16 or int8")
-    if precision == "int8" and embedding.device.type != "cpu":
-        raise InputError(f"precision int8 is for a CPU, expected float32 or bfloat16 on {embedding.device}")
-    dtypes = {None: embedding.dtype, "float32": torch.float32}
+    if precision == "int8" and weight.device.type != "cpu":
+        raise InputError(f"precision int8 is for a CPU, expected float32 or bfloat16 on {weight.device}")
+    dtypes = {None: weight.dtype, "float32": torch.float32}
     dtype = dtypes.get(precision, torch.bfloat16)
-    packable = embedding.device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
+    packable = weight.device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
     packable = packable and can_pack(torch.float32)
-    if precision != "int8" and not packable and dtype != embedding.dtype:
-        return copy.deepcopy(model).to(dtype).eval()
-    fast = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
     if precision != "int8" and not packable:
-        return fast.eval()
+        plain = _copy_modules(model, {}, own_parameters=dtype != weight.dtype)
+        return (plain if dtype == weight.dtype else plain.to(dtype)).eval()
+    fast = _copy_modules(model, {})
 
     def pack(linear: nn.Linear) -> nn.Module:
         if precision == "int8" and linear.in_features % Int8Linear.BLOCK == 0:
             return Int8Linear(linear)
-        return PackedLinear(linear, dtype)
+        return PackedLinear(linear, dtype) if packable else linear
 
-    for parent in list(fast.modules()):
+    def pack_children(parent: nn.Module) -> None:
         for name, child in list(parent.named_children()):
-            if isinstance(child, MultiHeadAttention):
+            if _is_plain(parent, (TransformerBlock,)) and _can_fuse(child):
                 setattr(parent, name, FusedAttention(child, pack))
-            elif isinstance(child, nn.Linear) and not isinstance(parent, MultiHeadAttention):
+            elif _is_plain(parent, _CALLERS_OF_LINEAR) and _is_plain_linear(child):
                 setattr(parent, name, pack(child))
-            elif isinstance(child, nn.Embedding | nn.LayerNorm) and child.weight.dtype != torch.float32:
-                setattr(parent, name, copy.deepcopy(child).float())
+            else:
+                pack_children(child)
+
+    pack_children(fast)
+    if all(_is_plain(module, _KNOWN) for module in fast.modules()):
+        for parent in list(fast.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, nn.Embedding | nn.LayerNorm) and child.weight.dtype != torch.float32:
+                    setattr(parent, name, copy.deepcopy(child).float())
     return fast.eval()
+
+
+_CALLERS_OF_LINEAR = (GPT, PretrainedGPT, FeedForward, MultiHeadAttention)
+_KNOWN = (
+    *(GPT, PretrainedGPT, nn.ModuleList, TransformerBlock, FeedForward, FusedAttention, PackedLinear),
+    *(Int8Linear, nn.Embedding, nn.LayerNorm, nn.Dropout, nn.GELU),
+)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether hooks are registered on the module or on all modules.
+
+    PyTorch has no public way to ask; the attributes are those of versions 2.11 and 2.13.
+    """
+    kinds = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+    return any(
+        getattr(module, f"_{kind}") or getattr(torch.nn.modules.module, f"_global_{kind}") for kind in kinds
+    )
+
+
+def _is_plain(module: nn.Module | None, types: tuple[type[nn.Module], ...]) -> bool:
+    """Whether a module is exactly of one of the types, without hooks or replaced methods."""
+    if module is None:
+        return False
+    replaced = any(callable(getattr(type(module), name, None)) for name in vars(module))
+    return type(module) in types and not replaced and not has_hooks(module)
+
+
+def _is_plain_linear(module: nn.Module | None) -> bool:
+    """Whether a module is an `nn.Linear` with nothing but an ordinary weight and bias."""
+    if module is None or not _is_plain(module, (nn.Linear,)):
+        return False
+    parameters = module._parameters
+    return (
+        parameters.keys() == {"weight", "bias"}
+        and type(parameters["weight"]) is nn.Parameter
+        and (parameters["bias"] is None or type(parameters["bias"]) is nn.Parameter)
+        and parameters["weight"].is_floating_point()
+        and not (module._buffers or module._modules)
+    )
+
+
+def _can_fuse(attention: nn.Module) -> TypeGuard[MultiHeadAttention]:
+    if not _is_plain(attention, (MultiHeadAttention,)):
+        return False
+    children = dict(attention.named_children())
+    layers = [children.get(name) for name in ("W_query", "W_key", "W_value", "out_proj")]
+    biases = {layer.bias is None for layer in layers[:3] if isinstance(layer, nn.Linear)}
+    return (
+        all(_is_plain_linear(layer) for layer in layers)
+        and len(biases) == 1
+        and _is_plain(children.get("dropout"), (nn.Dropout,))
+    )
+
+
+Copied = TypeVar("Copied", bound=nn.Module)
+
+
+def _copy_modules(module: Copied, copies: dict[int, Any], *, own_parameters: bool = False) -> Copied:
+    """Copy a module and its submodules, not their tensors.
+
+    `copy.deepcopy` fails on pruned modules, whose weights are results of computations. Needs of
+    `torch.nn.Module` (tried with PyTorch 2.11 and 2.13): `_modules`, `_parameters`, `_buffers`.
+
+    Args:
+        module: what to copy.
+        copies: the copies made so far by id, for modules and parameters that are used twice.
+        own_parameters: also make new parameters that share memory, for `.to` to convert.
+    """
+    if id(module) not in copies:
+        clone = copies[id(module)] = object.__new__(type(module))
+        clone.__dict__.update(vars(module))
+        clone.__dict__.pop("_compiled_call_impl", None)  # made by `module.compile()`; it calls the original
+        for kind in ("_parameters", "_buffers", "_modules"):
+            clone.__dict__[kind] = dict(vars(module)[kind])
+        for name, child in clone._modules.items():
+            if child is not None:
+                clone._modules[name] = _copy_modules(child, copies, own_parameters=own_parameters)
+        for name, parameter in clone._parameters.items() if own_parameters else ():
+            if parameter is not None:
+                if id(parameter) not in copies:
+                    copies[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=False)
+                clone._parameters[name] = copies[id(parameter)]
+    copied: Copied = copies[id(module)]
+    return copied

@@ -14,22 +14,16 @@ Shapes: N running samples, T tokens of a chunk, V vocab_size.
 import random
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from gpt.attention import KeyValueCache
 from gpt.errors import InputError
 from gpt.generation.cache import RowCache
+from gpt.generation.prefill import Forward, Prefill, Score, scores, window_start
 from gpt.generation.sampling import Sampling, sample_tokens
 from gpt.model import GPT
-
-
-def window_start(length: int, context_length: int) -> int:
-    """The first token that the model sees when it predicts the one after a text of `length` tokens."""
-    shift = max(1, context_length // 2)
-    return max(0, -(-(length - context_length) // shift) * shift)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +50,8 @@ class Request:
     """A sample ends after this token."""
     alternatives: int | None = None
     """Return log-probabilities of each new token and of this many alternatives; None returns none."""
+    echo: bool = False
+    """Return the tokens of the prompt before the new ones."""
 
     def __post_init__(self) -> None:
         if not len(self.tokens):
@@ -77,7 +73,9 @@ class Sample:
     """The prompt, then the new tokens."""
     random: random.Random
     finished: str | None = None
-    """`stop` after the end token, `length` after max_new_tokens, `cancelled`; None while it runs."""
+    """`stop` after the end token, `length` after max_new_tokens, `cancelled`, `error`; None while it runs."""
+    error: Exception | None = None
+    """Why it ended with `error`."""
     start: int = 0
     """The first token in the window."""
 
@@ -89,16 +87,25 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Token:
-    """A token that a step adds to a sample.
-
-    Log-probabilities are the model's own, in nats, before penalties, temperature and filters.
-    """
+    """A token that a step adds to a sample."""
 
     sample: Sample
     id: int
-    log_probability: float | None = None
-    alternatives: tuple[tuple[int, float], ...] = ()
-    """The likeliest ids in its place with their log-probabilities, likeliest first."""
+    score: Score = Score()  # noqa: RUF009 - frozen
+    finished: str | None = None
+    """Why the sample ended, if this is its last token."""
+    echoed: bool = False
+    """Whether it is a token of the prompt."""
+
+    @property
+    def log_probability(self) -> float | None:
+        """The model's own, in nats, before penalties, temperature and filters; None if not requested."""
+        return self.score.log_probability
+
+    @property
+    def alternatives(self) -> tuple[tuple[int, float], ...]:
+        """The likeliest ids in its place with their log-probabilities, likeliest first."""
+        return self.score.alternatives
 
 
 @dataclass(eq=False, kw_only=True)
@@ -113,7 +120,11 @@ class Engine:
     """Decodes requests together. Not thread-safe.
 
     Results do not depend on what else is decoded: on a CPU, with a model from `for_decoding` whose context
-    length is a multiple of 64 or below 64, they are equal bit for bit.
+    length is a multiple of 64 or below 64, they are equal bit for bit. An error in one sample ends only that
+    sample: see `take_failed`.
+
+    A model whose own `forward` takes no `caches`, or does not fill them, is called with the whole window for
+    every token.
 
     Args:
         model: in evaluation mode, best from `for_decoding`.
@@ -134,11 +145,11 @@ class Engine:
         self.vocab_size = model.config.vocab_size if vocab_size is None else vocab_size
         if not 1 <= self.vocab_size <= model.config.vocab_size:
             raise InputError(f"vocab_size must be 1 to {model.config.vocab_size}, got {vocab_size}")
-        embedding = model.token_embedding.weight
-        self.device = embedding.device
         self._waiting: deque[_Waiting] = deque()
         self._running: list[Sample] = []  # sample i has row i of the cache
-        self._cache = RowCache(model.config, embedding.device, embedding.dtype)
+        self._failed: list[Sample] = []
+        self._forward = Forward(model)
+        self._cache = RowCache(model.config, self._forward.device, self._forward.dtype)
 
     @property
     def busy(self) -> bool:
@@ -151,13 +162,24 @@ class Engine:
         return len(self._running)
 
     def add(self, request: Request) -> list[Sample]:
-        """Add a request; its samples get their tokens from the next steps."""
+        """Add a request; its samples get their tokens from the next steps.
+
+        Raises:
+            InputError: a token id outside the vocabulary.
+        """
+        for ids, vocab_size in (
+            (request.tokens, self.model.config.vocab_size),
+            ([id_ for id_, _ in request.sampling.logit_bias], self.vocab_size),
+        ):
+            for id_ in ids:
+                if not 0 <= id_ < vocab_size:
+                    raise InputError(f"token id {id_} is outside the vocabulary of vocab_size {vocab_size}")
         seed = random.SystemRandom().getrandbits(64) if request.seed is None else request.seed
         samples = [
             Sample(request=request, k=k, tokens=list(request.tokens), random=random.Random(f"{seed}/{k}"))
             for k in range(request.first_sample, request.first_sample + request.samples)
         ]
-        if request.max_new_tokens == 0:
+        if request.max_new_tokens == 0 and not request.echo:
             for sample in samples:
                 sample.finished = "length"
         else:
@@ -184,19 +206,36 @@ class Engine:
         tokens = self._decode() if self._running else []
         return tokens + self._admit()
 
+    def take_failed(self) -> list[Sample]:
+        """The samples that ended with an error since the last call; each has its `error`."""
+        failed, self._failed = self._failed, []
+        return failed
+
     def _decode(self) -> list[Token]:
-        for row, sample in enumerate(self._running):
+        for sample in list(self._running):
             start = window_start(len(sample.tokens), self.model.config.context_length)
             if start > sample.start:  # the newest token is read below, with those of the other samples
                 sample.start = start
-                prefill = Prefill(self.model, sample.tokens[start:-1], self.chunk)
-                while not prefill.done:
-                    prefill.step()
-                self._cache.fill(row, prefill.caches)
-        caches, positions, masked = self._cache.next_step()
-        newest = torch.tensor([[sample.tokens[-1]] for sample in self._running], device=self.device)  # (N, 1)
-        features = self.model.features(newest, positions=positions, key_padding_mask=masked, caches=caches)
-        return self._draw(self._running, self.model.head(features[:, -1]))
+                if not self._forward.cached:
+                    continue
+                try:
+                    prefill = Prefill(self._forward, sample.tokens[start:-1], self.chunk)
+                    while not prefill.done:
+                        prefill.step()
+                except Exception as error:
+                    self._fail(sample, error)
+                else:
+                    self._cache.fill(self._running.index(sample), prefill.caches)
+        if not self._running:
+            return []
+        if not self._forward.cached:
+            windows = [sample.tokens[sample.start :] for sample in self._running]
+            logits = torch.cat([self._forward([window])[:, -1] for window in windows])  # (N, V)
+        else:
+            caches, positions, masked = self._cache.next_step()
+            newest = [[sample.tokens[-1]] for sample in self._running]
+            logits = self._forward(newest, positions=positions, key_padding_mask=masked, caches=caches)[:, -1]
+        return self._draw(self._running, logits)
 
     def _admit(self) -> list[Token]:
         """Read at most about a chunk of the waiting prompts and start their samples."""
@@ -204,51 +243,96 @@ class Engine:
         budget = self.chunk
         while self._waiting and budget > 0 and len(self._running) < self.max_samples:
             waiting = self._waiting[0]
-            prompt = waiting.samples[0].tokens
-            start = window_start(len(prompt), self.model.config.context_length)
-            if waiting.prefill is None:
-                waiting.prefill = Prefill(self.model, prompt[start:], self.chunk)
-            if not waiting.prefill.done:
-                budget -= waiting.prefill.step()
+            request = waiting.samples[0].request
+            try:
+                if waiting.prefill is None:
+                    scored = request.alternatives if request.echo else None
+                    waiting.prefill = Prefill(self._forward, request.tokens, self.chunk, scored)
+                if not waiting.prefill.done:
+                    budget -= waiting.prefill.step()
+                    continue
+            except Exception as error:
+                self._waiting.popleft()
+                for sample in waiting.samples:
+                    self._fail(sample, error)
                 continue
             free = min(self.max_samples - len(self._running), len(waiting.samples))
             started = [waiting.samples.popleft() for _ in range(free)]
-            for sample in started:
-                sample.start = start
-                self._running.append(sample)
-                self._cache.fill(self._cache.join(), waiting.prefill.caches)
             if not waiting.samples:
                 self._waiting.popleft()
+            if request.echo:
+                tokens += [token for sample in started for token in self._echo(sample, waiting.prefill)]
+            if request.max_new_tokens == 0:
+                continue
+            for sample in started:
+                sample.start = waiting.prefill.start
+                self._running.append(sample)
+                self._cache.fill(self._cache.join(), waiting.prefill.caches)
             tokens += self._draw(started, waiting.prefill.logits.expand(len(started), -1))
+        return tokens
+
+    def _echo(self, sample: Sample, prefill: "Prefill") -> list[Token]:
+        """The tokens of the prompt; they end a sample that has no new ones."""
+        if sample.request.max_new_tokens == 0:
+            sample.finished = "length"
+        given = prefill.scores or [Score()] * len(sample.tokens)
+        tokens = [
+            Token(sample=sample, id=id_, score=score, echoed=True)
+            for id_, score in zip(sample.tokens, given, strict=True)
+        ]
+        tokens[-1] = replace(tokens[-1], finished=sample.finished)
         return tokens
 
     def _draw(self, samples: Sequence[Sample], logits: Tensor) -> list[Token]:
         """Draw a token for each sample from its logits (N, V), and end the samples that are complete."""
         logits = logits[:, : self.vocab_size].float()
         samples = list(samples)
+        numbers = [sample.random.random() for sample in samples]
         groups: dict[Sampling, list[int]] = {}
         for row, sample in enumerate(samples):
             groups.setdefault(sample.request.sampling, []).append(row)
-        ids = [0] * len(samples)
-        for sampling, rows in groups.items():
+        ids: dict[int, int] = {}
+
+        def draw(rows: list[int]) -> None:
             drawn = sample_tokens(
-                logits if len(groups) == 1 else logits[rows],
-                sampling,
+                logits if len(rows) == len(samples) else logits[rows],
+                samples[rows[0]].request.sampling,
                 seen=[samples[row].tokens for row in rows],
-                numbers=[samples[row].random.random() for row in rows],
+                numbers=[numbers[row] for row in rows],
+                prompt_lengths=[len(samples[row].request.tokens) for row in rows],
             )
-            for row, token in zip(rows, drawn.tolist(), strict=True):
-                ids[row] = token
-        tokens = [_token(sample, id_, row) for sample, id_, row in zip(samples, ids, logits, strict=True)]
-        for sample, id_ in zip(samples, ids, strict=True):
+            ids.update(zip(rows, drawn.tolist(), strict=True))
+
+        for rows in groups.values():
+            try:
+                draw(rows)
+            except Exception:  # at least one row fails: draw each alone, and end those that fail
+                for row in rows:
+                    try:
+                        draw([row])
+                    except Exception as error:
+                        self._fail(samples[row], error)
+        tokens = []
+        for row in sorted(ids):
+            sample, id_ = samples[row], ids[row]
             sample.tokens.append(id_)
             if id_ == sample.request.end:
                 sample.finished = "stop"
             elif sample.new_tokens == sample.request.max_new_tokens:
                 sample.finished = "length"
+            wanted = sample.request.alternatives
+            score = Score() if wanted is None else scores(logits[row : row + 1], [id_], wanted)[0]
+            tokens.append(Token(sample=sample, id=id_, score=score, finished=sample.finished))
             if sample.finished:
                 self._remove(sample)
         return tokens
+
+    def _fail(self, sample: Sample, error: Exception) -> None:
+        """End a sample with an error."""
+        sample.finished, sample.error = "error", error
+        self._failed.append(sample)
+        if sample in self._running:
+            self._remove(sample)
 
     def _remove(self, sample: Sample) -> None:
         """Free the sample's row; as in `RowCache.leave`, the last row takes its number."""
@@ -257,52 +341,3 @@ class Engine:
         last = self._running.pop()
         if last is not sample:
             self._running[row] = last
-
-
-class Prefill:
-    """Reads tokens into caches chunk by chunk.
-
-    Args:
-        model: the engine's.
-        tokens: those of one window.
-        chunk: how many to read in a step.
-    """
-
-    def __init__(self, model: GPT, tokens: Sequence[int], chunk: int) -> None:
-        self.model, self.tokens, self.chunk = model, tokens, chunk
-        config, weight = model.config, model.token_embedding.weight
-        shape = (1, config.num_heads, max(1, len(tokens)), config.emb_dim // config.num_heads)
-        self.caches = [
-            KeyValueCache(*shape, device=weight.device, dtype=weight.dtype) for _ in range(config.num_layers)
-        ]
-        self.logits = torch.empty(0)
-        """(1, V), of the token after the last; set when `done`."""
-
-    @property
-    def done(self) -> bool:
-        """Whether all tokens are read."""
-        return self.caches[0].length == len(self.tokens)
-
-    def step(self) -> int:
-        """Read a chunk and return how many tokens it has."""
-        first, device = self.caches[0].length, self.caches[0].keys.device
-        chunk = torch.tensor([self.tokens[first : first + self.chunk]], device=device)  # (1, T)
-        features = self.model.features(chunk, caches=self.caches)  # (1, T, D)
-        if self.done:
-            self.logits = self.model.head(features[:, -1])  # (1, V)
-        return chunk.shape[1]
-
-
-def _token(sample: Sample, id_: int, logits: Tensor) -> Token:
-    """The token, with its log-probabilities if the request wants them; logits (V,)."""
-    count = sample.request.alternatives
-    if count is None:
-        return Token(sample=sample, id=id_)
-    log_probabilities = logits.log_softmax(dim=-1)  # (V,)
-    likeliest = log_probabilities.topk(min(count, len(logits)))
-    return Token(
-        sample=sample,
-        id=id_,
-        log_probability=float(log_probabilities[id_]),
-        alternatives=tuple(zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)),
-    )

@@ -4,6 +4,7 @@ Shapes: N rows, V vocab_size, C the likeliest candidates considered.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,9 +17,19 @@ _FIRST_LOOK = 1024
 """Candidates that nucleus sampling sorts first; sorting the whole vocabulary takes ten times as long."""
 
 
+_RANGES = {
+    "repetition_penalty": (0.01, 100),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "temperature": (0, 100),
+    "top_p": (1e-6, 1),
+    "min_p": (0, 1),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How the next token is drawn. The filters apply in the order of the fields.
+    """How the next token is drawn. The settings apply in the order of the fields.
 
     Raises:
         InputError: a value out of its range.
@@ -26,41 +37,50 @@ class Sampling:
 
     repetition_penalty: float = 1.0
     """Divides positive logits of tokens that came before and multiplies negative ones (Keskar et al. 2019,
-    section 4.1); 1 changes nothing."""
+    section 4.1); 0.01 to 100, 1 changes nothing."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens that were generated before; -2 to 2."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit as many times as it was generated before; -2 to 2."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Pairs of a token id and what is added to its logit, -100 to 100."""
     temperature: float = 1.0
-    """Divides the logits; 0 always takes the likeliest token, 1 is the model's own distribution."""
+    """Divides the logits, 0 to 100; 0 always takes the likeliest token, 1 is the model's own distribution."""
     top_k: int | None = None
     """Draw from the k likeliest tokens only, and from those as likely as the last of them."""
     top_p: float | None = None
-    """Draw from the smallest set of likeliest tokens whose probability reaches p."""
+    """Draw from the smallest set of likeliest tokens whose probability reaches p, 0.000001 to 1."""
     min_p: float | None = None
-    """Draw from tokens at least p times as likely as the likeliest."""
+    """Draw from tokens at least p times as likely as the likeliest, 0 to 1."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
-            raise InputError(f"temperature must be at least 0, got {self.temperature}")
-        if not 0 < self.repetition_penalty < math.inf:
-            raise InputError(f"repetition_penalty must be above 0, got {self.repetition_penalty}")
+        for name, (low, high) in _RANGES.items():
+            if (value := getattr(self, name)) is not None and not low <= value <= high:
+                raise InputError(f"{name} must be {low} to {high}, got {value}")
         if self.top_k is not None and self.top_k < 1:
             raise InputError(f"top_k must be at least 1, got {self.top_k}")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise InputError(f"top_p must be in (0, 1], got {self.top_p}")
-        if self.min_p is not None and not 0 <= self.min_p <= 1:
-            raise InputError(f"min_p must be in [0, 1], got {self.min_p}")
+        for id_, bias in self.logit_bias:
+            if not -100 <= bias <= 100:
+                raise InputError(f"logit_bias must be -100 to 100, got {bias} for token {id_}")
 
 
 def sample_tokens(
-    logits: Tensor, sampling: Sampling, seen: Sequence[Sequence[int]], numbers: Sequence[float]
+    logits: Tensor,
+    sampling: Sampling,
+    seen: Sequence[Sequence[int]],
+    numbers: Sequence[float],
+    prompt_lengths: Sequence[int] | None = None,
 ) -> Tensor:
     """The next token of each row: logits (N, V) -> ids (N,).
 
-    Row k depends only on its own logits, on `seen[k]` (the tokens before it) and on `numbers[k]` (uniform in
-    [0, 1)), so it does not matter which rows are drawn together.
+    Row k depends only on its own logits, on `seen[k]` (the tokens before it, of which the first
+    `prompt_lengths[k]` were not generated) and on `numbers[k]` (uniform in [0, 1)), so it does not matter
+    which rows are drawn together.
 
     Raises:
         InputError: the logits are not finite.
     """
-    logits = penalize(logits, seen, sampling.repetition_penalty)
+    logits = penalize(logits, sampling, seen, prompt_lengths or [0] * len(seen))
     if sampling.temperature == 0:
         ids = logits.argmax(dim=-1)
         finite = logits.gather(-1, ids[:, None]).isfinite()  # argmax returns a NaN
@@ -86,14 +106,25 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     return logits.softmax(dim=-1)
 
 
-def penalize(logits: Tensor, seen: Sequence[Sequence[int]], penalty: float) -> Tensor:
-    """Lower the logits of the tokens seen: (N, V) -> (N, V)."""
-    if penalty == 1.0:
+def penalize(
+    logits: Tensor, sampling: Sampling, seen: Sequence[Sequence[int]], prompt_lengths: Sequence[int]
+) -> Tensor:
+    """Apply the penalties and `logit_bias`: (N, V) -> (N, V)."""
+    repeats, counted = sampling.repetition_penalty, sampling.presence_penalty or sampling.frequency_penalty
+    if repeats == 1.0 and not counted and not sampling.logit_bias:
         return logits
     logits = logits.clone()
-    for row, ids in zip(logits, seen, strict=True):
-        index = torch.tensor(sorted(set(ids)), device=logits.device)
-        row[index] = torch.where(row[index] > 0, row[index] / penalty, row[index] * penalty)
+    for row, ids, prompt_length in zip(logits, seen, prompt_lengths, strict=True):
+        if repeats != 1.0:
+            index = torch.tensor(sorted(set(ids)), device=row.device)
+            row[index] = torch.where(row[index] > 0, row[index] / repeats, row[index] * repeats)
+        if counted and len(ids) > prompt_length:
+            generated = Counter(ids[prompt_length:])
+            index = torch.tensor(list(generated), device=row.device)
+            counts = torch.tensor(list(generated.values()), device=row.device)
+            row[index] -= sampling.presence_penalty + sampling.frequency_penalty * counts
+        for id_, bias in sampling.logit_bias:
+            row[id_] += bias
     return logits
 
 
@@ -124,7 +155,7 @@ def _nucleus_edge(logits: Tensor, top_p: float) -> Tensor:
         likeliest = logits.topk(candidates, dim=-1).values  # (N, C), descending
         mass = (likeliest - normaliser).exp()
         before = mass.cumsum(dim=-1) - mass  # the mass of likelier tokens
-        kept = (before < top_p).sum(dim=-1, keepdim=True)  # (N, 1)
+        kept = (before < top_p).sum(dim=-1, keepdim=True).clamp(min=1)  # (N, 1)
         if (kept < candidates).all():
             break
     return likeliest.gather(-1, kept - 1)

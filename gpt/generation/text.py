@@ -36,11 +36,17 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
 
-    def feed(self, token: int) -> str:
-        """The text that is known after `token`, often "". `<|endoftext|>` has no text."""
+    def feed(self, token: int, *, echoed: bool = False) -> str:
+        """The text that is known after `token`, often "". `<|endoftext|>` has no text.
+
+        Args:
+            token: an id.
+            echoed: whether it is a token of the prompt, in which stop strings do not count.
+        """
         if token == self.tokenizer.eot:
             return ""
-        return self._release(self._decoder.decode(self.tokenizer.decode_bytes([token])))
+        text = self._decoder.decode(self.tokenizer.decode_bytes([token]))
+        return text if echoed else self._release(text)
 
     def close(self) -> str:
         """The rest of the text after the last token; an incomplete character becomes U+FFFD."""
@@ -115,14 +121,21 @@ class TextEngine:
         self.engine.cancel(sample)
         self._texts.pop(sample, None)
 
+    def take_failed(self) -> list[Sample]:
+        """As `Engine.take_failed`."""
+        failed = self.engine.take_failed()
+        for sample in failed:
+            del self._texts[sample]
+        return failed
+
     def step(self) -> list[Piece]:
         """Run one step of the engine and return what it adds to the samples."""
         return [self._piece(token) for token in self.engine.step()]
 
     def _piece(self, token: Token) -> Piece:
         sample = token.sample
-        stream, finished = self._texts[sample], sample.finished
-        text = stream.feed(token.id)
+        stream, finished = self._texts[sample], token.finished
+        text = stream.feed(token.id, echoed=token.echoed)
         if stream.stopped:
             self.engine.cancel(sample)
             finished = "stop"

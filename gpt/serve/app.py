@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+import logging
 import time
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import aclosing, asynccontextmanager
 from importlib.resources import files
 from typing import Any, TypeVar
 
@@ -13,9 +14,11 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from gpt.errors import InputError
 from gpt.generation import Piece
+from gpt.generation import Request as EngineRequest
 from gpt.model import GPT
 from gpt.serve.attention import last_token_attention
 from gpt.serve.engine_thread import EngineThread
@@ -27,9 +30,16 @@ from gpt.serve.requests import AttentionRequest, Choice, CompletionRequest
 from gpt.tokenizer import Tokenizer
 
 Form = TypeVar("Form", bound=BaseModel)
+Result = TypeVar("Result")
 
 _POLL = 0.2
-"""Seconds after which a handler that waits for a token checks whether its client is still connected."""
+"""Seconds after which a handler that waits for the engine checks whether its client is still connected."""
+
+_WATCH = 1.0
+"""Seconds between two looks at the engine's thread."""
+
+_CLOSE = {"connection": "close"}
+_log = logging.getLogger(__name__)
 
 
 def create_app(
@@ -50,13 +60,21 @@ def create_app(
         api_key: what clients must send; None lets everyone in.
     """
     limits = limits or Limits()
-    engine = EngineThread(model, tokenizer, max_samples=limits.running, max_waiting=limits.waiting)
+    engine = EngineThread(
+        model,
+        tokenizer,
+        max_samples=limits.running,
+        max_waiting=limits.waiting,
+        stalled_after=limits.seconds,
+    )
     service = _Service(engine, tokenizer, name, limits)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         with engine:
+            watching = asyncio.create_task(_watch(engine))
             yield
+            watching.cancel()
 
     # FastAPI's own documentation pages load their scripts from another host.
     app = FastAPI(title="gpt serve", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
@@ -64,11 +82,13 @@ def create_app(
     app.add_api_route("/health", service.health, methods=["GET"])
     app.add_api_route("/metrics", service.metrics_page, methods=["GET"])
     app.add_api_route("/v1/models", service.models, methods=["GET"])
+    app.add_api_route("/v1/models/{name:path}", service.model, methods=["GET"])
+    app.add_api_route("/v1/chat/completions", service.chat, methods=["POST"])
     app.add_api_route("/v1/completions", service.completions, methods=["POST"], response_model=None)
     app.add_api_route("/attention", service.attention, methods=["POST"])
     for kind in (ApiError, InputError, HTTPException, Exception):
         app.add_exception_handler(kind, service.error)
-    app.add_middleware(Guard, body_bytes=limits.body_bytes, api_key=api_key)
+    app.add_middleware(Guard, limits=limits, api_key=api_key)
     app.state.engine = engine
     return app
 
@@ -89,41 +109,87 @@ class _Service:
         )
         return HTMLResponse(text, headers={"content-security-policy": policy})
 
-    async def health(self) -> dict[str, str]:
-        return {"status": "ok"}
+    async def health(self) -> JSONResponse:
+        problem = self.engine.problem
+        return JSONResponse({"status": problem or "ok"}, 503 if problem else 200)
 
     async def metrics_page(self) -> PlainTextResponse:
         return PlainTextResponse(self.metrics.text(self.engine.running, self.engine.open))
 
     async def models(self) -> dict[str, Any]:
-        entry = {"id": self.name, "object": "model", "created": self.started, "owned_by": "gpt"}
-        return {"object": "list", "data": [entry]}
+        return {"object": "list", "data": [await self.model(self.name)]}
+
+    async def model(self, name: str) -> dict[str, Any]:
+        self.check_name(name)
+        return {"id": name, "object": "model", "created": self.started, "owned_by": "gpt"}
+
+    def check_name(self, name: str) -> None:
+        if name != self.name:
+            raise HTTPException(404, f"there is no model {name!r}, expected {self.name!r}")
+
+    async def chat(self) -> None:
+        raise HTTPException(
+            404,
+            f"{self.name!r} has no chat completions: it was not trained on conversations and continues text. "
+            "Use POST /v1/completions; a server has /v1/chat/completions once its model has a chat format",
+        )
 
     async def attention(self, request: Request) -> dict[str, Any]:
+        started = time.perf_counter()
         form = await _read(request, AttentionRequest)
         tokens = self.tokenizer.encode(form.prompt) + form.tokens
         self.tokenizer.decode_bytes(tokens)  # raises for an id outside the vocabulary
         tokens = tokens[-min(self.limits.attention_tokens, self.engine.model.config.context_length) :]
-        return await self.engine.call(
+        call = self.engine.call(
             lambda: last_token_attention(self.engine.model, self.tokenizer, tokens or [self.tokenizer.eot])
         )
+        return await self.wait(call, request, started)
 
     async def completions(self, request: Request) -> Response:
         started = time.perf_counter()
         form = await _read(request, CompletionRequest)
-        if form.model != self.name:
-            raise HTTPException(404, f"there is no model {form.model!r}, expected {self.name!r}")
-        answer = _Answer(self, form, request, started)
+        self.check_name(self.name if form.model is None else form.model)
+        # Long texts take a while to encode, which must not hold up the event loop.
+        requests = await asyncio.to_thread(form.requests, self.tokenizer, self.limits)
+        answer = _Answer(self, form, requests, request, started)
         if form.stream:
-            return StreamingResponse(answer.events(), media_type="text/event-stream")
+            return _EventStream(answer.events(), media_type="text/event-stream")
         return JSONResponse(await answer.complete())
+
+    async def wait(self, result: Coroutine[Any, Any, Result], request: Request, started: float) -> Result:
+        """Wait for a result while the client is connected and in time.
+
+        Raises:
+            ClientDisconnected: the client closed the connection.
+            TimedOut: the time limit is over.
+        """
+        task = asyncio.ensure_future(result)
+        try:
+            while not task.done():
+                await asyncio.wait([task], timeout=_POLL)
+                if time.perf_counter() > started + self.limits.seconds:
+                    raise TimedOut(self.limits.seconds)
+                if await request.is_disconnected():
+                    raise ClientDisconnected
+            return task.result()
+        finally:
+            task.cancel()
 
     async def error(self, _: Request, error: Exception) -> JSONResponse:
         """Turn any exception into an error in the OpenAI form."""
         answer = api_error(error)
         self.metrics.requests[answer.status] += 1
-        headers = {"retry-after": "1"} if answer.status == 503 else None
+        # After 408 and 413 the rest of the body is not read, so the connection cannot be used again.
+        headers = {503: {"retry-after": "1"}, 408: _CLOSE, 413: _CLOSE}.get(answer.status)
         return JSONResponse(answer.body(), answer.status, headers)
+
+
+class _EventStream(StreamingResponse):
+    """Closes its iterator at once when the client is gone, so that the work for it stops."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self.body_iterator):  # type: ignore[type-var]
+            await super().__call__(scope, receive, send)
 
 
 class _Answer:
@@ -131,15 +197,22 @@ class _Answer:
 
     Raises:
         Busy: too many requests are waiting.
-        InputError: the request is over a limit.
+        InputError: a stop string is empty.
     """
 
-    def __init__(self, service: _Service, form: CompletionRequest, request: Request, started: float) -> None:
+    def __init__(
+        self,
+        service: _Service,
+        form: CompletionRequest,
+        requests: list[EngineRequest],
+        request: Request,
+        started: float,
+    ) -> None:
         self.service, self.form, self.request, self.started = service, form, request, started
-        requests = form.requests(service.tokenizer, service.limits)
         self.handle = service.engine.submit(requests, form.stops)
         self.choices = [
-            Choice(index, service.tokenizer) for index in range(sum(one.samples for one in requests))
+            Choice(index, service.tokenizer, form.logprobs is not None)
+            for index in range(sum(one.samples for one in requests))
         ]
         self.prompt_tokens, self.new_tokens = sum(len(one.tokens) for one in requests), 0
         self.head = {
@@ -161,17 +234,18 @@ class _Answer:
         """The answer as server-sent events."""
         try:
             async for index, piece in self._pieces():
-                if piece.text or piece.finished or piece.token.log_probability is not None:
+                if piece.text or piece.finished or self.form.logprobs is not None:
                     yield _event({**self.head, "choices": [self.choices[index].entry([piece])]})
-            for choice in self.choices if self.form.max_tokens == 0 else ():
-                yield _event({**self.head, "choices": [choice.entry([])]})
+            for choice in self.choices:
+                if not choice.finished:  # no tokens were requested
+                    yield _event({**self.head, "choices": [choice.entry([])]})
             if (self.form.stream_options or {}).get("include_usage"):
                 yield _event({**self.head, "choices": [], "usage": self._usage()})
             yield "data: [DONE]\n\n"
         except ClientDisconnected:
             return
-        except ApiError as error:  # the status is already sent, so the error is an event
-            yield _event(error.body())
+        except (ApiError, InputError) as error:  # the status is already sent, so the error is an event
+            yield _event(api_error(error).body())
 
     async def _pieces(self) -> AsyncIterator[tuple[int, Piece]]:
         """Yield each piece with the index of its choice, then update the metrics.
@@ -181,23 +255,22 @@ class _Answer:
             TimedOut: the time limit is over.
             EngineFailed: the samples are lost.
         """
-        status, metrics, limit = 499, self.service.metrics, self.service.limits.seconds
+        status, metrics, last = 499, self.service.metrics, dict[int, float]()
         try:
             while self.handle.unread:
-                waiting = asyncio.ensure_future(self.handle.next())
-                while not waiting.done():
-                    await asyncio.wait([waiting], timeout=_POLL)
-                    if time.perf_counter() > self.started + limit or await self.request.is_disconnected():
-                        waiting.cancel()
-                        late = time.perf_counter() > self.started + limit
-                        raise TimedOut(limit) if late else ClientDisconnected
-                if self.new_tokens == 0:
-                    metrics.observe("gpt_first_token_seconds", time.perf_counter() - self.started)
-                self.new_tokens += 1
-                yield waiting.result()
+                index, piece = await self.service.wait(self.handle.next(), self.request, self.started)
+                if not piece.token.echoed:
+                    now = time.perf_counter()
+                    if self.new_tokens == 0:
+                        metrics.first_token_time.observe(now - self.started)
+                    if index in last:
+                        metrics.token_time.observe(now - last[index])
+                    last[index] = now
+                    self.new_tokens += 1
+                yield index, piece
             status = 200
-        except ApiError as error:
-            status = error.status
+        except (ApiError, InputError) as error:
+            status = api_error(error).status
             raise
         finally:
             self.service.engine.cancel(self.handle)
@@ -205,7 +278,7 @@ class _Answer:
                 metrics.requests[status] += 1
             metrics.prompt_tokens += self.prompt_tokens
             metrics.generated_tokens += self.new_tokens
-            metrics.observe("gpt_request_seconds", time.perf_counter() - self.started)
+            metrics.request_time.observe(time.perf_counter() - self.started)
 
     def _usage(self) -> dict[str, int]:
         return {
@@ -227,9 +300,19 @@ async def _read(request: Request, form: type[Form]) -> Form:
     try:
         return form.model_validate_json(await request.body())
     except ValidationError as error:
-        first = error.errors()[0]
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise InputError(f"{where or 'the body'}: {first['msg']}") from None
+
+
+async def _watch(engine: EngineThread) -> None:
+    """Restart the engine's thread whenever it has ended."""
+    while True:
+        await asyncio.sleep(_WATCH)
+        try:
+            engine.watch()
+        except Exception:
+            _log.exception("the decoding thread cannot be restarted")
 
 
 def _event(value: dict[str, Any]) -> str:

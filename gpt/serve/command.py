@@ -1,6 +1,7 @@
 """The command `gpt serve`."""
 
 import os
+import sys
 from pathlib import Path
 
 from gpt.errors import InputError
@@ -64,10 +65,22 @@ def serve(
     app = create_app(model, tokenizer, name=name or model_name(path), limits=limits, api_key=api_key)
     if host in _LOCAL:  # stops DNS rebinding by pages of other sites
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "[::1]", "::1"])
+    if api_key is None and host not in _LOCAL:
+        print(
+            f"warning: anyone who can reach {host}:{port} can use this server; require a key with --api_key",
+            file=sys.stderr,
+        )
     print(
         f"page at http://{host}:{port}/, API at http://{host}:{port}/v1; Ctrl-C stops the server", flush=True
     )
-    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
+    uvicorn.run(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        timeout_graceful_shutdown=5,
+        limit_concurrency=limits.connections,
+    )
 
 
 def model_name(path: Path) -> str:

@@ -1,19 +1,26 @@
 """The engine in its own thread, and its interface to asyncio."""
 
 import asyncio
+import itertools
+import logging
 import queue
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from gpt.errors import InputError
 from gpt.generation import Piece, Request, Sample, TextEngine, TextStream, for_decoding
 from gpt.model import GPT
 from gpt.serve.errors import Busy, EngineFailed
 from gpt.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
+
+_log = logging.getLogger(__name__)
 
 
 class Handle:
@@ -24,7 +31,7 @@ class Handle:
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.requests = requests
-        self.running = self.unread = sum(one.samples for one in requests if one.max_new_tokens)
+        self.running = self.unread = sum(one.samples for one in requests if one.max_new_tokens or one.echo)
         self._pieces: asyncio.Queue[tuple[int, Piece] | Exception] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 
@@ -33,6 +40,7 @@ class Handle:
 
         Raises:
             EngineFailed: the samples are lost.
+            InputError: the engine refuses a request.
         """
         piece = await self._pieces.get()
         if isinstance(piece, Exception):
@@ -51,32 +59,47 @@ class Handle:
 class EngineThread:
     """Runs an engine while there is work; use as a context manager.
 
+    One queue serves everything: at most `max_samples + max_waiting` handles and calls are open, and between
+    two steps of the engine at most one call runs.
+
     Args:
         model: any GPT; best one from `for_decoding`.
         tokenizer: the model's.
         max_samples: how many samples are decoded together.
-        max_waiting: how many more handles may be open.
+        max_waiting: how many more handles and calls may be open.
         chunk: tokens of a prompt that are read between two steps of the other samples.
+        stalled_after: seconds after which a step that has not returned counts as stalled.
     """
 
     def __init__(
-        self, model: GPT, tokenizer: Tokenizer, *, max_samples: int, max_waiting: int, chunk: int = 256
+        self,
+        model: GPT,
+        tokenizer: Tokenizer,
+        *,
+        max_samples: int,
+        max_waiting: int,
+        chunk: int = 256,
+        stalled_after: float = 300,
     ) -> None:
         self.model, self.tokenizer, self.max_open = for_decoding(model), tokenizer, max_samples + max_waiting
+        self.stalled_after = stalled_after
         self._new_engine = partial(TextEngine, self.model, tokenizer, max_samples=max_samples, chunk=chunk)
         self._engine = self._new_engine()
-        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._open: set[Handle] = set()
         self._owners: dict[Sample, tuple[Handle, int]] = {}
-        self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
+        self._stopping = False
+        self._busy_since: float | None = None
+        self._thread = self._new_thread()
 
     def __enter__(self) -> "EngineThread":
         self._thread.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._orders.put(None)
-        self._thread.join()
+        self._orders.put(self._stop)
+        self._thread.join(timeout=self.stalled_after)
 
     @property
     def running(self) -> int:
@@ -85,8 +108,25 @@ class EngineThread:
 
     @property
     def open(self) -> int:
-        """Handles that are not finished."""
-        return len(self._open)
+        """Handles and calls that are not finished."""
+        return len(self._open) + len(self._calls)
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing is decoded; None if all is well."""
+        if not self._thread.is_alive():
+            return "the decoding thread has ended"
+        since = self._busy_since
+        if since is not None and time.monotonic() - since > self.stalled_after:
+            return f"a decoding step has taken more than {self.stalled_after} s"
+        return None
+
+    def watch(self) -> None:
+        """Restart the thread if it has ended; to be called from time to time."""
+        if not self._thread.is_alive() and not self._stopping:
+            self._fail(RuntimeError("the decoding thread has ended; it is restarted"))
+            self._thread = self._new_thread()
+            self._thread.start()
 
     def submit(self, requests: Sequence[Request], stop: Sequence[str] = ()) -> Handle:
         """Start requests.
@@ -109,36 +149,52 @@ class EngineThread:
         self._orders.put(lambda: self._cancel(handle))
 
     async def call(self, function: Callable[[], Result]) -> Result:
-        """Run a function of the model in the engine's thread, between two steps."""
+        """Run a function of the model in the engine's thread; it is not started after a cancellation.
+
+        Raises:
+            Busy: too many calls are open.
+        """
+        if self.open >= self.max_open:
+            raise Busy
         future: Future[Result] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(function())
-            except Exception as error:
-                future.set_exception(error)
-
-        self._orders.put(run)
+        self._calls.append((function, future))
+        self._orders.put(lambda: None)  # wakes the thread
         return await asyncio.wrap_future(future)
 
+    def _new_thread(self) -> threading.Thread:
+        return threading.Thread(target=self._run, name="decoding", daemon=True)
+
     def _run(self) -> None:
-        while True:
+        while not self._stopping:
             try:
-                order = self._orders.get(block=not self._engine.busy)
-            except queue.Empty:
-                self._step()
-                continue
-            if order is None:
-                return
-            order()
+                self._turn()
+            except Exception as error:
+                self._fail(error)
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _turn(self) -> None:
+        """Take all orders, then run a step and a call."""
+        self._busy_since = None
+        idle = not (self._engine.busy or self._calls)
+        while idle or not self._orders.empty():
+            self._orders.get()()
+            idle = False
+        self._busy_since = time.monotonic()
+        if self._engine.busy:
+            self._step()
+        while self._calls:
+            function, future = self._calls.popleft()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except Exception as error:
+                    future.set_exception(error)
+                break
 
     def _step(self) -> None:
-        try:
-            pieces = self._engine.step()
-        except Exception as error:
-            self._fail(error)
-            return
-        for piece in pieces:
+        for piece in self._engine.step():
             handle, index = self._owners[piece.token.sample]
             if piece.finished:
                 del self._owners[piece.token.sample]
@@ -146,10 +202,24 @@ class EngineThread:
                 if not handle.running:
                     self._open.discard(handle)
             handle.put((index, piece))
+        for sample in self._engine.take_failed():
+            _log.error("a sample failed: %r", sample.error, exc_info=sample.error)
+            if sample in self._owners:  # not if another sample of its handle failed too
+                handle, _ = self._owners[sample]
+                handle.put(EngineFailed())
+                self._cancel(handle)
 
     def _add(self, handle: Handle, stop: Sequence[str]) -> None:
-        samples = [sample for request in handle.requests for sample in self._engine.add(request, stop)]
-        self._owners.update({sample: (handle, index) for index, sample in enumerate(samples)})
+        index = itertools.count()
+        try:
+            for request in handle.requests:
+                samples = self._engine.add(request, stop)
+                self._owners.update({sample: (handle, next(index)) for sample in samples})
+        except Exception as error:
+            if not isinstance(error, InputError):
+                _log.error("a request failed: %r", error, exc_info=error)
+            handle.put(error if isinstance(error, InputError) else EngineFailed())
+            self._cancel(handle)
 
     def _cancel(self, handle: Handle) -> None:
         for sample in [sample for sample, (owner, _) in self._owners.items() if owner is handle]:
@@ -159,8 +229,10 @@ class EngineThread:
 
     def _fail(self, error: Exception) -> None:
         """Report the error to every handle, and serve the next ones with a new engine."""
-        for handle in self._open:
-            handle.put(EngineFailed(repr(error)))
-        self._open.clear()
+        _log.error("decoding failed: %r", error, exc_info=error)
+        handles = list(self._open)  # a copy: the event loop adds to the set
+        self._open.difference_update(handles)
         self._owners.clear()
+        for handle in handles:
+            handle.put(EngineFailed())
         self._engine = self._new_engine()

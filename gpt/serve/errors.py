@@ -43,6 +43,12 @@ class EngineFailed(ApiError):
     """The engine failed and was restarted; its samples are lost."""
 
 
+class BodyTimedOut(ApiError):
+    """The client sends its body too slowly."""
+
+    status, code, message = 408, "request_timeout", "the body did not arrive in time"
+
+
 class Busy(ApiError):
     """The queue is full."""
 

@@ -19,7 +19,7 @@ class Limits:
     """Tokens of a prompt; the model sees those at the end that fit its context."""
     new_tokens: int = 4096
     """Tokens of a completion."""
-    samples: int = 16
+    samples: int = 128
     """Completions of a request: prompts times `n`."""
     stops: int = 4
     """Stop strings of a request."""
@@ -31,6 +31,12 @@ class Limits:
     """Requests that wait; more are refused."""
     seconds: int = 300
     """Time for a request, including waiting."""
+    read_seconds: int = 30
+    """Time for the body of a request to arrive."""
+    write_seconds: int = 30
+    """Time for the client to take a part of the answer."""
+    connections: int = 256
+    """Connections that are open together."""
     attention_tokens: int = 256
     """Tokens whose attention is computed."""
 

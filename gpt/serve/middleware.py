@@ -1,24 +1,34 @@
-"""Checks that every request passes before a handler sees it: the API key and the size of the body."""
+"""Checks around every request: the API key, the size of the body, and the time to read and write."""
 
+import asyncio
 import hmac
+import time
 
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gpt.serve.errors import ApiError, BodyTooLarge, InvalidKey
+from gpt.serve.errors import ApiError, BodyTimedOut, BodyTooLarge, InvalidKey
+from gpt.serve.limits import Limits
+
+PUBLIC = ("/", "/health", "/metrics")
+"""The paths that need no key."""
+
+
+class _WriteTimedOut(Exception):
+    """The client reads too slowly. No handler knows it, so it ends the request wherever it is."""
 
 
 class Guard:
-    """ASGI middleware. The page, /health and /metrics need no key.
+    """ASGI middleware.
 
     Args:
         app: the application behind it.
-        body_bytes: the most bytes of a request's body.
-        api_key: what `Authorization: Bearer` must contain under /v1 and /attention; None requires nothing.
+        limits: of bytes and seconds.
+        api_key: what `Authorization: Bearer` must contain for all paths but PUBLIC; None requires nothing.
     """
 
-    def __init__(self, app: ASGIApp, body_bytes: int, api_key: str | None) -> None:
-        self.app, self.body_bytes = app, body_bytes
+    def __init__(self, app: ASGIApp, limits: Limits, api_key: str | None) -> None:
+        self.app, self.limits = app, limits
         self.expected = None if api_key is None else f"Bearer {api_key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -26,25 +36,47 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers, read = dict(scope["headers"]), 0
+        headers, most = dict(scope["headers"]), self.limits.body_bytes
+        deadline = time.monotonic() + self.limits.read_seconds
+        read, complete, started = 0, False, False
 
-        async def counted() -> Message:
-            nonlocal read
-            message = await receive()
+        async def checked_receive() -> Message:
+            nonlocal read, complete
+            if complete:  # what comes now is the end of the connection
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), deadline - time.monotonic())
+            except TimeoutError:
+                raise BodyTimedOut from None
             read += len(message.get("body", b""))
-            if read > self.body_bytes:  # a chunked body declares no length
-                raise BodyTooLarge(self.body_bytes)
+            if read > most:  # a chunked body declares no length
+                raise BodyTooLarge(most)
+            complete = not message.get("more_body", False)
             return message
 
+        async def checked_send(message: Message) -> None:
+            nonlocal started
+            started = True
+            try:
+                await asyncio.wait_for(send(message), self.limits.write_seconds)
+            except TimeoutError:
+                raise _WriteTimedOut from None
+
         try:
-            guarded = scope["path"].startswith(("/v1", "/attention"))
             given = headers.get(b"authorization", b"")
             # Compared in constant time, so that timing does not reveal how much of a guess is right.
-            if guarded and self.expected and not hmac.compare_digest(given, self.expected):
+            if (
+                scope["path"] not in PUBLIC
+                and self.expected
+                and not hmac.compare_digest(given, self.expected)
+            ):
                 raise InvalidKey
             declared = headers.get(b"content-length", b"0")
-            if declared.isdigit() and int(declared) > self.body_bytes:
-                raise BodyTooLarge(self.body_bytes)
-            await self.app(scope, counted, send)
+            if declared.isdigit() and int(declared) > most:
+                raise BodyTooLarge(most)
+            await self.app(scope, checked_receive, checked_send)
         except ApiError as error:
-            await JSONResponse(error.body(), error.status)(scope, receive, send)
+            if not started:
+                await JSONResponse(error.body(), error.status)(scope, receive, send)
+        except _WriteTimedOut:
+            return  # the server closes the connection

@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 from typing import Any, TypedDict
 
-import torch
 from torch import Tensor
 
 from gpt.errors import InputError
@@ -123,7 +122,7 @@ def _order(path: Path, unreadable: float) -> tuple[float, float, float]:
     Nothing depends on the time stamps of files, which a copy changes.
     """
     try:
-        run: RunPart = torch.load(path, map_location="cpu", mmap=True, weights_only=True)["run"]
+        run: RunPart = load_pickle(path, checksums=False)["run"]
         return float(run.get("session", 0)), float(run.get("save", 0)), float(run["saved_at"])
     except Exception:  # a broken file can fail in any way
         return unreadable, 0.0, 0.0

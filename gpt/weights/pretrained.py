@@ -3,13 +3,17 @@
 import os
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from gpt import model
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import atomic_write, write_json
+from gpt.weights.formats.table import own_rows, to_gpt
 from gpt.weights.read import read_weights
+
+_MASK_BYTES = 1 << 28  # of a context of 16,384 tokens
 
 
 class GPT(model.GPT):
@@ -54,18 +58,17 @@ class GPT(model.GPT):
         Raises:
             InputError: a weight is missing, unknown, or of another shape; the message names it.
         """
-        model = cls(config)
-        if config.tie_embeddings and "token_embedding.weight" in weights:
-            weights = {"head.weight": weights["token_embedding.weight"], **weights}
-        expected = model.state_dict()
-        for name, tensor in expected.items():
-            if name not in weights:
-                raise InputError(f"the weights lack {name} of shape {tuple(tensor.shape)}")
-            if weights[name].shape != tensor.shape:
-                given = tuple(weights[name].shape)
-                raise InputError(f"{name} has shape {given}, expected {tuple(tensor.shape)}")
-        unknown = sorted(set(weights) - set(expected))
-        if unknown:
-            raise InputError(f"the weights hold {unknown[0]}, which a GPT does not have")
-        model.load_state_dict(weights)
+        weights = to_gpt(config, weights, own_rows(config), "head.weight")
+        if config.context_length**2 > max(_MASK_BYTES, sum(tensor.nbytes for tensor in weights.values())):
+            raise InputError(f"context_length {config.context_length} needs a mask larger than the weights")
+        with torch.device("meta"):  # no memory, no random numbers
+            model = cls(config)
+        try:
+            copies = {name: tensor.to(torch.float32, copy=True) for name, tensor in weights.items()}
+            model.load_state_dict({"head.weight": copies["token_embedding.weight"], **copies}, assign=True)
+        except RuntimeError as error:
+            raise InputError(f"the model does not fit into memory: {error}") from None
+        if config.tie_embeddings:
+            model.head.weight = model.token_embedding.weight
+        model._share_mask()
         return model.eval()

@@ -43,8 +43,9 @@ def read_weights(path: str | os.PathLike[str], num_heads: int | None = None) -> 
         return _read_folder(path, num_heads) if path.is_dir() else _read_file(path, num_heads)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    except (TypeError, AttributeError):  # a text in place of a number, a list in place of a mapping
-        raise InputError(f"{path}: its settings are not a GPT-2's") from None
+    except (TypeError, AttributeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
+        # A text in place of a number, a list in place of a mapping, ...
+        raise InputError(f"{path}: its settings are not a GPT-2's") from error
 
 
 def crop(

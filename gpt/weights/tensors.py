@@ -1,18 +1,20 @@
-"""Files of tensors, from disk to a dictionary.
+"""Read files of tensors into a dictionary, without trusting them.
 
 No code in a file is ever run: pickles are read only by torch's restricted unpickler, and an index that names
-files outside its own folder is refused.
+files outside its own folder is refused. No file makes the program use much more memory than its own size.
 """
 
 import json
 import mmap
+import pickle
+import pickletools
 import re
 import struct
 import zipfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -21,6 +23,12 @@ from gpt.weights.formats.table import Weights
 
 _SINGLE = ("model.safetensors", "pytorch_model.bin", "model.pth")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+# The functions and classes that pickled tensors need. torch's restricted unpickler also knows others, such as
+# bytearray and torch.FloatTensor, which allocate whatever a pickle asks for.
+_GLOBALS = re.compile(
+    r"collections OrderedDict|torch\._utils _rebuild_(tensor(_v2)?|parameter)|"
+    r"torch (Size|device|[A-Z]\w+Storage|b?float\d+|u?int\d+|bool)"
+)
 
 
 def read_tensors(folder: Path) -> Weights:
@@ -43,10 +51,8 @@ def _read_one(path: Path) -> Weights:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    if path.suffix != ".safetensors":
-        return strip_prefixes(load_pickle(path))
     try:
-        return load_file(path)
+        return load_file(path) if path.suffix == ".safetensors" else strip_prefixes(load_pickle(path))
     except FileNotFoundError:
         raise InputError(f"{path.name} is listed in the index but missing") from None
     except SafetensorError as error:
@@ -61,17 +67,19 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path.name} is not JSON: {error}") from None
     if not isinstance(values, dict):
         raise InputError(f"{path.name} is not a JSON object")
     return values
 
 
-def load_pickle(path: Path) -> Any:
+def load_pickle(path: Path, *, checksums: bool = True) -> Any:
     """Read what `torch.save` wrote, tensors on the CPU and, if the file is a zip archive, memory-mapped.
 
-    Checks the CRC-32 that `torch.save` stores for each tensor, which `torch.load` ignores.
+    Args:
+        path: the file.
+        checksums: check the CRC-32 that `torch.save` stores for each tensor, which `torch.load` ignores.
 
     Raises:
         InputError: the file is broken, or holds more than tensors and plain values.
@@ -80,7 +88,11 @@ def load_pickle(path: Path) -> Any:
     zipped = zipfile.is_zipfile(path)
     try:
         if zipped:
-            _compare_checksums(path)
+            _check_archive(path, checksums)
+        else:
+            with path.open("rb") as legacy:
+                for _ in range(4):  # a magic number, a version, the system, and what was saved
+                    _check_pickle(legacy)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except Exception as error:  # a broken file can raise anything
         if isinstance(error, OSError) and error.filename is not None:  # the file was never opened
@@ -88,8 +100,19 @@ def load_pickle(path: Path) -> Any:
         raise InputError("not a file of tensors, or it is broken") from None
 
 
-def _compare_checksums(path: Path) -> None:
-    """Raise BadZipFile where a member does not match its CRC-32. On all cores; `testzip` uses one."""
+def _check_pickle(file: IO[bytes]) -> None:
+    """Raise UnpicklingError where a pickle names more than tensors need; nothing is unpickled."""
+    for operation, argument, _ in pickletools.genops(file):
+        allowed = {"GLOBAL": _GLOBALS, "PROTO": re.compile("2")}.get(operation.name)  # torch warns of others
+        if allowed and not allowed.fullmatch(str(argument)):
+            raise pickle.UnpicklingError(f"{operation.name} {argument}")
+
+
+def _check_archive(path: Path, checksums: bool) -> None:
+    """Raise BadZipFile where a member is compressed or does not match its CRC-32, and check its pickle.
+
+    The checksums are computed on all cores; `testzip` uses one.
+    """
     with (
         zipfile.ZipFile(path) as archive,
         path.open("rb") as file,
@@ -104,8 +127,15 @@ def _compare_checksums(path: Path) -> None:
             with data[start : start + member.file_size] as content:
                 return zlib.crc32(content) == member.CRC
 
-        if not all(pool.map(is_intact, archive.infolist())):
+        members = archive.infolist()
+        stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
+        total = sum(member.file_size for member in members)
+        if not stored or total > len(data) or (checksums and not all(pool.map(is_intact, members))):
             raise zipfile.BadZipFile
+        for member in members:
+            if member.filename.endswith("data.pkl"):
+                with archive.open(member) as pickled:
+                    _check_pickle(pickled)
 
 
 def shard_names(index: Path) -> list[str]:
@@ -130,5 +160,8 @@ def strip_prefixes(state: Any, prefix: str = "") -> Weights:
     """
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise InputError("expected a dictionary of tensors")
+    for name, tensor in state.items():  # a tensor of stride 0 is larger than its memory
+        if tensor.layout != torch.strided or tensor.nbytes > tensor.untyped_storage().nbytes():
+            raise InputError(f"{name} of shape {tuple(tensor.shape)} is not stored in full")
     names = {str(name): re.sub(r"(^|\.)(_orig_mod|module)\.", r"\1", str(name)) for name in state}
     return {names[str(name)].removeprefix(prefix): tensor for name, tensor in state.items()}

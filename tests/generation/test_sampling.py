@@ -109,7 +109,7 @@ def test_a_row_is_drawn_the_same_in_any_company():
 
 
 def test_the_penalty_lowers_tokens_seen_whatever_their_sign():
-    given = penalize(LOGITS, [[3, 3, 6]], 2.0)
+    given = penalize(LOGITS, Sampling(repetition_penalty=2.0), [[3, 3, 6]], [3])
     assert given[0, 3] == 1.5 and given[0, 6] == -6.0
     others = [0, 1, 2, 4, 5, 7]
     assert torch.equal(given[0, others], LOGITS[0, others])

@@ -116,7 +116,7 @@ def test_an_index_cannot_name_files_outside_its_folder(folder, name):
         ({"n_inner": 100}, "n_inner is 100 in config.json, expected 192"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
         ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06 in config.json, expected 1e-05"),
-        ({"n_head": "3"}, "settings"),
+        ({"n_head": "3"}, "num_heads must be a whole number, got '3'"),
         ({"n_head": 5}, "emb_dim 48 is not divisible by num_heads 5"),
         ({"n_layer": 3}, r"lack transformer\.h\.2\.ln_1\.weight of shape \(48,\)"),
         ({"n_layer": 1}, r"hold transformer\.h\.1\.attn\.c_attn\.bias of shape \(144,\)"),

@@ -17,6 +17,7 @@ from gpt.model import GPT
 
 Weights = dict[str, Tensor]
 Shape = tuple[int, ...]
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def to_gpt(
         zero_biases: let missing biases be zeros.
 
     Raises:
-        InputError: a tensor is missing, unknown, or of another shape; the message names it.
+        InputError: a tensor is missing, unknown, or of another shape or type; the message names it.
     """
     weights: Weights = {}
     left = dict(state)
@@ -65,7 +66,11 @@ def to_gpt(
         tensor = left.pop(name) if name in left else torch.zeros(shape)
         if tuple(tensor.shape) != shape:
             raise InputError(f"{name} has shape {tuple(tensor.shape)}, expected {shape}")
+        if tensor.dtype not in _DTYPES:
+            raise InputError(f"{name} is of type {tensor.dtype}, expected a floating-point type")
         weights.update(zip(ours, (tensor.T if transposed else tensor).chunk(len(ours)), strict=True))
+    if sum(tensor.nbytes for tensor in weights.values()) > _stored_bytes(weights):
+        raise InputError("several weights are stored in the same place")  # a small file of a large model
     unknown = sorted(name for name in left if not re.fullmatch(skipped, name))
     if unknown:
         shape = tuple(left[unknown[0]].shape)
@@ -86,6 +91,17 @@ def from_gpt(config: GPTConfig, weights: Weights, rows: Iterable[Row]) -> Weight
         else:
             state[name] = torch.zeros(shape)
     return state
+
+
+def own_rows(config: GPTConfig) -> list[Row]:
+    """The table of this project's own format."""
+    layers = dict.fromkeys(name.rpartition(".")[0] for name in shapes(config))
+    return [Row(layer, (layer,)) for layer in layers]
+
+
+def _stored_bytes(weights: Weights) -> int:
+    storages = [tensor.untyped_storage() for tensor in weights.values()]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def _tensors(config: GPTConfig, rows: Iterable[Row]) -> Iterator[tuple[str, list[str], Shape, bool]]:

@@ -1,0 +1,253 @@
+"""What a client or a fault does to the server does not touch the requests of others."""
+
+import asyncio
+import json
+import time
+
+import pytest
+import torch
+
+from gpt.serve.limits import Limits
+from tests.serve.server import MODEL, TOKENIZER, hooked, new_app, slow, talk
+from tests.serve.test_app import alone
+
+GOOD = {"prompt": "Hi", "max_tokens": 30, "temperature": 0}
+
+
+def poisoned(tokens):
+    """Logits that are not finite for every text with a Z in its newest token."""
+    return (tokens == TOKENIZER.encode("Z")[0]).any()
+
+
+class PoisonedModel(type(MODEL)):
+    def features(self, tokens, **inputs):
+        features = super().features(tokens, **inputs)
+        rows = (tokens == TOKENIZER.encode("Z")[0]).any(dim=1)
+        return torch.where(rows[:, None, None], torch.nan, features)
+
+
+def poisoned_model():
+    model = hooked(lambda tokens: None)
+    model.__class__ = PoisonedModel
+    return model
+
+
+def refusing(tokens):
+    """A model that raises when it reads a Z."""
+    if poisoned(tokens):
+        raise RuntimeError("a fault of this prompt")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("make", "poison", "status"),
+    [
+        (lambda: MODEL, {"top_p": 1e-50}, 400),
+        (lambda: MODEL, {"repetition_penalty": 1e-40}, 400),
+        (poisoned_model, {"prompt": "Z"}, 500),
+        (lambda: hooked(refusing), {"prompt": "Z"}, 500),
+    ],
+)
+def test_a_poisoned_request_changes_nothing_for_the_one_beside_it(make, poison, status, stream, caplog):
+    async def use(client):
+        good = asyncio.create_task(client.post("/v1/completions", json=GOOD))
+        await asyncio.sleep(0.02)
+        bad = [
+            await client.post("/v1/completions", json={**GOOD, **poison, "stream": stream}) for _ in range(3)
+        ]
+        return await good, bad
+
+    good, bad = talk(new_app(make()), use)
+    assert good.json()["choices"][0]["text"] == alone("Hi", 30, temperature=0)
+    for answer in bad:
+        if stream and status == 500:
+            assert json.loads(answer.text.split("\n\n")[-2].removeprefix("data: "))["error"]
+        else:
+            assert answer.status_code == status
+    assert bool(caplog.records) == (status == 500)  # what the server did wrong is in its log
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_ends_is_reported_and_restarted():
+    faults = [SystemExit()]
+
+    def end_once(tokens):
+        if faults:
+            raise faults.pop()
+
+    async def use(client):
+        lost = asyncio.create_task(client.post("/v1/completions", json=GOOD))
+        statuses = []
+        while not lost.done():
+            statuses.append((await client.get("/health")).status_code)
+            await asyncio.sleep(0.02)
+        return (
+            (await lost).status_code,
+            statuses,
+            await client.get("/health"),
+            await client.post("/v1/completions", json=GOOD),
+        )
+
+    lost, statuses, health, good = talk(new_app(hooked(end_once)), use)
+    assert lost == 500 and 503 in statuses
+    assert health.status_code == 200
+    assert good.json()["choices"][0]["text"] == alone("Hi", 30, temperature=0)
+
+
+def test_a_step_that_does_not_return_is_reported():
+    async def use(client):
+        task = asyncio.create_task(client.post("/v1/completions", json=GOOD))
+        await asyncio.sleep(1.5)
+        health = await client.get("/health")
+        return health, (await task).status_code
+
+    health, status = talk(new_app(slow(2.5), limits=Limits(seconds=1)), use)
+    assert health.status_code == 503 and "more than 1 s" in health.json()["status"]
+    assert status == 504
+
+
+def test_handles_may_come_while_the_engine_fails():
+    """Requests are added to the set of open ones while the failure goes through it."""
+
+    def always(tokens):
+        raise RuntimeError("broken")
+
+    async def use(client):
+        answers = await asyncio.gather(*(client.post("/v1/completions", json=GOOD) for _ in range(40)))
+        return [answer.status_code for answer in answers], (await client.get("/health")).status_code
+
+    statuses, health = talk(new_app(hooked(always)), use)
+    assert statuses == [500] * 40 and health == 200
+
+
+def test_attention_does_not_starve_completions():
+    """Thirty-two clients on /attention, one step of a completion between two of their calls."""
+
+    async def use(client):
+        async def ask():
+            while not done.is_set():
+                answers.append((await client.post("/attention", json={"prompt": "Hiya"})).status_code)
+
+        done, answers = asyncio.Event(), []
+        clients = [asyncio.create_task(ask()) for _ in range(32)]
+        completion = await client.post("/v1/completions", json={**GOOD, "max_tokens": 10})
+        done.set()
+        await asyncio.gather(*clients)
+        return completion, answers
+
+    completion, answers = talk(new_app(slow(0.01)), use)
+    assert completion.json()["choices"][0]["text"] == alone("Hi", 10, temperature=0)
+    assert set(answers) == {200} and len(answers) < 32 + 25
+
+
+def test_attention_has_the_queue_and_the_deadline_of_all():
+    async def use(client):
+        calls = [client.post("/attention", json={"prompt": "Hiya"}) for _ in range(9)]
+        return [answer.status_code for answer in await asyncio.gather(*calls)]
+
+    statuses = talk(new_app(slow(0.4), limits=Limits(running=1, waiting=5, seconds=1)), use)
+    assert set(statuses) == {200, 503, 504}
+
+
+def talk_raw(app, receive, send):
+    """Run one request with the two functions of ASGI."""
+    scope = {
+        "type": "http", "method": "POST", "path": "/v1/completions", "raw_path": b"/v1/completions",
+        "headers": [(b"content-type", b"application/json")], "http_version": "1.1", "scheme": "http",
+        "server": ("test", 80), "client": ("127.0.0.1", 1), "root_path": "", "query_string": b"",
+    }  # fmt: skip
+
+    async def main():
+        async with app.router.lifespan_context(app):
+            await asyncio.wait_for(app(scope, receive, send), 20)
+
+    asyncio.run(main())
+
+
+def test_a_body_that_trickles_is_ended():
+    async def trickle():
+        await asyncio.sleep(0.1)
+        return {"type": "http.request", "body": b" ", "more_body": True}
+
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    talk_raw(new_app(limits=Limits(read_seconds=1)), trickle, send)
+    assert sent[0]["status"] == 408 and (b"connection", b"close") in sent[0]["headers"]
+
+
+def test_a_client_that_does_not_read_is_dropped():
+    form = {**GOOD, "max_tokens": 2000, "stream": True}
+    bodies = [{"type": "http.request", "body": json.dumps(form).encode()}]
+    chunks = []
+
+    async def body():
+        return bodies.pop() if bodies else await asyncio.Event().wait()
+
+    async def send(message):
+        if message["type"] == "http.response.body":
+            chunks.append(message)
+            if len(chunks) > 2:
+                await asyncio.Event().wait()
+
+    app = new_app(limits=Limits(write_seconds=1))
+    talk_raw(app, body, send)
+    assert len(chunks) == 3
+    assert app.state.engine.open == 0 and app.state.engine.running == 0
+
+
+BRACKETS = b"[" * 200_000 + b"]" * 200_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": [' + b"[]," * 340_000 + b"[]]}",
+        b'{"prompt": [' + b"{}," * 340_000 + b"{}]}",
+        b'{"prompt": [[' + b"null," * 200_000 + b"null]]}",
+        b'{"stop": [' + b"1," * 500_000 + b"1]}",
+        b'{"prompt": ' + BRACKETS + b"}",
+        b'{"prompt": "Hi", "logit_bias": {' + b",".join(b'"a%d":1' % i for i in range(80_000)) + b"}}",
+        b"{" + b",".join(b'"a%d":1' % i for i in range(90_000)) + b"}",
+        b'{"prompt": "Hi", "seed": ' + b"9" * 1_000_000 + b"}",
+        b'{"prompt": "Hi", "temperature": NaN}',
+        b'{"prompt": "Hi", "temperature": Infinity}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "Hi", "stop": "\\ud800"}',
+        b'{"prompt": "' + b"a" * 1_000_000 + b'"}',
+    ],
+    ids=lambda body: body[:24].decode(),
+)
+def test_a_hostile_body_is_refused_at_once(body):
+    async def use(client):
+        started = time.process_time()
+        answer = await client.post(
+            "/v1/completions", content=body, headers={"content-type": "application/json"}
+        )
+        return answer, time.process_time() - started
+
+    answer, seconds = talk(new_app(), use)
+    assert answer.status_code == 400, answer.text[:300]
+    assert len(answer.text) < 2000
+    assert seconds < 2  # of this process, so that a busy machine does not count
+
+
+def test_every_path_but_three_needs_the_key():
+    async def use(client):
+        paths = [
+            "/",
+            "/health",
+            "/metrics",
+            "/v1/models",
+            "/v1/models/tiny",
+            "/attention",
+            "/new",
+            "/v1//models",
+            "/docs",
+        ]
+        return {path: (await client.get(path)).status_code for path in paths}
+
+    statuses = talk(new_app(api_key="secret"), use)
+    assert {path for path, status in statuses.items() if status != 401} == {"/", "/health", "/metrics"}

@@ -1,0 +1,317 @@
+"""Small files that claim to be large, or hold something else: one line, quickly, in little memory."""
+
+import io
+import json
+import struct
+import time
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+from other_programs import BOOK_SETTINGS, BookGPT, huggingface_model, nanogpt_checkpoint
+
+from gpt import GPT, GPTConfig
+from gpt.cli import main
+from gpt.errors import InputError
+
+HUGE = 1_000_000_000
+GPT2 = {"model_type": "gpt2", "vocab_size": 300, "n_positions": 24, "n_embd": 48, "n_head": 3, "n_layer": 2}
+OWN = {"model_type": "minimal-gpt", "vocab_size": 300, "context_length": 16, "emb_dim": 32, "num_heads": 4}
+
+
+class Call:
+    """Pickled as a call of a function that torch's restricted unpickler allows."""
+
+    def __init__(self, function, *arguments) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+def peak_bytes() -> int:
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+@pytest.fixture
+def refused(tmp_path):
+    """Check that a path is refused in one line, within 5 seconds of computing and 100 MB."""
+
+    def check(path: Path, match: str | None = None) -> None:
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak is the current memory
+        before, start = peak_bytes(), time.process_time()
+        with pytest.raises(InputError, match=match) as raised:
+            GPT.from_pretrained(path)
+        assert "\n" not in str(raised.value)
+        assert time.process_time() - start < 5
+        assert peak_bytes() - before < 100e6
+
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("reads the peak memory from Linux")
+    return check
+
+
+def safetensors(path: Path, header: dict | bytes, data: bytes = b"", length: int | None = None) -> None:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
+
+
+def folder(path: Path, config: dict, weights: dict | None = None) -> Path:
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    if weights is None:
+        safetensors(path / "model.safetensors", {})
+    else:
+        torch.save(weights, path / "pytorch_model.bin")
+    return path
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {**GPT2, "n_layer": HUGE},
+        {**GPT2, "n_embd": 3 * 10**8},
+        {**GPT2, "n_positions": HUGE},
+        {**GPT2, "vocab_size": HUGE},
+        {**GPT2, "n_head": 0},
+        {**OWN, "num_layers": HUGE},
+        {**OWN, "context_length": HUGE, "vocab_size": HUGE},
+        {"n_heads": HUGE, "emb_dim": HUGE, "n_layers": HUGE},
+    ],
+)
+def test_a_configuration_that_claims_a_huge_model(config, refused, tmp_path):
+    refused(folder(tmp_path / "weights", config))
+
+
+@pytest.mark.parametrize("value", ["3", 2.0, True, None, [2], {"a": 1}, 10**400, -1, float("nan")])
+@pytest.mark.parametrize("name", ["n_layer", "n_embd", "n_head", "vocab_size"])
+def test_a_configuration_of_wrong_types(name, value, refused, tmp_path):
+    refused(folder(tmp_path / "weights", {**GPT2, name: value}))
+
+
+@pytest.mark.parametrize(
+    "values", [{"tie_embeddings": "false"}, {"qkv_bias": 0}, {"dropout": "0.1"}, {"dropout": True}]
+)
+def test_switches_of_wrong_types(values, refused, tmp_path):
+    refused(folder(tmp_path / "weights", {**OWN, "num_layers": 2, **values}), "must be")
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"a":' * 100_000, "1" * 10_000, "\ufeff{}", '{"n_heads": 1}']
+)
+def test_a_configuration_that_is_no_mapping(text, refused, tmp_path):
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    refused(tmp_path)
+
+
+def test_a_layer_count_is_counted_by_tensors(model, refused, tmp_path):
+    """All tensors of two blocks are there; the configuration claims a billion."""
+    model.save_pretrained(tmp_path)
+    config = {**model.config.to_dict(), "model_type": "minimal-gpt", "num_layers": HUGE}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    refused(tmp_path, r"lack blocks\.2\.")
+
+
+def test_a_mask_that_is_larger_than_the_weights(refused, tmp_path):
+    """A hundred thousand positions of width one are 400 kB; their mask would be 10 GB."""
+    config = GPTConfig(vocab_size=300, context_length=100_000, emb_dim=1, num_heads=1, num_layers=1)
+    with torch.device("meta"):
+        state = GPT(config).state_dict()
+    state = {name: torch.zeros(tensor.shape) for name, tensor in state.items() if name != "head.weight"}
+    refused(folder(tmp_path / "w", {"model_type": "minimal-gpt", **config.to_dict()}, state), "mask")
+
+
+@pytest.mark.parametrize(
+    ("header", "length"),
+    [
+        ({}, 1 << 62),
+        ({}, 1000),
+        (b"[" * 100_000, None),
+        (b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}', None),
+        ({"wte.weight": {"dtype": "F32", "shape": [HUGE, HUGE], "data_offsets": [0, 4]}}, None),
+        ({"wte.weight": {"dtype": "F32", "shape": [1 << 40, 1 << 40], "data_offsets": [0, 4]}}, None),
+        ({"wte.weight": {"dtype": "F32", "shape": [300, 48], "data_offsets": [0, 1 << 60]}}, None),
+        ({"wte.weight": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}, None),
+        ({"wte.weight": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, None),
+        ({"wte.weight": {"dtype": "X9", "shape": [1], "data_offsets": [0, 4]}}, None),
+    ],
+)
+def test_a_safetensors_header_that_lies(header, length, refused, tmp_path):
+    folder(tmp_path, GPT2)
+    safetensors(tmp_path / "model.safetensors", header, b"\0" * 4, length)
+    refused(tmp_path)
+
+
+def legacy_storage_of(count: int) -> bytes:
+    """torch's oldest format with one storage that claims `count` numbers and holds none."""
+    buffer = io.BytesIO()
+    torch.save({"tok_emb.weight": torch.zeros(7)}, buffer, _use_new_zipfile_serialization=False)
+    return buffer.getvalue().replace(b"K\x07", b"\x8a\x08" + struct.pack("<q", count))
+
+
+FUNCTIONS = [
+    (bytearray, 5 * 10**8),
+    (torch.FloatTensor, 10**4, 10**4),
+    (torch.Tensor, 10**5, 10**5),
+    (torch.storage.UntypedStorage, 5 * 10**8),
+    (torch.storage.TypedStorage, 5 * 10**8),
+    (torch._utils._rebuild_meta_tensor_no_storage, torch.float32, (HUGE, HUGE), (1, 1), False),
+]
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("call", FUNCTIONS, ids=lambda call: call[0].__name__)
+def test_a_pickle_that_calls_what_allocates(call, legacy, refused, tmp_path):
+    content = {"tok_emb.weight": Call(*call)}
+    torch.save(content, tmp_path / "model.pth", _use_new_zipfile_serialization=not legacy)
+    refused(tmp_path / "model.pth", "not a file of tensors")
+
+
+@pytest.mark.parametrize("format", ["nanogpt", "hf", "book"])
+def test_a_stored_tensor_that_repeats_one_number(format, refused, tmp_path):
+    """Its stride is 0: a shape of 10^9 rows takes four bytes."""
+    large = torch.zeros(1).expand(HUGE, 48)
+    if format == "hf":
+        state = {**huggingface_model().state_dict(), "transformer.wte.weight": large}
+        path = folder(tmp_path / "weights", {**GPT2, "vocab_size": HUGE}, state)
+    else:
+        path = tmp_path / "weights.pt"
+        if format == "nanogpt":
+            saved = nanogpt_checkpoint()
+            saved["model"]["transformer.wte.weight"] = large
+            saved["model_args"]["vocab_size"] = HUGE
+        else:
+            saved = {**BookGPT(BOOK_SETTINGS).state_dict(), "tok_emb.weight": large, "out_head.weight": large}
+        torch.save(saved, path)
+    refused(path, r"\(1000000000, 48\) is not stored in full")
+
+
+def test_layers_that_share_their_tensors(refused, tmp_path):
+    """Sixty blocks, 190 MB, from a file of 1 MB."""
+    width = 256
+    config = {"vocab_size": 300, "context_length": 8, "emb_dim": width, "num_heads": 1, "num_layers": 60}
+    with torch.device("meta"):
+        one = GPT(GPTConfig(**{**config, "num_layers": 1})).state_dict()
+    stored = torch.zeros(4 * width * width)
+    state = {}
+    for name, tensor in one.items():
+        for block in range(60) if name.startswith("blocks.") else [0]:
+            count = tensor.numel()
+            state[name.replace("blocks.0.", f"blocks.{block}.")] = stored[:count].view(tensor.shape)
+    refused(folder(tmp_path / "w", {"model_type": "minimal-gpt", **config}, state), "same place")
+
+
+def test_a_legacy_pickle_whose_storage_claims_more_than_the_file(refused, tmp_path):
+    (tmp_path / "model.pth").write_bytes(legacy_storage_of(10**13))
+    refused(tmp_path / "model.pth", "not a file of tensors")
+
+
+@pytest.mark.parametrize("change", ["compressed", "crc", "missing pickle", "size"])
+def test_an_archive_that_lies(change, refused, tmp_path):
+    torch.save(BookGPT(BOOK_SETTINGS).state_dict(), tmp_path / "intact.pth")
+    method = zipfile.ZIP_DEFLATED if change == "compressed" else zipfile.ZIP_STORED
+    with (
+        zipfile.ZipFile(tmp_path / "intact.pth") as source,
+        zipfile.ZipFile(tmp_path / "model.pth", "w", method) as target,
+    ):
+        for member in source.namelist():
+            pickled = member.endswith("data.pkl")
+            if change != "missing pickle" or not pickled:
+                bomb = change == "compressed" and pickled
+                target.writestr(member, b"(" * 150_000_000 if bomb else source.read(member))
+    file = tmp_path / "model.pth"
+    data = bytearray(file.read_bytes())
+    central = data.index(b"PK\x01\x02")
+    if change == "crc":
+        data[central + 16] ^= 1
+    if change == "size":
+        data[central + 24 : central + 28] = struct.pack("<I", 0xFFFFFFF0)
+    file.write_bytes(data)
+    refused(file, "not a file of tensors")
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        {"gpt": {}, "state_dict": {}},
+        {"gpt": 3, "state_dict": {}},
+        {"gpt": {"config": {"num_layers": HUGE}}, "state_dict": {}},
+        {"gpt": {"config": []}, "state_dict": None},
+        {"model": {}, "model_args": {"n_layer": HUGE}},
+        {"model": {}, "model_args": {**GPT2, "block_size": 24, "n_layer": HUGE}},
+        {
+            "tok_emb.weight": torch.zeros(3, 4),
+            "pos_emb.weight": torch.zeros(3, 4),
+            f"trf_blocks.{'9' * 5000}.": torch.zeros(1),
+        },
+        {
+            "tok_emb.weight": torch.zeros(3, 4),
+            "pos_emb.weight": torch.zeros(3, 4),
+            "trf_blocks.99999999999.": torch.zeros(1),
+        },
+        {"tok_emb.weight": torch.zeros(3, 4), "pos_emb.weight": torch.zeros(3, 4).to_sparse()},
+        {"tok_emb.weight": torch.zeros(3, 4, dtype=torch.int64), "pos_emb.weight": torch.zeros(3, 4)},
+        {1: torch.zeros(3)},
+        OrderedDict(tok_emb=torch.zeros(3)),
+    ],
+    ids=range(12),
+)
+def test_a_checkpoint_of_the_wrong_content(saved, refused, tmp_path):
+    torch.save(saved, tmp_path / "weights.pt")
+    refused(tmp_path / "weights.pt")
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        {"weight_map": {"a": ["x"]}},
+        {"weight_map": {"a": None}},
+        {"weight_map": {}},
+        {"weight_map": [1]},
+        {"weight_map": {"a": "../x.safetensors"}},
+        {"weight_map": {"a": "/dev/zero"}},
+        {"weight_map": {"a": "C:\\x"}},
+        {"weight_map": {"a": "x\0.safetensors"}},
+        {"weight_map": {"a": "missing.bin"}},
+        {"weight_map": {str(i): f"{i}.safetensors" for i in range(100_000)}},
+    ],
+    ids=range(10),
+)
+def test_an_index_that_lists_no_shards(index, refused, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(GPT2), encoding="utf-8")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    refused(tmp_path)
+
+
+def test_the_commands_print_one_line_and_write_nothing(tmp_path, monkeypatch, text_file, capsys):
+    monkeypatch.chdir(tmp_path)
+    folder(tmp_path / "huge", {**GPT2, "n_layer": HUGE})
+    before = sorted(tmp_path.rglob("*"))
+    for command in (
+        ["import", "huge"],
+        ["export", "--checkpoint", "huge"],
+        ["generate", "--checkpoint", "huge"],
+        ["serve", "--checkpoint", "huge"],
+        ["evaluate", "--checkpoint", "huge", "--data", str(text_file)],
+        ["fit", "--model.init_from", "huge", "--data.corpus", str(text_file)],
+    ):
+        assert main(command) == 2, command
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and "the weights lack transformer.wte.weight" in error
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_weights_come_without_drawing_random_numbers(model, tmp_path):
+    """The model is built without memory, so a large one is not initialised in vain."""
+    model.save_pretrained(tmp_path)
+    torch.manual_seed(1)
+    loaded = GPT.from_pretrained(tmp_path)
+    drawn = torch.rand(3)
+    torch.manual_seed(1)
+    assert torch.equal(torch.rand(3), drawn)
+    assert loaded.head.weight is loaded.token_embedding.weight
+    assert not any(tensor.is_meta for tensor in (*loaded.parameters(), *loaded.buffers()))
+    assert len({block.attention.mask.data_ptr() for block in loaded.blocks}) == 1
