@@ -88,6 +88,18 @@ class Tokenizer:
             raise InputError(f"the tokenizer has {tokenizer.n_vocab} ids, but claims {saved['vocab_size']!r}")
         return tokenizer
 
+    @classmethod
+    def from_table(cls, table: list[bytes], pattern: str) -> "Tokenizer":
+        """GPT-2's tokenizer where the table is a prefix of its ranks, or else one of its own.
+
+        Raises:
+            InputError: the table cannot encode every text.
+        """
+        own = cls("own", table=table, pattern=pattern)
+        if pattern == "gpt2" and own.n_vocab <= _FULL_SIZE and _table()[: own.eot] == table:
+            return cls("gpt2", own.n_vocab)
+        return own
+
     def to_dict(self) -> dict[str, Any]:
         """The tokenizer as strings and numbers, for JSON and for checkpoints."""
         saved: dict[str, Any] = {"name": self.name, "vocab_size": self.n_vocab}

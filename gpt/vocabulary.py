@@ -16,7 +16,7 @@ from gpt.errors import InputError
 END_OF_TEXT = "<|endoftext|>"
 
 PATTERNS = {
-    # GPT-2's (Radford et al. 2019, the released encoder.py), in the possessive form that tiktoken runs faster.
+    # GPT-2's (Radford et al. 2019, the released encoder.py), in the possessive form: tiktoken runs it faster.
     "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s",
     # The same with combining marks as part of words, as Hindi, Thai and Arabic write vowels.
     "marks": r"'(?:[sdmt]|ll|ve|re)| ?[\p{L}\p{M}]++| ?\p{N}++| ?[^\s\p{L}\p{M}\p{N}]++|\s++$|\s+(?!\S)|\s",

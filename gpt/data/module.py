@@ -60,7 +60,6 @@ class TokenData(pl.LightningDataModule):
     ) -> None:
         super().__init__()
         self.vocabulary = find_vocabulary(vocabulary, vocab_size)
-        """What to encode with; set it before the data is prepared to use another tokenizer."""
         self.corpus = corpus
         self.context_length, self.batch_size, self.seed = context_length, batch_size, seed
         self.shift, self.pack, self.isolate, self.num_workers = shift, pack, isolate, num_workers
@@ -89,6 +88,11 @@ class TokenData(pl.LightningDataModule):
         return self.prepared.count("train", "tokens")
 
     @property
+    def bytes_per_token(self) -> float:
+        """UTF-8 bytes of the training text for each of its tokens."""
+        return self.prepared.count("train", "bytes") / max(1, self.train_tokens)
+
+    @property
     def val_tokens(self) -> int:
         """Tokens held out, the `<|endoftext|>` of each document included."""
         return self.prepared.count("val", "tokens")
@@ -97,6 +101,11 @@ class TokenData(pl.LightningDataModule):
     def val_bytes(self) -> int:
         """UTF-8 bytes of the text held out: bits per byte = nats summed over the split / ln 2 / this."""
         return self.prepared.count("val", "bytes")
+
+    def use(self, tokenizer: Tokenizer) -> None:
+        """Encode with this tokenizer, whatever the options are."""
+        self.vocabulary = tokenizer
+        self.__dict__.pop("prepared", None)
 
     def prepare_data(self) -> None:
         """Tokenize the corpus, on one process of each machine, unless it is prepared already."""

@@ -116,9 +116,9 @@ def prepare_for(
         if (folder / META).is_file():
             notice(f"{folder} is damaged and is prepared again")
             clear(folder)
-        by_document, tokenizer = None, vocabulary
+        tokenizer = vocabulary
         if isinstance(tokenizer, Learned):
-            tokenizer, by_document = learn(source, tokenizer, val_fraction)
+            tokenizer = learn(source, tokenizer, val_fraction)
         with closing(ShardWriter(folder, key, tokenizer, lambda: source.stamps() == stamps)) as writer:
             done, threads = writer.text_bytes, workers or os.cpu_count() or 1
             blocks = encode(source.pieces(), writer.parts, tokenizer, val_fraction, threads)
@@ -129,7 +129,7 @@ def prepare_for(
                         writer.add(block)
                     advance(sum(block.text_bytes.values()))
             with _full_disk(folder):
-                writer.finish(val_fraction, {"corpus": corpus, **source.summary()}, by_document)
+                writer.finish(val_fraction, {"corpus": corpus, **source.summary()})
     return folder
 
 
@@ -174,23 +174,18 @@ def _recorded_key(folder: Path) -> Any:
 def _check_vocabulary(folder: Path, wanted: Tokenizer | Learned) -> Path:
     """A prepared folder fits a vocabulary of its size, or the tokenizer that it was prepared with."""
     found = Prepared(folder).tokenizer
+    own = found.name == "own"
     if isinstance(wanted, Learned):
-        fits = (
-            found.name == "own" and wanted.size in (None, found.n_vocab) and found.pattern == wanted.pattern
+        size, fits = (
+            wanted.size,
+            own and wanted.size in (None, found.n_vocab) and wanted.pattern == found.pattern,
         )
     else:
-        fits = (
-            found == wanted
-            or (found.name, wanted.name) == ("own", "gpt2")
-            and found.n_vocab == wanted.n_vocab
-        )
+        size = wanted.n_vocab
+        fits = found == wanted or (own and wanted.name == "gpt2" and found.n_vocab == size)
     if not fits:
-        size = (
-            f"vocab_size {found.n_vocab}" if found.name == "gpt2" else f"a vocabulary of {found.n_vocab} ids"
-        )
-        asked = f"{wanted.n_vocab}" if isinstance(wanted, Tokenizer) else "the one to learn"
         raise InputError(
-            f"{folder} was prepared with {size}, not {asked}: "
+            f"{folder} was prepared with vocab_size {found.n_vocab}, not {size}, or with another vocabulary: "
             f"set vocab_size to {found.n_vocab}, or prepare the text again"
         )
     return folder

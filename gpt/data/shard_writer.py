@@ -97,14 +97,12 @@ class ShardWriter:
             file.close()
         self._open.clear()
 
-    def finish(self, val_fraction: float, source: dict[str, Any], by_document: bool | None = None) -> None:
+    def finish(self, val_fraction: float, source: dict[str, Any]) -> None:
         """Divide the text into splits, take checksums, and write `meta.json`, which completes the folder.
 
-        Args:
-            val_fraction: the fraction to hold out.
-            source: what the text is, for `meta.json`.
-            by_document: whether the documents chosen by their hash are held out, or the end of the text; by
-                default the end if those documents are far more or far fewer than the fraction.
+        The documents chosen by their hash are held out, or the end of the text if they are far more or far
+        fewer than `val_fraction`: of the tokens, or of the bytes where the vocabulary may have been learned
+        from the text. It was then learned from what comes before `cut_at`, see `gpt.data.vocabularies.learn`.
 
         Raises:
             InputError: there was no text.
@@ -117,12 +115,12 @@ class ShardWriter:
             raise InputError(
                 f"the corpus {source['corpus']} is empty: {self.empty} documents, none with text"
             )
-        learned = by_document is not None
-        if by_document is None:
-            by_document = val_fraction / 4 <= tokens["val"] / total <= val_fraction * 4
+        own = self.tokenizer.name == "own"
+        found = self.splits["val"]["bytes"] / self.text_bytes if own else tokens["val"] / total
+        by_document = is_by_document(found, val_fraction)
         if by_document:
             held_out = tokens["val"]
-        elif learned:
+        elif own:
             held_out = total - self._token_at(cut_at(self.text_bytes, val_fraction))
         else:
             held_out = max(1, round(total * val_fraction))
@@ -275,8 +273,13 @@ def _shard_name(split: str, number: int) -> str:
     return f"{split}-{number:05d}.bin"
 
 
+def is_by_document(held_out: float, val_fraction: float) -> bool:
+    """Whether documents chosen by their hash give about the fraction to hold out."""
+    return val_fraction / 4 <= held_out <= val_fraction * 4
+
+
 def cut_at(text_bytes: int, val_fraction: float) -> int:
-    """The byte where held-out text begins, if a vocabulary was learned and the split is by position."""
+    """The byte where held-out text begins, if the vocabulary may be learned and the split is by position."""
     return int(text_bytes * (1 - val_fraction))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpt.data.corpus import Corpus
 from gpt.data.encode import choose_split
-from gpt.data.shard_writer import cut_at
+from gpt.data.shard_writer import cut_at, is_by_document
 from gpt.data.shards import SPLITS
 from gpt.errors import InputError
 from gpt.tokenizer import SMALLEST_SIZE, Tokenizer, split_at_words
@@ -74,20 +74,11 @@ def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
             f"unknown vocabulary {name!r}: expected gpt2, gpt2:SIZE, learn:SIZE, learn:SIZE:PATTERN, "
             "learn:chars or a .tiktoken or tokenizer.json file"
         )
-    tokens, pattern = read_table(Path(name))
-    own, known = Tokenizer("own", table=tokens, pattern=pattern), len(tokens) + 1
-    if pattern == "gpt2" and known <= Tokenizer("gpt2").n_vocab:
-        prefix = Tokenizer("gpt2", known)
-        return prefix if prefix.tokens == tokens else own
-    return own
+    return Tokenizer.from_table(*read_table(Path(name)))
 
 
-def learn(source: Corpus, wanted: Learned, val_fraction: float) -> tuple[Tokenizer, bool]:
-    """Learn a vocabulary from the text that is trained on; held-out text leaves no trace in it.
-
-    Returns:
-        The tokenizer, and whether the split is by document. If not, `ShardWriter` holds out the bytes from
-        `cut_at` on, and none of them was learned from.
+def learn(source: Corpus, wanted: Learned, val_fraction: float) -> Tokenizer:
+    """Learn a vocabulary from the text that is trained on; what `ShardWriter` holds out leaves no trace.
 
     Raises:
         InputError: the text supports fewer ids.
@@ -111,23 +102,24 @@ def learn(source: Corpus, wanted: Learned, val_fraction: float) -> tuple[Tokeniz
         if sum(sizes.values()) > _SCANNED_BYTES:
             break
     total = sum(sizes.values())
-    by_document = val_fraction / 4 <= sizes["val"] / max(total, 1) <= val_fraction * 4
-    if by_document:
-        texts = [text for _, split, _, text in sample if split == "train"]
-    else:
-        texts = []
-        for _, split, first, text in sample:
-            if split == "val":  # comes after the rest, and is held out if that was not read to its end
-                first += sizes["train"] if total <= _SCANNED_BYTES else total
-            room = max(0, cut_at(total, val_fraction) - first)
-            texts.append(text.encode("utf-8", "replace")[:room].decode("utf-8", "ignore"))
+    # Of a text that was not read to its end, take only what is trained on however it is divided.
+    read_all = total <= _SCANNED_BYTES
+    by_document = is_by_document(sizes["val"] / max(total, 1), val_fraction)
+    texts = []
+    for _, split, first, text in sample:
+        if split == "val" and (by_document or not read_all):
+            continue
+        if not by_document or not read_all:
+            room = cut_at(total, val_fraction) - first - (sizes["train"] if split == "val" else 0)
+            text = text.encode("utf-8", "replace")[: max(0, room)].decode("utf-8", "ignore")
+        texts.append(text)
     if wanted.size is None:
         characters = sorted({character for text in texts for character in text if ord(character) > 127})
         table = [bytes([byte]) for byte in range(256)]
         table += [data for c in characters if len(data := c.encode("utf-8", "replace")) > 1]
     else:
         table = learn_table(texts, wanted.size, wanted.pattern)
-    return Tokenizer("own", table=table, pattern=wanted.pattern), by_document
+    return Tokenizer("own", table=table, pattern=wanted.pattern)
 
 
 def learn_table(texts: Iterable[str], vocab_size: int, pattern: str) -> list[bytes]:

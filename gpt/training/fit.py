@@ -14,8 +14,10 @@ from lightning.pytorch.strategies import StrategyRegistry
 
 from gpt.config import GPTConfig
 from gpt.data.module import TokenData
+from gpt.data.vocabularies import Learned, find_vocabulary
 from gpt.errors import InputError
 from gpt.files import atomic_write
+from gpt.tokenizer import Tokenizer
 from gpt.training.arguments import Arguments, complete, report
 from gpt.training.device import default_precision
 from gpt.training.ends import ValidateAtEnd
@@ -33,7 +35,8 @@ from gpt.training.saved_options import changes
 from gpt.training.shard import ShardedStrategy
 from gpt.training.signals import Stopped, StopRequest
 from gpt.training.summary import write_summary
-from gpt.weights.load import config_to_start_from
+from gpt.weights.checkpoint import read_model_part
+from gpt.weights.load import read_to_start_from
 
 
 class SaveConfig(SaveConfigCallback):
@@ -55,6 +58,8 @@ class TrainingCLI(CommandLine):
 
     def __init__(self, arguments: Arguments) -> None:
         self.found, self.saved, self.restart = arguments.found, arguments.saved, arguments.restart
+        self.tokenizer: Tokenizer | None = None  # of the weights to continue from, unless it is GPT-2's
+        self.bytes_per_token: float | None = None  # of the text that those weights were trained on
         strict = {"exit_on_error": False, "allow_abbrev": False}
         super().__init__(
             LanguageModel,
@@ -110,11 +115,21 @@ class TrainingCLI(CommandLine):
         if self.found:
             self._report_resume()
         if options.model.init_from is not None:
+            if options.data.vocabulary is not None:
+                raise InputError("--data.vocabulary: weights to start from keep their own, leave it out")
             given = GPTConfig.from_dict(options.model.config.as_dict())
-            shape = config_to_start_from(options.model.init_from, given)
-            for name, value in shape.to_dict().items():
+            found = read_to_start_from(options.model.init_from, given)
+            for name, value in found.config.to_dict().items():
                 options.model.config[name] = value
-            options.data.vocab_size = shape.vocab_size
+            options.data.vocab_size = found.config.vocab_size
+            self.tokenizer, self.bytes_per_token = found.own_tokenizer, found.bytes_per_token
+        elif options.data.vocabulary is not None:
+            wanted = find_vocabulary(options.data.vocabulary, options.data.vocab_size)
+            size = wanted.size if isinstance(wanted, Learned) else wanted.n_vocab
+            size = size or TokenData(**options.data.as_dict()).tokenizer.n_vocab
+            options.model.config.vocab_size = options.data.vocab_size = size
+        if options.get("ckpt_path") and (saved := read_model_part(options.ckpt_path).get("tokenizer")):
+            self.tokenizer = Tokenizer.from_dict(saved)
         name = options.get("run") or "run"
         self.folder = (folder_of_checkpoint(self.found.path) if self.found else None) or (
             folder_of(name) if self.restart else new_folder(name)
@@ -143,6 +158,9 @@ class TrainingCLI(CommandLine):
             if "alloc" not in str(error):
                 raise
             raise InputError("the model does not fit into memory: make it smaller") from None
+        data = self.datamodule
+        if self.tokenizer and not (isinstance(data.vocabulary, Learned) and data.tokenizer == self.tokenizer):
+            data.use(self.tokenizer)  # weights keep their vocabulary, whatever the text
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the run's loggers, callbacks and checkpoints to those that the options name."""
@@ -199,6 +217,12 @@ class TrainingCLI(CommandLine):
         self.datamodule.prepare_data()
         self.datamodule.setup("fit")
         self.datamodule.train_dataloader()
+        before, now = self.bytes_per_token, self.datamodule.bytes_per_token
+        if isinstance(before, float) and now < 0.6 * before:
+            report(
+                f"the model's vocabulary does not suit this text: {now:.2f} bytes a token, "
+                f"{before:.2f} on the text it was trained on"
+            )
 
     def fit(self, **kwargs: Any) -> None:
         """Train; a run that a signal ended exits with the status that the signal has in a shell."""

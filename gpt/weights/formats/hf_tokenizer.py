@@ -3,10 +3,9 @@
 import os
 from pathlib import Path
 
-from gpt.errors import InputError
 from gpt.files import atomic_write, write_json
 from gpt.tokenizer import Tokenizer
-from gpt.vocabulary import END_OF_TEXT, byte_letters, merges, read_table, to_json
+from gpt.vocabulary import END_OF_TEXT, byte_letters, merges, to_json
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: str | os.PathLike[str], context_length: int) -> None:
@@ -36,18 +35,3 @@ def write_tokenizer(tokenizer: Tokenizer, folder: str | os.PathLike[str], contex
         file.write("#version: 0.2\n")
         file.writelines(f"{spell(a)} {spell(b)}\n" for a, b in filter(None, merges(tokenizer.tokens)))
     write_json(Path(folder) / "tokenizer_config.json", settings)
-
-
-def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
-    """The tokenizer of a folder: of its tokenizer.json, or GPT-2's where it has none.
-
-    Raises:
-        InputError: the file holds another kind of tokenizer, or one that does not fit the weights.
-    """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        return Tokenizer("gpt2", min(vocab_size, Tokenizer().n_vocab))
-    tokens, pattern = read_table(path)
-    if len(tokens) + 1 > vocab_size:
-        raise InputError(f"{path} has {len(tokens) + 1} ids, the weights have {vocab_size}")
-    return tokenizer_of(tokens, pattern)
