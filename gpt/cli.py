@@ -79,7 +79,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(usage())
         else:
             run(arguments[0], arguments[1:])
-        sys.stdout.flush()
+        if sys.stdout is not None:  # started without one
+            sys.stdout.flush()
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the reader left
         return 0

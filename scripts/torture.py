@@ -27,6 +27,7 @@ from faults.forked import run
 from faults.hostile import meet
 from faults.hostile_files import Hostile, chosen
 from faults.malformed import malformed
+from faults.meetings import Meetings
 
 import gpt.training.fit  # noqa: F401 - once, before the processes that are killed are forked
 from gpt.weights.checkpoint import read
@@ -200,6 +201,13 @@ def refuse(folder: Path, tally: Tally, hostile: Hostile) -> None:
     tally.count(problem and f"{hostile.name}: gpt {hostile.command}: {problem}")
 
 
+def meetings(folder: Path, wanted: Any, chance: random.Random) -> Meetings:
+    """Pairs of commands around a run that was stopped midway."""
+    run(folder, fit(1), sabotage=die_at("step", 30))
+    (folder / "runs" / "run").rename(folder / "stopped")
+    return Meetings(folder, fit(1), folder / "stopped", wanted, chance)
+
+
 def main() -> int:
     """Inject the requested faults."""
     parser = argparse.ArgumentParser(
@@ -211,6 +219,7 @@ def main() -> int:
     parser.add_argument("--full-disks", type=int, default=0, help="disks filled (needs root)")
     parser.add_argument("--malformed", type=int, default=200, help="malformed inputs")
     parser.add_argument("--hostile-checkpoints", type=int, default=0, help="hostile files")
+    parser.add_argument("--meetings", type=int, default=0, help="pairs of commands on one run or data")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -239,7 +248,7 @@ def inject(folder: Path, other: Path, options: Any, chance: random.Random) -> di
             fault(tally, number)
         print(file=sys.stderr)
 
-    if options.kills or options.damages or options.full_disks:
+    if options.kills or options.damages or options.full_disks or options.meetings:
         one, seconds = undisturbed_run(folder)
     if options.kills:
         repeat("SIGKILL, one process", options.kills, lambda t, _: kill(folder, t, one, seconds, 1, chance))
@@ -261,6 +270,14 @@ def inject(folder: Path, other: Path, options: Any, chance: random.Random) -> di
         repeat(
             "hostile checkpoint", options.hostile_checkpoints, lambda t, _: refuse(folder, t, next(hostile))
         )
+    if options.meetings:
+        pairs = meetings(folder, one, chance)
+
+        def meet_once(tally: Tally, number: int) -> None:
+            name, problem = pairs.meet()
+            tally.count(problem and f"{name}: {problem}")
+
+        repeat("meeting", options.meetings, meet_once)
     return tallies
 
 

@@ -61,6 +61,7 @@ def test_every_block_runs_in_order(folder):
             continue
         if "curl " in block and (shutil.which("curl") is None or find_spec("uvicorn") is None):
             continue
+        block = block.replace("curl ", r"curl --write-out '%{stderr}status %{http_code}\n' ")
         if "make " in block:
             block = re.sub(r"^make ", "make --dry-run ", block, flags=re.M)
         command = ["sh", "-ec", block] if language == "bash" else [sys.executable, "-c", block]
@@ -75,4 +76,5 @@ def test_every_block_runs_in_order(folder):
             timeout=120,
         )
         assert done.returncode == 0, f"{block}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        assert "curl " not in block or "status 200" in done.stderr, done.stdout + done.stderr[-2000:]
     assert (folder / "runs" / "mine" / "summary.json").is_file()

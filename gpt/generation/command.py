@@ -1,5 +1,7 @@
 """The command `gpt generate`: text in the terminal, once or prompt after prompt."""
 
+import io
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -52,6 +54,8 @@ def write(
     sampling = Sampling(
         repetition_penalty=repetition_penalty, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
     )
+    if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack characters of the text
+        sys.stdout.reconfigure(errors="replace")
     loaded, tokenizer = load(checkpoint)
     model = for_decoding(loaded.to("cuda" if torch.cuda.is_available() else "cpu"), precision)
 

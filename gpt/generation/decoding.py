@@ -140,7 +140,7 @@ def _is_plain(module: nn.Module | None, types: tuple[type[nn.Module], ...]) -> b
     return type(module) in types and not replaced and not has_hooks(module)
 
 
-def _is_plain_linear(module: nn.Module | None) -> bool:
+def _is_plain_linear(module: nn.Module | None) -> TypeGuard[nn.Linear]:
     """Whether a module is an `nn.Linear` with nothing but an ordinary weight and bias."""
     if module is None or not _is_plain(module, (nn.Linear,)):
         return False

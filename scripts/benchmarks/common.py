@@ -122,6 +122,26 @@ def machine() -> dict[str, Any]:
     }
 
 
+PEAKS = {  # dense FLOP/s from data sheets; float32 products run as TF32, as in every benchmark
+    "H100": {"bf16": 989e12, "fp32": 494e12},
+    "H200": {"bf16": 989e12, "fp32": 494e12},
+    "A100": {"bf16": 312e12, "fp32": 156e12},
+}
+
+
+def peak_flops(gpu: str, precision: str) -> float | None:
+    """The peak of a GPU by its device name, in "bf16" or "fp32"; None if it is not in `PEAKS`."""
+    return next((peaks[precision] for name, peaks in PEAKS.items() if name in gpu), None)
+
+
+def synchronize(device: str) -> None:
+    """Wait until a GPU has finished its work."""
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize()
+
+
 def say(text: str) -> None:
     """Print progress on stderr; stdout contains only the report."""
     print(text, file=sys.stderr, flush=True)

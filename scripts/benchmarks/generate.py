@@ -4,6 +4,7 @@ Each round times every candidate once on the same prompts. A time covers the who
 Weights are packed for decoding once, which is timed separately.
 """
 
+import copy
 import math
 import statistics
 import time
@@ -12,26 +13,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.common import Report, interleave, say
+from benchmarks.common import Report, interleave, say, synchronize
 
 from gpt import GPT, GPTConfig, Tokenizer, generate
 from gpt.generation import Engine, Request, Sampling, for_decoding
 
-PRECISIONS = ("float32", "bfloat16", "int8")
 GREEDY = Sampling(temperature=0)
 
 
-def run(quick: bool) -> Report:
+def run(quick: bool, device: str = "cpu") -> Report:
     """Measure speed, memory bandwidth, late tokens, the first token, and the loss in int8."""
     torch.manual_seed(0)
     config = GPTConfig.from_name("gpt2-small", **({"num_layers": 2} if quick else {}))
-    model = GPT(config).eval()
-    theirs = {kind: their_model(config, getattr(torch, kind)) for kind in ("float32", "bfloat16")}
+    model = GPT(config).eval().to(device)
+    theirs = {kind: their_model(config, getattr(torch, kind)).to(device) for kind in ("float32", "bfloat16")}
     rows: list[dict[str, Any]] = []
     ready = {}
-    for kind in PRECISIONS:
+    for kind in ("float32", "bfloat16", "int8") if device == "cpu" else ("float32", "bfloat16"):
         began = time.perf_counter()
-        ready[kind] = for_decoding(model, kind)
+        ready[kind] = decoder(model, kind)
         say(f"{kind} weights packed in {time.perf_counter() - began:.2f} s")
 
     rounds, new = (2, 8) if quick else (5, 64)
@@ -41,13 +41,13 @@ def run(quick: bool) -> Report:
         f"this program, {kind}": lambda kind=kind: generate(
             ready[kind], prompt, max_new_tokens=new, temperature=0
         )
-        for kind in PRECISIONS
+        for kind in ready
     }
     candidates |= {
-        f"transformers, {kind}": lambda kind=kind: their_text(theirs[kind], prompt, None, new)
+        f"transformers, {kind}": lambda kind=kind: their_text(theirs[kind], prompt.to(device), None, new)
         for kind in theirs
     }
-    candidates["memory"] = read_memory
+    candidates["memory"] = lambda: read_memory(device)
     one = interleave(candidates, rounds)
     bandwidth = {i: MEMORY_BYTES / seconds for i, seconds in one.pop("memory").seconds.items()}
     for name, timing in one.items():
@@ -63,7 +63,9 @@ def run(quick: bool) -> Report:
             "this program, bfloat16": lambda: generate(
                 ready["bfloat16"], prompts, max_new_tokens=new, temperature=0
             ),
-            "transformers, bfloat16": lambda: their_text(theirs["bfloat16"], padded, mask, new),
+            "transformers, bfloat16": lambda: their_text(
+                theirs["bfloat16"], padded.to(device), mask.to(device), new
+            ),
         },
         2 if quick else 3,
     )
@@ -95,12 +97,14 @@ def run(quick: bool) -> Report:
         "b8_bf16_vs_transformers": eight["this program, bfloat16"].times_faster_than(
             eight["transformers, bfloat16"]
         ),
-        "int8_vs_bf16": one["this program, int8"].times_faster_than(one["this program, bfloat16"]),
         **late,
         "forward_vs_first_token": 1 / first,
     }
+    if "int8" in ready:
+        bfloat16 = one["this program, bfloat16"]
+        ratios["int8_vs_bf16"] = one["this program, int8"].times_faster_than(bfloat16)
     return Report(
-        title=f"Generation, GPT-2 small, {new} new tokens",
+        title=f"Generation, GPT-2 small, {new} new tokens, on {device}",
         rows=rows,
         ratios=ratios,
         bars={"prompt 32, batch 1": {name: new / t.median for name, t in one.items()}},
@@ -113,6 +117,13 @@ def run(quick: bool) -> Report:
             + ".",
         ],
     )
+
+
+def decoder(model: GPT, kind: str) -> GPT:
+    """The model prepared for decoding: packed on a CPU, a copy in another type on a GPU."""
+    if model.head.weight.device.type == "cpu":
+        return for_decoding(model, kind)
+    return copy.deepcopy(model).to(getattr(torch, kind))
 
 
 def row(setting: str, name: str, speed: float, spread: float) -> dict[str, Any]:
@@ -152,10 +163,10 @@ MEMORY_BYTES = 1 << 29
 _memory: list[torch.Tensor] = []
 
 
-def read_memory() -> float:
+def read_memory(device: str) -> float:
     """Read half a gigabyte once."""
     if not _memory:
-        _memory.append(torch.ones(MEMORY_BYTES // 4))
+        _memory.append(torch.ones(MEMORY_BYTES // 4, device=device))
     return _memory[0].sum().item()
 
 
@@ -183,8 +194,11 @@ def late_over_early(model: GPT, quick: bool) -> dict[str, float]:
 
     def attention(length: int) -> float:
         """Seconds of one query's attention over `length` keys in all layers, by the faster of two ways."""
-        query = torch.randn(1, heads, 1, width)
-        caches = [torch.randn(2, 1, heads, length, width) for _ in range(model.config.num_layers)]
+        device = model.head.weight.device
+        query = torch.randn(1, heads, 1, width, device=device)
+        caches = [
+            torch.randn(2, 1, heads, length, width, device=device) for _ in range(model.config.num_layers)
+        ]
         ways = (
             lambda keys, values: F.scaled_dot_product_attention(query, keys, values),
             lambda keys, values: (query @ keys.transpose(-2, -1)).softmax(-1) @ values,
@@ -196,6 +210,7 @@ def late_over_early(model: GPT, quick: bool) -> dict[str, float]:
                 began = time.perf_counter()
                 for keys, values in caches:
                     way(keys, values)
+                synchronize(device.type)
                 each.append(time.perf_counter() - began)
             taken.append(statistics.median(each))
         return min(taken)
@@ -214,7 +229,7 @@ def first_over_forward(model: GPT, quick: bool) -> float:
 
     def forward() -> None:
         with torch.inference_mode():
-            model(prompt)
+            model(prompt.to(model.position_embedding.weight.device)).sum().item()
 
     timings = interleave(
         {
@@ -233,7 +248,7 @@ def bits_per_byte(model: GPT, ready: dict[str, GPT]) -> dict[str, float]:
     """
     tokenizer = Tokenizer()
     text = Path(__file__).read_text(encoding="utf-8")
-    ids = torch.tensor([tokenizer.encode(text)[:1024]])
+    ids = torch.tensor([tokenizer.encode(text)[:1024]], device=model.head.weight.device)
     size = len(tokenizer.decode_bytes(ids[0, 1:].tolist()))
     found = {}
     with torch.inference_mode():

@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
-from benchmarks.common import Report, Timing, say
+from benchmarks.common import Report, Timing, say, synchronize
 from torch.optim.lr_scheduler import LambdaLR
 
 from gpt.training.fit import TrainingCLI, start
@@ -28,7 +28,7 @@ class Measured(TrainingCLI):
         """Write nothing."""
 
 
-def run(quick: bool) -> Report:
+def run(quick: bool, device: str = "cpu") -> Report:
     """Alternate rounds of several hundred steps, so that start-up hardly counts."""
     steps, rounds = (20, 2) if quick else (300, 7)
     trainer: dict[int, float] = {}
@@ -38,8 +38,8 @@ def run(quick: bool) -> Report:
     with _temporary_folder():
         for i in range(-1, rounds):
             say(f"round {i + 1} of {rounds}" if i >= 0 else "warming up")
-            cli = _fit(steps)
-            seconds, shares = _bare_loop(cli, steps)
+            cli = _fit(steps, device)
+            seconds, shares = _bare_loop(cli, steps, device)
             if i >= 0:
                 trainer[i] = cli.meter.train_seconds / steps
                 bare[i] = seconds / steps
@@ -78,36 +78,40 @@ def _temporary_folder() -> Iterator[None]:
             os.chdir(before)
 
 
-def _fit(steps: int) -> Measured:
+def _fit(steps: int, device: str) -> Measured:
     """Train with the Trainer, off a terminal, without validation."""
     options = ["--trainer.max_steps", str(steps), "--trainer.limit_val_batches", "0"]
+    options += ["--trainer.accelerator", device.partition(":")[0]]
     cli = start(Measured, ["fit", "--config", str(QUICK), *options])
     assert isinstance(cli, Measured)
     return cli
 
 
-def _bare_loop(cli: Measured, steps: int) -> tuple[float, list[float]]:
+def _bare_loop(cli: Measured, steps: int, device: str) -> tuple[float, list[float]]:
     """The same steps without a Trainer: seconds, and the fractions that Muon and AdamW take."""
-    module = cli.model
+    module = cli.model.to(device)
     optimizer = module.configure_optimizers()["optimizer"]
     scheduler = LambdaLR(optimizer, lambda step: 1.0)
     bfloat16 = "bf16" in str(cli.trainer.precision)
-    autocast = torch.autocast("cpu", torch.bfloat16) if bfloat16 else nullcontext()
+    autocast = torch.autocast(device.partition(":")[0], torch.bfloat16) if bfloat16 else nullcontext()
     batches = iter(cli.datamodule.train_dataloader())
     module.train()
     stepping = [0.0, 0.0]
     began = time.perf_counter()
     for _ in range(steps):
-        batch = next(batches)
+        batch = [part.to(device, non_blocking=True) for part in next(batches)]
         with autocast:
             loss = module.loss(batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0, foreach=True)
         for i, part in enumerate(optimizer.parts):  # Muon, AdamW
+            synchronize(device)
             before = time.perf_counter()
             part.step()
+            synchronize(device)
             stepping[i] += time.perf_counter() - before
         optimizer.zero_grad(set_to_none=True)
         scheduler.step()
+    synchronize(device)
     total = time.perf_counter() - began
     return total, [seconds / total for seconds in stepping]

@@ -12,7 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import Report, Timing, say
+import torch
+from benchmarks.common import Report, Timing, peak_flops, say
 from benchmarks.step_worker import BATCH, CONTEXT, flops_per_token, matrix_limit
 
 WORKER = Path(__file__).with_name("step_worker.py")
@@ -35,7 +36,9 @@ class Candidate:
 class Worker:
     """A process that takes one training step per request."""
 
-    def __init__(self, candidate: Candidate, device: str, batch: int, context: int) -> None:
+    def __init__(
+        self, candidate: Candidate, device: str, batch: int, context: int, tiny: bool = False
+    ) -> None:
         self.candidate = candidate
         command = [
             sys.executable,
@@ -44,7 +47,7 @@ class Worker:
             candidate.precision,
             str(int(candidate.compiled)),
         ]
-        command += [device, str(batch), str(context), candidate.folder]
+        command += [device, str(batch), str(context), candidate.folder, str(int(tiny))]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
         )
@@ -91,7 +94,7 @@ def run(
             _faster_of(peer, precision, folder, device, batch, context, quick)
             for peer, folder in peers.items()
         ]
-        timings, memory = _measure(candidates, device, batch, context, rounds)
+        timings, memory = measure(candidates, device, batch, context, rounds)
         tokens = batch * context
         for candidate in candidates:
             timing = timings[candidate.name]
@@ -116,12 +119,9 @@ def run(
             )
         if others and precision == "bf16":
             ratios["step_memory_vs_leanest_peer"] = min(memory[c.name] for c in others) / memory[mine.name]
-        if on_gpu:
-            ratios[f"step_{precision}_mfu"] = (
-                max(tokens / timings[c.name].median for c in candidates if c.peer == "ours")
-                * flops_per_token(context)
-                / 989e12
-            )
+        if on_gpu and (peak := peak_flops(torch.cuda.get_device_name(device), precision)):
+            best = tokens / timings[mine.name].median
+            ratios[f"step_{precision}_mfu"] = best * flops_per_token(context) / peak
     return Report(
         title=f"A training step of GPT-2 small, {batch} x {context} tokens, on {device}",
         rows=rows,
@@ -159,10 +159,18 @@ def _faster_of(
     return min(seconds, key=seconds.__getitem__)
 
 
-def _measure(
+def measure(
     candidates: list[Candidate], device: str, batch: int, context: int, rounds: int
 ) -> tuple[dict[str, Timing], dict[str, float]]:
-    """Step in turns, every second round in the opposite order; seconds and peak bytes by name."""
+    """Seconds of each step and peak bytes, by name.
+
+    On a CPU the candidates step in turns, every second round in the opposite order. On a GPU they run one by
+    one: its memory may not hold all of them, and its speed hardly varies.
+    """
+    if device.startswith("cuda") and len(candidates) > 1:
+        alone = [measure([candidate], device, batch, context, rounds) for candidate in candidates]
+        timings = {name: timing for found, _ in alone for name, timing in found.items()}
+        return timings, {name: peak for _, found in alone for name, peak in found.items()}
     taken: dict[str, dict[int, float]] = {candidate.name: {} for candidate in candidates}
     with ExitStack() as stack:
         workers = [stack.enter_context(Worker(c, device, batch, context)) for c in candidates]

@@ -1,7 +1,7 @@
 """One candidate of `benchmark.py step`, a process that builds a GPT-2 small and steps it on request.
 
-Arguments: PEER PRECISION COMPILED DEVICE BATCH CONTEXT FOLDER. It answers a line "step" on standard input
-with the seconds of one step, and "memory" with the peak in bytes.
+Arguments: PEER PRECISION COMPILED DEVICE BATCH CONTEXT FOLDER TINY. It answers a line "step" on standard
+input with the seconds of one step, and "memory" with the peak in bytes.
 """
 
 import resource
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 BATCH, CONTEXT, VOCABULARY = 4, 256, 50257
 PARAMETERS, LAYERS, WIDTH = 124_439_808, 12, 768
+SHAPE: dict[str, int] = {}  # of our model, where it is not GPT-2 small
 
 
 def flops_per_token(context: int) -> float:
@@ -28,7 +29,9 @@ def flops_per_token(context: int) -> float:
 
 
 def matrix_limit(device: str, precision: str, width: int = 4096) -> float:
-    """Operations per second of one large matrix product, the best of twelve."""
+    """Operations per second of one large matrix product, the best of twelve; float32 as TF32 on a GPU."""
+    if device.startswith("cuda"):
+        torch.set_float32_matmul_precision("high")
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     width = width if device.startswith("cuda") else width // 2
     a, b = (torch.randn(width, width, device=device).to(dtype) for _ in range(2))
@@ -53,7 +56,7 @@ def ours(precision: str, compiled: bool, device: str, context: int, folder: str)
     keep_freed_memory()
     recipe = OptimizerConfig(name="adamw")
     module = LanguageModel(
-        GPTConfig(context_length=context), recipe, loss_chunk=8192 if device != "cpu" else 1024
+        GPTConfig(context_length=context, **SHAPE), recipe, loss_chunk=8192 if device != "cpu" else 1024
     )
     module.to(device)
     if precision == "bf16-master":
@@ -122,14 +125,18 @@ def _adamw(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
 def main() -> None:
     """Build the candidate and answer requests."""
     answers, sys.stdout = sys.stdout, sys.stderr  # some peers print while they are built
-    peer, precision, compiled, device, batch, context, folder = sys.argv[1:]
+    peer, precision, compiled, device, batch, context, folder, tiny = sys.argv[1:]
+    if tiny == "1":  # a smoke test
+        SHAPE.update(vocab_size=300, emb_dim=32, num_heads=2, num_layers=1)
     on_gpu = device.startswith("cuda")
     torch.manual_seed(0)
     if on_gpu:
         torch.set_float32_matmul_precision("high")  # TF32, for every candidate alike
     build: Callable[..., tuple[Any, Any, Any]] = globals()[peer]
     module, loss_of, optimizer = build(precision, compiled == "1", device, int(context), folder)
-    tokens = torch.randint(0, VOCABULARY, (int(batch), int(context) + 1), device=device)
+    tokens = torch.randint(
+        0, SHAPE.get("vocab_size", VOCABULARY), (int(batch), int(context) + 1), device=device
+    )
     pair = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     autocast = (
         torch.autocast(device.split(":")[0], torch.bfloat16)

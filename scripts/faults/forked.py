@@ -65,6 +65,26 @@ def run(
     return Ended(statuses=statuses, err=_text(folder / "err.0"), peak=peak)
 
 
+def together(folder: Path, commands: list[list[str]], later: float = 0.0) -> list[tuple[int, str]]:
+    """Run independent commands side by side, each `later` seconds after the one before: status and stderr."""
+
+    def wait(number: int) -> None:
+        time.sleep(number * later)
+
+    running = [_fork(folder, command, number, {}, wait) for number, command in enumerate(commands)]
+    deadline = time.monotonic() + TIMEOUT
+    while running:
+        running = [pid for pid in running if not os.waitpid(pid, os.WNOHANG)[0]]
+        if time.monotonic() > deadline:
+            for pid in running:
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+    return [
+        (int(_text(folder / f"status.{number}") or -9), _text(folder / f"err.{number}"))
+        for number in range(len(commands))
+    ]
+
+
 def _text(file: Path) -> str:
     return file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
 

@@ -29,21 +29,21 @@ def meet(hostile: Hostile, folder: Path, intact: Path) -> str | None:
     new = {file.name for file in set(case.rglob("*")) - before} - {"out.0", "err.0", "status.0", LOG}
     lines = ended.err.splitlines()
     seen = (case / LOG).read_text(encoding="utf-8").splitlines()
-    if seen or new:
-        return f"not refused: {'; '.join(seen[:3])} {sorted(new)[:5]}"
     if ended.status == -9:
         return f"no answer within {SECONDS:.0f} seconds"
+    if seen or new:
+        return f"status {ended.status}: {'; '.join(seen[:3])} {sorted(new)[:5]} {ended.err[-300:]!r}"
     if ended.peak > baseline() + MEMORY:
-        return f"took {ended.peak / 1e9:.1f} GB"
+        return f"status {ended.status} after taking {ended.peak / 1e9:.1f} GB: {ended.err[-300:]!r}"
     if ended.status != 2 or len(lines) != 1 or not lines[0].isprintable():
         return f"status {ended.status}: {ended.err[-300:]!r}"
     return None
 
 
 def guard(case: Path) -> None:
-    """In the process under test: write every forbidden event to a file, allow writes below `case` alone."""
+    """In the process under test: log every forbidden event; only `case` and the cache may be written to."""
     log = os.open(case / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    watch(lambda event: os.write(log, f"{event}\n".encode()), case)
+    watch(lambda event: os.write(log, f"{event}\n".encode()), case, Path(os.environ["GPT_CACHE"]))
 
 
 def baseline() -> int:

@@ -68,6 +68,7 @@ def cases() -> list[Hostile]:
         add("pickle", some, (command,))
     add("archive", _archives(), (*RESUMING, *LOADING))
     add("tensors", _tensors(), (*RESUMING[:1], *LOADING))
+    add("global_step", _steps(), RESUMING[:2])
     add("safetensors", _safetensors(), LOADING)
     add("folder", _folders(), LOADING)
     add("special file", _special_files(), (*RESUMING, *LOADING))
@@ -367,16 +368,18 @@ def _tensors() -> dict[str, Callable[[Path, Path], Path]]:
         f"{name} as the embedding": partial(_with_weight, name=weight, make=make)
         for name, make in tensors.items()
     }
-    files |= {
-        f"{name} as the step": partial(_with_entry, key="global_step", value=value)
-        for name, value in {
-            "a huge number": 1 << 80,
-            "a text": "x" * 1000,
-            "a tensor": torch.zeros(3),
-            "a negative number": -5,
-        }.items()
-    }
     return files
+
+
+def _steps() -> dict[str, Callable[[Path, Path], Path]]:
+    values = {
+        "huge": 1 << 80,
+        "a text": "x" * 1000,
+        "a tensor": torch.zeros(3),
+        "negative": -5,
+        "not a number": float("nan"),
+    }
+    return {f"{name}": partial(_with_entry, key="global_step", value=value) for name, value in values.items()}
 
 
 def _with_shape(intact: Path, folder: Path, *, changes: dict[str, Any]) -> Path:

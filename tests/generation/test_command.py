@@ -1,4 +1,6 @@
 import io
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -70,6 +72,56 @@ def test_an_interrupt_ends_the_text_and_not_the_loop(capsys, monkeypatch):
 
     monkeypatch.setattr("builtins.input", answer)
     assert list(command.ask()) == ["Hi", "You"]
+
+
+def test_an_encoding_that_lacks_the_characters(checkpoint, monkeypatch):
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
+    monkeypatch.setattr("sys.stdout", stdout)
+    arguments = ["--prompt", "日本 é", "--temperature", "5", "--seed", "1", "--max_new_tokens", "60"]
+    assert main(["generate", "--checkpoint", checkpoint, *arguments]) == 0
+    stdout.flush()
+    assert stdout.buffer.getvalue().decode("cp1252").startswith("?? é")
+
+
+def test_a_closed_standard_output(checkpoint):
+    """`gpt generate >&-`: Python then has no sys.stdout at all."""
+    command = [
+        sys.executable,
+        "-m",
+        "gpt.cli",
+        "generate",
+        "--checkpoint",
+        checkpoint,
+        "--max_new_tokens",
+        "3",
+    ]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_that_leaves(checkpoint):
+    """`gpt generate | head -c 1`: the rest of the text has nowhere to go."""
+    command = [
+        sys.executable,
+        "-m",
+        "gpt.cli",
+        "generate",
+        "--checkpoint",
+        checkpoint,
+        "--max_new_tokens",
+        "300",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        running.stdout.read(1)
+        running.stdout.close()
+        assert running.stderr.read() == b""
+        assert running.wait(60) == 0
 
 
 def test_bad_input_is_one_line(checkpoint, capsys):

@@ -1,0 +1,458 @@
+"""Check this program on a GPU, in less than twenty minutes: `python scripts/gpu_check.py --json gpu.json`.
+
+Compares losses, gradients and logits with the CPU in float64, looks for host synchronisation, measures
+training steps and generation, trains briefly in every size and strategy, and compares resumed runs. Prints a
+table, which lists what could not run with the reason. The exit status is 1 if a check failed.
+
+`--dry-run` takes the same path on the CPU with tiny models, to see that the script itself works.
+"""
+
+import argparse
+import copy
+import csv
+import gc
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the package need not be installed
+
+import torch
+from benchmarks.common import machine, peak_flops, say
+from benchmarks.step import Candidate, Worker
+from benchmarks.step_worker import flops_per_token
+from faults.fingerprint import fingerprint
+from torch import Tensor
+from torch.nn import functional as F
+
+from gpt import GPT, GPTConfig, generate
+from gpt.files import write_json
+from gpt.training.compilation import compile_blocks, missing_compiler
+from gpt.training.module import LanguageModel
+from gpt.training.optimizers import OptimizerConfig, build_optimizer
+from gpt.weights.checkpoint import read
+
+ROOT = Path(__file__).parents[1]
+MINUTES = 20
+NOT_IN_DRY_RUN = "left out of the dry run"
+TINY = GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=2, num_layers=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the report."""
+
+    check: str
+    case: str
+    passed: bool | None
+    """None for a measurement without a limit, and for what could not run."""
+    measured: dict[str, float] = field(default_factory=dict)
+    not_run: str = ""
+    """Why the case could not run."""
+
+    @property
+    def verdict(self) -> str:
+        if self.not_run:
+            return f"not run: {self.not_run}"
+        return {True: "ok", False: "FAILED", None: "measured"}[self.passed]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Where and how much to check."""
+
+    device: str
+    dry: bool
+    folder: Path
+    deadline: float
+    nanogpt: Path | None = None
+
+    @property
+    def gpus(self) -> int:
+        return torch.cuda.device_count() if self.device == "cuda" else 1
+
+    def autocast(self, dtype: torch.dtype | None) -> AbstractContextManager[object]:
+        return torch.autocast(self.device, dtype) if dtype else nullcontext()
+
+    def gpt(self, *arguments: str, without_gpu: bool = False) -> float:
+        """Run the `gpt` command in the folder; its seconds.
+
+        Raises:
+            RuntimeError: it failed; the message has the end of its output.
+        """
+        began = time.perf_counter()
+        environment = {"CUDA_VISIBLE_DEVICES": ""} if without_gpu else {}
+        if self.dry:  # a fork needs no imports
+            from faults.forked import run
+
+            ended = run(self.folder, list(arguments), environment=environment)
+            status, err = ended.status, ended.err
+        else:
+            done = subprocess.run(
+                [sys.executable, "-m", "gpt.cli", *arguments],
+                cwd=self.folder,
+                env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=max(60.0, self.deadline - time.monotonic()),
+                check=False,
+            )
+            status, err = done.returncode, done.stderr
+        if status:
+            raise RuntimeError(f"gpt {' '.join(arguments[:6])}: status {status}: {err[-500:]}")
+        return time.perf_counter() - began
+
+    def fit(self, name: str, *options: str) -> dict[str, Any]:
+        """Train a run of that name and return its summary."""
+        tiny = [f"--model.config.{key}={value}" for key, value in TINY_SHAPE.items()] if self.dry else []
+        tiny += ["--data.corpus=text.txt"] if self.dry else []
+        accelerator = f"--trainer.accelerator={self.device}"
+        self.gpt("fit", *options, "--run", name, accelerator, *tiny)
+        return json.loads((self.folder / "runs" / name / "summary.json").read_text(encoding="utf-8"))
+
+
+TINY_SHAPE = {"vocab_size": 300, "context_length": 16, "emb_dim": 32, "num_heads": 2, "num_layers": 1}
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    """The norm of the difference, relative to the norm of `expected`."""
+    return float((found.double().cpu() - expected).norm() / expected.norm())
+
+
+# By precision: autocast type, whether weights are bfloat16, TF32, and the relative error allowed.
+PRECISIONS: dict[str, tuple[torch.dtype | None, bool, bool, float]] = {
+    "fp32": (None, False, False, 1e-4),
+    "tf32": (None, False, True, 1e-2),
+    "bf16": (torch.bfloat16, False, True, 6e-2),
+    "bf16-true": (None, True, True, 1e-1),
+    "fp16": (torch.float16, False, True, 1e-2),
+}
+SCALE = 1024.0  # keeps small float16 gradients from becoming zero
+
+
+def precision(plan: Plan) -> Iterator[Row]:
+    """Loss, gradients and logits of every precision, compiled and not, against float64 on the CPU."""
+    config = TINY if plan.dry else GPTConfig(context_length=256)
+    torch.manual_seed(0)
+    model = GPT(config)
+    x, y = torch.randint(0, config.vocab_size, (2, 2, config.context_length))
+    exact = copy.deepcopy(model).double()
+    logits = exact(x)
+    loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
+    loss.backward()
+    gradient = torch.cat([parameter.grad.flatten() for parameter in exact.parameters()])
+    missing = missing_compiler(torch.device(plan.device))
+    for (name, (dtype, in_bfloat16, tf32, limit)), compiled in product(PRECISIONS.items(), (False, True)):
+        case = f"{name}, compiled" if compiled else name
+        if compiled and (missing or plan.dry):
+            yield Row(check="precision", case=case, passed=None, not_run=missing or NOT_IN_DRY_RUN)
+            continue
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        module = LanguageModel(config, OptimizerConfig(name="adamw"))
+        module.model.load_state_dict(model.state_dict())
+        module.to(plan.device)
+        if in_bfloat16:
+            module.bfloat16()
+        if compiled:
+            compile_blocks(module.model)
+        scale = SCALE if dtype is torch.float16 else 1.0
+        with plan.autocast(dtype):
+            found = module.loss((x.to(plan.device), y.to(plan.device)))
+            with torch.no_grad():
+                theirs = module.model(x.to(plan.device))
+        (found * scale).backward()
+        flat = torch.cat([parameter.grad.double().flatten() for parameter in module.model.parameters()])
+        measured = {
+            "loss": abs(found.item() / loss.item() - 1),
+            "gradients": relative(flat / scale, gradient),
+            "logits": relative(theirs, logits.detach()),
+        }
+        passed = max(measured["gradients"], measured["logits"]) < limit and measured["loss"] < limit
+        yield Row(check="precision", case=case, passed=passed, measured=measured)
+
+
+def synchronisation(plan: Plan) -> Iterator[Row]:
+    """An update of two micro-batches must not make the host wait for the GPU."""
+    config = TINY if plan.dry else GPTConfig(context_length=256)
+    for name in ("adamw", "muon"):
+        module = LanguageModel(config, OptimizerConfig(name=name)).to(plan.device)
+        optimizer = build_optimizer(module.model, module.optimizer_config)
+        batch = torch.randint(0, config.vocab_size, (2, 2, config.context_length), device=plan.device)
+
+        def update(module: LanguageModel = module, optimizer: Any = optimizer, batch: Tensor = batch) -> None:
+            for _ in range(2):
+                with plan.autocast(torch.bfloat16):
+                    loss = module.loss((batch[0], batch[1]))
+                loss.backward()
+            torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0, foreach=True)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        update()
+        if plan.device != "cuda":
+            update()
+            yield Row(check="synchronisation", case=name, passed=None, not_run="the detector needs CUDA")
+            continue
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            update()
+            problem = ""
+        except RuntimeError as error:
+            problem = str(error)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        if problem:
+            say(problem)
+        yield Row(check="synchronisation", case=name, passed=not problem)
+
+
+def steps(plan: Plan) -> Iterator[Row]:
+    """Speed, memory and compile time of GPT-2 small's step, at several micro-batches."""
+    context, batches = (16, (1,)) if plan.dry else (1024, (12, 16, 24, 32, 48, 60, 64))
+    candidates = [
+        (Candidate(peer="ours", precision="bf16-autocast", compiled=not plan.dry), n) for n in batches
+    ]
+    if plan.nanogpt:
+        theirs = Candidate(peer="nanogpt", precision="bf16-autocast", compiled=True, folder=str(plan.nanogpt))
+        candidates += [(theirs, 12), (theirs, 32)]
+    else:
+        yield Row(check="steps", case="nanogpt", passed=None, not_run="no --nanogpt DIR")
+    peak = None if plan.dry else peak_flops(torch.cuda.get_device_name(), "bf16")
+    for candidate, windows in candidates:
+        case = f"{candidate.peer}, {windows} x {context} tokens"
+        try:
+            with Worker(candidate, plan.device, windows, context, tiny=plan.dry) as worker:
+                first = worker.ask("step")
+                seconds = statistics.median(worker.ask("step") for _ in range(2 if plan.dry else 10))
+                memory = worker.ask("memory")
+        except SystemExit as error:  # out of memory, as a rule: the worker printed it
+            yield Row(check="steps", case=case, passed=None, not_run=str(error))
+            continue
+        speed = windows * context / seconds
+        measured = {"tokens/s": speed, "peak GB": memory / 1e9, "compile s": first - seconds}
+        if peak:
+            measured["MFU"] = speed * flops_per_token(context) / peak
+        yield Row(check="steps", case=case, passed=None, measured=measured)
+
+
+def sizes(plan: Plan) -> Iterator[Row]:
+    """The first two updates of GPT-2's four sizes, each with its own configuration."""
+    small = ("--data.batch_size", "2", "--trainer.accumulate_grad_batches", "1") if plan.dry else ()
+    for name in GPTConfig.names():
+        config = ("--config", str(ROOT / "configs" / f"{name}.yaml"))
+        short = ("--data.corpus=python-docs", "--trainer.max_steps=2", "--trainer.limit_val_batches=0")
+        summary = plan.fit(name, *config, *short, "--data.val_fraction=0.01", *small)
+        measured = {"tokens/s": summary["tokens_per_second"], "peak GB": summary["peak_memory_bytes"] / 1e9}
+        yield Row(check="sizes", case=name, passed=summary["steps"] == 2, measured=measured)
+
+
+def quick(plan: Plan) -> Iterator[Row]:
+    """The quick run, as `gpt fit` starts it."""
+    short = ("--trainer.max_steps=4", "--trainer.val_check_interval=4") if plan.dry else ()
+    began = time.perf_counter()
+    config = ("--config", str(ROOT / "configs" / "quick.yaml"))
+    summary = plan.fit("quick", *config, *short)
+    measured = {
+        "training s": summary["train_seconds"],
+        "whole command s": time.perf_counter() - began,
+        "bits per byte": summary["val_bits_per_byte"],
+    }
+    passed = math.isfinite(summary["val_loss"]) and (plan.dry or summary["val_bits_per_byte"] < 2.0)
+    yield Row(check="quick", case="gpt fit", passed=passed, measured=measured)
+
+
+def checkpoint_on_the_cpu(plan: Plan) -> Iterator[Row]:
+    """A checkpoint of the device is read where there is none."""
+    plan.gpt("generate", "--checkpoint", "runs/quick", "--prompt", "The", without_gpu=True)
+    yield Row(check="checkpoint", case="read on the CPU", passed=True)
+
+
+def generation(plan: Plan) -> Iterator[Row]:
+    """Greedy ids against the CPU; speed at batch 1 and 8, beside transformers."""
+    config, new = (TINY, 4) if plan.dry else (GPTConfig(), 64)
+    torch.manual_seed(0)
+    model = GPT(config).eval()
+    prompts = torch.randint(0, config.vocab_size, (8, min(32, config.context_length // 2)))
+    options: dict[str, Any] = {"max_new_tokens": new, "temperature": 0}
+    expected = generate(model, prompts, **options)
+    on_device = copy.deepcopy(model).to(plan.device)
+    torch.set_float32_matmul_precision("highest")
+    same = torch.equal(generate(on_device, prompts.to(plan.device), **options).cpu(), expected)
+    yield Row(check="generation", case="greedy ids equal the CPU's", passed=same)
+    calls: dict[str, Callable[[Tensor], object]] = {}
+    half = on_device if plan.dry else on_device.bfloat16()
+    calls["ours"] = lambda tokens: generate(half, tokens, **options)
+    if find_spec("transformers") and not plan.dry:
+        from benchmarks.generate import their_model, their_text
+
+        theirs = their_model(config, torch.bfloat16).to(plan.device)
+        calls["transformers"] = lambda tokens: their_text(theirs, tokens, None, new)
+    else:
+        why = NOT_IN_DRY_RUN if plan.dry else "transformers is not installed"
+        yield Row(check="generation", case="transformers", passed=None, not_run=why)
+    for batch, (name, call) in product((1, 8), calls.items()):
+        tokens = prompts[:batch].to(plan.device)
+        call(tokens)
+        seconds = []
+        for _ in range(3):
+            began = time.perf_counter()
+            call(tokens)
+            if plan.device == "cuda":
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - began)
+        measured = {"tokens/s": batch * new / statistics.median(seconds)}
+        yield Row(check="generation", case=f"{name}, batch {batch}", passed=None, measured=measured)
+
+
+def resuming(plan: Plan) -> Iterator[Row]:
+    """A resumed run equals the uninterrupted one: always in the deterministic mode, and on a CPU."""
+    total = 4 if plan.dry else 40
+    shared = ("--config", str(ROOT / "configs" / "quick.yaml"), "--model.config.dropout=0.1")
+    shared += ("--model.optimizer.schedule=constant", f"--trainer.val_check_interval={total // 2}")
+    for mode in ("true", "false"):
+        options = (*shared, f"--trainer.deterministic={mode}")
+        plan.fit(f"straight-{mode}", *options, f"--trainer.max_steps={total}")
+        plan.fit(f"stopped-{mode}", *options, f"--trainer.max_steps={total // 2}")
+        plan.gpt("fit", "--resume", f"runs/stopped-{mode}", f"--trainer.max_steps={total}")
+        runs = [plan.folder / "runs" / f"{name}-{mode}" for name in ("straight", "stopped")]
+        equal = fingerprint(runs[0])[0] == fingerprint(runs[1])[0]
+        one, other = (read(run / "checkpoints" / "last.ckpt")["state_dict"] for run in runs)
+        difference = max(float((one[name].float() - other[name].float()).abs().max()) for name in one)
+        must = mode == "true" or plan.device == "cpu"
+        yield Row(
+            check="resuming",
+            case="deterministic" if mode == "true" else "default mode",
+            passed=equal if must else None,
+            measured={"largest difference": difference},
+        )
+
+
+def strategies(plan: Plan) -> Iterator[Row]:
+    """DDP and FSDP2 on all GPUs train as one process does."""
+    shared = ("--config", str(ROOT / "configs" / "quick.yaml"), "--model.optimizer.name=adamw")
+    shared += (
+        f"--trainer.max_steps={4 if plan.dry else 20}",
+        "--trainer.limit_val_batches=0",
+        "--log_every=2",
+    )
+    per_process = 16 // plan.gpus
+    plan.fit("one", *shared, "--data.batch_size=16", "--trainer.devices=1")
+    expected = losses(plan.folder / "runs" / "one")
+    for strategy in ("ddp", "fsdp2"):
+        options = (f"--trainer.strategy={strategy}", f"--trainer.devices={plan.gpus}")
+        plan.fit(strategy, *shared, *options, f"--data.batch_size={per_process}")
+        found = losses(plan.folder / "runs" / strategy)
+        worst = max(abs(a / b - 1) for a, b in zip(found, expected, strict=True))
+        case = f"{strategy}, {plan.gpus} process{'es' if plan.gpus > 1 else ''}"
+        yield Row(check="strategies", case=case, passed=worst < 0.01, measured={"loss": worst})
+
+
+def losses(run: Path) -> list[float]:
+    """The training losses in a run's metrics.csv."""
+    with (run / "metrics.csv").open(encoding="utf-8", newline="") as file:
+        return [float(row["train_loss"]) for row in csv.DictReader(file) if row["train_loss"]]
+
+
+# In order of importance, since a slow machine may not reach the last ones.
+CHECKS = (
+    *(
+        precision,
+        synchronisation,
+        quick,
+        checkpoint_on_the_cpu,
+        steps,
+        resuming,
+        generation,
+        sizes,
+        strategies,
+    ),
+)
+
+
+def run_all(plan: Plan) -> list[Row]:
+    """All checks. One that raises becomes a row; none begins after the deadline."""
+    rows: list[Row] = []
+    for check in CHECKS:
+        say(f"{check.__name__}: {(check.__doc__ or '').strip()}")
+        if time.monotonic() > plan.deadline:
+            rows.append(Row(check=check.__name__, case="all", passed=None, not_run="out of time"))
+            continue
+        try:
+            for row in check(plan):
+                rows.append(row)
+                say(f"  {row.case}: {row.verdict}")
+        except Exception as error:  # a check that cannot run must not end the others
+            traceback.print_exc()
+            message = " ".join(str(error).split())[:200]
+            rows.append(Row(check=check.__name__, case=type(error).__name__, passed=False, not_run=message))
+        gc.collect()
+        if plan.device == "cuda":
+            torch.cuda.empty_cache()
+    return rows
+
+
+def table(rows: list[Row]) -> str:
+    """The report as a Markdown table."""
+    lines = ["| check | case | result | measured |", "| --- | --- | --- | --- |"]
+    for row in rows:
+        measured = ", ".join(f"{name} {value:.4g}" for name, value in row.measured.items())
+        lines.append(f"| {row.check} | {row.case} | {row.verdict} | {measured} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Run the checks and print the report."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dry-run", action="store_true", help="take the same path on the CPU")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report")
+    parser.add_argument("--nanogpt", type=Path, metavar="DIR", help="a checkout of nanoGPT")
+    parser.add_argument(
+        "--minutes", type=float, default=MINUTES, help="no check begins after so many minutes"
+    )
+    options = parser.parse_args()
+    if not options.dry_run and not torch.cuda.is_available():
+        parser.error("this machine has no GPU that PyTorch can use; --dry-run takes the CPU")
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["GPT_CACHE"] = str(Path(folder) / "cache")
+        if options.dry_run:
+            torch.set_num_threads(1)
+            import gpt.training.fit  # noqa: F401 - once, before the runs are forked
+
+            (Path(folder) / "text.txt").write_text("A fox jumps over the dog.\n" * 400, encoding="utf-8")
+        plan = Plan(
+            device="cpu" if options.dry_run else "cuda",
+            dry=options.dry_run,
+            folder=Path(folder),
+            deadline=began + 60 * options.minutes,
+            nanogpt=options.nanogpt,
+        )
+        rows = run_all(plan)
+    print(table(rows))
+    failed = [row for row in rows if row.passed is False]
+    print(f"\n{len(rows)} cases, {len(failed)} failed, {time.monotonic() - began:.0f} seconds")
+    if options.json:
+        report = [{**asdict(row), "verdict": row.verdict} for row in rows]
+        write_json(options.json, {"machine": machine(), "dry_run": options.dry_run, "rows": report})
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

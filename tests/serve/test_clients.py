@@ -1,0 +1,196 @@
+"""What clients of the OpenAI form rely on beyond a plain completion."""
+
+import json
+
+import pytest
+import torch
+
+from gpt.generation import Request, Sampling, complete
+from tests.serve.server import MODEL, TOKENIZER, new_app, post, talk
+from tests.serve.test_app import alone
+
+
+def expected_scores(ids: list[int]) -> list[float]:
+    """The log-probability of each token but the first, by a forward pass."""
+    with torch.no_grad():
+        scores = MODEL(torch.tensor([ids]))[0].log_softmax(-1)
+    return scores[:-1].gather(-1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+
+
+def test_echo_returns_the_prompt_with_its_log_probabilities():
+    """What lm-evaluation-harness sends: ids, echo, one token, one alternative."""
+    ids = TOKENIZER.encode("Hello there")
+    body = post(new_app(), prompt=ids, max_tokens=1, temperature=0, logprobs=1, echo=True).json()
+    (choice,) = body["choices"]
+    assert choice["text"] == "Hello there" + alone("Hello there", 1, temperature=0)
+    given = choice["logprobs"]
+    assert given["token_ids"][:-1] == ids
+    assert given["token_logprobs"][0] is None and given["top_logprobs"][0] is None
+    assert given["token_logprobs"][1:-1] == pytest.approx(expected_scores(ids), abs=1e-4)
+    assert given["text_offset"] == list(range(len(ids) + 1))
+    for token, score, top in zip(
+        given["tokens"][1:], given["token_logprobs"][1:], given["top_logprobs"][1:], strict=True
+    ):
+        assert top[token] == score <= max(top.values())
+    assert body["usage"] == {"prompt_tokens": 11, "completion_tokens": 1, "total_tokens": 12}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_without_new_tokens_only_scores(stream):
+    response = post(new_app(), prompt="Hiya", max_tokens=0, logprobs=2, echo=True, stream=stream)
+    assert response.status_code == 200
+    if stream:
+        events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+        choices = [json.loads(event)["choices"][0] for event in events[:-1]]
+    else:
+        choices = response.json()["choices"]
+    assert "".join(choice["text"] for choice in choices) == "Hiya"
+    scores = [score for choice in choices for score in choice["logprobs"]["token_logprobs"]]
+    assert scores[1:] == pytest.approx(expected_scores(TOKENIZER.encode("Hiya")), abs=1e-4)
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["length"]
+
+
+def test_echo_without_log_probabilities_and_with_a_stop_string_in_the_prompt():
+    form = {"prompt": "one two", "max_tokens": 6, "temperature": 0}
+    text = post(new_app(), **form, echo=True, stop="two").json()["choices"][0]["text"]
+    assert text == "one two" + alone("one two", 6, temperature=0)
+    body = post(new_app(), **{**form, "prompt": ["ab", "cd"]}, echo=True, n=2).json()
+    assert [choice["text"][:2] for choice in body["choices"]] == ["ab", "ab", "cd", "cd"]
+
+
+@pytest.mark.parametrize("chunk", [7, 256])
+def test_a_prompt_longer_than_the_context_is_scored_window_by_window(chunk):
+    from gpt.generation import Engine, for_decoding, window_start
+
+    ids = [int(i) for i in torch.randint(0, 256, (150,))]
+    engine = Engine(for_decoding(MODEL), chunk=chunk)
+    engine.add(Request(tokens=ids, max_new_tokens=1, echo=True, alternatives=1))
+    tokens = []
+    while engine.busy:
+        tokens += engine.step()
+    assert [token.id for token in tokens[:150]] == ids and tokens[0].log_probability is None
+    for i in range(1, 150):
+        start = window_start(i, 64)
+        with torch.no_grad():
+            scores = MODEL(torch.tensor([ids[start:i]]))[0, -1].log_softmax(-1)
+        assert tokens[i].log_probability == pytest.approx(scores[ids[i]].item(), abs=1e-4)
+
+
+def counts(**settings):
+    """How often the likeliest token of a repetitive model is among 40 greedy ones."""
+    request = Request(tokens=[5], max_new_tokens=40, sampling=Sampling(temperature=0, **settings))
+    tokens = complete(MODEL, [request])[0][0].sample.tokens[1:]
+    return max(tokens.count(token) for token in tokens), tokens
+
+
+def greedy_by_the_formula(presence: float, frequency: float, bias: dict[int, float]) -> list[int]:
+    """OpenAI's definition: logit - count * frequency - (count > 0) * presence + bias."""
+    tokens, new = [5], []
+    for _ in range(40):
+        with torch.no_grad():
+            logits = MODEL(torch.tensor([tokens]))[0, -1].clone()
+        for id_ in set(new):
+            logits[id_] -= new.count(id_) * frequency + presence
+        for id_, value in bias.items():
+            logits[id_] += value
+        new.append(int(logits.argmax()))
+        tokens.append(new[-1])
+    return new
+
+
+@pytest.mark.parametrize(
+    ("presence", "frequency", "bias"),
+    [(0, 0, {}), (1.5, 0, {}), (0, 1.5, {}), (-2, -2, {}), (0.7, 0.3, {9: 3.5, 200: -100.0})],
+)
+def test_penalties_and_bias_are_openais(presence, frequency, bias):
+    expected = greedy_by_the_formula(presence, frequency, bias)
+    _, given = counts(
+        presence_penalty=presence, frequency_penalty=frequency, logit_bias=tuple(sorted(bias.items()))
+    )
+    assert given == expected
+    form = {"presence_penalty": presence, "frequency_penalty": frequency, "logit_bias": bias}
+    body = post(new_app(), prompt=[5], max_tokens=40, temperature=0, logprobs=0, **form).json()
+    ids = body["choices"][0]["logprobs"]["token_ids"]
+    assert ids == expected[: len(ids)] and len(ids) > 3
+
+
+def test_a_bias_can_force_and_forbid_a_token():
+    def ids(bias):
+        form = {"prompt": "Hi", "max_tokens": 8, "seed": 1, "logprobs": 0, "logit_bias": bias}
+        return post(new_app(), **form).json()["choices"][0]["logprobs"]["token_ids"]
+
+    assert ids({"65": 100}) == [65] * 8
+    first = ids({})[0]
+    assert first not in ids({str(first): -100})
+
+
+def test_the_drawn_token_is_among_the_alternatives():
+    body = post(new_app(), prompt="Hi", max_tokens=20, temperature=5, seed=2, logprobs=1).json()
+    given = body["choices"][0]["logprobs"]
+    unlikely = 0
+    for token, score, top in zip(
+        given["tokens"], given["token_logprobs"], given["top_logprobs"], strict=True
+    ):
+        assert top[token] == score
+        unlikely += len(top) == 2
+    assert unlikely > 5
+
+
+def test_fields_that_ask_for_nothing_are_accepted():
+    empty = {"logit_bias": {}, "suffix": "", "stop": [], "stream_options": {}, "user": "me", "best_of": 1}
+    nothing = dict.fromkeys(
+        ("logit_bias", "suffix", "stop", "stream_options", "user", "best_of", "echo", "logprobs", "n", "seed",
+         "presence_penalty", "frequency_penalty", "top_p", "top_k", "min_p", "stream", "model")
+    )  # fmt: skip
+    for form in (empty, nothing):
+        response = post(new_app(), prompt="Hi", max_tokens=2, **form)
+        assert response.status_code == 200, response.text
+
+
+def test_twenty_prompts_at_once():
+    prompts = [f"Hi {i}" for i in range(20)]
+    choices = post(new_app(), prompt=prompts, max_tokens=4, temperature=0).json()["choices"]
+    assert [choice["index"] for choice in choices] == list(range(20))
+    assert [choice["text"] for choice in choices] == [alone(prompt, 4, temperature=0) for prompt in prompts]
+
+
+def test_the_model_may_be_left_out_and_looked_up():
+    async def use(client):
+        form = {"prompt": "Hi", "max_tokens": 3}
+        return [
+            (await client.post("/v1/completions", json=form)).json()["model"],
+            (await client.get("/v1/models/tiny")).json()["id"],
+            (await client.get("/v1/models/runs/other")).json()["error"]["message"],
+            await client.post("/v1/chat/completions", json={"messages": []}),
+        ]
+
+    *names, refused, chat = talk(new_app(), use)
+    assert names == ["tiny", "tiny"]
+    assert "runs/other" in refused and "tiny" in refused
+    assert chat.status_code == 404
+    assert "/v1/completions" in chat.json()["error"]["message"]
+
+
+def test_the_times_to_and_between_tokens_are_histograms():
+    async def use(client):
+        form = {"prompt": "Hi", "max_tokens": 5, "temperature": 0}
+        for _ in range(3):
+            await client.post("/v1/completions", json=form)
+        return (await client.get("/metrics")).text
+
+    lines = talk(new_app(), use).splitlines()
+    for name, count in (
+        ("gpt_request_seconds", 3),
+        ("gpt_first_token_seconds", 3),
+        ("gpt_token_seconds", 12),
+    ):
+        assert f"# TYPE {name} histogram" in lines
+        buckets = [line.split() for line in lines if line.startswith(f"{name}_bucket")]
+        totals = [int(total) for _, total in buckets]
+        assert totals == sorted(totals) and totals[-1] == count
+        assert buckets[-1][0] == f'{name}_bucket{{le="+Inf"}}'
+        assert f"{name}_count {count}" in lines
+        (total,) = [float(line.split()[1]) for line in lines if line.startswith(f"{name}_sum")]
+        bounds = [float(label.split('"')[1]) for label, _ in buckets]
+        below = [bound for bound, seen in zip(bounds, totals, strict=True) if seen == count]
+        assert 0 < total <= count * below[0]
