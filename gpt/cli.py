@@ -1,15 +1,21 @@
 """The `gpt` command: a thin dispatcher that imports a command's code only when it is called."""
 
 import argparse
+import difflib
 import inspect
+import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import version
 from itertools import takewhile
 from pathlib import Path
+from typing import Literal
 
 from gpt.errors import InputError
 
@@ -63,6 +69,7 @@ COMMANDS = {
     "export": Command(
         "weights.commands:export_weights", "write a model for another program", "--format hf --output my-gpt2"
     ),
+    "completion": Command("cli:completion", "print a script for the shell's completion", "zsh"),
 }
 LIGHTNING = ("fit", "validate")
 
@@ -74,9 +81,14 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: what follows the program's name; None takes them from the command line.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # its encoding may lack characters
+            stream.reconfigure(errors="backslashreplace")
     try:
         if not arguments or arguments[0] in ("-h", "--help"):
             print(usage())
+        elif arguments[0] == "--version":
+            print(f"gpt {version('minimal-gpt')}")
         else:
             run(arguments[0], arguments[1:])
         if sys.stdout is not None:  # started without one
@@ -141,7 +153,42 @@ def run(name: str, arguments: list[str]) -> None:
             if isinstance(output, Path):
                 print(output)  # for the next command
     except (argparse.ArgumentError, jsonargparse.ArgumentError) as error:
-        raise InputError(f"{error} (see 'gpt {name} --help')") from None
+        raise InputError(f"{error}{_suggestion(name, str(error))} (see 'gpt {name} --help')") from None
+
+
+def _suggestion(name: str, error: str) -> str:
+    """The option that an unknown one may stand for."""
+    unknown = re.search(r"unrecognized arguments.*?--([\w.]+)", error)
+    if not unknown:
+        return ""
+    options = options_of(name)
+    meant = [option for option in options if option.endswith(f".{unknown[1]}")]
+    meant = meant or difflib.get_close_matches(f"--{unknown[1]}", options, 1)
+    return f"; did you mean {' or '.join(meant)}?" if meant else ""
+
+
+def options_of(name: str) -> list[str]:
+    """The options of a command, as its help lists them."""
+    shown = io.StringIO()
+    with redirect_stdout(shown), suppress(SystemExit):
+        run(name, ["--help"])
+    return sorted(set(re.findall(r"(?<![\w'-])--[a-z][\w.]*\w", shown.getvalue())))
+
+
+def completion(shell: Literal["bash", "zsh"] = "bash") -> None:
+    """Print a script that completes commands and options: `eval "$(gpt completion bash)"`.
+
+    Args:
+        shell: what the script is for.
+    """
+    if shell == "zsh":
+        print("autoload -Uz bashcompinit && bashcompinit")
+    print("_gpt() {", '  case "${COMP_WORDS[1]}" in', sep="\n")
+    for name in COMMANDS:
+        print(f'    {name}) words="{" ".join(options_of(name))}" ;;')
+    print(f'    *) words="{" ".join(COMMANDS)}" ;;', "  esac", sep="\n")
+    print('  COMPREPLY=($(compgen -o default -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))', "}", sep="\n")
+    print("complete -F _gpt gpt")
 
 
 def _spell_out(arguments: list[str], function: Callable[..., object]) -> list[str]:

@@ -65,6 +65,21 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
         file.write(f"{json.dumps(value, indent=2, ensure_ascii=False)}\n".encode("utf-8", "backslashreplace"))
 
 
+def check_free(path: Path, overwrite: bool | None = None) -> None:
+    """Refuse an output that would replace something.
+
+    Args:
+        path: a file, or a folder, which may be empty.
+        overwrite: the command's option, None if it has no such option.
+
+    Raises:
+        InputError: there is something at `path`, and `overwrite` is not set.
+    """
+    if any(path.iterdir()) if path.is_dir() else os.path.lexists(path) and not overwrite:
+        advice = "" if overwrite is None else ", or replace it with --overwrite"
+        raise InputError(f"{path} exists already: choose another name{advice}")
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

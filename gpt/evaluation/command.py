@@ -14,10 +14,11 @@ from gpt.data.prepare import prepare_for
 from gpt.data.shards import META, Prepared
 from gpt.errors import InputError
 from gpt.evaluation.scoring import Question, answer, total_nats
-from gpt.files import write_json
+from gpt.files import check_free, write_json
 from gpt.model import GPT
 from gpt.progress import progress
 from gpt.tokenizer import Tokenizer
+from gpt.weights.device import Device, choose_device
 from gpt.weights.load import load
 
 
@@ -30,6 +31,8 @@ def evaluate(
     stride: int | None = None,
     batch_size: int = 8,
     json: Path | None = None,
+    device: Device = "auto",
+    overwrite: bool = False,
 ) -> None:
     """Score a model and print the result as JSON.
 
@@ -49,16 +52,21 @@ def evaluate(
             as perplexities are usually reported, and take longer. By default windows do not overlap.
         batch_size: windows at once; it affects only the speed.
         json: a file to write the result to as well.
+        device: where the model runs; auto takes a GPU if there is one.
+        overwrite: replace an existing JSON file.
 
     Raises:
-        InputError: there is no such checkpoint or data, or an option is out of its range.
+        InputError: there is no such checkpoint or data, an option is out of its range, or the JSON file
+            exists already.
     """
     if data is None:
         raise InputError("give what to score with --data: a text file, a folder, a recipe or prepared data")
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
+    if json is not None:
+        check_free(json, overwrite)
     model, tokenizer = load(checkpoint)
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    model.to(choose_device(device))
     if task == "text":
         result = score_text(model, tokenizer, data, split, val_fraction, stride, batch_size)
     elif task == "lambada":

@@ -86,7 +86,7 @@ def score(model: GPT, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         logits = model.head(part).float()  # (n, V)
         found.append((F.cross_entropy(logits, wanted, reduction="none"), logits.argmax(-1) == wanted))
     if found:
-        nats[scored.cpu()] = torch.cat([part for part, _ in found]).double().cpu()
+        nats[scored.cpu()] = torch.cat([part for part, _ in found]).cpu().double()  # MPS has no float64
         most_likely[scored.cpu()] = torch.cat([part for _, part in found]).cpu()
     return nats, most_likely
 

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import torch
-
 from gpt.errors import InputError
 from gpt.generation.api import stream_samples
 from gpt.generation.decoding import Precision, for_decoding
 from gpt.generation.sampling import Sampling
+from gpt.weights.device import Device, choose_device
 from gpt.weights.load import load
 
 
@@ -30,6 +29,7 @@ def write(
     stop: list[str] | str | None = None,
     allow_special: bool = False,
     precision: Precision | None = None,
+    device: Device = "auto",
 ) -> None:
     """Print text that follows a prompt while it is generated.
 
@@ -48,6 +48,7 @@ def write(
         stop: a string or a list of strings; a text ends before the first of them.
         allow_special: read <|endoftext|> in the prompt as the end of a document, not as plain text.
         precision: of the weights; bfloat16 and int8 are faster on a CPU. The model's own if left out.
+        device: where the model runs; auto takes a GPU if there is one.
     """
     if num_samples < 1:
         raise InputError(f"num_samples must be at least 1, got {num_samples}")
@@ -57,7 +58,7 @@ def write(
     if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack characters of the text
         sys.stdout.reconfigure(errors="replace")
     loaded, tokenizer = load(checkpoint)
-    model = for_decoding(loaded.to("cuda" if torch.cuda.is_available() else "cpu"), precision)
+    model = for_decoding(loaded.to(choose_device(device)), precision)
 
     def texts(prompt: str) -> Iterator[tuple[int, str]]:
         return stream_samples(

@@ -14,11 +14,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from gpt.attention.capture import capture_weights
 from gpt.errors import InputError
+from gpt.files import check_free
 from gpt.model import GPT
 from gpt.pictures.figures import new_figure, save
 from gpt.pictures.tokens import labelled_tokens
 from gpt.progress import progress
 from gpt.tokenizer import Tokenizer
+from gpt.weights.device import Device, choose_device
 from gpt.weights.load import load
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ def attention_maps(
     layer: str = "all",
     head: str = "all",
     output: Path = Path("attention"),
+    device: Device = "auto",
 ) -> None:
     """Draw where each head of a trained GPT attends while it reads a text.
 
@@ -51,14 +54,15 @@ def attention_maps(
         layer: "all", or a layer's number, 0 for the first.
         head: "all", or a head's number, 0 for the first.
         output: the folder for the pictures, new or empty.
+        device: where the model runs; auto takes a GPU if there is one.
 
     Raises:
         InputError: there is no such checkpoint, layer or head, the text is empty or longer than the context,
             or the folder holds files.
     """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise InputError(f"{output} exists and is not an empty folder: choose another --output")
+    check_free(output)
     model, tokenizer = load(checkpoint)
+    model.to(choose_device(device))
     layers = _selected("layer", layer, model.config.num_layers)
     heads = _selected("head", head, model.config.num_heads)
     weights, labels = attention_weights(model, tokenizer, text)

@@ -7,10 +7,12 @@ import numpy as np
 import torch
 
 from gpt.evaluation.scoring import score
+from gpt.files import check_free
 from gpt.model import GPT
 from gpt.pictures.figures import new_figure, save
 from gpt.pictures.tokens import labelled_tokens
 from gpt.tokenizer import Tokenizer
+from gpt.weights.device import Device, choose_device
 from gpt.weights.load import load
 
 if TYPE_CHECKING:
@@ -25,19 +27,28 @@ _ROW_INCHES = 0.3
 
 
 def probabilities(
-    checkpoint: str | None = None, text: str = "", output: Path = Path("probabilities.png")
+    checkpoint: str | None = None,
+    text: str = "",
+    output: Path = Path("probabilities.png"),
+    device: Device = "auto",
+    overwrite: bool = False,
 ) -> None:
     """Draw a text with each token shaded by its probability: the darker, the less likely.
 
     Args:
         checkpoint: a checkpoint file, a run folder or an imported folder; the newest run by default.
         text: what the model reads, at most its context length.
-        output: the picture to write, .png or .svg; an existing file is replaced.
+        output: the picture to write, .png or .svg.
+        device: where the model runs; auto takes a GPU if there is one.
+        overwrite: replace an existing picture.
 
     Raises:
-        InputError: there is no such checkpoint, the text is empty or longer than the context.
+        InputError: there is no such checkpoint, the text is empty or longer than the context, or the picture
+            exists already.
     """
+    check_free(output, overwrite)
     model, tokenizer = load(checkpoint)
+    model.to(choose_device(device))
     found, labels = token_probabilities(model, tokenizer, text)
     save(shaded_text(found, labels), output)
     print(f"{output} shows {len(labels)} tokens")
@@ -52,7 +63,8 @@ def token_probabilities(model: GPT, tokenizer: Tokenizer, text: str) -> tuple[li
         InputError: the text is empty or longer than the context.
     """
     ids, labels = labelled_tokens(tokenizer, text, model.config.context_length)
-    nats, _ = score(model, torch.tensor([[tokenizer.eot, *ids[:-1]]]), torch.tensor([ids]))  # (1, T)
+    rows = torch.tensor([[tokenizer.eot, *ids]], device=next(model.parameters()).device)  # (1, T + 1)
+    nats, _ = score(model, rows[:, :-1], rows[:, 1:])  # (1, T)
     return (-nats[0]).exp().tolist(), labels
 
 

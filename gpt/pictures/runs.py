@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gpt.errors import InputError
+from gpt.files import check_free
 from gpt.pictures.figures import new_figure, save
 
 if TYPE_CHECKING:
@@ -69,19 +70,21 @@ class Metrics:
         return [point[0] for point in points], [point[1] for point in points]
 
 
-def plot(runs: list[str], output: Path = Path("runs.png"), x: X = "step") -> None:
+def plot(runs: list[str], output: Path = Path("runs.png"), x: X = "step", overwrite: bool = False) -> None:
     """Draw the losses of runs in one picture, and below them learning rate, gradient norm and throughput.
 
     Args:
         runs: run folders, or metrics.csv files.
-        output: the picture to write, .png or .svg; an existing file is replaced.
+        output: the picture to write, .png or .svg.
         x: the x axis: step, tokens or seconds.
+        overwrite: replace an existing picture.
 
     Raises:
-        InputError: a run has no metrics, or the picture's name has another suffix.
+        InputError: a run has no metrics, the picture's name has another suffix, or it exists already.
     """
     if not runs:
         raise InputError("name the runs to draw: gpt plot runs/quick runs/quick-2")
+    check_free(output, overwrite)
     save(compare([Metrics.read(run) for run in runs], x), output)
     print(f"{output} shows {len(runs)} {'run' if len(runs) == 1 else 'runs'}")
 

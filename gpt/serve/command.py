@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gpt.errors import InputError
 from gpt.generation.decoding import Precision
+from gpt.weights.device import Device, choose_device
 
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -16,6 +17,7 @@ def serve(
     port: int = 8000,
     name: str | None = None,
     precision: Precision | None = None,
+    device: Device = "auto",
     api_key: str | None = None,
     max_running: int = 16,
     max_waiting: int = 64,
@@ -31,6 +33,7 @@ def serve(
         port: the port to listen on.
         name: what clients call the model; the checkpoint's name if left out.
         precision: of the weights; bfloat16 and int8 are faster on a CPU. The model's own if left out.
+        device: where the model runs; auto takes a GPU if there is one.
         api_key: what clients must send; $GPT_API_KEY if left out. Without a key everyone is let in.
         max_running: how many completions are decoded together.
         max_waiting: the most requests that wait; more are refused with status 503.
@@ -43,7 +46,6 @@ def serve(
         import uvicorn
     except ImportError:
         raise InputError("gpt serve needs more packages: pip install 'minimal-gpt[serve]'") from None
-    import torch
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     from gpt.generation import for_decoding
@@ -61,7 +63,7 @@ def serve(
     api_key = api_key or os.environ.get("GPT_API_KEY") or None
     path = find(checkpoint)
     loaded, tokenizer = load(path)
-    model = for_decoding(loaded.to("cuda" if torch.cuda.is_available() else "cpu"), precision)
+    model = for_decoding(loaded.to(choose_device(device)), precision)
     app = create_app(model, tokenizer, name=name or model_name(path), limits=limits, api_key=api_key)
     if host in _LOCAL:  # stops DNS rebinding by pages of other sites
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "[::1]", "::1"])

@@ -5,16 +5,16 @@ files named with `--config`, the command line.
 """
 
 import argparse
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from lightning.pytorch.utilities import rank_zero_only
 
 from gpt.errors import InputError
 from gpt.files import shipped
+from gpt.training.folder import folder_of_checkpoint
+from gpt.training.output import report
 from gpt.training.resume import AUTO_OR_NEW, Found, find
 from gpt.training.saved_options import OLD_NAMES, as_argument, plain_options, with_new_names
 
@@ -25,13 +25,18 @@ _SCANNED = ("run", "resume", "ckpt_path", "model.init_from")
 class Arguments:
     """A command line for LightningCLI, and what it resumes."""
 
+    command: str
     args: list[str]
     found: Found | None = None
-    """The checkpoint that `fit` resumes."""
+    """The checkpoint that is resumed or validated."""
     saved: dict[str, Any] | None = None
     """The options that this checkpoint carries."""
     restart: bool = False
     """Whether to begin in the run's own folder although it exists."""
+    defaults: tuple[Path, ...] = ()
+    """Files of options whose values the help shows as defaults."""
+    init_from: str | None = None
+    """The weights that the resumed run began with."""
 
 
 def complete(args: list[str]) -> Arguments:
@@ -54,25 +59,39 @@ def complete(args: list[str]) -> Arguments:
         *(f"--{name}={known[name]}" for name in ("run", "model.init_from") if known[name] is not None),
         *rest,
     ]
-    found = saved = None
-    checkpoint, resume = known["ckpt_path"], known["resume"]
-    if command == "fit" and (resume or checkpoint):
-        runs = [known["run"], *(values.get("run") for _, values in reversed(files))]
-        found = find(resume or checkpoint, next((run for run in runs if run is not None), None))
-    elif checkpoint:
-        found = find(checkpoint)
+    found = saved = init_from = None
+    in_files = {
+        name: str(value) for _, values in files for name, value in values.items() if value is not None
+    }
+    help_only = bool({"-h", "--help"} & set(rest))
+    run = known["run"] or in_files.get("run")
+    resume = known["resume"] or in_files.get("resume") if command == "fit" else None
+    checkpoint = known["ckpt_path"] or in_files.get("ckpt_path")
+    if command == "validate" and not checkpoint and not help_only:
+        raise InputError("nothing to validate: give a checkpoint or a run's folder with --ckpt_path")
+    if resume or checkpoint:
+        found = find(resume or checkpoint, run)
     if found:
+        folder = folder_of_checkpoint(found.path)
+        if folder and known["run"] not in (None, folder.name):
+            raise InputError(
+                f"--run {known['run']} is not the run that is resumed, {folder}: leave --run out"
+            )
         saved = plain_options(found.options, found.path, given, dropped=("model.init_from",))
+        init_from = yaml.safe_load(found.options).get("model", {}).get("init_from")
         configs.insert(0, as_argument(saved))
         rest.append(f"--ckpt_path={found.path}")
-    if not configs and not {"-h", "--help"} & set(rest):
-        recipe = "finetune.yaml" if known["model.init_from"] is not None else "quick.yaml"
-        configs = [str(shipped("configs") / recipe)]
+    recipe = shipped("configs") / ("finetune.yaml" if known["model.init_from"] is not None else "quick.yaml")
+    if not configs and not help_only:
+        configs = [str(recipe)]
     return Arguments(
+        command=command,
         args=[command, *(f"--config={config}" for config in configs), *rest],
-        found=found if command == "fit" else None,
+        found=found,
         saved=saved,
         restart=resume == AUTO_OR_NEW,
+        defaults=(recipe,) if help_only else (),
+        init_from=init_from,
     )
 
 
@@ -111,10 +130,3 @@ def _read_config(argument: str, given: set[str]) -> tuple[str, dict[str, Any]]:
         return argument, {}
     renamed = with_new_names(values)
     return (argument if renamed == values else as_argument(renamed)), renamed
-
-
-@rank_zero_only
-def report(*lines: str) -> None:
-    """Print lines on stderr, on the first process alone."""
-    for line in lines:
-        print(f"gpt fit: {line}", file=sys.stderr)

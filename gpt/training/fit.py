@@ -1,33 +1,30 @@
 """`gpt fit` and `gpt validate`: LightningCLI with this project's defaults."""
 
-import importlib.util
 import json
 from typing import Any
 
+import yaml
 from jsonargparse import set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.strategies import StrategyRegistry
 
-from gpt.config import GPTConfig
 from gpt.data.module import TokenData
-from gpt.data.vocabularies import Learned, find_vocabulary
 from gpt.errors import InputError
-from gpt.files import atomic_write
-from gpt.tokenizer import Tokenizer
-from gpt.training.arguments import Arguments, complete, report
+from gpt.training.arguments import Arguments, complete
 from gpt.training.device import default_precision
-from gpt.training.ends import ValidateAtEnd
-from gpt.training.folder import folder_of, folder_of_checkpoint, new_folder
+from gpt.training.ends import Ends, NothingLeft, StopEarly
+from gpt.training.folder import RunFolder, folder_of, folder_of_checkpoint, folder_to_restart
 from gpt.training.lightning_private import CommandLine, silence_warnings
 from gpt.training.memory import keep_freed_memory
 from gpt.training.module import LanguageModel
+from gpt.training.output import announce, output_may_end, report
 from gpt.training.profiling import Profile
 from gpt.training.progress import RunProgress
-from gpt.training.record import Meter, MetricsCSV
+from gpt.training.record import Meter, MetricsCSV, TensorBoard
 from gpt.training.resume import Resume
 from gpt.training.samples import Samples
 from gpt.training.save import AtomicCheckpointIO, Checkpoints
@@ -35,18 +32,9 @@ from gpt.training.saved_options import changes
 from gpt.training.shard import ShardedStrategy
 from gpt.training.signals import Stopped, StopRequest
 from gpt.training.summary import write_summary
-from gpt.weights.checkpoint import read_model_part
-from gpt.weights.load import read_to_start_from
-
-
-class SaveConfig(SaveConfigCallback):
-    """Writes the resolved options into the run's folder, not where the first logger writes."""
-
-    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write config.yaml when a run begins."""
-        if stage == "fit":
-            with atomic_write(f"{trainer.default_root_dir}/config.yaml") as file:
-                file.write(self.parser.dump(self.config, skip_unset=False))
+from gpt.training.trainer_options import check_trainer_options
+from gpt.training.vocabulary import choose_vocabulary
+from gpt.weights.checkpoint import RUNS
 
 
 class TrainingCLI(CommandLine):
@@ -57,35 +45,42 @@ class TrainingCLI(CommandLine):
     """
 
     def __init__(self, arguments: Arguments) -> None:
-        self.found, self.saved, self.restart = arguments.found, arguments.saved, arguments.restart
-        self.tokenizer: Tokenizer | None = None  # of the weights to continue from, unless it is GPT-2's
-        self.bytes_per_token: float | None = None  # of the text that those weights were trained on
-        strict = {"exit_on_error": False, "allow_abbrev": False}
+        self.found = arguments.found if arguments.command == "fit" else None
+        self.trained = True
+        self.saved, self.restart, self.init_from = arguments.saved, arguments.restart, arguments.init_from
+        strict: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
+        shown = {**strict, "default_config_files": [str(path) for path in arguments.defaults]}
         super().__init__(
             LanguageModel,
             TokenData,
-            save_config_callback=SaveConfig,
-            save_config_kwargs={"save_to_log_dir": False},
+            save_config_callback=None,  # RunFolder writes config.yaml
             seed_everything_default=1337,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
-            parser_kwargs={**strict, "fit": strict, "validate": strict},
+            parser_kwargs={**strict, "fit": shown, "validate": strict},
             args=arguments.args,
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add a run's options, links between the model and the data, and this project's defaults."""
-        parser.add_argument("--run", default="run", help="name of the folder under runs/ to write to")
-        parser.add_argument(
+        group = parser.add_argument_group("a run: its folder, what it resumes, saves and logs, when it stops")
+        group.add_argument("--run", default="run", help="name of the folder under runs/ to write to")
+        group.add_argument(
             "--resume",
             default=None,
             help="resume a run: its folder, a checkpoint, 'auto' for the newest checkpoint of --run or of "
             "all runs, 'auto_or_new' to begin --run if it has none",
         )
-        parser.add_argument("--checkpoint_every", type=int, default=500, help="steps between two last.ckpt")
-        parser.add_argument("--keep_checkpoints", type=int, default=2, help="newest checkpoints to keep")
-        parser.add_argument("--log_every", type=int, default=20, help="steps between two rows of metrics.csv")
-        parser.add_argument("--profile", action="store_true", help="trace some steps: profile.json and .txt")
+        group.add_argument("--checkpoint_every", type=int, default=500, help="steps between two last.ckpt")
+        group.add_argument("--keep_checkpoints", type=int, default=2, help="newest checkpoints to keep")
+        group.add_argument("--log_every", type=int, default=20, help="steps between two rows of metrics.csv")
+        group.add_argument(
+            "--early_stopping",
+            type=int,
+            default=None,
+            help="stop after so many validations in a row in which val_loss has not improved",
+        )
+        group.add_argument("--profile", action="store_true", help="trace some steps: profile.json and .txt")
         parser.link_arguments("model.config.vocab_size", "data.vocab_size")
         parser.link_arguments("model.config.context_length", "data.context_length")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
@@ -106,48 +101,47 @@ class TrainingCLI(CommandLine):
             super().parse_arguments(parser, args)
         except (UnicodeDecodeError, RecursionError) as error:
             raise InputError(f"a file given with --config cannot be read: {error}") from None
+        seed = self.config[self.config["subcommand"]].seed_everything
+        if not 0 <= int(seed) < 1 << 32:
+            raise InputError(f"--seed_everything must be from 0 to {2**32 - 1}, got {seed}")
 
     def before_instantiate_classes(self) -> None:
-        """Choose the run's folder, the precision, and the shape of given weights."""
+        """Check the Trainer's options, and choose the precision and the shape of given weights."""
         options = self.config[self.subcommand]
+        trainer = options.trainer
+        check_trainer_options(trainer.as_dict())
+        init_from = options.model.init_from
         if options.get("ckpt_path"):
             options.model.init_from = None  # the checkpoint has newer weights
         if self.found:
             self._report_resume()
-        if options.model.init_from is not None:
-            if options.data.vocabulary is not None:
-                raise InputError("--data.vocabulary: weights to start from keep their own, leave it out")
-            given = GPTConfig.from_dict(options.model.config.as_dict())
-            found = read_to_start_from(options.model.init_from, given)
-            for name, value in found.config.to_dict().items():
-                options.model.config[name] = value
-            options.data.vocab_size = found.config.vocab_size
-            self.tokenizer, self.bytes_per_token = found.own_tokenizer, found.bytes_per_token
-        elif options.data.vocabulary is not None:
-            wanted = find_vocabulary(options.data.vocabulary, options.data.vocab_size)
-            size = wanted.size if isinstance(wanted, Learned) else wanted.n_vocab
-            size = size or TokenData(**options.data.as_dict()).tokenizer.n_vocab
-            options.model.config.vocab_size = options.data.vocab_size = size
-        if options.get("ckpt_path") and (saved := read_model_part(options.ckpt_path).get("tokenizer")):
-            self.tokenizer = Tokenizer.from_dict(saved)
-        name = options.get("run") or "run"
-        self.folder = (folder_of_checkpoint(self.found.path) if self.found else None) or (
-            folder_of(name) if self.restart else new_folder(name)
-        )
-        options.trainer.default_root_dir = str(self.folder)
-        if options.trainer.precision is None:
-            options.trainer.precision = default_precision(options.trainer.accelerator)
+        self.inherited = choose_vocabulary(options)
+        if trainer.precision is None:
+            trainer.precision = default_precision(trainer.accelerator)
+        interval, batches = trainer.val_check_interval, trainer.accumulate_grad_batches
+        if isinstance(interval, int) and interval % batches:
+            trainer.val_check_interval = interval + batches - interval % batches
+            report(
+                f"validation every {trainer.val_check_interval} batches, not {interval}: after whole updates"
+            )
+        name = str(options.get("run") or "run")
+        folder = folder_to_restart(name) if self.restart else None
+        if self.found:
+            folder = folder_of_checkpoint(self.found.path)
+        lasting = options.clone()  # without what this start alone is asked for
+        lasting.run, lasting.resume, lasting.ckpt_path = name, None, None
+        lasting.model.init_from = self.init_from if self.found else init_from
+        folder_of(name)
+        self.folder = RunFolder(name, folder, self.options_parser.dump(lasting, skip_unset=False))
+        trainer.default_root_dir = str(folder or RUNS)
 
     def _report_resume(self) -> None:
         """Print which checkpoint the run resumes, and which options changed."""
         assert self.found is not None
-        options = self.config[self.subcommand]
-        now = options.clone().as_dict()
+        now = yaml.safe_load(self.options_parser.dump(self.config[self.subcommand], skip_unset=False))
         lines = [f"resuming {self.found.path}, after step {self.found.step}"]
         lines += [f"skipped {path}, which is broken" for path in self.found.skipped]
         lines += [f"changed {change}" for change in changes(self.saved or {}, now)]
-        if 0 < options.trainer.max_steps <= self.found.step:
-            lines.append(f"all {self.found.step} steps are done: ask for more with --trainer.max_steps")
         report(*lines)
 
     def instantiate_classes(self) -> None:
@@ -158,9 +152,7 @@ class TrainingCLI(CommandLine):
             if "alloc" not in str(error):
                 raise
             raise InputError("the model does not fit into memory: make it smaller") from None
-        data = self.datamodule
-        if self.tokenizer and not (isinstance(data.vocabulary, Learned) and data.tokenizer == self.tokenizer):
-            data.use(self.tokenizer)  # weights keep their vocabulary, whatever the text
+        self.inherited.use(self.datamodule)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the run's loggers, callbacks and checkpoints to those that the options name."""
@@ -168,81 +160,89 @@ class TrainingCLI(CommandLine):
         if self.subcommand != "fit":
             self.save_config_callback = None
             return super().instantiate_trainer(logger=False, callbacks=[], enable_progress_bar=False)
-        metrics, stop, samples = MetricsCSV(self.folder), StopRequest(), Samples(self.folder)
+        folder, stop, plain = self.folder, StopRequest(), options.trainer
+        metrics, samples = MetricsCSV(folder), Samples(folder)
         self.meter = Meter(options.log_every, metrics)
+        try:
+            seconds = Timer(plain.max_time).time_remaining()
+        except (MisconfigurationException, TypeError) as error:
+            raise InputError(f"--trainer.max_time {plain.max_time}: {error}") from None
+        done = self.found.step if self.found else 0
+        self.ends = Ends(
+            plain.max_steps, -1 if plain.max_epochs is None else plain.max_epochs, seconds, done, self.meter
+        )
+        self.stop_early = StopEarly(options.early_stopping) if options.early_stopping is not None else None
+        if self.stop_early and plain.limit_val_batches == 0:
+            raise InputError("early_stopping needs validation: leave out --trainer.limit_val_batches 0")
         callbacks: list[Callback] = [
-            *(self.trainer_option("callbacks") or []),
-            Resume(self.folder, options.seed_everything, self.meter),
+            self.ends,
+            folder,
+            *self._several("callbacks"),
+            Resume(options.seed_everything, self.meter),
             stop,
             self.meter,
-            ValidateAtEnd(),
+            *([TensorBoard(folder, done or None)] if self.trainer_option("logger") is not False else []),
             samples,
-            RunProgress(self.meter, samples),
+            *([RunProgress(self.meter, samples)] if plain.enable_progress_bar is not False else []),
+            *([self.stop_early] if self.stop_early else []),
+            *([Profile(folder)] if options.profile else []),
             Checkpoints(
-                self.folder / "checkpoints",
+                folder,
                 every=options.checkpoint_every,
                 keep=options.keep_checkpoints,
-                options=self.options_parser.dump(options, skip_unset=False),
+                options=folder.config,
                 stop=stop,
             ),
-            *([Profile(self.folder)] if options.profile else []),
         ]
         files = AtomicCheckpointIO(checked=self.found.path if self.found else None)
+        loggers = [metrics, *(item for item in self._several("logger") if isinstance(item, Logger))]
+        limits = {"max_steps": -1, "max_epochs": -1, "max_time": None}  # `Ends` sets the true end
         try:
             return super().instantiate_trainer(
-                callbacks=callbacks, logger=[metrics, *self._loggers()], plugins=[files]
+                callbacks=callbacks, logger=loggers, plugins=[*self._several("plugins"), files], **limits
             )
         except (MisconfigurationException, TypeError, ValueError, RuntimeError) as error:
             raise InputError(f"the trainer's options cannot be used: {error}") from None
 
-    def _loggers(self) -> list[Logger]:
-        """TensorBoard's where it is installed and not switched off, and those that the options name."""
-        chosen = self.trainer_option("logger")  # a logger, several, false or None
-        loggers: list[Logger] = []
-        if chosen is not False and importlib.util.find_spec("tensorboard"):
-            loggers.append(
-                TensorBoardLogger(
-                    self.folder,
-                    name="tensorboard",
-                    version="",
-                    default_hp_metric=False,
-                    purge_step=self.found.step if self.found else None,
-                )
-            )
-        several = chosen if isinstance(chosen, list) else [chosen]
-        return loggers + [logger for logger in several if isinstance(logger, Logger)]
+    def _several(self, name: str) -> list[Any]:
+        """A Trainer option that may be one thing, a list or nothing."""
+        value = self.trainer_option(name)
+        return list(value) if isinstance(value, list) else [value] if value is not None else []
 
     def before_fit(self) -> None:
         """Find errors in the data before a folder is made for the run."""
         self.datamodule.prepare_data()
         self.datamodule.setup("fit")
         self.datamodule.train_dataloader()
-        before, now = self.bytes_per_token, self.datamodule.bytes_per_token
-        if isinstance(before, float) and now < 0.6 * before:
-            report(
-                f"the model's vocabulary does not suit this text: {now:.2f} bytes a token, "
-                f"{before:.2f} on the text it was trained on"
-            )
+        self.inherited.warn(self.datamodule)
 
     def fit(self, **kwargs: Any) -> None:
         """Train; a run that a signal ended exits with the status that the signal has in a shell."""
         try:
             self.trainer.fit(**kwargs)
+        except NothingLeft as end:
+            report(str(end))
+            self.trained = False
         except Stopped as stopped:
             report(str(stopped))
             raise SystemExit(stopped.status) from None
         except SystemExit as leaving:  # Lightning's answer to a Ctrl-C before the first step
             interrupted = isinstance(leaving.__context__, KeyboardInterrupt)
             raise (KeyboardInterrupt if interrupted else leaving) from None
+        finally:
+            self.folder.release()
 
     def after_fit(self) -> None:
         """Print how it ended and what to do next."""
-        if not self.trainer.is_global_zero:
+        if not self.trainer.is_global_zero or not self.trained:
             return
-        summary = write_summary(self.folder, self.trainer, self.model.model.num_parameters(), self.meter)
+        reason = (self.stop_early.reason if self.stop_early else None) or self.ends.reason
+        announce(f"ended after step {self.trainer.global_step}: {reason}")
+        folder = self.folder / ""
+        summary = write_summary(folder, self.trainer, self.model.model.num_parameters(), self.meter)
         print(json.dumps(summary, indent=2))
-        print(f"{self.folder}/ holds the checkpoints, metrics.csv, loss.png and summary.json")
-        print(f"next: gpt generate --checkpoint {self.folder} --prompt 'The '")
+        print(f"{folder}/ holds the checkpoints, metrics.csv, loss.png and summary.json")
+        print(f"next: gpt generate --checkpoint {folder} --prompt 'The '")
 
     def after_validate(self) -> None:
         """Print the validation metrics."""
@@ -264,7 +264,11 @@ def start(cli: type[TrainingCLI], args: list[str]) -> TrainingCLI:
     """Parse the options and do what they say."""
     silence_warnings()
     keep_freed_memory()
-    set_parsing_settings(import_path_denylist=[])  # enforce jsonargparse's own list, instead of warning
+    set_parsing_settings(
+        import_path_denylist=[],  # enforce jsonargparse's own list, instead of warning
+        docstring_parse_attribute_docstrings=True,
+    )
     if "fsdp2" not in StrategyRegistry:
         StrategyRegistry.register("fsdp2", ShardedStrategy)
-    return cli(complete(args))
+    with output_may_end():
+        return cli(complete(args))

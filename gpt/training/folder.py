@@ -1,4 +1,4 @@
-"""A run's folder.
+"""A run's folder, which belongs to one process group at a time.
 
 runs/NAME/config.yaml       every option, resolved
           checkpoints/      best.ckpt, last.ckpt, and older ones
@@ -6,12 +6,87 @@ runs/NAME/config.yaml       every option, resolved
           loss.png          the same as a picture
           samples.txt       a text at each validation
           summary.json      how it ended
+          .lock, .holder    the lock of the process that trains, and who that is
 """
 
+import json
+import os
+import socket
+from datetime import datetime
 from pathlib import Path
 
+import yaml
+from filelock import FileLock, Timeout
+from lightning.pytorch import Callback, LightningModule, Trainer
+
 from gpt.errors import InputError
+from gpt.files import atomic_write, write_json
+from gpt.training.lightning_private import set_root_folder
 from gpt.weights.checkpoint import RUNS
+
+_OURS = {"model", "data", "trainer", "checkpoint_every"}  # groups and options of every config.yaml of a run
+_SECONDS_FOR_WORKERS = 10.0  # a killed process's data workers hold its lock until they notice
+
+
+class RunFolder(Callback):
+    """Reserves or reopens the folder when the processes have met, locks it, and writes config.yaml.
+
+    The first process does this for all. The lock is the operating system's: it ends with the process, however
+    that ends.
+
+    Args:
+        name: of a new run. If `runs/NAME` exists, the first free one of `runs/NAME-2`, `runs/NAME-3`, ...
+        existing: the folder to write to instead.
+        config: the text of config.yaml.
+    """
+
+    def __init__(self, name: str, existing: Path | None, config: str) -> None:
+        self.name, self.path, self.config = name, existing, config
+        self._lock: FileLock | None = None
+
+    def __truediv__(self, name: str) -> Path:
+        """A path in the folder, once it is reserved."""
+        assert self.path is not None
+        return self.path / name
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Reserve and lock the folder.
+
+        Raises:
+            InputError: another process trains in it, or processes would write to different folders.
+            OSError: it cannot be written.
+        """
+        own, failure = self.path, None
+        if trainer.is_global_zero:
+            try:
+                self._open()
+            except (InputError, OSError) as error:
+                failure = error
+        path, failure = trainer.strategy.broadcast((self.path, failure))
+        if failure:
+            raise failure
+        if own not in (None, path):
+            raise InputError(
+                f"process {trainer.global_rank} would write to {own}, process 0 writes to {path}: "
+                "all processes need to see the same files"
+            )
+        self.path = path
+        set_root_folder(trainer, self.path)
+
+    def _open(self) -> None:
+        if self.path is None:
+            self.path = _reserve(self.name)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(self.path)
+        with atomic_write(self.path / "config.yaml") as file:
+            file.write(self.config)
+
+    def release(self) -> None:
+        """Unlock the folder."""
+        if self._lock is not None:
+            (self / ".holder").unlink(missing_ok=True)
+            self._lock.release()
+            self._lock = None
 
 
 def folder_of(name: str) -> Path:
@@ -25,20 +100,84 @@ def folder_of(name: str) -> Path:
     return RUNS / name
 
 
-def new_folder(name: str) -> Path:
-    """`runs/NAME`, or the first of `runs/NAME-2`, `runs/NAME-3`, ... that does not exist.
+def folder_to_restart(name: str) -> Path:
+    """`runs/NAME`, which may exist if it is empty or a run's.
 
     Raises:
-        InputError: the name is no folder's.
+        InputError: it holds files of something else.
     """
-    folder, number = folder_of(name), 1
-    while folder.exists():
-        number += 1
-        folder = RUNS / f"{name}-{number}"
+    folder = folder_of(name)
+    foreign = [path for path in folder.glob("*") if not path.name.startswith(".")]
+    if foreign and not is_run(folder):
+        raise InputError(f"{folder} holds {foreign[0].name} and is no run's folder: choose another --run")
     return folder
 
 
 def folder_of_checkpoint(checkpoint: Path) -> Path | None:
     """The run that a checkpoint belongs to; None for a checkpoint that was moved elsewhere."""
     folder = checkpoint.parents[1] if checkpoint.parent.name == "checkpoints" else checkpoint.parent
-    return folder if (folder / "config.yaml").is_file() else None
+    return folder if is_run(folder) else None
+
+
+def is_run(folder: Path) -> bool:
+    """Whether config.yaml in this folder was written by a run."""
+    try:
+        values = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return False
+    return isinstance(values, dict) and set(values) >= _OURS
+
+
+def _reserve(name: str) -> Path:
+    """Make the first of `runs/NAME`, `runs/NAME-2`, ... that does not exist, one for each caller."""
+    RUNS.mkdir(parents=True, exist_ok=True)
+    folder, number = folder_of(name), 1
+    while True:
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            number += 1
+            folder = RUNS / f"{name}-{number}"
+        else:
+            return folder
+
+
+def _locked(folder: Path) -> FileLock:
+    """Lock a run's folder.
+
+    Raises:
+        InputError: another process holds the lock; the message says which, where and since when.
+    """
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=_SECONDS_FOR_WORKERS if _holder_is_dead(folder) else 0)
+    except Timeout:
+        holder = _holder(folder)
+        who = "process {pid} on {host} since {since}".format(**holder) if holder else "another process"
+        raise InputError(f"{folder} is in use by {who}: wait for its end, or name another --run") from None
+    since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+    write_json(folder / ".holder", {"pid": os.getpid(), "host": socket.gethostname(), "since": since})
+    return lock
+
+
+def _holder(folder: Path) -> dict[str, str | int] | None:
+    """Who holds the lock, as far as the holder has written it."""
+    try:
+        holder = json.loads((folder / ".holder").read_text(encoding="utf-8"))
+        return {name: holder[name] for name in ("pid", "host", "since")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _holder_is_dead(folder: Path) -> bool:
+    """Whether the process that wrote `.holder` ended on this machine without removing it."""
+    holder = _holder(folder)
+    if os.name == "nt" or not holder or holder["host"] != socket.gethostname():
+        return False
+    try:
+        os.kill(int(holder["pid"]), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return False

@@ -5,6 +5,7 @@ Tried with lightning 2.6.6; pyproject.toml allows 2.6 alone. Without them:
 - `dump_checkpoint`: no checkpoint could be written between two updates without Lightning's ModelCheckpoint.
 - `validation_is_due`, `validate_now`: a resumed run would lose a validation that a kill interrupted.
 - `requeue_signal`: SLURM's signal would interrupt an update instead of waiting for its end.
+- `set_root_folder`: SLURM's checkpoints would be written beside the run's folder.
 - `CommandLine`: the options saved in a checkpoint would override the command line.
 """
 
@@ -12,6 +13,7 @@ import logging
 import signal
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
@@ -48,6 +50,17 @@ def validate_now(trainer: Trainer) -> None:
     trainer.validating = True
     validation.run()
     trainer.training = True
+
+
+def set_root_folder(trainer: Trainer, folder: Path) -> None:
+    """Have Lightning write what it writes itself into the run's folder, which is known only now."""
+    trainer._default_root_dir = str(folder)
+
+
+def limit_steps(trainer: Trainer, steps: int) -> None:
+    """End training after so many updates; also makes Lightning count updates and not epochs on resume."""
+    trainer.fit_loop.epoch_loop.max_steps = steps
+    trainer.fit_loop.max_epochs = -1
 
 
 def requeue_signal(trainer: Trainer) -> int:

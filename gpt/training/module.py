@@ -154,7 +154,7 @@ class LanguageModel(LightningModule):
         a resumed run starts from.
         """
         trainer = self.trainer
-        if trainer.max_steps > 0:
+        if trainer.max_steps > 0:  # always so under gpt fit, see gpt/training/ends.py
             return trainer.max_steps
         batches = len(trainer.datamodule.train_dataloader())  # type: ignore[attr-defined]
         return max(1, (trainer.max_epochs or 1) * math.ceil(batches / trainer.accumulate_grad_batches))

@@ -9,6 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from gpt.files import atomic_write
+from gpt.training.folder import RunFolder
 
 WAIT, WARM_UP, ACTIVE = 10, 3, 5
 
@@ -20,7 +21,7 @@ class Profile(Callback):
     table of operators by time.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self._profile: profile | None = None
 

@@ -73,7 +73,8 @@ class RunProgress(ProgressBar):
             return
         figures = f"loss {self.meter.train_loss:.3f}  {self.meter.tokens_per_second:,.0f} tokens/s"
         if self._progress is not None:
-            self._progress.update(self._progress.task_ids[0], completed=step, figures=figures)
+            total = cast("LanguageModel", pl_module).planned_steps  # an estimate, where time is the limit
+            self._progress.update(self._progress.task_ids[0], completed=step, total=total, figures=figures)
             return
         now = time.perf_counter()
         if now - self._last_line < SECONDS_BETWEEN_LINES:

@@ -6,16 +6,18 @@ A resumed run continues these files: what was written after its checkpoint is cu
 import csv
 import io
 import time
-from pathlib import Path
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from gpt.errors import InputError
 from gpt.files import atomic_write
+from gpt.training.folder import RunFolder
 
 COLUMNS = (
     "step",
@@ -32,21 +34,22 @@ COLUMNS = (
 
 
 class GrowingText:
-    """A text file that grows; `write` replaces it atomically."""
+    """A text file in the run's folder that grows; `write` replaces it atomically."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, folder: RunFolder, name: str) -> None:
+        self.folder, self.filename = folder, name
         self.text = ""
 
     def write(self) -> None:
         """Write the file, unless it would be empty."""
         if self.text:
-            with atomic_write(self.path) as file:
+            with atomic_write(self.folder / self.filename) as file:
                 file.write(self.text)
 
     def cut(self, characters: int) -> None:
         """Continue after the first `characters` of the file, or from nothing if it is missing."""
-        self.text = self.path.read_text(encoding="utf-8")[:characters] if self.path.is_file() else ""
+        path = self.folder / self.filename
+        self.text = path.read_text(encoding="utf-8")[:characters] if path.is_file() else ""
 
 
 class MetricsCSV(Logger):
@@ -55,14 +58,14 @@ class MetricsCSV(Logger):
     Lightning's CSVLogger deletes the file of a resumed run.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: RunFolder) -> None:
         super().__init__()
-        self.file = GrowingText(folder / "metrics.csv")
+        self.file = GrowingText(folder, "metrics.csv")
 
     @property
     def name(self) -> str:
         """The run's name."""
-        return self.file.path.parent.name
+        return self.file.folder.name
 
     @property
     def version(self) -> str:
@@ -89,6 +92,27 @@ class MetricsCSV(Logger):
         self.file.write()
 
 
+class TensorBoard(Callback):
+    """Adds TensorBoard's logger, if it is installed, when the run's folder is known.
+
+    Args:
+        folder: the run's; the logs go into `tensorboard/`.
+        purge_step: the step of the checkpoint that is resumed.
+    """
+
+    def __init__(self, folder: RunFolder, purge_step: int | None) -> None:
+        self.folder, self.purge_step = folder, purge_step
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Add the logger."""
+        if not find_spec("tensorboard"):
+            return
+        logger = TensorBoardLogger(
+            self.folder / "", "tensorboard", "", default_hp_metric=False, purge_step=self.purge_step
+        )
+        trainer.loggers = [*trainer.loggers, logger]
+
+
 class Meter(Callback):
     """Logs loss, learning rate and speed every `every` steps.
 
@@ -109,7 +133,11 @@ class Meter(Callback):
         self.loss_sum: torch.Tensor | float = 0.0
         self.train_loss = self.tokens_per_second = float("nan")
         self.last_validation: dict[str, float] = {}
-        self._started = self._interval_started = 0.0
+        self._started = self._interval_started = self._validation_started = 0.0
+
+    def elapsed(self) -> float:
+        """Seconds of training and validation, over all resumes."""
+        return time.perf_counter() - self._started
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clocks; those of a resumed run continue."""
@@ -134,24 +162,28 @@ class Meter(Callback):
         self.tokens += self.interval_tokens
         self.tokens_per_second = self.interval_tokens / (now - self._interval_started)
         self.seconds = now - self._started
-        self._log(
-            trainer,
-            train_loss=self.train_loss,
-            learning_rate=trainer.optimizers[0].param_groups[0]["lr"],
-            gradient_norm=float(pl_module.last_gradient_norm),  # type: ignore[arg-type]
-            tokens_per_second=self.tokens_per_second,
-        )
+        metrics = {
+            "train_loss": self.train_loss,
+            "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
+            "gradient_norm": float(pl_module.last_gradient_norm),  # type: ignore[arg-type]
+            "tokens_per_second": self.tokens_per_second,
+        }
+        self._log(trainer, self.tokens, self.seconds, metrics)
         self.loss_sum, self.interval_batches, self.interval_tokens = 0.0, 0, 0
         self._interval_started = now
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note the time."""
+        self._validation_started = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the validation metrics."""
         names = [name for name in COLUMNS if name.startswith("val_") and name in trainer.callback_metrics]
         self.last_validation = {name: float(trainer.callback_metrics[name]) for name in names}
-        self._log(trainer, **self.last_validation)
+        self._log(trainer, self.tokens + self.interval_tokens, self.elapsed(), self.last_validation)
         for logger in trainer.loggers:
             logger.save()
-        self._interval_started = time.perf_counter()  # validation does not count as training time
+        self._interval_started += time.perf_counter() - self._validation_started  # not training time
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock."""
@@ -182,7 +214,7 @@ class Meter(Callback):
         if self.metrics:
             self.metrics.file.cut(written)
 
-    def _log(self, trainer: Trainer, **metrics: float) -> None:
-        metrics = {**metrics, "tokens": self.tokens, "seconds": self.seconds}
+    def _log(self, trainer: Trainer, tokens: int, seconds: float, metrics: dict[str, float]) -> None:
+        metrics = {**metrics, "tokens": tokens, "seconds": seconds}
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=trainer.global_step)

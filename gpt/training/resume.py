@@ -84,13 +84,12 @@ class Resume(Callback):
     ones are seeded.
 
     Args:
-        folder: the run's.
         seed: the run's.
         meter: sums the losses.
     """
 
-    def __init__(self, folder: Path, seed: int, meter: Meter) -> None:
-        self.folder, self.seed, self.meter = folder, seed, meter
+    def __init__(self, seed: int, meter: Meter) -> None:
+        self.seed, self.meter = seed, meter
         self._states: list[ProcessPart] | None = None
         self._groups: list[dict[str, Any]] = []  # the optimizer's current options
 
@@ -100,12 +99,11 @@ class Resume(Callback):
         Raises:
             InputError: they did not.
         """
-        chosen = str(self.folder), str(trainer.ckpt_path)
-        first = trainer.strategy.broadcast(chosen)
-        if chosen != first:
+        first = trainer.strategy.broadcast(str(trainer.ckpt_path))
+        if str(trainer.ckpt_path) != first:
             raise InputError(
-                f"process {trainer.global_rank} resumes {chosen[1]} in {chosen[0]}, process 0 {first[1]} in "
-                f"{first[0]}: all processes need to see the same files"
+                f"process {trainer.global_rank} resumes {trainer.ckpt_path}, process 0 {first}: "
+                "all processes need to see the same files"
             )
 
     def on_save_checkpoint(

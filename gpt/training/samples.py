@@ -1,11 +1,11 @@
 """samples.txt: a short text at each validation, to see what the numbers mean."""
 
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
+from gpt.training.folder import RunFolder
 from gpt.training.record import GrowingText
 from gpt.training.shard import is_sharded
 
@@ -13,8 +13,8 @@ from gpt.training.shard import is_sharded
 class Samples(Callback):
     """Continues an empty document from the same seed each time, so that the texts can be compared."""
 
-    def __init__(self, folder: Path, max_new_tokens: int = 64, temperature: float = 0.8) -> None:
-        self.file = GrowingText(folder / "samples.txt")
+    def __init__(self, folder: RunFolder, max_new_tokens: int = 64, temperature: float = 0.8) -> None:
+        self.file = GrowingText(folder, "samples.txt")
         self.max_new_tokens = max_new_tokens
         self.temperature = temperature
         self.newest = ""

@@ -5,6 +5,8 @@ runs/NAME/checkpoints/last.ckpt         the newest
                       best.ckpt         the lowest loss on the held-out text
 """
 
+import hashlib
+import json
 import os
 import sys
 import time
@@ -18,7 +20,9 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from gpt.errors import InputError
 from gpt.files import atomic_write
+from gpt.training.folder import RunFolder
 from gpt.training.lightning_private import dump_checkpoint, validate_now, validation_is_due
+from gpt.training.output import report
 from gpt.training.signals import StopRequest
 from gpt.weights.checkpoint import RunPart, checkpoints_of, next_session, read
 
@@ -101,24 +105,35 @@ class Checkpoints(Checkpoint):
     that resumes it validates first.
 
     Args:
-        folder: where they go.
+        folder: the run's.
         every: steps between two.
         keep: how many of the newest to keep.
         options: the run's options, as YAML.
         stop: asked after each step whether to stop.
     """
 
-    def __init__(self, folder: Path, every: int, keep: int, options: str, stop: StopRequest) -> None:
+    def __init__(self, folder: RunFolder, every: int, keep: int, options: str, stop: StopRequest) -> None:
         if every < 1 or keep < 1:
             raise InputError(
                 f"checkpoint_every and keep_checkpoints must be at least 1, got {every} and {keep}"
             )
-        self.folder, self.every, self.keep, self.options, self.stop = folder, every, keep, options, stop
+        self.run, self.every, self.keep, self.options, self.stop = folder, every, keep, options, stop
         self.best_loss = float("inf")
         self.steps = self.saved_step = 0  # of this process: seen, and in last.ckpt
-        self._validated = False
+        self._validated = self._saved_validated = self._mid_update = False
         self._session = self._saves = 0
+        self._corpus = ""
+        self._other_text = False
         self._loops: dict[str, Any] = {}  # Lightning's counters between two steps
+
+    @property
+    def folder(self) -> Path:
+        """Where the checkpoints go."""
+        return self.run / "checkpoints"
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Identify the text."""
+        self._corpus = corpus_hash(trainer.datamodule.prepared.meta)  # type: ignore[attr-defined]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remove what a killed process left unfinished, and repeat a validation that it did not end."""
@@ -128,7 +143,11 @@ class Checkpoints(Checkpoint):
             for file in [*self.folder.glob(".*.tmp"), *self.folder.parent.glob(".*.tmp")]:
                 file.unlink(missing_ok=True)
             if trainer.ckpt_path is not None:
-                _set_aside(self.folder / "last.ckpt", Path(trainer.ckpt_path))
+                if (self.folder / "last.ckpt").resolve() != Path(trainer.ckpt_path).resolve():
+                    _set_aside(self.folder / "last.ckpt", "step-")
+                self._set_aside_best(trainer.global_step)
+        if not trainer.strategy.broadcast((self.folder / "best.ckpt").is_file()):
+            self.best_loss = float("inf")
         if self._loops and not self._validated and validation_is_due(trainer):
             validate_now(trainer)
 
@@ -141,7 +160,8 @@ class Checkpoints(Checkpoint):
             Stopped: on a signal; the step is saved.
         """
         step = trainer.global_step
-        if step == self.steps:  # gradients accumulate, no update yet
+        self._mid_update = step == self.steps  # gradients accumulate
+        if self._mid_update:
             return
         self.steps = step
         signal = self.stop.agreed(trainer)
@@ -156,7 +176,9 @@ class Checkpoints(Checkpoint):
             self.stop.act(trainer, signal, self.folder / "last.ckpt")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the best."""
+        """Save the best; never in the middle of an update, which no run could resume exactly."""
+        if self._mid_update:
+            return
         self._validated = True
         loss = float(trainer.callback_metrics["val_loss"])
         if loss < self.best_loss:
@@ -164,9 +186,11 @@ class Checkpoints(Checkpoint):
             self._save(trainer, self.folder / "best.ckpt")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the last steps: a run rarely ends on a multiple of the interval."""
+        """Save the last steps, and that they are validated."""
         if trainer.global_step > self.saved_step:
             self._save_last(trainer)
+        elif self._validated and not self._saved_validated and self._loops:
+            self._save(trainer, self.folder / "last.ckpt")
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -179,14 +203,19 @@ class Checkpoints(Checkpoint):
             validated=self._validated,
             session=self._session,
             save=self._saves,
+            corpus=self._corpus,
             saved_at=time.time(),
         )
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Restore Lightning's counters, and whether the step is validated."""
+        """Restore Lightning's counters, and whether the step is validated; notice another text."""
         self._loops, self._validated = checkpoint["loops"]["fit_loop"], checkpoint["run"]["validated"]
+        self._saved_validated = self._validated
+        if checkpoint["run"].get("corpus", self._corpus) != self._corpus:
+            report("the text is not the one that this run was trained on: the best checkpoint begins again")
+            self._other_text = True
 
     def state_dict(self) -> dict[str, Any]:
         """The best validation loss so far."""
@@ -196,6 +225,18 @@ class Checkpoints(Checkpoint):
         """The inverse of `state_dict`."""
         self.best_loss = state_dict["best_loss"]
 
+    def _set_aside_best(self, step: int) -> None:
+        """Rename best.ckpt, if it belongs to another text or to a later step than the resumed one."""
+        best = self.folder / "best.ckpt"
+        if not best.is_file():
+            return
+        try:
+            later = read(best)["global_step"] > step
+        except InputError:
+            later = True
+        if later or self._other_text:
+            _set_aside(best, "best-step-")
+
     def _save_last(self, trainer: Trainer) -> None:
         for logger in trainer.loggers:
             logger.save()  # the checkpoint stores the length of metrics.csv
@@ -203,7 +244,7 @@ class Checkpoints(Checkpoint):
         if trainer.is_global_zero and last.is_file():
             _keep_under(last, self.folder / f"step-{self.saved_step}.ckpt")
         self._save(trainer, last)
-        self.saved_step = trainer.global_step
+        self.saved_step, self._saved_validated = trainer.global_step, self._validated
         if trainer.is_global_zero:
             newest_first = checkpoints_of(self.folder.parent, broken_first=False)
             older = [file for file in newest_first if file.name.startswith("step-")]
@@ -223,14 +264,21 @@ class Checkpoints(Checkpoint):
             raise OSError(number, f"{os.strerror(number)}; the earlier checkpoints are intact", str(path))
 
 
-def _set_aside(last: Path, resumed_from: Path) -> None:
-    """Rename `last`, if the run resumes another checkpoint."""
-    if not last.is_file() or last.resolve() == resumed_from.resolve():
+def corpus_hash(meta: dict[str, Any]) -> str:
+    """Identifies a prepared text by its tokens, whatever folder it is in."""
+    tokens = [meta["tokenizer"], {name: file["sha256"] for name, file in meta["files"].items()}]
+    return hashlib.sha256(json.dumps(tokens, sort_keys=True).encode()).hexdigest()
+
+
+def _set_aside(file: Path, prefix: str) -> None:
+    """Rename a checkpoint after its step, if there is one."""
+    if not file.is_file():
         return
     try:
-        os.replace(last, last.with_name(f"step-{read(last)['global_step']}.ckpt"))
+        name = f"{prefix}{read(file)['global_step']}.ckpt"
     except InputError:
-        os.replace(last, last.with_name("last.ckpt.broken"))
+        name = f"{file.name}.broken"
+    os.replace(file, file.with_name(name))
 
 
 def _keep_under(file: Path, name: Path) -> None:

@@ -17,7 +17,10 @@ OLD_NAMES = {"model.config.tied_head": "model.config.tie_embeddings"}
 """Names that options have in older runs and command lines."""
 
 _GROUPS = ("model", "model.config", "model.optimizer", "data", "trainer")
-_UNGROUPED = ("seed_everything", "run", "checkpoint_every", "keep_checkpoints", "log_every", "profile")
+_UNGROUPED = (
+    *("seed_everything", "run", "checkpoint_every", "keep_checkpoints", "log_every", "early_stopping"),
+    "profile",
+)
 _DURATIONS = ("trainer.max_time", "trainer.val_check_interval")  # may be {hours: 1}
 _CLASSES = {  # options that can name a class, and the harmless names among their values
     "trainer.accelerator": ("auto", "cpu", "cuda", "gpu", "mps", "tpu"),

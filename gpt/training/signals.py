@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: finish the step, save it, and exit; a second one exits at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: finish the step, save it, and exit; a second one exits at once."""
 
 import os
 import signal
@@ -42,6 +42,9 @@ class StopRequest(Callback):
             signal.signal(number, self._receive)
         signal.signal(signal.SIGINT, self._receive)
         signal.signal(signal.SIGTERM, self._receive)
+        hangup = getattr(signal, "SIGHUP", None)  # the terminal was closed; Windows has no such signal
+        if hangup and signal.getsignal(hangup) is not signal.SIG_IGN:  # nohup ignores it
+            signal.signal(hangup, self._receive)
 
     def agreed(self, trainer: Trainer) -> int:
         """The signal that any of the processes received, or 0."""

@@ -40,6 +40,8 @@ class RunPart(TypedDict):
     """Counts starts and resumes over all runs in the folder `runs/`: a later one has a higher number."""
     save: int
     """Counts the checkpoints written in this session."""
+    corpus: str
+    """A hash of the prepared text, so that a resumed run notices another one."""
     saved_at: float
     """Seconds since 1970. Orders only checkpoints from before there were sessions."""
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from gpt.config import GPTConfig
 from gpt.errors import InputError
+from gpt.files import check_free
 from gpt.tokenizer import Tokenizer
 from gpt.weights.formats import book, hf, nanogpt
 from gpt.weights.formats.hf_tokenizer import write_tokenizer
@@ -37,7 +38,7 @@ def import_weights(
     Raises:
         InputError: the source is in no known format, a tensor does not fit, or the folder holds files.
     """
-    _check_free(output)
+    check_free(output)
     found = read_weights(source, num_heads)
     if format is not None and found.format != format:
         raise InputError(f"{source} is in the format {found.format}, expected {format}")
@@ -66,7 +67,7 @@ def export_weights(
     Raises:
         InputError: there is no such checkpoint, the format cannot hold this model, or the folder holds files.
     """
-    _check_free(output)
+    check_free(output)
     found = read_weights(find(checkpoint))
     write_export(found.config, found.weights, output, format, found.own_tokenizer)
     print(f"{output}/ holds the model in the format {format}")
@@ -96,8 +97,3 @@ def write_export(
     if format == "hf" or own:
         write_tokenizer(own or Tokenizer(vocab_size=config.vocab_size), folder, config.context_length)
     _WRITERS[format](config, weights, folder)
-
-
-def _check_free(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder} exists already: choose another folder with --output")

@@ -38,7 +38,10 @@ def start_from(path: str | os.PathLike[str], config: GPTConfig) -> GPT:
     """
     found = _read_initial(str(path), config.context_length)
     _read_initial.cache_clear()
-    return GPT.from_weights(replace(found.config, dropout=config.dropout), found.weights).train()
+    loaded = GPT.from_weights(replace(found.config, dropout=config.dropout), found.weights)
+    model = GPT(loaded.config)  # takes random numbers as a run from scratch does, so dropout's stay the same
+    model.load_state_dict(loaded.state_dict())
+    return model
 
 
 def read_to_start_from(path: str | os.PathLike[str], config: GPTConfig) -> Found:

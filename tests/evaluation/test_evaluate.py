@@ -195,6 +195,9 @@ def test_the_command(model, text_file, tmp_path, capsys):
     assert printed["task"] == "text" and printed["split"] == "all"
     assert printed["bytes"] == text_file.stat().st_size
     assert printed["perplexity"] == pytest.approx(math.exp(printed["nats_per_token"]))
+    assert main(["evaluate", *options, "--json", str(tmp_path / "result.json")]) == 2
+    assert "result.json exists already" in capsys.readouterr().err
+    assert main(["evaluate", *options, "--json", str(tmp_path / "result.json"), "--overwrite"]) == 0
 
 
 @pytest.mark.parametrize(

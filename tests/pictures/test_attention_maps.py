@@ -131,6 +131,6 @@ def test_bad_input_writes_nothing(loaded, tmp_path: Path, changes: dict[str, str
 
 def test_a_folder_with_files_is_refused(loaded, tmp_path: Path) -> None:
     (tmp_path / "mine.png").write_bytes(b"mine")
-    with pytest.raises(InputError, match="not an empty folder"):
+    with pytest.raises(InputError, match="exists already"):
         attention_maps("run", TEXT, output=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.png"]

@@ -1,3 +1,8 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from matplotlib.image import imread
@@ -6,6 +11,7 @@ from gpt import Tokenizer
 from gpt.cli import main
 from gpt.pictures.probabilities import COLUMNS, shaded_text, token_probabilities
 
+ROOT = Path(__file__).parents[2]
 TOKENIZER = Tokenizer("gpt2", vocab_size=300)
 
 
@@ -42,7 +48,27 @@ def test_the_command(model, tmp_path, capsys):
     options = ["probabilities", "--checkpoint", str(tmp_path / "model"), "--output", str(tmp_path / "p.png")]
     assert main([*options, "--text", "hi $x^2$ 🤖"]) == 0
     assert imread(tmp_path / "p.png").ndim == 3
+    assert main([*options, "--text", "again"]) == 2
+    assert (
+        "p.png exists already: choose another name, or replace it with --overwrite" in capsys.readouterr().err
+    )
+    options.append("--overwrite")
+    assert main([*options, "--text", "again"]) == 0
     assert main(options) == 2
     assert "--text" in capsys.readouterr().err
     assert main([*options, "--text", "x" * 17]) == 2
     assert "17 tokens, more than the context_length 16" in capsys.readouterr().err
+
+
+def test_a_path_that_the_terminal_cannot_print(model, tmp_path):
+    model.save_pretrained(tmp_path / "model")
+    command = ["probabilities", "--checkpoint", "model", "--text", "hi", "--output", "日.svg"]
+    done = subprocess.run(
+        [sys.executable, "-m", "gpt.cli", *command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "cp1252"},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, b"\\u65e5.svg shows 2 tokens"), done.stderr
+    assert (tmp_path / "日.svg").is_file()

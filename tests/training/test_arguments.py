@@ -1,0 +1,87 @@
+"""What is done to the command line of `gpt fit` before LightningCLI parses it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from tiny_runs import TINY, fit, result
+
+from gpt.cli import main
+from gpt.weights.checkpoint import read
+
+FEW = ["--model.optimizer.name", "adamw", "--trainer.max_steps", "2", "--trainer.val_check_interval", "4"]
+
+
+def test_resume_and_a_number_as_the_run_can_stand_in_a_file(workplace, capsys):
+    Path("mine.yaml").write_text("run: 2024\nresume: auto_or_new\n", encoding="utf-8")
+    assert fit(*FEW, "--config", "mine.yaml") == 0
+    assert fit(*FEW, "--config", "mine.yaml", "--trainer.max_steps", "3") == 0
+    assert "resuming runs/2024/checkpoints/last.ckpt, after step 2" in capsys.readouterr().err
+    assert os.listdir("runs") == ["2024"]
+    saved = yaml.safe_load(Path("runs/2024/config.yaml").read_text(encoding="utf-8"))
+    assert (saved["run"], saved["resume"], saved["ckpt_path"]) == ("2024", None, None)
+
+
+def test_the_config_of_a_resumed_run_repeats_it_wherever_it_lies(workplace):
+    assert fit(*FEW, "--run", "r") == 0
+    assert main(["fit", "--resume", "runs/r", "--trainer.max_steps", "4"]) == 0
+    Path("runs/r/config.yaml").rename("alone.yaml")
+    assert main(["fit", "--config", "alone.yaml", "--run", "again"]) == 0
+    assert read("runs/again/checkpoints/last.ckpt")["global_step"] == 4
+    assert result(Path("runs/again"))[1][0]["step"] == "2"  # from the beginning
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--resum", "auto"], "did you mean --resume?"),
+        (["--max_steps", "3"], "did you mean --trainer.max_steps?"),
+        (["--resume", "runs/r", "--run", "other"], "--run other is not the run that is resumed, runs/r"),
+        (["--seed_everything", "-1"], "seed_everything"),
+    ],
+)
+def test_what_is_mistyped_or_contradicts_itself_starts_no_run(options, message, workplace, capsys):
+    if "--resume" in options:
+        assert fit(*FEW, "--run", "r") == 0
+    capsys.readouterr()
+    before = sorted(os.listdir("runs")) if Path("runs").exists() else []
+    assert main(["fit", "--data.corpus", "text.txt", *options]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert (sorted(os.listdir("runs")) if Path("runs").exists() else []) == before
+
+
+def test_a_resume_with_nothing_left_to_do_writes_nothing(workplace, capsys):
+    assert fit(*FEW, "--run", "r") == 0
+    before = {path: path.read_bytes() for path in Path("runs/r").rglob("*") if path.is_file()}
+    assert main(["fit", "--resume", "runs/r", "--log_every", "1"]) == 0
+    assert "all 2 steps are done" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in Path("runs/r").rglob("*") if path.is_file()} == before
+
+
+def test_validate_needs_a_checkpoint_and_takes_a_runs_folder(workplace, capsys):
+    assert main(["validate"]) == 2
+    assert "--ckpt_path" in capsys.readouterr().err
+    assert fit(*FEW, "--run", "r") == 0
+    capsys.readouterr()
+    assert main(["validate", "--ckpt_path", "runs/r"]) == 0
+    assert "val_bits_per_byte" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes")
+def test_a_reader_that_leaves_does_not_end_the_run(workplace):
+    """`gpt fit 2>&1 | head -1`"""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gpt.cli", *TINY, *FEW, "--run", "r"],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=120) == 0
+    assert read("runs/r/checkpoints/last.ckpt")["global_step"] == 2

@@ -1,0 +1,74 @@
+"""best.ckpt is the best of this run and this text, and nothing that was the best is lost."""
+
+from pathlib import Path
+
+import pytest
+from tiny_runs import TEXT, fit
+
+from gpt.cli import main
+from gpt.weights.checkpoint import read
+from gpt.weights.load import find
+
+SHORT = ["--model.optimizer.name", "adamw", "--trainer.max_steps", "4", "--checkpoint_every", "2"]
+RUN = [*SHORT, "--trainer.val_check_interval", "4", "--keep_checkpoints", "9", "--run", "r"]
+CHECKPOINTS = Path("runs/r/checkpoints")
+
+
+def best() -> tuple[int, float]:
+    """The step of best.ckpt, and the loss that the next validation has to beat."""
+    saved = read(CHECKPOINTS / "best.ckpt")
+    state = next(state for name, state in saved["callbacks"].items() if name.startswith("Checkpoints"))
+    return saved["global_step"], state["best_loss"]
+
+
+def test_a_rewind_sets_the_later_best_aside(workplace):
+    assert fit(*RUN) == 0
+    before = best()
+    assert before[0] == 4
+    worse = ["--model.optimizer.lr", "0", "--trainer.max_steps", "4"]
+    assert main(["fit", "--resume", str(CHECKPOINTS / "step-2.ckpt"), *worse]) == 0
+    assert best()[1] > before[1]  # the best since step 2
+    aside = CHECKPOINTS / "best-step-4.ckpt"
+    assert read(aside)["global_step"] == 4
+    assert before[1] == pytest.approx(
+        next(s for n, s in read(aside)["callbacks"].items() if n.startswith("Checkpoints"))["best_loss"]
+    )
+    assert find() == CHECKPOINTS / "best.ckpt"
+
+
+def test_another_text_begins_the_best_again(workplace, capsys):
+    assert fit(*RUN, "--model.optimizer.lr", "0.05", "--model.optimizer.warmup_steps", "0") == 0
+    before = best()
+    harder = "".join(f"{number * 7919 % 10007} " for number in range(4000))
+    (workplace / "other.txt").write_text(harder, encoding="utf-8")
+    more = ["--data.corpus", "other.txt", "--trainer.max_steps", "6", "--model.optimizer.lr", "0"]
+    assert main(["fit", "--resume", "runs/r", *more]) == 0
+    assert "the text is not the one that this run was trained on" in capsys.readouterr().err
+    after = best()
+    assert after[0] == 6
+    assert after[1] > before[1]  # a harder text: its loss never beats the old one
+    assert read(CHECKPOINTS / "best-step-4.ckpt")["global_step"] == 4
+
+
+def test_the_same_text_elsewhere_is_the_same_text(workplace, capsys):
+    assert fit(*RUN) == 0
+    (workplace / "copy.txt").write_text(TEXT, encoding="utf-8")
+    assert main(["fit", "--resume", "runs/r", "--data.corpus", "copy.txt", "--trainer.max_steps", "5"]) == 0
+    assert "the text is not the one" not in capsys.readouterr().err
+
+
+def test_a_validation_in_the_middle_of_an_update_waits_for_its_end(workplace, capsys):
+    """Two batches an update, a validation every three: best.ckpt has the counters of whole updates."""
+    assert fit(*RUN, "--trainer.val_check_interval", "3") == 0
+    assert "validation every 4 batches, not 3" in capsys.readouterr().err
+    progress = read(CHECKPOINTS / "best.ckpt")["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    assert progress["total"]["ready"] == 2 * best()[0]
+
+
+def test_epochs_that_end_within_an_update_save_no_best_there(workplace):
+    """Epochs of 3 batches, in updates of 2 and 1: after 4 batches an update is half done."""
+    options = ["--trainer.limit_train_batches", "3", "--trainer.max_steps", "4"]
+    assert fit(*RUN, *options) == 0
+    progress = read(CHECKPOINTS / "best.ckpt")["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    assert progress["total"]["ready"] in (3 * best()[0] // 2, 3 * best()[0] // 2 + 1)
+    assert best()[0] == 4

@@ -1,0 +1,120 @@
+"""A run ends where its limits say, its learning rate decayed and its last step validated."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from tiny_runs import fit, result
+
+from gpt.cli import main
+from gpt.training import record
+from gpt.weights.checkpoint import read
+
+ADAMW = ["--model.optimizer.name", "adamw", "--model.optimizer.warmup_steps", "0"]
+NO_STEPS = ["--trainer.max_steps", "-1"]
+
+
+def rows(run: str) -> list[dict[str, str]]:
+    with open(f"runs/{run}/metrics.csv", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize(
+    ("options", "steps", "reason"),
+    [
+        ([*NO_STEPS, "--trainer.max_epochs", "2"], 18, "max_epochs 2 of 9 steps"),
+        (["--trainer.max_epochs", "2"], 18, "max_epochs 2 of 9 steps"),
+        (["--trainer.max_epochs", "4"], 20, "max_steps 20"),
+        (["--trainer.max_steps", "7", "--trainer.max_time", "00:10:00:00"], 7, "max_steps 7"),
+        (
+            [*NO_STEPS, "--trainer.max_epochs", "3", "--trainer.limit_train_batches", "4"],
+            6,
+            "max_epochs 3 of 2",
+        ),
+    ],
+)
+def test_the_first_limit_is_planned_for_and_named(options, steps, reason, workplace, capsys):
+    """An epoch of this text is 9 updates of 2 x 37 windows, or 2 of 4 batches."""
+    linear = ["--model.optimizer.schedule", "linear", "--log_every", "1"]
+    assert fit(*ADAMW, *linear, *options, "--run", "r") == 0
+    err = capsys.readouterr().err
+    assert f"planned: {steps} steps ({reason}" in err
+    assert f"ended after step {steps}: {reason}" in err
+    last = rows("r")[-2:]
+    assert [row["step"] for row in last] == [str(steps)] * 2
+    assert float(last[0]["learning_rate"]) == 0.0
+    assert last[1]["val_loss"]
+    assert json.loads(Path("runs/r/summary.json").read_text(encoding="utf-8"))["steps"] == steps
+    assert Path("runs/r/checkpoints/best.ckpt").is_file()
+
+
+@pytest.mark.parametrize(
+    "more", [NO_STEPS, ["--trainer.max_steps", "1000"], [*NO_STEPS, "--trainer.max_epochs", "100"]]
+)
+def test_a_time_limit_decays_the_learning_rate_over_the_time(more, workplace, monkeypatch, capsys):
+    """With a clock that moves an eighth of a second for each update."""
+    from gpt.training.module import LanguageModel
+
+    clock = {"seconds": 0.0}
+
+    def clip(self, *arguments, original=LanguageModel.configure_gradient_clipping, **options):
+        clock["seconds"] += 0.125
+        return original(self, *arguments, **options)
+
+    monkeypatch.setattr(LanguageModel, "configure_gradient_clipping", clip)
+    monkeypatch.setattr(record.Meter, "elapsed", lambda self: clock["seconds"])
+    limit = ["--trainer.max_time", "00:00:00:02", *more]
+    linear = ["--model.optimizer.schedule", "linear", "--log_every", "1"]
+    assert fit(*ADAMW, *linear, *limit, "--run", "r") == 0
+    err = capsys.readouterr().err
+    assert "0:00:02 of training (max_time)" in err
+    assert "ended after step 16: max_time 0:00:02" in err
+    rates = [float(row["learning_rate"]) for row in rows("r") if row["train_loss"]]
+    assert len(rates) == 16
+    peak = rates[1] / (14 / 16)
+    for step, rate in enumerate(rates[1:], start=2):  # before the first update nothing is known of the speed
+        assert rate == pytest.approx(peak * (1 - step / 16))
+
+
+def test_a_run_without_an_end_is_refused(workplace, capsys):
+    for options in (
+        NO_STEPS,
+        ["--trainer.max_steps", "0"],
+        ["--trainer.max_epochs", "-9"],
+        ["--trainer.max_time", "soon"],
+    ):
+        assert fit(*options) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert not Path("runs").exists()
+
+
+def test_a_run_that_ended_by_its_epochs_resumes_exactly_for_more(workplace):
+    epochs = [*ADAMW, *NO_STEPS, "--model.optimizer.schedule", "constant"]
+    assert fit(*epochs, "--trainer.max_epochs", "1", "--run", "more") == 0
+    assert main(["fit", "--resume", "runs/more", "--trainer.max_epochs", "3"]) == 0
+    assert fit(*epochs, "--trainer.max_epochs", "3", "--run", "straight") == 0
+    assert result(Path("runs/more"))[0] == result(Path("runs/straight"))[0]
+
+
+def test_early_stopping_ends_the_run_once_and_for_all(workplace, capsys):
+    """A learning rate that only makes the loss worse."""
+    worse = ["--model.optimizer.lr", "3", "--trainer.val_check_interval", "2", "--trainer.max_steps", "99"]
+    assert fit(*ADAMW, *worse, "--early_stopping", "2", "--run", "r") == 0
+    err = capsys.readouterr().err
+    assert "early stopping: val_loss was" in err
+    losses = [float(row["val_loss"]) for row in rows("r") if row["val_loss"]]
+    best = losses.index(min(losses)) + 1
+    assert len(losses) == best + 2
+    assert read("runs/r/checkpoints/best.ckpt")["global_step"] == best
+    before = result(Path("runs/r"))
+    assert main(["fit", "--resume", "runs/r"]) == 0
+    assert "ended after step" in capsys.readouterr().err
+    assert result(Path("runs/r")) == before
+    assert main(["fit", "--resume", "runs/r", "--early_stopping", "4"]) == 0
+    assert len([row for row in rows("r") if row["val_loss"]]) == best + 4
+
+
+def test_early_stopping_without_validation_is_refused(workplace, capsys):
+    assert fit("--early_stopping", "1", "--trainer.limit_val_batches", "0") == 2
+    assert "early_stopping needs validation" in capsys.readouterr().err

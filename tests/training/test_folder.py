@@ -1,0 +1,119 @@
+"""Runs do not meet: a folder has one owner, and what is no run's is left alone."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from tiny_runs import TINY, fit, result
+
+from gpt.cli import main
+from gpt.weights.checkpoint import read
+
+POSIX = pytest.mark.skipif(sys.platform == "win32", reason="signals and flock")
+
+
+@pytest.fixture
+def held(workplace):
+    """`runs/mine`, trained by another process that says who it is."""
+    assert fit("--run", "mine", "--trainer.max_steps", "2") == 0
+    with FileLock("runs/mine/.lock"):
+        holder = {"pid": os.getpid(), "host": "other-host", "since": "2026-01-02 03:04:05+00:00"}
+        Path("runs/mine/.holder").write_text(json.dumps(holder), encoding="utf-8")
+        yield Path("runs/mine")
+
+
+def test_a_run_that_is_in_use_is_not_resumed_and_the_line_says_by_whom(held, capsys):
+    before = {path: path.read_bytes() for path in held.rglob("*") if path.is_file()}
+    for how in (["runs/mine"], ["auto_or_new", "--run", "mine"]):
+        assert main(["fit", "--resume", *how, "--trainer.max_steps", "3"]) == 2
+        err = capsys.readouterr().err
+        assert f"process {os.getpid()} on other-host since 2026-01-02 03:04:05+00:00" in err
+    assert {path: path.read_bytes() for path in held.rglob("*") if path.is_file()} == before
+
+
+def test_the_lock_ends_with_the_run(workplace):
+    assert fit("--run", "mine", "--trainer.max_steps", "2") == 0
+    assert not Path("runs/mine/.holder").exists()
+    with FileLock("runs/mine/.lock", timeout=0):
+        pass
+
+
+@POSIX
+def test_two_runs_of_a_name_started_together_get_two_folders(workplace):
+    """Both wait for a file once they have imported everything, and then start."""
+    program = (
+        "import pathlib, sys, time, gpt.training.fit, gpt.cli\n"
+        "pathlib.Path(f'ready-{sys.argv[1]}').touch()\n"
+        "while not pathlib.Path('go').exists(): time.sleep(0.001)\n"
+        "sys.exit(gpt.cli.main(sys.argv[2:]))"
+    )
+    arguments = [*TINY, "--trainer.max_steps", "3", "--run", "twin", "--model.optimizer.name", "adamw"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(number), *arguments],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for number in range(2)
+    ]
+    deadline = time.monotonic() + 120
+    while len(list(Path().glob("ready-*"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    Path("go").touch()
+    assert [process.wait(timeout=120) for process in both] == [0, 0]
+    assert sorted(os.listdir("runs")) == ["twin", "twin-2"]
+    assert result(Path("runs/twin"))[:2] == result(Path("runs/twin-2"))[:2]
+
+
+@POSIX
+def test_a_killed_process_leaves_no_lock(workplace):
+    """A fork that holds the lock, as a data worker does, dies a second after its parent."""
+    assert fit("--run", "mine", "--trainer.max_steps", "2") == 0
+    program = (
+        "import os, sys, time; sys.path.insert(0, sys.argv[1])\n"
+        "from pathlib import Path; from gpt.training.folder import _locked\n"
+        "lock = _locked(Path('runs/mine'))\n"
+        "if os.fork() == 0: time.sleep(1.0); os._exit(0)\n"
+        "print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(Path(__file__).parents[2])], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == b"held\n"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert main(["fit", "--resume", "runs/mine", "--trainer.max_steps", "3"]) == 0
+    assert read("runs/mine/checkpoints/last.ckpt")["global_step"] == 3
+
+
+def test_the_config_of_another_program_is_not_overwritten_nor_its_files_removed(workplace):
+    assert fit("--run", "mine", "--trainer.max_steps", "2") == 0
+    Path("project/checkpoints").mkdir(parents=True)
+    files = {
+        "project/config.yaml": "theirs: 1\n",
+        "project/.x.tmp": "theirs",
+        "project/checkpoints/.y.tmp": "",
+    }
+    for name, text in files.items():
+        Path(name).write_text(text, encoding="utf-8")
+    checkpoint = Path("runs/mine/checkpoints/last.ckpt").rename("project/checkpoints/last.ckpt")
+    assert main(["fit", "--resume", str(checkpoint), "--trainer.max_steps", "3", "--run", "new"]) == 0
+    assert {name: Path(name).read_text(encoding="utf-8") for name in files} == files
+    assert sorted(os.listdir("project")) == [".x.tmp", "checkpoints", "config.yaml"]
+    assert read("runs/new/checkpoints/last.ckpt")["global_step"] == 3
+
+
+def test_a_run_does_not_begin_among_the_files_of_another_program(workplace, capsys):
+    Path("runs/theirs").mkdir(parents=True)
+    Path("runs/theirs/config.yaml").write_text("theirs: 1\n", encoding="utf-8")
+    assert fit("--run", "theirs", "--resume", "auto_or_new") == 2
+    assert "runs/theirs holds config.yaml and is no run's folder" in capsys.readouterr().err
+    assert os.listdir("runs/theirs") == ["config.yaml"]

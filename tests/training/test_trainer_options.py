@@ -1,0 +1,132 @@
+"""Every option of Lightning's Trainer is honoured, or refused with what to use instead."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+from lightning.pytorch import Trainer
+
+from gpt.cli import main
+from gpt.errors import InputError
+from gpt.training.trainer_options import HONOURED, REFUSED, check_trainer_options
+
+ALL = set(inspect.signature(Trainer.__init__).parameters) - {"self"}
+OTHER = {  # a value that each refused option must not have
+    "fast_dev_run": True,
+    "min_epochs": 2,
+    "limit_test_batches": 1.0,
+    "limit_predict_batches": 3,
+    "overfit_batches": 1,
+    "check_val_every_n_epoch": 1,
+    "num_sanity_val_steps": 2,
+    "log_every_n_steps": 5,
+    "enable_checkpointing": False,
+    "gradient_clip_algorithm": "value",
+    "use_distributed_sampler": True,
+    "profiler": "simple",
+    "barebones": True,
+    "sync_batchnorm": True,
+    "reload_dataloaders_every_n_epochs": 1,
+    "default_root_dir": "elsewhere",
+    "enable_autolog_hparams": False,
+    "model_registry": "owner/model",
+}
+
+
+def test_every_option_is_one_or_the_other():
+    assert set(HONOURED) | set(REFUSED) == ALL
+    assert not set(HONOURED) & set(REFUSED)
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_refused_option_names_what_to_use(name):
+    for value in REFUSED[name][0]:
+        check_trainer_options({name: value})
+    with pytest.raises(InputError, match=rf"--trainer\.{name} {OTHER[name]}") as refused:
+        check_trainer_options({name: OTHER[name]})
+    assert REFUSED[name][1] in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"limit_val_batches": 1},
+        {"limit_val_batches": 0.5},
+        {"val_check_interval": 0},
+        {"val_check_interval": 0.5},
+        {"val_check_interval": "00:00:10:00"},
+        {"precision": "16-true"},
+        *(
+            {"callbacks": [{"class_path": f"lightning.pytorch.callbacks.{name}"}]}
+            for name in ("Timer", "EarlyStopping", "StochasticWeightAveraging", "WeightAveraging")
+        ),
+        {"callbacks": {"class_path": "lightning.pytorch.callbacks.BatchSizeFinder"}},
+        {"callbacks": {"class_path": "LearningRateFinder"}},
+    ],
+    ids=str,
+)
+def test_values_that_would_do_something_else_are_refused(options):
+    with pytest.raises(InputError, match=r"give |positive"):
+        check_trainer_options(options)
+
+
+def test_the_table_in_the_docs_has_all_of_them():
+    text = (Path(__file__).parents[2] / "docs" / "options.md").read_text(encoding="utf-8")
+    for name, remark in HONOURED.items():
+        assert f"| `{name}` | yes | {remark}" in text
+    for name, (_, instead) in REFUSED.items():
+        assert f"| `{name}` | no | {instead} |" in text
+
+
+def test_a_refusal_comes_before_anything_is_read_or_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "--data.corpus", "missing.txt", "--trainer.fast_dev_run", "true"]) == 2
+    assert "--trainer.fast_dev_run True is not supported" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_honoured_options_reach_the_trainer(tmp_path, monkeypatch, text_file):
+    from gpt.training.fit import TrainingCLI, start
+
+    class Built(TrainingCLI):
+        def _run_subcommand(self, subcommand):
+            pass
+
+    monkeypatch.chdir(tmp_path)
+    values = {
+        "accelerator": "cpu",
+        "devices": "1",
+        "precision": "32-true",
+        "min_steps": "3",
+        "limit_train_batches": "7",
+        "limit_val_batches": "0",
+        "val_check_interval": "6",
+        "enable_progress_bar": "false",
+        "enable_model_summary": "true",
+        "accumulate_grad_batches": "3",
+        "gradient_clip_val": "0.5",
+        "benchmark": "true",
+        "detect_anomaly": "true",
+        "plugins": "lightning.pytorch.plugins.environments.LightningEnvironment",
+        "callbacks": "lightning.pytorch.callbacks.DeviceStatsMonitor",
+        "logger": "lightning.pytorch.loggers.CSVLogger",
+        "logger.save_dir": "csv",
+    }
+    tiny = [
+        "--model.config.emb_dim",
+        "32",
+        "--model.config.num_layers",
+        "1",
+        "--model.config.vocab_size",
+        "300",
+    ]
+    options = [word for name, value in values.items() for word in (f"--trainer.{name}", value)]
+    trainer = start(Built, ["fit", "--data.corpus", str(text_file), *tiny, *options]).trainer
+    assert (trainer.min_steps, trainer.limit_train_batches, trainer.limit_val_batches) == (3, 7, 0)
+    assert (trainer.val_check_interval, trainer.accumulate_grad_batches) == (6, 3)
+    assert (trainer.gradient_clip_val, trainer.precision) == (0.5, "32-true")
+    names = {type(callback).__name__ for callback in trainer.callbacks}
+    assert {"DeviceStatsMonitor", "RichModelSummary"} <= names
+    assert "RunProgress" not in names
+    assert "CSVLogger" in {type(logger).__name__ for logger in trainer.loggers}
+    assert trainer._detect_anomaly
