@@ -16,8 +16,7 @@ _SIZES: dict[str, dict[str, int]] = {
 }
 
 _OLD_NAMES = {"tied_head": "tie_embeddings"}
-"""Fields that older config.json files and checkpoints call otherwise."""
-
+"""Names of fields in older config.json files and checkpoints, and what they are called now."""
 
 _KINDS: dict[Any, tuple[Any, str]] = {
     int: (Integral, "a whole number"),
@@ -29,7 +28,7 @@ _LARGEST = 1 << 30  # so that no tensor's size overflows 64 bits
 
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
-    """What decides a GPT's weights and their shapes. The defaults are GPT-2 small's.
+    """The architecture of a GPT. The defaults are GPT-2 small's.
 
     Raises:
         InputError: a value of the wrong type, a size outside 1 .. 2^30, a dropout outside [0, 1), or heads
@@ -39,7 +38,7 @@ class GPTConfig:
     vocab_size: int = 50257
     """Rows of the token embedding and of the head: ids are 0 .. vocab_size - 1."""
     context_length: int = 1024
-    """The most tokens the model sees at once: rows of the position embedding."""
+    """The most tokens in one sequence: rows of the position embedding."""
     emb_dim: int = 768
     """Width of the residual stream."""
     num_heads: int = 12
@@ -51,7 +50,7 @@ class GPTConfig:
     qkv_bias: bool = True
     """Whether the query, key and value projections have a bias, as GPT-2's have."""
     tie_embeddings: bool = True
-    """Whether the head is the token embedding, as GPT-2's is, or a matrix of its own."""
+    """Whether the head shares the token embedding's matrix, as in GPT-2."""
     exact_gelu: bool = False
     """Whether the GELU is computed exactly; GPT-2 approximates it with a tanh."""
 
@@ -60,7 +59,7 @@ class GPTConfig:
             value = getattr(self, field.name)
             number, called = _KINDS[field.type]
             if not isinstance(value, number) or (isinstance(value, bool) and field.type is not bool):
-                raise InputError(f"{field.name} must be {called}, got {value!r}")
+                raise InputError(f"{field.name} must be {called}, got {value!r:.80}")
             if field.type is int and value < 1:
                 raise InputError(f"{field.name} must be at least 1, got {value}")
             if value > _LARGEST:
@@ -94,7 +93,7 @@ class GPTConfig:
             InputError: a key that is not a field.
         """
         values = {_OLD_NAMES.get(name, name): value for name, value in values.items()}
-        unknown = sorted(set(values) - {field.name for field in fields(cls)})
+        unknown = sorted(map(str, values.keys() - {field.name for field in fields(cls)}))
         if unknown:
             known = ", ".join(field.name for field in fields(cls))
             raise InputError(f"unknown model setting {', '.join(unknown)}, expected {known}")

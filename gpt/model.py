@@ -20,6 +20,8 @@ from gpt.attention import KeyValueCache, MultiHeadAttention
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 
+MOST_LAYERS = 10_000  # a layer takes memory as a Python object, even without weights
+
 
 class FeedForward(nn.Module):
     """Two linear layers with a GELU between them, 4 * D wide inside: (B, T, D) -> (B, T, D)."""
@@ -59,10 +61,15 @@ class GPT(nn.Module):
     Weights are initialised as GPT-2's: normal with standard deviation 0.02, biases zero, and the two
     projections of each block that write to the residual stream divided by sqrt(2 * num_layers), so that its
     variance does not grow with depth (Radford et al. 2019, section 2.3).
+
+    Raises:
+        InputError: more than 10,000 layers.
     """
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
+        if config.num_layers > MOST_LAYERS:
+            raise InputError(f"num_layers must be at most {MOST_LAYERS}, got {config.num_layers}")
         self.config = config
         self.checkpoint_activations = False  # recompute each block in the backward pass, to save memory
         self.token_embedding = nn.Embedding(config.vocab_size, config.emb_dim)
@@ -100,8 +107,8 @@ class GPT(nn.Module):
             caches: one per block, see `MultiHeadAttention.new_cache`; the tokens are appended to each.
 
         Raises:
-            InputError: `tokens` is not (B, T), T is over the context length, or an id is outside the
-                vocabulary (not checked on a GPU in training, where reading it would stall every step).
+            InputError: `tokens` is not (B, T) integers, T is over the context length, or an id is outside
+                the vocabulary (not checked on a GPU in training, where reading it would stall every step).
         """
         cached = caches[0].length if caches else 0
         self._check(tokens, cached)
@@ -121,14 +128,18 @@ class GPT(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def _check(self, tokens: Tensor, cached: int) -> None:
-        if tokens.dim() != 2 or not tokens.numel():
-            raise InputError(f"expected token ids of shape (batch, tokens), got {tuple(tokens.shape)}")
+        if tokens.dim() != 2 or not tokens.numel() or tokens.dtype not in (torch.int64, torch.int32):
+            given = f"{tokens.dtype} of shape {tuple(tokens.shape)}"
+            raise InputError(f"expected int64 token ids of shape (batch, tokens), at least one, got {given}")
         if cached + tokens.shape[1] > self.config.context_length:
             given = f"{tokens.shape[1]} tokens" + (f" after {cached} cached ones" if cached else "")
             raise InputError(f"{given} are more than the context_length {self.config.context_length}")
-        if torch.compiler.is_compiling() or tokens.is_meta or (tokens.is_cuda and self.training):
+        if torch.compiler.is_compiling() or (tokens.is_cuda and self.training):
             return
-        low, high, size = int(tokens.min()), int(tokens.max()), self.config.vocab_size
+        try:
+            low, high, size = int(tokens.min()), int(tokens.max()), self.config.vocab_size
+        except RuntimeError:  # values cannot be read on the meta device and under torch.vmap
+            return
         if not 0 <= low <= high < size:
             worst = low if low < 0 else high
             raise InputError(f"token id {worst} is outside the vocabulary of vocab_size {size}")
@@ -143,13 +154,27 @@ class GPT(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def _share_mask(self) -> None:
-        """One causal mask for all layers."""
+        """Use one causal mask for all layers."""
         attentions = [module for module in self.modules() if isinstance(module, MultiHeadAttention)]
         for attention in attentions:
             attention.mask = attentions[0].mask
 
+    def _is_tied(self) -> bool:
+        return getattr(self.head, "weight", None) is getattr(self.token_embedding, "weight", self)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Called by `.to`, `.cuda` and the like, which give each layer a mask of its own: share one again."""
+        """Called by `.to`, `.cuda` and the like. Where they replace tensors, share the new ones."""
+        tied = self._is_tied()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if tied and not self._is_tied():
+            self.head.weight = self.token_embedding.weight
         self._share_mask()
         return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Give the head and the token embedding one Parameter, so that `assign=True` keeps them tied."""
+        weight = state_dict.get(f"{prefix}token_embedding.weight")
+        if self._is_tied() and weight is not None and args[0].get("assign_to_params_buffers"):
+            weight = nn.Parameter(weight)
+            state_dict |= {f"{prefix}{name}.weight": weight for name in ("token_embedding", "head")}
+        super()._load_from_state_dict(state_dict, prefix, *args)

@@ -3,22 +3,51 @@ import pytest
 from gpt import GPTConfig
 from gpt.errors import InputError
 
+SIZES = ["vocab_size", "context_length", "emb_dim", "num_heads", "num_layers"]
+
 
 def test_heads_must_divide_the_width():
     with pytest.raises(InputError, match=r"130 .*4"):
         GPTConfig(emb_dim=130, num_heads=4)
 
 
-@pytest.mark.parametrize("field", ["vocab_size", "context_length", "emb_dim", "num_heads", "num_layers"])
-def test_sizes_are_positive(field):
-    with pytest.raises(InputError, match=f"{field} must be at least 1, got 0"):
-        GPTConfig(**{field: 0})
+@pytest.mark.parametrize("field", SIZES)
+@pytest.mark.parametrize("size", [0, -3])
+def test_sizes_are_positive(field, size):
+    with pytest.raises(InputError, match=f"{field} must be at least 1, got {size}"):
+        GPTConfig(**{field: size})
 
 
-@pytest.mark.parametrize("dropout", [-0.1, 1.0, float("nan")])
+@pytest.mark.parametrize("field", SIZES)
+def test_sizes_beyond_reason_are_refused(field):
+    with pytest.raises(InputError, match=f"{field} must be at most .*, got 10000000000$"):
+        GPTConfig(**{field: 10_000_000_000})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((field, value) for field in SIZES for value in (12.0, "12", True, float("nan"), None, [12], {})),
+        *(("dropout", value) for value in ("0.1", True, None, [0.1])),
+        *(("qkv_bias", value) for value in (1, "true", None)),
+        ("tie_embeddings", "no"),
+        ("vocab_size", "x" * 10_000),
+        ("vocab_size", "two\nlines"),
+    ],
+)
+def test_another_type_is_refused_in_one_short_line(field, value):
+    with pytest.raises(
+        InputError, match=f"^{field} must be (a whole number|a number|true or false), got "
+    ) as error:
+        GPTConfig.from_dict({field: value})
+    assert "\n" not in str(error.value) and len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1.0, float("nan"), float("inf")])
 def test_dropout_is_a_probability_below_one(dropout):
     with pytest.raises(InputError, match="dropout"):
         GPTConfig(dropout=dropout)
+    assert GPTConfig(dropout=0).dropout == 0  # YAML and JSON write 0.0 as 0
 
 
 def test_a_named_size_with_a_change():
@@ -26,17 +55,17 @@ def test_a_named_size_with_a_change():
     assert (config.emb_dim, config.num_heads, config.num_layers, config.context_length) == (1600, 25, 48, 256)
 
 
-def test_unknown_names_say_which_are_known():
+def test_unknown_names_list_the_known_ones():
     with pytest.raises(InputError, match="gpt2-medium"):
         GPTConfig.from_name("gpt3")
-    with pytest.raises(InputError, match="unknown model setting n_embd, expected vocab_size"):
-        GPTConfig.from_dict({"n_embd": 3})
+    with pytest.raises(InputError, match="unknown model setting 3, n_embd, expected vocab_size"):
+        GPTConfig.from_dict({"n_embd": 3, 3: 3})
 
 
 def test_fields_may_have_their_old_names():
     assert GPTConfig.from_dict({"tied_head": False}) == GPTConfig(tie_embeddings=False)
 
 
-def test_there_and_back():
+def test_to_dict_and_back():
     config = GPTConfig.from_name("gpt2-small", dropout=0.25)
     assert GPTConfig.from_dict(config.to_dict()) == config

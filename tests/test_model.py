@@ -1,6 +1,7 @@
 import copy
 import math
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -41,6 +42,11 @@ def test_initial_weights_have_gpt2s_deviations():
     for weight in (block.attention.out_proj.weight, block.feed_forward.down.weight):
         assert weight.std().item() == pytest.approx(0.02 / math.sqrt(16), rel=0.05)
     assert all(not bias.any() for name, bias in model.named_parameters() if name.endswith("bias"))
+
+
+def test_a_billion_layers_are_refused_at_once():
+    with pytest.raises(InputError, match="num_layers must be at most 10000, got 1000000000"):
+        GPT(GPTConfig(num_layers=1_000_000_000))
 
 
 def test_a_future_token_changes_no_earlier_logit(model, tokens):
@@ -158,9 +164,64 @@ def test_an_id_outside_the_vocabulary_is_refused(model, tokens, bad):
         model(tokens)
 
 
-def test_tokens_of_another_rank_are_refused(model):
-    with pytest.raises(InputError, match=r"\(16,\)"):
-        model(torch.zeros(16, dtype=torch.long))
+@pytest.mark.parametrize("shape", [(), (16,), (1, 4, 4), (2, 0), (0, 4)])
+def test_tokens_of_another_rank_and_no_tokens_are_refused(model, shape):
+    with pytest.raises(InputError, match=r"at least one, got torch.int64 of shape \(" + str(shape)[1:-1]):
+        model(torch.zeros(shape, dtype=torch.long))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])
+def test_tokens_of_another_type_are_refused(model, dtype):
+    with pytest.raises(InputError, match=f"expected int64 token ids .* got {dtype} of shape"):
+        model(torch.zeros((2, 4), dtype=dtype))
+
+
+def test_tokens_may_be_int32(model, tokens):
+    assert torch.equal(model(tokens.int()), model(tokens))
+
+
+def test_per_sample_gradients(model, tokens):
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    def loss(weights, row):
+        return torch.func.functional_call(model, weights, (row[None],)).square().mean()
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*batching rule.*")  # torch's fused kernel is looped over
+        together = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, tokens)
+    for i, row in enumerate(tokens):
+        for name, gradient in torch.func.grad(loss)(weights, row).items():
+            torch.testing.assert_close(together[name][i], gradient)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_one_compiled_model_takes_any_length(model, tokens, dynamic):
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, dynamic=dynamic, backend="eager")
+    for length in (5, 8, 1):
+        given = tokens[:, :length]
+        torch.testing.assert_close(compiled(given), model(given))
+
+
+def test_tied_embeddings_stay_tied(model, config, tokens):
+    expected, saved = model(tokens), {name: value.clone() for name, value in model.state_dict().items()}
+    loaded, outer = GPT(config).eval(), torch.nn.ModuleDict({"model": GPT(config)}).eval()
+    loaded.load_state_dict(saved, assign=True)
+    outer.load_state_dict({f"model.{name}": value for name, value in saved.items()}, assign=True)
+    with torch.device("meta"):
+        empty = GPT(config).eval()
+    empty.to_empty(device="cpu").load_state_dict(saved)
+    for other in (loaded, outer["model"], empty, loaded.double().float()):
+        assert other.head.weight is other.token_embedding.weight
+        assert torch.equal(other(tokens), expected)
+
+
+def test_embeddings_that_were_untied_by_hand_stay_untied(model):
+    model.head.weight = torch.nn.Parameter(model.head.weight.detach().clone())
+    saved = {name: torch.randn_like(value) for name, value in model.state_dict().items()}
+    model.double().load_state_dict(saved, assign=True)
+    assert torch.equal(model.head.weight, saved["head.weight"])
+    assert torch.equal(model.token_embedding.weight, saved["token_embedding.weight"])
 
 
 def test_saved_and_read_again(model, tokens, tmp_path):

@@ -1,10 +1,13 @@
-"""The attention module inside the GPT, and the systems of the chapters that lead to it. Needs torch alone."""
+"""The attention module inside the GPT, and the systems of the chapters that lead to it.
 
-from gpt.attention.cache import KeyValueCache
-from gpt.attention.capture import capture_weights
-from gpt.attention.convert import from_fused, from_torch, to_fused, to_torch
-from gpt.attention.multi_head import MultiHeadAttention
-from gpt.attention.steps import (
+It needs torch alone, and its imports are relative: docs/attention.md tells how to copy it.
+"""
+
+from .cache import KeyValueCache
+from .capture import capture_weights
+from .convert import from_fused, from_torch, to_fused, to_torch
+from .multi_head import MultiHeadAttention
+from .steps import (
     CausalAttention,
     MultiHeadAttentionWrapper,
     MultiHeadAttn,

@@ -1,6 +1,6 @@
-"""The keys and values of the tokens already seen, so that the next token costs one token's work.
+"""The keys and values of earlier tokens, kept so that a new token costs the work of one token.
 
-Shapes: B batch, H heads, L most tokens held, S tokens held so far, T new tokens, K width of a head.
+Shapes: B batch, H heads, L most tokens, S tokens held so far, T new tokens, K width of a head.
 """
 
 from collections.abc import Sequence
@@ -8,17 +8,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gpt.errors import InputError
+from ..errors import InputError
 
 
 class KeyValueCache:
-    """Room for the keys and values of one attention layer, allocated once.
+    """The keys and values of one attention layer, in memory that is allocated once.
 
-    `length` counts the tokens held. A batch of prompts of different lengths goes in padded on the left, so
-    that all rows grow together; the caller hides the padding with `key_padding_mask`.
+    `length` counts the tokens held. Prompts of different lengths are padded on the left, so that all rows
+    grow together, and the caller masks the padding with `key_padding_mask`.
 
-    With gradients on, an update copies the cache rather than writing into it, so that back-propagation
-    through several updates is right; decoding belongs under `torch.inference_mode()`, where it is fast.
+    With gradients, an update copies the cache instead of writing to it, so that back-propagation through
+    several updates is right; decoding under `torch.inference_mode()` is fast.
 
     Raises:
         InputError: a size below one.
@@ -36,11 +36,9 @@ class KeyValueCache:
     ) -> None:
         shape = (batch_size, num_heads, max_length, head_dim)
         if min(shape) < 1:
-            raise InputError(
-                f"expected a cache shape (batch, heads, length, head_dim) of at least 1, got {shape}"
-            )
+            raise InputError(f"expected a cache (batch, heads, length, head_dim) of at least 1, got {shape}")
         self.keys = torch.zeros(shape, device=device, dtype=dtype)  # (B, H, L, K)
-        self.values = torch.zeros(shape, device=device, dtype=dtype)  # (B, H, L, K)
+        self.values = torch.zeros_like(self.keys)  # (B, H, L, K)
         self.length = 0
 
     def update(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,7 +63,7 @@ class KeyValueCache:
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def truncate(self, length: int = 0) -> None:
-        """Forget all but the first `length` tokens; the memory stays for the next prompt.
+        """Forget all but the first `length` tokens; the memory is kept for the next prompt.
 
         Raises:
             InputError: `length` is negative or more than the cache holds.
@@ -76,16 +74,11 @@ class KeyValueCache:
         self.keys, self.values = self.keys.detach(), self.values.detach()
 
     def check(self, shape: Sequence[int]) -> None:
-        """See that new keys of this shape (B, H, T, K) fit.
-
-        Raises:
-            InputError: they do not.
-        """
+        """Raise InputError unless new keys of this shape (B, H, T, K) fit."""
         batch_size, num_heads, max_length, head_dim = self.keys.shape
         if tuple(shape) != (batch_size, num_heads, shape[2], head_dim):
             expected = f"({batch_size}, {num_heads}, T, {head_dim})"
             raise InputError(f"the cache expected keys of shape {expected}, got {tuple(shape)}")
         if self.length + shape[2] > max_length:
-            raise InputError(
-                f"the cache holds {self.length} of at most {max_length} tokens, {shape[2]} more do not fit"
-            )
+            held = f"the cache holds {self.length} of at most {max_length} tokens"
+            raise InputError(f"{held}, {shape[2]} more do not fit")

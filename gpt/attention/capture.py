@@ -1,4 +1,4 @@
-"""Reading the attention weights of any model built from `MultiHeadAttention`, without changing it.
+"""Read the attention weights of any model built from `MultiHeadAttention`, without changing it.
 
 Shapes: B batch, H heads, T queries, S keys.
 """
@@ -9,18 +9,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gpt.attention.multi_head import MultiHeadAttention
+from .multi_head import MultiHeadAttention
 
 
 @contextmanager
 def capture_weights(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """While the block runs, each `MultiHeadAttention` in `model` leaves its weights (B, H, T, S) by its name.
+    """Inside the block, collect the weights (B, H, T, S) of each `MultiHeadAttention` in `model` by its name.
 
-    The model computes what it computes otherwise. The weights are detached, and those of the last call stay.
+    The model's output is unchanged. The weights are detached, and those of the last call are kept.
     """
     captured: dict[str, Tensor] = {}
 
-    def ask(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def request(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return args, {**kwargs, "need_weights": True}
 
     with ExitStack() as hooks:
@@ -31,9 +31,6 @@ def capture_weights(model: nn.Module) -> Iterator[dict[str, Tensor]]:
                     captured[name] = result[1].detach()
                     return result[0]
 
-                for hook in (
-                    module.register_forward_pre_hook(ask, with_kwargs=True),
-                    module.register_forward_hook(keep),
-                ):
-                    hooks.callback(hook.remove)
+                hooks.callback(module.register_forward_pre_hook(request, with_kwargs=True).remove)
+                hooks.callback(module.register_forward_hook(keep).remove)
         yield captured

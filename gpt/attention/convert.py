@@ -9,18 +9,18 @@ value in this order.
 import torch
 from torch import Tensor, nn
 
-from gpt.attention.multi_head import MultiHeadAttention
-from gpt.attention.steps import MultiHeadAttn
-from gpt.errors import InputError
+from ..errors import InputError
+from .multi_head import MultiHeadAttention
+from .steps import MultiHeadAttn
 
 _PARTS = ("W_query", "W_key", "W_value")
 
 
-def from_torch(module: nn.MultiheadAttention, context_length: int) -> MultiHeadAttention:
-    """The module that computes what a `torch.nn.MultiheadAttention` computes under a causal mask.
+def from_torch(module: nn.MultiheadAttention, context_length: int, causal: bool = True) -> MultiHeadAttention:
+    """The module that computes what a `torch.nn.MultiheadAttention` computes under a causal mask, or without.
 
-    Its input is (batch, tokens, E) whatever the given module's `batch_first`. An output projection without
-    a bias gets one of zeros.
+    Its input is (batch, tokens, E) whatever the given module's `batch_first`; `module(x, y, y)` becomes
+    `converted(x, context=y)`. An output projection without a bias gets one of zeros.
 
     Raises:
         InputError: the given module has `kdim`, `vdim`, `add_bias_kv` or `add_zero_attn`, which
@@ -30,14 +30,14 @@ def from_torch(module: nn.MultiheadAttention, context_length: int) -> MultiHeadA
     if weight is None or module.bias_k is not None or module.add_zero_attn:
         raise InputError("expected a MultiheadAttention without kdim, vdim, add_bias_kv and add_zero_attn")
     sizes = (module.embed_dim, module.embed_dim, context_length, module.dropout, module.num_heads)
-    converted = MultiHeadAttention(*sizes, qkv_bias=bias is not None)
+    converted = MultiHeadAttention(*sizes, qkv_bias=bias is not None, causal=causal)
     return _unfuse(converted, weight, bias, out_proj.weight, out_proj.bias)
 
 
 def to_torch(module: MultiHeadAttention) -> nn.MultiheadAttention:
     """The `torch.nn.MultiheadAttention` that, given `attn_mask=module.mask`, computes what `module` computes.
 
-    It is `batch_first`, and has biases: zeros where `module` has none.
+    It is `batch_first` and has biases, zeros where `module` has none. Pass `mask[:T, :T]` for T tokens.
 
     Raises:
         InputError: d_in is not d_out, which torch's module requires to be equal.

@@ -1,10 +1,10 @@
-"""Causal multi-head attention with weight splits: the module inside the GPT, for any PyTorch model.
+"""Multi-head attention with weight splits: the module inside the GPT, for any PyTorch model.
 
 In every mask True means that the query must not attend to the key, as in `torch.nn.MultiheadAttention`.
 (`torch.nn.functional.scaled_dot_product_attention` means the opposite.)
 
-Shapes: B batch, T tokens given, S keys (the cached tokens, then the T given; without a cache S = T), H heads,
-K width of a head (d_out = H * K).
+Shapes: B batch, T tokens given, S keys (the cached tokens, then the T given; or the context's tokens),
+H heads, K width of a head (d_out = H * K).
 """
 
 import operator
@@ -15,29 +15,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpt.attention.cache import KeyValueCache
-from gpt.attention.kernels import attention, causal_mask
-from gpt.errors import InputError
+from ..errors import InputError
+from .cache import KeyValueCache
+from .kernels import attention, causal_mask
 
 
 class MultiHeadAttention(nn.Module):
-    """Causal multi-head self-attention (Vaswani et al. 2017, section 3.2.2).
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2), causal self-attention by default.
 
     Args:
         d_in: width of the input tokens.
         d_out: width of the output tokens, shared evenly by the heads.
-        context_length: the most tokens a query can attend to, itself included.
+        context_length: the most keys a query can attend to, itself included.
         dropout: probability that an attention weight is dropped while training.
         num_heads: number of heads; must divide `d_out`.
         qkv_bias: whether the query, key and value projections have a bias.
+        causal: whether a token attends only to itself and earlier tokens; False for encoders and for
+            cross-attention.
 
     Raises:
         InputError: a size below one, or `num_heads` does not divide `d_out`.
         ValueError: `dropout` is outside [0, 1].
     """
 
-    mask: Tensor
-    """(context_length, context_length) boolean, the causal mask. It is rebuilt, not saved in state dicts."""
+    mask: Tensor | None
+    """The causal mask (context_length, context_length), boolean, in no state dict; None if not causal."""
 
     def __init__(
         self,
@@ -47,6 +49,7 @@ class MultiHeadAttention(nn.Module):
         dropout: float,
         num_heads: int,
         qkv_bias: bool = False,
+        causal: bool = True,
     ) -> None:
         super().__init__()
         for name, size in (("d_in", d_in), ("d_out", d_out), ("context_length", context_length)):
@@ -61,24 +64,26 @@ class MultiHeadAttention(nn.Module):
         self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.out_proj = nn.Linear(d_out, d_out)
         self.dropout = nn.Dropout(dropout)
-        self.register_buffer("mask", causal_mask(context_length), persistent=False)
+        self.register_buffer("mask", causal_mask(context_length) if causal else None, persistent=False)
 
     def forward(
         self,
         x: Tensor,
         *,
+        context: Tensor | None = None,
         need_weights: bool = False,
         key_padding_mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
         document_ids: Tensor | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Attend from each of T tokens to itself and those before it: (B, T, d_in) -> (B, T, d_out).
+        """Attend from each of T tokens to the keys it may see: (B, T, d_in) -> (B, T, d_out).
 
         A token that can attend to no key, not even to itself, gives zeros, and its gradient is zero.
 
         Args:
             x: (B, T, d_in).
+            context: (B, S, d_in), the tokens to attend to, `x` by default; needs causal=False.
             need_weights: also return the weights, which takes the slower kernel that writes them out.
             key_padding_mask: (B, S) boolean, True for keys that are padding, on either side.
             attn_mask: (T, S), (B, T, S) or (B, H, T, S) boolean, added to the causal mask.
@@ -89,25 +94,26 @@ class MultiHeadAttention(nn.Module):
             The output, and with `need_weights` a pair of it and the weights (B, H, T, S), dropout included.
 
         Raises:
-            InputError: a tensor of another shape or type than above, more tokens than the context or the
-                cache can hold, or a cache of another batch size. The cache is then unchanged.
+            InputError: a tensor of another shape or type than above, more keys than the context length or
+                the cache can hold, or arguments that exclude each other. The cache is then unchanged.
         """
-        num_keys = self._count_keys(x, cache)
-        masked = self._combine_masks(x, num_keys, key_padding_mask, attn_mask, document_ids)
-        query, key, value = (self._split(projected) for projected in self.project(x))  # (B, H, T, K)
+        num_keys = self._count_keys(x, context, cache)
+        masked = self._combine_masks(x, num_keys, key_padding_mask, attn_mask, document_ids, context)
+        query, key, value = (self._split(part) for part in self.project(x, context))  # (B, H, T or S, K)
         if cache is not None:
             key, value = cache.update(key, value)  # (B, H, S, K)
         dropout_p = self.dropout.p if self.training else 0.0
         # softmax(QK^T / sqrt(K)) V: (B, H, T, K)
-        context, weights, empty = attention(query, key, value, self.mask, masked, dropout_p, need_weights)
-        out: Tensor = self.out_proj(self._join(context))  # (B, T, d_out)
+        result, weights, empty = attention(query, key, value, self.mask, masked, dropout_p, need_weights)
+        out: Tensor = self.out_proj(self._join(result))  # (B, T, d_out)
         if empty is not None:  # a token with no key in any head gives zeros, without the bias
             out = out.masked_fill(empty.all(dim=-3), 0.0)
         return out if weights is None else (out, weights)
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of all heads side by side: (B, T, d_in) -> (B, T, d_out) each."""
-        return self.W_query(x), self.W_key(x), self.W_value(x)
+    def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, T, d_out), keys and values (B, S, d_out) of all heads side by side."""
+        keys = x if context is None else context
+        return self.W_query(x), self.W_key(keys), self.W_value(keys)
 
     def new_cache(
         self, batch_size: int, max_length: int | None = None, dtype: torch.dtype | None = None
@@ -120,22 +126,20 @@ class MultiHeadAttention(nn.Module):
             dtype: the weights' by default; under autocast give the type that autocast computes in.
 
         Raises:
-            InputError: `max_length` is over the context length.
+            InputError: `max_length` is over the context length, or the attention is not causal.
         """
+        if self.mask is None:
+            raise InputError("a cache needs causal=True: without it earlier tokens attend to later ones")
         length = self.context_length if max_length is None else max_length
         if length > self.context_length:
             raise InputError(
                 f"a cache of {length} tokens is more than the context_length {self.context_length}"
             )
-        weight = self.W_key.weight
-        return KeyValueCache(
-            batch_size,
-            self.num_heads,
-            length,
-            self.head_dim,
-            device=weight.device,
-            dtype=dtype or weight.dtype,
-        )
+        weight = getattr(self.out_proj, "weight", None)  # in quantized layers a method, integers, or missing
+        if dtype is None and isinstance(weight, Tensor) and weight.is_floating_point():
+            dtype = weight.dtype
+        shape = (batch_size, self.num_heads, length, self.head_dim)
+        return KeyValueCache(*shape, device=self.mask.device, dtype=dtype)
 
     def _split(self, x: Tensor) -> Tensor:
         """(B, T, H * K) -> (B, H, T, K)."""
@@ -145,22 +149,28 @@ class MultiHeadAttention(nn.Module):
         """(B, H, T, K) -> (B, T, H * K)."""
         return x.transpose(1, 2).flatten(2)
 
-    def _count_keys(self, x: Tensor, cache: KeyValueCache | None) -> int:
+    def _count_keys(self, x: Tensor, context: Tensor | None, cache: KeyValueCache | None) -> int:
         """S, after checking the shapes."""
-        if x.dim() != 3 or x.shape[2] != self.d_in:
-            expected = f"(batch, tokens, {self.d_in})"
-            raise InputError(f"expected an input of shape {expected}, got {tuple(x.shape)}")
+        keys = x if context is None else context
+        for name, tokens, batch in (("an input", x, "batch"), ("a context", keys, x.shape[0])):
+            if tokens.dim() != 3 or tokens.shape[2] != self.d_in or tokens.shape[0] != x.shape[0]:
+                expected = f"{name} of shape ({batch}, tokens, {self.d_in})"
+                raise InputError(f"expected {expected}, got {tuple(tokens.shape)}")
+        if context is not None and self.mask is not None:
+            raise InputError("a context needs attention with causal=False")
         cached = 0
         if cache is not None:
+            if self.mask is None:
+                raise InputError("a cache needs attention with causal=True")
             cache.check((x.shape[0], self.num_heads, x.shape[1], self.head_dim))
             cached = cache.length
-        if cached + x.shape[1] > self.context_length:
+        if cached + keys.shape[1] > self.context_length:
             expected = f"at most context_length {self.context_length} tokens"
-            given = f"an input of shape {tuple(x.shape)}" + (
-                f" after {cached} cached tokens" if cached else ""
+            given = f"an input of shape {tuple(keys.shape)}" + (
+                f" after {cached} cached ones" if cached else ""
             )
             raise InputError(f"expected {expected}, got {given}")
-        return cached + x.shape[1]
+        return cached + keys.shape[1]
 
     def _combine_masks(
         self,
@@ -169,6 +179,7 @@ class MultiHeadAttention(nn.Module):
         key_padding_mask: Tensor | None,
         attn_mask: Tensor | None,
         document_ids: Tensor | None,
+        context: Tensor | None,
     ) -> Tensor | None:
         """The given masks as one, broadcastable to (B, H, T, S); None if there are none."""
         batch, num_tokens, _ = x.shape
@@ -179,8 +190,11 @@ class MultiHeadAttention(nn.Module):
             masks.append(key_padding_mask[:, None, None, :])  # (B, 1, 1, S)
         if attn_mask is not None:
             _check_mask("attn_mask", attn_mask, [pairs, (batch, *pairs), (batch, self.num_heads, *pairs)])
-            masks.append(attn_mask[:, None] if attn_mask.dim() == 3 else attn_mask)
+            views = {2: attn_mask[None, None], 3: attn_mask[:, None], 4: attn_mask}
+            masks.append(views[attn_mask.dim()])
         if document_ids is not None:
+            if context is not None:
+                raise InputError("document_ids are for self-attention; give a context an attn_mask instead")
             if document_ids.shape != keys or document_ids.is_floating_point():
                 given = f"{document_ids.dtype} of shape {tuple(document_ids.shape)}"
                 raise InputError(f"expected integer document_ids of shape {keys}, got {given}")
@@ -192,7 +206,7 @@ class MultiHeadAttention(nn.Module):
         """Called by `.to` and the like. `.to_empty` leaves garbage, so a mask that moved is rebuilt."""
         before = self.mask
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.mask is not before:
+        if self.mask is not None and self.mask is not before:
             self.mask = causal_mask(self.context_length, self.mask.device)
         return self
 
@@ -202,8 +216,8 @@ class MultiHeadAttention(nn.Module):
         """Ignore the float `mask` that the chapter's own module saves."""
         state_dict.pop(prefix + "mask", None)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        weight = state_dict.get(prefix + "W_query.weight", self.mask)
-        if self.mask.is_meta and not weight.is_meta:  # load_state_dict(assign=True) into a model on meta
+        weight = state_dict.get(prefix + "W_query.weight")
+        if self.mask is not None and self.mask.is_meta and weight is not None:  # assign=True to a meta model
             self.mask = causal_mask(self.context_length, weight.device)
 
 

@@ -9,8 +9,8 @@ Shapes: B batch, T tokens, D width of a token (d_in), K width of a head (d_out),
 import torch
 from torch import Tensor, nn
 
-from gpt.attention.kernels import attend, causal_mask
-from gpt.errors import InputError
+from ..errors import InputError
+from .kernels import attend, causal_mask
 
 
 def attention_scores(x: Tensor) -> Tensor:

@@ -50,8 +50,8 @@ class FusedAttention(MultiHeadAttention):
         scores = query @ keys.transpose(2, 3) / math.sqrt(self.head_dim) + cache.bias  # (N, H, 1, S)
         return self.out_proj(self._join(scores.softmax(dim=-1) @ values))
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, T, d_in) -> (B, T, d_out) each."""
+    def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, T, d_in) -> (B, T, d_out) each; `context` is None in causal attention."""
         query, key, value = self.W_qkv(x).chunk(3, dim=-1)
         return query, key, value
 

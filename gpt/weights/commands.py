@@ -8,22 +8,22 @@ from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import check_free
 from gpt.tokenizer import Tokenizer
-from gpt.weights.formats import book, hf, nanogpt
+from gpt.weights.formats import book, gguf, hf, nanogpt
 from gpt.weights.formats.hf_tokenizer import write_tokenizer
 from gpt.weights.formats.table import Weights
 from gpt.weights.load import find
 from gpt.weights.pretrained import GPT
 from gpt.weights.read import crop, read_weights
 
-ExportFormat = Literal["hf", "nanogpt", "book"]
+ExportFormat = Literal["hf", "nanogpt", "book", "gguf"]
 _WRITERS = {"hf": hf.write, "nanogpt": nanogpt.write, "book": book.write}
-_EXACT_GELU = {"nanogpt": True, "book": False}  # what the program always computes
+_EXACT_GELU = {"nanogpt": True, "book": False, "gguf": False}  # what the program always computes
 
 
 def import_weights(
     source: str,
     output: Path = Path("imported"),
-    format: ExportFormat | None = None,
+    format: Literal["hf", "nanogpt", "book"] | None = None,
     num_heads: int | None = None,
 ) -> None:
     """Turn another program's GPT-2 weights into a folder that every command here takes as --checkpoint.
@@ -57,12 +57,13 @@ def export_weights(
     """Write a model so that another program loads it unchanged.
 
     hf: a folder for transformers, with the tokenizer. nanogpt: ckpt.pt, which its sample.py reads. book:
-    model.pth and config.json, the state dict and the configuration of the book's GPTModel.
+    model.pth and config.json, the state dict and the configuration of the book's GPTModel. gguf: model.gguf
+    for llama.cpp, with the tokenizer.
 
     Args:
         checkpoint: a .ckpt file, a run folder or an imported folder; the newest run by default.
         output: the folder to write, new or empty.
-        format: hf, nanogpt or book.
+        format: hf, nanogpt, book or gguf.
 
     Raises:
         InputError: there is no such checkpoint, the format cannot hold this model, or the folder holds files.
@@ -83,7 +84,7 @@ def write_export(
         weights: its state dict.
         folder: to write to.
         format: of the files.
-        own: the tokenizer, if it is not GPT-2's; for a format that lacks one, its tokenizer.json is added.
+        own: the tokenizer, if it is not GPT-2's; nanogpt and book get a tokenizer.json beside the weights.
 
     Raises:
         InputError: the format cannot hold this model.
@@ -94,6 +95,9 @@ def write_export(
         names = {True: "the exact GELU", False: "GELU's tanh approximation"}
         here, there = names[config.exact_gelu], names[not config.exact_gelu]
         print(f"note: {format} computes {there}, this model {here}: logits differ slightly", file=sys.stderr)
-    if format == "hf" or own:
+    if format == "hf" or (own and format != "gguf"):
         write_tokenizer(own or Tokenizer(vocab_size=config.vocab_size), folder, config.context_length)
-    _WRITERS[format](config, weights, folder)
+    if format == "gguf":
+        gguf.write(config, weights, folder, own)
+    else:
+        _WRITERS[format](config, weights, folder)

@@ -173,6 +173,22 @@ def test_compiles_into_one_graph(x: Tensor, name: str, need_weights: bool) -> No
     )
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", ["none", "all"])
+def test_one_compiled_module_takes_any_length(name: str, dynamic: bool | None) -> None:
+    module = MultiHeadAttention(D_IN, D_OUT, 64, 0.0, HEADS)
+    counter = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(module, fullgraph=True, dynamic=dynamic, backend=counter)
+    for length in (6, 7, 1, 40, 64):
+        x, masks = torch.randn(BATCH, length, D_IN), {}
+        if name == "all":
+            masks["key_padding_mask"] = torch.rand(BATCH, length) < 0.3
+            masks["attn_mask"] = torch.rand(BATCH, HEADS, length, length) < 0.2
+            masks["document_ids"] = torch.randint(0, 2, (BATCH, length)).cumsum(dim=1)
+        torch.testing.assert_close(compiled(x, **masks), module(x, **masks))
+    assert counter.frame_count <= 4
+
+
 def test_compiled_decoding_makes_few_graphs(x: Tensor) -> None:
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     module = MultiHeadAttention(D_IN, D_OUT, 64, 0.0, HEADS)
@@ -339,6 +355,30 @@ def test_bad_input_leaves_the_cache_as_it_was(x: Tensor) -> None:
         module(x[:, :3], cache=cache)
     assert cache.length == TOKENS
     assert torch.equal(cache.keys, keys)
+
+
+def test_a_cache_for_quantized_projections(x: Tensor) -> None:
+    class Quantized(nn.Module):
+        """As torch's dynamically quantized layer: `weight` is a method."""
+
+        def __init__(self, linear: nn.Linear) -> None:
+            super().__init__()
+            self.forward = linear.forward
+
+        def weight(self) -> Tensor:
+            raise NotImplementedError
+
+    module = build().eval()
+    quantized, expected = copy.deepcopy(module), module(x)
+    for name, child in list(quantized.named_children()):
+        if isinstance(child, nn.Linear):
+            setattr(quantized, name, Quantized(child))
+    cache = quantized.new_cache(BATCH)
+    with torch.inference_mode():
+        pieces = [quantized(x[:, :4], cache=cache), quantized(x[:, 4:], cache=cache)]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), expected)
+    assert module.half().new_cache(BATCH).keys.dtype == torch.float16
+    assert module.to("meta").new_cache(BATCH).keys.is_meta
 
 
 def test_a_cache_longer_than_the_context_is_refused() -> None:

@@ -77,6 +77,22 @@ def test_the_older_bin_with_masks_and_without_prefix(folder, tokens, tmp_path):
     torch.testing.assert_close(logits, theirs(tokens).logits, atol=1e-4, rtol=0)
 
 
+def test_a_padded_batch_of_an_export(model, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+    write_export(model.config, model.state_dict(), tmp_path, "hf")
+    theirs, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(tmp_path),
+        AutoTokenizer.from_pretrained(tmp_path),
+    )
+    batch = tokenizer(["ab", "abcd"], padding=True, return_tensors="pt")
+    assert batch["input_ids"][0].tolist()[2:] == [299, 299] == [tokenizer.pad_token_id] * 2
+    logits = theirs(**batch).logits[0, :2]
+    torch.testing.assert_close(logits, model(batch["input_ids"][:1, :2])[0], atol=1e-4, rtol=0)
+    settings = GenerationConfig.from_pretrained(tmp_path)
+    assert (settings.bos_token_id, settings.eos_token_id, settings.pad_token_id) == (299, 299, 299)
+
+
 @pytest.mark.parametrize("safe", [True, False])
 def test_weights_spread_over_shards(safe, tokens, tmp_path):
     theirs = huggingface_model()

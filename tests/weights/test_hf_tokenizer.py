@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt import Tokenizer
-from gpt.weights.formats.hf_tokenizer import byte_letters, merges, write_tokenizer
+from gpt.vocabulary import byte_letters, merges
+from gpt.weights.formats.hf_tokenizer import write_tokenizer
 
 SIZES = (257, 300, 2048, 50257)
 TEXTS = [
@@ -55,6 +56,19 @@ def test_endoftext_is_the_last_id(size):
     assert theirs.model_max_length == 64
     text = "one<|endoftext|>two"
     assert theirs(text)["input_ids"] == ours.encode(text, allow_special=True)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_tokenizer_json_alone_gives_the_same_ids(size, tmp_path):
+    from tokenizers import Tokenizer as Fast
+
+    ours = Tokenizer("gpt2", vocab_size=size)
+    write_tokenizer(ours, tmp_path, context_length=64)
+    theirs = Fast.from_file(str(tmp_path / "tokenizer.json"))
+    for text in TEXTS:
+        assert theirs.encode(text).ids == ours.encode(text)
+        assert theirs.decode(ours.encode(text)) == text
+    assert theirs.encode("one<|endoftext|>two").ids == ours.encode("one<|endoftext|>two", allow_special=True)
 
 
 def test_merges_of_a_small_table():

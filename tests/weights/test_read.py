@@ -132,7 +132,7 @@ def test_export_and_import_are_inverse(model, tokens, tmp_path, monkeypatch, cap
         assert torch.equal(GPT.from_pretrained(f"from-{format}")(tokens), model(tokens))
     capsys.readouterr()
     assert main(["import", "hf", "--output", "mine"]) == 2
-    assert capsys.readouterr().err == "gpt import: mine exists already: choose another folder with --output\n"
+    assert capsys.readouterr().err == "gpt import: mine exists already: choose another name\n"
     assert main(["export", "--checkpoint", "mine", "--output", "hf"]) == 2
     assert main(["import", "hf", "--format", "book", "--output", "new"]) == 2
     assert "in the format hf, expected book" in capsys.readouterr().err

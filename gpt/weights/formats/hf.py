@@ -27,6 +27,7 @@ ROWS = [
     Row("transformer.ln_f", ("final_norm",)),
     Row("lm_head", ("head",)),
 ]
+_SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _SKIPPED = r"transformer\.h\.\d+\.attn\.(bias|masked_bias)|lm_head\.weight"  # masks, and a tied head
 _EXACT_GELU = {"gelu_new": False, "gelu_pytorch_tanh": False, "gelu": True}
 # Settings for which this GPT knows one value: with another, the folder's model computes something else.
@@ -87,8 +88,7 @@ def write_config(config: GPTConfig, eot: int) -> dict[str, Any]:
         "initializer_range": 0.02,
         **_FIXED,
         "tie_word_embeddings": config.tie_embeddings,
-        "bos_token_id": eot,
-        "eos_token_id": eot,
+        **dict.fromkeys(_SPECIAL_IDS, eot),
         "torch_dtype": "float32",
         "use_cache": True,
     }
@@ -114,4 +114,6 @@ def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
     state = from_gpt(replace(config, qkv_bias=True), weights, ROWS)
     with atomic_write(folder / "model.safetensors", "wb") as file:
         file.write(save(state, metadata={"format": "pt"}))
-    write_json(folder / "config.json", write_config(config, config.vocab_size - 1))
+    eot = config.vocab_size - 1
+    write_json(folder / "generation_config.json", dict.fromkeys(_SPECIAL_IDS, eot))
+    write_json(folder / "config.json", write_config(config, eot))

@@ -1,0 +1,78 @@
+"""GGUF, the file of llama.cpp: weights, configuration and tokenizer in one. Written by the `gguf` package.
+
+The tokenizer is llama.cpp's own GPT-2 with this model's tokens and merges, so that small vocabularies work,
+which llama.cpp's converter does not know. llama.cpp computes GELU's tanh approximation.
+"""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from gpt.config import GPTConfig
+from gpt.errors import InputError
+from gpt.tokenizer import Tokenizer
+from gpt.weights.formats import hf
+from gpt.weights.formats.hf_tokenizer import spelled
+from gpt.weights.formats.table import Weights, from_gpt
+
+_NAMES = {
+    "transformer.wte": "token_embd",
+    "transformer.wpe": "position_embd",
+    "transformer.h.{}.ln_1": "blk.{}.attn_norm",
+    "transformer.h.{}.attn.c_attn": "blk.{}.attn_qkv",
+    "transformer.h.{}.attn.c_proj": "blk.{}.attn_output",
+    "transformer.h.{}.ln_2": "blk.{}.ffn_norm",
+    "transformer.h.{}.mlp.c_fc": "blk.{}.ffn_up",
+    "transformer.h.{}.mlp.c_proj": "blk.{}.ffn_down",
+    "transformer.ln_f": "output_norm",
+    "lm_head": "output",
+}
+ROWS = [replace(row, theirs=_NAMES[row.theirs], transposed=False) for row in hf.ROWS]
+
+
+def write(config: GPTConfig, weights: Weights, folder: Path, own: Tokenizer | None = None) -> None:
+    """Write model.gguf in float32; a tied head is left out. `own` is the tokenizer, if it is not GPT-2's.
+
+    Raises:
+        InputError: the `gguf` package is missing.
+        OSError: the folder cannot be written.
+    """
+    try:
+        import gguf
+    except ImportError:
+        raise InputError("this format needs the gguf package: pip install 'minimal-gpt[gguf]'") from None
+    tokenizer = own or Tokenizer("gpt2", vocab_size=config.vocab_size)
+    if tokenizer.pattern != "gpt2":
+        raise InputError(f"llama.cpp has no words like the pattern {tokenizer.pattern!r} of this vocabulary")
+    vocabulary, merges = spelled(tokenizer)
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / ".model.gguf.tmp"
+    writer = gguf.GGUFWriter(temporary, "gpt2")
+    writer.add_name("minimal-gpt")
+    writer.add_block_count(config.num_layers)
+    writer.add_context_length(config.context_length)
+    writer.add_embedding_length(config.emb_dim)
+    writer.add_feed_forward_length(4 * config.emb_dim)
+    writer.add_head_count(config.num_heads)
+    writer.add_layer_norm_eps(1e-5)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(list(vocabulary))
+    control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
+    writer.add_token_types([control if i == tokenizer.eot else normal for i in vocabulary.values()])
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(tokenizer.eot)
+    writer.add_eos_token_id(tokenizer.eot)
+    writer.add_pad_token_id(tokenizer.eot)
+    writer.add_add_bos_token(False)
+    for name, tensor in from_gpt(replace(config, qkv_bias=True), weights, ROWS).items():
+        writer.add_tensor(name, tensor.float().numpy())
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        os.replace(temporary, folder / "model.gguf")
+    finally:
+        temporary.unlink(missing_ok=True)

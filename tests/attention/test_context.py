@@ -1,0 +1,134 @@
+"""Attention without a causal mask, and over a context, against `torch.nn.MultiheadAttention`."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gpt.attention import MultiHeadAttention, from_torch, to_torch
+from gpt.errors import InputError
+
+WIDTH, HEADS, QUERIES, KEYS = 12, 3, 5, 7
+
+
+def theirs(bias: bool = True) -> nn.MultiheadAttention:
+    module = nn.MultiheadAttention(WIDTH, HEADS, bias=bias, batch_first=True, dtype=torch.double)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return module
+
+
+def masks(keys: int) -> dict[str, dict[str, Tensor]]:
+    padding = torch.zeros(2, keys, dtype=torch.bool)
+    padding[0, :2], padding[1, 4:] = True, True
+    pairs = torch.rand(QUERIES, keys) < 0.3
+    pairs[:, 3] = False  # each query keeps a key: torch's module gives NaN where none is left
+    return {
+        "none": {},
+        "padding": {"key_padding_mask": padding},
+        "pairs": {"attn_mask": pairs},
+        "both": {"key_padding_mask": padding, "attn_mask": pairs},
+    }
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(2, QUERIES, WIDTH, dtype=torch.double, requires_grad=True)
+
+
+@pytest.fixture
+def context() -> Tensor:
+    return torch.randn(2, KEYS, WIDTH, dtype=torch.double, requires_grad=True)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("name", ["none", "padding", "pairs", "both"])
+def test_attention_to_all_tokens_equals_torchs(x: Tensor, name: str, bias: bool) -> None:
+    module, given = theirs(bias), masks(QUERIES)[name]
+    ours = from_torch(module, QUERIES, causal=False)
+    expected, expected_weights = module(x, x, x, average_attn_weights=False, **given)
+    out, weights = ours(x, need_weights=True, **given)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(weights, expected_weights)
+    torch.testing.assert_close(ours(x, **given), expected)
+    back, _ = to_torch(ours)(x, x, x, **{"attn_mask": ours.mask, **given})
+    torch.testing.assert_close(back, expected)
+
+
+@pytest.mark.parametrize("name", ["none", "padding", "pairs", "both"])
+def test_cross_attention_equals_torchs(x: Tensor, context: Tensor, name: str) -> None:
+    module, given = theirs(), masks(KEYS)[name]
+    ours = from_torch(module, KEYS, causal=False)
+    expected, expected_weights = module(x, context, context, average_attn_weights=False, **given)
+    out, weights = ours(x, context=context, need_weights=True, **given)
+    assert weights.shape == (2, HEADS, QUERIES, KEYS)
+    torch.testing.assert_close(weights, expected_weights)
+    slopes = torch.autograd.grad(expected.square().sum(), [x, context])
+    for result in (out, ours(x, context=context, **given)):
+        torch.testing.assert_close(result, expected)
+        torch.testing.assert_close(torch.autograd.grad(result.square().sum(), [x, context]), slopes)
+    back, _ = to_torch(ours)(x, context, context, **given)
+    torch.testing.assert_close(back, expected)
+
+
+def test_masks_by_row_and_by_head(x: Tensor, context: Tensor) -> None:
+    ours = from_torch(theirs(), KEYS, causal=False)
+    by_row = torch.rand(2, QUERIES, KEYS) < 0.4
+    by_head = by_row[:, None].repeat(1, HEADS, 1, 1)
+    by_row[0, 1], by_head[0, :, 1] = True, True  # a query that sees nothing
+    out = ours(x, context=context, attn_mask=by_row)
+    torch.testing.assert_close(ours(x, context=context, attn_mask=by_head), out)
+    for row in range(2):
+        alone = ours(x[row : row + 1], context=context[row : row + 1], attn_mask=by_row[row])
+        torch.testing.assert_close(alone[0], out[row])
+    assert (out[0, 1] == 0).all() and (out[0, 0] != 0).any()
+
+
+def test_documents_in_an_encoder(x: Tensor) -> None:
+    ours = from_torch(theirs(), QUERIES, causal=False)
+    ids = torch.tensor([[0, 0, 1, 1, 1]]).expand(2, -1)
+    alone = torch.cat([ours(x[:, :2]), ours(x[:, 2:])], dim=1)
+    torch.testing.assert_close(ours(x, document_ids=ids), alone)
+
+
+def test_bfloat16_has_a_kernel_too(x: Tensor, context: Tensor) -> None:
+    ours = from_torch(theirs(), KEYS, causal=False).float()
+    x, context = x.float(), context.float()
+    expected = ours(x), ours(x, context=context)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = ours(x), ours(x, context=context)
+    for result, reference in zip(out, expected, strict=True):
+        torch.testing.assert_close(result.float(), reference, atol=0.1, rtol=0.05)
+
+
+def test_state_dicts_and_devices(x: Tensor) -> None:
+    module = MultiHeadAttention(WIDTH, WIDTH, QUERIES, 0.0, HEADS, causal=False).double()
+    causal = MultiHeadAttention(WIDTH, WIDTH, QUERIES, 0.0, HEADS).double()
+    assert module.mask is None and module.state_dict().keys() == causal.state_dict().keys()
+    with torch.device("meta"):
+        empty = MultiHeadAttention(WIDTH, WIDTH, QUERIES, 0.0, HEADS, causal=False)
+    empty.to_empty(device="cpu").load_state_dict(module.state_dict(), assign=True)
+    assert torch.equal(empty(x), module(x))
+    assert not torch.allclose(causal(x), module(x))
+
+
+def test_what_excludes_each_other_is_refused(x: Tensor, context: Tensor) -> None:
+    causal = MultiHeadAttention(WIDTH, WIDTH, KEYS, 0.0, HEADS).double()
+    both = MultiHeadAttention(WIDTH, WIDTH, KEYS, 0.0, HEADS, causal=False).double()
+    cache = causal.new_cache(2)
+    ids = torch.zeros(2, KEYS, dtype=torch.long)
+    for call, message in {
+        lambda: causal(x, context=context): "a context needs attention with causal=False",
+        lambda: both(x, cache=cache): "a cache needs attention with causal=True",
+        lambda: both(x, context=context, cache=cache): "a cache needs attention with causal=True",
+        lambda: both.new_cache(2): "a cache needs causal=True",
+        lambda: both(x, context=context, document_ids=ids): "document_ids are for self-attention",
+        lambda: both(x, context=context[:1]): r"a context of shape \(2, tokens, 12\), got \(1, 7, 12\)",
+        lambda: both(x, context=context[..., :6]): r"a context of shape \(2, tokens, 12\), got \(2, 7, 6\)",
+        lambda: both(x, context=context.repeat(1, 2, 1)): "at most context_length 7 tokens",
+        lambda: both(x, context=context, attn_mask=torch.zeros(KEYS, QUERIES, dtype=torch.bool)): (
+            r"\(5, 7\) or \(2, 5, 7\) or \(2, 3, 5, 7\), got torch.bool of shape \(7, 5\)"
+        ),
+    }.items():
+        with pytest.raises(InputError, match=message):
+            call()
+    assert cache.length == 0
