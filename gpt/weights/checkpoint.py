@@ -97,6 +97,9 @@ def read(path: str | os.PathLike[str]) -> Checkpoint:
         raise InputError(f"{path} is not a checkpoint, or a broken one") from None
     if not isinstance(saved, dict) or "gpt" not in saved or "state_dict" not in saved:
         raise InputError(f"{path} is not a checkpoint written by 'gpt fit'")
+    step = saved.get("global_step", 0)
+    if not isinstance(step, int) or step < 0:
+        raise InputError(f"{path} is damaged: its global_step is not a number of updates")
     return saved  # type: ignore[return-value]  # older files lack some of the keys
 
 

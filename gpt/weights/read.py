@@ -66,6 +66,8 @@ def read_weights(path: str | os.PathLike[str], num_heads: int | None = None) -> 
         path = path.parent
     if path.is_dir() and not (path / "config.json").is_file() and (path / "ckpt.pt").is_file():
         path = path / "ckpt.pt"  # nanoGPT's out_dir
+    if not path.is_dir() and not path.is_file():  # a device or a pipe may never end
+        raise InputError(f"{path} is neither a file nor a folder")
     try:
         found = _read_folder(path, num_heads) if path.is_dir() else _read_file(path, num_heads)
         beside = (path if path.is_dir() else path.parent) / "tokenizer.json"
