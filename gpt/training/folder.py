@@ -62,6 +62,7 @@ class RunFolder(Callback):
                 self._open()
             except (InputError, OSError) as error:
                 failure = error
+        path: Path
         path, failure = trainer.strategy.broadcast((self.path, failure))
         if failure:
             raise failure
