@@ -34,7 +34,7 @@ from gpt.training.shard import ShardedStrategy
 from gpt.training.signals import Stopped, StopRequest
 from gpt.training.summary import write_summary
 from gpt.training.trainer_options import check_trainer_options
-from gpt.weights.checkpoint import RUNS
+from gpt.weights.checkpoint import RUNS, check_shape
 from gpt.weights.load import config_to_start_from
 
 
@@ -116,8 +116,10 @@ class TrainingCLI(CommandLine):
             options.model.init_from = None  # the checkpoint has newer weights
         if self.found:
             self._report_resume()
+        given = GPTConfig.from_dict(options.model.config.as_dict())
+        if options.get("ckpt_path"):
+            check_shape(options.ckpt_path, given)
         if options.model.init_from is not None:
-            given = GPTConfig.from_dict(options.model.config.as_dict())
             shape = config_to_start_from(options.model.init_from, given)
             for name, value in shape.to_dict().items():
                 options.model.config[name] = value
