@@ -79,7 +79,7 @@ def recipes() -> str:
         text = Path(__file__).parents[1].joinpath("configs", f"{name}.yaml").read_text(encoding="utf-8")
         options, config = yaml.safe_load(text), GPTConfig.from_name(name)
         windows, updates = options["data"]["batch_size"], options["trainer"]["max_steps"]
-        an_update = windows * options["trainer"]["accumulate_grad_batches"] * config.context_length
+        an_update = options["data"]["tokens_per_update"]
         tokens = an_update * updates
         hours = [cost(config, count).hours * tokens / TOKENS for count in (1, 8)]
         lines.append(

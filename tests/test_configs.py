@@ -45,7 +45,10 @@ def test_the_named_sizes_have_configs_of_the_same_shape(name):
 
 
 @pytest.mark.parametrize("name", GPTConfig.names())
-def test_a_batch_of_the_named_sizes_is_half_a_million_tokens(name):
+def test_an_update_of_the_named_sizes_is_half_a_million_tokens(name):
     values = yaml.safe_load((CONFIGS[0].parent / f"{name}.yaml").read_text(encoding="utf-8"))
-    windows = values["data"]["batch_size"] * values["trainer"]["accumulate_grad_batches"]
-    assert windows * values["model"]["config"]["context_length"] == 480 * 1024
+    tokens = values["data"]["tokens_per_update"]
+    assert tokens == 2**19
+    assert "accumulate_grad_batches" not in values["trainer"]
+    for gpus in (1, 8, 64):
+        assert tokens % (gpus * values["model"]["config"]["context_length"]) == 0

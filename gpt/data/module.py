@@ -10,8 +10,9 @@ import lightning.pytorch as pl
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from gpt.data.prepare import prepare
+from gpt.data.prepare import prepare_for
 from gpt.data.shards import Prepared
+from gpt.data.vocabularies import find_vocabulary
 from gpt.data.windows import Batch, EvalWindows, Grid, Packed, TrainWindows
 from gpt.errors import InputError
 from gpt.tokenizer import Tokenizer
@@ -24,7 +25,10 @@ class TokenData(pl.LightningDataModule):
         corpus: a recipe's name, a text file, a folder, a pattern, `hub:OWNER/NAME`, or a prepared folder.
         vocab_size: size of the vocabulary; GPT-2's whole one has 50257.
         context_length: tokens in a window.
-        batch_size: windows in a batch, on each process.
+        batch_size: windows in a batch, on each process; with `tokens_per_update`, at most so many.
+        tokens_per_update: tokens of an update, over all processes and accumulated batches. It decides how
+            many batches are accumulated, and makes the Trainer's `val_check_interval` count updates. None
+            leaves both to the Trainer's options.
         val_fraction: fraction of the text to hold out, in whole documents where there are several.
         seed: selects the order of the windows.
         shift: cut the text at another offset each epoch.
@@ -33,10 +37,13 @@ class TokenData(pl.LightningDataModule):
         isolate: keep attention within a document: batches get a third tensor with each token's document.
         num_workers: processes that read batches; 0 is fast enough from a local disk.
         text_column: the column that holds the text, where the corpus has columns.
+        vocabulary: gpt2, gpt2:SIZE, learn:SIZE, learn:SIZE:marks, learn:chars, or a .tiktoken or
+            tokenizer.json file, see `gpt prepare --help`; by default GPT-2's with `vocab_size` ids.
         errors: `strict` stops at bytes that are not UTF-8, `replace` puts U+FFFD in their place.
 
     Raises:
-        InputError: the corpus is not there, cannot be read, or is shorter than the context.
+        InputError: the corpus is not there, cannot be read, or is shorter than the context; or
+            `tokens_per_update` is no whole number of windows.
     """
 
     def __init__(
@@ -45,6 +52,7 @@ class TokenData(pl.LightningDataModule):
         vocab_size: int = 2048,
         context_length: int = 128,
         batch_size: int = 12,
+        tokens_per_update: int | None = None,
         val_fraction: float = 0.05,
         seed: int = 0,
         shift: bool = False,
@@ -53,16 +61,29 @@ class TokenData(pl.LightningDataModule):
         num_workers: int = 0,
         text_column: str | None = None,
         errors: str | None = None,
+        vocabulary: str | None = None,
     ) -> None:
         super().__init__()
-        self.tokenizer = Tokenizer("gpt2", vocab_size)
+        self.vocabulary = find_vocabulary(vocabulary, vocab_size)
         self.corpus = corpus
         self.context_length, self.batch_size, self.seed = context_length, batch_size, seed
         self.shift, self.pack, self.isolate, self.num_workers = shift, pack, isolate, num_workers
+        self.tokens_per_update = tokens_per_update
+        self._given: tuple[Any, Any] = (
+            None,
+            None,
+        )  # a Trainer, and its val_check_interval before `split_update`
+        if batch_size < 1:
+            raise InputError(f"batch_size must be at least 1, got {batch_size}")
+        if tokens_per_update is not None and (tokens_per_update < 1 or tokens_per_update % context_length):
+            fitting = max(1, round(tokens_per_update / context_length)) * context_length
+            raise InputError(
+                f"tokens_per_update {tokens_per_update} is no whole number of windows of {context_length} "
+                f"tokens: give {fitting}"
+            )
         if shift and pack:
             raise InputError("shift and pack cannot go together: packed windows begin where documents do")
         self._options: dict[str, Any] = {
-            "vocab_size": vocab_size,
             "val_fraction": val_fraction,
             "text_column": text_column,
             "errors": errors,
@@ -72,12 +93,22 @@ class TokenData(pl.LightningDataModule):
     @cached_property
     def prepared(self) -> Prepared:
         """The files on disk, prepared on first use if they are not yet."""
-        return Prepared(prepare(self.corpus, **self._options))
+        return Prepared(prepare_for(self.vocabulary, self.corpus, **self._options))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the prepared files."""
+        return self.prepared.tokenizer
 
     @property
     def train_tokens(self) -> int:
         """Tokens to train on."""
         return self.prepared.count("train", "tokens")
+
+    @property
+    def bytes_per_token(self) -> float:
+        """UTF-8 bytes of the training text for each of its tokens."""
+        return self.prepared.count("train", "bytes") / max(1, self.train_tokens)
 
     @property
     def val_tokens(self) -> int:
@@ -89,13 +120,47 @@ class TokenData(pl.LightningDataModule):
         """UTF-8 bytes of the text held out: bits per byte = nats summed over the split / ln 2 / this."""
         return self.prepared.count("val", "bytes")
 
+    def use(self, tokenizer: Tokenizer) -> None:
+        """Encode with this tokenizer, whatever the options are."""
+        self.vocabulary = tokenizer
+        self.__dict__.pop("prepared", None)
+
     def prepare_data(self) -> None:
         """Tokenize the corpus, on one process of each machine, unless it is prepared already."""
         _ = self.prepared  # kept: hashing the corpus again for `setup` would read it whole
 
     def setup(self, stage: str) -> None:
-        """Open the prepared files on every process."""
+        """Open the prepared files on every process, and divide an update into batches."""
         _ = self.prepared
+        if stage == "fit" and self.trainer is not None and self.tokens_per_update is not None:
+            self.split_update(self.batch_size)
+
+    def split_update(self, most: int) -> None:
+        """Divide `tokens_per_update` over processes and batches of equal size, of at most `most` windows.
+
+        Sets `batch_size`, and the Trainer's accumulate_grad_batches and val_check_interval. An update has the
+        same windows however they are divided.
+
+        Raises:
+            InputError: the processes cannot have equal shares, or the Trainer's options say otherwise.
+        """
+        trainer: Any = self.trainer
+        assert self.tokens_per_update is not None
+        if self._given[0] is not trainer:
+            self._given = trainer, trainer.val_check_interval
+            if trainer.accumulate_grad_batches != 1:
+                raise InputError("tokens_per_update decides accumulate_grad_batches: give only one of them")
+        windows, processes = self.tokens_per_update // self.context_length, trainer.world_size
+        share, left = divmod(windows, processes)
+        if left:
+            raise InputError(
+                f"tokens_per_update {self.tokens_per_update} makes {windows} windows, which {processes} "
+                f"processes cannot share equally: give {(share + 1) * processes * self.context_length}"
+            )
+        self.batch_size = max(size for size in range(1, min(most, share) + 1) if share % size == 0)
+        trainer.accumulate_grad_batches = share // self.batch_size
+        if isinstance(self._given[1], int):  # in updates; Lightning counts batches
+            trainer.val_check_interval = self._given[1] * trainer.accumulate_grad_batches
 
     def train_dataloader(self) -> "TrainLoader":
         """(x, y) of (B, T) int64, y one token ahead of x; with `isolate` document ids too."""

@@ -176,9 +176,6 @@ class TrainWindows(Dataset[Batch]):
     Window g of a run, counted over all processes, is number g % N of epoch g // N. Batch k of a process is
     the B windows from (k * world_size + rank) * B on. So processes share no window, a batch may span two
     epochs, and no window is left over.
-
-    Raises:
-        InputError: batch_size is below one.
     """
 
     stream: TokenStream
@@ -190,8 +187,6 @@ class TrainWindows(Dataset[Batch]):
     isolate: bool = False
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise InputError(f"batch_size must be at least 1, got {self.batch_size}")
         # A permutation takes about as long for one window as for thousands: plan many batches at once.
         self._planned = max(1, min(_PLANNED_WINDOWS, 8 * self.windows.count) // self.batch_size)
         self._plan: tuple[int, Spans] | None = None  # the number of the newest plan, and its spans

@@ -16,11 +16,12 @@ from gpt.config import GPTConfig
 from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.training.arguments import Arguments, complete
-from gpt.training.device import default_precision
+from gpt.training.device import allow_tf32, default_precision
 from gpt.training.ends import Ends, NothingLeft, StopEarly
 from gpt.training.folder import RunFolder, folder_of, folder_of_checkpoint, folder_to_restart
 from gpt.training.lightning_private import CommandLine, silence_warnings
 from gpt.training.memory import keep_freed_memory
+from gpt.training.micro_batch import FitMicroBatch
 from gpt.training.module import LanguageModel
 from gpt.training.output import announce, output_may_end, report
 from gpt.training.profiling import Profile
@@ -34,8 +35,8 @@ from gpt.training.shard import ShardedStrategy
 from gpt.training.signals import Stopped, StopRequest
 from gpt.training.summary import write_summary
 from gpt.training.trainer_options import check_trainer_options
+from gpt.training.vocabulary import choose_vocabulary
 from gpt.weights.checkpoint import RUNS, check_shape
-from gpt.weights.load import config_to_start_from
 
 
 class TrainingCLI(CommandLine):
@@ -116,14 +117,9 @@ class TrainingCLI(CommandLine):
             options.model.init_from = None  # the checkpoint has newer weights
         if self.found:
             self._report_resume()
-        given = GPTConfig.from_dict(options.model.config.as_dict())
+        self.inherited = choose_vocabulary(options)
         if options.get("ckpt_path"):
-            check_shape(options.ckpt_path, given)
-        if options.model.init_from is not None:
-            shape = config_to_start_from(options.model.init_from, given)
-            for name, value in shape.to_dict().items():
-                options.model.config[name] = value
-            options.data.vocab_size = shape.vocab_size
+            check_shape(options.ckpt_path, GPTConfig.from_dict(options.model.config.as_dict()))
         if trainer.precision is None:
             trainer.precision = default_precision(trainer.accelerator)
         interval, batches = trainer.val_check_interval, trainer.accumulate_grad_batches
@@ -136,7 +132,7 @@ class TrainingCLI(CommandLine):
         folder = folder_to_restart(name) if self.restart else None
         if self.found:
             folder = folder_of_checkpoint(self.found.path)
-        lasting = options.clone()  # without what this start alone is asked for
+        self.lasting = lasting = options.clone()  # without what this start alone is asked for
         lasting.run, lasting.resume, lasting.ckpt_path = name, None, None
         lasting.model.init_from = self.init_from if self.found else init_from
         folder_of(name)
@@ -160,13 +156,14 @@ class TrainingCLI(CommandLine):
             if "alloc" not in str(error):
                 raise
             raise InputError("the model does not fit into memory: make it smaller") from None
+        self.inherited.use(self.datamodule)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the run's loggers, callbacks and checkpoints to those that the options name."""
         options = self.config[self.subcommand]
         if self.subcommand != "fit":
             self.save_config_callback = None
-            return super().instantiate_trainer(logger=False, callbacks=[], enable_progress_bar=False)
+            return self._trainer(logger=False, callbacks=[], enable_progress_bar=False)
         folder, stop, plain = self.folder, StopRequest(), options.trainer
         metrics, samples = MetricsCSV(folder), Samples(folder)
         self.meter = Meter(options.log_every, metrics)
@@ -181,9 +178,17 @@ class TrainingCLI(CommandLine):
         self.stop_early = StopEarly(options.early_stopping) if options.early_stopping is not None else None
         if self.stop_early and plain.limit_val_batches == 0:
             raise InputError("early_stopping needs validation: leave out --trainer.limit_val_batches 0")
+        self.checkpoints = Checkpoints(
+            folder,
+            every=options.checkpoint_every,
+            keep=options.keep_checkpoints,
+            options=folder.config,
+            stop=stop,
+        )
         callbacks: list[Callback] = [
             self.ends,
             folder,
+            FitMicroBatch(self._save_batch_size),
             *self._several("callbacks"),
             Resume(options.seed_everything, self.meter),
             stop,
@@ -193,21 +198,17 @@ class TrainingCLI(CommandLine):
             *([RunProgress(self.meter, samples)] if plain.enable_progress_bar is not False else []),
             *([self.stop_early] if self.stop_early else []),
             *([Profile(folder)] if options.profile else []),
-            Checkpoints(
-                folder,
-                every=options.checkpoint_every,
-                keep=options.keep_checkpoints,
-                options=folder.config,
-                stop=stop,
-            ),
+            self.checkpoints,
         ]
         files = AtomicCheckpointIO(checked=self.found.path if self.found else None)
         loggers = [metrics, *(item for item in self._several("logger") if isinstance(item, Logger))]
         limits = {"max_steps": -1, "max_epochs": -1, "max_time": None}  # `Ends` sets the true end
+        plugins = [*self._several("plugins"), files]
+        return self._trainer(callbacks=callbacks, logger=loggers, plugins=plugins, **limits)
+
+    def _trainer(self, **options: Any) -> Trainer:
         try:
-            return super().instantiate_trainer(
-                callbacks=callbacks, logger=loggers, plugins=[*self._several("plugins"), files], **limits
-            )
+            return super().instantiate_trainer(**options)
         except (MisconfigurationException, TypeError, ValueError, RuntimeError) as error:
             raise InputError(f"the trainer's options cannot be used: {error}") from None
 
@@ -216,11 +217,21 @@ class TrainingCLI(CommandLine):
         value = self.trainer_option(name)
         return list(value) if isinstance(value, list) else [value] if value is not None else []
 
+    def _save_batch_size(self, batch_size: int) -> None:
+        """Write the micro-batch that fits into config.yaml and the checkpoints."""
+        self.lasting.data.batch_size = batch_size
+        self.folder.config = self.checkpoints.options = self.options_parser.dump(
+            self.lasting, skip_unset=False
+        )
+        if self.trainer.is_global_zero:
+            self.folder.write_config()
+
     def before_fit(self) -> None:
         """Find errors in the data before a folder is made for the run."""
         self.datamodule.prepare_data()
         self.datamodule.setup("fit")
         self.datamodule.train_dataloader()
+        self.inherited.warn(self.datamodule)
 
     def fit(self, **kwargs: Any) -> None:
         """Train; a run that a signal ended exits with the status that the signal has in a shell."""
@@ -232,6 +243,10 @@ class TrainingCLI(CommandLine):
         except Stopped as stopped:
             report(str(stopped))
             raise SystemExit(stopped.status) from None
+        except RuntimeError as error:
+            if "loading state_dict" not in str(error):
+                raise
+            raise InputError(f"the checkpoint does not fit the model: {error}") from None
         except SystemExit as leaving:  # Lightning's answer to a Ctrl-C before the first step
             interrupted = isinstance(leaving.__context__, KeyboardInterrupt)
             raise (KeyboardInterrupt if interrupted else leaving) from None
@@ -270,6 +285,7 @@ def start(cli: type[TrainingCLI], args: list[str]) -> TrainingCLI:
     """Parse the options and do what they say."""
     silence_warnings()
     keep_freed_memory()
+    allow_tf32()
     set_parsing_settings(
         import_path_denylist=[],  # enforce jsonargparse's own list, instead of warning
         docstring_parse_attribute_docstrings=True,

@@ -71,14 +71,18 @@ class RunFolder(Callback):
                 "all processes need to see the same files"
             )
         self.path = path
-        set_root_folder(trainer, self.path)
+        set_root_folder(trainer, path)
 
     def _open(self) -> None:
         if self.path is None:
             self.path = _reserve(self.name)
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = _locked(self.path)
-        with atomic_write(self.path / "config.yaml") as file:
+        self.write_config()
+
+    def write_config(self) -> None:
+        """Write config.yaml."""
+        with atomic_write(self / "config.yaml") as file:
             file.write(self.config)
 
     def release(self) -> None:
@@ -95,7 +99,7 @@ def folder_of(name: str) -> Path:
     Raises:
         InputError: the name is no folder's.
     """
-    if not name or name.startswith(".") or set(name) & set("/\\"):
+    if not name or name.startswith(".") or set(name) & set("/\\") or not name.isprintable():
         raise InputError(f"expected a plain folder name for --run, got {name!r}")
     return RUNS / name
 

@@ -1,4 +1,4 @@
-"""Numbers going wrong: a loss or gradient that is not finite never reaches the weights."""
+"""Losses and gradients that are not finite: they never reach the weights."""
 
 import sys
 from typing import Any
@@ -12,13 +12,13 @@ from gpt.errors import InputError
 
 
 class Guard:
-    """Asked between the backward pass and the update, stops the run or leaves the step out.
+    """Stops the run or skips the update, between the backward pass and the update.
 
-    The answer is one number that all losses and gradients went into, read once a step. That waits for the
-    device, which has the whole update still to be sent; the losses of accumulated batches stay on it.
+    All losses and gradients of an update are reduced to one number on the device. Reading it, once an update,
+    is the only time that an update waits for the device.
 
     Args:
-        limit: steps that may be left out in a run; 0 stops at the first.
+        limit: updates to skip in a run; 0 stops at the first.
     """
 
     def __init__(self, limit: int = 0) -> None:
@@ -29,25 +29,25 @@ class Guard:
         self._losses: Tensor | None = None
 
     def add(self, loss: Tensor) -> None:
-        """Take note of a batch's loss."""
+        """Include a batch's loss."""
         self._losses = loss if self._losses is None else self._losses + loss
 
     def passes(self, trainer: Trainer, norm: Tensor) -> bool:
-        """Whether the update may be made, the same on all processes.
+        """Whether to make the update, the same on all processes.
 
         Args:
-            trainer: knows which step this is.
-            norm: of all gradients; a gradient scaler looks after them itself, and lowers its scale.
+            trainer: for the number of the update.
+            norm: of all gradients; a gradient scaler checks them itself, and lowers its scale.
 
         Raises:
-            InputError: it may not, and the limit is reached.
+            InputError: the update is not finite, and the limit is reached.
         """
         losses, self._losses = self._losses if self._losses is not None else torch.zeros_like(norm), None
         scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
         total: Any = losses if scaled else losses + norm  # infinity and NaN survive addition
         if trainer.world_size > 1:
             total = trainer.strategy.reduce(total, reduce_op="sum")
-        if torch.isfinite(total):
+        if is_finite(total):
             return True
         step, last = trainer.global_step + 1, trainer.fit_loop.total_batch_idx + 1
         first = last - (last - 1) % trainer.accumulate_grad_batches
@@ -55,14 +55,19 @@ class Guard:
         what = f"loss {float(losses):g}, gradient norm {float(norm):g} at step {step}, {batches} of the run"
         if self.skipped == self.limit:
             raise InputError(
-                f"{what}: stopped, the weights were not touched and the last checkpoint is good; lower the "
-                "learning rate, or leave such steps out with --model.skip_nonfinite N"
+                f"{what}: stopped before the weights changed, and the last checkpoint is good; lower the "
+                "learning rate, or skip such steps with --model.skip_nonfinite N"
             )
         self.skipped += 1
-        _tell(f"{what}: left out, {self.skipped} of {self.limit}")
+        _report(f"{what}: skipped, {self.skipped} of {self.limit}")
         return False
 
 
+def is_finite(total: Tensor) -> bool:
+    """Read the one number from the device."""
+    return bool(torch.isfinite(total))
+
+
 @rank_zero_only
-def _tell(line: str) -> None:
+def _report(line: str) -> None:
     print(f"gpt fit: {line}", file=sys.stderr)

@@ -47,7 +47,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         with torch.autocast(device, enabled=False):
             rows, table = features.to(dtype), _padded(weight, dtype)  # (N, D), (P, D)
             scored = (targets != IGNORE_INDEX)[:, None]  # (N, 1)
-            row_weights = scored / scored.sum()  # (N, 1), of each row in the mean
+            row_weights = scored.float() / scored.sum()  # (N, 1), of each row in the mean
             weighted_rows = (rows * row_weights).to(dtype)  # (N, D)
             target = targets.clamp(min=0)[:, None]  # (N, 1)
             total = torch.zeros((), dtype=torch.float32, device=features.device)

@@ -104,9 +104,10 @@ class LanguageModel(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log nats per token, perplexity, and bits per byte, which does not depend on the tokenizer."""
-        dtype = torch.float32 if self.device.type == "mps" else torch.float64
-        sums = torch.tensor([self._val_nats, self._val_tokens], dtype=dtype, device=self.device)
-        nats, tokens = self.trainer.strategy.reduce(sums, reduce_op="sum").tolist()
+        nats, tokens = self._val_nats, self._val_tokens
+        if self.trainer.world_size > 1:  # never on MPS, which has no float64
+            sums = torch.tensor([nats, tokens], dtype=torch.float64, device=self.device)
+            nats, tokens = self.trainer.strategy.reduce(sums, reduce_op="sum").tolist()
         loss = nats / max(tokens, 1)
         metrics = {"val_loss": loss, "val_perplexity": math.exp(min(loss, 700.0))}
         val_bytes = getattr(self.trainer.datamodule, "val_bytes", 0)  # type: ignore[attr-defined]
@@ -181,22 +182,28 @@ class LanguageModel(LightningModule):
     ) -> None:
         """Clip by the norm of all gradients; where it is not finite, skip the update or stop.
 
-        Lightning refuses to clip for a fused optimizer under mixed precision, because a gradient scaler might
-        not have unscaled yet; bfloat16 has no scaler.
+        Under 16-mixed, Lightning leaves unscaling to a fused optimizer's step, which is after clipping.
         """
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
+            scaler.unscale_(optimizer)
         weights = [weight for weight in self.parameters() if weight.grad is not None]
-        norm: Any = get_total_norm([w.grad for w in weights], foreach=True)  # type: ignore[misc]
+        norm: Any = get_total_norm([w.grad for w in weights])  # type: ignore[misc]
         if hasattr(norm, "full_tensor"):  # each process has a part of the gradients
             norm = norm.full_tensor()
         self.last_gradient_norm = norm  # before clipping
         if not self.guard.passes(self.trainer, norm):
             self.zero_grad()  # no optimizer changes a weight that has no gradient
         elif gradient_clip_val:
-            clip_grads_with_norm_(weights, gradient_clip_val, norm, foreach=True)
+            clip_grads_with_norm_(weights, gradient_clip_val, norm)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the model's shape, in plain numbers, so that the file alone is enough to load it."""
         checkpoint["gpt"] = {"config": self.config.to_dict(), "skipped": self.guard.skipped}
+        data: Any = getattr(self.trainer, "datamodule", None)
+        if hasattr(data, "prepared"):
+            checkpoint["gpt"]["tokenizer"] = data.tokenizer.to_dict()
+            checkpoint["gpt"]["bytes_per_token"] = data.bytes_per_token
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the count of skipped updates; the model exists already."""

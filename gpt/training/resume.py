@@ -91,6 +91,9 @@ class Resume(Callback):
     def __init__(self, seed: int, meter: Meter) -> None:
         self.seed, self.meter = seed, meter
         self._states: list[ProcessPart] | None = None
+        self._before: StepPart | None = None
+        self._loops: dict[str, Any] = {}
+        self._started = False
         self._groups: list[dict[str, Any]] = []  # the optimizer's current options
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -123,19 +126,30 @@ class Resume(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Take the states; convert Lightning's batch counts if a step now takes other batches."""
+        """Take the states and Lightning's batch counts."""
         self._states = checkpoint["processes"]
-        before, now = checkpoint["step"], step_size(trainer)
-        if before == now:
+        self._before, self._loops = checkpoint["step"], checkpoint["loops"]["fit_loop"]
+        if self._started:
+            self._convert_counts(trainer)
+
+    def _convert_counts(self, trainer: Trainer) -> None:
+        """Convert Lightning's batch counts if a step now takes other batches."""
+        before, now = self._before, step_size(trainer)
+        if before is None or before == now:
             return
-        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        progress = self._loops["epoch_loop.batch_progress"]
         for counts in (progress["total"], progress["current"]):
             steps = counts["ready"] // before["batches"] * before["windows"] // now["windows"]
             batches = steps * now["batches"]
             counts.update(ready=batches, started=batches, processed=batches, completed=batches - 1)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note the optimizer's options before the checkpoint's replace them."""
+        """Note the optimizer's options before the checkpoint's replace them; the micro-batch is known now.
+
+        Lightning loads a checkpoint before this hook, or after it where the strategy shards the model.
+        """
+        self._started = True
+        self._convert_counts(trainer)
         groups = trainer.optimizers[0].param_groups
         self._groups = [{name: group[name] for name in group if name != "params"} for group in groups]
 

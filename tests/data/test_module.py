@@ -3,6 +3,7 @@ import math
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import pytest
@@ -162,6 +163,37 @@ def test_shift_and_pack_exclude_each_other(novel):
         data_of(novel, shift=True, pack=True)
     x, y = next(iter(data_of(novel, pack=True).train_dataloader()))
     assert x.shape == y.shape == (4, 16)
+
+
+@pytest.mark.parametrize(
+    ("processes", "most", "batch_size", "accumulate"),
+    [
+        (1, 24, 24, 1),
+        (1, 23, 12, 2),
+        (2, 24, 12, 1),
+        (2, 5, 4, 3),
+        (3, 4, 4, 2),
+        (8, 2, 1, 3),
+        (24, 60, 1, 1),
+    ],
+)
+def test_an_update_is_divided_over_processes_and_batches(processes, most, batch_size, accumulate, novel):
+    data = data_of(novel, tokens_per_update=24 * 16)
+    trainer = SimpleNamespace(world_size=processes, accumulate_grad_batches=1, val_check_interval=10)
+    data.trainer = trainer
+    for _ in range(2):  # twice, as for a second fit
+        data.split_update(most)
+        assert (data.batch_size, trainer.accumulate_grad_batches) == (batch_size, accumulate)
+        assert trainer.val_check_interval == 10 * accumulate
+
+
+def test_processes_that_cannot_share_an_update_are_told_which_they_can(novel):
+    data = data_of(novel, tokens_per_update=24 * 16)
+    data.trainer = SimpleNamespace(world_size=5, accumulate_grad_batches=1, val_check_interval=10)
+    with pytest.raises(
+        InputError, match="makes 24 windows, which 5 processes cannot share equally: give 400"
+    ):
+        data.split_update(4)
 
 
 TWO_PROCESSES = """

@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 
+from gpt.serve.command import serve
 from gpt.serve.limits import Limits
 from tests.serve.server import MODEL, TOKENIZER, hooked, new_app, slow, talk
 from tests.serve.test_app import alone
@@ -251,3 +252,19 @@ def test_every_path_but_three_needs_the_key():
 
     statuses = talk(new_app(api_key="secret"), use)
     assert {path for path, status in statuses.items() if status != 401} == {"/", "/health", "/metrics"}
+
+
+@pytest.mark.parametrize(
+    ("host", "key", "warned"),
+    [("0.0.0.0", None, True), ("0.0.0.0", "secret", False), ("127.0.0.1", None, False)],
+)
+def test_the_command_warns_of_an_open_server_and_limits_connections(
+    tmp_path, monkeypatch, capsys, host, key, warned
+):
+    started = []
+    monkeypatch.setattr("uvicorn.run", lambda app, **options: started.append(options))
+    monkeypatch.delenv("GPT_API_KEY", raising=False)
+    MODEL.save_pretrained(tmp_path)
+    serve(tmp_path, host=host, api_key=key)
+    assert started[0]["host"] == host and started[0]["limit_concurrency"] == 256
+    assert ("anyone who can reach 0.0.0.0:8000" in capsys.readouterr().err) == warned

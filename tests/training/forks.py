@@ -23,10 +23,12 @@ def terminate(at_rank: int, at_step: int) -> Callable[[int], None]:
     """Process `at_rank` alone sends itself SIGTERM in the step after `at_step` steps."""
 
     def patch(rank: int) -> None:
-        step = LanguageModel.training_step
+        step, sent = LanguageModel.training_step, False
 
         def training_step(self: LanguageModel, batch: Any, number: int) -> Any:
-            if rank == at_rank and self.trainer.global_step == at_step:
+            nonlocal sent
+            if rank == at_rank and self.trainer.global_step == at_step and not sent:
+                sent = True  # a second signal, from the step's next batch, would end the process at once
                 os.kill(os.getpid(), signal.SIGTERM)
             return step(self, batch, number)
 

@@ -96,6 +96,25 @@ def test_two_processes_do_what_one_does_and_go_on_with_each_others_runs(strategy
     assert_same("from-two", "one")
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_tokens_per_update_make_the_same_run_on_any_number_of_processes(strategy, launch):
+    """One process accumulates three batches of 12 windows, each of two processes two of 9."""
+    options = [*PLAIN, "--data.tokens_per_update", str(36 * 16), "--data.batch_size", "12"]
+    one = ["--trainer.devices", "1", "--trainer.strategy", "auto"]
+    two = ["--trainer.devices", "2", "--trainer.strategy", strategy]
+    launch(*options, *one, "--run", "one", processes=1)
+    launch(*options, *two, "--run", "two")
+    launch(*options, *two, "--run", "changing", terminate=(0, 3), status=143)
+    launch("fit", "--resume", "runs/changing", *one, processes=1, terminate=(0, 6), status=143)
+    assert read("runs/changing/checkpoints/last.ckpt")["global_step"] == 7
+    launch("fit", "--resume", "runs/changing", *two)
+    for run in ("two", "changing"):
+        assert len(losses(run)) == 10 + 2
+        assert losses(run) == pytest.approx(losses("one"), rel=1e-5)
+        for name, weight in weights("one").items():
+            torch.testing.assert_close(weights(run)[name], weight, rtol=0, atol=1e-4, msg=name)
+
+
 def test_a_signal_to_one_process_stops_both_and_they_resume_exactly(launch):
     options = [*TWO, "--model.config.dropout", "0.3", "--trainer.strategy", "ddp"]
     launch(*options, "--run", "whole")

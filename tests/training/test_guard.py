@@ -58,10 +58,10 @@ def test_a_finite_loss_with_a_gradient_that_is_not_stops_too(workplace, monkeypa
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_a_step_can_be_left_out(optimizer, broken_batch, workplace, capsys):
+def test_a_step_can_be_skipped(optimizer, broken_batch, workplace, capsys):
     broken_batch(math.nan, 12)
     assert fit(*STEPS, "--model.skip_nonfinite", "1", "--model.optimizer.name", optimizer) == 0
-    assert "left out, 1 of 1" in capsys.readouterr().err
+    assert "skipped, 1 of 1" in capsys.readouterr().err
     five, six, seven = (read(f"runs/bad/checkpoints/step-{step}.ckpt") for step in (5, 6, 7))
     same = [torch.equal(five["state_dict"][name], six["state_dict"][name]) for name in five["state_dict"]]
     assert all(same)

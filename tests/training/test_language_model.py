@@ -3,6 +3,7 @@
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import MixedPrecision
 from torch.nn import functional as F
 
 from gpt import GPTConfig
@@ -42,3 +43,15 @@ def test_validation_measures_the_cross_entropy_alone(workplace):
     assert float(validation.callback_metrics["val_loss"]) == pytest.approx(expected, rel=1e-5)
     trainer(max_steps=1, limit_val_batches=0).fit(module.train(), data)
     assert module.last_loss > 100
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_float16_gradients_are_unscaled_before_they_are_clipped(optimizer, workplace):
+    norms = []
+    for plugins in ([], [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))]):
+        torch.manual_seed(0)
+        data = TokenData("text.txt", vocab_size=300, context_length=16, batch_size=4)
+        module = LanguageModel(CONFIG, OptimizerConfig(name=optimizer), compile=False)
+        trainer(max_steps=1, limit_val_batches=0, gradient_clip_val=1.0, plugins=plugins).fit(module, data)
+        norms.append(float(module.last_gradient_norm))
+    assert norms[1] == pytest.approx(norms[0], rel=0.02)

@@ -1,0 +1,75 @@
+"""The largest micro-batch that fits into memory."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from gpt.errors import InputError
+from gpt.training.random_state import random_state, set_random_state
+
+
+class FitMicroBatch(Callback):
+    """Tries one micro-batch before training and halves it until it fits, with `--data.tokens_per_update`.
+
+    The trial is a forward and a backward pass, beside memory for the optimizer's two moments. It changes no
+    weight and no random number of the run.
+
+    Args:
+        report: called with the number of windows that fit.
+    """
+
+    def __init__(self, report: Callable[[int], None]) -> None:
+        self.report = report
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Set the data's batch_size, and with it the Trainer's accumulate_grad_batches.
+
+        Raises:
+            InputError: a single window does not fit.
+        """
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        if data.tokens_per_update is None:
+            return
+        device = trainer.strategy.root_device
+        state = random_state(device)
+        while not _fits(trainer, pl_module, data.train_dataloader().dataset[0]):
+            if data.batch_size == 1:
+                raise InputError(
+                    f"one window of {data.context_length} tokens does not fit into the memory of {device}: "
+                    "give a smaller --model.config.context_length, or --model.checkpoint_activations true"
+                )
+            data.split_update(data.batch_size // 2)
+        set_random_state(state, device)
+        self.report(data.batch_size)
+
+
+def _fits(trainer: Trainer, module: Any, batch: tuple[Tensor, ...]) -> bool:
+    """Whether all processes can compute the gradients of a batch."""
+    device, fits = trainer.strategy.root_device, True
+    try:
+        with trainer.precision_plugin.train_step_context():
+            parts = [getattr(weight, "to_local", lambda w=weight: w)() for weight in module.parameters()]
+            moments = [torch.empty(2, part.numel(), device=device) for part in parts]
+            module.loss(tuple(part.to(device) for part in batch)).backward()
+            del moments
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        fits = False
+    module.zero_grad()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    failures = trainer.strategy.reduce(torch.tensor(float(not fits), device=device), reduce_op="sum")
+    return not float(failures)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on a GPU or a CPU: on a CPU torch raises a plain RuntimeError."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(
+        part in str(error) for part in ("allocate", "out of memory")
+    )

@@ -1,0 +1,65 @@
+"""What suits a device, seen with the capabilities of devices that are not here."""
+
+import pytest
+import torch
+
+from gpt.training import compilation
+from gpt.training.device import allow_tf32, default_precision
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Lets the machine have a GPU or not, bfloat16 or not."""
+
+    def install(gpu: bool = False, gpu_bf16: bool = False, mps: bool = False, cpu_bf16: bool = False) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: gpu_bf16)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: cpu_bf16)
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("parts", "accelerator", "precision"),
+    [
+        ({"gpu": True, "gpu_bf16": True}, "auto", "bf16-mixed"),
+        ({"gpu": True, "cpu_bf16": True}, "auto", "16-mixed"),  # a T4
+        ({"gpu": True, "cpu_bf16": True}, "cpu", "bf16-mixed"),
+        ({"mps": True, "cpu_bf16": True}, "auto", "32-true"),
+        ({"mps": True}, "mps", "32-true"),
+        ({"cpu_bf16": True}, "auto", "bf16-mixed"),
+        ({}, "auto", "32-true"),
+    ],
+)
+def test_the_default_precision(parts, accelerator, precision, machine):
+    machine(**parts)
+    assert default_precision(accelerator) == precision
+
+
+def test_tf32_is_on_where_there_is_a_gpu(machine, monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", chosen.append)
+    machine()
+    allow_tf32()
+    machine(gpu=True)
+    allow_tf32()
+    assert chosen == ["high"]
+
+
+@pytest.mark.parametrize(
+    ("triton", "programs", "expected"),
+    [
+        (None, ["gcc"], "the package triton is not installed"),
+        ("triton", [], "no C compiler found"),
+        ("triton", ["gcc"], None),
+        ("triton", ["my-cc"], None),
+    ],
+)
+def test_triton_needs_a_c_compiler(triton, programs, expected, monkeypatch):
+    monkeypatch.setenv("CC", "my-cc")
+    monkeypatch.setattr(compilation, "find_spec", lambda name: triton)
+    monkeypatch.setattr(compilation.shutil, "which", lambda name: name if name in programs else None)
+    missing = compilation.missing_compiler(torch.device("cuda"))
+    assert missing == expected if expected is None else expected in missing
