@@ -1,36 +1,34 @@
-"""The GPT-2 tokenizer, from the table in the package: it needs no network.
+"""Text to ids and back: GPT-2's tokenizer, from the table in the package, or one with a table of its own.
 
-Byte-pair encoding of bytes (Radford et al. 2019, section 2.2), computed by tiktoken. Any prefix of the ranks
-from the 256 single bytes on is a vocabulary that encodes every text without loss, since a token is merged
-from tokens of lower rank.
+Byte-pair encoding of bytes (Radford et al. 2019, section 2.2), computed by tiktoken. Any prefix of GPT-2's
+ranks from the 256 single bytes on is a vocabulary that encodes every text without loss, since a token is
+merged from tokens of lower rank.
 """
 
 import hashlib
 import lzma
 import re
 from base64 import b64decode
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpt.errors import InputError
+from gpt.vocabulary import END_OF_TEXT, PATTERNS, check_table, pack, unpack
 
 if TYPE_CHECKING:
     import tiktoken
 
-END_OF_TEXT = "<|endoftext|>"
 _TABLE_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 _FULL_SIZE = 50257
-_SMALLEST_SIZE = 257  # the 256 bytes and <|endoftext|>
+SMALLEST_SIZE = 257
+"""Ids of the smallest vocabulary: the 256 bytes and `<|endoftext|>`."""
 
-# Merges stay within words. GPT-2's own pattern, in the possessive form that tiktoken runs faster.
-_WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-
-# A blank after a non-blank always begins a word of the pattern above: text cut there gives the same tokens.
+# A blank after a non-blank always begins a word of the patterns: text cut there gives the same tokens.
 _WORD_START = re.compile(r"(?<=\S)[ \n]")
 
 _LONGEST_CALL = 1 << 16
@@ -38,23 +36,77 @@ _LONGEST_CALL = 1 << 16
 
 
 class Tokenizer:
-    """Text to ids and back. Tokenizers of the same name and size are equal, and pickle to a few bytes.
+    """Text to ids and back. Tokenizers with the same table are equal; GPT-2's pickles to a few bytes.
 
     Args:
-        name: `gpt2`, the only table.
+        name: `gpt2`, or `own` for a table of its own.
         vocab_size: ids in all: ranks 0 .. vocab_size - 2 of the table, then `<|endoftext|>`.
+        table: the tokens by rank, if the name is `own`; it decides vocab_size.
+        pattern: the words that merges do not cross, a name of `gpt.vocabulary.PATTERNS`.
 
     Raises:
-        InputError: an unknown name, or a size outside 257 .. 50257.
+        InputError: an unknown name, a size outside 257 .. 50257, or a table that cannot encode every text.
     """
 
-    def __init__(self, name: str = "gpt2", vocab_size: int = _FULL_SIZE) -> None:
-        if name != "gpt2":
+    def __init__(
+        self,
+        name: str = "gpt2",
+        vocab_size: int = _FULL_SIZE,
+        table: Sequence[bytes] | None = None,
+        pattern: str = "gpt2",
+    ) -> None:
+        if name not in ("gpt2", "own") or (name == "own") != (table is not None):
             raise InputError(f"unknown tokenizer {name!r}, expected gpt2")
-        if not _SMALLEST_SIZE <= vocab_size <= _FULL_SIZE:
-            raise InputError(f"vocab_size must be {_SMALLEST_SIZE} to {_FULL_SIZE}, got {vocab_size}")
-        self.name = name
-        self.n_vocab = vocab_size
+        if table is not None:
+            check_table(list(table), pattern)
+            vocab_size = len(table) + 1
+        elif not SMALLEST_SIZE <= vocab_size <= _FULL_SIZE:
+            raise InputError(f"vocab_size must be {SMALLEST_SIZE} to {_FULL_SIZE}, got {vocab_size}")
+        self.name, self.n_vocab = name, vocab_size
+        self.pattern = "gpt2" if table is None else pattern
+        self._own = None if table is None else list(table)
+        content = f"{_TABLE_SHA256} {PATTERNS['gpt2']} {vocab_size}"
+        if self._own is not None:
+            content = f"{PATTERNS[pattern]} {pack(self._own)}"
+        self.fingerprint = hashlib.sha256(content.encode()).hexdigest()
+        """A hash of everything that decides the ids: 64 hexadecimal digits."""
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> "Tokenizer":
+        """The inverse of `to_dict`.
+
+        Raises:
+            InputError: it is not such a dictionary, or the table cannot encode every text.
+        """
+        try:
+            if saved["name"] == "gpt2":
+                return cls("gpt2", saved["vocab_size"])
+            tokenizer = cls(saved["name"], table=unpack(saved["table"]), pattern=saved["pattern"])
+        except (KeyError, TypeError) as error:
+            raise InputError(f"not a saved tokenizer: {type(error).__name__} {error}") from None
+        if tokenizer.n_vocab != saved["vocab_size"]:
+            raise InputError(f"the tokenizer has {tokenizer.n_vocab} ids, but claims {saved['vocab_size']!r}")
+        return tokenizer
+
+    @classmethod
+    def from_table(cls, table: list[bytes], pattern: str) -> "Tokenizer":
+        """GPT-2's tokenizer where the table is a prefix of its ranks, or else one of its own.
+
+        Raises:
+            InputError: the table cannot encode every text.
+        """
+        own = cls("own", table=table, pattern=pattern)
+        if pattern == "gpt2" and own.n_vocab <= _FULL_SIZE and _table()[: own.eot] == table:
+            return cls("gpt2", own.n_vocab)
+        return own
+
+    def to_dict(self) -> dict[str, Any]:
+        """The tokenizer as strings and numbers, for JSON and for checkpoints."""
+        saved: dict[str, Any] = {"name": self.name, "vocab_size": self.n_vocab}
+        return saved if self._own is None else {**saved, "pattern": self.pattern, "table": pack(self._own)}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tokenizer.from_dict, (self.to_dict(),)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tokenizer) and self.fingerprint == other.fingerprint
@@ -71,14 +123,14 @@ class Tokenizer:
         return self.n_vocab - 1
 
     @property
-    def fingerprint(self) -> str:
-        """A hash of everything that decides the ids: 64 hexadecimal digits."""
-        return hashlib.sha256(f"{_TABLE_SHA256} {_WORDS} {self.n_vocab}".encode()).hexdigest()
+    def tokens(self) -> list[bytes]:
+        """The bytes of each token by id, without `<|endoftext|>`."""
+        return _table()[: self.eot] if self._own is None else self._own
 
     @property
     def encoding(self) -> "tiktoken.Encoding":
         """tiktoken's object, loaded on first use and shared by the process."""
-        return _encoding(self.n_vocab)
+        return _encoding(self)
 
     def encode(self, text: str, allow_special: bool = False) -> list[int]:
         """The ids of `text`. `<|endoftext|>` in it is plain text unless `allow_special`."""
@@ -122,8 +174,7 @@ class Tokenizer:
 
     def byte_lengths(self) -> NDArray[np.int64]:
         """UTF-8 bytes of text that each id stands for, (n_vocab,); 0 for `<|endoftext|>`."""
-        lengths = [len(token) for token in _table()[: self.eot]]
-        return np.array([*lengths, 0], dtype=np.int64)
+        return np.array([*map(len, self.tokens), 0], dtype=np.int64)
 
 
 def split_at_words(text: str, longest: int) -> Iterator[str]:
@@ -156,15 +207,14 @@ def _table() -> list[bytes]:
     return [b64decode(line.split()[0]) for line in table.splitlines()]
 
 
-@cache
-def _encoding(vocab_size: int) -> "tiktoken.Encoding":
+@lru_cache(maxsize=8)
+def _encoding(tokenizer: Tokenizer) -> "tiktoken.Encoding":
     import tiktoken
 
-    ranks = {token: rank for rank, token in enumerate(_table()[: vocab_size - 1])}
     return tiktoken.Encoding(
-        name=f"gpt2-{vocab_size}",
-        pat_str=_WORDS,
-        mergeable_ranks=ranks,
-        special_tokens={END_OF_TEXT: vocab_size - 1},
-        explicit_n_vocab=vocab_size,
+        name=f"{tokenizer.name}-{tokenizer.n_vocab}",
+        pat_str=PATTERNS[tokenizer.pattern],
+        mergeable_ranks={token: rank for rank, token in enumerate(tokenizer.tokens)},
+        special_tokens={END_OF_TEXT: tokenizer.eot},
+        explicit_n_vocab=tokenizer.n_vocab,
     )

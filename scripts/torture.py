@@ -1,13 +1,15 @@
 """Inject faults into training: `python scripts/torture.py --kills 50`.
 
-Kills runs with SIGKILL in steps, saves and validations, fills the disk, damages checkpoints and feeds
-malformed input. Resumes each run and compares it with an undisturbed one. Prints a table of faults injected,
-survived and lost; the exit status is 1 if anything was lost.
+Kills runs with SIGKILL in steps, saves and validations, fills the disk, damages checkpoints, feeds malformed
+input and hostile files, starts two commands on one run, and sends hostile requests. Resumed runs must equal
+an undisturbed one. Prints a table of injected, survived and lost faults; the exit status is 1 if any was
+lost.
 
 Needs POSIX, because runs are forked. Filling a disk needs root, to mount a small tmpfs.
 """
 
 import argparse
+import json
 import os
 import random
 import shutil
@@ -32,6 +34,7 @@ from faults.meetings import Meetings
 import gpt.training.fit  # noqa: F401 - once, before the processes that are killed are forked
 from gpt.weights.checkpoint import read
 
+ROOT = Path(__file__).parents[1]
 MOMENTS = ("anywhere", "step", "write", "rename", "validation")
 TEXT = "The quick brown fox jumps over the lazy dog, and on it goes.\n" * 300
 RUN = [
@@ -55,6 +58,7 @@ class Tally:
         self.injected += 1
         if problem:
             self.lost.append(problem)
+            print(f"\nlost: {problem}", file=sys.stderr)
 
 
 def fit(processes: int) -> list[str]:
@@ -208,6 +212,20 @@ def meetings(folder: Path, wanted: Any, chance: random.Random) -> Meetings:
     return Meetings(folder, fit(1), folder / "stopped", wanted, chance)
 
 
+def attack(tally: Tally, number: int, seed: int) -> None:
+    """Send hostile requests to a server in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "faults.hostile_requests", str(number), str(seed)],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'scripts'}"},
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+        check=False,
+    )
+    found = json.loads(done.stdout or '{"counts": {}, "problems": ["the server ended"]}')
+    print(f"\nhostile requests: {found}", file=sys.stderr)
+    tally.injected, tally.lost = number, found["problems"]
+
+
 def main() -> int:
     """Inject the requested faults."""
     parser = argparse.ArgumentParser(
@@ -220,6 +238,7 @@ def main() -> int:
     parser.add_argument("--malformed", type=int, default=200, help="malformed inputs")
     parser.add_argument("--hostile-checkpoints", type=int, default=0, help="hostile files")
     parser.add_argument("--meetings", type=int, default=0, help="pairs of commands on one run or data")
+    parser.add_argument("--hostile-requests", type=int, default=0, help="requests to a server")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -232,8 +251,6 @@ def main() -> int:
     print(f"{'fault':<32}{'injected':>9}{'survived':>9}{'lost':>6}")
     for kind, tally in tallies.items():
         print(f"{kind:<32}{tally.injected:>9}{tally.injected - len(tally.lost):>9}{len(tally.lost):>6}")
-    for problem in (problem for tally in tallies.values() for problem in tally.lost):
-        print(f"lost: {problem}", file=sys.stderr)
     return int(any(tally.lost for tally in tallies.values()))
 
 
@@ -278,6 +295,9 @@ def inject(folder: Path, other: Path, options: Any, chance: random.Random) -> di
             tally.count(problem and f"{name}: {problem}")
 
         repeat("meeting", options.meetings, meet_once)
+    if options.hostile_requests:
+        tallies["hostile request"] = Tally()
+        attack(tallies["hostile request"], options.hostile_requests, options.seed)
     return tallies
 
 

@@ -10,8 +10,9 @@ import lightning.pytorch as pl
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from gpt.data.prepare import prepare
+from gpt.data.prepare import prepare_for
 from gpt.data.shards import Prepared
+from gpt.data.vocabularies import find_vocabulary
 from gpt.data.windows import Batch, EvalWindows, Grid, Packed, TrainWindows
 from gpt.errors import InputError
 from gpt.tokenizer import Tokenizer
@@ -36,6 +37,8 @@ class TokenData(pl.LightningDataModule):
         isolate: keep attention within a document: batches get a third tensor with each token's document.
         num_workers: processes that read batches; 0 is fast enough from a local disk.
         text_column: the column that holds the text, where the corpus has columns.
+        vocabulary: gpt2, gpt2:SIZE, learn:SIZE, learn:SIZE:marks, learn:chars, or a .tiktoken or
+            tokenizer.json file, see `gpt prepare --help`; by default GPT-2's with `vocab_size` ids.
         errors: `strict` stops at bytes that are not UTF-8, `replace` puts U+FFFD in their place.
 
     Raises:
@@ -58,9 +61,10 @@ class TokenData(pl.LightningDataModule):
         num_workers: int = 0,
         text_column: str | None = None,
         errors: str | None = None,
+        vocabulary: str | None = None,
     ) -> None:
         super().__init__()
-        self.tokenizer = Tokenizer("gpt2", vocab_size)
+        self.vocabulary = find_vocabulary(vocabulary, vocab_size)
         self.corpus = corpus
         self.context_length, self.batch_size, self.seed = context_length, batch_size, seed
         self.shift, self.pack, self.isolate, self.num_workers = shift, pack, isolate, num_workers
@@ -80,7 +84,6 @@ class TokenData(pl.LightningDataModule):
         if shift and pack:
             raise InputError("shift and pack cannot go together: packed windows begin where documents do")
         self._options: dict[str, Any] = {
-            "vocab_size": vocab_size,
             "val_fraction": val_fraction,
             "text_column": text_column,
             "errors": errors,
@@ -90,12 +93,22 @@ class TokenData(pl.LightningDataModule):
     @cached_property
     def prepared(self) -> Prepared:
         """The files on disk, prepared on first use if they are not yet."""
-        return Prepared(prepare(self.corpus, **self._options))
+        return Prepared(prepare_for(self.vocabulary, self.corpus, **self._options))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the prepared files."""
+        return self.prepared.tokenizer
 
     @property
     def train_tokens(self) -> int:
         """Tokens to train on."""
         return self.prepared.count("train", "tokens")
+
+    @property
+    def bytes_per_token(self) -> float:
+        """UTF-8 bytes of the training text for each of its tokens."""
+        return self.prepared.count("train", "bytes") / max(1, self.train_tokens)
 
     @property
     def val_tokens(self) -> int:
@@ -106,6 +119,11 @@ class TokenData(pl.LightningDataModule):
     def val_bytes(self) -> int:
         """UTF-8 bytes of the text held out: bits per byte = nats summed over the split / ln 2 / this."""
         return self.prepared.count("val", "bytes")
+
+    def use(self, tokenizer: Tokenizer) -> None:
+        """Encode with this tokenizer, whatever the options are."""
+        self.vocabulary = tokenizer
+        self.__dict__.pop("prepared", None)
 
     def prepare_data(self) -> None:
         """Tokenize the corpus, on one process of each machine, unless it is prepared already."""

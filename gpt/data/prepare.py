@@ -13,10 +13,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpt.data.corpus import Corpus, find_corpus
+from gpt.data.corpus import find_corpus
 from gpt.data.encode import encode
 from gpt.data.shard_writer import ShardWriter, check_ours, clear
 from gpt.data.shards import FORMAT, META, Prepared
+from gpt.data.vocabularies import Learned, find_vocabulary, learn
 from gpt.errors import InputError
 from gpt.progress import notice, progress
 from gpt.tokenizer import Tokenizer
@@ -26,6 +27,7 @@ def prepare(
     corpus: str,
     output: str | os.PathLike[str] | None = None,
     *,
+    vocabulary: str | None = None,
     vocab_size: int = 50257,
     val_fraction: float = 0.05,
     text_column: str | None = None,
@@ -44,7 +46,10 @@ def prepare(
     Args:
         corpus: a file, a folder, a pattern, a URL, hub:OWNER/NAME, a recipe's name or a prepared folder.
         output: the folder to write; by default one in the cache, named by text, tokenizer and options.
-        vocab_size: ids of the tokenizer: 50257 is GPT-2's own vocabulary, fewer are a prefix of it.
+        vocabulary: gpt2, gpt2:SIZE (a prefix of it), learn:SIZE (learned from the training part of the text),
+            learn:SIZE:marks (words contain combining marks, as in Hindi or Thai), learn:chars, or a .tiktoken
+            or tokenizer.json file. By default GPT-2's with `vocab_size` ids.
+        vocab_size: ids of GPT-2's tokenizer, where there is no `vocabulary`: 50257 are all.
         val_fraction: the fraction of the text held out for validation: documents chosen by their hash, or the
             end of the text where documents are too few for that.
         text_column: the column that holds the text, in JSON, CSV, Parquet and hub data sets.
@@ -62,13 +67,13 @@ def prepare(
     Raises:
         InputError: no such corpus, text that cannot be read, or a folder that holds something else.
     """
-    tokenizer = Tokenizer("gpt2", vocab_size)
-    if not 0.0 <= val_fraction < 1.0:
-        raise InputError(f"val_fraction must be in [0, 1), got {val_fraction}")
-    if (Path(corpus) / META).is_file():
-        return _check_vocabulary(Path(corpus), tokenizer)
-    source = find_corpus(
+    return prepare_for(
+        find_vocabulary(vocabulary, vocab_size),
         corpus,
+        output,
+        val_fraction=val_fraction,
+        workers=workers,
+        verify=verify,
         text_column=text_column,
         subset=subset,
         split=split,
@@ -76,8 +81,27 @@ def prepare(
         streaming=streaming,
         errors=errors,
     )
+
+
+def prepare_for(
+    vocabulary: Tokenizer | Learned,
+    corpus: str,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    val_fraction: float = 0.05,
+    workers: int | None = None,
+    verify: bool = True,
+    **options: Any,
+) -> Path:
+    """`prepare` for a tokenizer, or for a vocabulary to learn; `options` are those of `find_corpus`."""
+    if not 0.0 <= val_fraction < 1.0:
+        raise InputError(f"val_fraction must be in [0, 1), got {val_fraction}")
+    if (Path(corpus) / META).is_file():
+        return _check_vocabulary(Path(corpus), vocabulary)
+    source = find_corpus(corpus, **options)
     stamps = source.stamps()
-    key = _key(source, tokenizer, val_fraction)
+    parts = [FORMAT, source.fingerprint(), vocabulary.fingerprint, val_fraction]
+    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     folder = Path(output) if output is not None else cache_folder() / f"{_short_name(corpus)}-{key[:16]}"
     if _is_done(folder, key, verify):
         return folder
@@ -92,6 +116,9 @@ def prepare(
         if (folder / META).is_file():
             notice(f"{folder} is damaged and is prepared again")
             clear(folder)
+        tokenizer = vocabulary
+        if isinstance(tokenizer, Learned):
+            tokenizer = learn(source, tokenizer, val_fraction)
         with closing(ShardWriter(folder, key, tokenizer, lambda: source.stamps() == stamps)) as writer:
             done, threads = writer.text_bytes, workers or os.cpu_count() or 1
             blocks = encode(source.pieces(), writer.parts, tokenizer, val_fraction, threads)
@@ -111,11 +138,6 @@ def cache_folder() -> Path:
     if chosen := os.environ.get("GPT_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minimal-gpt"
-
-
-def _key(source: Corpus, tokenizer: Tokenizer, val_fraction: float) -> str:
-    parts = [FORMAT, source.fingerprint(), tokenizer.fingerprint, val_fraction]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def _is_done(folder: Path, key: str, verify: bool) -> bool:
@@ -149,11 +171,21 @@ def _recorded_key(folder: Path) -> Any:
         return None
 
 
-def _check_vocabulary(folder: Path, tokenizer: Tokenizer) -> Path:
+def _check_vocabulary(folder: Path, wanted: Tokenizer | Learned) -> Path:
+    """A prepared folder fits a vocabulary of its size, or the tokenizer that it was prepared with."""
     found = Prepared(folder).tokenizer
-    if found != tokenizer:
+    own = found.name == "own"
+    if isinstance(wanted, Learned):
+        size, fits = (
+            wanted.size,
+            own and wanted.size in (None, found.n_vocab) and wanted.pattern == found.pattern,
+        )
+    else:
+        size = wanted.n_vocab
+        fits = found == wanted or (own and wanted.name == "gpt2" and found.n_vocab == size)
+    if not fits:
         raise InputError(
-            f"{folder} was prepared with vocab_size {found.n_vocab}, not {tokenizer.n_vocab}: "
+            f"{folder} was prepared with vocab_size {found.n_vocab}, not {size}, or with another vocabulary: "
             f"set vocab_size to {found.n_vocab}, or prepare the text again"
         )
     return folder

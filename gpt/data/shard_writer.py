@@ -9,7 +9,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -87,6 +87,7 @@ class ShardWriter:
             file.flush()
             os.fsync(file.fileno())
         state = {name: getattr(self, name) for name in _STATE}
+        state["tokenizer"] = self.tokenizer.fingerprint
         write_json(self.folder / PROGRESS, {"key": self.key, **state})
         self._committed = time.monotonic()
 
@@ -99,6 +100,10 @@ class ShardWriter:
     def finish(self, val_fraction: float, source: dict[str, Any]) -> None:
         """Divide the text into splits, take checksums, and write `meta.json`, which completes the folder.
 
+        The documents chosen by their hash are held out, or the end of the text if they are far more or far
+        fewer than `val_fraction`: of the tokens, or of the bytes where the vocabulary may have been learned
+        from the text. It was then learned from what comes before `cut_at`, see `gpt.data.vocabularies.learn`.
+
         Raises:
             InputError: there was no text.
         """
@@ -110,8 +115,15 @@ class ShardWriter:
             raise InputError(
                 f"the corpus {source['corpus']} is empty: {self.empty} documents, none with text"
             )
-        by_document = val_fraction / 4 <= tokens["val"] / total <= val_fraction * 4
-        held_out = tokens["val"] if by_document else max(1, round(total * val_fraction))
+        own = self.tokenizer.name == "own"
+        found = self.splits["val"]["bytes"] / self.text_bytes if own else tokens["val"] / total
+        by_document = is_by_document(found, val_fraction)
+        if by_document:
+            held_out = tokens["val"]
+        elif own:
+            held_out = total - self._token_at(cut_at(self.text_bytes, val_fraction))
+        else:
+            held_out = max(1, round(total * val_fraction))
         files = sorted(path for path in self.folder.iterdir() if re.fullmatch(_SHARDS, path.name))
         with ThreadPoolExecutor() as pool:
             digests = list(pool.map(file_sha256, files))
@@ -119,11 +131,7 @@ class ShardWriter:
             "format": FORMAT,
             "key": self.key,
             "source": source,
-            "tokenizer": {
-                "name": self.tokenizer.name,
-                "vocab_size": self.tokenizer.n_vocab,
-                "fingerprint": self.tokenizer.fingerprint,
-            },
+            "tokenizer": {**self.tokenizer.to_dict(), "fingerprint": self.tokenizer.fingerprint},
             "dtype": self.dtype.str,
             "val_fraction": val_fraction,
             "split_by": "document" if by_document else "position",
@@ -161,7 +169,8 @@ class ShardWriter:
         if state is None:
             self.commit()
             return
-        if state["key"] == self.key:
+        same = state.get("tokenizer", self.tokenizer.fingerprint) == self.tokenizer.fingerprint
+        if state["key"] == self.key and same:
             for name in _STATE:
                 setattr(self, name, state[name])
         elif state["parts"]:  # with no parts, nothing is lost
@@ -207,16 +216,31 @@ class ShardWriter:
         views["val"]["bytes"], views["train"]["bytes"] = val_bytes, self.text_bytes - val_bytes
         return views
 
+    def _token_at(self, position: int) -> int:
+        """The first token that begins at a byte of the text or after it; at least one follows it."""
+        before = tokens = 0
+        total = sum(counts["tokens"] for counts in self.splits.values())
+        for split in SPLITS:
+            for ids in self._read(self._tokens_in(split, 0, self.splits[split]["tokens"])):
+                ends = before + np.cumsum(self.tokenizer.byte_lengths()[ids])
+                if ends[-1] >= position:
+                    return min(tokens + int(np.searchsorted(ends, position)) + 1, total - 1)
+                before, tokens = int(ends[-1]), tokens + len(ids)
+        return total - 1
+
     def _text_bytes(self, segments: list[Segment]) -> int:
-        """UTF-8 bytes of the text in some tokens, which are read in blocks."""
-        lengths, total = self.tokenizer.byte_lengths(), 0
+        """UTF-8 bytes of the text in some tokens."""
+        lengths = self.tokenizer.byte_lengths()
+        return sum(int(lengths[ids].sum()) for ids in self._read(segments))
+
+    def _read(self, segments: list[Segment]) -> Iterator[NDArray[Any]]:
+        """The ids of some tokens in blocks."""
         for segment in segments:
             for at in range(segment.start, segment.stop, _COUNTED_AT_ONCE):
                 count = min(_COUNTED_AT_ONCE, segment.stop - at)
-                offset = at * self.dtype.itemsize
-                ids = np.fromfile(self.folder / segment.file, self.dtype, count, offset=offset)
-                total += int(lengths[ids].sum())
-        return total
+                yield np.fromfile(
+                    self.folder / segment.file, self.dtype, count, offset=at * self.dtype.itemsize
+                )
 
     def _view(self, start: int, stop: int) -> dict[str, Any]:
         """The tokens `start` to `stop` of both splits taken as one text, as `meta.json` records them."""
@@ -247,6 +271,16 @@ def _index_name(split: str) -> str:
 
 def _shard_name(split: str, number: int) -> str:
     return f"{split}-{number:05d}.bin"
+
+
+def is_by_document(held_out: float, val_fraction: float) -> bool:
+    """Whether documents chosen by their hash give about the fraction to hold out."""
+    return val_fraction / 4 <= held_out <= val_fraction * 4
+
+
+def cut_at(text_bytes: int, val_fraction: float) -> int:
+    """The byte where held-out text begins, if the vocabulary may be learned and the split is by position."""
+    return int(text_bytes * (1 - val_fraction))
 
 
 def check_ours(folder: Path) -> dict[str, Any] | None:

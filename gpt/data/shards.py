@@ -145,7 +145,7 @@ class Prepared:
             ) from None
 
     def _check(self) -> None:
-        self.tokenizer = Tokenizer(self.meta["tokenizer"]["name"], self.meta["tokenizer"]["vocab_size"])
+        self.tokenizer = Tokenizer.from_dict(self.meta["tokenizer"])
         if self.meta["tokenizer"]["fingerprint"] != self.tokenizer.fingerprint:
             raise InputError(
                 f"{self.folder} was made with another tokenizer than this {self.tokenizer}; prepare it again"

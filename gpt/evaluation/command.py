@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gpt.data.prepare import prepare
+from gpt.data.prepare import prepare_for
 from gpt.data.shards import META, Prepared
 from gpt.errors import InputError
 from gpt.evaluation.scoring import Question, answer, total_nats
@@ -101,7 +101,7 @@ def score_text(
     everything = split is None
     split = split or "train"
     fraction = 0.0 if everything else val_fraction
-    prepared = Prepared(prepare(data, vocab_size=tokenizer.n_vocab, val_fraction=fraction))
+    prepared = Prepared(prepare_for(tokenizer, data, val_fraction=fraction))
     stream, size = prepared.stream(split), prepared.count(split, "bytes")
     if not len(stream):
         raise InputError(f"{data} has no text to score in its split {split}")

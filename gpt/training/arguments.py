@@ -70,7 +70,7 @@ def complete(args: list[str]) -> Arguments:
     if command == "validate" and not checkpoint and not help_only:
         raise InputError("nothing to validate: give a checkpoint or a run's folder with --ckpt_path")
     if resume or checkpoint:
-        found = find(resume or checkpoint, run)
+        found = find(str(resume or checkpoint), run)
     if found:
         folder = folder_of_checkpoint(found.path)
         if folder and known["run"] not in (None, folder.name):

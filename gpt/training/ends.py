@@ -89,7 +89,7 @@ class Ends(Callback):
             seconds_per_step = (elapsed - self._begin[1]) / (step - self._begin[0])
             estimate = step + max(0, int((self.max_seconds - elapsed) / seconds_per_step))
             estimate = max(estimate, trainer.min_steps or 0)
-            pl_module.planned_steps = min(self._limit, estimate)
+            pl_module.planned_steps = min(self._limit, estimate)  # type: ignore[assignment]
             if step == estimate < self._limit:
                 self.reason = f"max_time {timedelta(seconds=round(self.max_seconds))}"
         if step >= pl_module.planned_steps:  # type: ignore[operator]

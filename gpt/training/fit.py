@@ -12,7 +12,6 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.strategies import StrategyRegistry
 
-from gpt.config import GPTConfig
 from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.training.arguments import Arguments, complete
@@ -35,8 +34,8 @@ from gpt.training.shard import ShardedStrategy
 from gpt.training.signals import Stopped, StopRequest
 from gpt.training.summary import write_summary
 from gpt.training.trainer_options import check_trainer_options
+from gpt.training.vocabulary import choose_vocabulary
 from gpt.weights.checkpoint import RUNS
-from gpt.weights.load import config_to_start_from
 
 
 class TrainingCLI(CommandLine):
@@ -117,12 +116,7 @@ class TrainingCLI(CommandLine):
             options.model.init_from = None  # the checkpoint has newer weights
         if self.found:
             self._report_resume()
-        if options.model.init_from is not None:
-            given = GPTConfig.from_dict(options.model.config.as_dict())
-            shape = config_to_start_from(options.model.init_from, given)
-            for name, value in shape.to_dict().items():
-                options.model.config[name] = value
-            options.data.vocab_size = shape.vocab_size
+        self.inherited = choose_vocabulary(options)
         if trainer.precision is None:
             trainer.precision = default_precision(trainer.accelerator)
         interval, batches = trainer.val_check_interval, trainer.accumulate_grad_batches
@@ -159,13 +153,14 @@ class TrainingCLI(CommandLine):
             if "alloc" not in str(error):
                 raise
             raise InputError("the model does not fit into memory: make it smaller") from None
+        self.inherited.use(self.datamodule)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the run's loggers, callbacks and checkpoints to those that the options name."""
         options = self.config[self.subcommand]
         if self.subcommand != "fit":
             self.save_config_callback = None
-            return super().instantiate_trainer(logger=False, callbacks=[], enable_progress_bar=False)
+            return self._trainer(logger=False, callbacks=[], enable_progress_bar=False)
         folder, stop, plain = self.folder, StopRequest(), options.trainer
         metrics, samples = MetricsCSV(folder), Samples(folder)
         self.meter = Meter(options.log_every, metrics)
@@ -205,10 +200,12 @@ class TrainingCLI(CommandLine):
         files = AtomicCheckpointIO(checked=self.found.path if self.found else None)
         loggers = [metrics, *(item for item in self._several("logger") if isinstance(item, Logger))]
         limits = {"max_steps": -1, "max_epochs": -1, "max_time": None}  # `Ends` sets the true end
+        plugins = [*self._several("plugins"), files]
+        return self._trainer(callbacks=callbacks, logger=loggers, plugins=plugins, **limits)
+
+    def _trainer(self, **options: Any) -> Trainer:
         try:
-            return super().instantiate_trainer(
-                callbacks=callbacks, logger=loggers, plugins=[*self._several("plugins"), files], **limits
-            )
+            return super().instantiate_trainer(**options)
         except (MisconfigurationException, TypeError, ValueError, RuntimeError) as error:
             raise InputError(f"the trainer's options cannot be used: {error}") from None
 
@@ -231,6 +228,7 @@ class TrainingCLI(CommandLine):
         self.datamodule.prepare_data()
         self.datamodule.setup("fit")
         self.datamodule.train_dataloader()
+        self.inherited.warn(self.datamodule)
 
     def fit(self, **kwargs: Any) -> None:
         """Train; a run that a signal ended exits with the status that the signal has in a shell."""
@@ -242,6 +240,10 @@ class TrainingCLI(CommandLine):
         except Stopped as stopped:
             report(str(stopped))
             raise SystemExit(stopped.status) from None
+        except RuntimeError as error:
+            if "loading state_dict" not in str(error):
+                raise
+            raise InputError(f"the checkpoint does not fit the model: {error}") from None
         except SystemExit as leaving:  # Lightning's answer to a Ctrl-C before the first step
             interrupted = isinstance(leaving.__context__, KeyboardInterrupt)
             raise (KeyboardInterrupt if interrupted else leaving) from None

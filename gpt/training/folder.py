@@ -71,7 +71,7 @@ class RunFolder(Callback):
                 "all processes need to see the same files"
             )
         self.path = path
-        set_root_folder(trainer, self.path)
+        set_root_folder(trainer, path)
 
     def _open(self) -> None:
         if self.path is None:
@@ -99,7 +99,7 @@ def folder_of(name: str) -> Path:
     Raises:
         InputError: the name is no folder's.
     """
-    if not name or name.startswith(".") or set(name) & set("/\\"):
+    if not name or name.startswith(".") or set(name) & set("/\\") or not name.isprintable():
         raise InputError(f"expected a plain folder name for --run, got {name!r}")
     return RUNS / name
 

@@ -54,7 +54,7 @@ def validate_now(trainer: Trainer) -> None:
 
 def set_root_folder(trainer: Trainer, folder: Path) -> None:
     """Have Lightning write what it writes itself into the run's folder, which is known only now."""
-    trainer._default_root_dir = str(folder)
+    trainer._default_root_dir = str(folder)  # type: ignore[attr-defined]
 
 
 def limit_steps(trainer: Trainer, steps: int) -> None:

@@ -210,6 +210,10 @@ class LanguageModel(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the model's shape, in plain numbers, so that the file alone is enough to load it."""
         checkpoint["gpt"] = {"config": self.config.to_dict(), "skipped": self.guard.skipped}
+        data: Any = getattr(self.trainer, "datamodule", None)
+        if hasattr(data, "prepared"):
+            checkpoint["gpt"]["tokenizer"] = data.tokenizer.to_dict()
+            checkpoint["gpt"]["bytes_per_token"] = data.bytes_per_token
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the count of skipped updates; the model exists already."""

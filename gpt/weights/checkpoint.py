@@ -21,6 +21,10 @@ class ModelPart(TypedDict):
 
     config: dict[str, Any]
     """The fields of `GPTConfig`."""
+    tokenizer: dict[str, Any]
+    """What `Tokenizer.from_dict` takes. Older files lack it: theirs is GPT-2's."""
+    bytes_per_token: float
+    """Of the text trained on: the same tokenizer reaches far fewer on a text that it does not suit."""
     skipped: int
     """Updates that were skipped because their loss or gradient was not finite."""
 
@@ -93,7 +97,25 @@ def read(path: str | os.PathLike[str]) -> Checkpoint:
         raise InputError(f"{path} is not a checkpoint, or a broken one") from None
     if not isinstance(saved, dict) or "gpt" not in saved or "state_dict" not in saved:
         raise InputError(f"{path} is not a checkpoint written by 'gpt fit'")
+    step = saved.get("global_step", 0)
+    if not isinstance(step, int) or step < 0:
+        raise InputError(f"{path} is damaged: its global_step is not a number of updates")
     return saved  # type: ignore[return-value]  # older files lack some of the keys
+
+
+def read_model_part(path: str | os.PathLike[str]) -> ModelPart:
+    """What `LanguageModel` added to a checkpoint, without reading its tensors.
+
+    Raises:
+        InputError: the file is missing, broken, or not such a checkpoint.
+    """
+    try:
+        part = load_pickle(Path(path), checksums=False)["gpt"]
+    except (KeyError, TypeError, OSError):
+        part = None
+    if not isinstance(part, dict):
+        raise InputError(f"{path} is not a checkpoint written by 'gpt fit'")
+    return part  # type: ignore[return-value]  # older files lack some of the keys
 
 
 def checkpoints_of(run: Path, *, broken_first: bool = True) -> list[Path]:

@@ -9,13 +9,14 @@ from gpt.errors import InputError
 from gpt.files import check_free
 from gpt.tokenizer import Tokenizer
 from gpt.weights.formats import book, gguf, hf, nanogpt
+from gpt.weights.formats.hf_tokenizer import write_tokenizer
 from gpt.weights.formats.table import Weights
 from gpt.weights.load import find
 from gpt.weights.pretrained import GPT
 from gpt.weights.read import crop, read_weights
 
 ExportFormat = Literal["hf", "nanogpt", "book", "gguf"]
-_WRITERS = {"hf": hf.write, "nanogpt": nanogpt.write, "book": book.write, "gguf": gguf.write}
+_WRITERS = {"hf": hf.write, "nanogpt": nanogpt.write, "book": book.write}
 _EXACT_GELU = {"nanogpt": True, "book": False, "gguf": False}  # what the program always computes
 
 
@@ -41,8 +42,10 @@ def import_weights(
     found = read_weights(source, num_heads)
     if format is not None and found.format != format:
         raise InputError(f"{source} is in the format {found.format}, expected {format}")
-    model = GPT.from_weights(*crop(found.config, found.weights, vocab_size=Tokenizer().n_vocab))
+    model = GPT.from_weights(*crop(found.config, found.weights, vocab_size=found.vocab_size))
     model.save_pretrained(output)
+    if found.own_tokenizer:
+        write_tokenizer(found.own_tokenizer, output, model.config.context_length)
     print(f"{output}/ holds {model.num_parameters():,} weights, read from the format {found.format}")
     print(f"next: gpt generate --checkpoint {output} --prompt 'The '")
     print(f"or:   gpt fit --model.init_from {output} --data.corpus my.txt")
@@ -67,20 +70,34 @@ def export_weights(
     """
     check_free(output)
     found = read_weights(find(checkpoint))
-    write_export(found.config, found.weights, output, format)
+    write_export(found.config, found.weights, output, format, found.own_tokenizer)
     print(f"{output}/ holds the model in the format {format}")
 
 
-def write_export(config: GPTConfig, weights: Weights, folder: Path, format: ExportFormat) -> None:
-    """Write a GPT's state dict in another format, without token rows past GPT-2's vocabulary.
+def write_export(
+    config: GPTConfig, weights: Weights, folder: Path, format: ExportFormat, own: Tokenizer | None = None
+) -> None:
+    """Write a GPT's state dict in another format, without token rows past the tokenizer's.
+
+    Args:
+        config: of the model.
+        weights: its state dict.
+        folder: to write to.
+        format: of the files.
+        own: the tokenizer, if it is not GPT-2's; nanogpt and book get a tokenizer.json beside the weights.
 
     Raises:
         InputError: the format cannot hold this model.
         OSError: the folder cannot be written.
     """
-    config, weights = crop(config, weights, vocab_size=Tokenizer().n_vocab)
+    config, weights = crop(config, weights, vocab_size=(own or Tokenizer()).n_vocab)
     if _EXACT_GELU.get(format, config.exact_gelu) != config.exact_gelu:
         names = {True: "the exact GELU", False: "GELU's tanh approximation"}
         here, there = names[config.exact_gelu], names[not config.exact_gelu]
         print(f"note: {format} computes {there}, this model {here}: logits differ slightly", file=sys.stderr)
-    _WRITERS[format](config, weights, folder)
+    if format == "hf" or (own and format != "gguf"):
+        write_tokenizer(own or Tokenizer(vocab_size=config.vocab_size), folder, config.context_length)
+    if format == "gguf":
+        gguf.write(config, weights, folder, own)
+    else:
+        _WRITERS[format](config, weights, folder)

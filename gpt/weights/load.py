@@ -9,10 +9,9 @@ from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.tokenizer import Tokenizer
 from gpt.weights.checkpoint import RUNS, checkpoints_of, newest_run
-from gpt.weights.formats.table import Weights
 from gpt.weights.hub import locate
 from gpt.weights.pretrained import GPT
-from gpt.weights.read import crop, read_weights
+from gpt.weights.read import Found, crop, read_weights
 
 
 def load(path: str | os.PathLike[str] | None = None) -> tuple[GPT, Tokenizer]:
@@ -27,8 +26,8 @@ def load(path: str | os.PathLike[str] | None = None) -> tuple[GPT, Tokenizer]:
     Raises:
         InputError: there is none, or it is not a model with GPT-2's tokens.
     """
-    config, weights = _read_cropped(path)
-    return GPT.from_weights(config, weights), Tokenizer("gpt2", vocab_size=config.vocab_size)
+    found = _read_cropped(path)
+    return GPT.from_weights(found.config, found.weights), found.tokenizer
 
 
 def start_from(path: str | os.PathLike[str], config: GPTConfig) -> GPT:
@@ -37,17 +36,18 @@ def start_from(path: str | os.PathLike[str], config: GPTConfig) -> GPT:
     Raises:
         InputError: as `load`, or `config` has a longer context than the weights have positions.
     """
-    shape, weights = _read_initial(str(path), config.context_length)
+    found = _read_initial(str(path), config.context_length)
     _read_initial.cache_clear()
-    loaded = GPT.from_weights(replace(shape, dropout=config.dropout), weights)
+    loaded = GPT.from_weights(replace(found.config, dropout=config.dropout), found.weights)
     model = GPT(loaded.config)  # takes random numbers as a run from scratch does, so dropout's stay the same
     model.load_state_dict(loaded.state_dict())
     return model
 
 
-def config_to_start_from(path: str | os.PathLike[str], config: GPTConfig) -> GPTConfig:
-    """The configuration of `start_from`'s model; the weights are kept for it, so that they are read once."""
-    return replace(_read_initial(str(path), config.context_length)[0], dropout=config.dropout)
+def read_to_start_from(path: str | os.PathLike[str], config: GPTConfig) -> Found:
+    """What `start_from` starts from, with its configuration; kept, so that it is read once."""
+    found = _read_initial(str(path), config.context_length)
+    return replace(found, config=replace(found.config, dropout=config.dropout))
 
 
 def find(path: str | os.PathLike[str] | None = None) -> Path:
@@ -75,14 +75,15 @@ def find(path: str | os.PathLike[str] | None = None) -> Path:
     raise InputError(f"{path} holds neither checkpoints/best.ckpt nor another checkpoint nor config.json")
 
 
-def _read_cropped(
-    path: str | os.PathLike[str] | None, context_length: int | None = None
-) -> tuple[GPTConfig, Weights]:
+def _read_cropped(path: str | os.PathLike[str] | None, context_length: int | None = None) -> Found:
     """Weights without the rows that pad a vocabulary past the tokenizer's."""
     found = read_weights(find(path))
-    return crop(found.config, found.weights, vocab_size=Tokenizer().n_vocab, context_length=context_length)
+    config, weights = crop(
+        found.config, found.weights, vocab_size=found.vocab_size, context_length=context_length
+    )
+    return replace(found, config=config, weights=weights)
 
 
 @lru_cache(maxsize=1)
-def _read_initial(path: str, context_length: int) -> tuple[GPTConfig, Weights]:
+def _read_initial(path: str, context_length: int) -> Found:
     return _read_cropped(path, context_length)

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from gpt.config import GPTConfig
 from gpt.errors import InputError
+from gpt.tokenizer import Tokenizer
+from gpt.vocabulary import read_table
 from gpt.weights.formats import book, hf, nanogpt
 from gpt.weights.formats.table import Weights
 from gpt.weights.hub import locate
@@ -22,6 +24,31 @@ class Found:
     format: Format
     config: GPTConfig
     weights: Weights
+    own_tokenizer: Tokenizer | None = None
+    """Where the weights come with one that is not GPT-2's."""
+    bytes_per_token: float | None = None
+    """Of the text that the weights were trained on, where that is known."""
+
+    def __post_init__(self) -> None:
+        if self.own_tokenizer and self.own_tokenizer.n_vocab > self.config.vocab_size:
+            raise InputError(
+                f"the tokenizer has {self.own_tokenizer.n_vocab} ids, but the weights have "
+                f"{self.config.vocab_size} rows"
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids of the tokenizer; the rows past them are padding."""
+        return (self.own_tokenizer or Tokenizer()).n_vocab
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the weights.
+
+        Raises:
+            InputError: the weights have fewer rows than any tokenizer has ids.
+        """
+        return self.own_tokenizer or Tokenizer(vocab_size=min(self.config.vocab_size, self.vocab_size))
 
 
 def read_weights(path: str | os.PathLike[str], num_heads: int | None = None) -> Found:
@@ -39,8 +66,14 @@ def read_weights(path: str | os.PathLike[str], num_heads: int | None = None) -> 
         path = path.parent
     if path.is_dir() and not (path / "config.json").is_file() and (path / "ckpt.pt").is_file():
         path = path / "ckpt.pt"  # nanoGPT's out_dir
+    if not path.is_dir() and not path.is_file():  # a device or a pipe may never end
+        raise InputError(f"{path} is neither a file nor a folder")
     try:
-        return _read_folder(path, num_heads) if path.is_dir() else _read_file(path, num_heads)
+        found = _read_folder(path, num_heads) if path.is_dir() else _read_file(path, num_heads)
+        beside = (path if path.is_dir() else path.parent) / "tokenizer.json"
+        if found.own_tokenizer is None and beside.is_file():
+            found = replace(found, own_tokenizer=_own(Tokenizer.from_table(*read_table(beside)).to_dict()))
+        return found
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except (TypeError, AttributeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
@@ -97,7 +130,13 @@ def _read_file(path: Path, num_heads: int | None) -> Found:
         raise InputError(f"expected a dictionary of tensors, got {type(saved).__name__}")
     if "gpt" in saved and "state_dict" in saved:
         config = GPTConfig.from_dict(saved["gpt"]["config"])
-        return Found(format="gpt", config=config, weights=strip_prefixes(saved["state_dict"], "model."))
+        return Found(
+            format="gpt",
+            config=config,
+            weights=strip_prefixes(saved["state_dict"], "model."),
+            own_tokenizer=_own(saved["gpt"].get("tokenizer")),
+            bytes_per_token=saved["gpt"].get("bytes_per_token"),
+        )
     if "model_args" in saved and "model" in saved:
         config = nanogpt.read_config(saved)
         weights = nanogpt.import_weights(config, strip_prefixes(saved["model"]))
@@ -108,6 +147,12 @@ def _read_file(path: Path, num_heads: int | None) -> Found:
     beside = path.parent / "config.json"
     values = read_json(beside) if beside.is_file() else {}
     return _from_book(state, values, num_heads)
+
+
+def _own(saved: Any) -> Tokenizer | None:
+    """The tokenizer of a checkpoint, if it has a table of its own."""
+    tokenizer = Tokenizer.from_dict(saved) if saved else None
+    return tokenizer if tokenizer and tokenizer.name != "gpt2" else None
 
 
 def _from_book(state: Weights, values: dict[str, Any], num_heads: int | None) -> Found:

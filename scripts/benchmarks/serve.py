@@ -76,11 +76,13 @@ async def ask(address: str, forms: list[dict[str, Any]], at_once: int) -> None:
 
 
 @contextmanager
-def listening(app: Any) -> Iterator[str]:
+def listening(app: Any, **options: Any) -> Iterator[str]:
     """The address of a server in a thread of this process."""
     import uvicorn
 
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
+    server = uvicorn.Server(
+        uvicorn.Config(app, host="127.0.0.1", port=0, **{"log_level": "error", **options})
+    )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     deadline = time.monotonic() + 20

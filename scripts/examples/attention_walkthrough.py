@@ -29,8 +29,6 @@ from gpt.attention import (
     to_fused,
 )
 from gpt.attention.kernels import attend, causal_mask
-from gpt.pictures.attention import heat_map
-from gpt.pictures.figures import save
 
 WORDS = ["Your", "journey", "starts", "with", "one", "step"]
 INPUTS = torch.tensor(
@@ -233,6 +231,9 @@ def claims(wrapper: MultiHeadAttentionWrapper) -> None:
 
 
 def pictures(split: MultiHeadAttention, output: Path) -> None:
+    from gpt.pictures.attention import heat_map
+    from gpt.pictures.figures import save
+
     _, weights = split(BATCH, need_weights=True)  # (B, H, T, T)
     visible = ~causal_mask(len(WORDS))
     save(heat_map(visible.float(), WORDS, "Causal mask: blue is visible"), output / "causal-mask.png")

@@ -10,7 +10,7 @@ from faults.hostile_files import Hostile
 from faults.watched import watch
 
 SECONDS = 60.0
-MEMORY = 500_000_000
+MEMORY = 1_000_000_000
 """Bytes that refusing a file may take beyond those of the imported program."""
 LOG = "guard.log"
 

@@ -95,6 +95,8 @@ def test_a_run_that_ended_by_its_epochs_resumes_exactly_for_more(workplace):
     assert main(["fit", "--resume", "runs/more", "--trainer.max_epochs", "3"]) == 0
     assert fit(*epochs, "--trainer.max_epochs", "3", "--run", "straight") == 0
     assert result(Path("runs/more"))[0] == result(Path("runs/straight"))[0]
+    for row in rows("more"):  # of validations too, which come between two intervals
+        assert int(float(row["tokens"])) == int(row["step"]) * 2 * 37 * 16
 
 
 def test_early_stopping_ends_the_run_once_and_for_all(workplace, capsys):

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, sent to a process of its own."""
+"""Ctrl-C, SIGTERM and SIGHUP, sent to a process of its own."""
 
 import os
 import signal
@@ -37,7 +37,9 @@ def started(log: Path, *options: str, code: str = "pass") -> subprocess.Popen:
 LONG = ["--trainer.max_steps", "100000", "--model.optimizer.schedule", "constant", "--checkpoint_every", "5"]
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_signal_saves_the_step_and_the_run_resumes_from_it(number, status, workplace):
     log = workplace / "log"
     with started(log, *LONG, "--run", "cut", "--data.num_workers", "1") as process:
@@ -55,10 +57,7 @@ def test_a_signal_saves_the_step_and_the_run_resumes_from_it(number, status, wor
 
 
 def test_a_second_ctrl_c_leaves_at_once(workplace):
-    slow = (
-        "import time; from gpt.training.save import AtomicCheckpointIO as Files;"
-        "Files.save_checkpoint = lambda *_, **__: time.sleep(60)"
-    )
+    slow = "import time, torch; torch.save = lambda *_: time.sleep(60)"
     with started(workplace / "log", *LONG, "--run", "cut", code=slow) as process:
         for _ in range(2):
             process.send_signal(signal.SIGINT)
@@ -66,10 +65,39 @@ def test_a_second_ctrl_c_leaves_at_once(workplace):
         assert process.wait(timeout=5) == 130
 
 
-def test_a_ctrl_c_before_the_first_step_is_no_traceback(monkeypatch, capsys):
-    def interrupted(*arguments):
-        raise KeyboardInterrupt
+def test_under_nohup_a_closed_terminal_changes_nothing(workplace):
+    ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    with started(workplace / "log", *LONG, "--run", "cut", code=ignore) as process:
+        process.send_signal(signal.SIGHUP)
+        time.sleep(1.0)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 143
 
-    monkeypatch.setattr("gpt.training.fit.main", interrupted)
-    assert main(["fit"]) == 130
-    assert capsys.readouterr().err == "gpt fit: interrupted\n"
+
+@pytest.mark.parametrize(
+    "moment", ["import torch", "import lightning.pytorch", "from gpt.data.module import *"]
+)
+def test_a_ctrl_c_before_the_first_step_is_no_traceback(moment, workplace):
+    """Ctrl-C while the program imports; the signal is sent by the process itself, just after `moment`."""
+    program = (
+        "import builtins, os, signal, sys\n"
+        "real = builtins.__import__\n"
+        "def importing(name, *args, **options):\n"
+        "    module = real(name, *args, **options)\n"
+        f"    if name == {moment.split()[1]!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return module\n"
+        "import gpt.cli\n"
+        "builtins.__import__ = importing\n"
+        "sys.exit(gpt.cli.main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *TINY],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (130, "gpt fit: interrupted\n")
+    assert not Path("runs").exists()

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt import Tokenizer
-from gpt.weights.formats.hf_tokenizer import byte_letters, merges, write_tokenizer
+from gpt.vocabulary import byte_letters, merges
+from gpt.weights.formats.hf_tokenizer import write_tokenizer
 
 SIZES = (257, 300, 2048, 50257)
 TEXTS = [

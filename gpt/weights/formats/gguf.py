@@ -30,8 +30,8 @@ _NAMES = {
 ROWS = [replace(row, theirs=_NAMES[row.theirs], transposed=False) for row in hf.ROWS]
 
 
-def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
-    """Write model.gguf in float32; a tied head is left out.
+def write(config: GPTConfig, weights: Weights, folder: Path, own: Tokenizer | None = None) -> None:
+    """Write model.gguf in float32; a tied head is left out. `own` is the tokenizer, if it is not GPT-2's.
 
     Raises:
         InputError: the `gguf` package is missing.
@@ -41,7 +41,9 @@ def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
         import gguf
     except ImportError:
         raise InputError("this format needs the gguf package: pip install 'minimal-gpt[gguf]'") from None
-    tokenizer = Tokenizer("gpt2", vocab_size=config.vocab_size)
+    tokenizer = own or Tokenizer("gpt2", vocab_size=config.vocab_size)
+    if tokenizer.pattern != "gpt2":
+        raise InputError(f"llama.cpp has no words like the pattern {tokenizer.pattern!r} of this vocabulary")
     vocabulary, merges = spelled(tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / ".model.gguf.tmp"

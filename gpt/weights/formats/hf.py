@@ -12,8 +12,6 @@ from safetensors.torch import save
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import atomic_write, write_json
-from gpt.tokenizer import Tokenizer
-from gpt.weights.formats.hf_tokenizer import write_tokenizer
 from gpt.weights.formats.table import Row, Weights, from_gpt, to_gpt
 
 _QKV = ("blocks.{}.attention.W_query", "blocks.{}.attention.W_key", "blocks.{}.attention.W_value")
@@ -108,16 +106,14 @@ def import_weights(config: GPTConfig, state: Weights) -> Weights:
 
 
 def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
-    """Write a folder for transformers: weights without a tied head, configuration, tokenizer.
+    """Write weights without a tied head, and the configuration, for transformers.
 
     Raises:
-        InputError: the vocabulary is smaller than a tokenizer's.
         OSError: the folder cannot be written.
     """
-    tokenizer = Tokenizer("gpt2", vocab_size=config.vocab_size)
     state = from_gpt(replace(config, qkv_bias=True), weights, ROWS)
     with atomic_write(folder / "model.safetensors", "wb") as file:
         file.write(save(state, metadata={"format": "pt"}))
-    write_tokenizer(tokenizer, folder, config.context_length)
-    write_json(folder / "generation_config.json", dict.fromkeys(_SPECIAL_IDS, tokenizer.eot))
-    write_json(folder / "config.json", write_config(config, tokenizer.eot))
+    eot = config.vocab_size - 1
+    write_json(folder / "generation_config.json", dict.fromkeys(_SPECIAL_IDS, eot))
+    write_json(folder / "config.json", write_config(config, eot))

@@ -6,11 +6,11 @@ ranks only: two parts are left. This holds for any prefix of the ranks: tokens c
 """
 
 import os
-from itertools import pairwise
 from pathlib import Path
 
 from gpt.files import atomic_write, write_json
-from gpt.tokenizer import END_OF_TEXT, Tokenizer
+from gpt.tokenizer import Tokenizer
+from gpt.vocabulary import END_OF_TEXT, byte_letters, merges, to_json
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: str | os.PathLike[str], context_length: int) -> None:
@@ -22,6 +22,14 @@ def write_tokenizer(tokenizer: Tokenizer, folder: str | os.PathLike[str], contex
     Raises:
         OSError: the folder cannot be written.
     """
+    special = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), END_OF_TEXT)
+    settings = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, **special}
+    settings |= {"clean_up_tokenization_spaces": False, "model_max_length": context_length}
+    if tokenizer.name != "gpt2":
+        write_json(Path(folder) / "tokenizer.json", to_json(tokenizer.tokens, tokenizer.pattern))
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+        write_json(Path(folder) / "tokenizer_config.json", settings)
+        return
     vocabulary, pairs = spelled(tokenizer)
     write_json(Path(folder) / "vocab.json", vocabulary)
     with atomic_write(Path(folder) / "merges.txt") as file:
@@ -39,50 +47,17 @@ def write_tokenizer(tokenizer: Tokenizer, folder: str | os.PathLike[str], contex
         "model": {"type": "BPE", "vocab": vocabulary, "merges": pairs},
     }
     write_json(Path(folder) / "tokenizer.json", fast)
-    special = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), END_OF_TEXT)
-    settings = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, **special}
-    settings |= {"clean_up_tokenization_spaces": False, "model_max_length": context_length}
     write_json(Path(folder) / "tokenizer_config.json", settings)
 
 
 def spelled(tokenizer: Tokenizer) -> tuple[dict[str, int], list[str]]:
     """The vocabulary and the merges, "first second", with a printable character for each byte."""
-    tokens = [tokenizer.decode_bytes([i]) for i in range(tokenizer.eot)]
+    tokens = tokenizer.tokens
     letters = byte_letters()
 
     def spell(token: bytes) -> str:
         return "".join(letters[byte] for byte in token)
 
     vocabulary = {spell(token): rank for rank, token in enumerate(tokens)}
-    pairs = [f"{spell(first)} {spell(second)}" for first, second in merges(tokens)]
+    pairs = [f"{spell(first)} {spell(second)}" for first, second in filter(None, merges(tokens))]
     return {**vocabulary, END_OF_TEXT: tokenizer.eot}, pairs
-
-
-def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes]]:
-    """The two tokens from which each token of several bytes is merged, in the order of the ranks.
-
-    Args:
-        tokens: in the order of their ranks; all 256 single bytes must be among them.
-    """
-    ranks = {token: rank for rank, token in enumerate(tokens)}
-    pairs = []
-    for rank, token in enumerate(tokens):
-        if len(token) == 1:
-            continue
-        parts = [token[i : i + 1] for i in range(len(token))]
-        while len(parts) > 2:
-            formed = [ranks.get(a + b, rank) for a, b in pairwise(parts)]
-            i = formed.index(min(formed))
-            parts[i : i + 2] = [parts[i] + parts[i + 1]]
-        pairs.append((parts[0], parts[1]))
-    return pairs
-
-
-def byte_letters() -> list[str]:
-    """A printable character for each byte (Radford et al. 2019, the released encoder.py).
-
-    Bytes that are printable in Latin-1 stand for themselves; the others take the characters from U+0100 on.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

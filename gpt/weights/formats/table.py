@@ -35,9 +35,16 @@ class Row:
 
 
 def shapes(config: GPTConfig) -> dict[str, Shape]:
-    """The shape of each tensor in a GPT's state dict, blocks once as `blocks.{}`; without a tied head."""
-    with torch.device("meta"):
-        state = GPT(replace(config, num_layers=1)).state_dict()
+    """The shape of each tensor in a GPT's state dict, blocks once as `blocks.{}`; without a tied head.
+
+    Raises:
+        InputError: a tensor would have more elements than PyTorch can count.
+    """
+    try:
+        with torch.device("meta"):
+            state = GPT(replace(config, num_layers=1)).state_dict()
+    except RuntimeError as error:
+        raise InputError(f"the model's sizes are too large: {error}") from None
     if config.tie_embeddings:
         del state["head.weight"]
     return {name.replace("blocks.0.", "blocks.{}."): tuple(tensor.shape) for name, tensor in state.items()}

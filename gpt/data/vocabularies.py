@@ -1,0 +1,154 @@
+"""What `--vocabulary` names, and learning a vocabulary from the part of a corpus that is trained on."""
+
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpt.data.corpus import Corpus
+from gpt.data.encode import choose_split
+from gpt.data.shard_writer import cut_at, is_by_document
+from gpt.data.shards import SPLITS
+from gpt.errors import InputError
+from gpt.tokenizer import SMALLEST_SIZE, Tokenizer, split_at_words
+from gpt.vocabulary import LIBRARY_PATTERNS, PATTERNS, byte_letters, read_table
+
+_SCANNED_BYTES = 1 << 30
+"""Text that is read to learn from: of a larger corpus, the beginning."""
+_SAMPLE_BYTES = 32 << 20
+"""Text that is learned from, and in memory: of more, parts are chosen by their hash."""
+_PART_CHARACTERS = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """A vocabulary to learn from the corpus.
+
+    Raises:
+        InputError: an unknown pattern, or a size below 257.
+    """
+
+    size: int | None
+    """Ids in all; None for as many as there are characters."""
+    pattern: str = "gpt2"
+    """The words that merges do not cross."""
+
+    def __post_init__(self) -> None:
+        if self.pattern not in PATTERNS:
+            raise InputError(f"unknown pattern of words {self.pattern!r}, expected {', '.join(PATTERNS)}")
+        if self.size is not None and self.size < SMALLEST_SIZE:
+            raise InputError(f"a vocabulary has at least {SMALLEST_SIZE} ids, got learn:{self.size}")
+
+    @property
+    def fingerprint(self) -> str:
+        """All that decides the table, but for the text."""
+        return f"learn {self.size} {PATTERNS[self.pattern]} {_SCANNED_BYTES} {_SAMPLE_BYTES}"
+
+
+def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
+    """The vocabulary that `name` stands for.
+
+    Args:
+        name: `gpt2`, `gpt2:SIZE`, `learn:SIZE`, `learn:SIZE:PATTERN`, `learn:chars`, or a .tiktoken or
+            tokenizer.json file.
+        vocab_size: the size where the name is None: a prefix of GPT-2's.
+
+    Raises:
+        InputError: it is none of these, or a table that cannot be used.
+    """
+    if name is None:
+        return Tokenizer("gpt2", vocab_size)
+    kind, _, rest = name.partition(":")
+    size, _, pattern = rest.partition(":")
+    if name == "gpt2":
+        return Tokenizer("gpt2")
+    if kind == "gpt2" and rest.isdecimal():
+        return Tokenizer("gpt2", int(rest))
+    if name == "learn:chars":
+        return Learned(size=None, pattern="chars")
+    if kind == "learn" and size.isdecimal():
+        return Learned(size=int(size), pattern=pattern or "gpt2")
+    if kind in ("gpt2", "learn") or not Path(name).exists():
+        raise InputError(
+            f"unknown vocabulary {name!r}: expected gpt2, gpt2:SIZE, learn:SIZE, learn:SIZE:PATTERN, "
+            "learn:chars or a .tiktoken or tokenizer.json file"
+        )
+    return Tokenizer.from_table(*read_table(Path(name)))
+
+
+def learn(source: Corpus, wanted: Learned, val_fraction: float) -> Tokenizer:
+    """Learn a vocabulary from the text that is trained on; what `ShardWriter` holds out leaves no trace.
+
+    Raises:
+        InputError: the text supports fewer ids.
+    """
+    sample: list[tuple[int, str, int, str]] = []  # hash, split, first byte in it, text
+    sizes, kept, limit, split = dict.fromkeys(SPLITS, 0), 0, 1 << 64, ""
+    for piece in source.pieces():
+        if piece.first:
+            split = choose_split(piece.text.encode("utf-8", "replace"), val_fraction)
+        for text in split_at_words(piece.text, _PART_CHARACTERS):
+            data = text.encode("utf-8", "replace")
+            draw = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
+            if draw < limit:
+                sample.append((draw, split, sizes[split], text))
+                kept += len(data)
+            sizes[split] += len(data)
+        while kept > _SAMPLE_BYTES:
+            limit //= 2
+            sample = [part for part in sample if part[0] < limit]
+            kept = sum(len(text.encode("utf-8", "replace")) for *_, text in sample)
+        if sum(sizes.values()) > _SCANNED_BYTES:
+            break
+    total = sum(sizes.values())
+    # Of a text that was not read to its end, take only what is trained on however it is divided.
+    read_all = total <= _SCANNED_BYTES
+    by_document = is_by_document(sizes["val"] / max(total, 1), val_fraction)
+    texts = []
+    for _, split, first, text in sample:
+        if split == "val" and (by_document or not read_all):
+            continue
+        if not by_document or not read_all:
+            room = cut_at(total, val_fraction) - first - (sizes["train"] if split == "val" else 0)
+            text = text.encode("utf-8", "replace")[: max(0, room)].decode("utf-8", "ignore")
+        texts.append(text)
+    if wanted.size is None:
+        characters = sorted({character for text in texts for character in text if ord(character) > 127})
+        table = [bytes([byte]) for byte in range(256)]
+        table += [data for c in characters if len(data := c.encode("utf-8", "replace")) > 1]
+    else:
+        table = learn_table(texts, wanted.size, wanted.pattern)
+    return Tokenizer("own", table=table, pattern=wanted.pattern)
+
+
+def learn_table(texts: Iterable[str], vocab_size: int, pattern: str) -> list[bytes]:
+    """The bytes and the merges of the most frequent pairs, by rank, one fewer than `vocab_size`.
+
+    The result does not depend on the number of threads.
+
+    Raises:
+        InputError: no pair stands twice before there are as many.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # it warns of workers forked later otherwise
+    from tokenizers import Regex, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer as Library
+
+    library = Library(models.BPE())
+    split = pre_tokenizers.Split(Regex(LIBRARY_PATTERNS[pattern]), "isolated")
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    library.pre_tokenizer = pre_tokenizers.Sequence([split, as_bytes])
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - 1,
+        min_frequency=2,
+        initial_alphabet=byte_letters(),
+        show_progress=False,
+    )
+    library.train_from_iterator(texts, trainer)
+    ids = library.get_vocab()
+    if len(ids) < vocab_size - 1:
+        raise InputError(
+            f"the text supports a vocabulary of at most {len(ids) + 1} ids, got learn:{vocab_size}"
+        )
+    bytes_of = {letter: byte for byte, letter in enumerate(byte_letters())}
+    return [bytes(bytes_of[letter] for letter in token) for token in sorted(ids, key=ids.__getitem__)]

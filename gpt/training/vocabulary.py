@@ -1,0 +1,61 @@
+"""The vocabulary of a run: that of the weights it continues from, or the one that its options name."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from gpt.config import GPTConfig
+from gpt.data.module import TokenData
+from gpt.data.vocabularies import Learned, find_vocabulary
+from gpt.errors import InputError
+from gpt.tokenizer import Tokenizer
+from gpt.training.output import report
+from gpt.weights.checkpoint import read_model_part
+from gpt.weights.load import read_to_start_from
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inherited:
+    """What the weights that a run continues from decide about its text; nothing for new weights."""
+
+    tokenizer: Tokenizer | None = None
+    """Theirs, whatever the text; None leaves it to the options."""
+    bytes_per_token: float | None = None
+    """Of the text that they were trained on."""
+
+    def use(self, data: TokenData) -> None:
+        """Encode with the tokenizer of the weights, unless the options lead to the same one."""
+        if self.tokenizer and not (isinstance(data.vocabulary, Learned) and data.tokenizer == self.tokenizer):
+            data.use(self.tokenizer)
+
+    def warn(self, data: TokenData) -> None:
+        """Report a text that the tokenizer of the weights encodes badly."""
+        before, now = self.bytes_per_token, data.bytes_per_token
+        if isinstance(before, float) and now < 0.6 * before:
+            report(
+                f"the model's vocabulary does not suit this text: {now:.2f} bytes a token, "
+                f"{before:.2f} on the text it was trained on"
+            )
+
+
+def choose_vocabulary(options: Any) -> Inherited:
+    """Set the model's shape and size of vocabulary in the options of `fit` or `validate`.
+
+    Raises:
+        InputError: the weights cannot be read, or the options name another vocabulary for them.
+    """
+    model, data = options.model, options.data
+    if model.init_from is not None:
+        if data.vocabulary is not None:
+            raise InputError("--data.vocabulary: weights to start from keep their own, leave it out")
+        found = read_to_start_from(model.init_from, GPTConfig.from_dict(model.config.as_dict()))
+        for name, value in found.config.to_dict().items():
+            model.config[name] = value
+        data.vocab_size = found.config.vocab_size
+        return Inherited(tokenizer=found.own_tokenizer, bytes_per_token=found.bytes_per_token)
+    if data.vocabulary is not None:
+        wanted = find_vocabulary(data.vocabulary, data.vocab_size)
+        size = wanted.size if isinstance(wanted, Learned) else wanted.n_vocab
+        size = size or TokenData(**data.as_dict()).tokenizer.n_vocab
+        model.config.vocab_size = data.vocab_size = size
+    saved = read_model_part(options.ckpt_path).get("tokenizer") if options.get("ckpt_path") else None
+    return Inherited(tokenizer=Tokenizer.from_dict(saved) if saved else None)

@@ -1,0 +1,217 @@
+"""Tables of tokens: the patterns of words, what makes a table usable, and the files that hold one.
+
+A table lists the bytes of each token by rank. tiktoken's rule: within the words of a pattern, the pair whose
+token has the lowest rank is merged first, and a word that is a token is taken without merging. The files are
+tiktoken's and the tokenizer.json of Hugging Face's libraries.
+"""
+
+import json
+from base64 import b64decode, b64encode
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from gpt.errors import InputError
+
+END_OF_TEXT = "<|endoftext|>"
+
+PATTERNS = {
+    # GPT-2's (Radford et al. 2019, the released encoder.py), in the possessive form: tiktoken runs it faster.
+    "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s",
+    # The same with combining marks as part of words, as Hindi, Thai and Arabic write vowels.
+    "marks": r"'(?:[sdmt]|ll|ve|re)| ?[\p{L}\p{M}]++| ?\p{N}++| ?[^\s\p{L}\p{M}\p{N}]++|\s++$|\s+(?!\S)|\s",
+    # Every character is a word.
+    "chars": r"[\s\S]",
+}
+"""The words that merges do not cross, by name, as tiktoken's regular expressions."""
+
+_GPT2_REGEX = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LIBRARY_PATTERNS = {
+    "gpt2": _GPT2_REGEX,
+    "marks": _GPT2_REGEX.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"^\s\p{L}", r"^\s\p{L}\p{M}"),
+    "chars": PATTERNS["chars"],
+}
+"""The same words for Hugging Face's regular expressions, where `$` also matches before a line end."""
+
+
+def check_table(tokens: list[bytes], pattern: str) -> None:
+    """Raise an error where a table cannot encode every text, or has two ids for the same bytes.
+
+    Raises:
+        InputError: a byte is missing, a token is there twice, or the pattern is unknown.
+    """
+    if pattern not in PATTERNS:
+        raise InputError(f"unknown pattern of words {pattern!r}, expected {', '.join(PATTERNS)}")
+    known = set(tokens)
+    if missing := [byte for byte in range(256) if bytes([byte]) not in known]:
+        raise InputError(f"the vocabulary lacks the byte {missing[0]}: it could not encode every text")
+    if len(known) < len(tokens):
+        twice = next(token for rank, token in enumerate(tokens) if token in tokens[:rank])
+        raise InputError(f"the vocabulary has the token {twice!r} twice")
+    if b"" in known:
+        raise InputError("the vocabulary has an empty token")
+
+
+def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes] | None]:
+    """The two tokens that each token of several bytes is merged from; None for one that merging never makes.
+
+    They are what is left of its bytes when only tokens of lower rank are formed. That holds for any prefix
+    of the ranks too, since no token is made of later ones.
+
+    Args:
+        tokens: by rank, all 256 single bytes among them.
+    """
+    ranks = {token: rank for rank, token in enumerate(tokens)}
+    pairs: list[tuple[bytes, bytes] | None] = []
+    for rank, token in enumerate(tokens):
+        if len(token) == 1:
+            continue
+        parts = [token[i : i + 1] for i in range(len(token))]
+        while len(parts) > 2:
+            formed = [min(ranks.get(a + b, rank), rank) for a, b in pairwise(parts)]
+            lowest = min(formed)
+            if lowest == rank:
+                break
+            i = formed.index(lowest)
+            parts[i : i + 2] = [parts[i] + parts[i + 1]]
+        pairs.append((parts[0], parts[1]) if len(parts) == 2 else None)
+    return pairs
+
+
+def read_table(path: Path) -> tuple[list[bytes], str]:
+    """The tokens by rank, and the pattern's name, from a `.tiktoken` file or a transformers `tokenizer.json`.
+
+    Raises:
+        InputError: it is another kind of tokenizer, or the table has an error; the message says which.
+    """
+    if not path.is_file():
+        raise InputError(f"no vocabulary at {path}, expected a .tiktoken file or a tokenizer.json")
+    data = path.read_bytes()
+    if path.suffix == ".model" or b"<unk>" in data[:64]:
+        raise InputError(
+            f"{path} is a sentencepiece model, which changes blanks and unknown characters, so that texts do "
+            "not come back; expected a .tiktoken file or a byte-level BPE tokenizer.json"
+        )
+    try:
+        is_json = data[:1] == b"{"
+        tokens, pattern, listed = _from_json(data) if is_json else (_from_tiktoken(data), "gpt2", None)
+        check_table(tokens, pattern)
+        made = merges(tokens)
+        for token, pair in zip((token for token in tokens if len(token) > 1), made, strict=True):
+            if pair is None and pattern != "chars":
+                raise InputError(f"the token {token!r} cannot be reached by merges of tokens of lower rank")
+        if listed is not None and listed != [pair for pair in made if pair]:
+            raise InputError("its merges do not make its tokens in the order of their ids")
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise InputError(f"{path} is neither a .tiktoken file nor a tokenizer.json: {error}") from None
+    return tokens, pattern
+
+
+def _from_tiktoken(data: bytes) -> list[bytes]:
+    """Lines of a token in base64 and its rank."""
+    ranks: dict[int, bytes] = {}
+    for line in data.splitlines():
+        token, rank = line.split()
+        if int(rank) in ranks:
+            raise InputError(f"the rank {int(rank)} is there twice")
+        ranks[int(rank)] = b64decode(token, validate=True)
+    if sorted(ranks) != list(range(len(ranks))):
+        raise InputError(f"the ranks are not 0 to {len(ranks) - 1}")
+    return [ranks[rank] for rank in range(len(ranks))]
+
+
+def _from_json(data: bytes) -> tuple[list[bytes], str, list[tuple[bytes, bytes]]]:
+    """The tokens by id of a byte-level BPE in tokenizer.json, the pattern's name, and the listed merges."""
+    found = json.loads(data)
+    model = found["model"]
+    if model.get("type") != "BPE" or model.get("byte_fallback"):
+        raise InputError("expected byte-level BPE, without byte_fallback")
+    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix") or found.get("normalizer"):
+        raise InputError("it changes texts before encoding them: they would not come back")
+    bytes_of = {letter: byte for byte, letter in enumerate(byte_letters())}
+
+    def unspell(token: str) -> bytes:
+        return bytes(bytes_of[letter] for letter in token)
+
+    special = {token["content"] for token in found.get("added_tokens", [])}
+    vocabulary = {name: i for name, i in model["vocab"].items() if name not in special}
+    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
+        raise InputError(
+            f"the ids of its tokens are not 0 to {len(vocabulary) - 1}, special tokens after them"
+        )
+    tokens = [unspell(name) for name in sorted(vocabulary, key=vocabulary.__getitem__)]
+    pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
+    listed = [(unspell(first), unspell(second)) for first, second in pairs]
+    return tokens, _pattern_of(found["pre_tokenizer"]), listed
+
+
+def _pattern_of(pre_tokenizer: dict[str, Any]) -> str:
+    steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+    byte_level = steps[-1]
+    if byte_level["type"] == "ByteLevel" and not byte_level.get("add_prefix_space"):
+        if len(steps) == 1 and byte_level.get("use_regex", True):
+            return "gpt2"
+        regexes = [step["pattern"].get("Regex") for step in steps[:-1] if step["type"] == "Split"]
+        for name, regex in LIBRARY_PATTERNS.items():
+            if regexes == [regex] and not byte_level.get("use_regex", True):
+                return name
+    raise InputError("its pattern of words is none of " + ", ".join(PATTERNS))
+
+
+def to_json(tokens: list[bytes], pattern: str) -> dict[str, Any]:
+    """The content of a `tokenizer.json` from which Hugging Face's libraries give the same ids."""
+    letters = byte_letters()
+
+    def spell(token: bytes) -> str:
+        return "".join(letters[byte] for byte in token)
+
+    split = {"type": "Split", "pattern": {"Regex": LIBRARY_PATTERNS[pattern]}, "behavior": "Isolated"}
+    flags = {"add_prefix_space": False, "trim_offsets": True}
+    special = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {
+        "version": "1.0",
+        "added_tokens": [{"id": len(tokens), "content": END_OF_TEXT, **special, "special": True}],
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {**split, "invert": False},
+                {"type": "ByteLevel", **flags, "use_regex": False},
+            ],
+        },
+        "decoder": {"type": "ByteLevel", **flags, "use_regex": False},
+        "model": {
+            "type": "BPE",
+            "ignore_merges": True,  # a word that is a token is taken at once, as tiktoken does
+            "vocab": {spell(token): rank for rank, token in enumerate(tokens)},
+            "merges": [[spell(first), spell(second)] for first, second in filter(None, merges(tokens))],
+        },
+    }
+
+
+def pack(tokens: list[bytes]) -> str:
+    """The tokens as one text, each in base64 on a line."""
+    return "\n".join(b64encode(token).decode() for token in tokens)
+
+
+def unpack(table: str) -> list[bytes]:
+    """The inverse of `pack`.
+
+    Raises:
+        InputError: it is not base64.
+    """
+    try:
+        return [b64decode(line, validate=True) for line in table.split("\n")]
+    except (ValueError, AttributeError) as error:
+        raise InputError(f"the vocabulary's table is damaged: {error}") from None
+
+
+def byte_letters() -> list[str]:
+    """A printable character for each byte (Radford et al. 2019, the released encoder.py).
+
+    Bytes that print in Latin-1 stand for themselves; the others take the characters from U+0100 on.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
