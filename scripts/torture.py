@@ -58,6 +58,7 @@ class Tally:
         self.injected += 1
         if problem:
             self.lost.append(problem)
+            print(f"\nlost: {problem}", file=sys.stderr)
 
 
 def fit(processes: int) -> list[str]:
@@ -250,8 +251,6 @@ def main() -> int:
     print(f"{'fault':<32}{'injected':>9}{'survived':>9}{'lost':>6}")
     for kind, tally in tallies.items():
         print(f"{kind:<32}{tally.injected:>9}{tally.injected - len(tally.lost):>9}{len(tally.lost):>6}")
-    for problem in (problem for tally in tallies.values() for problem in tally.lost):
-        print(f"lost: {problem}", file=sys.stderr)
     return int(any(tally.lost for tally in tallies.values()))
 
 

@@ -56,7 +56,8 @@ class RunFolder(Callback):
             InputError: another process trains in it, or processes would write to different folders.
             OSError: it cannot be written.
         """
-        own, failure = self.path, None
+        own = self.path
+        failure: Exception | None = None
         if trainer.is_global_zero:
             try:
                 self._open()
