@@ -64,8 +64,8 @@ class RunFolder(Callback):
             except (InputError, OSError) as error:
                 failure = error
         path, failure = trainer.strategy.broadcast((self.path, failure))
-        if failure:
-            raise failure
+        if failure or path is None:
+            raise failure or InputError("the first process has no folder for the run")
         if own not in (None, path):
             raise InputError(
                 f"process {trainer.global_rank} would write to {own}, process 0 writes to {path}: "
