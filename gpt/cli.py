@@ -175,7 +175,7 @@ def options_of(name: str) -> list[str]:
     return sorted(set(re.findall(r"(?<![\w'-])--[a-z][\w.]*\w", shown.getvalue())))
 
 
-def completion(shell: Literal["bash", "zsh"] = "bash") -> None:
+def completion(shell: Literal["bash", "zsh"]) -> None:
     """Print a script that completes commands and options: `eval "$(gpt completion bash)"`.
 
     Args:

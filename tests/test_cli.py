@@ -1,3 +1,4 @@
+import shutil
 import subprocess
 import sys
 import time
@@ -103,3 +104,30 @@ def test_a_reader_that_leaves_is_no_error(tmp_path):
     assert b"Traceback" not in process.stderr.read()
     process.wait()
     process.stderr.close()
+
+
+def test_the_version_is_printed(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("gpt 0.")
+
+
+def test_an_unknown_option_names_the_one_it_may_stand_for(capsys):
+    assert main(["inspect", "tokens", "--chek"]) == 2
+    err = capsys.readouterr().err
+    assert "did you mean --" in err
+    assert err.count("\n") == 1
+
+
+def test_the_shell_completes_commands_and_options(monkeypatch, capsys):
+    import gpt.cli
+
+    monkeypatch.setattr(gpt.cli, "COMMANDS", {name: COMMANDS[name] for name in ("generate", "completion")})
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("no bash")
+    ask = 'COMP_WORDS=(gpt {}); COMP_CWORD={}; _gpt; echo "${{COMPREPLY[@]}}"\n'
+    asked = script + ask.format("gen", 1) + ask.format("generate --max_n", 2)
+    done = subprocess.run([bash, "-c", asked], capture_output=True, text=True, encoding="utf-8", check=True)
+    assert done.stdout.splitlines() == ["generate", "--max_new_tokens"]

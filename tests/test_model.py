@@ -135,7 +135,7 @@ def test_one_batch_is_overfitted(config):
     assert (model(x).argmax(dim=-1) == y).float().mean() > 0.99
 
 
-def test_dropout_acts_in_training_alone(tokens, config):
+def test_dropout_acts_only_in_training(tokens, config):
     model = GPT(GPTConfig.from_dict({**config.to_dict(), "dropout": 0.5}))
     assert not torch.equal(model(tokens), model(tokens))
     model.eval()
@@ -232,7 +232,7 @@ def test_saved_and_read_again(model, tokens, tmp_path):
     assert torch.equal(clone(tokens), model(tokens))
 
 
-def test_what_is_no_export_is_refused(model, tmp_path):
+def test_another_folder_than_an_export_is_refused(model, tmp_path):
     with pytest.raises(InputError, match=r"config\.json is missing"):
         GPT.from_pretrained(tmp_path)
     model.save_pretrained(tmp_path)

@@ -31,7 +31,7 @@ def from_torch(module: nn.MultiheadAttention, context_length: int, causal: bool 
         raise InputError("expected a MultiheadAttention without kdim, vdim, add_bias_kv and add_zero_attn")
     sizes = (module.embed_dim, module.embed_dim, context_length, module.dropout, module.num_heads)
     converted = MultiHeadAttention(*sizes, qkv_bias=bias is not None, causal=causal)
-    return _unfuse(converted, weight, bias, out_proj.weight, out_proj.bias)
+    return _unfuse(converted, weight, bias, dict(out_proj.named_parameters()))
 
 
 def to_torch(module: MultiHeadAttention) -> nn.MultiheadAttention:
@@ -55,7 +55,7 @@ def from_fused(module: MultiHeadAttn) -> MultiHeadAttention:
     """The module that computes what the fused system computes; its output projection is the identity."""
     width, weight = module.c_attn.in_features, module.c_attn.weight
     converted = MultiHeadAttention(width, width, module.bias.shape[-1], 0.0, module.n_heads, qkv_bias=True)
-    return _unfuse(converted, weight, module.c_attn.bias, torch.eye(width), None)
+    return _unfuse(converted, weight, module.c_attn.bias, {"weight": torch.eye(width)})
 
 
 def to_fused(module: MultiHeadAttention) -> MultiHeadAttn:
@@ -84,15 +84,11 @@ def _fuse(module: MultiHeadAttention) -> tuple[Tensor, Tensor]:
 
 
 def _unfuse(
-    module: MultiHeadAttention,
-    weight: Tensor,
-    bias: Tensor | None,
-    out_weight: Tensor,
-    out_bias: Tensor | None,
+    module: MultiHeadAttention, weight: Tensor, bias: Tensor | None, out_proj: dict[str, Tensor]
 ) -> MultiHeadAttention:
-    """Load fused weights (3 * E, E) and (3 * E), and those of an output projection, into `module`."""
-    zeros = weight.new_zeros(module.d_out)
-    state = {"out_proj.weight": out_weight, "out_proj.bias": zeros if out_bias is None else out_bias}
+    """Load fused weights (3 * E, E) and (3 * E), and an output projection's, into `module`."""
+    state = {"out_proj.bias": weight.new_zeros(module.d_out)}
+    state |= {f"out_proj.{name}": tensor for name, tensor in out_proj.items()}
     for kind, fused in (("weight", weight), ("bias", bias)):
         if fused is not None:
             state |= {f"{part}.{kind}": rows for part, rows in zip(_PARTS, fused.chunk(3), strict=True)}

@@ -60,8 +60,7 @@ class SelfAttention_v1(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(T, D) -> (T, K)."""
-        context, _ = attend(x @ self.W_query, x @ self.W_key, x @ self.W_value)
-        return context
+        return attend(x @ self.W_query, x @ self.W_key, x @ self.W_value)[0]
 
 
 class SelfAttention_v2(nn.Module):
@@ -75,8 +74,7 @@ class SelfAttention_v2(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(T, D) -> (T, K)."""
-        context, _ = attend(self.W_query(x), self.W_key(x), self.W_value(x))
-        return context
+        return attend(self.W_query(x), self.W_key(x), self.W_value(x))[0]
 
 
 class CausalAttention(SelfAttention_v2):
@@ -96,8 +94,7 @@ class CausalAttention(SelfAttention_v2):
         num_tokens = x.shape[1]
         masked = self.mask[:num_tokens, :num_tokens]  # (T, T)
         dropout_p = self.dropout.p if self.training else 0.0
-        context, _ = attend(self.W_query(x), self.W_key(x), self.W_value(x), masked, dropout_p)
-        return context
+        return attend(self.W_query(x), self.W_key(x), self.W_value(x), masked, dropout_p)[0]
 
 
 class MultiHeadAttentionWrapper(nn.Module):

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +13,13 @@ from gpt.data.windows import Grid, make_batch
 from gpt.errors import InputError
 from gpt.files import atomic_write
 
+_COUNTED_TOKENS = 1 << 22
+
 
 def inspect(
     data: str,
     *,
+    vocabulary: str | None = None,
     vocab_size: int = 50257,
     windows: int = 3,
     context_length: int = 64,
@@ -26,7 +30,8 @@ def inspect(
 
     Args:
         data: a prepared folder, or a corpus, which is prepared first.
-        vocab_size: ids of the tokenizer, if `data` is a corpus.
+        vocabulary: as in `gpt prepare`, if `data` is a corpus.
+        vocab_size: ids of GPT-2's tokenizer, if `data` is a corpus.
         windows: how many training windows to print.
         context_length: tokens in each window.
         seed: of the choice of windows.
@@ -35,9 +40,13 @@ def inspect(
     Raises:
         InputError: not prepared data, or a file that was altered.
     """
-    folder = Path(data) if (Path(data) / META).is_file() else prepare(data, vocab_size=vocab_size)
+    folder = (
+        Path(data)
+        if (Path(data) / META).is_file()
+        else prepare(data, vocabulary=vocabulary, vocab_size=vocab_size)
+    )
     prepared = Prepared(folder)
-    for line in describe(prepared):
+    for line in [*describe(prepared), *describe_tokens(prepared)]:
         print(line)
     prepared.verify()
     print(f"checksums   all {len(prepared.meta['files'])} files are as they were written")
@@ -62,6 +71,24 @@ def describe(prepared: Prepared) -> list[str]:
         ratio = f", {size / tokens:.2f} bytes a token" if tokens else ""
         lines.append(f"{split:<12}{documents:,} documents, {size:,} bytes, {tokens:,} tokens{ratio}")
     return lines
+
+
+def describe_tokens(prepared: Prepared) -> list[str]:
+    """The longest and the most frequent tokens of the training split, and how its beginning is cut."""
+    ids = prepared.stream("train").parts[0][:_COUNTED_TOKENS]
+    counts = np.bincount(ids, minlength=prepared.tokenizer.n_vocab)
+    lengths = prepared.tokenizer.byte_lengths()
+    used = np.flatnonzero(counts)
+
+    def show(chosen: NDArray[Any]) -> str:
+        return " ".join(repr(prepared.tokenizer.decode([i])) for i in chosen.tolist())
+
+    return [
+        f"used        {len(used):,} of {prepared.tokenizer.n_vocab:,} ids in the first {len(ids):,} tokens",
+        f"frequent    {show(used[np.argsort(-counts[used], kind='stable')][:12])}",
+        f"longest     {show(used[np.argsort(-lengths[used], kind='stable')][:6])}",
+        f"beginning   {show(ids[:16])}",
+    ]
 
 
 def document_lengths(prepared: Prepared, split: str) -> NDArray[np.int64]:

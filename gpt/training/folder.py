@@ -56,20 +56,22 @@ class RunFolder(Callback):
             InputError: another process trains in it, or processes would write to different folders.
             OSError: it cannot be written.
         """
-        own, failure = self.path, None
+        own = self.path
+        failure: Exception | None = None
         if trainer.is_global_zero:
             try:
                 self._open()
             except (InputError, OSError) as error:
                 failure = error
         path, failure = trainer.strategy.broadcast((self.path, failure))
-        if failure:
-            raise failure
+        if failure or path is None:
+            raise failure or InputError("the first process has no folder for the run")
         if own not in (None, path):
             raise InputError(
                 f"process {trainer.global_rank} would write to {own}, process 0 writes to {path}: "
                 "all processes need to see the same files"
             )
+        assert path is not None  # process 0 has opened it
         self.path = path
         set_root_folder(trainer, path)
 

@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.lr_scheduler import LambdaLR
 
 from gpt.config import GPTConfig
+from gpt.data.module import TokenData
 from gpt.data.windows import IGNORE_INDEX
 from gpt.errors import InputError
 from gpt.training.compilation import compile_blocks, should_compile
@@ -23,6 +24,8 @@ from gpt.training.schedule import learning_rate_factor
 from gpt.training.shard import is_sharded, shard
 from gpt.weights.load import start_from
 from gpt.weights.pretrained import GPT
+
+_DEFAULT_RECIPE = OptimizerConfig()
 
 
 class LanguageModel(LightningModule):
@@ -43,7 +46,7 @@ class LanguageModel(LightningModule):
     def __init__(
         self,
         config: GPTConfig,
-        optimizer: OptimizerConfig,
+        optimizer: OptimizerConfig = _DEFAULT_RECIPE,
         loss_chunk: int = 1024,
         compile: bool | None = None,
         checkpoint_activations: bool = False,
@@ -57,6 +60,7 @@ class LanguageModel(LightningModule):
         self.guard = Guard(skip_nonfinite)
         self.config = self.model.config
         self.planned_steps = 0  # set when training begins
+        self.logs_itself = True  # the `Meter` of `gpt fit` logs at less cost, and turns this off
         self.last_loss = self.last_gradient_norm = torch.tensor(float("nan"))  # stay on the device until read
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -84,6 +88,8 @@ class LanguageModel(LightningModule):
         loss = self.loss(batch)
         self.last_loss = loss.detach()
         self.guard.add(self.last_loss)
+        if self.logs_itself:
+            self.log("train_loss", self.last_loss, prog_bar=True, logger=bool(self.trainer.loggers))
         # Lightning divides by the usual number of batches of an update. `limit_train_batches` can leave fewer
         # for the last update of an epoch.
         usual = self.trainer.accumulate_grad_batches
@@ -113,7 +119,8 @@ class LanguageModel(LightningModule):
         val_bytes = getattr(self.trainer.datamodule, "val_bytes", 0)  # type: ignore[attr-defined]
         if val_bytes:
             metrics["val_bits_per_byte"] = nats / math.log(2) / val_bytes
-        self.log_dict(metrics, logger=False, rank_zero_only=False)
+        logger = self.logs_itself and bool(self.trainer.loggers)
+        self.log_dict(metrics, logger=logger, rank_zero_only=False)
 
     def configure_model(self) -> None:
         """Shard the model, under a strategy that does.
@@ -151,12 +158,14 @@ class LanguageModel(LightningModule):
     def _count_steps(self) -> int:
         """Updates in the whole run.
 
-        Not `trainer.estimated_stepping_batches`: with max_epochs it builds the loaders, which moves the place
-        a resumed run starts from.
+        Not `trainer.estimated_stepping_batches` for `TokenData`: with max_epochs it builds the loaders, which
+        moves the place a resumed run starts from.
         """
         trainer = self.trainer
         if trainer.max_steps > 0:  # always so under gpt fit, see gpt/training/ends.py
             return trainer.max_steps
+        if not isinstance(trainer.datamodule, TokenData):  # type: ignore[attr-defined]
+            return int(trainer.estimated_stepping_batches)
         batches = len(trainer.datamodule.train_dataloader())  # type: ignore[attr-defined]
         return max(1, (trainer.max_epochs or 1) * math.ceil(batches / trainer.accumulate_grad_batches))
 
@@ -165,10 +174,11 @@ class LanguageModel(LightningModule):
         wanted = self.compile_blocks
         if wanted is None:
             data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+            tokens = data.batch_size * data.context_length if isinstance(data, TokenData) else 0  # unknown
             wanted = should_compile(
                 self.device,
                 steps=self.planned_steps,  # not those left: a resumed run computes as an uninterrupted one
-                tokens_per_step=data.batch_size * data.context_length * self.trainer.accumulate_grad_batches,
+                tokens_per_step=tokens * self.trainer.accumulate_grad_batches,
                 parameters=self.model.num_parameters(),
             )
         if wanted:

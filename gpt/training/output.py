@@ -26,7 +26,7 @@ def announce(line: str) -> None:
 def output_may_end() -> Iterator[None]:
     """Continue silently when stdout or stderr cannot be written: `| head -1` ended, or a terminal closed."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _MayEnd(before[0]), _MayEnd(before[1])  # type: ignore[assignment]
+    sys.stdout, sys.stderr = _MayEnd(before[0]), _MayEnd(before[1])
     try:
         yield
     finally:

@@ -140,7 +140,8 @@ class Meter(Callback):
         return time.perf_counter() - self._started
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clocks; those of a resumed run continue."""
+        """Start the clocks, those of a resumed run where they stopped; the module need not log."""
+        pl_module.logs_itself = False  # type: ignore[assignment]
         now = time.perf_counter()
         self._started, self._interval_started = now - self.train_seconds, now - self._interval_started
 

@@ -1,17 +1,17 @@
-"""Another model around `MultiHeadAttention`: it reads numbers instead of words, and foresees the next one.
+"""Another model around `MultiHeadAttention`: it reads numbers instead of words and predicts the next one.
 
     python scripts/examples/another_model.py
 
-The cells (`# %%`) run one by one in editors that know them. Nothing here is a language model: the attention
-module takes any (batch, tokens, width), and gives back another width if asked to.
+The cells (`# %%`) run one by one in editors that support them. This is not a language model: the attention
+module takes any (batch, tokens, width), and its output may have another width.
 
 Shapes: B series, T times, D width of a time inside the model.
 """
 
 # %% [markdown]
 # ## The model
-# A value becomes a vector, two rounds of attention look back over the series, and a last layer gives the
-# change to the value that comes next. Only the residual sums and the norms around the attention are new here.
+# Each value becomes a vector, two blocks of attention look back over the series, and a last layer gives the
+# change to the next value. The residual connections and the norms around the attention are written here.
 
 # %%
 import argparse
@@ -24,18 +24,18 @@ from gpt.attention import MultiHeadAttention
 WIDTH, HEADS, LONGEST = 32, 4, 32
 
 
-class Round(nn.Module):
-    """Attention over what came before, then a step for each time on its own: (B, T, D) -> (B, T, D)."""
+class Block(nn.Module):
+    """Attention to earlier times, then a feed-forward at each time: (B, T, D) -> (B, T, D)."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.before_attention, self.before_step = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attention_norm, self.step_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.attention = MultiHeadAttention(WIDTH, WIDTH, LONGEST, dropout=0.0, num_heads=HEADS)
         self.step = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.before_attention(x))
-        return x + self.step(self.before_step(x))
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.step(self.step_norm(x))
 
 
 class Forecaster(nn.Module):
@@ -45,18 +45,18 @@ class Forecaster(nn.Module):
         super().__init__()
         self.value = nn.Linear(1, WIDTH)
         self.position = nn.Parameter(0.02 * torch.randn(LONGEST, WIDTH))
-        self.rounds = nn.Sequential(Round(), Round())
+        self.blocks = nn.Sequential(Block(), Block())
         self.out = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 1))
 
     def forward(self, series: Tensor) -> Tensor:
         x = self.value(series[..., None]) + self.position[: series.shape[1]]  # (B, T, D)
-        return series + self.out(self.rounds(x))[..., 0]  # what changes from one value to the next
+        return series + self.out(self.blocks(x))[..., 0]  # what changes from one value to the next
 
 
 # %% [markdown]
 # ## The series
-# Two sine waves of unknown frequencies and phases: from a few values nothing can be told, from many the rest
-# follows. Whoever foresees them must look back.
+# The sum of two sine waves of unknown frequencies and phases: a few values say little, many determine the
+# rest. A model that predicts them must use earlier values.
 
 
 # %%
@@ -69,13 +69,13 @@ def waves(count: int, generator: torch.Generator) -> Tensor:
 
 
 # %% [markdown]
-# ## Training, and what it is worth
-# Two forecasts that need no model set the scale: the last value again, and a line through the last two.
+# ## Training and evaluation
+# The baselines are two forecasts without a model: the last value, and a line through the last two.
 
 
 # %%
 def train(steps: int, seed: int = 0) -> Forecaster:
-    """A forecaster that has seen `steps` batches of fresh series."""
+    """A forecaster trained on `steps` batches of new series."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     model = Forecaster()
@@ -93,7 +93,7 @@ def train(steps: int, seed: int = 0) -> Forecaster:
 
 @torch.no_grad()
 def errors(model: Forecaster, seed: int = 1) -> dict[str, float]:
-    """Mean squared errors in the second half of 256 series that no training batch had."""
+    """Mean squared errors on the second half of 256 held-out series."""
     series = waves(256, torch.Generator().manual_seed(seed))
     half = LONGEST // 2
     last, before, truth = series[:, half:-1], series[:, half - 1 : -2], series[:, half + 1 :]
@@ -113,11 +113,11 @@ def main() -> None:
     for name, error in errors(model).items():
         print(f"{name:<37} mean squared error {error:.4f}")
 
-    # The module also says where it looked, if asked: a row for each time, a head after another.
+    # With need_weights the module also returns its attention weights, a row for each time and head.
     x = model.value(waves(1, torch.Generator().manual_seed(2))[:, :-1, None]) + model.position
-    first = model.rounds[0]
-    _, weights = first.attention(first.before_attention(x), need_weights=True)  # (1, heads, T, T)
-    print("what the last time looks at most, in steps back:")
+    first = model.blocks[0]
+    _, weights = first.attention(first.attention_norm(x), need_weights=True)  # (1, heads, T, T)
+    print("where the last time attends most, in steps back:")
     for head, row in enumerate(weights[0, :, -1]):
         back = [LONGEST - 1 - int(time) for time in row.topk(3).indices]
         print(f"  head {head}: {', '.join(map(str, back))}")

@@ -62,10 +62,10 @@ def test_cross_attention_equals_torchs(x: Tensor, context: Tensor, name: str) ->
     out, weights = ours(x, context=context, need_weights=True, **given)
     assert weights.shape == (2, HEADS, QUERIES, KEYS)
     torch.testing.assert_close(weights, expected_weights)
-    slopes = torch.autograd.grad(expected.square().sum(), [x, context])
+    gradients = torch.autograd.grad(expected.square().sum(), [x, context])
     for result in (out, ours(x, context=context, **given)):
         torch.testing.assert_close(result, expected)
-        torch.testing.assert_close(torch.autograd.grad(result.square().sum(), [x, context]), slopes)
+        torch.testing.assert_close(torch.autograd.grad(result.square().sum(), [x, context]), gradients)
     back, _ = to_torch(ours)(x, context, context, **given)
     torch.testing.assert_close(back, expected)
 
@@ -74,7 +74,7 @@ def test_masks_by_row_and_by_head(x: Tensor, context: Tensor) -> None:
     ours = from_torch(theirs(), KEYS, causal=False)
     by_row = torch.rand(2, QUERIES, KEYS) < 0.4
     by_head = by_row[:, None].repeat(1, HEADS, 1, 1)
-    by_row[0, 1], by_head[0, :, 1] = True, True  # a query that sees nothing
+    by_row[0, 1], by_head[0, :, 1] = True, True  # a fully masked query
     out = ours(x, context=context, attn_mask=by_row)
     torch.testing.assert_close(ours(x, context=context, attn_mask=by_head), out)
     for row in range(2):
@@ -111,7 +111,7 @@ def test_state_dicts_and_devices(x: Tensor) -> None:
     assert not torch.allclose(causal(x), module(x))
 
 
-def test_what_excludes_each_other_is_refused(x: Tensor, context: Tensor) -> None:
+def test_arguments_that_exclude_each_other_are_refused(x: Tensor, context: Tensor) -> None:
     causal = MultiHeadAttention(WIDTH, WIDTH, KEYS, 0.0, HEADS).double()
     both = MultiHeadAttention(WIDTH, WIDTH, KEYS, 0.0, HEADS, causal=False).double()
     cache = causal.new_cache(2)

@@ -33,7 +33,7 @@ def test_to_torch_and_back(qkv_bias: bool) -> None:
 
 
 @pytest.mark.parametrize("extra", [{"kdim": 4}, {"add_bias_kv": True}, {"add_zero_attn": True}])
-def test_what_torch_has_and_we_have_not_is_refused(extra: dict) -> None:
+def test_options_that_only_torchs_module_has_are_refused(extra: dict) -> None:
     with pytest.raises(InputError, match="without kdim"):
         from_torch(nn.MultiheadAttention(8, 2, **extra), 6)
 

@@ -34,9 +34,9 @@ def test_bfloat16_on_a_cpu_is_near_single_precision_at_any_length(tokens: int) -
     module = MultiHeadAttention(16, 16, 1024, 0.0, 2, qkv_bias=True)
     x = torch.randn(2, tokens, 16, requires_grad=True)
     expected = module(x)
-    slope = torch.autograd.grad(expected.square().sum(), x)[0]
+    expected_gradient = torch.autograd.grad(expected.square().sum(), x)[0]
     with torch.autocast("cpu", torch.bfloat16):
         out = module(x)
     torch.testing.assert_close(out.float(), expected, atol=1e-2, rtol=2e-2)
     gradient = torch.autograd.grad(out.float().square().sum(), x)[0]
-    assert (gradient - slope).norm() / slope.norm() < 0.02
+    assert (gradient - expected_gradient).norm() / expected_gradient.norm() < 0.02

@@ -18,9 +18,9 @@ Weights = dict[str, np.ndarray]
 
 
 def reference(
-    weights: Weights, x: np.ndarray, num_heads: int, hidden: np.ndarray
+    weights: Weights, x: np.ndarray, num_heads: int, masked: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens (B, T, D) and `hidden` (B, H, T, T) -> output (B, T, E) and attention weights (B, H, T, T)."""
+    """Tokens (B, T, D) and `masked` (B, H, T, T) -> output (B, T, E) and attention weights (B, H, T, T)."""
     batch, length, _ = x.shape
     projected = [
         np.einsum("btd,ed->bte", x, weights[f"{name}.weight"]) + weights.get(f"{name}.bias", 0.0)
@@ -33,12 +33,12 @@ def reference(
             context = []
             for h in range(num_heads):
                 query, key, value = (part[b, :, h * width : (h + 1) * width] for part in projected)
-                seen = [s for s in range(t + 1) if not hidden[b, h, t, s]]
+                seen = [s for s in range(t + 1) if not masked[b, h, t, s]]
                 if seen:
                     exponents = np.exp([query[t] @ key[s] / np.sqrt(width) for s in seen])
                     attention[b, h, t, seen] = exponents / exponents.sum()
                 context.append(attention[b, h, t] @ value)
-            if attention[b, :, t].any():  # a token that sees nothing gives zeros
+            if attention[b, :, t].any():  # a fully masked token gives zeros
                 out[b, t] = weights["out_proj.weight"] @ np.concatenate(context) + weights["out_proj.bias"]
     return out, attention
 
@@ -57,18 +57,18 @@ class Case:
         return {name: value.numpy() for name, value in self.module.state_dict().items()}
 
     @property
-    def hidden(self) -> np.ndarray:
+    def masked(self) -> np.ndarray:
         batch, length, _ = self.x.shape
-        hidden = np.zeros((batch, self.module.num_heads, length, length), dtype=bool)
+        masked = np.zeros((batch, self.module.num_heads, length, length), dtype=bool)
         if "key_padding_mask" in self.masks:
-            hidden |= self.masks["key_padding_mask"].numpy().reshape(batch, 1, 1, length)
+            masked |= self.masks["key_padding_mask"].numpy().reshape(batch, 1, 1, length)
         if "attn_mask" in self.masks:
             pairs = self.masks["attn_mask"].numpy()
-            hidden |= pairs.reshape(batch, 1, length, length) if pairs.ndim == 3 else pairs
+            masked |= pairs.reshape(batch, 1, length, length) if pairs.ndim == 3 else pairs
         if "document_ids" in self.masks:
             ids = self.masks["document_ids"].numpy()
-            hidden |= ids.reshape(batch, 1, length, 1) != ids.reshape(batch, 1, 1, length)
-        return hidden
+            masked |= ids.reshape(batch, 1, length, 1) != ids.reshape(batch, 1, 1, length)
+        return masked
 
     def masks_between(self, start: int, end: int) -> dict[str, torch.Tensor]:
         """What a call with a cache of `start` tokens gets for those up to `end`."""
@@ -120,7 +120,7 @@ many = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCh
 @many
 @given(cases())
 def test_both_paths_equal_the_reference(case: Case) -> None:
-    expected, expected_weights = reference(case.weights, case.x.numpy(), case.module.num_heads, case.hidden)
+    expected, expected_weights = reference(case.weights, case.x.numpy(), case.module.num_heads, case.masked)
     fast = case.module(case.x, **case.masks)
     explicit, weights = case.module(case.x, need_weights=True, **case.masks)
     np.testing.assert_allclose(fast.detach().numpy(), expected, atol=1e-12)
@@ -131,7 +131,7 @@ def test_both_paths_equal_the_reference(case: Case) -> None:
 @many
 @given(cases())
 def test_decoding_in_chunks_equals_the_reference(case: Case) -> None:
-    expected, expected_weights = reference(case.weights, case.x.numpy(), case.module.num_heads, case.hidden)
+    expected, expected_weights = reference(case.weights, case.x.numpy(), case.module.num_heads, case.masked)
     caches = [case.module.new_cache(len(case.x)) for _ in range(2)]
     start = 0
     with torch.inference_mode():
@@ -147,15 +147,15 @@ def test_decoding_in_chunks_equals_the_reference(case: Case) -> None:
 
 @many
 @given(cases())
-def test_gradients_equal_the_references_slope(case: Case) -> None:
-    """The slope of the reference along random directions of x and of every weight, by central differences."""
+def test_gradients_equal_finite_differences_of_the_reference(case: Case) -> None:
+    """Directional derivatives along random directions of x and of every weight, by central differences."""
     leaves = {"x": case.x.requires_grad_(), **dict(case.module.named_parameters())}
     weight_of_out = torch.randn(*case.x.shape[:2], case.module.d_out, dtype=torch.double)
     directions = {name: torch.randn_like(leaf) for name, leaf in leaves.items()}
 
     def shifted(step: float) -> float:
         values = {name: (leaf.detach() + step * directions[name]).numpy() for name, leaf in leaves.items()}
-        out, _ = reference(values, values["x"], case.module.num_heads, case.hidden)
+        out, _ = reference(values, values["x"], case.module.num_heads, case.masked)
         return float((out * weight_of_out.numpy()).sum())
 
     expected = (shifted(1e-5) - shifted(-1e-5)) / 2e-5
@@ -170,8 +170,8 @@ def test_gradients_equal_the_references_slope(case: Case) -> None:
     }
     for name, out in outputs.items():
         gradients = torch.autograd.grad((out * weight_of_out).sum(), list(leaves.values()))
-        slope = sum(
+        derivative = sum(
             float((gradient * directions[leaf]).sum())
             for leaf, gradient in zip(leaves, gradients, strict=True)
         )
-        assert slope == pytest.approx(expected, rel=1e-5, abs=1e-6), name
+        assert derivative == pytest.approx(expected, rel=1e-5, abs=1e-6), name

@@ -1,4 +1,4 @@
-"""What a PyTorch program may do with the attention module, and what it says to bad input."""
+"""The attention module in PyTorch programs, and its messages for bad input."""
 
 import copy
 import pickle
@@ -22,7 +22,7 @@ def build(dropout: float = 0.0, qkv_bias: bool = True) -> MultiHeadAttention:
 
 def every_mask() -> dict[str, Tensor]:
     padding = torch.zeros(BATCH, TOKENS, dtype=torch.bool)
-    padding[0, :2] = True  # left: its first two tokens see nothing
+    padding[0, :2] = True  # left: its first two tokens attend to nothing
     padding[1, 4:] = True  # right
     return {
         "key_padding_mask": padding,
@@ -58,7 +58,7 @@ def test_gradcheck_of_both_paths(x: Tensor, name: str, qkv_bias: bool) -> None:
     assert torch.autograd.gradcheck(lambda x: module(x, need_weights=True, **masks), x)
 
 
-def test_tokens_that_see_nothing_give_zeros_in_value_and_gradient(x: Tensor) -> None:
+def test_fully_masked_tokens_give_zeros_in_value_and_gradient(x: Tensor) -> None:
     module, nothing = build(), torch.ones(BATCH, TOKENS, dtype=torch.bool)
     x.requires_grad_()
     for need_weights in (False, True):
@@ -70,7 +70,7 @@ def test_tokens_that_see_nothing_give_zeros_in_value_and_gradient(x: Tensor) -> 
             assert (gradient == 0).all()
 
 
-def test_one_heads_blind_row_is_zero_in_that_head_alone(x: Tensor) -> None:
+def test_a_row_masked_in_one_head_is_zero_in_that_head_alone(x: Tensor) -> None:
     module = build().eval()
     pairs = torch.zeros(BATCH, HEADS, TOKENS, TOKENS, dtype=torch.bool)
     pairs[:, 1, 3] = True
@@ -139,15 +139,15 @@ def test_documents_are_independent(x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_changes_nothing_of_the_rest(x: Tensor, side: str) -> None:
+def test_padding_does_not_change_the_other_tokens(x: Tensor, side: str) -> None:
     module, alone = build(), slice(2, None) if side == "left" else slice(None, 4)
     padding = torch.ones(BATCH, TOKENS, dtype=torch.bool)
     padding[:, alone] = False
     torch.testing.assert_close(module(x, key_padding_mask=padding)[:, alone], module(x[:, alone]))
 
 
-def test_masks_mean_what_they_mean_to_torch(x: Tensor) -> None:
-    """True hides, in `attn_mask` and `key_padding_mask`, as in torch.nn.MultiheadAttention."""
+def test_masks_have_torchs_meaning(x: Tensor) -> None:
+    """True masks, in `attn_mask` and `key_padding_mask`, as in torch.nn.MultiheadAttention."""
     module = nn.MultiheadAttention(D_OUT, HEADS, batch_first=True)
     ours, wide = from_torch(module, CONTEXT), torch.randn(BATCH, TOKENS, D_OUT)
     padding = torch.zeros(BATCH, TOKENS, dtype=torch.bool)
@@ -340,7 +340,7 @@ def test_bad_input_names_both_shapes(shape: tuple, arguments: dict, expected: st
     assert expected in message and given in message and "\n" not in message
 
 
-def test_bad_input_leaves_the_cache_as_it_was(x: Tensor) -> None:
+def test_bad_input_leaves_the_cache_unchanged(x: Tensor) -> None:
     module = build()
     cache = module.new_cache(BATCH)
     module(x, cache=cache)

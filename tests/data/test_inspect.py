@@ -39,6 +39,15 @@ def test_a_corpus_is_prepared_first_and_the_picture_goes_elsewhere(rows, tmp_pat
     assert "500 ids" in capsys.readouterr().out
 
 
+def test_tokens_of_a_learned_vocabulary_are_shown(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("one two three, one two three; " * 300, encoding="utf-8")
+    inspect(str(tmp_path / "a.txt"), vocabulary="learn:266", windows=0)
+    said = capsys.readouterr().out
+    assert "own, 266 ids" in said
+    assert "beginning   'one' " in said
+    assert "longest     ' three'" in said
+
+
 def test_an_altered_file_is_an_error(rows, tmp_path, capsys):
     folder = prepare(str(rows), tmp_path / "out", vocab_size=500)
     data = bytearray((folder / "train-00000.bin").read_bytes())

@@ -68,7 +68,7 @@ def update(kind: type[LanguageModel], precision: torch.dtype, optimizer: str = "
 
 def run_updates(module: LanguageModel) -> None:
     trainer, meter = Trainer(), Meter(every=10)
-    module._trainer = trainer
+    module._trainer, module.logs_itself = trainer, False
     configured = module.configure_optimizers()
     optimizer, scheduler = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
     for index in range(4):
