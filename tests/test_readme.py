@@ -31,7 +31,8 @@ exec "{sys.executable}" -m gpt.cli "$@"
 def folder(tmp_path_factory) -> Path:
     """A text, a hub cache in which `gpt2` is tiny, and a `gpt` that runs this checkout."""
     folder = tmp_path_factory.mktemp("readme")
-    (folder / "my-text.txt").write_text("Once upon a time there was a fox.\n" * 400, encoding="utf-8")
+    text = "Once upon a time there was a fox.\n" * 400 + (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+    (folder / "my-text.txt").write_text(text, encoding="utf-8")
     (folder / "bin").mkdir()
     for name, script in {"gpt": SHIM, "python": f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'}.items():
         (folder / "bin" / name).write_text(script, encoding="utf-8")
