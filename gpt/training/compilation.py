@@ -42,6 +42,7 @@ def missing_compiler(device: torch.device) -> str | None:
         return f"torch.compile does not support Python {sys.version_info.major}.{sys.version_info.minor}"
     if device.type == "cuda" and not find_spec("triton"):
         return "the package triton is not installed"
+    compilers: tuple[str, ...]
     if device.type == "cuda":  # Triton builds its launchers with a C compiler
         language, compilers = "C", [os.environ.get("CC", "cc"), "gcc", "clang"]
     else:

@@ -12,6 +12,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.strategies import StrategyRegistry
 
+from gpt.config import GPTConfig
 from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.training.arguments import Arguments, complete
@@ -35,7 +36,7 @@ from gpt.training.signals import Stopped, StopRequest
 from gpt.training.summary import write_summary
 from gpt.training.trainer_options import check_trainer_options
 from gpt.training.vocabulary import choose_vocabulary
-from gpt.weights.checkpoint import RUNS
+from gpt.weights.checkpoint import RUNS, check_shape
 
 
 class TrainingCLI(CommandLine):
@@ -117,6 +118,8 @@ class TrainingCLI(CommandLine):
         if self.found:
             self._report_resume()
         self.inherited = choose_vocabulary(options)
+        if options.get("ckpt_path"):
+            check_shape(options.ckpt_path, GPTConfig.from_dict(options.model.config.as_dict()))
         if trainer.precision is None:
             trainer.precision = default_precision(trainer.accelerator)
         interval, batches = trainer.val_check_interval, trainer.accumulate_grad_batches

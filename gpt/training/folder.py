@@ -56,12 +56,14 @@ class RunFolder(Callback):
             InputError: another process trains in it, or processes would write to different folders.
             OSError: it cannot be written.
         """
-        own, failure = self.path, None
+        own = self.path
+        failure: Exception | None = None
         if trainer.is_global_zero:
             try:
                 self._open()
             except (InputError, OSError) as error:
                 failure = error
+        path: Path
         path, failure = trainer.strategy.broadcast((self.path, failure))
         if failure:
             raise failure

@@ -10,8 +10,10 @@ from typing import Any, TypedDict
 
 from torch import Tensor
 
+from gpt.config import GPTConfig
 from gpt.errors import InputError
-from gpt.weights.tensors import load_pickle
+from gpt.weights.formats.table import own_rows, to_gpt
+from gpt.weights.tensors import load_pickle, strip_prefixes
 
 RUNS = Path("runs")
 
@@ -101,6 +103,19 @@ def read(path: str | os.PathLike[str]) -> Checkpoint:
     if not isinstance(step, int) or step < 0:
         raise InputError(f"{path} is damaged: its global_step is not a number of updates")
     return saved  # type: ignore[return-value]  # older files lack some of the keys
+
+
+def check_shape(path: str | os.PathLike[str], config: GPTConfig) -> None:
+    """Compare the model that options describe with a checkpoint's tensors, before it takes any memory.
+
+    Raises:
+        InputError: a tensor is missing, unknown, or of another shape; the message names it.
+    """
+    try:
+        weights = strip_prefixes(load_pickle(Path(path), checksums=False)["state_dict"], "model.")
+        to_gpt(config, weights, own_rows(config), "head.weight")
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 def read_model_part(path: str | os.PathLike[str]) -> ModelPart:

@@ -41,9 +41,9 @@ def test_a_corpus_is_prepared_first_and_the_picture_goes_elsewhere(rows, tmp_pat
 
 def test_tokens_of_a_learned_vocabulary_are_shown(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("one two three, one two three; " * 300, encoding="utf-8")
-    inspect(str(tmp_path / "a.txt"), vocabulary="learn:265", windows=0)
+    inspect(str(tmp_path / "a.txt"), vocabulary="learn:266", windows=0)
     said = capsys.readouterr().out
-    assert "own, 265 ids" in said
+    assert "own, 266 ids" in said
     assert "beginning   'one' " in said
     assert "longest     ' three'" in said
 

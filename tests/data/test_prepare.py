@@ -302,7 +302,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
         (lambda f: edit(f, format=99), "format 99"),
         (lambda f: edit(f, dtype="<u4"), "dtype <u4, expected <u2"),
         (lambda f: edit(f, "tokenizer", vocab_size=10**15), "vocab_size must be"),
-        (lambda f: edit(f, "tokenizer", vocab_size="many"), "not as gpt prepare writes it"),
+        (lambda f: edit(f, "tokenizer", vocab_size="many"), "not a saved tokenizer"),
         (lambda f: edit(f, "splits", "train", tokens=10**15), "claims 1000000000000000 tokens of train"),
         (lambda f: edit(f, "splits", "train", bytes=1e30), "bytes of train is 1e\\+30"),
         (lambda f: segment(f, "tokens_in", stop=10**15), "claims items that train-00000.bin does not have"),

@@ -175,3 +175,19 @@ def test_old_names_are_read_on_the_command_line_and_in_files(workplace, capsys, 
     out, err = capsys.readouterr()
     assert yaml.safe_load(out)["model"]["config"]["tie_embeddings"] is False
     assert given == "file" or "--model.config.tied_head is now called --model.config.tie_embeddings" in err
+
+
+@pytest.mark.parametrize("command", ["--resume", "--ckpt_path"])
+def test_options_that_claim_a_huge_model(command, trained, workplace, capsys):
+    """A billion layers in the options and two in the file: refused before a model is built."""
+    saved = torch.load(trained / "checkpoints" / "last.ckpt", weights_only=True)
+    options = yaml.safe_load(saved["run"]["options"])
+    options["model"]["config"]["num_layers"] = saved["gpt"]["config"]["num_layers"] = 1_000_000_000
+    torch.save(
+        {**saved, "run": {**saved["run"], "options": yaml.safe_dump(options)}}, workplace / "huge.ckpt"
+    )
+    if command == "--resume":
+        assert main(["fit", "--resume", "huge.ckpt"]) == 2
+    else:
+        assert main(["validate", "--ckpt_path", "huge.ckpt"]) == 2
+    assert "huge.ckpt: the weights lack blocks." in capsys.readouterr().err
