@@ -252,7 +252,7 @@ def steps(plan: Plan) -> Iterator[Row]:
 
 def sizes(plan: Plan) -> Iterator[Row]:
     """The first two updates of GPT-2's four sizes, each with its own configuration."""
-    small = ("--data.batch_size", "2", "--trainer.accumulate_grad_batches", "1") if plan.dry else ()
+    small = ("--data.batch_size=2", "--data.tokens_per_update=32") if plan.dry else ()
     for name in GPTConfig.names():
         config = ("--config", str(ROOT / "configs" / f"{name}.yaml"))
         short = ("--data.corpus=python-docs", "--trainer.max_steps=2", "--trainer.limit_val_batches=0")

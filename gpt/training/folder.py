@@ -63,15 +63,15 @@ class RunFolder(Callback):
                 self._open()
             except (InputError, OSError) as error:
                 failure = error
-        path: Path
         path, failure = trainer.strategy.broadcast((self.path, failure))
-        if failure:
-            raise failure
+        if failure or path is None:
+            raise failure or InputError("the first process has no folder for the run")
         if own not in (None, path):
             raise InputError(
                 f"process {trainer.global_rank} would write to {own}, process 0 writes to {path}: "
                 "all processes need to see the same files"
             )
+        assert path is not None  # process 0 has opened it
         self.path = path
         set_root_folder(trainer, path)
 
