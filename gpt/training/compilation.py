@@ -44,9 +44,9 @@ def missing_compiler(device: torch.device) -> str | None:
         return "the package triton is not installed"
     compilers: tuple[str, ...]
     if device.type == "cuda":  # Triton builds its launchers with a C compiler
-        language, compilers = "C", [os.environ.get("CC", "cc"), "gcc", "clang"]
+        language, compilers = "C", (os.environ.get("CC", "cc"), "gcc", "clang")
     else:
-        language, compilers = "C++", ["cl"] if sys.platform == "win32" else ["g++", "clang++", "c++"]
+        language, compilers = "C++", ("cl",) if sys.platform == "win32" else ("g++", "clang++", "c++")
     if any(shutil.which(name) for name in compilers):
         return None
     return f"no {language} compiler found, looked for {', '.join(compilers)}"
