@@ -52,8 +52,10 @@ class Meetings:
             shutil.copytree(self.stopped, self.folder / "runs" / "run")
         ended = together(self.folder, commands, later=self.chance.choice((0.0, 0.0, 0.2, 1.0)))
         for command, (status, err) in zip(commands, ended, strict=True):
-            lines = [line for line in err.splitlines() if line.startswith("gpt ")]
-            if status not in (0, 2) or "Traceback" in err or (status == 2 and len(lines) != 1):
+            last = err.rstrip().rpartition("\n")[
+                2
+            ]  # after lines that name the checkpoint and changed options
+            if status not in (0, 2) or "Traceback" in err or (status == 2 and not last.startswith("gpt ")):
                 return name, f"{command[0]}: status {status}: {err[-400:]}"
         if all(status for status, _ in ended):
             return name, f"both were refused: {ended[0][1][-200:]} {ended[1][1][-200:]}"

@@ -1,0 +1,51 @@
+"""Updates, tokens, validations and the last learning rate of a run, against numbers worked out by hand."""
+
+import csv
+
+import pytest
+from tiny_runs import TINY
+
+from gpt.cli import main
+
+# The peak is 0.01, reached after 2 updates of warm-up, then a straight line to 0 at the last update. Before
+# update k of n, counted from 0 after the warm-up, the rate is 0.01 * (1 - (k - 2) / (n - 2)): so the last
+# update is made with 0.01 / (n - 2), and the rate logged after it is 0.
+RECIPE = [
+    *("--model.optimizer.lr", "0.01", "--model.optimizer.warmup_steps", "2", "--log_every", "1"),
+    *("--trainer.accumulate_grad_batches", "1", "--trainer.val_check_interval", "2"),
+]
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "tokens_per_update", "batch_size", "tokens", "validated"),
+    [
+        (4, None, 10, 4 * 10 * 16, [2, 4]),  # without tokens_per_update, a batch is an update
+        (4, 320, 20, 1280, [2, 4]),  # 20 windows of 16 tokens in one batch
+        (4, 320, 5, 1280, [2, 4]),  # in 4 batches
+        (
+            5,
+            320,
+            3,
+            1600,
+            [2, 4, 5],
+        ),  # in 10 batches of 2: the largest that divides 20; the last is validated
+        (6, 16, 8, 96, [2, 4, 6]),  # one window
+    ],
+)
+def test_a_run_is_as_long_as_its_options_say(
+    max_steps, tokens_per_update, batch_size, tokens, validated, workplace
+):
+    options = ["--trainer.max_steps", str(max_steps), "--data.batch_size", str(batch_size), "--run", "r"]
+    if tokens_per_update:
+        options += ["--data.tokens_per_update", str(tokens_per_update)]
+    assert main([*TINY, *RECIPE, *options]) == 0
+    with open("runs/r/metrics.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    trained = [row for row in rows if row["train_loss"]]
+    assert [int(row["step"]) for row in trained] == list(range(1, max_steps + 1))
+    assert int(float(trained[-1]["tokens"])) == tokens
+    assert [int(row["step"]) for row in rows if row["val_loss"]] == validated
+    rates = [float(row["learning_rate"]) for row in trained]
+    assert rates[1] == pytest.approx(0.01)
+    assert rates[-2] == pytest.approx(0.01 / (max_steps - 2))
+    assert rates[-1] == pytest.approx(0.0, abs=1e-12)
