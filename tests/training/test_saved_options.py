@@ -17,7 +17,9 @@ from gpt.weights.checkpoint import read
 POPEN = {"class_path": "subprocess.Popen", "init_args": {"args": "touch pwned", "shell": True}}
 DDP = "lightning.pytorch.strategies.DDPStrategy"
 HOSTILE = {
-    "the issue's": {"trainer": {"strategy": {"class_path": DDP, "init_args": {"ddp_comm_state": POPEN}}}},
+    "a class inside a strategy": {
+        "trainer": {"strategy": {"class_path": DDP, "init_args": {"ddp_comm_state": POPEN}}}
+    },
     "a class": {"trainer": {"strategy": POPEN}},
     "a name to import": {"trainer": {"strategy": "evil_module.Strategy"}},
     "a name of jsonargparse's": {"trainer": {"logger": "WandbLogger"}},
@@ -106,7 +108,7 @@ def test_a_hostile_option_is_refused_and_nothing_happens(
 
 
 def test_the_checkpoint_of_the_report_needs_no_run(hostile_folder, capsys):
-    options = as_text(HOSTILE["the issue's"])
+    options = as_text(HOSTILE["a class inside a strategy"])
     saved = {"gpt": {"config": {}}, "state_dict": {}, "global_step": 0}
     torch.save({**saved, "run": {"saved_at": 0, "options": options}}, "e.ckpt")
     assert main(["validate", "--ckpt_path", "e.ckpt"]) == 2
@@ -116,7 +118,7 @@ def test_the_checkpoint_of_the_report_needs_no_run(hostile_folder, capsys):
 
 def test_jsonargparses_denylist_is_enforced_for_configs_too(hostile_folder, capsys):
     """A config of one's own may name classes, but none that jsonargparse knows to run anything."""
-    Path("mine.yaml").write_text(yaml.safe_dump(HOSTILE["the issue's"]), encoding="utf-8")
+    Path("mine.yaml").write_text(yaml.safe_dump(HOSTILE["a class inside a strategy"]), encoding="utf-8")
     assert main([*TINY, "--config", "mine.yaml"]) == 2
     assert not Path("pwned").exists()
     assert "not allowed" in capsys.readouterr().err
