@@ -243,10 +243,6 @@ class TrainingCLI(CommandLine):
         except Stopped as stopped:
             report(str(stopped))
             raise SystemExit(stopped.status) from None
-        except RuntimeError as error:
-            if "loading state_dict" not in str(error):
-                raise
-            raise InputError(f"the checkpoint does not fit the model: {error}") from None
         except SystemExit as leaving:  # Lightning's answer to a Ctrl-C before the first step
             interrupted = isinstance(leaving.__context__, KeyboardInterrupt)
             raise (KeyboardInterrupt if interrupted else leaving) from None

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from tiny_runs import fit
 
 from gpt import GPT
@@ -39,9 +40,10 @@ def test_values_that_no_run_saves(saved, capsys):
         assert "global_step" in refused(capsys, "fit", "--resume", change(saved, global_step=step))
     weights = {**saved["state_dict"], "model.token_embedding.weight": torch.zeros(1)}
     path = change(saved, state_dict=weights)
-    assert "does not fit the model" in refused(capsys, "fit", "--resume", path, "--trainer.max_steps", "3")
-    options = "trainer: {max_time: evil.yaml}\n"
-    path = change(saved, run={**saved["run"], "options": options})
+    assert "has shape (1,)" in refused(capsys, "fit", "--resume", path, "--trainer.max_steps", "3")
+    options = yaml.safe_load(saved["run"]["options"])
+    options["trainer"]["max_time"] = "evil.yaml"
+    path = change(saved, run={**saved["run"], "options": yaml.safe_dump(options)})
     assert "evil.yaml" in refused(capsys, "validate", "--ckpt_path", path)
     config = {**saved["gpt"]["config"], "num_heads": 10**9, "emb_dim": 10**9}
     path = change(saved, gpt={**saved["gpt"], "config": config})
