@@ -1,5 +1,6 @@
 """Shared by every test: a tiny model, a small text, and a temporary cache."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,12 @@ def _temporary_cache(tmp_path_factory: pytest.TempPathFactory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GPT_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quiet_subprocesses():
+    """Subprocesses do not warn about files that other libraries open; this process still checks its own."""
+    os.environ.pop("PYTHONWARNDEFAULTENCODING", None)
 
 
 @pytest.fixture(autouse=True)

@@ -111,7 +111,7 @@ def test_metrics_have_a_row_an_interval_and_learn_something(run):
 
 def test_last_is_the_last_step_and_best_the_best(run):
     assert read(run / "checkpoints" / "last.ckpt")["global_step"] == 65
-    rows = csv.DictReader((run / "metrics.csv").open(encoding="utf-8", newline=""))
+    rows = csv.DictReader((run / "metrics.csv").read_text(encoding="utf-8").splitlines())
     losses = {int(row["step"]): float(row["val_loss"]) for row in rows if row["val_loss"]}
     best = read(run / "checkpoints" / "best.ckpt")
     assert best["global_step"] == min(losses, key=lambda step: losses[step])
