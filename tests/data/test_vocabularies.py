@@ -90,7 +90,9 @@ def test_one_thread_and_two_learn_the_same_table():
     for threads in ("1", "2"):
         environment = {**os.environ, "RAYON_NUM_THREADS": threads}
         command = [sys.executable, "-c", code]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, encoding="utf-8", check=True
+        )
         found.add(done.stdout)
     assert len(found) == 1
 

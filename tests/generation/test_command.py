@@ -99,6 +99,7 @@ def test_a_closed_standard_output(checkpoint):
         ["sh", "-c", 'exec "$@" >&-', "sh", *command],
         stderr=subprocess.PIPE,
         text=True,
+        encoding="utf-8",
         check=False,
         timeout=120,
     )
