@@ -162,7 +162,6 @@ class TrainingCLI(CommandLine):
         """Add the run's loggers, callbacks and checkpoints to those that the options name."""
         options = self.config[self.subcommand]
         if self.subcommand != "fit":
-            self.save_config_callback = None
             return self._trainer(logger=False, callbacks=[], enable_progress_bar=False)
         folder, stop, plain = self.folder, StopRequest(), options.trainer
         metrics, samples = MetricsCSV(folder), Samples(folder)

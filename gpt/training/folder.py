@@ -71,7 +71,6 @@ class RunFolder(Callback):
                 f"process {trainer.global_rank} would write to {own}, process 0 writes to {path}: "
                 "all processes need to see the same files"
             )
-        assert path is not None  # process 0 has opened it
         self.path = path
         set_root_folder(trainer, path)
 
