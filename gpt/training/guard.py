@@ -1,14 +1,13 @@
 """Losses and gradients that are not finite: they never reach the weights."""
 
-import sys
 from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from gpt.errors import InputError
+from gpt.training.output import report
 
 
 class Guard:
@@ -59,15 +58,10 @@ class Guard:
                 "learning rate, or skip such steps with --model.skip_nonfinite N"
             )
         self.skipped += 1
-        _report(f"{what}: skipped, {self.skipped} of {self.limit}")
+        report(f"{what}: skipped, {self.skipped} of {self.limit}")
         return False
 
 
 def is_finite(total: Tensor) -> bool:
     """Read the one number from the device."""
     return bool(torch.isfinite(total))
-
-
-@rank_zero_only
-def _report(line: str) -> None:
-    print(f"gpt fit: {line}", file=sys.stderr)

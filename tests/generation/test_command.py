@@ -83,18 +83,15 @@ def test_an_encoding_that_lacks_the_characters(checkpoint, monkeypatch):
     assert stdout.buffer.getvalue().decode("cp1252").startswith("?? é")
 
 
+def generate_command(checkpoint: str, tokens: int) -> list[str]:
+    """`gpt generate` as a process of its own."""
+    program = [sys.executable, "-m", "gpt.cli", "generate"]
+    return [*program, "--checkpoint", checkpoint, "--max_new_tokens", str(tokens)]
+
+
 def test_a_closed_standard_output(checkpoint):
     """`gpt generate >&-`: Python then has no sys.stdout at all."""
-    command = [
-        sys.executable,
-        "-m",
-        "gpt.cli",
-        "generate",
-        "--checkpoint",
-        checkpoint,
-        "--max_new_tokens",
-        "3",
-    ]
+    command = generate_command(checkpoint, 3)
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" >&-', "sh", *command],
         stderr=subprocess.PIPE,
@@ -108,16 +105,7 @@ def test_a_closed_standard_output(checkpoint):
 
 def test_a_reader_that_leaves(checkpoint):
     """`gpt generate | head -c 1`: the rest of the text has nowhere to go."""
-    command = [
-        sys.executable,
-        "-m",
-        "gpt.cli",
-        "generate",
-        "--checkpoint",
-        checkpoint,
-        "--max_new_tokens",
-        "300",
-    ]
+    command = generate_command(checkpoint, 300)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         running.stdout.read(1)
         running.stdout.close()
