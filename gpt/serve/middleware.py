@@ -46,7 +46,7 @@ class Guard:
                 return await receive()
             try:
                 message = await asyncio.wait_for(receive(), deadline - time.monotonic())
-            except TimeoutError:
+            except asyncio.TimeoutError:  # not the built-in one before Python 3.11
                 raise BodyTimedOut from None
             read += len(message.get("body", b""))
             if read > most:  # a chunked body declares no length
@@ -59,7 +59,7 @@ class Guard:
             started = True
             try:
                 await asyncio.wait_for(send(message), self.limits.write_seconds)
-            except TimeoutError:
+            except asyncio.TimeoutError:  # not the built-in one before Python 3.11
                 raise _WriteTimedOut from None
 
         try:

@@ -21,7 +21,7 @@ from gpt.training.ends import Ends, NothingLeft, StopEarly
 from gpt.training.folder import RunFolder, folder_of, folder_of_checkpoint, folder_to_restart
 from gpt.training.lightning_private import CommandLine, silence_warnings
 from gpt.training.memory import keep_freed_memory
-from gpt.training.micro_batch import FitMicroBatch
+from gpt.training.micro_batch import FitMicroBatch, is_out_of_memory
 from gpt.training.module import LanguageModel
 from gpt.training.output import announce, output_may_end, report
 from gpt.training.profiling import Profile
@@ -153,7 +153,7 @@ class TrainingCLI(CommandLine):
         try:
             super().instantiate_classes()
         except (MemoryError, RuntimeError) as error:
-            if "alloc" not in str(error):
+            if not is_out_of_memory(error):
                 raise
             raise InputError("the model does not fit into memory: make it smaller") from None
         self.inherited.use(self.datamodule)

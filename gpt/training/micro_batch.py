@@ -70,6 +70,4 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, on a GPU or a CPU: on a CPU torch raises a plain RuntimeError."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(
-        part in str(error) for part in ("allocate", "out of memory")
-    )
+    return isinstance(error, RuntimeError) and any(part in str(error) for part in ("alloc", "out of memory"))

@@ -141,7 +141,8 @@ def checkpoints_of(run: Path, *, broken_first: bool = True) -> list[Path]:
 
 def newest_run() -> Path | None:
     """The run in `runs/` that was started or resumed last, of those that have a checkpoint."""
-    newest = {run: max(_order(file, -1.0) for file in _files(run)) for run in RUNS.glob("*") if _files(run)}
+    files = {run: _files(run) for run in RUNS.glob("*")}
+    newest = {run: max(_order(file, -1.0) for file in found) for run, found in files.items() if found}
     return max(newest, key=lambda run: newest[run], default=None)
 
 
