@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from gpt.errors import InputError
@@ -42,14 +43,13 @@ def serve(
         max_seconds: the most time for a request.
     """
     try:
-        import fastapi  # noqa: F401
-        import uvicorn
+        from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+        from gpt.serve.app import create_app
+        from gpt.serve.server import new_server
     except ImportError:
         raise InputError("gpt serve needs more packages: pip install 'minimal-gpt[serve]'") from None
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
-
     from gpt.generation import for_decoding
-    from gpt.serve.app import create_app
     from gpt.serve.limits import Limits
     from gpt.weights.load import find, load
 
@@ -75,14 +75,9 @@ def serve(
     print(
         f"page at http://{host}:{port}/, API at http://{host}:{port}/v1; Ctrl-C stops the server", flush=True
     )
-    uvicorn.run(
-        app,
-        host=host,
-        port=port,
-        log_level="warning",
-        timeout_graceful_shutdown=5,
-        limit_concurrency=limits.connections,
-    )
+    server = new_server(app, limits, host=host, port=port)
+    with suppress(KeyboardInterrupt):  # uvicorn raises it again once it has shut down
+        server.run()
 
 
 def model_name(path: Path) -> str:
