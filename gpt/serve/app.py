@@ -3,6 +3,8 @@
 import asyncio
 import json
 import logging
+import os
+import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine
@@ -49,6 +51,7 @@ def create_app(
     name: str = "gpt",
     limits: Limits | None = None,
     api_key: str | None = None,
+    exit_when_stalled: bool = False,
 ) -> FastAPI:
     """The application; its engine runs during its lifespan and is `app.state.engine`.
 
@@ -58,6 +61,7 @@ def create_app(
         name: what clients call the model.
         limits: what a client may ask for.
         api_key: what clients must send; None lets everyone in.
+        exit_when_stalled: end the process with status 1 when a step has taken twice `limits.seconds`.
     """
     limits = limits or Limits()
     engine = EngineThread(
@@ -72,7 +76,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         with engine:
-            watching = asyncio.create_task(_watch(engine))
+            watching = asyncio.create_task(_watch(engine, exit_when_stalled))
             yield
             watching.cancel()
 
@@ -305,10 +309,15 @@ async def _read(request: Request, form: type[Form]) -> Form:
         raise InputError(f"{where or 'the body'}: {first['msg']}") from None
 
 
-async def _watch(engine: EngineThread) -> None:
-    """Restart the engine's thread whenever it has ended."""
+async def _watch(engine: EngineThread, exit_when_stalled: bool) -> None:
+    """Restart the engine's thread if it has ended; a stalled one can only end with the process."""
     while True:
         await asyncio.sleep(_WATCH)
+        if exit_when_stalled and engine.step_seconds > 2 * engine.stalled_after:
+            print(
+                f"gpt serve: {engine.problem}: the server ends, start it again", file=sys.stderr, flush=True
+            )
+            os._exit(1)
         try:
             engine.watch()
         except Exception:

@@ -64,7 +64,8 @@ def serve(
     path = find(checkpoint)
     loaded, tokenizer = load(path)
     model = for_decoding(loaded.to(choose_device(device)), precision)
-    app = create_app(model, tokenizer, name=name or model_name(path), limits=limits, api_key=api_key)
+    name = name or model_name(path)
+    app = create_app(model, tokenizer, name=name, limits=limits, api_key=api_key, exit_when_stalled=True)
     if host in _LOCAL:  # stops DNS rebinding by pages of other sites
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "[::1]", "::1"])
     if api_key is None and host not in _LOCAL:

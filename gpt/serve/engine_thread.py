@@ -116,10 +116,15 @@ class EngineThread:
         """Why nothing is decoded; None if all is well."""
         if not self._thread.is_alive():
             return "the decoding thread has ended"
-        since = self._busy_since
-        if since is not None and time.monotonic() - since > self.stalled_after:
+        if self.step_seconds > self.stalled_after:
             return f"a decoding step has taken more than {self.stalled_after} s"
         return None
+
+    @property
+    def step_seconds(self) -> float:
+        """How long the present step has taken; 0 between two steps."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def watch(self) -> None:
         """Restart the thread if it has ended; to be called from time to time."""

@@ -2,7 +2,11 @@
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +16,7 @@ from gpt.serve.limits import Limits
 from tests.serve.server import MODEL, TOKENIZER, hooked, new_app, slow, talk
 from tests.serve.test_app import alone
 
+ROOT = Path(__file__).parents[2]
 GOOD = {"prompt": "Hi", "max_tokens": 30, "temperature": 0}
 
 
@@ -105,6 +110,43 @@ def test_a_step_that_does_not_return_is_reported():
     health, status = talk(new_app(slow(2.5), limits=Limits(seconds=1)), use)
     assert health.status_code == 503 and "more than 1 s" in health.json()["status"]
     assert status == 504
+
+
+STALLED = """
+import asyncio, sys, threading
+from pathlib import Path
+import uvicorn
+from gpt.generation import TextEngine
+from gpt.serve.command import serve
+from tests.serve.server import talk
+
+async def use(client):
+    answer = await client.post("/v1/completions", json={"prompt": "Hi"}, headers={"host": "localhost"})
+    print(answer.status_code, flush=True)
+    await asyncio.sleep(60)
+
+TextEngine.step = lambda engine: threading.Event().wait()
+uvicorn.Server.run = lambda server: talk(server.config.app, use)
+serve(Path(sys.argv[1]), max_seconds=1)
+"""
+
+
+def test_a_server_that_is_stalled_ends(tmp_path):
+    """A step that never returns cannot be stopped; who supervises the process starts it again."""
+    MODEL.save_pretrained(tmp_path)
+    ended = subprocess.run(
+        [sys.executable, "-c", STALLED, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "scripts")))},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+        check=False,
+    )
+    assert "504" in ended.stdout.split()
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "gpt serve: a decoding step has taken more than 1 s: the server ends, start it again\n"
+    )
 
 
 def test_handles_may_come_while_the_engine_fails():
