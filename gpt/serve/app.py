@@ -43,6 +43,7 @@ def create_app(
     name: str = "gpt",
     limits: Limits | None = None,
     api_key: str | None = None,
+    exit_when_stalled: bool = False,
 ) -> FastAPI:
     """The application; its engine runs during its lifespan and is `app.state.engine`.
 
@@ -52,6 +53,7 @@ def create_app(
         name: what clients call the model.
         limits: what a client may ask for.
         api_key: what clients must send; None lets everyone in.
+        exit_when_stalled: end the process with status 1 when a step has taken twice `limits.seconds`.
     """
     limits = limits or Limits()
     engine = EngineThread(
@@ -66,7 +68,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         with engine:
-            watching = asyncio.create_task(engine.watch())
+            watching = asyncio.create_task(engine.watch(exit_when_stalled))
             yield
             watching.cancel()
 

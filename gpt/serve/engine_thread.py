@@ -3,7 +3,10 @@
 import asyncio
 import itertools
 import logging
+import math
+import os
 import queue
+import sys
 import threading
 import time
 from collections import deque
@@ -89,7 +92,7 @@ class EngineThread:
         self._open: set[Handle] = set()
         self._owners: dict[Sample, tuple[Handle, int]] = {}
         self._stopping = False
-        self._busy_since: float | None = None
+        self._busy_since = math.inf
         self._thread = self._new_thread()
 
     def __enter__(self) -> "EngineThread":
@@ -115,15 +118,24 @@ class EngineThread:
         """Why nothing is decoded; None if all is well."""
         if not self._thread.is_alive():
             return "the decoding thread has ended"
-        since = self._busy_since
-        if since is not None and time.monotonic() - since > self.stalled_after:
+        if self._step_seconds > self.stalled_after:
             return f"a decoding step has taken more than {self.stalled_after} s"
         return None
 
-    async def watch(self) -> None:
-        """Restart the thread whenever it has ended."""
+    @property
+    def _step_seconds(self) -> float:
+        """How long the present step has taken; negative between two steps."""
+        return time.monotonic() - self._busy_since
+
+    async def watch(self, exit_when_stalled: bool) -> None:
+        """Restart the thread if it has ended; a stalled one can only end with the process."""
         while True:
             await asyncio.sleep(_WATCH)
+            if exit_when_stalled and self._step_seconds > 2 * self.stalled_after:
+                print(
+                    f"gpt serve: {self.problem}: the server ends, start it again", file=sys.stderr, flush=True
+                )
+                os._exit(1)
             if self._thread.is_alive():
                 continue
             try:
@@ -181,7 +193,7 @@ class EngineThread:
 
     def _turn(self) -> None:
         """Take all orders, then run a step and a call."""
-        self._busy_since = None
+        self._busy_since = math.inf
         idle = not (self._engine.busy or self._calls)
         while idle or not self._orders.empty():
             self._orders.get()()
