@@ -68,11 +68,7 @@ class Checkpoint(TypedDict):
 
 
 def read(path: str | os.PathLike[str]) -> Checkpoint:
-    """A checkpoint file that `gpt fit` wrote, tensors on the CPU; no code in it is ever run.
-
-    Raises:
-        InputError: the file is missing, broken, or not such a checkpoint.
-    """
+    """A checkpoint file that `gpt fit` wrote, tensors on the CPU; InputError if it is not such a file."""
     if not Path(path).is_file():
         raise InputError(f"no checkpoint at {path}")
     try:
@@ -88,11 +84,7 @@ def read(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def check_shape(path: str | os.PathLike[str], config: GPTConfig) -> None:
-    """Compare the model that options describe with a checkpoint's tensors, before it takes any memory.
-
-    Raises:
-        InputError: a tensor is missing, unknown, or of another shape; the message names it.
-    """
+    """Check that a checkpoint's tensors have the shapes of `config`, without memory; errors as `to_gpt`."""
     try:
         saved = load_pickle(Path(path), checksums=False)
         check_complete(config, strip_prefixes(saved["state_dict"], "model."))
@@ -101,11 +93,7 @@ def check_shape(path: str | os.PathLike[str], config: GPTConfig) -> None:
 
 
 def read_model_part(path: str | os.PathLike[str]) -> ModelPart:
-    """What `LanguageModel` added to a checkpoint, without reading its tensors.
-
-    Raises:
-        InputError: the file is missing, broken, or not such a checkpoint.
-    """
+    """What `LanguageModel` added to a checkpoint, without reading its tensors; InputError as `read`."""
     try:
         part = load_pickle(Path(path), checksums=False)["gpt"]
     except (KeyError, TypeError, OSError):
@@ -139,10 +127,7 @@ def _files(run: Path) -> list[Path]:
 
 
 def _order(path: Path, unreadable: float) -> tuple[float, float, float]:
-    """Session, save and time of a checkpoint; a broken file has the session `unreadable`.
-
-    Nothing depends on the time stamps of files, which a copy changes.
-    """
+    """Session, save and time as stored (a copy changes the file's time); `unreadable` for a broken file."""
     try:
         run: RunPart = load_pickle(path, checksums=False)["run"]
         return float(run.get("session", 0)), float(run.get("save", 0)), float(run["saved_at"])
