@@ -108,13 +108,11 @@ class Packed:
         _check_length(tokens, context_length)
         self.context_length = context_length
         document_ends = np.append(document_starts[1:], tokens)
-        bounds, begin = array("q"), 0
+        bounds, begin = array("q"), 0  # where windows begin
         while begin < tokens:
             bounds.append(begin)
             limit = min(begin + context_length, tokens)
-            last = (
-                np.searchsorted(document_starts, limit, side="right") - 1
-            )  # the document that contains `limit`
+            last = np.searchsorted(document_starts, limit, side="right") - 1  # the document at `limit`
             start, end = int(document_starts[last]), int(document_ends[last])
             postpone = begin < start and limit < end <= start + context_length
             begin = start if postpone else limit
