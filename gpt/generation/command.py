@@ -4,6 +4,7 @@ import io
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from gpt.errors import InputError
@@ -60,19 +61,17 @@ def write(
     loaded, tokenizer = load(checkpoint)
     model = for_decoding(loaded.to(choose_device(device)), precision)
 
-    def texts(prompt: str) -> Iterator[tuple[int, str]]:
-        return stream_samples(
-            model,
-            tokenizer,
-            prompt,
-            max_new_tokens=max_new_tokens,
-            num_samples=num_samples,
-            sampling=sampling,
-            seed=seed,
-            stop=[stop] if isinstance(stop, str) else stop or (),
-            allow_special=allow_special,
-        )
-
+    texts = partial(
+        stream_samples,
+        model,
+        tokenizer,
+        max_new_tokens=max_new_tokens,
+        num_samples=num_samples,
+        sampling=sampling,
+        seed=seed,
+        stop=[stop] if isinstance(stop, str) else stop or (),
+        allow_special=allow_special,
+    )
     if not interactive:
         show(prompt, texts(prompt), num_samples)
         return
