@@ -45,7 +45,7 @@ class FusedAttention(MultiHeadAttention):
         query, key, value = (self._split(projected) for projected in self.project(x))  # (N, H, 1, K)
         keys, values = cache.update(key, value)  # (N, H, S, K)
         scores = query @ keys.transpose(2, 3) / math.sqrt(self.head_dim) + cache.bias  # (N, H, 1, S)
-        return self.out_proj(self._join(scores.softmax(dim=-1) @ values))
+        return self.out_proj((scores.softmax(dim=-1) @ values).transpose(1, 2).flatten(2))
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, d_in) -> (B, T, d_out) each; `context` is None in causal attention."""
