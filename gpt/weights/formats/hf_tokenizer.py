@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpt.files import atomic_write, write_json
 from gpt.tokenizer import Tokenizer
-from gpt.vocabulary import END_OF_TEXT, byte_letters, merges, to_json
+from gpt.vocabulary import END_OF_TEXT, merges, spell, to_json
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: str | os.PathLike[str], context_length: int) -> None:
@@ -53,11 +53,6 @@ def write_tokenizer(tokenizer: Tokenizer, folder: str | os.PathLike[str], contex
 def spelled(tokenizer: Tokenizer) -> tuple[dict[str, int], list[str]]:
     """The vocabulary and the merges, "first second", with a printable character for each byte."""
     tokens = tokenizer.tokens
-    letters = byte_letters()
-
-    def spell(token: bytes) -> str:
-        return "".join(letters[byte] for byte in token)
-
     vocabulary = {spell(token): rank for rank, token in enumerate(tokens)}
     pairs = [f"{spell(first)} {spell(second)}" for first, second in filter(None, merges(tokens))]
     return {**vocabulary, END_OF_TEXT: tokenizer.eot}, pairs
