@@ -47,13 +47,9 @@ def library_fingerprint() -> str:
 
 
 def _source_files() -> list[Path]:
-    library = Path(sysconfig.get_paths()["stdlib"])
-    found = []
-    for path in library.rglob("*.py"):
-        folders = path.relative_to(library).parts[:-1]
-        if not _NOT_THE_LIBRARY.intersection(folders) and path != Path(_topics().__file__):
-            found.append(path)
-    return sorted(found)
+    library, topics = Path(sysconfig.get_paths()["stdlib"]), Path(_topics().__file__)
+    found = sorted(set(library.rglob("*.py")) - {topics})
+    return [path for path in found if not _NOT_THE_LIBRARY.intersection(path.relative_to(library).parts[:-1])]
 
 
 def _topics() -> Any:
