@@ -45,8 +45,8 @@ def _run(engine: Engine) -> Iterator[Token]:
     """Yield all tokens, and raise the error of a sample that fails."""
     while engine.busy:
         yield from engine.step()
-        for sample in engine.failed:
-            raise sample.error or RuntimeError("a sample failed")
+        for error in engine.failed.values():
+            raise error
 
 
 Prompts = TypeVar("Prompts", Tensor, Sequence[Sequence[int]])

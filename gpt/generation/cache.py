@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from gpt.attention import KeyValueCache
 from gpt.config import GPTConfig
 
+# S is a multiple of this. With any other tail the order of summation would depend on the longest row of the
+# batch, and a row's result on the other rows.
 _BLOCK = 64
-"""S is a multiple of this. With any other tail the order of summation would depend on the longest row of the
-batch, and a row's result on the other rows."""
 
 
 class RowCache:
@@ -55,15 +55,12 @@ class RowCache:
         self.lengths[row] = used
 
     def next_step(self) -> "tuple[list[StepCache], Tensor, Tensor]":
-        """Add a column to every row and return what the model needs to append one token to each.
-
-        Returns:
-            A cache for each layer, the tokens' positions (N, 1) and the key padding mask (N, S).
+        """Add a column to every row, and return what the model needs to append one token to each: a cache for
+        each layer, the tokens' positions (N, 1) and the key padding mask (N, S).
         """
         self._reserve(max(self.lengths) + 1)
-        device = self._store.device
+        device, columns = self._store.device, self._blocks(max(self.lengths) + 1)
         lengths = torch.tensor(self.lengths, device=device)  # (N,)
-        columns = self._blocks(max(self.lengths) + 1)
         masked = torch.arange(columns, device=device) > lengths[:, None]  # (N, S)
         rows = torch.arange(len(self.lengths), device=device)
         self.lengths = [length + 1 for length in self.lengths]

@@ -11,8 +11,7 @@ from gpt.errors import InputError
 from gpt.generation.api import stream_samples
 from gpt.generation.decoding import Precision, for_decoding
 from gpt.generation.sampling import Sampling
-from gpt.weights.device import Device, choose_device
-from gpt.weights.load import load
+from gpt.weights.load import Device, load
 
 
 def write(
@@ -58,8 +57,8 @@ def write(
     )
     if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack characters of the text
         sys.stdout.reconfigure(errors="replace")
-    loaded, tokenizer = load(checkpoint)
-    model = for_decoding(loaded.to(choose_device(device)), precision)
+    loaded, tokenizer = load(checkpoint, device)
+    model = for_decoding(loaded, precision)
 
     texts = partial(
         stream_samples,

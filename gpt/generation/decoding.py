@@ -23,9 +23,7 @@ Precision = Literal["float32", "bfloat16", "int8"]
 class FusedAttention(MultiHeadAttention):
     """Attention for decoding: queries, keys and values come from one product rather than three.
 
-    Args:
-        attention: the module whose weights it takes.
-        pack: makes the layer that computes what a given `nn.Linear` does.
+    `pack` makes the layer that computes what a given `nn.Linear` does.
     """
 
     def __init__(self, attention: MultiHeadAttention, pack: Callable[[nn.Linear], nn.Module]) -> None:
@@ -47,7 +45,7 @@ class FusedAttention(MultiHeadAttention):
         query, key, value = (self._split(projected) for projected in self.project(x))  # (N, H, 1, K)
         keys, values = cache.update(key, value)  # (N, H, S, K)
         scores = query @ keys.transpose(2, 3) / math.sqrt(self.head_dim) + cache.bias  # (N, H, 1, S)
-        return self.out_proj(self._join(scores.softmax(dim=-1) @ values))
+        return self.out_proj((scores.softmax(dim=-1) @ values).transpose(1, 2).flatten(2))
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, d_in) -> (B, T, d_out) each; `context` is None in causal attention."""
@@ -126,9 +124,8 @@ def has_hooks(module: nn.Module) -> bool:
     PyTorch has no public way to ask; the attributes are those of versions 2.11 and 2.13.
     """
     kinds = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
-    return any(
-        getattr(module, f"_{kind}") or getattr(torch.nn.modules.module, f"_global_{kind}") for kind in kinds
-    )
+    every = torch.nn.modules.module
+    return any(getattr(module, f"_{kind}") or getattr(every, f"_global_{kind}") for kind in kinds)
 
 
 def _is_plain(module: nn.Module | None, types: tuple[type[nn.Module], ...]) -> bool:
@@ -164,12 +161,8 @@ def _copy_modules(module: Any, copies: dict[int, Any], *, own_parameters: bool =
     """Copy a module and its submodules, not their tensors.
 
     `copy.deepcopy` fails on pruned modules, whose weights are results of computations. Needs of
-    `torch.nn.Module` (tried with PyTorch 2.11 and 2.13): `_modules`, `_parameters`, `_buffers`.
-
-    Args:
-        module: what to copy.
-        copies: the copies made so far by id, for modules and parameters that are used twice.
-        own_parameters: also make new parameters that share memory, for `.to` to convert.
+    `torch.nn.Module` (tried with PyTorch 2.11 and 2.13): `_modules`, `_parameters`, `_buffers`. `copies` are
+    those made so far by id, for what is used twice. Own parameters share the memory, for `.to`.
     """
     if id(module) in copies:
         return copies[id(module)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpt.errors import InputError
 from gpt.generation.decoding import Precision
-from gpt.weights.device import Device, choose_device
+from gpt.weights.load import Device, find, load
 
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -51,7 +51,6 @@ def serve(
         raise InputError("gpt serve needs more packages: pip install 'minimal-gpt[serve]'") from None
     from gpt.generation import for_decoding
     from gpt.serve.limits import Limits
-    from gpt.weights.load import find, load
 
     limits = Limits(
         running=max_running,
@@ -62,8 +61,8 @@ def serve(
     )
     api_key = api_key or os.environ.get("GPT_API_KEY") or None
     path = find(checkpoint)
-    loaded, tokenizer = load(path)
-    model = for_decoding(loaded.to(choose_device(device)), precision)
+    loaded, tokenizer = load(path, device)
+    model = for_decoding(loaded, precision)
     name = name or model_name(path)
     app = create_app(model, tokenizer, name=name, limits=limits, api_key=api_key, exit_when_stalled=True)
     if host in _LOCAL:  # stops DNS rebinding by pages of other sites
