@@ -139,11 +139,7 @@ def cache_folder() -> Path:
 
 
 def _is_done(folder: Path, key: str, verify: bool) -> bool:
-    """Whether `folder` is prepared by this key, and undamaged.
-
-    Raises:
-        InputError: it is prepared by another key, or so damaged that its key is unknown.
-    """
+    """Whether `folder` is prepared by this key, and undamaged; an InputError if its key is another one."""
     if not (folder / META).is_file():
         return False
     try:
