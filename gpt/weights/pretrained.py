@@ -34,8 +34,9 @@ class GPT(model.GPT):
     def from_pretrained(cls, path: str | os.PathLike[str]) -> "GPT":
         """Read weights in any known format; the model is on the CPU, in evaluation mode.
 
-        `path` is a folder written by `save_pretrained`; a checkpoint of `gpt fit`; GPT-2's weights in a Hugging
-        Face folder or by hub name (`gpt2`, `hub:OWNER/NAME`); a nanoGPT checkpoint; a state dict of the book's.
+        `path` is a folder written by `save_pretrained`; a checkpoint of `gpt fit`; GPT-2's weights in a
+        Hugging Face folder or by hub name (`gpt2`, `hub:OWNER/NAME`); a nanoGPT checkpoint; a state dict of
+        the book's GPTModel.
 
         Raises:
             InputError: there is none of these, or a weight is missing or of another shape.

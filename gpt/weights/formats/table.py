@@ -48,10 +48,8 @@ def to_gpt(
     """Convert another program's state dict to a GPT's; the tensors are views of the given ones.
 
     `rows` is the other program's table, `skipped` a regular expression for names without weights, such as
-    masks. With `zero_biases`, missing biases are zeros.
-
-    Raises:
-        InputError: a tensor is missing, unknown, or of another shape or type; the message names it.
+    masks. With `zero_biases`, missing biases are zeros. Any other tensor that is missing, unknown, or of
+    another shape or type raises InputError with its name.
     """
     weights: Weights = {}
     left = dict(state)
