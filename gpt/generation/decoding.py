@@ -149,12 +149,8 @@ def _can_fuse(attention: nn.Module) -> TypeGuard[MultiHeadAttention]:
     children = dict(attention.named_children())
     layers = [children.get(name) for name in ("W_query", "W_key", "W_value", "out_proj")]
     biases = {layer.bias is None for layer in layers[:3] if isinstance(layer, nn.Linear)}
-    return (
-        _is_plain(attention, (MultiHeadAttention,))
-        and all(_is_plain_linear(layer) for layer in layers)
-        and len(biases) == 1
-        and _is_plain(children.get("dropout"), (nn.Dropout,))
-    )
+    plain = _is_plain(attention, (MultiHeadAttention,)) and all(_is_plain_linear(layer) for layer in layers)
+    return plain and len(biases) == 1
 
 
 def _copy_modules(module: Any, copies: dict[int, Any], *, own_parameters: bool = False) -> Any:

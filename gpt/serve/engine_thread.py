@@ -42,12 +42,7 @@ class Handle:
         self._loop = asyncio.get_running_loop()
 
     async def next(self) -> tuple[int, Token]:
-        """The next token, with the index of its sample among those of all requests.
-
-        Raises:
-            ApiError: the samples are lost.
-            InputError: the engine refuses a request.
-        """
+        """The next token, with the index of its sample among those of all requests; raises a `put` error."""
         token = await self._tokens.get()
         if isinstance(token, Exception):
             raise token
@@ -159,7 +154,7 @@ class EngineThread:
         """Run a function of the model in the engine's thread; it is not started after a cancellation.
 
         Raises:
-            Busy: too many calls are open.
+            Busy: too many handles and calls are open.
         """
         self._check_queue()
         future: Future[Result] = Future()

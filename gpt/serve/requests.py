@@ -1,6 +1,7 @@
 """The bodies of requests and the choices of a completion, in the OpenAI form."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import partial
 from itertools import accumulate
 from typing import Annotated, Any, Literal
@@ -92,16 +93,9 @@ class CompletionRequest(_Form):
         ):
             if given > most:
                 raise InputError(f"{what} must be at most {most}, got {given}")
-        sampling = Sampling(
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
-            logit_bias=tuple(sorted((self.logit_bias or {}).items())),
-        )
+        bias = tuple(sorted((self.logit_bias or {}).items()))
+        names = {field.name for field in fields(Sampling)} - {"logit_bias"}
+        sampling = Sampling(**self.model_dump(include=names, exclude_none=True), logit_bias=bias)
         return [
             Request(
                 tokens=prompt or [tokenizer.eot],
@@ -128,8 +122,7 @@ class CompletionRequest(_Form):
             tokenizer.encode(prompt, allow_special=self.allow_special) if isinstance(prompt, str) else prompt
             for prompt in given
         ]
-        for prompt in prompts:
-            tokenizer.decode_bytes(prompt)  # raises for an id outside the vocabulary
+        tokenizer.decode_bytes([id_ for prompt in prompts for id_ in prompt])  # raises for an unknown id
         return prompts
 
 
