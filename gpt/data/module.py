@@ -176,14 +176,7 @@ class TrainLoader(DataLoader[Batch]):
     def __init__(self, dataset: TrainWindows, num_workers: int = 0, multiple_of: int = 1) -> None:
         self._numbers = _Consecutive(math.ceil(len(dataset) / multiple_of) * multiple_of)
         self._windows_per_batch = dataset.batch_size * dataset.world_size
-        super().__init__(
-            dataset,
-            sampler=self._numbers,
-            num_workers=num_workers,
-            persistent_workers=num_workers > 0,
-            worker_init_fn=_ignore_signals,
-            **_loading(),
-        )
+        super().__init__(dataset, sampler=self._numbers, **_loading(num_workers))
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         for batch in super().__iter__():
@@ -213,9 +206,16 @@ class _Consecutive(Sampler[int]):
         return iter(range(self.next, self.next + self.count))
 
 
-def _loading() -> dict[str, Any]:
-    """How a DataLoader reads whole batches; its default generator is the global one, which dropout uses."""
-    return {"batch_size": None, "pin_memory": torch.cuda.is_available(), "generator": torch.Generator()}
+def _loading(num_workers: int = 0) -> dict[str, Any]:
+    """Options of a DataLoader of whole batches."""
+    return {
+        "batch_size": None,
+        "num_workers": num_workers,
+        "persistent_workers": num_workers > 0,
+        "worker_init_fn": _ignore_signals,
+        "pin_memory": torch.cuda.is_available(),
+        "generator": torch.Generator(),  # the default is the global one, which dropout uses
+    }
 
 
 def _ignore_signals(worker: int) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,17 +51,13 @@ def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
     """
     if name is None:
         return Tokenizer("gpt2", vocab_size)
-    kind, _, rest = name.partition(":")
-    size, _, pattern = rest.partition(":")
-    if name == "gpt2":
-        return Tokenizer("gpt2")
-    if kind == "gpt2" and rest.isdecimal():
-        return Tokenizer("gpt2", int(rest))
     if name == "learn:chars":
         return Learned(size=None, pattern="chars")
-    if kind == "learn" and size.isdecimal():
-        return Learned(size=int(size), pattern=pattern or "gpt2")
-    if kind in ("gpt2", "learn") or not Path(name).exists():
+    if found := re.fullmatch(r"gpt2(?::(\d+))?", name):
+        return Tokenizer("gpt2", int(found[1])) if found[1] else Tokenizer("gpt2")
+    if found := re.fullmatch(r"learn:(\d+)(?::(.*))?", name):
+        return Learned(size=int(found[1]), pattern=found[2] or "gpt2")
+    if name.partition(":")[0] in ("gpt2", "learn") or not Path(name).exists():
         raise InputError(
             f"unknown vocabulary {name!r}: expected gpt2, gpt2:SIZE, learn:SIZE, learn:SIZE:PATTERN, "
             "learn:chars or a .tiktoken or tokenizer.json file"

@@ -190,8 +190,8 @@ class TrainWindows(Dataset[Batch]):
 class EvalWindows(Dataset[Batch]):
     """A split once, in order: each token is a target in exactly one row.
 
-    Every process has the same number of batches, all of B rows, the last ones filled up with padding. So a
-    loss must be summed over targets and divided by their number.
+    All processes have equally many batches of B rows, the last ones filled up with padding. So a loss must be
+    summed over targets and divided by their number.
     """
 
     stream: TokenStream
