@@ -52,7 +52,7 @@ class ProcessPart(TypedDict):
     """What the `Resume` callback adds for each process."""
 
     random: dict[str, Any]
-    """The states of its random generators, see `gpt.training.random_state`."""
+    """The states of its random generators, see `random_state` in `gpt.training.resume`."""
     loss_sum: float
     """The losses since the last row of metrics.csv."""
 
