@@ -15,9 +15,7 @@ _SIZES: dict[str, dict[str, int]] = {
     "gpt2-xl": {"emb_dim": 1600, "num_heads": 25, "num_layers": 48},
 }
 
-_OLD_NAMES = {"tied_head": "tie_embeddings"}
-"""Names of fields in older config.json files and checkpoints, and what they are called now."""
-
+_OLD_NAMES = {"tied_head": "tie_embeddings"}  # of fields in older config.json files and checkpoints
 _KINDS: dict[Any, tuple[Any, str]] = {
     int: (Integral, "a whole number"),
     float: (Real, "a number"),
@@ -31,8 +29,7 @@ class GPTConfig:
     """The architecture of a GPT. The defaults are GPT-2 small's.
 
     Raises:
-        InputError: a value of the wrong type, a size outside 1 .. 2^30, a dropout outside [0, 1), or heads
-            that do not divide `emb_dim`.
+        InputError: a value of the wrong type or out of range, or heads that do not divide `emb_dim`.
     """
 
     vocab_size: int = 50257
@@ -56,14 +53,12 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            number, called = _KINDS[field.type]
+            value, (number, called) = getattr(self, field.name), _KINDS[field.type]
             if not isinstance(value, number) or (isinstance(value, bool) and field.type is not bool):
                 raise InputError(f"{field.name} must be {called}, got {value!r:.80}")
-            if field.type is int and value < 1:
-                raise InputError(f"{field.name} must be at least 1, got {value}")
-            if value > _LARGEST:
-                raise InputError(f"{field.name} must be at most {_LARGEST}, got {value}")
+            if field.type is int and not 1 <= value <= _LARGEST:
+                limit = "at least 1" if value < 1 else f"at most {_LARGEST}"
+                raise InputError(f"{field.name} must be {limit}, got {value}")
         if not 0.0 <= self.dropout < 1.0:
             raise InputError(f"dropout must be in [0, 1), got {self.dropout}")
         if self.emb_dim % self.num_heads:
@@ -93,10 +88,9 @@ class GPTConfig:
             InputError: a key that is not a field.
         """
         values = {_OLD_NAMES.get(name, name): value for name, value in values.items()}
-        unknown = sorted(map(str, values.keys() - {field.name for field in fields(cls)}))
-        if unknown:
-            known = ", ".join(field.name for field in fields(cls))
-            raise InputError(f"unknown model setting {', '.join(unknown)}, expected {known}")
+        known = [field.name for field in fields(cls)]
+        if unknown := sorted(map(str, values.keys() - known)):
+            raise InputError(f"unknown model setting {', '.join(unknown)}, expected {', '.join(known)}")
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:

@@ -78,9 +78,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(config.num_layers))
         self.final_norm = nn.LayerNorm(config.emb_dim)
         self.head = nn.Linear(config.emb_dim, config.vocab_size, bias=False)
-        if config.tie_embeddings:
-            self.head.weight = self.token_embedding.weight
-        self._share_mask()
+        self._share(config.tie_embeddings)
         self._init_weights()
 
     def forward(self, tokens: Tensor, **options: Any) -> Tensor:
@@ -114,8 +112,7 @@ class GPT(nn.Module):
         self._check(tokens, cached)
         if positions is None:
             positions = torch.arange(cached, cached + tokens.shape[1], device=tokens.device)  # (T,)
-        x = self.token_embedding(tokens) + self.position_embedding(positions)  # (B, T, D)
-        x = self.dropout(x)
+        x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))  # (B, T, D)
         per_block: Sequence[KeyValueCache | None] = caches or [None] * len(self.blocks)
         for block, cache in zip(self.blocks, per_block, strict=True):
             run = partial(block, key_padding_mask=key_padding_mask, document_ids=document_ids, cache=cache)
@@ -153,8 +150,10 @@ class GPT(nn.Module):
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
-    def _share_mask(self) -> None:
-        """Use one causal mask for all layers."""
+    def _share(self, tied: bool) -> None:
+        """Use one causal mask for all layers and, if tied, one matrix for token embedding and head."""
+        if tied:
+            self.head.weight = self.token_embedding.weight
         attentions = [module for module in self.modules() if isinstance(module, MultiHeadAttention)]
         for attention in attentions:
             attention.mask = attentions[0].mask
@@ -166,9 +165,7 @@ class GPT(nn.Module):
         """Called by `.to`, `.cuda` and the like. Where they replace tensors, share the new ones."""
         tied = self._is_tied()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if tied and not self._is_tied():
-            self.head.weight = self.token_embedding.weight
-        self._share_mask()
+        self._share(tied)
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

@@ -18,10 +18,7 @@ ROOT = Path(__file__).parents[1]
         {"--kills": 5, "--kills2": 1, "--damages": 3, "--malformed": 24},
         {"--hostile-checkpoints": 25},
         {"--meetings": 4},
-        pytest.param(
-            {"--hostile-requests": 200},
-            marks=pytest.mark.xfail(reason="a client that never completes its headers keeps its connection"),
-        ),
+        {"--hostile-requests": 200},
     ],
     ids=lambda counts: next(iter(counts)),
 )

@@ -3,45 +3,23 @@
 It needs torch alone, and its imports are relative: docs/attention.md tells how to copy it.
 """
 
-from .cache import KeyValueCache
-from .capture import capture_weights
-from .convert import from_fused, from_torch, to_fused, to_torch
-from .multi_head import MultiHeadAttention
-from .steps import (
-    CausalAttention,
-    MultiHeadAttentionWrapper,
-    MultiHeadAttn,
-    SelfAttention_v1,
-    SelfAttention_v2,
-    attention_scores,
-    attention_scores_by_loop,
-    context_vectors,
-    mask_by_infinity,
-    mask_by_renormalising,
-    normalise_by_sum,
-    scores_of_heads,
-    softmax_naive,
-)
-
-__all__ = [
-    "CausalAttention",
-    "KeyValueCache",
-    "MultiHeadAttention",
-    "MultiHeadAttentionWrapper",
-    "MultiHeadAttn",
-    "SelfAttention_v1",
-    "SelfAttention_v2",
-    "attention_scores",
-    "attention_scores_by_loop",
-    "capture_weights",
-    "context_vectors",
-    "from_fused",
-    "from_torch",
-    "mask_by_infinity",
-    "mask_by_renormalising",
-    "normalise_by_sum",
-    "scores_of_heads",
-    "softmax_naive",
-    "to_fused",
-    "to_torch",
-]
+from .cache import KeyValueCache as KeyValueCache
+from .capture import capture_weights as capture_weights
+from .convert import from_fused as from_fused
+from .convert import from_torch as from_torch
+from .convert import to_fused as to_fused
+from .convert import to_torch as to_torch
+from .multi_head import MultiHeadAttention as MultiHeadAttention
+from .steps import CausalAttention as CausalAttention
+from .steps import MultiHeadAttentionWrapper as MultiHeadAttentionWrapper
+from .steps import MultiHeadAttn as MultiHeadAttn
+from .steps import SelfAttention_v1 as SelfAttention_v1
+from .steps import SelfAttention_v2 as SelfAttention_v2
+from .steps import attention_scores as attention_scores
+from .steps import attention_scores_by_loop as attention_scores_by_loop
+from .steps import context_vectors as context_vectors
+from .steps import mask_by_infinity as mask_by_infinity
+from .steps import mask_by_renormalising as mask_by_renormalising
+from .steps import normalise_by_sum as normalise_by_sum
+from .steps import scores_of_heads as scores_of_heads
+from .steps import softmax_naive as softmax_naive

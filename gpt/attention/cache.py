@@ -4,6 +4,7 @@ Shapes: B batch, H heads, L most tokens, S tokens held so far, T new tokens, K w
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,32 +13,23 @@ from ..errors import InputError
 
 
 class KeyValueCache:
-    """The keys and values of one attention layer, in memory that is allocated once.
+    """The keys and values of one attention layer, in memory that is allocated once; `length` tokens are held.
 
-    `length` counts the tokens held. Prompts of different lengths are padded on the left, so that all rows
-    grow together, and the caller masks the padding with `key_padding_mask`.
-
-    With gradients, an update copies the cache instead of writing to it, so that back-propagation through
-    several updates is right; decoding under `torch.inference_mode()` is fast.
+    Prompts of different lengths are padded on the left, so that all rows grow together; the caller masks the
+    padding with `key_padding_mask`. With gradients, an update copies the cache instead of writing to it, so
+    that back-propagation through several updates is right. The options are `torch.zeros`'s device and dtype.
 
     Raises:
         InputError: a size below one.
     """
 
     def __init__(
-        self,
-        batch_size: int,
-        num_heads: int,
-        max_length: int,
-        head_dim: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, batch_size: int, num_heads: int, max_length: int, head_dim: int, **options: Any
     ) -> None:
         shape = (batch_size, num_heads, max_length, head_dim)
         if min(shape) < 1:
             raise InputError(f"expected a cache (batch, heads, length, head_dim) of at least 1, got {shape}")
-        self.keys = torch.zeros(shape, device=device, dtype=dtype)  # (B, H, L, K)
+        self.keys = torch.zeros(shape, **options)  # (B, H, L, K)
         self.values = torch.zeros_like(self.keys)  # (B, H, L, K)
         self.length = 0
 
@@ -45,13 +37,12 @@ class KeyValueCache:
         """Append T tokens, (B, H, T, K) each, and return all held so far, (B, H, S, K) each.
 
         Raises:
-            InputError: another batch size, head count or width than the cache's, or more tokens than fit.
+            InputError: the shape is not the cache's, or more tokens than fit.
         """
         self.check(key.shape)
         if value.shape != key.shape:
-            raise InputError(
-                f"expected values of the keys' shape {tuple(key.shape)}, got {tuple(value.shape)}"
-            )
+            expected, given = tuple(key.shape), tuple(value.shape)
+            raise InputError(f"expected values of the keys' shape {expected}, got {given}")
         start, end = self.length, self.length + key.shape[2]
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
             self.keys = self.keys.slice_scatter(key.to(self.keys.dtype), 2, start, end)
@@ -80,5 +71,5 @@ class KeyValueCache:
             expected = f"({batch_size}, {num_heads}, T, {head_dim})"
             raise InputError(f"the cache expected keys of shape {expected}, got {tuple(shape)}")
         if self.length + shape[2] > max_length:
-            held = f"the cache holds {self.length} of at most {max_length} tokens"
-            raise InputError(f"{held}, {shape[2]} more do not fit")
+            held = f"holds {self.length} of at most {max_length} tokens"
+            raise InputError(f"the cache {held}, {shape[2]} more do not fit")

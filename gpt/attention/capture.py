@@ -1,7 +1,4 @@
-"""Read the attention weights of any model built from `MultiHeadAttention`, without changing it.
-
-Shapes: B batch, H heads, T queries, S keys.
-"""
+"""Read the attention weights of any model built from `MultiHeadAttention`, without changing it."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,23 +11,22 @@ from .multi_head import MultiHeadAttention
 
 @contextmanager
 def capture_weights(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Inside the block, collect the weights (B, H, T, S) of each `MultiHeadAttention` in `model` by its name.
+    """Collect the weights (batch, heads, queries, keys) of each `MultiHeadAttention` in `model` by its name.
 
-    The model's output is unchanged. The weights are detached, and those of the last call are kept.
+    Inside the block the model's output is unchanged; the detached weights of the last call are kept.
     """
     captured: dict[str, Tensor] = {}
 
     def request(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return args, {**kwargs, "need_weights": True}
 
+    def keep(module: nn.Module, _: Any, result: tuple[Tensor, Tensor]) -> Tensor:
+        captured[names[module]] = result[1].detach()
+        return result[0]
+
+    names = {module: name for name, module in model.named_modules()}
     with ExitStack() as hooks:
-        for name, module in model.named_modules():
-            if isinstance(module, MultiHeadAttention):
-
-                def keep(_: nn.Module, __: Any, result: tuple[Tensor, Tensor], name: str = name) -> Tensor:
-                    captured[name] = result[1].detach()
-                    return result[0]
-
-                hooks.callback(module.register_forward_pre_hook(request, with_kwargs=True).remove)
-                hooks.callback(module.register_forward_hook(keep).remove)
+        for module in filter(lambda module: isinstance(module, MultiHeadAttention), names):
+            hooks.callback(module.register_forward_pre_hook(request, with_kwargs=True).remove)
+            hooks.callback(module.register_forward_hook(keep).remove)
         yield captured

@@ -26,12 +26,12 @@ def from_torch(module: nn.MultiheadAttention, context_length: int, causal: bool 
         InputError: the given module has `kdim`, `vdim`, `add_bias_kv` or `add_zero_attn`, which
             `MultiHeadAttention` does not have.
     """
-    weight, bias, out_proj = module.in_proj_weight, module.in_proj_bias, module.out_proj
+    weight, bias = module.in_proj_weight, module.in_proj_bias
     if weight is None or module.bias_k is not None or module.add_zero_attn:
         raise InputError("expected a MultiheadAttention without kdim, vdim, add_bias_kv and add_zero_attn")
     sizes = (module.embed_dim, module.embed_dim, context_length, module.dropout, module.num_heads)
     converted = MultiHeadAttention(*sizes, qkv_bias=bias is not None, causal=causal)
-    return _unfuse(converted, weight, bias, dict(out_proj.named_parameters()))
+    return _unfuse(converted, weight, bias, module.out_proj.state_dict())
 
 
 def to_torch(module: MultiHeadAttention) -> nn.MultiheadAttention:
@@ -43,9 +43,7 @@ def to_torch(module: MultiHeadAttention) -> nn.MultiheadAttention:
         InputError: d_in is not d_out, which torch's module requires to be equal.
     """
     weight, bias = _fuse(module)
-    converted = nn.MultiheadAttention(
-        module.d_out, module.num_heads, dropout=module.dropout.p, batch_first=True
-    )
+    converted = nn.MultiheadAttention(module.d_out, module.num_heads, module.dropout.p, batch_first=True)
     out_proj = {f"out_proj.{name}": tensor for name, tensor in module.out_proj.state_dict().items()}
     converted.to(weight).load_state_dict({"in_proj_weight": weight, "in_proj_bias": bias, **out_proj})
     return converted
@@ -59,10 +57,9 @@ def from_fused(module: MultiHeadAttn) -> MultiHeadAttention:
 
 
 def to_fused(module: MultiHeadAttention) -> MultiHeadAttn:
-    """The fused system with the query, key and value weights of `module`.
+    """The fused system with the query, key and value weights of `module`, and no dropout.
 
-    It has no output projection, so that `module.out_proj(to_fused(module)(x))` equals `module(x)`, and no
-    dropout.
+    It has no output projection: `module.out_proj(to_fused(module)(x))` equals `module(x)`.
 
     Raises:
         InputError: d_in is not d_out, which the fused system requires to be equal.

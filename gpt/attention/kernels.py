@@ -54,21 +54,20 @@ def attention(
     if causal is not None:
         later = causal[None, None, num_keys - num_queries : num_keys, :num_keys]  # (1, 1, T, S)
         masked = later if masked is None else later | masked
-    empty = None
-    if masked is not None:
-        # A softmax over no keys is 0 / 0: such a query attends to all keys, and its result is set to zero.
-        empty = masked.all(dim=-1, keepdim=True)  # (..., T, 1)
-        masked = masked & ~empty
-    weights = None
-    if need_weights or _is_one_query(query):
+    if masked is None:
+        return *attend(query, key, value, dropout_p=dropout_p), None
+    # A softmax over no keys is 0 / 0: such a query attends to all keys, and its result is set to zero.
+    empty = masked.all(dim=-1, keepdim=True)  # (..., T, 1)
+    masked, weights = masked & ~empty, None
+    if need_weights:
         context, weights = attend(query, key, value, masked, dropout_p)
-    else:
-        visible = None if masked is None else ~masked  # SDPA's masks are True where a query attends
-        context = F.scaled_dot_product_attention(query, key, value, attn_mask=visible, dropout_p=dropout_p)
-    if empty is not None:
-        context = context.masked_fill(empty, 0.0)
-        weights = weights.masked_fill(empty, 0.0) if need_weights and weights is not None else None
-    return context, weights, empty
+        weights = weights.masked_fill(empty, 0.0)
+    elif num_queries == 1 and query.device.type == "cpu" and not torch.compiler.is_exporting():
+        # Faster, and its sums do not depend on the other rows, which the fused kernel splits over threads.
+        context, _ = attend(query, key, value, masked, dropout_p)
+    else:  # PyTorch's masks are True where a query attends
+        context = F.scaled_dot_product_attention(query, key, value, attn_mask=~masked, dropout_p=dropout_p)
+    return context.masked_fill(empty, 0.0), weights, empty
 
 
 def attend(
@@ -112,10 +111,7 @@ def _drop(weights: Tensor, dropout_p: float) -> Tensor:
 
 
 def _use_blocks(query: Tensor) -> bool:
-    """In bfloat16 on a CPU, blocks are faster than PyTorch's fused kernel up to about a thousand tokens.
-
-    Measured, most of all in the backward pass: docs/benchmarks.md.
-    """
+    """In bfloat16 on a CPU, blocks are faster up to about a thousand tokens (docs/benchmarks.md)."""
     if torch.compiler.is_exporting():  # the program may run on another device, and with another length
         return False
     longest = 512 if torch.compiler.is_compiling() else 1024  # compiled, all queries are one block
@@ -125,11 +121,3 @@ def _use_blocks(query: Tensor) -> bool:
 def _block_size(length: int) -> int | None:
     """The fastest measured. Compiled, all queries are one block: a compiled loop is bound to one length."""
     return None if torch.compiler.is_compiling() or length < 256 else min(length // 2, 256)
-
-
-def _is_one_query(query: Tensor) -> bool:
-    """Decoding on a CPU is faster written out, and a row's sums then do not depend on the other rows.
-
-    The fused kernel splits rows over threads, and adds up in another order on each.
-    """
-    return query.shape[2] == 1 and query.device.type == "cpu" and not torch.compiler.is_exporting()

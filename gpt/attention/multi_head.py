@@ -84,28 +84,27 @@ class MultiHeadAttention(nn.Module):
         Args:
             x: (B, T, d_in).
             context: (B, S, d_in), the tokens to attend to, `x` by default; needs causal=False.
-            need_weights: also return the weights, which takes the slower kernel that writes them out.
+            need_weights: also return the weights (B, H, T, S), dropout included, by the slower kernel.
             key_padding_mask: (B, S) boolean, True for keys that are padding, on either side.
             attn_mask: (T, S), (B, T, S) or (B, H, T, S) boolean, added to the causal mask.
             document_ids: (B, S) integers; a query attends to keys of its own document only.
             cache: the tokens before `x`, from `new_cache`; `x` is appended to it.
-
-        Returns:
-            The output, and with `need_weights` a pair of it and the weights (B, H, T, S), dropout included.
 
         Raises:
             InputError: a tensor of another shape or type than above, more keys than the context length or
                 the cache can hold, or arguments that exclude each other. The cache is then unchanged.
         """
         num_keys = self._count_keys(x, context, cache)
-        masked = self._combine_masks(x, num_keys, key_padding_mask, attn_mask, document_ids, context)
+        if context is not None and document_ids is not None:
+            raise InputError("document_ids are for self-attention; give a context an attn_mask instead")
+        masked = self._combine_masks(x, num_keys, key_padding_mask, attn_mask, document_ids)
         query, key, value = (self._split(part) for part in self.project(x, context))  # (B, H, T or S, K)
         if cache is not None:
             key, value = cache.update(key, value)  # (B, H, S, K)
         dropout_p = self.dropout.p if self.training else 0.0
         # softmax(QK^T / sqrt(K)) V: (B, H, T, K)
         result, weights, empty = attention(query, key, value, self.mask, masked, dropout_p, need_weights)
-        out: Tensor = self.out_proj(self._join(result))  # (B, T, d_out)
+        out: Tensor = self.out_proj(result.transpose(1, 2).flatten(2))  # (B, T, d_out)
         if empty is not None:  # a token with no key in any head gives zeros, without the bias
             out = out.masked_fill(empty.all(dim=-3), 0.0)
         return out if weights is None else (out, weights)
@@ -118,12 +117,9 @@ class MultiHeadAttention(nn.Module):
     def new_cache(
         self, batch_size: int, max_length: int | None = None, dtype: torch.dtype | None = None
     ) -> KeyValueCache:
-        """An empty cache for this layer, on its device.
+        """An empty cache on this layer's device for `max_length` tokens, the context length by default.
 
-        Args:
-            batch_size: B of the tokens to come.
-            max_length: the most tokens it can hold; the context length by default.
-            dtype: the weights' by default; under autocast give the type that autocast computes in.
+        Its type is the weights' by default; under autocast give the type that autocast computes in.
 
         Raises:
             InputError: `max_length` is over the context length, or the attention is not causal.
@@ -132,9 +128,8 @@ class MultiHeadAttention(nn.Module):
             raise InputError("a cache needs causal=True: without it earlier tokens attend to later ones")
         length = self.context_length if max_length is None else max_length
         if length > self.context_length:
-            raise InputError(
-                f"a cache of {length} tokens is more than the context_length {self.context_length}"
-            )
+            limit = f"the context_length {self.context_length}"
+            raise InputError(f"a cache of {length} tokens is more than {limit}")
         weight = getattr(self.out_proj, "weight", None)  # in quantized layers a method, integers, or missing
         if dtype is None and isinstance(weight, Tensor) and weight.is_floating_point():
             dtype = weight.dtype
@@ -145,10 +140,6 @@ class MultiHeadAttention(nn.Module):
         """(B, T, H * K) -> (B, H, T, K)."""
         return x.view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
 
-    def _join(self, x: Tensor) -> Tensor:
-        """(B, H, T, K) -> (B, T, H * K)."""
-        return x.transpose(1, 2).flatten(2)
-
     def _count_keys(self, x: Tensor, context: Tensor | None, cache: KeyValueCache | None) -> int:
         """S, after checking the shapes."""
         keys = x if context is None else context
@@ -158,19 +149,17 @@ class MultiHeadAttention(nn.Module):
                 raise InputError(f"expected {expected}, got {tuple(tokens.shape)}")
         if context is not None and self.mask is not None:
             raise InputError("a context needs attention with causal=False")
-        cached = 0
+        if cache is not None and self.mask is None:
+            raise InputError("a cache needs attention with causal=True")
         if cache is not None:
-            if self.mask is None:
-                raise InputError("a cache needs attention with causal=True")
             cache.check((x.shape[0], self.num_heads, x.shape[1], self.head_dim))
-            cached = cache.length
-        if cached + keys.shape[1] > self.context_length:
+        cached = 0 if cache is None else cache.length
+        num_keys = cached + keys.shape[1]
+        if num_keys > self.context_length:
             expected = f"at most context_length {self.context_length} tokens"
-            given = f"an input of shape {tuple(keys.shape)}" + (
-                f" after {cached} cached ones" if cached else ""
-            )
-            raise InputError(f"expected {expected}, got {given}")
-        return cached + keys.shape[1]
+            after = f" after {cached} cached ones" if cached else ""
+            raise InputError(f"expected {expected}, got an input of shape {tuple(keys.shape)}{after}")
+        return num_keys
 
     def _combine_masks(
         self,
@@ -179,25 +168,21 @@ class MultiHeadAttention(nn.Module):
         key_padding_mask: Tensor | None,
         attn_mask: Tensor | None,
         document_ids: Tensor | None,
-        context: Tensor | None,
     ) -> Tensor | None:
         """The given masks as one, broadcastable to (B, H, T, S); None if there are none."""
         batch, num_tokens, _ = x.shape
         keys, pairs = (batch, num_keys), (num_tokens, num_keys)
         masks = []
         if key_padding_mask is not None:
-            _check_mask("key_padding_mask", key_padding_mask, [keys])
+            _check("boolean", "key_padding_mask", key_padding_mask, keys)
             masks.append(key_padding_mask[:, None, None, :])  # (B, 1, 1, S)
         if attn_mask is not None:
-            _check_mask("attn_mask", attn_mask, [pairs, (batch, *pairs), (batch, self.num_heads, *pairs)])
+            shapes = pairs, (batch, *pairs), (batch, self.num_heads, *pairs)
+            _check("boolean", "attn_mask", attn_mask, *shapes)
             views = {2: attn_mask[None, None], 3: attn_mask[:, None], 4: attn_mask}
             masks.append(views[attn_mask.dim()])
         if document_ids is not None:
-            if context is not None:
-                raise InputError("document_ids are for self-attention; give a context an attn_mask instead")
-            if document_ids.shape != keys or document_ids.is_floating_point():
-                given = f"{document_ids.dtype} of shape {tuple(document_ids.shape)}"
-                raise InputError(f"expected integer document_ids of shape {keys}, got {given}")
+            _check("integer", "document_ids", document_ids, keys)
             own = document_ids[:, num_keys - num_tokens :]  # (B, T)
             masks.append((own[:, :, None] != document_ids[:, None, :])[:, None])  # (B, 1, T, S)
         return reduce(operator.or_, masks) if masks else None
@@ -210,19 +195,17 @@ class MultiHeadAttention(nn.Module):
             self.mask = causal_mask(self.context_length, self.mask.device)
         return self
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Ignore the float `mask` that the chapter's own module saves."""
         state_dict.pop(prefix + "mask", None)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        super()._load_from_state_dict(state_dict, prefix, *args)
         weight = state_dict.get(prefix + "W_query.weight")
         if self.mask is not None and self.mask.is_meta and weight is not None:  # assign=True to a meta model
             self.mask = causal_mask(self.context_length, weight.device)
 
 
-def _check_mask(name: str, mask: Tensor, shapes: list[tuple[int, ...]]) -> None:
-    if mask.dtype != torch.bool or tuple(mask.shape) not in shapes:
-        expected = " or ".join(str(shape) for shape in shapes)
-        given = f"{mask.dtype} of shape {tuple(mask.shape)}"
-        raise InputError(f"expected a boolean {name} of shape {expected}, got {given}")
+def _check(kind: str, name: str, tensor: Tensor, *shapes: tuple[int, ...]) -> None:
+    is_kind = tensor.dtype == torch.bool if kind == "boolean" else not tensor.is_floating_point()
+    if not is_kind or tuple(tensor.shape) not in shapes:
+        expected = f"{kind} {name} of shape {' or '.join(map(str, shapes))}"
+        raise InputError(f"expected {expected}, got {tensor.dtype} of shape {tuple(tensor.shape)}")

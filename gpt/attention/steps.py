@@ -91,8 +91,7 @@ class CausalAttention(SelfAttention_v2):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, D) -> (B, T, K)."""
-        num_tokens = x.shape[1]
-        masked = self.mask[:num_tokens, :num_tokens]  # (T, T)
+        masked = self.mask[: x.shape[1], : x.shape[1]]  # (T, T)
         dropout_p = self.dropout.p if self.training else 0.0
         return attend(self.W_query(x), self.W_key(x), self.W_value(x), masked, dropout_p)[0]
 
@@ -140,8 +139,7 @@ class MultiHeadAttn(nn.Module):
         self.n_heads = n_heads
         self.c_attn = nn.Linear(n_embd, 3 * n_embd)
         # One where a query attends, the opposite of the other systems, as in GPT-2's checkpoints.
-        visible = torch.tril(torch.ones(block_size, block_size))
-        self.register_buffer("bias", visible.view(1, 1, block_size, block_size))
+        self.register_buffer("bias", torch.tril(torch.ones(1, 1, block_size, block_size)))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, H * K) -> (B, T, H * K)."""

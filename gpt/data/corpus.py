@@ -6,13 +6,14 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from glob import glob
 from pathlib import Path
 from typing import Any
 
 from gpt.data import builtin
-from gpt.data.documents import Piece, cut, file_format, file_pieces, hub_rows, is_compressed, is_url, join
+from gpt.data.documents import Piece, compression, cut, file_format, file_pieces, hub_rows, is_url, join
 from gpt.data.shards import file_sha256
 from gpt.errors import InputError
 from gpt.files import shipped
@@ -74,9 +75,14 @@ class Corpus:
                 digest.update(f"{file_format(name)} {content}\n".encode())
         return digest.hexdigest()
 
-    def stamps(self) -> list[tuple[int, ...] | None]:
-        """Size, time of change and inode of each local file, None for a missing one: an edit changes them."""
-        return [None if is_url(name) else _stamp(name) for name in self.files]
+    def stamps(self) -> list[tuple[int, ...]]:
+        """Size, time of change and inode of each local file that is there: an edit changes them."""
+        found: list[tuple[int, ...]] = []
+        for name in self.files:
+            with suppress(OSError):
+                status = os.stat(name)
+                found.append((status.st_size, status.st_mtime_ns, status.st_ino))
+        return found
 
     def summary(self) -> dict[str, Any]:
         """The fields that are set, for the metadata of prepared files."""
@@ -85,7 +91,7 @@ class Corpus:
     def size(self) -> int | None:
         """Bytes of UTF-8 text, for a progress bar; None if unknown before reading."""
         if not self.files or any(
-            is_url(name) or is_compressed(name) or file_format(name) != "text" for name in self.files
+            is_url(name) or compression(name) or file_format(name) != "text" for name in self.files
         ):
             return None
         return sum(Path(name).stat().st_size for name in self.files)
@@ -125,12 +131,10 @@ def find_corpus(name: str, **options: Any) -> Corpus:
     path = Path(name).expanduser()
     if path.is_dir():
         return Corpus(files=_folder_files(path), **options)
-    if path.is_file():
-        return (
-            _read_recipe(path, options) if path.suffix == ".yaml" else Corpus(files=(str(path),), **options)
-        )
-    if is_url(name):
-        return Corpus(files=(name,), **options)
+    if path.is_file() and path.suffix == ".yaml":
+        return _read_recipe(path, options)
+    if path.is_file() or is_url(name):
+        return Corpus(files=(name if is_url(name) else str(path),), **options)
     if any(mark in name for mark in "*?["):
         parent = os.path.dirname(path)
         if re.search(r"[*?[]", parent):  # `glob` skips a folder that it cannot read, `_walk` reports it
@@ -168,24 +172,21 @@ def _read_recipe(path: Path, options: Mapping[str, Any]) -> Corpus:
         raise InputError(
             f"{path}: unknown setting {', '.join(unknown)} of a corpus, expected {', '.join(known)}"
         )
-    files = [corpus.pop("files", [])]
-    names = files[0] if isinstance(files[0], list) else files
-    return Corpus(**{**corpus, "files": tuple(names), **options})
+    files = corpus.pop("files", [])
+    return Corpus(**{**corpus, "files": tuple(files if isinstance(files, list) else [files]), **options})
 
 
 def _folder_files(folder: Path) -> tuple[str, ...]:
     """The files of a folder that are not hidden; where they are rows, without the data set's card."""
-    names = sorted(
-        (os.path.join(place, name) for place, files in _walk(folder) for name in files),
-        key=lambda name: Path(name).parts,
-    )
+    names = [os.path.join(place, name) for place, files in _walk(folder) for name in files]
+    names.sort(key=lambda name: Path(name).parts)
     if not names:
         raise InputError(f"the folder {folder} has no files")
     for name in names:
         if not os.path.isfile(name):
             raise InputError(f"{name} is not a file, or a link to one that is missing")
-    rows = [name for name in names if file_format(name) != "text"]
     texts = [name for name in names if file_format(name) == "text"]
+    rows = [name for name in names if file_format(name) != "text"]
     if not rows or not texts:
         return tuple(names)
     if others := [name for name in texts if not Path(name).name.upper().startswith(("README", "LICENSE"))]:
@@ -209,11 +210,3 @@ def _walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
 
 def _raise(error: OSError) -> None:
     raise InputError(f"cannot read the folder {error.filename}: {error.strerror}") from error
-
-
-def _stamp(name: str) -> tuple[int, ...] | None:
-    try:
-        found = os.stat(name)
-    except OSError:
-        return None
-    return found.st_size, found.st_mtime_ns, found.st_ino

@@ -7,7 +7,9 @@ at once, and cannot say which byte is not UTF-8. Rows are read by `datasets`, im
 import codecs
 import io
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from itertools import chain
@@ -59,43 +61,50 @@ def file_pieces(name: str, column: str, errors: str) -> Iterator[Piece]:
         InputError: not UTF-8, not of the format that its name says, or no such column.
         OSError: it cannot be opened.
     """
-    if _suffixes(name)[-1] == ".zst":
+    if compression(name) == "zstd":
         from fsspec.compression import register_compression
 
         register_compression("zstd", _zstd, "zst", force=True)
-    try:
-        if file_format(name) == "text":
-            with _open(name) as file:
-                yield from _text_pieces(file, name, errors)
-        else:
+    with _named(name):
+        if file_format(name) != "text":
             yield from cut(_file_rows(name, column, errors))
-    except InputError:
-        raise
-    except Exception as error:  # every compression and protocol has exceptions of its own
-        if is_url(name):
-            raise InputError(
-                f"cannot read {name} ({_first_line(error)}): check the address and the network, "
-                "or download the file by other means and give its path"
-            ) from error
-        if isinstance(error, OSError) and error.filename:
-            raise
-        raise InputError(f"cannot read {name}: {_first_line(error)}") from error
+            return
+        with _open(name) as file:
+            yield from _text_pieces(file, name, errors)
 
 
-def hub_rows(column: str, path: str, *options: Any, **more: Any) -> Iterator[str]:
-    """The texts of a Hugging Face data set; all but `column` goes to `datasets.load_dataset`.
+def hub_rows(column: str, path: str, subset: str | None, **options: Any) -> Iterator[str]:
+    """The texts of a Hugging Face data set; the options are those of `datasets.load_dataset`.
 
     Raises:
         InputError: there is no such data set, configuration, split or column, or no network.
     """
     from datasets import load_dataset
 
+    with _named(f"hub:{path}"):
+        yield from _texts(load_dataset(path, subset, **options), column, f"hub:{path}")
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Turn any error into one that names the file: compressions, protocols and pyarrow share no class."""
     try:
-        yield from _texts(load_dataset(path, *options, **more), column, f"hub:{path}")
+        yield
     except InputError:
         raise
-    except Exception as error:  # the hub, its client, pyarrow and datasets share no exception class
-        raise InputError(f"cannot read hub:{path}: {_first_line(error)}") from error
+    except Exception as error:
+        reason: BaseException = error
+        while reason.__cause__ is not None:
+            reason = reason.__cause__
+        line = f"{type(reason).__name__}: {str(reason).strip().partition(chr(10))[0]}"
+        if is_url(name):
+            raise InputError(
+                f"cannot read {name} ({line}): check the address and the network, "
+                "or download the file by other means and give its path"
+            ) from error
+        if isinstance(error, OSError) and error.filename:
+            raise
+        raise InputError(f"cannot read {name}: {line}") from error
 
 
 def join(rows: Iterable[str], starts: str) -> Iterator[str]:
@@ -129,7 +138,10 @@ def _text_pieces(file: IO[bytes], name: str, errors: str) -> Iterator[Piece]:
         try:
             text += decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
-            raise _not_utf8(name, position - len(error.object) + error.start) from error
+            raise InputError(
+                f"{name} is not UTF-8: byte {position - len(error.object) + error.start} cannot be decoded; "
+                "--errors replace (gpt fit: --data.errors replace) reads it with U+FFFD there"
+            ) from error
         *complete, text = list(split_at_words(text, LONGEST_PIECE)) or [""]
         for part in complete:
             yield Piece(part, first, last=False)
@@ -153,12 +165,11 @@ def _file_rows(name: str, column: str, errors: str) -> Iterator[str]:
         yield from _texts(reader(name, streaming=True, **options).read(), column, name)
     except (InputError, OSError):
         raise
-    except Exception as error:  # pyarrow, pandas and datasets share no exception class
-        if is_url(name):
-            raise
-        if errors == "strict":
-            _check_utf8(name)
-        raise InputError(f"cannot read {name} as {kind}: {_first_line(error)}") from error
+    except Exception:
+        if errors == "strict" and kind != "parquet" and not is_url(name):
+            with _open(name) as file:  # raises the error that names the first byte which is not UTF-8
+                deque(_text_pieces(file, name, errors), maxlen=0)
+        raise
 
 
 def _texts(rows: Any, column: str, name: str) -> Iterator[str]:
@@ -175,17 +186,9 @@ def _texts(rows: Any, column: str, name: str) -> Iterator[str]:
             yield text or ""
 
 
-def _check_utf8(name: str) -> None:
-    """Raise the error that names the first byte of a file that is not UTF-8, if there is one."""
-    if file_format(name) != "parquet":
-        with _open(name) as file:
-            for _ in _text_pieces(file, name, "strict"):
-                pass
-
-
 def _check_text(head: bytes, name: str) -> None:
     """Raise an error about the beginning of a file that is known not to be UTF-8 text."""
-    found = next((kind for magic, kind in _NOT_TEXT.items() if head.startswith(magic)), None)
+    found = next((kind for magic, kind in _NOT_TEXT.items() if head.startswith(magic)), "")
     fewer, more = sorted((head[::2].count(0), head[1::2].count(0)))
     if head[257:262] == b"ustar":
         found = "a tar archive"
@@ -195,21 +198,13 @@ def _check_text(head: bytes, name: str) -> None:
         raise InputError(f"{name} is {found}, expected UTF-8 text: unpack it, or save it as UTF-8")
 
 
-def _not_utf8(name: str, byte: int) -> InputError:
-    return InputError(
-        f"{name} is not UTF-8: byte {byte} cannot be decoded; "
-        "--errors replace (gpt fit: --data.errors replace) reads it with U+FFFD there"
-    )
-
-
 def _open(name: str) -> IO[bytes]:
     """Open a file or URL for its plain bytes, decompressed according to its ending."""
-    compression = _COMPRESSIONS.get(_suffixes(name)[-1])
-    if not is_url(name) and not compression:
+    if not is_url(name) and not compression(name):
         return open(name, "rb")
     import fsspec
 
-    opened: IO[bytes] = fsspec.open(name, "rb", compression=compression).open()
+    opened: IO[bytes] = fsspec.open(name, "rb", compression=compression(name)).open()
     return opened
 
 
@@ -229,10 +224,7 @@ class _Zstd(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Fill a part of `buffer`; 0 at the end."""
-        while not self._rest:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                return 0
+        while not self._rest and (chunk := next(self._chunks, None)) is not None:
             self._rest = memoryview(chunk)
         count = min(len(buffer), len(self._rest))
         buffer[:count], self._rest = self._rest[:count], self._rest[count:]
@@ -254,14 +246,14 @@ class _Zstd(io.RawIOBase):
 
 def file_format(name: str) -> str:
     """`text`, or the reader of `datasets` for the file's rows: `json`, `csv`, `parquet`."""
-    *_, kind, compression = ["", "", *_suffixes(name)]
-    suffix = kind if compression in _COMPRESSIONS else compression
+    suffixes = ["", *_suffixes(name)]
+    suffix = suffixes[-2 if compression(name) else -1]
     return next((kind for kind, endings in _ENDINGS.items() if suffix in endings), "text")
 
 
-def is_compressed(name: str) -> bool:
-    """Whether the file is compressed, by its name."""
-    return _suffixes(name)[-1] in _COMPRESSIONS
+def compression(name: str) -> str | None:
+    """The compression of a file by its name, as fsspec calls it."""
+    return _COMPRESSIONS.get(_suffixes(name)[-1])
 
 
 def _suffixes(name: str) -> list[str]:
@@ -273,9 +265,3 @@ def _suffixes(name: str) -> list[str]:
 def is_url(name: str) -> bool:
     """Whether `name` has a protocol."""
     return re.match(r"[a-z][a-z0-9+.-]+://", name) is not None
-
-
-def _first_line(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

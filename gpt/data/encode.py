@@ -4,7 +4,7 @@ import hashlib
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,33 +16,47 @@ from gpt.tokenizer import Tokenizer
 _BLOCK_CHARACTERS = 1 << 18
 
 
-class Block(NamedTuple):
-    """The tokens of some pieces; the dictionaries have an entry for each split."""
+class Block:
+    """The tokens of some pieces of text, by split. Documents without text are left out.
 
-    pieces: int
-    empty: int
-    """Documents without text: they are left out."""
-    ids: dict[str, NDArray[Any]]
-    """The tokens, with `<|endoftext|>` after each document."""
-    starts: dict[str, NDArray[np.int64]]
-    """Where in `ids` documents begin."""
-    text_bytes: dict[str, int]
-    """UTF-8 bytes of the text."""
+    `ids` has `<|endoftext|>` after each document; `starts` is where in `ids` documents begin.
+    """
+
+    def __init__(self, pieces: list[Piece], tokenizer: Tokenizer, val_fraction: float) -> None:
+        self.pieces, self.empty, self.text_bytes = len(pieces), 0, dict.fromkeys(SPLITS, 0)
+        ids: dict[str, list[NDArray[Any]]] = {split: [np.empty(0, np.uint32)] for split in SPLITS}
+        starts: dict[str, list[int]] = {split: [] for split in SPLITS}
+        tokens = dict.fromkeys(SPLITS, 0)
+        eot = np.array([tokenizer.eot], np.uint32)
+        for text, first, last, split in pieces:
+            if first and last and not text:
+                self.empty += 1
+                continue
+            data = text.encode("utf-8", "replace")
+            split = split or choose_split(data, val_fraction)
+            if first:
+                starts[split].append(tokens[split])
+            encoded = tokenizer.encode_array(text)
+            ids[split] += [encoded, eot] if last else [encoded]
+            tokens[split] += len(encoded) + last
+            self.text_bytes[split] += len(data)
+        dtype = token_dtype(tokenizer.n_vocab)
+        self.ids = {split: np.concatenate(ids[split]).astype(dtype) for split in SPLITS}
+        self.starts = {split: np.array(starts[split], np.int64) for split in SPLITS}
 
 
 def encode(
     pieces: Iterable[Piece], skip: int, tokenizer: Tokenizer, val_fraction: float, workers: int
 ) -> Generator[Block]:
-    """Tokenize all but the first `skip` pieces on `workers` threads and yield the blocks in order.
+    """Tokenize all but the first `skip` pieces on threads, as tiktoken releases Python's lock, in order.
 
-    tiktoken releases Python's lock, so threads are enough. At most 2 * workers blocks wait, so memory does
-    not grow with the corpus.
+    At most 2 * workers blocks wait, so memory does not grow with the corpus.
     """
     pool = ThreadPoolExecutor(workers)
     pending: deque[Future[Block]] = deque()
     try:
         for block in _blocks(pieces, skip, val_fraction):
-            pending.append(pool.submit(_encode_block, block, tokenizer, val_fraction))
+            pending.append(pool.submit(Block, block, tokenizer, val_fraction))
             if len(pending) > 2 * workers:
                 yield pending.popleft().result()
         while pending:
@@ -72,30 +86,3 @@ def _blocks(pieces: Iterable[Piece], skip: int, val_fraction: float) -> Iterator
             block, size = [], 0
     if block:
         yield block
-
-
-def _encode_block(pieces: list[Piece], tokenizer: Tokenizer, val_fraction: float) -> Block:
-    ids: dict[str, list[NDArray[Any]]] = {split: [np.empty(0, np.uint32)] for split in SPLITS}
-    starts: dict[str, list[int]] = {split: [] for split in SPLITS}
-    tokens, text_bytes, empty = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0), 0
-    eot = np.array([tokenizer.eot], np.uint32)
-    for text, first, last, split in pieces:
-        if first and last and not text:
-            empty += 1
-            continue
-        data = text.encode("utf-8", "replace")
-        split = split or choose_split(data, val_fraction)
-        if first:
-            starts[split].append(tokens[split])
-        encoded = tokenizer.encode_array(text)
-        ids[split] += [encoded, eot] if last else [encoded]
-        tokens[split] += len(encoded) + last
-        text_bytes[split] += len(data)
-    dtype = token_dtype(tokenizer.n_vocab)
-    return Block(
-        len(pieces),
-        empty,
-        {split: np.concatenate(ids[split]).astype(dtype) for split in SPLITS},
-        {split: np.array(starts[split], np.int64) for split in SPLITS},
-        text_bytes,
-    )

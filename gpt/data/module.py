@@ -3,6 +3,7 @@
 import math
 import signal
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -64,15 +65,6 @@ class TokenData(pl.LightningDataModule):
         vocabulary: str | None = None,
     ) -> None:
         super().__init__()
-        self.vocabulary = find_vocabulary(vocabulary, vocab_size)
-        self.corpus = corpus
-        self.context_length, self.batch_size, self.seed = context_length, batch_size, seed
-        self.shift, self.pack, self.isolate, self.num_workers = shift, pack, isolate, num_workers
-        self.tokens_per_update = tokens_per_update
-        self._given: tuple[Any, Any] = (
-            None,
-            None,
-        )  # a Trainer, and its val_check_interval before `split_update`
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1, got {batch_size}")
         if tokens_per_update is not None and (tokens_per_update < 1 or tokens_per_update % context_length):
@@ -83,17 +75,18 @@ class TokenData(pl.LightningDataModule):
             )
         if shift and pack:
             raise InputError("shift and pack cannot go together: packed windows begin where documents do")
-        self._options: dict[str, Any] = {
-            "val_fraction": val_fraction,
-            "text_column": text_column,
-            "errors": errors,
-            "verify": False,  # checksums of a large corpus take longer than its first steps
-        }
+        self.corpus, self.vocabulary = corpus, find_vocabulary(vocabulary, vocab_size)
+        self.context_length, self.batch_size, self.seed = context_length, batch_size, seed
+        self.shift, self.pack, self.isolate, self.num_workers = shift, pack, isolate, num_workers
+        self.tokens_per_update = tokens_per_update
+        self._divided_for: Any = None  # the Trainer that `split_update` has set
+        self._options: dict[str, Any]  # without `verify`: checksums take longer than the first steps
+        self._options = {"val_fraction": val_fraction, "text_column": text_column, "errors": errors}
 
     @cached_property
     def prepared(self) -> Prepared:
         """The files on disk, prepared on first use if they are not yet."""
-        return Prepared(prepare_for(self.vocabulary, self.corpus, **self._options))
+        return Prepared(prepare_for(self.vocabulary, self.corpus, verify=False, **self._options))
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -101,19 +94,9 @@ class TokenData(pl.LightningDataModule):
         return self.prepared.tokenizer
 
     @property
-    def train_tokens(self) -> int:
-        """Tokens to train on."""
-        return self.prepared.count("train", "tokens")
-
-    @property
     def bytes_per_token(self) -> float:
         """UTF-8 bytes of the training text for each of its tokens."""
-        return self.prepared.count("train", "bytes") / max(1, self.train_tokens)
-
-    @property
-    def val_tokens(self) -> int:
-        """Tokens held out, the `<|endoftext|>` of each document included."""
-        return self.prepared.count("val", "tokens")
+        return self.prepared.count("train", "bytes") / max(1, self.prepared.count("train", "tokens"))
 
     @property
     def val_bytes(self) -> int:
@@ -146,10 +129,9 @@ class TokenData(pl.LightningDataModule):
         """
         trainer: Any = self.trainer
         assert self.tokens_per_update is not None
-        if self._given[0] is not trainer:
-            self._given = trainer, trainer.val_check_interval
-            if trainer.accumulate_grad_batches != 1:
-                raise InputError("tokens_per_update decides accumulate_grad_batches: give only one of them")
+        if self._divided_for is not trainer and trainer.accumulate_grad_batches != 1:
+            raise InputError("tokens_per_update decides accumulate_grad_batches: give only one of them")
+        self._divided_for = trainer
         windows, processes = self.tokens_per_update // self.context_length, trainer.world_size
         share, left = divmod(windows, processes)
         if left:
@@ -158,49 +140,39 @@ class TokenData(pl.LightningDataModule):
                 f"processes cannot share equally: give {(share + 1) * processes * self.context_length}"
             )
         self.batch_size = max(size for size in range(1, min(most, share) + 1) if share % size == 0)
-        trainer.accumulate_grad_batches = share // self.batch_size
-        if isinstance(self._given[1], int):  # in updates; Lightning counts batches
-            trainer.val_check_interval = self._given[1] * trainer.accumulate_grad_batches
+        accumulate = share // self.batch_size
+        if isinstance(trainer.val_check_interval, int):  # given in updates; Lightning counts batches
+            trainer.val_check_interval //= trainer.accumulate_grad_batches
+            trainer.val_check_interval *= accumulate
+        trainer.accumulate_grad_batches = accumulate
 
     def train_dataloader(self) -> "TrainLoader":
         """(x, y) of (B, T) int64, y one token ahead of x; with `isolate` document ids too."""
-        windows: Grid | Packed
+        stream, length = self.prepared.stream("train"), self.context_length
+        windows: Grid | Packed = Grid(len(stream), length, self.seed, self.shift)
         if self.pack:
-            starts = self.prepared.document_starts("train")
-            windows = Packed(starts, self.train_tokens, self.context_length)
-        else:
-            windows = Grid(self.train_tokens, self.context_length, self.seed, self.shift)
-        stream, place = self.prepared.stream("train"), self._place()
-        dataset = TrainWindows(stream, windows, self.batch_size, self.seed, **place, isolate=self.isolate)
+            windows = Packed(self.prepared.document_starts("train"), len(stream), length)
+        dataset = TrainWindows(stream, windows, self.batch_size, self.seed, *self._place(), self.isolate)
         accumulate = self.trainer.accumulate_grad_batches if self.trainer else 1
         return TrainLoader(dataset, self.num_workers, multiple_of=accumulate)
 
     def val_dataloader(self) -> "DataLoader[Batch]":
         """The whole split once, in order: padding has the target IGNORE_INDEX."""
-        stream, place = self.prepared.stream("val"), self._place()
-        dataset = EvalWindows(stream, self.context_length, self.batch_size, **place, isolate=self.isolate)
-        return DataLoader(
-            dataset, batch_size=None, pin_memory=torch.cuda.is_available(), generator=torch.Generator()
-        )
+        stream = self.prepared.stream("val")
+        dataset = EvalWindows(stream, self.context_length, self.batch_size, *self._place(), self.isolate)
+        return DataLoader(dataset, **_loading())
 
-    def _place(self) -> dict[str, int]:
-        """This process among those that train together."""
-        if self.trainer is None:
-            return {}
-        return {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
+    def _place(self) -> tuple[int, int]:
+        """This process among those that train together, and their number."""
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
 
 class TrainLoader(DataLoader[Batch]):
     """Batches of consecutive numbers: each iteration continues where the last one stopped.
 
     Its state is one number, the windows that all processes have taken together. Lightning saves it with the
-    checkpoint and restores it before training resumes, in the middle of an epoch and at its end.
-
-    Args:
-        dataset: batches by number.
-        num_workers: processes that read them.
-        multiple_of: an epoch's batches are rounded up to a multiple of this, so that all updates accumulate
-            equally many.
+    checkpoint and restores it before training resumes, in the middle of an epoch and at its end. An epoch's
+    batches are rounded up to a multiple of `multiple_of`, so that all updates accumulate equally many.
     """
 
     def __init__(self, dataset: TrainWindows, num_workers: int = 0, multiple_of: int = 1) -> None:
@@ -209,16 +181,11 @@ class TrainLoader(DataLoader[Batch]):
         super().__init__(
             dataset,
             sampler=self._numbers,
-            batch_size=None,
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
-            pin_memory=torch.cuda.is_available(),
             worker_init_fn=_ignore_signals,
-            generator=torch.Generator(),  # by default a loader draws from the global one, which dropout uses
+            **_loading(),
         )
-
-    def __len__(self) -> int:
-        return len(self._numbers)
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         for batch in super().__iter__():
@@ -234,17 +201,23 @@ class TrainLoader(DataLoader[Batch]):
         self._numbers.next = state["windows"] // self._windows_per_batch
 
 
+@dataclass
 class _Consecutive(Sampler[int]):
     """The numbers of an epoch's batches, from `next` on."""
 
-    def __init__(self, count: int) -> None:
-        self.count, self.next = count, 0
+    count: int
+    next: int = 0
 
     def __len__(self) -> int:
         return self.count
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.next, self.next + self.count))
+
+
+def _loading() -> dict[str, Any]:
+    """How a DataLoader reads whole batches; its default generator is the global one, which dropout uses."""
+    return {"batch_size": None, "pin_memory": torch.cuda.is_available(), "generator": torch.Generator()}
 
 
 def _ignore_signals(worker: int) -> None:

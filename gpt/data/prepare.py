@@ -116,11 +116,9 @@ def prepare_for(
         if (folder / META).is_file():
             notice(f"{folder} is damaged and is prepared again")
             clear(folder)
-        tokenizer = vocabulary
-        if isinstance(tokenizer, Learned):
-            tokenizer = learn(source, tokenizer, val_fraction)
+        tokenizer = learn(source, vocabulary, val_fraction) if isinstance(vocabulary, Learned) else vocabulary
         with closing(ShardWriter(folder, key, tokenizer, lambda: source.stamps() == stamps)) as writer:
-            done, threads = writer.text_bytes, workers or os.cpu_count() or 1
+            done, threads = writer.count("bytes"), workers or os.cpu_count() or 1
             blocks = encode(source.pieces(), writer.parts, tokenizer, val_fraction, threads)
             label = f"tokenizing {corpus}"
             with closing(blocks), progress(label, source.size(), done=done) as advance:
@@ -150,25 +148,17 @@ def _is_done(folder: Path, key: str, verify: bool) -> bool:
         return False
     try:
         prepared = Prepared(folder)
-        if prepared.meta["key"] == key and verify:
-            prepared.verify()
+        if prepared.meta["key"] == key:
+            if verify:
+                prepared.verify()
+            return True
     except InputError:
-        if folder.name.endswith(f"-{key[:16]}") or _recorded_key(folder) == key:
+        if folder.name.endswith(f"-{key[:16]}") or key.encode() in (folder / META).read_bytes():
             return False
         raise
-    if prepared.meta["key"] != key:
-        raise InputError(
-            f"{folder} holds other text, or was prepared with other options: "
-            "delete it, or choose another folder"
-        )
-    return True
-
-
-def _recorded_key(folder: Path) -> Any:
-    try:
-        return json.loads((folder / META).read_text(encoding="utf-8"))["key"]
-    except (ValueError, TypeError, KeyError):
-        return None
+    raise InputError(
+        f"{folder} holds other text, or was prepared with other options: delete it, or choose another folder"
+    )
 
 
 def _check_vocabulary(folder: Path, wanted: Tokenizer | Learned) -> Path:
@@ -176,10 +166,8 @@ def _check_vocabulary(folder: Path, wanted: Tokenizer | Learned) -> Path:
     found = Prepared(folder).tokenizer
     own = found.name == "own"
     if isinstance(wanted, Learned):
-        size, fits = (
-            wanted.size,
-            own and wanted.size in (None, found.n_vocab) and wanted.pattern == found.pattern,
-        )
+        size = wanted.size
+        fits = own and size in (None, found.n_vocab) and wanted.pattern == found.pattern
     else:
         size = wanted.n_vocab
         fits = found == wanted or (own and wanted.name == "gpt2" and found.n_vocab == size)

@@ -46,9 +46,7 @@ class ShardWriter:
         InputError: the folder holds other files, or another unfinished preparation.
     """
 
-    def __init__(
-        self, folder: Path, key: str, tokenizer: Tokenizer, unchanged: Callable[[], bool] = lambda: True
-    ) -> None:
+    def __init__(self, folder: Path, key: str, tokenizer: Tokenizer, unchanged: Callable[[], bool]) -> None:
         self.folder, self.key, self.tokenizer, self.unchanged = folder, key, tokenizer, unchanged
         self.dtype = token_dtype(tokenizer.n_vocab)
         self.parts = self.empty = self.largest_id = 0  # parts: the pieces of text written
@@ -57,10 +55,9 @@ class ShardWriter:
         self._resume()
         self._committed = time.monotonic()
 
-    @property
-    def text_bytes(self) -> int:
-        """UTF-8 bytes of text written so far."""
-        return sum(counts["bytes"] for counts in self.splits.values())
+    def count(self, what: str) -> int:
+        """The `tokens`, `documents` or `bytes` of UTF-8 text written so far."""
+        return sum(counts[what] for counts in self.splits.values())
 
     def add(self, block: Block) -> None:
         """Append a block; commit if the last commit is some seconds old."""
@@ -93,9 +90,8 @@ class ShardWriter:
 
     def close(self) -> None:
         """Close the files."""
-        for file in self._open.values():
-            file.close()
-        self._open.clear()
+        while self._open:
+            self._open.popitem()[1].close()
 
     def finish(self, val_fraction: float, source: dict[str, Any]) -> None:
         """Divide the text into splits, take checksums, and write `meta.json`, which completes the folder.
@@ -109,21 +105,23 @@ class ShardWriter:
         """
         self.commit()
         self.close()
-        tokens = {split: self.splits[split]["tokens"] for split in SPLITS}
-        total = sum(tokens.values())
-        if total == 0:
+        tokens, held_out = self.count("tokens"), self.splits["val"]["tokens"]
+        if tokens == 0:
             raise InputError(
                 f"the corpus {source['corpus']} is empty: {self.empty} documents, none with text"
             )
         own = self.tokenizer.name == "own"
-        found = self.splits["val"]["bytes"] / self.text_bytes if own else tokens["val"] / total
+        found = self.splits["val"]["bytes"] / self.count("bytes") if own else held_out / tokens
         by_document = is_by_document(found, val_fraction)
-        if by_document:
-            held_out = tokens["val"]
-        elif own:
-            held_out = total - self._token_at(cut_at(self.text_bytes, val_fraction))
-        else:
-            held_out = max(1, round(total * val_fraction))
+        if not by_document and own:
+            held_out = tokens - self._token_at(cut_at(self.count("bytes"), val_fraction))
+        elif not by_document:
+            held_out = max(1, round(tokens * val_fraction))
+        train, val = self._view(0, tokens - held_out), self._view(tokens - held_out, tokens)
+        val["bytes"] = self.splits["val"]["bytes"]
+        if not by_document:
+            val["bytes"] = sum(int(lengths.sum()) for lengths in self._byte_lengths(tokens - held_out))
+        train["bytes"] = self.count("bytes") - val["bytes"]
         files = sorted(path for path in self.folder.iterdir() if re.fullmatch(_SHARDS, path.name))
         with ThreadPoolExecutor() as pool:
             digests = list(pool.map(file_sha256, files))
@@ -137,7 +135,7 @@ class ShardWriter:
             "split_by": "document" if by_document else "position",
             "empty_documents": self.empty,
             "largest_id": self.largest_id,
-            "splits": self._divide(total - held_out, by_document),
+            "splits": {"train": train, "val": val},
             "files": {
                 path.name: {"bytes": path.stat().st_size, "sha256": digest}
                 for path, digest in zip(files, digests, strict=True)
@@ -148,12 +146,12 @@ class ShardWriter:
 
     def _append(self, split: str, ids: NDArray[Any], starts: NDArray[np.int64], text_bytes: int) -> None:
         counts = self.splits[split]
-        self._file(_index_name(split)).write((starts + counts["tokens"]).astype(INDEX_DTYPE).tobytes())
+        self._file(f"{split}-documents.bin").write((starts + counts["tokens"]).astype(INDEX_DTYPE).tobytes())
         self.largest_id = max(self.largest_id, int(ids.max(initial=0)))
         while len(ids):
             shard, within = divmod(counts["tokens"], _SHARD_TOKENS)
             fitting, ids = ids[: _SHARD_TOKENS - within], ids[_SHARD_TOKENS - within :]
-            self._file(_shard_name(split, shard)).write(fitting.tobytes())
+            self._file(f"{split}-{shard:05d}.bin").write(fitting.tobytes())
             counts["tokens"] += len(fitting)
         counts["documents"] += len(starts)
         counts["bytes"] += text_bytes
@@ -178,7 +176,11 @@ class ShardWriter:
                 f"{self.folder} holds an unfinished preparation of other text or with other options: "
                 "delete it, or choose another folder"
             )
-        kept = {name: size for split in SPLITS for name, size in self._sizes(split).items()}
+        kept = {
+            f"{split}-documents.bin": self.splits[split]["documents"] * INDEX_DTYPE.itemsize
+            for split in SPLITS
+        }
+        kept |= {shard: tokens * self.dtype.itemsize for shard, tokens in self._shards()}
         for path in self.folder.iterdir():
             if _OURS.fullmatch(path.name) and path.name not in (*kept, PROGRESS):
                 path.unlink()
@@ -188,89 +190,57 @@ class ShardWriter:
                     raise InputError(f"{file.name} is shorter than {PROGRESS} says: delete {self.folder}")
                 file.truncate(size)
 
-    def _sizes(self, split: str) -> dict[str, int]:
-        """The bytes of each file of a split, by name."""
-        counts = self.splits[split]
-        sizes = {_index_name(split): counts["documents"] * INDEX_DTYPE.itemsize}
-        for segment in self._tokens_in(split, 0, counts["tokens"]):
-            sizes[segment.file] = segment.stop * self.dtype.itemsize
-        return sizes
-
-    def _tokens_in(self, split: str, start: int, stop: int) -> list[Segment]:
-        """Where the tokens `start` to `stop` of a split lie."""
-        segments = []
-        for shard in range(start // _SHARD_TOKENS, -(-stop // _SHARD_TOKENS)):
-            before = shard * _SHARD_TOKENS
-            first, last = max(start - before, 0), min(stop - before, _SHARD_TOKENS)
-            if first < last:
-                segments.append(Segment(file=_shard_name(split, shard), start=first, stop=last))
-        return segments
-
-    def _divide(self, cut: int, by_document: bool) -> dict[str, Any]:
-        """Take both splits as one text: the tokens before `cut` train, the others validate."""
-        total = sum(counts["tokens"] for counts in self.splits.values())
-        views = {"train": self._view(0, cut), "val": self._view(cut, total)}
-        val_bytes = self.splits["val"]["bytes"]
-        if not by_document:
-            val_bytes = self._text_bytes([Segment(**part) for part in views["val"]["tokens_in"]])
-        views["val"]["bytes"], views["train"]["bytes"] = val_bytes, self.text_bytes - val_bytes
-        return views
-
-    def _token_at(self, position: int) -> int:
-        """The first token that begins at a byte of the text or after it; at least one follows it."""
-        before = tokens = 0
-        total = sum(counts["tokens"] for counts in self.splits.values())
+    def _shards(self) -> Iterator[tuple[str, int]]:
+        """The files of tokens, and how many each has."""
         for split in SPLITS:
-            for ids in self._read(self._tokens_in(split, 0, self.splits[split]["tokens"])):
-                ends = before + np.cumsum(self.tokenizer.byte_lengths()[ids])
-                if ends[-1] >= position:
-                    return min(tokens + int(np.searchsorted(ends, position)) + 1, total - 1)
-                before, tokens = int(ends[-1]), tokens + len(ids)
-        return total - 1
+            tokens = self.splits[split]["tokens"]
+            for number, start in enumerate(range(0, tokens, _SHARD_TOKENS)):
+                yield f"{split}-{number:05d}.bin", min(_SHARD_TOKENS, tokens - start)
 
-    def _text_bytes(self, segments: list[Segment]) -> int:
-        """UTF-8 bytes of the text in some tokens."""
-        lengths = self.tokenizer.byte_lengths()
-        return sum(int(lengths[ids].sum()) for ids in self._read(segments))
-
-    def _read(self, segments: list[Segment]) -> Iterator[NDArray[Any]]:
-        """The ids of some tokens in blocks."""
-        for segment in segments:
-            for at in range(segment.start, segment.stop, _COUNTED_AT_ONCE):
-                count = min(_COUNTED_AT_ONCE, segment.stop - at)
-                yield np.fromfile(
-                    self.folder / segment.file, self.dtype, count, offset=at * self.dtype.itemsize
-                )
+    def _tokens_in(self, start: int, stop: int) -> list[Segment]:
+        """Where the tokens `start` to `stop` of both splits taken as one text lie."""
+        segments, before = [], 0
+        for shard, tokens in self._shards():
+            first, last = max(start - before, 0), min(stop - before, tokens)
+            if first < last:
+                segments.append(Segment(file=shard, start=first, stop=last))
+            before += tokens
+        return segments
 
     def _view(self, start: int, stop: int) -> dict[str, Any]:
         """The tokens `start` to `stop` of both splits taken as one text, as `meta.json` records them."""
-        tokens_in: list[Segment] = []
-        documents_in: list[Segment] = []
-        before = 0
+        documents_in, before = [], 0
         for split in SPLITS:
-            counts = self.splits[split]
-            after = before + counts["tokens"]
-            tokens_in += self._tokens_in(split, max(start, before) - before, min(stop, after) - before)
-            index = Segment(file=_index_name(split), start=0, stop=counts["documents"])
-            places = index.view(self.folder, INDEX_DTYPE) + before
-            first, last = np.searchsorted(places, [start, stop]).tolist()
+            index = Segment(file=f"{split}-documents.bin", start=0, stop=self.splits[split]["documents"])
+            places = index.view(self.folder, INDEX_DTYPE)
+            first, last = np.searchsorted(places, [start - before, stop - before]).tolist()
             if first < last:
                 documents_in.append(replace(index, start=first, stop=last, shift=before - start))
-            before = after
+            before += self.splits[split]["tokens"]
         return {
             "tokens": stop - start,
             "documents": sum(segment.stop - segment.start for segment in documents_in),
-            "tokens_in": [asdict(segment) for segment in tokens_in],
+            "tokens_in": [asdict(segment) for segment in self._tokens_in(start, stop)],
             "documents_in": [asdict(segment) for segment in documents_in],
         }
 
+    def _token_at(self, position: int) -> int:
+        """The first token that begins at a byte of the text or after it; at least one follows it."""
+        total, before, tokens = self.count("tokens"), 0, 0
+        for lengths in self._byte_lengths(0):
+            ends = before + np.cumsum(lengths)
+            if ends[-1] >= position:
+                return min(tokens + int(np.searchsorted(ends, position)) + 1, total - 1)
+            before, tokens = int(ends[-1]), tokens + len(ends)
+        return total - 1
 
-def _index_name(split: str) -> str:
-    return f"{split}-documents.bin"
-
-
-def _shard_name(split: str, number: int) -> str:
-    return f"{split}-{number:05d}.bin"
+    def _byte_lengths(self, start: int) -> Iterator[NDArray[np.int64]]:
+        """UTF-8 bytes of each token from `start` on, of both splits taken as one text, in blocks."""
+        lengths, size = self.tokenizer.byte_lengths(), self.dtype.itemsize
+        for segment in self._tokens_in(start, self.count("tokens")):
+            for at in range(segment.start, segment.stop, _COUNTED_AT_ONCE):
+                count = min(_COUNTED_AT_ONCE, segment.stop - at)
+                yield lengths[np.fromfile(self.folder / segment.file, self.dtype, count, offset=at * size)]
 
 
 def is_by_document(held_out: float, val_fraction: float) -> bool:

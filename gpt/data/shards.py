@@ -62,11 +62,7 @@ class Segment:
 class TokenStream:
     """Segments of token files read as one stream, memory-mapped; a pickle holds their names alone.
 
-    Args:
-        folder: where the files are.
-        segments: what to read, in order.
-        dtype: of the files.
-        eot: the id of `<|endoftext|>`, which precedes the first token.
+    `eot` is the id of `<|endoftext|>`, which precedes the first token.
     """
 
     def __init__(self, folder: Path, segments: Sequence[Segment], dtype: np.dtype[Any], eot: int) -> None:
@@ -91,30 +87,24 @@ class TokenStream:
         The token before the first is `<|endoftext|>`. Past the last token, rows are filled with zeros.
         """
         rows = np.empty((len(starts), length + 1), self.dtype)
-        only = self.parts[0] if len(self.parts) == 1 else None
+        parts = self.parts
+        single = len(parts[0]) if len(parts) == 1 else 0
         for row, start in zip(rows, (starts - 1).tolist(), strict=True):
-            if only is not None and start >= 0 and start + length < len(only):  # the usual case, fast
-                row[:] = only[start : start + length + 1]
-            else:
-                self._copy(start, row)
+            if start >= 0 and start + length < single:  # the usual case, fast
+                row[:] = parts[0][start : start + length + 1]
+                continue
+            row[:] = 0
+            if start < 0:
+                row[0] = self.eot
+            for part, begin in zip(parts, self.bounds, strict=False):
+                first, last = max(start, begin), min(start + len(row), begin + len(part))
+                if first < last:
+                    row[first - start : last - start] = part[first - begin : last - begin]
         return rows
-
-    def _copy(self, start: int, row: NDArray[Any]) -> None:
-        """Fill `row` with the tokens from `start` on, across parts and beyond both ends."""
-        row[:] = 0
-        if start < 0:
-            row[0] = self.eot
-        for part, begin in zip(self.parts, self.bounds, strict=False):
-            first, last = max(start, begin), min(start + len(row), begin + len(part))
-            if first < last:
-                row[first - start : last - start] = part[first - begin : last - begin]
 
 
 class Prepared:
     """A prepared folder, memory-mapped, after the checks that take milliseconds.
-
-    Args:
-        folder: made by `prepare`.
 
     Raises:
         InputError: not a prepared folder, an unfinished one, another tokenizer's, or a file of another size.
@@ -122,82 +112,84 @@ class Prepared:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
+        path = self.folder / META
         try:
-            self.meta: dict[str, Any] = json.loads((self.folder / META).read_text(encoding="utf-8"))
+            self.meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            self._check(path)
         except FileNotFoundError as error:
             raise InputError(
                 f"{folder} is not prepared data: it has no {META}; "
                 "run gpt prepare, again if it was interrupted"
             ) from error
-        except ValueError as error:
-            raise InputError(
-                f"{self.folder / META} is not JSON; delete {folder} and prepare it again"
-            ) from error
-        found = self.meta.get("format") if isinstance(self.meta, dict) else None
-        if found != FORMAT:
-            raise InputError(f"{self.folder / META} has format {found}, expected {FORMAT}; prepare it again")
-        try:
-            self._check()
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"{path} is not JSON; delete {folder} and prepare it again") from error
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(
-                f"{self.folder / META} is not as gpt prepare writes it ({type(error).__name__}: {error}); "
-                "prepare it again"
+                f"{path} is not as gpt prepare writes it ({type(error).__name__}: {error}); prepare it again"
             ) from None
 
-    def _check(self) -> None:
+    def _check(self, path: Path) -> None:
+        if (found := self.meta.get("format")) != FORMAT:
+            raise InputError(f"{path} has format {found}, expected {FORMAT}; prepare it again")
         self.tokenizer = Tokenizer.from_dict(self.meta["tokenizer"])
         if self.meta["tokenizer"]["fingerprint"] != self.tokenizer.fingerprint:
             raise InputError(
                 f"{self.folder} was made with another tokenizer than this {self.tokenizer}; prepare it again"
             )
         self.dtype = token_dtype(self.tokenizer.n_vocab)
-        if self.meta["dtype"] != self.dtype.str:
-            raise InputError(
-                f"{self.folder / META} has dtype {self.meta['dtype']}, expected {self.dtype.str}"
-            )
-        self._check_ids(str(self.folder), self.meta["largest_id"])
+        if (found := self.meta["dtype"]) != self.dtype.str:
+            raise InputError(f"{path} has dtype {found}, expected {self.dtype.str}")
         for name, recorded in self.meta["files"].items():
             if Path(name).name != name or not name.endswith(".bin"):
-                raise InputError(f"{self.folder / META} names {name!r}, expected a .bin file of the folder")
-            path = self.folder / name
-            size = path.stat().st_size if path.exists() else 0
+                raise InputError(f"{path} names {name!r}, expected a .bin file of the folder")
+            file = self.folder / name
+            size = file.stat().st_size if file.exists() else 0
             if size != recorded["bytes"]:
-                raise InputError(f"{path} has {size} bytes, expected {recorded['bytes']}; prepare it again")
-        for what, dtype in (("tokens_in", self.dtype), ("documents_in", INDEX_DTYPE)):
-            self._check_segments(what, dtype)
+                raise InputError(f"{file} has {size} bytes, expected {recorded['bytes']}; prepare it again")
+        self._check_items(path, "tokens", self.dtype)
+        self._check_items(path, "documents", INDEX_DTYPE)
+        largest = {str(self.folder): self.meta["largest_id"]}
         for split in SPLITS:
+            if not 0 <= (size := self.count(split, "bytes")) < 1 << 60:
+                raise InputError(f"{path} claims {size} bytes of {split}")
             for part in self.stream(split).parts[:1]:
-                self._check_ids(f"the {split} split of {self.folder}", int(part[:_CHECKED_TOKENS].max()))
+                largest[f"the {split} split of {self.folder}"] = int(part[:_CHECKED_TOKENS].max())
+        for where, found in largest.items():
+            if found >= self.tokenizer.n_vocab:
+                raise InputError(
+                    f"{where} has id {found}, outside the vocabulary of {self.tokenizer.n_vocab}: "
+                    "prepare it again"
+                )
 
-    def _check_segments(self, what: str, dtype: np.dtype[Any]) -> None:
-        """The segments lie within the files, do not overlap, and have the items that the counts claim."""
+    def _check_items(self, path: Path, what: str, dtype: np.dtype[Any]) -> None:
+        """The segments lie within the files, do not overlap, and have as many items as is claimed."""
         ends = dict.fromkeys(self.meta["files"], 0)
         for split in SPLITS:
-            segments = self._segments(split, what)
-            for segment in segments:
-                items = self.meta["files"][segment.file]["bytes"] // dtype.itemsize
-                if not ends[segment.file] <= segment.start <= segment.stop <= items:
-                    raise InputError(f"{self.folder / META} claims items that {segment.file} does not have")
+            items = 0
+            for segment in self._segments(split, what):
+                size = self.meta["files"][segment.file]["bytes"] // dtype.itemsize
+                if not ends[segment.file] <= segment.start <= segment.stop <= size:
+                    raise InputError(f"{path} claims items that {segment.file} does not have")
                 ends[segment.file] = segment.stop
-            claimed = self.count(split, what.removesuffix("_in"))
-            if claimed != sum(segment.stop - segment.start for segment in segments):
-                raise InputError(
-                    f"{self.folder / META} claims {claimed} {what.removesuffix('_in')} of {split}"
-                )
-            if not 0 <= self.count(split, "bytes") < 1 << 60:
-                raise InputError(f"{self.folder / META} claims {self.count(split, 'bytes')} bytes of {split}")
+                items += segment.stop - segment.start
+            if (claimed := self.count(split, what)) != items:
+                raise InputError(f"{path} claims {claimed} {what} of {split}")
+
+    def _segments(self, split: str, what: str) -> list[Segment]:
+        return [Segment(**segment) for segment in self.meta["splits"][split][f"{what}_in"]]
 
     def stream(self, split: str) -> TokenStream:
         """The tokens of `train` or `val`."""
-        return TokenStream(self.folder, self._segments(split, "tokens_in"), self.dtype, self.tokenizer.eot)
+        return TokenStream(self.folder, self._segments(split, "tokens"), self.dtype, self.tokenizer.eot)
 
     def document_starts(self, split: str) -> NDArray[np.int64]:
         """The position in `stream(split)` of each document's first token."""
-        parts = [segment.view(self.folder, INDEX_DTYPE) for segment in self._segments(split, "documents_in")]
+        parts = [segment.view(self.folder, INDEX_DTYPE) for segment in self._segments(split, "documents")]
         starts = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, INDEX_DTYPE), *parts])
-        if np.any(np.diff(starts, append=self.count(split, "tokens")) <= 0):
+        tokens = self.count(split, "tokens")
+        if np.any(np.diff(starts, append=tokens) <= 0):
             raise InputError(f"the documents of {self.folder} are not in order; prepare it again")
-        begins_inside = self.count(split, "tokens") > 0 and (not len(starts) or starts[0] > 0)
+        begins_inside = tokens > 0 and (not len(starts) or starts[0] > 0)
         return np.concatenate([np.zeros(1, INDEX_DTYPE), starts]) if begins_inside else starts
 
     def count(self, split: str, what: str) -> int:
@@ -218,16 +210,6 @@ class Prepared:
             for path, found in zip(files, pool.map(file_sha256, files), strict=True):
                 if found != files[path]:
                     raise InputError(f"{path} was altered: its checksum differs; prepare it again")
-
-    def _check_ids(self, where: str, largest: int) -> None:
-        if largest >= self.tokenizer.n_vocab:
-            raise InputError(
-                f"{where} has id {largest}, outside the vocabulary of {self.tokenizer.n_vocab}: "
-                "prepare it again"
-            )
-
-    def _segments(self, split: str, what: str) -> list[Segment]:
-        return [Segment(**segment) for segment in self.meta["splits"][split][what]]
 
 
 def file_sha256(path: str | os.PathLike[str]) -> str:

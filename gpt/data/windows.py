@@ -37,12 +37,8 @@ def permute(positions: NDArray[np.int64], size: int, key: tuple[int, ...]) -> ND
     """The numbers at `positions` of a pseudorandom permutation of 0 .. size - 1, in constant memory.
 
     A Feistel network over Z_a x Z_b with a * b just above `size`, applied until the value is below `size`
-    (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", sections 4 and 5).
-
-    Args:
-        positions: any shape, each in [0, size).
-        size: at least 1.
-        key: integers that select the permutation.
+    (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", sections 4 and 5). The positions have
+    any shape; `key` selects the permutation.
     """
     keys = np.random.SeedSequence(key).generate_state(_ROUNDS, np.uint64)
     side = max(1, round(size**0.5))
@@ -73,12 +69,8 @@ def _mix(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
 class Grid:
     """Windows of T targets side by side: each token is a target in one of them, except a few at the ends.
 
-    Args:
-        tokens: length of the stream.
-        context_length: T.
-        seed: selects the offsets.
-        shift: start at another offset in [0, T) each epoch, so that the text is cut elsewhere. The number of
-            windows stays the same; it is one fewer than fit at offset 0, if more than one does.
+    With `shift`, they start at another offset in [0, T) each epoch, so that the text is cut elsewhere. Their
+    number stays the same; it is one fewer than fit at offset 0, if more than one does.
 
     Raises:
         InputError: the stream is shorter than one window.
@@ -91,7 +83,7 @@ class Grid:
         self._offsets = min(tokens - self.count * context_length + 1, context_length) if shift else 1
 
     def spans(self, windows: NDArray[np.int64], epoch: int) -> Spans:
-        """Where the windows of these numbers lie in an epoch: all have T targets."""
+        """Where the windows of these numbers lie in an epoch."""
         offset = int(np.random.default_rng((self.seed, epoch, 1)).integers(self._offsets))
         return windows * self.context_length + offset, np.full_like(windows, self.context_length)
 
@@ -115,17 +107,17 @@ class Packed:
     def __init__(self, document_starts: NDArray[np.int64], tokens: int, context_length: int) -> None:
         _check_length(tokens, context_length)
         self.context_length = context_length
-        starts, begin = array("q"), 0
+        document_ends = np.append(document_starts[1:], tokens)
+        bounds, begin = array("q"), 0  # where windows begin
         while begin < tokens:
-            starts.append(begin)
+            bounds.append(begin)
             limit = min(begin + context_length, tokens)
-            following = int(np.searchsorted(document_starts, limit, side="right"))
-            last = int(document_starts[following - 1])  # the start of the document that contains `limit`
-            end = int(document_starts[following]) if following < len(document_starts) else tokens
-            postpone = begin < last and limit < end <= last + context_length
-            begin = last if postpone else limit
-        self._bounds = np.array([*starts, tokens], np.int64)
-        self.count = len(starts)
+            last = np.searchsorted(document_starts, limit, side="right") - 1  # the document at `limit`
+            start, end = int(document_starts[last]), int(document_ends[last])
+            postpone = begin < start and limit < end <= start + context_length
+            begin = start if postpone else limit
+        self.count = len(bounds)
+        self._bounds = np.array([*bounds, tokens], np.int64)
 
     def spans(self, windows: NDArray[np.int64], epoch: int) -> Spans:
         """Where the windows of these numbers lie, the same in every epoch."""
@@ -143,30 +135,22 @@ def _check_length(tokens: int, context_length: int) -> None:
 
 
 def make_batch(stream: TokenStream, spans: Spans, context_length: int, isolate: bool) -> Batch:
-    """Inputs and targets of B windows.
+    """Inputs x and targets y of B windows, (B, T) int64 each; padding is 0 in x and IGNORE_INDEX in y.
 
-    Args:
-        stream: the tokens.
-        spans: (B,) first targets and (B,) lengths; the rest of a row is padding.
-        context_length: T.
-        isolate: add the document of each input, counted from 0 in its row. A document begins with the
-            `<|endoftext|>` before it, from which its first token is predicted.
-
-    Returns:
-        x, y and, with `isolate`, document ids: (B, T) int64 each. Padding is 0 in x and IGNORE_INDEX in y.
+    With `isolate` also the document of each input, counted from 0 in its row. A document begins with the
+    `<|endoftext|>` before it, from which its first token is predicted.
     """
     starts, lengths = spans
     rows = stream.rows(starts, context_length)  # (B, T + 1)
-    x = rows[:, :-1].astype(np.int64)
-    y = rows[:, 1:].astype(np.int64)
+    x, y = rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64)
     if (lengths < context_length).any():
         padding = np.arange(context_length) >= lengths[:, None]
-        x[padding] = 0
-        y[padding] = IGNORE_INDEX
-    if not isolate:
-        return torch.from_numpy(x), torch.from_numpy(y)
-    document = np.cumsum(x == stream.eot, axis=1)
-    return torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(document - document[:, :1])
+        x[padding], y[padding] = 0, IGNORE_INDEX
+    batch = [x, y]
+    if isolate:
+        document = np.cumsum(x == stream.eot, axis=1)
+        batch.append(document - document[:, :1])
+    return tuple(map(torch.from_numpy, batch))
 
 
 @dataclass
@@ -189,7 +173,7 @@ class TrainWindows(Dataset[Batch]):
     def __post_init__(self) -> None:
         # A permutation takes about as long for one window as for thousands: plan many batches at once.
         self._planned = max(1, min(_PLANNED_WINDOWS, 8 * self.windows.count) // self.batch_size)
-        self._plan: tuple[int, Spans] | None = None  # the number of the newest plan, and its spans
+        self._plan: tuple[int, Spans] | None = None  # its number and its spans
 
     def __len__(self) -> int:
         """Batches, on each process, until every window was seen once."""
@@ -203,7 +187,7 @@ class TrainWindows(Dataset[Batch]):
         return make_batch(self.stream, (starts[row], lengths[row]), self.windows.context_length, self.isolate)
 
     def spans(self, batches: NDArray[np.int64]) -> Spans:
-        """Where the windows of some batches of this process lie: (len(batches), B) both."""
+        """Where the windows of these batches of this process lie: (len(batches), B) both."""
         first = (batches * self.world_size + self.rank) * self.batch_size
         epochs, positions = np.divmod(first[:, None] + np.arange(self.batch_size), self.windows.count)
         starts, lengths = np.empty_like(positions), np.empty_like(positions)

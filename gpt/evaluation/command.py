@@ -2,13 +2,12 @@
 
 import json as json_format
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from gpt.data.prepare import prepare_for
 from gpt.data.shards import META, Prepared
@@ -18,8 +17,7 @@ from gpt.files import check_free, write_json
 from gpt.model import GPT
 from gpt.progress import progress
 from gpt.tokenizer import Tokenizer
-from gpt.weights.device import Device, choose_device
-from gpt.weights.load import load
+from gpt.weights.load import Device, load
 
 
 def evaluate(
@@ -65,14 +63,12 @@ def evaluate(
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
     if json is not None:
         check_free(json, overwrite)
-    model, tokenizer = load(checkpoint)
-    model.to(choose_device(device))
+    model, tokenizer = load(checkpoint, device)
     if task == "text":
         result = score_text(model, tokenizer, data, split, val_fraction, stride, batch_size)
-    elif task == "lambada":
-        result = score_last_words(model, tokenizer, Path(data), batch_size)
     else:
-        result = score_endings(model, tokenizer, Path(data), batch_size)
+        score_questions = {"lambada": score_last_words, "hellaswag": score_endings}[task]
+        result = score_questions(model, tokenizer, Path(data), batch_size)
     result = {"task": task, "data": data, **result}
     print(json_format.dumps(result, indent=2))
     if json is not None:
@@ -96,22 +92,25 @@ def score_text(
     Raises:
         InputError: there is no such data, the split is empty, or the stride is outside 1 .. context_length.
     """
-    if (Path(data) / META).is_file():
-        split = split or "val"
-    everything = split is None
-    split = split or "train"
-    fraction = 0.0 if everything else val_fraction
-    prepared = Prepared(prepare_for(tokenizer, data, val_fraction=fraction))
-    stream, size = prepared.stream(split), prepared.count(split, "bytes")
+    if split is None and (Path(data) / META).is_file():
+        split = "val"
+    part = split or "train"  # nothing is held out without a split
+    prepared = Prepared(prepare_for(tokenizer, data, val_fraction=val_fraction if split else 0.0))
+    stream, size = prepared.stream(part), prepared.count(part, "bytes")
     if not len(stream):
-        raise InputError(f"{data} has no text to score in its split {split}")
+        raise InputError(f"{data} has no text to score in its split {part}")
+    lengths = tokenizer.byte_lengths()
     with progress(f"scoring {data}", size) as advance:
         nats = total_nats(
-            model, stream, stride=stride, batch_size=batch_size, advance=_byte_counter(tokenizer, advance)
+            model,
+            stream,
+            stride=stride,
+            batch_size=batch_size,
+            scored=lambda ids: advance(lengths[ids].sum()),
         )
     per_token = nats / len(stream)
     return {
-        "split": "all" if everything else split,
+        "split": split or "all",
         "tokens": len(stream),
         "bytes": size,
         "nats_per_token": per_token,
@@ -136,12 +135,11 @@ def score_last_words(model: GPT, tokenizer: Tokenizer, path: Path, batch_size: i
                 raise InputError(f"{path}, line {number}: the text has no last word after others")
             yield tokenizer.encode(before), tokenizer.encode(f" {word}")
 
-    answers = list(answer(model, tokenizer.eot, questions(), batch_size))
-    nats = sum(nats for nats, _ in answers) / len(answers)
+    nats, correct = zip(*answer(model, tokenizer.eot, questions(), batch_size), strict=True)
     return {
-        "examples": len(answers),
-        "accuracy": sum(correct for _, correct in answers) / len(answers),
-        "perplexity": math.exp(min(nats, 700.0)),
+        "examples": len(nats),
+        "accuracy": sum(correct) / len(nats),
+        "perplexity": math.exp(min(sum(nats) / len(nats), 700.0)),
     }
 
 
@@ -168,26 +166,22 @@ def score_endings(model: GPT, tokenizer: Tokenizer, path: Path, batch_size: int 
             yield from ((context, tokenizer.encode(f" {ending}")) for ending in endings)
 
     answers = iter([nats for nats, _ in answer(model, tokenizer.eot, questions(), batch_size)])
-    right = right_per_character = 0
+    right, right_per_character = [], []
     for label, sizes in zip(labels, lengths, strict=True):
-        nats = list(islice(answers, len(sizes)))
-        right += nats.index(min(nats)) == label
-        per_character = [value / max(1, size) for value, size in zip(nats, sizes, strict=True)]
-        right_per_character += per_character.index(min(per_character)) == label
+        nats = np.array(list(islice(answers, len(sizes))))
+        right.append(nats.argmin() == label)
+        right_per_character.append((nats / np.maximum(1, sizes)).argmin() == label)
     return {
         "examples": len(labels),
-        "accuracy": right / len(labels),
-        "accuracy_per_character": right_per_character / len(labels),
+        "accuracy": float(np.mean(right)),
+        "accuracy_per_character": float(np.mean(right_per_character)),
     }
 
 
 def _read_lines(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a JSON lines file with their line numbers, under a progress bar."""
-    found = False
-    with (
-        open(path, encoding="utf-8") as file,
-        progress(f"scoring {path}", path.stat().st_size) as advance,
-    ):
+    found, size = False, path.stat().st_size
+    with open(path, encoding="utf-8") as file, progress(f"scoring {path}", size) as advance:
         for number, text in enumerate(file, start=1):
             if not text.strip():
                 continue
@@ -202,8 +196,3 @@ def _read_lines(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[int, dict[s
             advance(len(text.encode()))
     if not found:
         raise InputError(f"{path} has no lines to score")
-
-
-def _byte_counter(tokenizer: Tokenizer, advance: Callable[[int], None]) -> Callable[[Tensor], None]:
-    lengths = torch.from_numpy(tokenizer.byte_lengths())
-    return lambda targets: advance(int(lengths[targets].sum()))

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from gpt.data.shards import TokenStream
 from gpt.data.windows import IGNORE_INDEX
@@ -31,7 +32,7 @@ def total_nats(
     context_length: int | None = None,
     stride: int | None = None,
     batch_size: int = 8,
-    advance: Callable[[Tensor], None] = lambda targets: None,
+    scored: Callable[[Tensor], None] = lambda targets: None,
 ) -> float:
     """The sum of the nats of all tokens of a stream, each counted once, also in the last short window.
 
@@ -41,7 +42,7 @@ def total_nats(
         context_length: T, the model's by default.
         stride: tokens between the starts of two windows. A window scores what earlier ones have not.
         batch_size: B.
-        advance: called with the scored targets (N,).
+        scored: called with the scored targets (N,).
 
     Raises:
         InputError: the context_length is over the model's, or the stride is outside 1 .. T.
@@ -61,7 +62,7 @@ def total_nats(
         targets = rows[:, 1:].masked_fill((position < scored_until) | (position >= len(stream)), IGNORE_INDEX)
         nats, _ = score(model, rows[:, :-1].to(device), targets.to(device))
         total += float(nats.sum())
-        advance(targets[targets != IGNORE_INDEX])
+        scored(targets[targets != IGNORE_INDEX])
     return total
 
 
@@ -80,9 +81,8 @@ def score(model: GPT, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     most_likely = torch.zeros(targets.shape, dtype=torch.bool)
     at_once = max(1, _LOGITS_AT_ONCE // model.config.vocab_size)
     found = []
-    for part, wanted in zip(
-        torch.split(features, at_once), torch.split(targets[scored], at_once), strict=True
-    ):
+    parts = zip(torch.split(features, at_once), torch.split(targets[scored], at_once), strict=True)
+    for part, wanted in parts:
         logits = model.head(part).float()  # (n, V)
         found.append((F.cross_entropy(logits, wanted, reduction="none"), logits.argmax(-1) == wanted))
     if found:
@@ -101,17 +101,14 @@ def answer(
     waiting = iter(questions)
     device = next(model.parameters()).device
     while batch := list(islice(waiting, batch_size)):
-        rows, longest = [], model.config.context_length + 1
+        rows, targets = [], []
         for context, ending in batch:
-            tokens = [*(context or [eot]), *ending]
-            masked = [IGNORE_INDEX] * (len(tokens) - len(ending)) + ending
-            rows.append((tokens[-longest:], masked[-longest:]))
-        width = max(len(tokens) for tokens, _ in rows) - 1
-        x = torch.zeros(len(rows), width, dtype=torch.int64)
-        y = torch.full((len(rows), width), IGNORE_INDEX)
-        for i, (tokens, masked) in enumerate(rows):  # padding on the right, which no token attends to
-            x[i, : len(tokens) - 1] = torch.tensor(tokens[:-1])
-            y[i, : len(tokens) - 1] = torch.tensor(masked[1:])
+            tokens = torch.tensor([*(context or [eot]), *ending])
+            scored = torch.arange(len(tokens)) >= len(tokens) - len(ending)
+            rows.append(tokens[-model.config.context_length - 1 : -1])
+            targets.append(tokens.where(scored, IGNORE_INDEX)[1:][-model.config.context_length :])
+        x = pad_sequence(rows, batch_first=True)  # padding on the right, which no token attends to
+        y = pad_sequence(targets, batch_first=True, padding_value=IGNORE_INDEX)
         nats, most_likely = score(model, x.to(device), y.to(device))
         found = (most_likely | (y == IGNORE_INDEX)).all(dim=1)  # (B,)
         yield from zip(nats.sum(dim=1).tolist(), found.tolist(), strict=True)

@@ -6,22 +6,19 @@ from gpt.generation.decoding import for_decoding
 from gpt.generation.engine import Engine, Request, Sample, Token
 from gpt.generation.prefill import window_start
 from gpt.generation.sampling import Sampling
-from gpt.generation.text import Piece, TextEngine, TextStream, prompt_tokens
+from gpt.generation.text import TextStream
 
 __all__ = [
     "Completion",
     "Engine",
-    "Piece",
     "Request",
     "Sample",
     "Sampling",
-    "TextEngine",
     "TextStream",
     "Token",
     "complete",
     "for_decoding",
     "generate",
-    "prompt_tokens",
     "stream",
     "stream_samples",
     "window_start",

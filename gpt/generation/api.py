@@ -5,8 +5,7 @@ Shapes: N prompts, T tokens of a prompt, G new tokens.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,19 +14,15 @@ from gpt.errors import InputError
 from gpt.generation.decoding import for_decoding
 from gpt.generation.engine import Engine, Request, Sample, Token
 from gpt.generation.sampling import Sampling
-from gpt.generation.text import TextEngine, prompt_tokens
 from gpt.model import GPT
 from gpt.tokenizer import Tokenizer
 
 
-@dataclass(kw_only=True)
-class Completion:
+class Completion(NamedTuple):
     """A finished sample."""
 
-    sample: Sample
-    """All of its tokens, and why it ended."""
-    tokens: list[Token] = field(default_factory=list)
-    """The new tokens, after those of the prompt with `echo`, with log-probabilities if requested."""
+    sample: Sample  # all of its tokens, and why it ended
+    tokens: list[Token]  # the new tokens, after those of the prompt with `echo`
 
 
 def complete(
@@ -39,13 +34,19 @@ def complete(
         InputError: a token id outside the vocabulary, or logits that are not finite.
     """
     engine = Engine(for_decoding(model), vocab_size=vocab_size)
-    completions = [[Completion(sample=sample) for sample in engine.add(request)] for request in requests]
-    by_sample = {one.sample: one for some in completions for one in some}
-    while engine.busy:
-        for token in engine.step():
-            by_sample[token.sample].tokens.append(token)
-        _raise_failed(engine)
+    completions = [[Completion(sample, []) for sample in engine.add(request)] for request in requests]
+    tokens = {one.sample: one.tokens for some in completions for one in some}
+    for token in _run(engine):
+        tokens[token.sample].append(token)
     return completions
+
+
+def _run(engine: Engine) -> Iterator[Token]:
+    """Yield all tokens, and raise the error of a sample that fails."""
+    while engine.busy:
+        yield from engine.step()
+        for sample in engine.failed:
+            raise sample.error or RuntimeError("a sample failed")
 
 
 Prompts = TypeVar("Prompts", Tensor, Sequence[Sequence[int]])
@@ -77,11 +78,7 @@ def generate(
         model: any GPT; it is left unchanged.
         tokens: prompts (N, T) int64, or a list of lists of ids; at least one token each.
         max_new_tokens: how many to add to each row.
-        temperature: divides the logits; 0 is greedy, 1 the model's own distribution.
-        top_k: draw from the k likeliest tokens only.
-        top_p: draw from the smallest set of tokens whose probability reaches p.
-        min_p: draw from tokens at least p times as likely as the likeliest.
-        repetition_penalty: above 1, tokens that came before are less likely.
+        temperature, top_k, top_p, min_p, repetition_penalty: how tokens are drawn, see `Sampling`.
         seed: the same seed gives the same text; None takes a random one.
         end: a row ends after this token, `<|endoftext|>` for example. In a tensor, shorter rows are padded
             with it; G belongs to the longest.
@@ -152,24 +149,17 @@ def stream_samples(
     Raises:
         InputError: an argument is out of its range.
     """
-    engine = TextEngine(model, tokenizer)
+    engine = Engine(for_decoding(model), tokenizer)
     request = Request(
-        tokens=prompt_tokens(tokenizer, prompt, allow_special=allow_special),
+        tokens=tokenizer.encode(prompt, allow_special=allow_special) or [tokenizer.eot],
         max_new_tokens=max_new_tokens,
         sampling=sampling,
         seed=seed,
         samples=num_samples,
         end=tokenizer.eot,
+        stop=stop,
     )
-    engine.add(request, stop)
-    while engine.busy:
-        for piece in engine.step():
-            if piece.text:
-                yield piece.token.sample.k, piece.text
-        _raise_failed(engine)
-
-
-def _raise_failed(engine: Engine | TextEngine) -> None:
-    """Raise the error of the first sample that failed in the last step."""
-    for sample in engine.take_failed():
-        raise sample.error or RuntimeError("a sample failed")
+    engine.add(request)
+    for token in _run(engine):
+        if token.text:
+            yield token.sample.k, token.text

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from gpt.attention import KeyValueCache
 from gpt.config import GPTConfig
-from gpt.errors import InputError
 
 _BLOCK = 64
 """S is a multiple of this. With any other tail the order of summation would depend on the longest row of the
@@ -21,13 +21,7 @@ batch, and a row's result on the other rows."""
 
 
 class RowCache:
-    """Storage for rows that grows by doubling; `lengths` counts the tokens of each row in use.
-
-    Args:
-        config: the model's.
-        device: of keys and values.
-        dtype: of keys and values.
-    """
+    """Storage for rows that grows by doubling; `lengths` counts the tokens of each row in use."""
 
     def __init__(self, config: GPTConfig, device: torch.device, dtype: torch.dtype) -> None:
         self.context_length = config.context_length
@@ -60,7 +54,7 @@ class RowCache:
             layer[1, row, :, :used] = cache.values[0, :, :used]
         self.lengths[row] = used
 
-    def next_step(self) -> tuple[list[KeyValueCache], Tensor, Tensor]:
+    def next_step(self) -> "tuple[list[StepCache], Tensor, Tensor]":
         """Add a column to every row and return what the model needs to append one token to each.
 
         Returns:
@@ -76,7 +70,7 @@ class RowCache:
         bias = torch.zeros(masked.shape, device=device, dtype=self._store.dtype)
         bias = bias.masked_fill_(masked, -torch.inf)[:, None, None]  # (N, 1, 1, S)
         caches = [StepCache(keys, values, rows, lengths, columns, bias) for keys, values in self._store]
-        return list(caches), lengths[:, None], masked
+        return caches, lengths[:, None], masked
 
     def _blocks(self, columns: int) -> int:
         return min(-(-columns // _BLOCK) * _BLOCK, self.context_length)
@@ -84,15 +78,11 @@ class RowCache:
     def _reserve(self, columns: int) -> None:
         """Allocate all rows in use and at least this many columns."""
         rows, held = self._store.shape[2], self._store.shape[4]
-        more_rows, more = max(rows, len(self.lengths)), max(held, self._blocks(columns))
-        if (more_rows, more) == (rows, held):
-            return
-        more_rows = more_rows if more_rows == rows else max(more_rows, 2 * rows)
-        more = more if more == held else min(max(more, 2 * held), self.context_length)
-        layers, pair, _, heads, _, width = self._store.shape
-        store = self._store.new_zeros(layers, pair, more_rows, heads, more, width)
-        store[:, :, :rows, :, :held] = self._store
-        self._store = store
+        more_rows = rows if len(self.lengths) > rows else 0
+        needed = self._blocks(columns)
+        more = min(max(needed, 2 * held), self.context_length) - held if needed > held else 0
+        if more_rows or more:
+            self._store = F.pad(self._store, (0, 0, 0, more, 0, 0, 0, more_rows))
 
 
 class StepCache(KeyValueCache):
@@ -116,6 +106,4 @@ class StepCache(KeyValueCache):
         return self.keys[:used, :, : self.columns], self.values[:used, :, : self.columns]
 
     def check(self, shape: Sequence[int]) -> None:
-        """Raise InputError unless there is one new token for each row."""
-        if shape[0] != len(self.rows) or shape[2] != 1:
-            raise InputError(f"expected one new token for each of {len(self.rows)} rows, got {tuple(shape)}")
+        """Nothing: `next_step` made place for one token of each row."""

@@ -4,14 +4,14 @@ import io
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from gpt.errors import InputError
 from gpt.generation.api import stream_samples
 from gpt.generation.decoding import Precision, for_decoding
 from gpt.generation.sampling import Sampling
-from gpt.weights.device import Device, choose_device
-from gpt.weights.load import load
+from gpt.weights.load import Device, load
 
 
 def write(
@@ -57,22 +57,20 @@ def write(
     )
     if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack characters of the text
         sys.stdout.reconfigure(errors="replace")
-    loaded, tokenizer = load(checkpoint)
-    model = for_decoding(loaded.to(choose_device(device)), precision)
+    loaded, tokenizer = load(checkpoint, device)
+    model = for_decoding(loaded, precision)
 
-    def texts(prompt: str) -> Iterator[tuple[int, str]]:
-        return stream_samples(
-            model,
-            tokenizer,
-            prompt,
-            max_new_tokens=max_new_tokens,
-            num_samples=num_samples,
-            sampling=sampling,
-            seed=seed,
-            stop=[stop] if isinstance(stop, str) else stop or (),
-            allow_special=allow_special,
-        )
-
+    texts = partial(
+        stream_samples,
+        model,
+        tokenizer,
+        max_new_tokens=max_new_tokens,
+        num_samples=num_samples,
+        sampling=sampling,
+        seed=seed,
+        stop=[stop] if isinstance(stop, str) else stop or (),
+        allow_special=allow_special,
+    )
     if not interactive:
         show(prompt, texts(prompt), num_samples)
         return

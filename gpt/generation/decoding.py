@@ -3,10 +3,9 @@
 Shapes: B batch, T tokens, N rows with one new token each, H heads, S keys, K width of a head.
 """
 
-import copy
 import math
 from collections.abc import Callable
-from typing import Any, Literal, TypeGuard, TypeVar
+from typing import Any, Literal, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +47,7 @@ class FusedAttention(MultiHeadAttention):
         query, key, value = (self._split(projected) for projected in self.project(x))  # (N, H, 1, K)
         keys, values = cache.update(key, value)  # (N, H, S, K)
         scores = query @ keys.transpose(2, 3) / math.sqrt(self.head_dim) + cache.bias  # (N, H, 1, S)
-        return self.out_proj(self._join(scores.softmax(dim=-1) @ values))
+        return self.out_proj((scores.softmax(dim=-1) @ values).transpose(1, 2).flatten(2))
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, d_in) -> (B, T, d_out) each; `context` is None in causal attention."""
@@ -77,18 +76,18 @@ def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
     model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper computes what the model in it does
     if any(isinstance(module, PackedLinear | Int8Linear) for module in model.modules()):
         return model
-    weight = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
     if precision not in (None, "float32", "bfloat16", "int8"):
         raise InputError(f"unknown precision {precision!r}, expected float32, bfloat16 or int8")
+    weight = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
     if precision == "int8" and weight.device.type != "cpu":
         raise InputError(f"precision int8 is for a CPU, expected float32 or bfloat16 on {weight.device}")
-    dtypes = {None: weight.dtype, "float32": torch.float32}
-    dtype = dtypes.get(precision, torch.bfloat16)
-    packable = weight.device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
-    packable = packable and can_pack(torch.float32)
+    dtype = {None: weight.dtype, "float32": torch.float32}.get(precision, torch.bfloat16)
+    known_type = dtype in (torch.float32, torch.bfloat16)
+    packable = weight.device.type == "cpu" and known_type and can_pack(torch.float32)
+    fast: GPT
     if precision != "int8" and not packable:
-        plain = _copy_modules(model, {}, own_parameters=dtype != weight.dtype)
-        return (plain if dtype == weight.dtype else plain.to(dtype)).eval()
+        fast = _copy_modules(model, {}, own_parameters=dtype != weight.dtype)
+        return (fast if dtype == weight.dtype else fast.to(dtype)).eval()
     fast = _copy_modules(model, {})
 
     def pack(linear: nn.Linear) -> nn.Module:
@@ -107,10 +106,10 @@ def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
 
     pack_children(fast)
     if all(_is_plain(module, _KNOWN) for module in fast.modules()):
-        for parent in list(fast.modules()):
-            for name, child in list(parent.named_children()):
-                if isinstance(child, nn.Embedding | nn.LayerNorm) and child.weight.dtype != torch.float32:
-                    setattr(parent, name, copy.deepcopy(child).float())
+        for module in fast.modules():
+            if isinstance(module, nn.Embedding | nn.LayerNorm):
+                for name, parameter in module.named_parameters():
+                    setattr(module, name, nn.Parameter(parameter.detach().float(), requires_grad=False))
     return fast.eval()
 
 
@@ -140,37 +139,28 @@ def _is_plain(module: nn.Module | None, types: tuple[type[nn.Module], ...]) -> b
     return type(module) in types and not replaced and not has_hooks(module)
 
 
-def _is_plain_linear(module: nn.Module | None) -> TypeGuard[nn.Linear]:
+def _is_plain_linear(module: Any) -> TypeGuard[nn.Linear]:
     """Whether a module is an `nn.Linear` with nothing but an ordinary weight and bias."""
-    if module is None or not _is_plain(module, (nn.Linear,)):
+    if not _is_plain(module, (nn.Linear,)) or module._parameters.keys() != {"weight", "bias"}:
         return False
-    parameters = module._parameters
-    return (
-        parameters.keys() == {"weight", "bias"}
-        and type(parameters["weight"]) is nn.Parameter
-        and (parameters["bias"] is None or type(parameters["bias"]) is nn.Parameter)
-        and parameters["weight"].is_floating_point()
-        and not (module._buffers or module._modules)
-    )
+    weight, bias = module.weight, module.bias
+    ordinary = type(weight) is nn.Parameter and type(bias) in (nn.Parameter, type(None))
+    return ordinary and weight.is_floating_point() and not (module._buffers or module._modules)
 
 
 def _can_fuse(attention: nn.Module) -> TypeGuard[MultiHeadAttention]:
-    if not _is_plain(attention, (MultiHeadAttention,)):
-        return False
     children = dict(attention.named_children())
     layers = [children.get(name) for name in ("W_query", "W_key", "W_value", "out_proj")]
     biases = {layer.bias is None for layer in layers[:3] if isinstance(layer, nn.Linear)}
     return (
-        all(_is_plain_linear(layer) for layer in layers)
+        _is_plain(attention, (MultiHeadAttention,))
+        and all(_is_plain_linear(layer) for layer in layers)
         and len(biases) == 1
         and _is_plain(children.get("dropout"), (nn.Dropout,))
     )
 
 
-Copied = TypeVar("Copied", bound=nn.Module)
-
-
-def _copy_modules(module: Copied, copies: dict[int, Any], *, own_parameters: bool = False) -> Copied:
+def _copy_modules(module: Any, copies: dict[int, Any], *, own_parameters: bool = False) -> Any:
     """Copy a module and its submodules, not their tensors.
 
     `copy.deepcopy` fails on pruned modules, whose weights are results of computations. Needs of
@@ -181,19 +171,18 @@ def _copy_modules(module: Copied, copies: dict[int, Any], *, own_parameters: boo
         copies: the copies made so far by id, for modules and parameters that are used twice.
         own_parameters: also make new parameters that share memory, for `.to` to convert.
     """
-    if id(module) not in copies:
-        clone = copies[id(module)] = object.__new__(type(module))
-        clone.__dict__.update(vars(module))
-        clone.__dict__.pop("_compiled_call_impl", None)  # made by `module.compile()`; it calls the original
-        for kind in ("_parameters", "_buffers", "_modules"):
-            clone.__dict__[kind] = dict(vars(module)[kind])
-        for name, child in clone._modules.items():
-            if child is not None:
-                clone._modules[name] = _copy_modules(child, copies, own_parameters=own_parameters)
-        for name, parameter in clone._parameters.items() if own_parameters else ():
-            if parameter is not None:
-                if id(parameter) not in copies:
-                    copies[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=False)
-                clone._parameters[name] = copies[id(parameter)]
-    copied: Copied = copies[id(module)]
-    return copied
+    if id(module) in copies:
+        return copies[id(module)]
+    clone = copies[id(module)] = object.__new__(type(module))
+    clone.__dict__.update(vars(module))
+    clone.__dict__.pop("_compiled_call_impl", None)  # made by `module.compile()`; it calls the original
+    for kind in ("_parameters", "_buffers", "_modules"):
+        clone.__dict__[kind] = dict(vars(module)[kind])
+    for name, child in clone._modules.items():
+        if child is not None:
+            clone._modules[name] = _copy_modules(child, copies, own_parameters=own_parameters)
+    for name, parameter in clone._parameters.items():
+        if parameter is not None and own_parameters:
+            own = nn.Parameter(parameter.detach(), requires_grad=False)
+            clone._parameters[name] = copies.setdefault(id(parameter), own)
+    return clone

@@ -8,22 +8,24 @@ forward by half a context: the oldest half is dropped and the rest is read again
 positions are learned for places in the window. So the model always sees between half a context and a whole
 one, and a token costs at most about twice as much as before. `window_start` is the rule.
 
-Shapes: N running samples, T tokens of a chunk, V vocab_size.
+Shapes: N running samples, V vocab_size.
 """
 
 import random
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from gpt.errors import InputError
 from gpt.generation.cache import RowCache
-from gpt.generation.prefill import Forward, Prefill, Score, scores, window_start
+from gpt.generation.prefill import UNSCORED, Forward, Prefill, Score, scores, window_start
 from gpt.generation.sampling import Sampling, sample_tokens
+from gpt.generation.text import TextStream
 from gpt.model import GPT
+from gpt.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,24 +36,16 @@ class Request:
         InputError: an empty prompt, or a number out of its range.
     """
 
-    tokens: Sequence[int]
-    """The prompt."""
-    max_new_tokens: int
-    """Each sample ends after this many tokens at the latest."""
-    sampling: Sampling = field(default_factory=Sampling)
-    """How tokens are drawn."""
-    seed: int | None = None
-    """Sample k draws from random numbers that depend on `seed` and k alone; None takes a random seed."""
-    samples: int = 1
-    """How many texts to write. The prompt is read once for all."""
-    first_sample: int = 0
-    """The k of the first one."""
-    end: int | None = None
-    """A sample ends after this token."""
-    alternatives: int | None = None
-    """Return log-probabilities of each new token and of this many alternatives; None returns none."""
-    echo: bool = False
-    """Return the tokens of the prompt before the new ones."""
+    tokens: Sequence[int]  # the prompt
+    max_new_tokens: int  # each sample ends after this many tokens at the latest
+    sampling: Sampling = field(default_factory=Sampling)  # how tokens are drawn
+    seed: int | None = None  # sample k's random numbers depend on it and on k alone; None takes a random one
+    samples: int = 1  # how many texts to write; the prompt is read once for all
+    first_sample: int = 0  # the k of the first one
+    end: int | None = None  # a sample ends after this token
+    stop: Sequence[str] = ()  # a text ends before these strings; for an engine with a tokenizer
+    alternatives: int | None = None  # return log-probabilities of each token and of this many likeliest ones
+    echo: bool = False  # return the tokens of the prompt before the new ones
 
     def __post_init__(self) -> None:
         if not len(self.tokens):
@@ -67,17 +61,13 @@ class Sample:
     """One text that is being written."""
 
     request: Request
-    k: int
-    """Which sample of the request's prompt it is."""
-    tokens: list[int]
-    """The prompt, then the new tokens."""
+    k: int  # which sample of the request's prompt it is
+    tokens: list[int]  # the prompt, then the new tokens
     random: random.Random
-    finished: str | None = None
-    """`stop` after the end token, `length` after max_new_tokens, `cancelled`, `error`; None while it runs."""
-    error: Exception | None = None
-    """Why it ended with `error`."""
-    start: int = 0
-    """The first token in the window."""
+    text: TextStream | None
+    finished: str | None = None  # `stop`, `length`, `cancelled` or `error`; None while it runs
+    error: Exception | None = None  # why it ended with `error`
+    start: int = 0  # the first token in the window
 
     @property
     def new_tokens(self) -> int:
@@ -91,29 +81,11 @@ class Token:
 
     sample: Sample
     id: int
-    score: Score = Score()  # noqa: RUF009 - frozen
-    finished: str | None = None
-    """Why the sample ended, if this is its last token."""
-    echoed: bool = False
-    """Whether it is a token of the prompt."""
-
-    @property
-    def log_probability(self) -> float | None:
-        """The model's own, in nats, before penalties, temperature and filters; None if not requested."""
-        return self.score.log_probability
-
-    @property
-    def alternatives(self) -> tuple[tuple[int, float], ...]:
-        """The likeliest ids in its place with their log-probabilities, likeliest first."""
-        return self.score.alternatives
-
-
-@dataclass(eq=False, kw_only=True)
-class _Waiting:
-    """A request that waits, is being read, or waits for free rows for the rest of its samples."""
-
-    samples: deque[Sample]
-    prefill: "Prefill | None" = None
+    text: str  # what is known of the sample's text from this token on, often none; "" without a tokenizer
+    log_probability: float | None  # before penalties, temperature and filters, in nats; None if not requested
+    alternatives: tuple[tuple[int, float], ...]  # the likeliest ids in its place with theirs, likeliest first
+    finished: str | None  # why the sample ended, if this is its last token
+    echoed: bool  # whether it is a token of the prompt
 
 
 class Engine:
@@ -121,33 +93,44 @@ class Engine:
 
     Results do not depend on what else is decoded: on a CPU, with a model from `for_decoding` whose context
     length is a multiple of 64 or below 64, they are equal bit for bit. An error in one sample ends only that
-    sample: see `take_failed`.
+    sample: see `failed`.
 
     A model whose own `forward` takes no `caches`, or does not fill them, is called with the whole window for
     every token.
 
     Args:
         model: in evaluation mode, best from `for_decoding`.
+        tokenizer: also write text; without it there are ids only.
         max_samples: how many samples run at a time; more wait.
         chunk: a prompt is read in chunks of this many tokens, and running samples get a token in between.
-        vocab_size: ids from here on are never drawn; for a model whose vocabulary is padded.
+        vocab_size: ids from here on are never drawn, for a model whose vocabulary is padded; by default the
+            tokenizer's.
 
     Raises:
         InputError: a size below one, or a vocabulary larger than the model's.
     """
 
     def __init__(
-        self, model: GPT, *, max_samples: int = 64, chunk: int = 512, vocab_size: int | None = None
+        self,
+        model: GPT,
+        tokenizer: Tokenizer | None = None,
+        *,
+        max_samples: int = 64,
+        chunk: int = 512,
+        vocab_size: int | None = None,
     ) -> None:
         if min(max_samples, chunk) < 1:
             raise InputError(f"max_samples and chunk must be at least 1, got {max_samples} and {chunk}")
-        self.model, self.max_samples, self.chunk = model, max_samples, chunk
-        self.vocab_size = model.config.vocab_size if vocab_size is None else vocab_size
-        if not 1 <= self.vocab_size <= model.config.vocab_size:
-            raise InputError(f"vocab_size must be 1 to {model.config.vocab_size}, got {vocab_size}")
-        self._waiting: deque[_Waiting] = deque()
+        self.model, self.tokenizer, self.max_samples, self.chunk = model, tokenizer, max_samples, chunk
+        most = model.config.vocab_size
+        if vocab_size is None:
+            vocab_size = min(most, tokenizer.n_vocab) if tokenizer else most
+        if not 1 <= vocab_size <= most:
+            raise InputError(f"vocab_size must be 1 to {most}, got {vocab_size}")
+        self.vocab_size = vocab_size
+        self.failed: list[Sample] = []  # those that ended with an error in the last step
+        self._waiting: deque[tuple[deque[Sample], Prefill]] = deque()  # samples that share a prompt
         self._running: list[Sample] = []  # sample i has row i of the cache
-        self._failed: list[Sample] = []
         self._forward = Forward(model)
         self._cache = RowCache(model.config, self._forward.device, self._forward.dtype)
 
@@ -165,25 +148,30 @@ class Engine:
         """Add a request; its samples get their tokens from the next steps.
 
         Raises:
-            InputError: a token id outside the vocabulary.
+            InputError: a token id outside the vocabulary, or an empty stop string.
         """
-        for ids, vocab_size in (
-            (request.tokens, self.model.config.vocab_size),
-            ([id_ for id_, _ in request.sampling.logit_bias], self.vocab_size),
-        ):
+        biased = [id_ for id_, _ in request.sampling.logit_bias]
+        for ids, vocab_size in ((request.tokens, self.model.config.vocab_size), (biased, self.vocab_size)):
             for id_ in ids:
                 if not 0 <= id_ < vocab_size:
                     raise InputError(f"token id {id_} is outside the vocabulary of vocab_size {vocab_size}")
         seed = random.SystemRandom().getrandbits(64) if request.seed is None else request.seed
         samples = [
-            Sample(request=request, k=k, tokens=list(request.tokens), random=random.Random(f"{seed}/{k}"))
+            Sample(
+                request=request,
+                k=k,
+                tokens=list(request.tokens),
+                random=random.Random(f"{seed}/{k}"),
+                text=TextStream(self.tokenizer, request.stop) if self.tokenizer else None,
+            )
             for k in range(request.first_sample, request.first_sample + request.samples)
         ]
         if request.max_new_tokens == 0 and not request.echo:
             for sample in samples:
                 sample.finished = "length"
         else:
-            self._waiting.append(_Waiting(samples=deque(samples)))
+            scored = request.alternatives if request.echo else None
+            self._waiting.append((deque(samples), Prefill(self._forward, request.tokens, self.chunk, scored)))
         return samples
 
     @torch.inference_mode()
@@ -195,37 +183,25 @@ class Engine:
         if sample in self._running:
             self._remove(sample)
             return
-        for waiting in self._waiting:
-            if sample in waiting.samples:
-                waiting.samples.remove(sample)
-        self._waiting = deque(waiting for waiting in self._waiting if waiting.samples)
+        for samples, _ in self._waiting:
+            if sample in samples:
+                samples.remove(sample)
+        self._waiting = deque(waiting for waiting in self._waiting if waiting[0])
 
     @torch.inference_mode()
     def step(self) -> list[Token]:
         """Add a token to every running sample, then start waiting ones while there are free rows."""
+        self.failed = []
         tokens = self._decode() if self._running else []
         return tokens + self._admit()
-
-    def take_failed(self) -> list[Sample]:
-        """The samples that ended with an error since the last call; each has its `error`."""
-        failed, self._failed = self._failed, []
-        return failed
 
     def _decode(self) -> list[Token]:
         for sample in list(self._running):
             start = window_start(len(sample.tokens), self.model.config.context_length)
-            if start > sample.start:  # the newest token is read below, with those of the other samples
+            if start > sample.start:
                 sample.start = start
-                if not self._forward.cached:
-                    continue
-                try:
-                    prefill = Prefill(self._forward, sample.tokens[start:-1], self.chunk)
-                    while not prefill.done:
-                        prefill.step()
-                except Exception as error:
-                    self._fail(sample, error)
-                else:
-                    self._cache.fill(self._running.index(sample), prefill.caches)
+                if self._forward.cached:
+                    self._read_window(sample)
         if not self._running:
             return []
         if not self._forward.cached:
@@ -237,51 +213,55 @@ class Engine:
             logits = self._forward(newest, positions=positions, key_padding_mask=masked, caches=caches)[:, -1]
         return self._draw(self._running, logits)
 
+    def _read_window(self, sample: Sample) -> None:
+        """Read a window that has moved, but for its newest token, which `_decode` reads."""
+        prefill = Prefill(self._forward, sample.tokens[sample.start : -1], self.chunk)
+        try:
+            deque(prefill.chunks, maxlen=0)
+        except Exception as error:
+            self._fail(sample, error)
+        else:
+            self._cache.fill(self._running.index(sample), prefill.caches)
+
     def _admit(self) -> list[Token]:
         """Read at most about a chunk of the waiting prompts and start their samples."""
         tokens: list[Token] = []
         budget = self.chunk
         while self._waiting and budget > 0 and len(self._running) < self.max_samples:
-            waiting = self._waiting[0]
-            request = waiting.samples[0].request
+            samples, prefill = self._waiting[0]
             try:
-                if waiting.prefill is None:
-                    scored = request.alternatives if request.echo else None
-                    waiting.prefill = Prefill(self._forward, request.tokens, self.chunk, scored)
-                if not waiting.prefill.done:
-                    budget -= waiting.prefill.step()
-                    continue
+                read = next(prefill.chunks, 0)
             except Exception as error:
                 self._waiting.popleft()
-                for sample in waiting.samples:
+                for sample in samples:
                     self._fail(sample, error)
                 continue
-            free = min(self.max_samples - len(self._running), len(waiting.samples))
-            started = [waiting.samples.popleft() for _ in range(free)]
-            if not waiting.samples:
+            if read:
+                budget -= read
+                continue
+            free = min(self.max_samples - len(self._running), len(samples))
+            started = [samples.popleft() for _ in range(free)]
+            if not samples:
                 self._waiting.popleft()
+            request = started[0].request
             if request.echo:
-                tokens += [token for sample in started for token in self._echo(sample, waiting.prefill)]
+                tokens += [token for sample in started for token in self._echo(sample, prefill.scores)]
             if request.max_new_tokens == 0:
                 continue
             for sample in started:
-                sample.start = waiting.prefill.start
+                sample.start = prefill.start
                 self._running.append(sample)
-                self._cache.fill(self._cache.join(), waiting.prefill.caches)
-            tokens += self._draw(started, waiting.prefill.logits.expand(len(started), -1))
+                self._cache.fill(self._cache.join(), prefill.caches)
+            tokens += self._draw(started, prefill.logits.expand(len(started), -1))
         return tokens
 
-    def _echo(self, sample: Sample, prefill: "Prefill") -> list[Token]:
+    def _echo(self, sample: Sample, scored: Sequence[Score]) -> list[Token]:
         """The tokens of the prompt; they end a sample that has no new ones."""
+        *others, last = zip(sample.tokens, scored, strict=True)
+        tokens = [self._token(sample, id_, score, echoed=True) for id_, score in others]
         if sample.request.max_new_tokens == 0:
             sample.finished = "length"
-        given = prefill.scores or [Score()] * len(sample.tokens)
-        tokens = [
-            Token(sample=sample, id=id_, score=score, echoed=True)
-            for id_, score in zip(sample.tokens, given, strict=True)
-        ]
-        tokens[-1] = replace(tokens[-1], finished=sample.finished)
-        return tokens
+        return [*tokens, self._token(sample, *last, echoed=True)]
 
     def _draw(self, samples: Sequence[Sample], logits: Tensor) -> list[Token]:
         """Draw a token for each sample from its logits (N, V), and end the samples that are complete."""
@@ -291,46 +271,62 @@ class Engine:
         groups: dict[Sampling, list[int]] = {}
         for row, sample in enumerate(samples):
             groups.setdefault(sample.request.sampling, []).append(row)
+        left = list(groups.values())
         ids: dict[int, int] = {}
-
-        def draw(rows: list[int]) -> None:
-            drawn = sample_tokens(
-                logits if len(rows) == len(samples) else logits[rows],
-                samples[rows[0]].request.sampling,
-                seen=[samples[row].tokens for row in rows],
-                numbers=[numbers[row] for row in rows],
-                prompt_lengths=[len(samples[row].request.tokens) for row in rows],
-            )
-            ids.update(zip(rows, drawn.tolist(), strict=True))
-
-        for rows in groups.values():
+        while left:
+            rows = left.pop()
             try:
-                draw(rows)
-            except Exception:  # at least one row fails: draw each alone, and end those that fail
-                for row in rows:
-                    try:
-                        draw([row])
-                    except Exception as error:
-                        self._fail(samples[row], error)
+                drawn = sample_tokens(
+                    logits if len(rows) == len(samples) else logits[rows],
+                    samples[rows[0]].request.sampling,
+                    seen=[samples[row].tokens for row in rows],
+                    numbers=[numbers[row] for row in rows],
+                    prompt_lengths=[len(samples[row].request.tokens) for row in rows],
+                )
+                ids.update(zip(rows, drawn.tolist(), strict=True))
+            except Exception as error:
+                if len(rows) > 1:  # at least one of them fails: draw each alone
+                    left += [[row] for row in rows]
+                else:
+                    self._fail(samples[rows[0]], error)
         tokens = []
-        for row in sorted(ids):
-            sample, id_ = samples[row], ids[row]
+        for row, id_ in sorted(ids.items()):
+            sample = samples[row]
             sample.tokens.append(id_)
             if id_ == sample.request.end:
                 sample.finished = "stop"
             elif sample.new_tokens == sample.request.max_new_tokens:
                 sample.finished = "length"
             wanted = sample.request.alternatives
-            score = Score() if wanted is None else scores(logits[row : row + 1], [id_], wanted)[0]
-            tokens.append(Token(sample=sample, id=id_, score=score, finished=sample.finished))
+            score = UNSCORED if wanted is None else scores(logits[row : row + 1], [id_], wanted)[0]
+            tokens.append(self._token(sample, id_, score))
             if sample.finished:
                 self._remove(sample)
         return tokens
 
+    def _token(self, sample: Sample, id_: int, score: Score, *, echoed: bool = False) -> Token:
+        """The token with its text, in which a stop string may end the sample."""
+        text = ""
+        if sample.text:
+            text = sample.text.feed(id_, echoed=echoed)
+            if sample.text.stopped:
+                sample.finished = "stop"
+            if sample.finished:
+                text += sample.text.close()
+        return Token(
+            sample=sample,
+            id=id_,
+            text=text,
+            log_probability=score[0],
+            alternatives=score[1],
+            finished=sample.finished,
+            echoed=echoed,
+        )
+
     def _fail(self, sample: Sample, error: Exception) -> None:
         """End a sample with an error."""
         sample.finished, sample.error = "error", error
-        self._failed.append(sample)
+        self.failed.append(sample)
         if sample in self._running:
             self._remove(sample)
 

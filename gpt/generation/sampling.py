@@ -13,9 +13,7 @@ from torch import Tensor
 
 from gpt.errors import InputError
 
-_FIRST_LOOK = 1024
-"""Candidates that nucleus sampling sorts first; sorting the whole vocabulary takes ten times as long."""
-
+_FIRST_LOOK = 1024  # nucleus sampling sorts so many first; the whole vocabulary takes ten times as long
 
 _RANGES = {
     "repetition_penalty": (0.01, 100),
@@ -35,23 +33,14 @@ class Sampling:
         InputError: a value out of its range.
     """
 
-    repetition_penalty: float = 1.0
-    """Divides positive logits of tokens that came before and multiplies negative ones (Keskar et al. 2019,
-    section 4.1); 0.01 to 100, 1 changes nothing."""
-    presence_penalty: float = 0.0
-    """Subtracted from the logits of tokens that were generated before; -2 to 2."""
-    frequency_penalty: float = 0.0
-    """Subtracted from a token's logit as many times as it was generated before; -2 to 2."""
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    """Pairs of a token id and what is added to its logit, -100 to 100."""
-    temperature: float = 1.0
-    """Divides the logits, 0 to 100; 0 always takes the likeliest token, 1 is the model's own distribution."""
-    top_k: int | None = None
-    """Draw from the k likeliest tokens only, and from those as likely as the last of them."""
-    top_p: float | None = None
-    """Draw from the smallest set of likeliest tokens whose probability reaches p, 0.000001 to 1."""
-    min_p: float | None = None
-    """Draw from tokens at least p times as likely as the likeliest, 0 to 1."""
+    repetition_penalty: float = 1.0  # lowers the logits of tokens that came before; 1 changes nothing
+    presence_penalty: float = 0.0  # subtracted from the logits of tokens that were generated before
+    frequency_penalty: float = 0.0  # subtracted from a token's logit as many times as it was generated before
+    logit_bias: tuple[tuple[int, float], ...] = ()  # pairs of a token id and what is added to its logit
+    temperature: float = 1.0  # divides the logits; 0 takes the likeliest token, 1 is the model's distribution
+    top_k: int | None = None  # draw from the k likeliest tokens, and from those as likely as the last of them
+    top_p: float | None = None  # draw from the smallest set of likeliest tokens whose probability reaches p
+    min_p: float | None = None  # draw from tokens at least p times as likely as the likeliest
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
@@ -109,7 +98,10 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 def penalize(
     logits: Tensor, sampling: Sampling, seen: Sequence[Sequence[int]], prompt_lengths: Sequence[int]
 ) -> Tensor:
-    """Apply the penalties and `logit_bias`: (N, V) -> (N, V)."""
+    """Apply the penalties and `logit_bias`: (N, V) -> (N, V).
+
+    The repetition penalty divides positive logits and multiplies negative ones (Keskar et al. 2019, 4.1).
+    """
     repeats, counted = sampling.repetition_penalty, sampling.presence_penalty or sampling.frequency_penalty
     if repeats == 1.0 and not counted and not sampling.logit_bias:
         return logits

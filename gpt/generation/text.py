@@ -2,13 +2,8 @@
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from gpt.errors import InputError
-from gpt.generation.decoding import for_decoding
-from gpt.generation.engine import Engine, Request, Sample, Token
-from gpt.model import GPT
 from gpt.tokenizer import Tokenizer
 
 
@@ -30,18 +25,14 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
         if "" in stop:
             raise InputError("a stop string must have at least one character")
-        self.tokenizer = tokenizer
-        self.stop = tuple(stop)
-        self.stopped = False
+        self.tokenizer, self.stop, self.stopped = tokenizer, tuple(stop), False
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
 
     def feed(self, token: int, *, echoed: bool = False) -> str:
         """The text that is known after `token`, often "". `<|endoftext|>` has no text.
 
-        Args:
-            token: an id.
-            echoed: whether it is a token of the prompt, in which stop strings do not count.
+        In a token of the prompt (`echoed`) stop strings do not count.
         """
         if token == self.tokenizer.eot:
             return ""
@@ -62,98 +53,9 @@ class TextStream:
         if found:
             self.stopped, self._held = True, ""
             return text[: min(found)]
-        waiting = max((_overlap(text, stop) for stop in self.stop), default=0)
-        self._held = text[len(text) - waiting :]
-        return text[: len(text) - waiting]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Piece:
-    """What a step adds to one sample."""
-
-    token: Token
-    text: str
-    """The text that is known now, often none."""
-    finished: str | None
-    """`stop` or `length` in the last piece of a sample."""
-
-
-class TextEngine:
-    """An engine that writes text: it decodes tokens to characters and ends samples at stop strings.
-
-    Args:
-        model: any GPT; it is left unchanged.
-        tokenizer: the model's.
-        options: of `Engine`.
-    """
-
-    def __init__(self, model: GPT, tokenizer: Tokenizer, **options: Any) -> None:
-        vocab_size = min(tokenizer.n_vocab, model.config.vocab_size)
-        self.engine = Engine(for_decoding(model), vocab_size=vocab_size, **options)
-        self.tokenizer = tokenizer
-        self._texts: dict[Sample, TextStream] = {}
-
-    @property
-    def busy(self) -> bool:
-        """Whether there is work for another step."""
-        return self.engine.busy
-
-    @property
-    def running(self) -> int:
-        """How many samples are decoded now."""
-        return self.engine.running
-
-    def add(self, request: Request, stop: Sequence[str] = ()) -> list[Sample]:
-        """Add a request; see `Engine.add`.
-
-        Raises:
-            InputError: an empty stop string.
-        """
-        texts = [TextStream(self.tokenizer, stop) for _ in range(request.samples)]
-        samples = self.engine.add(request)
-        self._texts.update(
-            (sample, text) for sample, text in zip(samples, texts, strict=True) if not sample.finished
-        )
-        return samples
-
-    def cancel(self, sample: Sample) -> None:
-        """End a sample now; nothing happens if it has ended."""
-        self.engine.cancel(sample)
-        self._texts.pop(sample, None)
-
-    def take_failed(self) -> list[Sample]:
-        """As `Engine.take_failed`."""
-        failed = self.engine.take_failed()
-        for sample in failed:
-            del self._texts[sample]
-        return failed
-
-    def step(self) -> list[Piece]:
-        """Run one step of the engine and return what it adds to the samples."""
-        return [self._piece(token) for token in self.engine.step()]
-
-    def _piece(self, token: Token) -> Piece:
-        sample = token.sample
-        stream, finished = self._texts[sample], token.finished
-        text = stream.feed(token.id, echoed=token.echoed)
-        if stream.stopped:
-            self.engine.cancel(sample)
-            finished = "stop"
-        if finished:
-            text += stream.close()
-            del self._texts[sample]
-        return Piece(token=token, text=text, finished=finished)
-
-
-def prompt_tokens(tokenizer: Tokenizer, prompt: str, *, allow_special: bool = False) -> list[int]:
-    """The ids of a prompt; an empty prompt starts a new document.
-
-    Args:
-        tokenizer: the model's.
-        prompt: the text.
-        allow_special: whether `<|endoftext|>` in the prompt is the end of a document rather than plain text.
-    """
-    return tokenizer.encode(prompt, allow_special=allow_special) or [tokenizer.eot]
+        known = len(text) - max((_overlap(text, stop) for stop in self.stop), default=0)
+        self._held = text[known:]
+        return text[:known]
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -6,33 +6,28 @@ Shapes: L layers, H heads, T tokens.
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from numpy.typing import ArrayLike, NDArray
 
 from gpt.attention.capture import capture_weights
 from gpt.errors import InputError
 from gpt.files import check_free
 from gpt.model import GPT
-from gpt.pictures.figures import new_figure, save
-from gpt.pictures.tokens import labelled_tokens
+from gpt.pictures.figures import labelled_tokens, new_figure, save
 from gpt.progress import progress
 from gpt.tokenizer import Tokenizer
-from gpt.weights.device import Device, choose_device
-from gpt.weights.load import load
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.image import AxesImage
+from gpt.weights.load import Device, load
 
 # The square root spreads the many small weights: most heads give most of their weight to one token. Masked
 # cells are grey, cells with weight zero white.
 _COLOURS, _POWER, _MASKED = "Blues", 0.5, "#e4e4e4"
-MOST_LABELS = 64
-"""More labels on an axis would overlap: then every second, third, ... is written."""
+MOST_LABELS = 64  # on an axis; with more tokens, every second, third, ... label is written
 
 
 def attention_maps(
@@ -61,12 +56,13 @@ def attention_maps(
             or the folder holds files.
     """
     check_free(output)
-    model, tokenizer = load(checkpoint)
-    model.to(choose_device(device))
+    model, tokenizer = load(checkpoint, device)
     layers = _selected("layer", layer, model.config.num_layers)
     heads = _selected("head", head, model.config.num_heads)
     weights, labels = attention_weights(model, tokenizer, text)
-    save(overview(weights, f"Attention in {_shortened(text)}"), output / "overview.png")
+    line = " ".join(text.split())
+    title = f'Attention in "{line if len(line) <= 60 else line[:59] + "…"}"'
+    save(overview(weights, title), output / "overview.png")
     pictures = [(i, j) for i in layers for j in heads]
     with progress("drawing", len(pictures), unit="pictures") as advance:
         for i, j in pictures:
@@ -90,7 +86,7 @@ def attention_weights(model: GPT, tokenizer: Tokenizer, text: str) -> tuple[NDAr
     return weights.float().cpu().numpy(), labels
 
 
-def heat_map(weights: ArrayLike, labels: Sequence[str], title: str) -> "Figure":
+def heat_map(weights: ArrayLike, labels: Sequence[str], title: str) -> Figure:
     """One head's weights (T, T), queries down, keys across, a label for each token on both axes."""
     size = min(max(4.0, 1.5 + 0.28 * len(labels)), 18.0)
     figure = new_figure(size + 1.0, size)
@@ -106,15 +102,14 @@ def heat_map(weights: ArrayLike, labels: Sequence[str], title: str) -> "Figure":
     return figure
 
 
-def overview(weights: NDArray[np.float32], title: str) -> "Figure":
+def overview(weights: NDArray[np.float32], title: str) -> Figure:
     """All heads' weights (L, H, T, T) in one grid: a row for each layer, a column for each head."""
     num_layers, num_heads = weights.shape[:2]
-    figure = new_figure(1.0 * num_heads + 1.6, 1.0 * num_layers + 1.2)
+    figure = new_figure(num_heads + 1.6, num_layers + 1.2)
     grid = figure.subplots(num_layers, num_heads, squeeze=False)
     for (i, j), axes in np.ndenumerate(grid):
         image = _draw(axes, weights[i, j])
-        axes.set_xticks([])
-        axes.set_yticks([])
+        axes.set(xticks=[], yticks=[])
         if i == 0:
             axes.set_title(f"head {j}", fontsize=9)
         if j == 0:
@@ -124,9 +119,7 @@ def overview(weights: NDArray[np.float32], title: str) -> "Figure":
     return figure
 
 
-def _draw(axes: "Axes", weights: ArrayLike) -> "AxesImage":
-    from matplotlib.colors import PowerNorm
-
+def _draw(axes: Axes, weights: ArrayLike) -> AxesImage:
     weights = np.asarray(weights)
     later = np.triu(np.ones_like(weights, dtype=bool), k=1)
     shown = np.ma.masked_where(later & (weights == 0), weights)
@@ -140,8 +133,3 @@ def _selected(name: str, choice: str, count: int) -> Sequence[int]:
     if not choice.isdecimal() or int(choice) >= count:
         raise InputError(f"there is no {name} {choice}, expected all or 0 to {count - 1}")
     return [int(choice)]
-
-
-def _shortened(text: str, longest: int = 60) -> str:
-    line = " ".join(text.split())
-    return f'"{line if len(line) <= longest else line[: longest - 1] + "…"}"'

@@ -1,14 +1,18 @@
-"""Making and saving matplotlib figures, without a display."""
+"""matplotlib figures without a display, and the tokens of a text with labels that can be read in them."""
 
 import os
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gpt.errors import InputError
 from gpt.files import atomic_write
+from gpt.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_VISIBLE = str.maketrans({" ": "·", "\n": "\u21b5", "\t": "\u2192", "\r": "\u240d"})
 
 
 def new_figure(
@@ -18,9 +22,7 @@ def new_figure(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout=layout)
-    FigureCanvasAgg(figure)
-    return figure
+    return FigureCanvasAgg(Figure(figsize=(width, height), layout=layout)).figure
 
 
 def save(figure: "Figure", path: str | os.PathLike[str]) -> None:
@@ -34,3 +36,37 @@ def save(figure: "Figure", path: str | os.PathLike[str]) -> None:
         raise InputError(f"cannot draw {path}: expected a name that ends in .png or .svg")
     with atomic_write(path, "wb") as file:
         figure.savefig(file, format=suffix[1:], dpi=120)
+
+
+def labelled_tokens(tokenizer: Tokenizer, text: str, context_length: int) -> tuple[list[int], list[str]]:
+    """The ids of a text, and a readable label for each.
+
+    Raises:
+        InputError: the text is empty, or has more tokens than the context length.
+    """
+    ids = tokenizer.encode(text)
+    if not ids:
+        raise InputError("there is no text to read: give one with --text")
+    if len(ids) > context_length:
+        raise InputError(f"the text has {len(ids)} tokens, more than the context_length {context_length}")
+    return ids, [token_label(tokenizer.decode_bytes([i])) for i in ids]
+
+
+def token_label(token: bytes) -> str:
+    """A token's bytes in readable form: spaces and line ends visible, incomplete characters in hex.
+
+    Characters that the pictures' font lacks are written as code points.
+    """
+    try:
+        text = token.decode("utf-8").translate(_VISIBLE)
+    except UnicodeDecodeError:
+        return token.hex(" ")
+    return "".join(c if c.isprintable() and ord(c) in _font() else f"U+{ord(c):04X}" for c in text)
+
+
+@cache
+def _font() -> frozenset[int]:
+    """The code points in matplotlib's own font."""
+    from matplotlib.font_manager import findfont, get_font
+
+    return frozenset(get_font(findfont("DejaVu Sans")).get_charmap())

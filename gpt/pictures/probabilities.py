@@ -1,22 +1,21 @@
 """`gpt probabilities`: a picture of a text with each token shaded by its probability under the model."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from matplotlib import colormaps
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import ListedColormap, LogNorm
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from gpt.evaluation.scoring import score
 from gpt.files import check_free
 from gpt.model import GPT
-from gpt.pictures.figures import new_figure, save
-from gpt.pictures.tokens import labelled_tokens
+from gpt.pictures.figures import labelled_tokens, new_figure, save
 from gpt.tokenizer import Tokenizer
-from gpt.weights.device import Device, choose_device
-from gpt.weights.load import load
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from gpt.weights.load import Device, load
 
 # One hue from light to dark, readable for the colour-blind; black letters are legible on the darkest shade.
 _COLOURS, _DARKEST, _SMALLEST = "Oranges", 0.7, 1e-4
@@ -47,8 +46,7 @@ def probabilities(
             exists already.
     """
     check_free(output, overwrite)
-    model, tokenizer = load(checkpoint)
-    model.to(choose_device(device))
+    model, tokenizer = load(checkpoint, device)
     found, labels = token_probabilities(model, tokenizer, text)
     save(shaded_text(found, labels), output)
     print(f"{output} shows {len(labels)} tokens")
@@ -68,13 +66,8 @@ def token_probabilities(model: GPT, tokenizer: Tokenizer, text: str) -> tuple[li
     return (-nats[0]).exp().tolist(), labels
 
 
-def shaded_text(found: list[float], labels: list[str]) -> "Figure":
+def shaded_text(found: list[float], labels: list[str]) -> Figure:
     """The tokens in reading order, a box behind each, and a scale of the shades below."""
-    from matplotlib import colormaps
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import ListedColormap, LogNorm
-    from matplotlib.patches import Rectangle
-
     places, rows = _lay_out(labels)
     width, height = COLUMNS * _COLUMN_INCHES + 0.4, rows * _ROW_INCHES + 1.2
     figure = new_figure(width, height, layout=None)
@@ -86,15 +79,8 @@ def shaded_text(found: list[float], labels: list[str]) -> "Figure":
     scale = ScalarMappable(LogNorm(_SMALLEST, 1.0, clip=True), shades)
     for colour, label, (row, column) in zip(scale.to_rgba(np.array(found)), labels, places, strict=True):
         axes.add_patch(Rectangle((column, row + 0.06), len(label), 0.88, facecolor=colour, edgecolor="white"))
-        axes.text(
-            column,
-            row + 0.5,
-            label,
-            family="DejaVu Sans Mono",
-            size=_FONT_SIZE,
-            va="center",
-            parse_math=False,
-        )
+        font = {"family": "DejaVu Sans Mono", "size": _FONT_SIZE}
+        axes.text(column, row + 0.5, label, fontdict=font, va="center", parse_math=False)
     bar = figure.add_axes((0.25, 0.52 / height, 0.5, 0.14 / height))
     figure.colorbar(scale, cax=bar, orientation="horizontal", ticks=[1e-4, 1e-3, 1e-2, 0.1, 1.0])
     bar.set_xticklabels(["1/10,000 or less", "1/1,000", "1/100", "1/10", "1"])

@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = ("-", "--", ":", "-.")
 X_LABELS = {"step": "step", "tokens": "tokens", "seconds": "seconds of training"}
-PANELS = {
-    "learning_rate": "learning rate",
-    "gradient_norm": "gradient norm",
-    "tokens_per_second": "tokens per second",
-}
+PANELS = ("learning_rate", "gradient_norm", "tokens_per_second")
 
 X = Literal["step", "tokens", "seconds"]
 
@@ -112,7 +108,7 @@ def compare(runs: Sequence[Metrics], x: X = "step") -> "Figure":
         axes = figure.add_subplot(grid[1, column])
         for number, run in enumerate(runs):
             axes.plot(*run.points(x, name), linewidth=1.2, **_style(number))
-        _finish(axes, PANELS[name], x)
+        _finish(axes, name.replace("_", " "), x)
         highest = max(value for run in runs for value in run.points(x, name)[1])
         axes.set_ylim(0, 1.1 * highest or 1.0)
         axes.yaxis.set_major_formatter(_short if name == "tokens_per_second" else "{x:.3g}")

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine
@@ -10,17 +9,18 @@ from contextlib import aclosing, asynccontextmanager
 from importlib.resources import files
 from typing import Any, TypeVar
 
+import torch
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
+from gpt.attention import capture_weights
 from gpt.errors import InputError
-from gpt.generation import Piece
 from gpt.generation import Request as EngineRequest
+from gpt.generation import Token
 from gpt.model import GPT
-from gpt.serve.attention import last_token_attention
 from gpt.serve.engine_thread import EngineThread
 from gpt.serve.errors import ApiError, ClientDisconnected, TimedOut, api_error
 from gpt.serve.limits import Limits
@@ -32,14 +32,8 @@ from gpt.tokenizer import Tokenizer
 Form = TypeVar("Form", bound=BaseModel)
 Result = TypeVar("Result")
 
-_POLL = 0.2
-"""Seconds after which a handler that waits for the engine checks whether its client is still connected."""
-
-_WATCH = 1.0
-"""Seconds between two looks at the engine's thread."""
-
+_POLL = 0.2  # seconds after which a handler checks whether its client is still connected
 _CLOSE = {"connection": "close"}
-_log = logging.getLogger(__name__)
 
 
 def create_app(
@@ -49,6 +43,7 @@ def create_app(
     name: str = "gpt",
     limits: Limits | None = None,
     api_key: str | None = None,
+    exit_when_stalled: bool = False,
 ) -> FastAPI:
     """The application; its engine runs during its lifespan and is `app.state.engine`.
 
@@ -58,6 +53,7 @@ def create_app(
         name: what clients call the model.
         limits: what a client may ask for.
         api_key: what clients must send; None lets everyone in.
+        exit_when_stalled: end the process with status 1 when a step has taken twice `limits.seconds`.
     """
     limits = limits or Limits()
     engine = EngineThread(
@@ -72,7 +68,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         with engine:
-            watching = asyncio.create_task(_watch(engine))
+            watching = asyncio.create_task(engine.watch(exit_when_stalled))
             yield
             watching.cancel()
 
@@ -140,10 +136,20 @@ class _Service:
         tokens = self.tokenizer.encode(form.prompt) + form.tokens
         self.tokenizer.decode_bytes(tokens)  # raises for an id outside the vocabulary
         tokens = tokens[-min(self.limits.attention_tokens, self.engine.model.config.context_length) :]
-        call = self.engine.call(
-            lambda: last_token_attention(self.engine.model, self.tokenizer, tokens or [self.tokenizer.eot])
-        )
+        call = self.engine.call(lambda: self.last_token_attention(tokens or [self.tokenizer.eot]))
         return await self.wait(call, request, started)
+
+    @torch.inference_mode()
+    def last_token_attention(self, tokens: list[int]) -> dict[str, Any]:
+        """The text of T tokens, and the weights (layers, heads, T) of the last one, rounded."""
+        model = self.engine.model
+        with capture_weights(model) as captured:
+            model.features(torch.tensor([tokens], device=model.token_embedding.weight.device))
+        weights = torch.stack([layer[0, :, -1] for layer in captured.values()])  # (layers, heads, T)
+        return {
+            "tokens": [self.tokenizer.decode([token]) for token in tokens],
+            "weights": [[[round(w, 4) for w in head] for head in layer] for layer in weights.tolist()],
+        }
 
     async def completions(self, request: Request) -> Response:
         started = time.perf_counter()
@@ -209,7 +215,7 @@ class _Answer:
         started: float,
     ) -> None:
         self.service, self.form, self.request, self.started = service, form, request, started
-        self.handle = service.engine.submit(requests, form.stops)
+        self.handle = service.engine.submit(requests)
         self.choices = [
             Choice(index, service.tokenizer, form.logprobs is not None)
             for index in range(sum(one.samples for one in requests))
@@ -224,18 +230,18 @@ class _Answer:
 
     async def complete(self) -> dict[str, Any]:
         """The answer as one object."""
-        pieces: list[list[Piece]] = [[] for _ in self.choices]
-        async for index, piece in self._pieces():
-            pieces[index].append(piece)
-        entries = [choice.entry(some) for choice, some in zip(self.choices, pieces, strict=True)]
+        tokens: list[list[Token]] = [[] for _ in self.choices]
+        async for index, token in self._tokens():
+            tokens[index].append(token)
+        entries = [choice.entry(some) for choice, some in zip(self.choices, tokens, strict=True)]
         return {**self.head, "choices": entries, "usage": self._usage()}
 
     async def events(self) -> AsyncIterator[str]:
         """The answer as server-sent events."""
         try:
-            async for index, piece in self._pieces():
-                if piece.text or piece.finished or self.form.logprobs is not None:
-                    yield _event({**self.head, "choices": [self.choices[index].entry([piece])]})
+            async for index, token in self._tokens():
+                if token.text or token.finished or self.form.logprobs is not None:
+                    yield _event({**self.head, "choices": [self.choices[index].entry([token])]})
             for choice in self.choices:
                 if not choice.finished:  # no tokens were requested
                     yield _event({**self.head, "choices": [choice.entry([])]})
@@ -247,19 +253,13 @@ class _Answer:
         except (ApiError, InputError) as error:  # the status is already sent, so the error is an event
             yield _event(api_error(error).body())
 
-    async def _pieces(self) -> AsyncIterator[tuple[int, Piece]]:
-        """Yield each piece with the index of its choice, then update the metrics.
-
-        Raises:
-            ClientDisconnected: the client closed the connection.
-            TimedOut: the time limit is over.
-            EngineFailed: the samples are lost.
-        """
+    async def _tokens(self) -> AsyncIterator[tuple[int, Token]]:
+        """Yield each token with the index of its choice, then update the metrics."""
         status, metrics, last = 499, self.service.metrics, dict[int, float]()
         try:
             while self.handle.unread:
-                index, piece = await self.service.wait(self.handle.next(), self.request, self.started)
-                if not piece.token.echoed:
+                index, token = await self.service.wait(self.handle.next(), self.request, self.started)
+                if not token.echoed:
                     now = time.perf_counter()
                     if self.new_tokens == 0:
                         metrics.first_token_time.observe(now - self.started)
@@ -267,7 +267,7 @@ class _Answer:
                         metrics.token_time.observe(now - last[index])
                     last[index] = now
                     self.new_tokens += 1
-                yield index, piece
+                yield index, token
             status = 200
         except (ApiError, InputError) as error:
             status = api_error(error).status
@@ -303,16 +303,6 @@ async def _read(request: Request, form: type[Form]) -> Form:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise InputError(f"{where or 'the body'}: {first['msg']}") from None
-
-
-async def _watch(engine: EngineThread) -> None:
-    """Restart the engine's thread whenever it has ended."""
-    while True:
-        await asyncio.sleep(_WATCH)
-        try:
-            engine.watch()
-        except Exception:
-            _log.exception("the decoding thread cannot be restarted")
 
 
 def _event(value: dict[str, Any]) -> str:

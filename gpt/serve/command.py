@@ -2,11 +2,12 @@
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from gpt.errors import InputError
 from gpt.generation.decoding import Precision
-from gpt.weights.device import Device, choose_device
+from gpt.weights.load import Device, find, load
 
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -42,16 +43,14 @@ def serve(
         max_seconds: the most time for a request.
     """
     try:
-        import fastapi  # noqa: F401
-        import uvicorn
+        from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+        from gpt.serve.app import create_app
+        from gpt.serve.server import new_server
     except ImportError:
         raise InputError("gpt serve needs more packages: pip install 'minimal-gpt[serve]'") from None
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
-
     from gpt.generation import for_decoding
-    from gpt.serve.app import create_app
     from gpt.serve.limits import Limits
-    from gpt.weights.load import find, load
 
     limits = Limits(
         running=max_running,
@@ -62,9 +61,10 @@ def serve(
     )
     api_key = api_key or os.environ.get("GPT_API_KEY") or None
     path = find(checkpoint)
-    loaded, tokenizer = load(path)
-    model = for_decoding(loaded.to(choose_device(device)), precision)
-    app = create_app(model, tokenizer, name=name or model_name(path), limits=limits, api_key=api_key)
+    loaded, tokenizer = load(path, device)
+    model = for_decoding(loaded, precision)
+    name = name or model_name(path)
+    app = create_app(model, tokenizer, name=name, limits=limits, api_key=api_key, exit_when_stalled=True)
     if host in _LOCAL:  # stops DNS rebinding by pages of other sites
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "[::1]", "::1"])
     if api_key is None and host not in _LOCAL:
@@ -75,14 +75,9 @@ def serve(
     print(
         f"page at http://{host}:{port}/, API at http://{host}:{port}/v1; Ctrl-C stops the server", flush=True
     )
-    uvicorn.run(
-        app,
-        host=host,
-        port=port,
-        log_level="warning",
-        timeout_graceful_shutdown=5,
-        limit_concurrency=limits.connections,
-    )
+    server = new_server(app, limits, host=host, port=port)
+    with suppress(KeyboardInterrupt):  # uvicorn raises it again once it has shut down
+        server.run()
 
 
 def model_name(path: Path) -> str:

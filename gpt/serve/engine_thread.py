@@ -3,28 +3,34 @@
 import asyncio
 import itertools
 import logging
+import math
+import os
 import queue
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
 from gpt.errors import InputError
-from gpt.generation import Piece, Request, Sample, TextEngine, TextStream, for_decoding
+from gpt.generation import Engine, Request, Sample, TextStream, Token, for_decoding
 from gpt.model import GPT
-from gpt.serve.errors import Busy, EngineFailed
+from gpt.serve.errors import ApiError, Busy
 from gpt.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
 
+_CHUNK = 256  # tokens of a prompt that are read between two steps of the other samples
+_WATCH = 1.0  # seconds between two looks at the thread
 _log = logging.getLogger(__name__)
 
 
 class Handle:
-    """A client's requests in the engine: `next` waits for the next piece of any of their samples.
+    """A client's requests in the engine: `next` waits for the next token of any of their samples.
 
     `running` counts the samples that the engine has not finished, `unread` those whose end was not read.
     """
@@ -32,28 +38,26 @@ class Handle:
     def __init__(self, requests: Sequence[Request]) -> None:
         self.requests = requests
         self.running = self.unread = sum(one.samples for one in requests if one.max_new_tokens or one.echo)
-        self._pieces: asyncio.Queue[tuple[int, Piece] | Exception] = asyncio.Queue()
+        self._tokens: asyncio.Queue[tuple[int, Token] | Exception] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 
-    async def next(self) -> tuple[int, Piece]:
-        """The next piece, with the index of its sample among those of all requests.
+    async def next(self) -> tuple[int, Token]:
+        """The next token, with the index of its sample among those of all requests.
 
         Raises:
-            EngineFailed: the samples are lost.
+            ApiError: the samples are lost.
             InputError: the engine refuses a request.
         """
-        piece = await self._pieces.get()
-        if isinstance(piece, Exception):
-            raise piece
-        self.unread -= piece[1].finished is not None
-        return piece
+        token = await self._tokens.get()
+        if isinstance(token, Exception):
+            raise token
+        self.unread -= token[1].finished is not None
+        return token
 
-    def put(self, piece: tuple[int, Piece] | Exception) -> None:
-        """Add a piece, from the engine's thread."""
-        try:
-            self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
-        except RuntimeError:  # the event loop is closed: no one waits for the piece
-            return
+    def put(self, token: tuple[int, Token] | Exception) -> None:
+        """Add a token or an error, from the engine's thread."""
+        with suppress(RuntimeError):  # the event loop is closed: no one waits
+            self._loop.call_soon_threadsafe(self._tokens.put_nowait, token)
 
 
 class EngineThread:
@@ -67,7 +71,6 @@ class EngineThread:
         tokenizer: the model's.
         max_samples: how many samples are decoded together.
         max_waiting: how many more handles and calls may be open.
-        chunk: tokens of a prompt that are read between two steps of the other samples.
         stalled_after: seconds after which a step that has not returned counts as stalled.
     """
 
@@ -78,19 +81,18 @@ class EngineThread:
         *,
         max_samples: int,
         max_waiting: int,
-        chunk: int = 256,
         stalled_after: float = 300,
     ) -> None:
         self.model, self.tokenizer, self.max_open = for_decoding(model), tokenizer, max_samples + max_waiting
         self.stalled_after = stalled_after
-        self._new_engine = partial(TextEngine, self.model, tokenizer, max_samples=max_samples, chunk=chunk)
+        self._new_engine = partial(Engine, self.model, tokenizer, max_samples=max_samples, chunk=_CHUNK)
         self._engine = self._new_engine()
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._open: set[Handle] = set()
         self._owners: dict[Sample, tuple[Handle, int]] = {}
         self._stopping = False
-        self._busy_since: float | None = None
+        self._busy_since = math.inf
         self._thread = self._new_thread()
 
     def __enter__(self) -> "EngineThread":
@@ -98,7 +100,7 @@ class EngineThread:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._orders.put(self._stop)
+        self._orders.put(partial(setattr, self, "_stopping", True))
         self._thread.join(timeout=self.stalled_after)
 
     @property
@@ -116,32 +118,47 @@ class EngineThread:
         """Why nothing is decoded; None if all is well."""
         if not self._thread.is_alive():
             return "the decoding thread has ended"
-        since = self._busy_since
-        if since is not None and time.monotonic() - since > self.stalled_after:
+        if self._step_seconds > self.stalled_after:
             return f"a decoding step has taken more than {self.stalled_after} s"
         return None
 
-    def watch(self) -> None:
-        """Restart the thread if it has ended; to be called from time to time."""
-        if not self._thread.is_alive() and not self._stopping:
-            self._fail(RuntimeError("the decoding thread has ended; it is restarted"))
-            self._thread = self._new_thread()
-            self._thread.start()
+    @property
+    def _step_seconds(self) -> float:
+        """How long the present step has taken; negative between two steps."""
+        return time.monotonic() - self._busy_since
 
-    def submit(self, requests: Sequence[Request], stop: Sequence[str] = ()) -> Handle:
+    async def watch(self, exit_when_stalled: bool) -> None:
+        """Restart the thread if it has ended; a stalled one can only end with the process."""
+        while True:
+            await asyncio.sleep(_WATCH)
+            if exit_when_stalled and self._step_seconds > 2 * self.stalled_after:
+                print(
+                    f"gpt serve: {self.problem}: the server ends, start it again", file=sys.stderr, flush=True
+                )
+                os._exit(1)
+            if self._thread.is_alive():
+                continue
+            try:
+                self._fail(RuntimeError("the decoding thread has ended; it is restarted"))
+                self._thread = self._new_thread()
+                self._thread.start()
+            except Exception:
+                _log.exception("the decoding thread cannot be restarted")
+
+    def submit(self, requests: Sequence[Request]) -> Handle:
         """Start requests.
 
         Raises:
             Busy: too many handles are open.
             InputError: a stop string is empty.
         """
-        TextStream(self.tokenizer, stop)  # raises here rather than in the engine's thread
-        if self.open >= self.max_open:
-            raise Busy
+        for request in requests:
+            TextStream(self.tokenizer, request.stop)  # raises here rather than in the engine's thread
+        self._check_queue()
         handle = Handle(requests)
         if handle.running:
             self._open.add(handle)
-            self._orders.put(lambda: self._add(handle, stop))
+            self._orders.put(lambda: self._add(handle))
         return handle
 
     def cancel(self, handle: Handle) -> None:
@@ -154,12 +171,15 @@ class EngineThread:
         Raises:
             Busy: too many calls are open.
         """
-        if self.open >= self.max_open:
-            raise Busy
+        self._check_queue()
         future: Future[Result] = Future()
         self._calls.append((function, future))
         self._orders.put(lambda: None)  # wakes the thread
         return await asyncio.wrap_future(future)
+
+    def _check_queue(self) -> None:
+        if self.open >= self.max_open:
+            raise Busy
 
     def _new_thread(self) -> threading.Thread:
         return threading.Thread(target=self._run, name="decoding", daemon=True)
@@ -171,12 +191,9 @@ class EngineThread:
             except Exception as error:
                 self._fail(error)
 
-    def _stop(self) -> None:
-        self._stopping = True
-
     def _turn(self) -> None:
         """Take all orders, then run a step and a call."""
-        self._busy_since = None
+        self._busy_since = math.inf
         idle = not (self._engine.busy or self._calls)
         while idle or not self._orders.empty():
             self._orders.get()()
@@ -194,31 +211,31 @@ class EngineThread:
                 break
 
     def _step(self) -> None:
-        for piece in self._engine.step():
-            handle, index = self._owners[piece.token.sample]
-            if piece.finished:
-                del self._owners[piece.token.sample]
+        for token in self._engine.step():
+            handle, index = self._owners[token.sample]
+            if token.finished:
+                del self._owners[token.sample]
                 handle.running -= 1
                 if not handle.running:
                     self._open.discard(handle)
-            handle.put((index, piece))
-        for sample in self._engine.take_failed():
+            handle.put((index, token))
+        for sample in self._engine.failed:
             _log.error("a sample failed: %r", sample.error, exc_info=sample.error)
             if sample in self._owners:  # not if another sample of its handle failed too
                 handle, _ = self._owners[sample]
-                handle.put(EngineFailed())
+                handle.put(ApiError())
                 self._cancel(handle)
 
-    def _add(self, handle: Handle, stop: Sequence[str]) -> None:
+    def _add(self, handle: Handle) -> None:
         index = itertools.count()
         try:
             for request in handle.requests:
-                samples = self._engine.add(request, stop)
+                samples = self._engine.add(request)
                 self._owners.update({sample: (handle, next(index)) for sample in samples})
         except Exception as error:
             if not isinstance(error, InputError):
                 _log.error("a request failed: %r", error, exc_info=error)
-            handle.put(error if isinstance(error, InputError) else EngineFailed())
+            handle.put(error if isinstance(error, InputError) else ApiError())
             self._cancel(handle)
 
     def _cancel(self, handle: Handle) -> None:
@@ -234,5 +251,5 @@ class EngineThread:
         self._open.difference_update(handles)
         self._owners.clear()
         for handle in handles:
-            handle.put(EngineFailed())
+            handle.put(ApiError())
         self._engine = self._new_engine()

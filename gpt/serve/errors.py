@@ -39,10 +39,6 @@ class ClientDisconnected(ApiError):
     status, code, message = 499, "client_disconnected", "the client disconnected"
 
 
-class EngineFailed(ApiError):
-    """The engine failed and was restarted; its samples are lost."""
-
-
 class BodyTimedOut(ApiError):
     """The client sends its body too slowly."""
 

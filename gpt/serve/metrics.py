@@ -2,42 +2,29 @@
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Mapping
 from itertools import accumulate
-
-_TYPES = {
-    "gpt_requests_total": ("counter", "Requests by HTTP status; 499 means that the client disconnected."),
-    "gpt_prompt_tokens_total": ("counter", "Prompt tokens received."),
-    "gpt_generated_tokens_total": ("counter", "Tokens generated."),
-    "gpt_running_samples": ("gauge", "Completions that are decoded now."),
-    "gpt_open_requests": ("gauge", "Requests that are decoded or waiting."),
-}
 
 
 class Histogram:
     """Counts of durations in seconds, by upper bound."""
 
-    def __init__(self, purpose: str, *bounds: float) -> None:
-        self.purpose, self.bounds = purpose, bounds
-        self.counts, self.sum = [0] * (len(bounds) + 1), 0.0
+    def __init__(self, *bounds: float) -> None:
+        self.bounds, self.counts, self.sum = bounds, [0] * (len(bounds) + 1), 0.0
 
     def observe(self, seconds: float) -> None:
         """Add a duration."""
         self.counts[bisect_left(self.bounds, seconds)] += 1
         self.sum += seconds
 
-    def lines(self, name: str) -> list[str]:
-        """The lines of `/metrics`."""
-        bounds = [*map(str, self.bounds), "+Inf"]
+    def values(self) -> dict[str, float]:
+        """The counts up to each bound, the sum and the count, by what follows the metric's name."""
         totals = list(accumulate(self.counts))
-        buckets = [
-            f'{name}_bucket{{le="{bound}"}} {total}' for bound, total in zip(bounds, totals, strict=True)
-        ]
-        return [
-            *_head(name, "histogram", self.purpose),
-            *buckets,
-            f"{name}_sum {self.sum}",
-            f"{name}_count {totals[-1]}",
-        ]
+        buckets = zip((*self.bounds, "+Inf"), totals, strict=True)
+        return {f'_bucket{{le="{bound}"}}': total for bound, total in buckets} | {
+            "_sum": self.sum,
+            "_count": totals[-1],
+        }
 
 
 class Metrics:
@@ -48,25 +35,29 @@ class Metrics:
         self.prompt_tokens = self.generated_tokens = 0
         slow = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
         fast = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-        self.request_time = Histogram("Time from a request to the end of its answer.", *slow, 300.0)
-        self.first_token_time = Histogram("Time from a request to its first token.", *slow)
-        self.token_time = Histogram("Time from one token of a completion to the next.", *fast)
+        self.request_time, self.first_token_time = Histogram(*slow, 300.0), Histogram(*slow)
+        self.token_time = Histogram(*fast)
 
     def text(self, running: int, open_: int) -> str:
         """The page."""
-        statuses = {f'{{status="{status}"}}': count for status, count in sorted(self.requests.items())}
-        values = (statuses, {"": self.prompt_tokens}, {"": self.generated_tokens}, {"": running}, {"": open_})
+        by_status = {f'{{status="{status}"}}': count for status, count in sorted(self.requests.items())}
+        metrics: tuple[tuple[str, str, str, Mapping[str, float]], ...] = (
+            (
+                "requests_total",
+                "counter",
+                "Requests by HTTP status; 499: the client disconnected.",
+                by_status,
+            ),
+            ("prompt_tokens_total", "counter", "Prompt tokens received.", {"": self.prompt_tokens}),
+            ("generated_tokens_total", "counter", "Tokens generated.", {"": self.generated_tokens}),
+            ("running_samples", "gauge", "Completions that are decoded now.", {"": running}),
+            ("open_requests", "gauge", "Requests that are decoded or waiting.", {"": open_}),
+            ("request_seconds", "histogram", "Time to the end of an answer.", self.request_time.values()),
+            ("first_token_seconds", "histogram", "Time to the first token.", self.first_token_time.values()),
+            ("token_seconds", "histogram", "Time from one token to the next.", self.token_time.values()),
+        )
         lines = []
-        for (name, (kind, purpose)), labelled in zip(_TYPES.items(), values, strict=True):
-            lines += [
-                *_head(name, kind, purpose),
-                *(f"{name}{label} {value}" for label, value in labelled.items()),
-            ]
-        lines += self.request_time.lines("gpt_request_seconds")
-        lines += self.first_token_time.lines("gpt_first_token_seconds")
-        lines += self.token_time.lines("gpt_token_seconds")
+        for name, kind, purpose, values in metrics:
+            lines += [f"# HELP gpt_{name} {purpose}", f"# TYPE gpt_{name} {kind}"]
+            lines += [f"gpt_{name}{suffix} {value}" for suffix, value in values.items()]
         return "\n".join(lines) + "\n"
-
-
-def _head(name: str, kind: str, purpose: str) -> list[str]:
-    return [f"# HELP {name} {purpose}", f"# TYPE {name} {kind}"]

@@ -8,17 +8,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from gpt.errors import InputError
-from gpt.generation import Piece, Request, Sampling, Token
+from gpt.generation import Request, Sampling, Token
 from gpt.serve.limits import Limits
 from gpt.tokenizer import Tokenizer
 
-MAX_PROMPTS = 1024
-MAX_LOGPROBS = 5
-"""The most that OpenAI's API allows as `logprobs`."""
-
-
 Ids = Annotated[list[int], Field(fail_fast=True)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+_PROMPTS = Field(max_length=1024, fail_fast=True)
 
 
 def _check_entries(value: Any, most: int) -> Any:
@@ -26,6 +22,10 @@ def _check_entries(value: Any, most: int) -> Any:
     if isinstance(value, dict) and len(value) > most:
         raise ValueError(f"expected at most {most} entries, got {len(value)}")
     return value
+
+
+_OPTIONS = BeforeValidator(partial(_check_entries, most=8))
+_BIASES = BeforeValidator(partial(_check_entries, most=300))
 
 
 class _Form(BaseModel):
@@ -44,33 +44,20 @@ class CompletionRequest(_Form):
     """
 
     model: str | None = None
-    prompt: (
-        str
-        | Annotated[list[str], Field(max_length=MAX_PROMPTS, fail_fast=True)]
-        | Ids
-        | Annotated[list[Ids], Field(max_length=MAX_PROMPTS, fail_fast=True)]
-    ) = ""
+    prompt: str | Annotated[list[str], _PROMPTS] | Ids | Annotated[list[Ids], _PROMPTS] = ""
     max_tokens: int | None = Field(default=16, ge=0)
     temperature: Number | None = Field(default=1.0, ge=0, le=100)
     top_p: Number | None = Field(default=1.0, ge=1e-6, le=1)
     n: int | None = Field(default=1, ge=1)
     stream: bool | None = False
-    stream_options: (
-        Annotated[dict[str, bool | None], BeforeValidator(partial(_check_entries, most=8))] | None
-    ) = None
-    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    stream_options: Annotated[dict[str, bool | None], _OPTIONS] | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=5)  # as in OpenAI's API
     echo: bool | None = False
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     presence_penalty: Number | None = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: Number | None = Field(default=0.0, ge=-2, le=2)
     best_of: int | None = None
-    logit_bias: (
-        Annotated[
-            dict[int, Annotated[Number, Field(ge=-100, le=100)]],
-            BeforeValidator(partial(_check_entries, most=300)),
-        ]
-        | None
-    ) = None
+    logit_bias: Annotated[dict[int, Annotated[Number, Field(ge=-100, le=100)]], _BIASES] | None = None
     user: str | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     suffix: Literal[""] | None = None
@@ -95,29 +82,16 @@ class CompletionRequest(_Form):
         if self.best_of not in (None, n):
             raise InputError(f"best_of must equal n, got {self.best_of}")
         prompts = self._prompts(tokenizer)
-        limits.check("prompts times n", len(prompts) * n, limits.samples)
-        limits.check("max_tokens", max_tokens, limits.new_tokens)
-        limits.check("stop strings", len(self.stops), limits.stops)
-        for stop in self.stops:
-            limits.check("characters of a stop string", len(stop), limits.stop_characters)
-        for prompt in prompts:
-            limits.check("prompt tokens", len(prompt), limits.prompt_tokens)
-        return [
-            Request(
-                tokens=prompt or [tokenizer.eot],
-                max_new_tokens=max_tokens,
-                sampling=self._sampling(),
-                seed=self.seed,
-                samples=n,
-                end=tokenizer.eot,
-                alternatives=self.logprobs,
-                echo=bool(self.echo),
-            )
-            for prompt in prompts
-        ]
-
-    def _sampling(self) -> Sampling:
-        return Sampling(
+        for what, given, most in (
+            ("prompts times n", len(prompts) * n, limits.samples),
+            ("max_tokens", max_tokens, limits.new_tokens),
+            ("stop strings", len(self.stops), limits.stops),
+            ("characters of a stop string", max(map(len, self.stops), default=0), limits.stop_characters),
+            ("prompt tokens", max(map(len, prompts)), limits.prompt_tokens),
+        ):
+            if given > most:
+                raise InputError(f"{what} must be at most {most}, got {given}")
+        sampling = Sampling(
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
@@ -127,15 +101,31 @@ class CompletionRequest(_Form):
             frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias=tuple(sorted((self.logit_bias or {}).items())),
         )
+        return [
+            Request(
+                tokens=prompt or [tokenizer.eot],
+                max_new_tokens=max_tokens,
+                sampling=sampling,
+                seed=self.seed,
+                samples=n,
+                end=tokenizer.eot,
+                stop=self.stops,
+                alternatives=self.logprobs,
+                echo=bool(self.echo),
+            )
+            for prompt in prompts
+        ]
 
     def _prompts(self, tokenizer: Tokenizer) -> list[list[int]]:
-        given = self.prompt
-        prompts_given: list[Any] = [given] if isinstance(given, str) or _is_ids(given) else list(given)
-        if not prompts_given:
+        """The ids of each prompt: `prompt` is one or several, each as text or ids."""
+        given: Any = self.prompt
+        if given == []:
             raise InputError("expected at least one prompt, got an empty list")
+        if isinstance(given, str) or isinstance(given[0], int):
+            given = [given]
         prompts = [
-            tokenizer.encode(one, allow_special=self.allow_special) if isinstance(one, str) else list(one)
-            for one in prompts_given
+            tokenizer.encode(prompt, allow_special=self.allow_special) if isinstance(prompt, str) else prompt
+            for prompt in given
         ]
         for prompt in prompts:
             tokenizer.decode_bytes(prompt)  # raises for an id outside the vocabulary
@@ -151,24 +141,23 @@ class AttentionRequest(_Form):
 
 
 class Choice:
-    """Turns the pieces of one sample into `choices` entries, one for all or one for each."""
+    """Turns the tokens of one sample into `choices` entries, one for all or one for each."""
 
     def __init__(self, index: int, tokenizer: Tokenizer, logprobs: bool) -> None:
         self.index, self.tokenizer, self.logprobs = index, tokenizer, logprobs
         self.length, self.finished = 0, False
 
-    def entry(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """The entry for the pieces that follow those of earlier entries; without any, the sample ended."""
-        text = "".join(piece.text for piece in pieces)
-        logprobs = self._logprobs(pieces) if self.logprobs else None
+    def entry(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        """The entry for the tokens after those of earlier entries; without any, the sample ended."""
+        text = "".join(token.text for token in tokens)
+        logprobs = self._logprobs(tokens) if self.logprobs else None
         self.length += len(text)
-        finish = pieces[-1].finished if pieces else "length"
+        finish = tokens[-1].finished if tokens else "length"
         self.finished = finish is not None
         return {"text": text, "index": self.index, "logprobs": logprobs, "finish_reason": finish}
 
-    def _logprobs(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        offsets = list(accumulate((len(piece.text) for piece in pieces), initial=self.length))
-        tokens = [piece.token for piece in pieces]
+    def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        offsets = list(accumulate((len(token.text) for token in tokens), initial=self.length))
         return {
             "tokens": [self._name(token.id) for token in tokens],
             "token_logprobs": [token.log_probability for token in tokens],
@@ -191,7 +180,3 @@ class Choice:
             return data.decode("utf-8")
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-
-def _is_ids(prompt: Sequence[Any]) -> bool:
-    return bool(prompt) and isinstance(prompt[0], int)

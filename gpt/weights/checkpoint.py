@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpt.config import GPTConfig
 from gpt.errors import InputError
-from gpt.weights.formats.table import own_rows, to_gpt
+from gpt.weights.formats.table import check_complete
 from gpt.weights.tensors import load_pickle, strip_prefixes
 
 RUNS = Path("runs")
@@ -112,8 +112,8 @@ def check_shape(path: str | os.PathLike[str], config: GPTConfig) -> None:
         InputError: a tensor is missing, unknown, or of another shape; the message names it.
     """
     try:
-        weights = strip_prefixes(load_pickle(Path(path), checksums=False)["state_dict"], "model.")
-        to_gpt(config, weights, own_rows(config), "head.weight")
+        saved = load_pickle(Path(path), checksums=False)
+        check_complete(config, strip_prefixes(saved["state_dict"], "model."))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 

@@ -79,12 +79,7 @@ def write_export(
 ) -> None:
     """Write a GPT's state dict in another format, without token rows past the tokenizer's.
 
-    Args:
-        config: of the model.
-        weights: its state dict.
-        folder: to write to.
-        format: of the files.
-        own: the tokenizer, if it is not GPT-2's; nanogpt and book get a tokenizer.json beside the weights.
+    `own` is the tokenizer, if it is not GPT-2's; nanogpt and book get a tokenizer.json beside the weights.
 
     Raises:
         InputError: the format cannot hold this model.
@@ -95,9 +90,9 @@ def write_export(
         names = {True: "the exact GELU", False: "GELU's tanh approximation"}
         here, there = names[config.exact_gelu], names[not config.exact_gelu]
         print(f"note: {format} computes {there}, this model {here}: logits differ slightly", file=sys.stderr)
-    if format == "hf" or (own and format != "gguf"):
-        write_tokenizer(own or Tokenizer(vocab_size=config.vocab_size), folder, config.context_length)
     if format == "gguf":
-        gguf.write(config, weights, folder, own)
-    else:
-        _WRITERS[format](config, weights, folder)
+        gguf.write(config, weights, folder, own or Tokenizer(vocab_size=config.vocab_size))
+        return
+    if own or format == "hf":
+        write_tokenizer(own or Tokenizer(vocab_size=config.vocab_size), folder, config.context_length)
+    _WRITERS[format](config, weights, folder)

@@ -4,6 +4,9 @@ import os
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
+
+import torch
 
 from gpt.config import GPTConfig
 from gpt.errors import InputError
@@ -13,41 +16,56 @@ from gpt.weights.hub import locate
 from gpt.weights.pretrained import GPT
 from gpt.weights.read import Found, crop, read_weights
 
+Device = Literal["auto", "cpu", "cuda", "mps"]
 
-def load(path: str | os.PathLike[str] | None = None) -> tuple[GPT, Tokenizer]:
-    """The model, on the CPU and in evaluation mode, and its tokenizer.
+
+def load(path: str | os.PathLike[str] | None = None, device: Device = "cpu") -> tuple[GPT, Tokenizer]:
+    """The model, in evaluation mode, and its tokenizer.
 
     Rows that pad the vocabulary past the tokenizer's are left out, so no such id can ever be sampled.
 
     Args:
         path: a run folder (its best checkpoint is taken, else its newest), anything that
             `GPT.from_pretrained` reads, or None for the run under `runs/` that was started or resumed last.
+        device: where the model is, see `choose_device`.
 
     Raises:
-        InputError: there is none, or it is not a model with GPT-2's tokens.
+        InputError: there is none, it is not a model with GPT-2's tokens, or the device is missing.
     """
     found = _read_cropped(path)
-    return GPT.from_weights(found.config, found.weights), found.tokenizer
+    return GPT.from_weights(found.config, found.weights).to(choose_device(device)), found.tokenizer
+
+
+def choose_device(name: Device = "auto") -> torch.device:
+    """The device of that name; `auto` takes a CUDA GPU, else Apple's MPS, else the CPU, as `gpt fit` does.
+
+    Raises:
+        InputError: this machine or this build of PyTorch lacks the device.
+    """
+    found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    usable = [device for device, available in found.items() if available]
+    if name not in ("auto", *usable):
+        raise InputError(f"there is no device {name} here, expected auto or one of {', '.join(usable)}")
+    return torch.device(usable[0] if name == "auto" else name)
 
 
 def start_from(path: str | os.PathLike[str], config: GPTConfig) -> GPT:
-    """A model in training mode with the weights at `path`, see `load`.
+    """A model in training mode with the weights at `path`, and context length and dropout of `config`.
 
     Raises:
         InputError: as `load`, or `config` has a longer context than the weights have positions.
     """
-    found = _read_initial(str(path), config.context_length)
+    found = read_to_start_from(path, config)
     _read_initial.cache_clear()
-    loaded = GPT.from_weights(replace(found.config, dropout=config.dropout), found.weights)
+    loaded = GPT.from_weights(found.config, found.weights)
     model = GPT(loaded.config)  # takes random numbers as a run from scratch does, so dropout's stay the same
     model.load_state_dict(loaded.state_dict())
     return model
 
 
 def read_to_start_from(path: str | os.PathLike[str], config: GPTConfig) -> Found:
-    """What `start_from` starts from, with its configuration; kept, so that it is read once."""
-    found = _read_initial(str(path), config.context_length)
-    return replace(found, config=replace(found.config, dropout=config.dropout))
+    """What `start_from` starts from; kept, so that it is read once."""
+    return _read_initial(str(path), config.context_length, config.dropout)
 
 
 def find(path: str | os.PathLike[str] | None = None) -> Path:
@@ -58,12 +76,9 @@ def find(path: str | os.PathLike[str] | None = None) -> Path:
     Raises:
         InputError: there is none.
     """
+    path = newest_run() if path is None else path
     if path is None:
-        path = newest_run()
-        if path is None:
-            raise InputError(
-                f"no checkpoint under {RUNS}/: train a model with 'gpt fit' or name --checkpoint"
-            )
+        raise InputError(f"no checkpoint under {RUNS}/: train a model with 'gpt fit' or name --checkpoint")
     path = locate(path)
     if path.is_file() or (path / "config.json").is_file() or (path / "ckpt.pt").is_file():
         return path
@@ -78,12 +93,12 @@ def find(path: str | os.PathLike[str] | None = None) -> Path:
 def _read_cropped(path: str | os.PathLike[str] | None, context_length: int | None = None) -> Found:
     """Weights without the rows that pad a vocabulary past the tokenizer's."""
     found = read_weights(find(path))
-    config, weights = crop(
-        found.config, found.weights, vocab_size=found.vocab_size, context_length=context_length
-    )
+    sizes = {"vocab_size": found.vocab_size, "context_length": context_length}
+    config, weights = crop(found.config, found.weights, **sizes)
     return replace(found, config=config, weights=weights)
 
 
 @lru_cache(maxsize=1)
-def _read_initial(path: str, context_length: int) -> Found:
-    return _read_cropped(path, context_length)
+def _read_initial(path: str, context_length: int, dropout: float) -> Found:
+    found = _read_cropped(path, context_length)
+    return replace(found, config=replace(found.config, dropout=dropout))

@@ -4,13 +4,12 @@ import os
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from gpt import model
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import atomic_write, write_json
-from gpt.weights.formats.table import own_rows, to_gpt
+from gpt.weights.formats.table import Weights, check_complete
 from gpt.weights.read import read_weights
 
 _MASK_BYTES = 1 << 28  # of a context of 16,384 tokens
@@ -52,13 +51,13 @@ class GPT(model.GPT):
         return cls.from_weights(found.config, found.weights)
 
     @classmethod
-    def from_weights(cls, config: GPTConfig, weights: dict[str, Tensor]) -> "GPT":
+    def from_weights(cls, config: GPTConfig, weights: Weights) -> "GPT":
         """A GPT in evaluation mode with these weights by state-dict name; a tied head may be left out.
 
         Raises:
             InputError: a weight is missing, unknown, or of another shape; the message names it.
         """
-        weights = to_gpt(config, weights, own_rows(config), "head.weight")
+        weights = check_complete(config, weights)
         if config.context_length**2 > max(_MASK_BYTES, sum(tensor.nbytes for tensor in weights.values())):
             raise InputError(f"context_length {config.context_length} needs a mask larger than the weights")
         with torch.device("meta"):  # no memory, no random numbers
@@ -68,7 +67,5 @@ class GPT(model.GPT):
             model.load_state_dict({"head.weight": copies["token_embedding.weight"], **copies}, assign=True)
         except RuntimeError as error:
             raise InputError(f"the model does not fit into memory: {error}") from None
-        if config.tie_embeddings:
-            model.head.weight = model.token_embedding.weight
-        model._share_mask()
+        model._share(config.tie_embeddings)
         return model.eval()

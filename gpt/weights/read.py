@@ -17,7 +17,7 @@ from gpt.weights.tensors import load_pickle, read_json, read_tensors, strip_pref
 Format = Literal["gpt", "hf", "nanogpt", "book"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Found:
     """Weights by a GPT's names, and the format they were stored in; this project's own is `gpt`."""
 
@@ -30,11 +30,9 @@ class Found:
     """Of the text that the weights were trained on, where that is known."""
 
     def __post_init__(self) -> None:
-        if self.own_tokenizer and self.own_tokenizer.n_vocab > self.config.vocab_size:
-            raise InputError(
-                f"the tokenizer has {self.own_tokenizer.n_vocab} ids, but the weights have "
-                f"{self.config.vocab_size} rows"
-            )
+        if self.own_tokenizer and self.vocab_size > self.config.vocab_size:
+            rows = f"{self.config.vocab_size} rows"
+            raise InputError(f"the tokenizer has {self.vocab_size} ids, but the weights have {rows}")
 
     @property
     def vocab_size(self) -> int:
@@ -82,29 +80,18 @@ def read_weights(path: str | os.PathLike[str], num_heads: int | None = None) -> 
 
 
 def crop(
-    config: GPTConfig,
-    weights: Weights,
-    *,
-    vocab_size: int | None = None,
-    context_length: int | None = None,
+    config: GPTConfig, weights: Weights, vocab_size: int | None = None, context_length: int | None = None
 ) -> tuple[GPTConfig, Weights]:
-    """Keep the first tokens of the vocabulary, or the first positions.
-
-    Args:
-        config: of the weights.
-        weights: a GPT's state dict; the result shares its tensors.
-        vocab_size: the most rows of the token embedding and the head to keep.
-        context_length: rows of the position embedding to keep.
+    """Keep at most `vocab_size` rows of the token embedding and the head, and `context_length` positions.
 
     Raises:
         InputError: context_length is more than the weights have positions.
     """
-    if context_length is not None and context_length > config.context_length:
-        raise InputError(
-            f"context_length {context_length} is more than the weights' {config.context_length} positions"
-        )
     tokens = min(vocab_size or config.vocab_size, config.vocab_size)
     positions = context_length or config.context_length
+    if positions > config.context_length:
+        there = f"the weights' {config.context_length} positions"
+        raise InputError(f"context_length {positions} is more than {there}")
     kept = {"token_embedding.weight": tokens, "head.weight": tokens, "position_embedding.weight": positions}
     cropped = {name: tensor[: kept[name]] if name in kept else tensor for name, tensor in weights.items()}
     return replace(config, vocab_size=tokens, context_length=positions), cropped
@@ -115,13 +102,12 @@ def _read_folder(folder: Path, num_heads: int | None) -> Found:
         raise InputError("config.json is missing, expected a folder of GPT-2 weights")
     values = read_json(folder / "config.json")
     if "model_type" not in values and "n_heads" in values:
-        return _from_book(read_tensors(folder), values, num_heads)
+        return Found("book", *book.read(read_tensors(folder), values, num_heads))
     if values.get("model_type") == "minimal-gpt":
-        config = GPTConfig.from_dict({k: v for k, v in values.items() if k != "model_type"})
-        return Found(format="gpt", config=config, weights=read_tensors(folder))
+        del values["model_type"]
+        return Found("gpt", GPTConfig.from_dict(values), read_tensors(folder))
     config = hf.read_config(values)
-    weights = hf.import_weights(config, read_tensors(folder))
-    return Found(format="hf", config=config, weights=weights)
+    return Found("hf", config, hf.import_weights(config, read_tensors(folder)))
 
 
 def _read_file(path: Path, num_heads: int | None) -> Found:
@@ -129,32 +115,20 @@ def _read_file(path: Path, num_heads: int | None) -> Found:
     if not isinstance(saved, dict):
         raise InputError(f"expected a dictionary of tensors, got {type(saved).__name__}")
     if "gpt" in saved and "state_dict" in saved:
-        config = GPTConfig.from_dict(saved["gpt"]["config"])
-        return Found(
-            format="gpt",
-            config=config,
-            weights=strip_prefixes(saved["state_dict"], "model."),
-            own_tokenizer=_own(saved["gpt"].get("tokenizer")),
-            bytes_per_token=saved["gpt"].get("bytes_per_token"),
-        )
+        part, weights = saved["gpt"], strip_prefixes(saved["state_dict"], "model.")
+        own, bytes_per_token = _own(part.get("tokenizer")), part.get("bytes_per_token")
+        return Found("gpt", GPTConfig.from_dict(part["config"]), weights, own, bytes_per_token)
     if "model_args" in saved and "model" in saved:
-        config = nanogpt.read_config(saved)
-        weights = nanogpt.import_weights(config, strip_prefixes(saved["model"]))
-        return Found(format="nanogpt", config=config, weights=weights)
+        return Found("nanogpt", *nanogpt.read(saved))
     state = strip_prefixes(saved.get("model_state_dict", saved))
     if not any(name.startswith(("tok_emb.", "trf_blocks.")) for name in state):
         raise InputError("expected a checkpoint of gpt fit or of nanoGPT, or the book's state dict")
     beside = path.parent / "config.json"
     values = read_json(beside) if beside.is_file() else {}
-    return _from_book(state, values, num_heads)
+    return Found("book", *book.read(state, values, num_heads))
 
 
 def _own(saved: Any) -> Tokenizer | None:
     """The tokenizer of a checkpoint, if it has a table of its own."""
     tokenizer = Tokenizer.from_dict(saved) if saved else None
     return tokenizer if tokenizer and tokenizer.name != "gpt2" else None
-
-
-def _from_book(state: Weights, values: dict[str, Any], num_heads: int | None) -> Found:
-    config = book.read_config(state, values, num_heads)
-    return Found(format="book", config=config, weights=book.import_weights(config, state))

@@ -34,7 +34,7 @@ CLIENTS = 24
 PATIENCE = 40.0
 """Seconds after which a request without an answer counts as hung; the server itself gives up earlier."""
 LIMITS = Limits(
-    running=8, waiting=16, seconds=20, read_seconds=1, write_seconds=1, connections=128, new_tokens=64,
+    running=8, waiting=16, seconds=20, read_seconds=4, write_seconds=1, connections=128, new_tokens=64,
     prompt_tokens=512, samples=16, body_bytes=1 << 18,
 )  # fmt: skip
 GOOD = [
@@ -144,7 +144,7 @@ async def hostile(port: int, data: bytes, manner: str, chance: random.Random) ->
             for start in range(0, min(len(data), 2000), 100):
                 writer.write(data[start : start + 100])
                 await writer.drain()
-                await asyncio.sleep(0.15)
+                await asyncio.sleep(0.3)
         elif manner == "cut off":
             writer.write(data[: chance.randrange(len(data))] if chance.random() < 0.5 else data)
             await writer.drain()
@@ -246,7 +246,7 @@ def main() -> int:
     config = GPTConfig(vocab_size=300, context_length=32, emb_dim=32, num_heads=2, num_layers=1)
     app = create_app(for_decoding(GPT(config)), Tokenizer("gpt2", vocab_size=300), name="tiny", limits=LIMITS)
     seen: list[str] = []
-    with listening(app, limit_concurrency=LIMITS.connections, log_level="critical") as address:
+    with listening(app, LIMITS, log_level="critical") as address:
         port = int(address.rpartition(":")[2])
         watch(lambda event: None if "127.0.0.1" in event else seen.append(event), Path.cwd())
         began = time.monotonic()

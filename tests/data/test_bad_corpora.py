@@ -111,6 +111,7 @@ def archive(kind):
         ("a.txt", gzip.compress(TEXT.encode()), "gzip data without the ending"),
         ("a.txt", b"%PDF-1.7 \xff", "a PDF"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "-",  # archives contain the time
 )
 def test_what_is_not_utf8_text_is_recognised(tmp_path, name, content, message, errors):
     (tmp_path / name).write_bytes(content)

@@ -127,7 +127,7 @@ def test_pieces_that_are_ready_before_they_are_read_are_all_there():
             handle = engine.submit([request, request])
             while engine.open:
                 time.sleep(0.01)  # the engine's thread continues, the event loop does not
-            return [(index, piece.token.id) for index, piece in [await handle.next() for _ in range(6)]]
+            return [(index, token.id) for index, token in [await handle.next() for _ in range(6)]]
 
     pieces = asyncio.run(main())
     (tokens,) = generate(MODEL, [[1, 2]], max_new_tokens=3, temperature=0)

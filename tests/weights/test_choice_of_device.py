@@ -3,7 +3,7 @@ import torch
 
 from gpt.cli import main
 from gpt.errors import InputError
-from gpt.weights.device import choose_device
+from gpt.weights.load import choose_device
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,18 @@ ROWS = [
 _SKIPPED = r"trf_blocks\.\d+\.att\.mask|out_head\.weight"  # masks, and a tied head
 
 
+def read(state: Weights, given: dict[str, Any], num_heads: int | None) -> tuple[GPTConfig, Weights]:
+    """The model that a state dict holds; the arguments are `read_config`'s.
+
+    Raises:
+        InputError: as there, or a tensor is missing, unknown, or of another shape; the message names it.
+    """
+    config = read_config(state, given, num_heads)
+    return config, to_gpt(config, state, ROWS, _SKIPPED)
+
+
 def read_config(state: Weights, given: dict[str, Any], num_heads: int | None = None) -> GPTConfig:
-    """The model that a state dict holds.
+    """The configuration of the model that a state dict holds.
 
     Args:
         state: tensors by name.
@@ -50,12 +60,12 @@ def read_config(state: Weights, given: dict[str, Any], num_heads: int | None = N
     vocab_size, emb_dim = state["tok_emb.weight"].shape
     blocks = [re.match(r"trf_blocks\.(\d+)\.", name) for name in state]
     num_layers = 1 + max((int(block[1]) for block in blocks if block), default=-1)
-    heads = num_heads or given.get("n_heads") or _known_heads(emb_dim, num_layers)
+    sizes = map(GPTConfig.from_name, GPTConfig.names())
+    known = {(size.emb_dim, size.num_layers): size.num_heads for size in sizes}
+    heads = num_heads or given.get("n_heads") or known.get((emb_dim, num_layers))
     if heads is None:
-        raise InputError(
-            f"a state dict of {num_layers} blocks of width {emb_dim} does not contain its number of heads: "
-            "give num_heads"
-        )
+        dimensions = f"{num_layers} blocks of width {emb_dim}"
+        raise InputError(f"a state dict of {dimensions} does not contain its number of heads: give num_heads")
     head = state.get("out_head.weight")
     return GPTConfig(
         vocab_size=vocab_size,
@@ -69,30 +79,8 @@ def read_config(state: Weights, given: dict[str, Any], num_heads: int | None = N
     )
 
 
-def write_config(config: GPTConfig) -> dict[str, Any]:
-    """The configuration from which the book's GPTModel is built."""
-    return {
-        "vocab_size": config.vocab_size,
-        "context_length": config.context_length,
-        "emb_dim": config.emb_dim,
-        "n_heads": config.num_heads,
-        "n_layers": config.num_layers,
-        "drop_rate": config.dropout,
-        "qkv_bias": config.qkv_bias,
-    }
-
-
-def import_weights(config: GPTConfig, state: Weights) -> Weights:
-    """Convert the state dict of a GPTModel.
-
-    Raises:
-        InputError: a tensor is missing, unknown, or of another shape; the message names it.
-    """
-    return to_gpt(config, state, ROWS, _SKIPPED)
-
-
 def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
-    """Write model.pth, with the masks and the head that GPTModel always stores, and config.json.
+    """Write model.pth, with the masks and the head that GPTModel always stores, and its configuration.
 
     Raises:
         OSError: the folder cannot be written.
@@ -104,13 +92,13 @@ def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
     state |= {f"trf_blocks.{block}.att.mask": mask for block in range(config.num_layers)}
     with atomic_write(folder / "model.pth", "wb") as file:
         torch.save(state, file)
-    write_json(folder / "config.json", write_config(config))
-
-
-def _known_heads(emb_dim: int, num_layers: int) -> int | None:
-    """The number of heads of the GPT-2 of this shape."""
-    for name in GPTConfig.names():
-        size = GPTConfig.from_name(name)
-        if (size.emb_dim, size.num_layers) == (emb_dim, num_layers):
-            return size.num_heads
-    return None
+    settings = {
+        "vocab_size": config.vocab_size,
+        "context_length": config.context_length,
+        "emb_dim": config.emb_dim,
+        "n_heads": config.num_heads,
+        "n_layers": config.num_layers,
+        "drop_rate": config.dropout,
+        "qkv_bias": config.qkv_bias,
+    }
+    write_json(folder / "config.json", settings)

@@ -11,6 +11,7 @@ from pathlib import Path
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.tokenizer import Tokenizer
+from gpt.vocabulary import to_json
 from gpt.weights.formats import hf
 from gpt.weights.formats.hf_tokenizer import spelled
 from gpt.weights.formats.table import Weights, from_gpt
@@ -30,21 +31,20 @@ _NAMES = {
 ROWS = [replace(row, theirs=_NAMES[row.theirs], transposed=False) for row in hf.ROWS]
 
 
-def write(config: GPTConfig, weights: Weights, folder: Path, own: Tokenizer | None = None) -> None:
-    """Write model.gguf in float32; a tied head is left out. `own` is the tokenizer, if it is not GPT-2's.
+def write(config: GPTConfig, weights: Weights, folder: Path, tokenizer: Tokenizer) -> None:
+    """Write model.gguf in float32; a tied head is left out.
 
     Raises:
-        InputError: the `gguf` package is missing.
+        InputError: the `gguf` package is missing, or llama.cpp lacks the tokenizer's pattern of words.
         OSError: the folder cannot be written.
     """
     try:
         import gguf
     except ImportError:
         raise InputError("this format needs the gguf package: pip install 'minimal-gpt[gguf]'") from None
-    tokenizer = own or Tokenizer("gpt2", vocab_size=config.vocab_size)
     if tokenizer.pattern != "gpt2":
         raise InputError(f"llama.cpp has no words like the pattern {tokenizer.pattern!r} of this vocabulary")
-    vocabulary, merges = spelled(tokenizer)
+    vocabulary, merges = spelled(to_json(tokenizer.tokens, tokenizer.pattern))
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / ".model.gguf.tmp"
     writer = gguf.GGUFWriter(temporary, "gpt2")
@@ -62,9 +62,8 @@ def write(config: GPTConfig, weights: Weights, folder: Path, own: Tokenizer | No
     control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
     writer.add_token_types([control if i == tokenizer.eot else normal for i in vocabulary.values()])
     writer.add_token_merges(merges)
-    writer.add_bos_token_id(tokenizer.eot)
-    writer.add_eos_token_id(tokenizer.eot)
-    writer.add_pad_token_id(tokenizer.eot)
+    for add_special in (writer.add_bos_token_id, writer.add_eos_token_id, writer.add_pad_token_id):
+        add_special(tokenizer.eot)
     writer.add_add_bos_token(False)
     for name, tensor in from_gpt(replace(config, qkv_bias=True), weights, ROWS).items():
         writer.add_tensor(name, tensor.float().numpy())

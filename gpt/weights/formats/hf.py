@@ -27,7 +27,13 @@ ROWS = [
     Row("transformer.ln_f", ("final_norm",)),
     Row("lm_head", ("head",)),
 ]
-_SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "n_positions": "context_length",
+    "n_embd": "emb_dim",
+    "n_layer": "num_layers",
+    "n_head": "num_heads",
+}
 _SKIPPED = r"transformer\.h\.\d+\.attn\.(bias|masked_bias)|lm_head\.weight"  # masks, and a tied head
 _EXACT_GELU = {"gelu_new": False, "gelu_pytorch_tanh": False, "gelu": True}
 # Settings for which this GPT knows one value: with another, the folder's model computes something else.
@@ -57,41 +63,12 @@ def read_config(values: dict[str, Any]) -> GPTConfig:
     if activation not in _EXACT_GELU:
         known = ", ".join(_EXACT_GELU)
         raise InputError(f"activation_function is {activation!r} in config.json, expected one of {known}")
-    return GPTConfig(
-        vocab_size=values.get("vocab_size", 50257),
-        context_length=values.get("n_positions", 1024),
-        emb_dim=width,
-        num_heads=values.get("n_head", 12),
-        num_layers=values.get("n_layer", 12),
+    return GPTConfig(  # of the sizes both have GPT-2 small's as defaults
+        **{ours: values[theirs] for theirs, ours in _SIZES.items() if theirs in values},
         dropout=values.get("resid_pdrop", 0.1),
         tie_embeddings=values.get("tie_word_embeddings", True),
         exact_gelu=_EXACT_GELU[activation],
     )
-
-
-def write_config(config: GPTConfig, eot: int) -> dict[str, Any]:
-    """The config.json from which transformers builds the same model."""
-    return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "vocab_size": config.vocab_size,
-        "n_positions": config.context_length,
-        "n_ctx": config.context_length,
-        "n_embd": config.emb_dim,
-        "n_layer": config.num_layers,
-        "n_head": config.num_heads,
-        "n_inner": None,
-        "activation_function": "gelu" if config.exact_gelu else "gelu_new",
-        "attn_pdrop": config.dropout,
-        "embd_pdrop": config.dropout,
-        "resid_pdrop": config.dropout,
-        "initializer_range": 0.02,
-        **_FIXED,
-        "tie_word_embeddings": config.tie_embeddings,
-        **dict.fromkeys(_SPECIAL_IDS, eot),
-        "torch_dtype": "float32",
-        "use_cache": True,
-    }
 
 
 def import_weights(config: GPTConfig, state: Weights) -> Weights:
@@ -114,6 +91,21 @@ def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
     state = from_gpt(replace(config, qkv_bias=True), weights, ROWS)
     with atomic_write(folder / "model.safetensors", "wb") as file:
         file.write(save(state, metadata={"format": "pt"}))
-    eot = config.vocab_size - 1
-    write_json(folder / "generation_config.json", dict.fromkeys(_SPECIAL_IDS, eot))
-    write_json(folder / "config.json", write_config(config, eot))
+    special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), config.vocab_size - 1)
+    write_json(folder / "generation_config.json", special)
+    settings = {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        **{theirs: getattr(config, ours) for theirs, ours in _SIZES.items()},
+        "n_ctx": config.context_length,
+        "n_inner": None,
+        "activation_function": "gelu" if config.exact_gelu else "gelu_new",
+        **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout),
+        "initializer_range": 0.02,
+        **_FIXED,
+        "tie_word_embeddings": config.tie_embeddings,
+        **special,
+        "torch_dtype": "float32",
+        "use_cache": True,
+    }
+    write_json(folder / "config.json", settings)

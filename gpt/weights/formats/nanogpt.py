@@ -14,42 +14,35 @@ from gpt.errors import InputError
 from gpt.files import atomic_write
 from gpt.weights.formats import hf
 from gpt.weights.formats.table import Weights, from_gpt, to_gpt
+from gpt.weights.tensors import strip_prefixes
 
 ROWS = [replace(row, transposed=False) for row in hf.ROWS]
+_SIZES = {
+    "n_layer": "num_layers",
+    "n_head": "num_heads",
+    "n_embd": "emb_dim",
+    "block_size": "context_length",
+    "vocab_size": "vocab_size",
+}
 _SKIPPED = r"transformer\.h\.\d+\.attn\.bias|lm_head\.weight"  # masks, and the head, which is always tied
 _GELU = "gelu"  # a setting that nanoGPT does not know: an export records its GELU for the way back
 
 
-def read_config(checkpoint: dict[str, Any]) -> GPTConfig:
-    """The model of a checkpoint that `train.py` wrote.
+def read(checkpoint: dict[str, Any]) -> tuple[GPTConfig, Weights]:
+    """The model of a checkpoint that `train.py` wrote; biases are zeros where it was trained without them.
 
     Raises:
-        InputError: `model_args` lacks a size.
+        InputError: `model_args` lacks a size, or a tensor is missing, unknown, or of another shape.
     """
-    given = checkpoint["model_args"]
-    settings = checkpoint.get("config")
+    given, settings = checkpoint["model_args"], checkpoint.get("config")
     gelu = settings.get(_GELU, "exact") if isinstance(settings, dict) else "exact"
     try:
-        return GPTConfig(
-            vocab_size=given["vocab_size"],
-            context_length=given["block_size"],
-            emb_dim=given["n_embd"],
-            num_heads=given["n_head"],
-            num_layers=given["n_layer"],
-            dropout=given.get("dropout", 0.0),
-            exact_gelu=gelu == "exact",
-        )
+        sizes = {ours: given[theirs] for theirs, ours in _SIZES.items()}
     except KeyError as error:
         raise InputError(f"model_args lacks {error}, expected those of a nanoGPT checkpoint") from None
-
-
-def import_weights(config: GPTConfig, state: Weights) -> Weights:
-    """Convert the state dict of nanoGPT's model; biases are zeros where it was trained without them.
-
-    Raises:
-        InputError: a tensor is missing, unknown, or of another shape; the message names it.
-    """
-    return to_gpt(config, state, ROWS, _SKIPPED, zero_biases="transformer.ln_f.bias" not in state)
+    config = GPTConfig(**sizes, dropout=given.get("dropout", 0.0), exact_gelu=gelu == "exact")
+    state = strip_prefixes(checkpoint["model"])
+    return config, to_gpt(config, state, ROWS, _SKIPPED, zero_biases="transformer.ln_f.bias" not in state)
 
 
 def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
@@ -63,17 +56,10 @@ def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
         raise InputError("nanoGPT always ties the head to the token embedding; this model's head is untied")
     state = from_gpt(replace(config, qkv_bias=True), weights, ROWS)
     state["lm_head.weight"] = state["transformer.wte.weight"]
+    sizes = {theirs: getattr(config, ours) for theirs, ours in _SIZES.items()}
     checkpoint = {
         "model": state,
-        "model_args": {
-            "n_layer": config.num_layers,
-            "n_head": config.num_heads,
-            "n_embd": config.emb_dim,
-            "block_size": config.context_length,
-            "bias": True,
-            "vocab_size": config.vocab_size,
-            "dropout": config.dropout,
-        },
+        "model_args": {**sizes, "bias": True, "dropout": config.dropout},
         "iter_num": 0,
         "best_val_loss": float("inf"),
         "config": {_GELU: "exact" if config.exact_gelu else "tanh"},

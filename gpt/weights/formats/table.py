@@ -76,10 +76,11 @@ def to_gpt(
         if tensor.dtype not in _DTYPES:
             raise InputError(f"{name} is of type {tensor.dtype}, expected a floating-point type")
         weights.update(zip(ours, (tensor.T if transposed else tensor).chunk(len(ours)), strict=True))
-    if sum(tensor.nbytes for tensor in weights.values()) > _stored_bytes(weights):
+    storages = [tensor.untyped_storage() for tensor in weights.values()]
+    stored = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    if sum(tensor.nbytes for tensor in weights.values()) > stored:
         raise InputError("several weights are stored in the same place")  # a small file of a large model
-    unknown = sorted(name for name in left if not re.fullmatch(skipped, name))
-    if unknown:
+    if unknown := sorted(name for name in left if not re.fullmatch(skipped, name)):
         shape = tuple(left[unknown[0]].shape)
         raise InputError(f"the weights hold {unknown[0]} of shape {shape}, which GPT-2 does not have")
     return weights
@@ -100,15 +101,14 @@ def from_gpt(config: GPTConfig, weights: Weights, rows: Iterable[Row]) -> Weight
     return state
 
 
-def own_rows(config: GPTConfig) -> list[Row]:
-    """The table of this project's own format."""
+def check_complete(config: GPTConfig, weights: Weights) -> Weights:
+    """The state dict of this project's own GPT, without the head if that is tied.
+
+    Raises:
+        InputError: as `to_gpt`.
+    """
     layers = dict.fromkeys(name.rpartition(".")[0] for name in shapes(config))
-    return [Row(layer, (layer,)) for layer in layers]
-
-
-def _stored_bytes(weights: Weights) -> int:
-    storages = [tensor.untyped_storage() for tensor in weights.values()]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    return to_gpt(config, weights, [Row(layer, (layer,)) for layer in layers], "head.weight")
 
 
 def _tensors(config: GPTConfig, rows: Iterable[Row]) -> Iterator[tuple[str, list[str], Shape, bool]]:

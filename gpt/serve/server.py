@@ -1,0 +1,78 @@
+"""uvicorn with time limits that it lacks: for a request's headers to arrive, and for a reply to be read."""
+
+import asyncio
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from gpt.serve.limits import Limits
+
+_LEAST_READ = 1 << 14
+"""Bytes that a client must take of a long reply in each of its time limits."""
+
+
+def new_server(app: ASGIApp, limits: Limits, **options: Any) -> uvicorn.Server:
+    """A server of the application; `options` are those of `uvicorn.Config`."""
+    protocol = type("Protocol", (_TimedProtocol,), {"limits": limits})
+    defaults = {"log_level": "warning", "timeout_graceful_shutdown": 5}
+    config = uvicorn.Config(
+        app, http=protocol, limit_concurrency=limits.connections, **{**defaults, **options}
+    )
+    return uvicorn.Server(config)
+
+
+class _TimedProtocol(H11Protocol):
+    """A connection, which a slow client loses: it counts among the few that may be open."""
+
+    limits: Limits
+    _deadline: asyncio.TimerHandle | None = None
+    _unsent = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """Limit the time while the server waits for the client: to send headers, or to read."""
+        if not (self.flow.write_paused or self.cycle is None or self.cycle.response_complete):
+            self._cancel()
+        elif self._deadline is None:
+            self._start()
+
+    def _start(self) -> None:
+        self._unsent = self.transport.get_write_buffer_size()
+        seconds = self.limits.write_seconds if self._unsent else self.limits.read_seconds
+        self._deadline = self.loop.call_later(seconds, self._expire)
+
+    def _cancel(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _expire(self) -> None:
+        if 0 < self.transport.get_write_buffer_size() <= self._unsent - _LEAST_READ:
+            self._start()
+        else:
+            self.transport.abort()
