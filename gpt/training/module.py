@@ -73,9 +73,9 @@ class LanguageModel(LightningModule):
 
         A third tensor, the document of each token, keeps attention within documents.
         """
-        x, y, *documents = batch
-        options = {"document_ids": documents[0]} if documents else {}
-        rows = self.model.features(x, **options).flatten(0, 1)  # (B * T, D)
+        x, y = batch[:2]
+        documents = batch[2] if len(batch) > 2 else None
+        rows = self.model.features(x, document_ids=documents).flatten(0, 1)  # (B * T, D)
         return linear_cross_entropy(rows, self.model.head.weight, y.flatten(), self.loss_chunk)
 
     def loss(self, batch: tuple[Tensor, ...]) -> Tensor:
