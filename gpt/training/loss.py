@@ -25,8 +25,7 @@ def linear_cross_entropy(features: Tensor, weight: Tensor, targets: Tensor, chun
     in the forward pass, while the logits exist, and only where gradients are enabled.
 
     Args:
-        features: (N, D).
-        weight: (V, D).
+        features, weight: (N, D) and (V, D).
         targets: (N,) int64 in [0, V), or IGNORE_INDEX for a position that is not scored.
         chunk: rows whose logits exist at the same time.
     """

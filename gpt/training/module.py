@@ -114,8 +114,7 @@ class LanguageModel(LightningModule):
             nats, tokens = self.trainer.strategy.reduce(sums, reduce_op="sum").tolist()
         loss = nats / max(tokens, 1)
         metrics = {"val_loss": loss, "val_perplexity": math.exp(min(loss, 700.0))}
-        val_bytes = getattr(self.trainer.datamodule, "val_bytes", 0)  # type: ignore[attr-defined]
-        if val_bytes:
+        if val_bytes := getattr(self.trainer.datamodule, "val_bytes", 0):  # type: ignore[attr-defined]
             metrics["val_bits_per_byte"] = nats / math.log(2) / val_bytes
         self.log_dict(metrics, logger=self.logs_itself and bool(self.trainer.loggers))
 

@@ -31,21 +31,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes beside the destination and renames; reads tensors and plain values only.
 
     Lightning's own writes into `$TMPDIR` and moves, which across file systems is a copy: a kill or a full
-    disk during the copy destroys the old file too.
-
-    Args:
-        checked: a checkpoint that was just found intact, and need not be checked again.
+    disk during the copy destroys the old file too. `checked` was just found intact and is not checked again.
     """
 
     def __init__(self, checked: Path | None = None) -> None:
         self.checked = checked
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write `checkpoint` to `path`, atomically.
-
-        Raises:
-            OSError: it could not be written; the old file at `path` is unchanged.
-        """
+        """Write it atomically; an OSError leaves the old file at `path` unchanged."""
         with atomic_write(path, "wb") as file:
             try:
                 torch.save(checkpoint, EarlyWriter(file))  # type: ignore[arg-type]
@@ -56,11 +49,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 raise cause or error from None
 
     def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
-        """Read it into memory: a mapped file could not be replaced on Windows while it is in use.
-
-        Raises:
-            InputError: it is broken, no checkpoint, or holds code.
-        """
+        """Read it into memory: a mapped file could not be replaced on Windows while it is in use."""
         if path != self.checked:
             read(path)
         saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)

@@ -19,10 +19,7 @@ def closure_loss(closure: Closure) -> Any:
 
 
 class CombinedOptimizer(Optimizer):
-    """Several optimizers that step as one.
-
-    It shares the parts' parameter groups, so that a scheduler or gradient clipping reaches all of them.
-    """
+    """Steps its parts as one, and shares their parameter groups: a scheduler reaches all of them."""
 
     def __init__(self, *parts: Optimizer) -> None:
         self.parts = parts
@@ -60,11 +57,8 @@ class MasterWeights(CombinedOptimizer):
     """Keeps float32 copies of bfloat16 weights, and has another optimizer step those.
 
     A bfloat16 has 8 bits of mantissa: an update below 1/256 of a weight would be rounded away. The copies
-    accumulate such small updates (Micikevicius et al. 2018, section 3.1).
-
-    Args:
-        named: the weights by name.
-        build: makes the optimizer of the float32 copies, given under the same names.
+    accumulate such small updates (Micikevicius et al. 2018, section 3.1). `build` makes the optimizer of the
+    copies, given under the weights' names.
     """
 
     def __init__(self, named: dict[str, Tensor], build: Callable[[dict[str, Tensor]], Optimizer]) -> None:
