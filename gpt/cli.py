@@ -10,68 +10,40 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
-from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import version
 from itertools import takewhile
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Literal
 
 from gpt.errors import InputError
 
-
-@dataclass(frozen=True)
-class Command:
-    """Where a command's code is, and what its help says."""
-
-    code: str
-    """MODULE:FUNCTION within this package."""
-    purpose: str
-    example: str
-    """Arguments of the command."""
-    many: bool = False
-    """Whether the words before the options are one list."""
-
-
-# A function's typed arguments are the command's options, its docstring their help. LightningCLI parses the
-# options of `fit` and `validate` itself.
+# Each command's MODULE:FUNCTION within this package, its purpose, and an example of its arguments. The
+# function's typed arguments are the options, its docstring their help. LightningCLI parses those of `fit` and
+# `validate` itself.
 COMMANDS = {
-    "fit": Command("training.fit:main", "train a model, the quick run by default", "--data.corpus my.txt"),
-    "validate": Command("training.fit:main", "score a checkpoint as fit does", "--ckpt_path runs/quick"),
-    "prepare": Command("data.prepare:prepare", "turn a corpus into token files", "my.txt --output my-tokens"),
-    "inspect": Command("data.inspect:inspect", "look at prepared data, and check it", "my-tokens"),
-    "generate": Command(
-        "generation.command:write", "write text with a trained model", "--prompt 'Return the '"
-    ),
-    "serve": Command(
-        "serve.command:serve", "serve a model over HTTP, with a page", "--checkpoint runs/quick"
-    ),
-    "attention": Command(
-        "pictures.attention:attention_maps", "draw what each head looks at", "--text 'To be' --output maps"
-    ),
-    "evaluate": Command(
-        "evaluation.command:evaluate", "score a model on a text or on questions", "--data my.txt --stride 64"
-    ),
-    "plot": Command(
-        "pictures.runs:plot",
-        "draw the loss curves of several runs",
-        "runs/quick runs/quick-2 --x seconds",
-        many=True,
-    ),
-    "probabilities": Command(
-        "pictures.probabilities:probabilities",
-        "shade the tokens of a text by probability",
-        "--text 'Return the'",
-    ),
-    "import": Command(
-        "weights.commands:import_weights", "read GPT-2 weights of another program", "gpt2 --output gpt2-small"
-    ),
-    "export": Command(
-        "weights.commands:export_weights", "write a model for another program", "--format hf --output my-gpt2"
-    ),
-    "completion": Command("cli:completion", "print a script for the shell's completion", "zsh"),
+    "fit": ("training.fit:main", "train a model, the quick run by default", "--data.corpus my.txt"),
+    "validate": ("training.fit:main", "score a checkpoint as fit does", "--ckpt_path runs/quick"),
+    "prepare": ("data.prepare:prepare", "turn a corpus into token files", "my.txt --output my-tokens"),
+    "inspect": ("data.inspect:inspect", "look at prepared data, and check it", "my-tokens"),
+    "generate": ("generation.command:write", "write text with a trained model", "--prompt 'Return the '"),
+    "serve": ("serve.command:serve", "serve a model over HTTP, with a page", "--checkpoint runs/quick"),
+    "attention": ("pictures.attention:attention_maps", "draw what each head looks at", "--text 'To be'"),
+    "evaluate": ("evaluation.command:evaluate", "score a model on a text or on questions", "--data my.txt"),
+    "plot": ("pictures.runs:plot", "draw the loss curves of several runs", "runs/quick runs/quick-2"),
+    "probabilities": ("pictures.probabilities:probabilities", "shade a text by probability", "--text Hello"),
+    "import": ("weights.commands:import_weights", "read GPT-2 weights of another program", "gpt2"),
+    "export": ("weights.commands:export_weights", "write a model for another program", "--format hf"),
+    "completion": ("cli:completion", "print a script for the shell's completion", "zsh"),
 }
 LIGHTNING = ("fit", "validate")
+_USAGE = """usage: gpt COMMAND [OPTIONS]
+
+Train a small GPT and generate text with it. 'gpt COMMAND --help' lists a command's options.
+
+{}
+
+example: gpt fit && gpt generate --prompt 'Return a new '"""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -86,7 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         if not arguments or arguments[0] in ("-h", "--help"):
-            print(usage())
+            lines = (f"  {name:<13} {purpose}" for name, (_, purpose, _) in COMMANDS.items())
+            print(_USAGE.format("\n".join(lines)))
         elif arguments[0] == "--version":
             print(f"gpt {version('minimal-gpt')}")
         else:
@@ -107,21 +80,6 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def usage() -> str:
-    """The top-level help."""
-    return "\n".join(
-        [
-            "usage: gpt COMMAND [OPTIONS]",
-            "",
-            "Train a small GPT and generate text with it. 'gpt COMMAND --help' lists a command's options.",
-            "",
-            *(f"  {name:<13} {command.purpose}" for name, command in COMMANDS.items()),
-            "",
-            "example: gpt fit && gpt generate --prompt 'Return a new '",
-        ]
-    )
-
-
 def run(name: str, arguments: list[str]) -> None:
     """Import the command's code and call it with its options.
 
@@ -132,26 +90,22 @@ def run(name: str, arguments: list[str]) -> None:
         raise InputError(f"unknown command, expected one of {', '.join(COMMANDS)}")
     import jsonargparse
 
-    command = COMMANDS[name]
-    module, _, attribute = command.code.partition(":")
-    function = getattr(import_module(f"gpt.{module}"), attribute)
-    if command.many:
-        words = list(takewhile(lambda argument: not argument.startswith("-"), arguments))
-        arguments = [*([json.dumps(words)] if words else []), *arguments[len(words) :]]
+    code, _, example = COMMANDS[name]
+    function = resolve_name(f"gpt.{code}")
     try:
         if name in LIGHTNING:
             function([name, *arguments])
-        else:
-            output = jsonargparse.auto_cli(
-                function,
-                args=_spell_out(arguments, function),
-                prog=f"gpt {name}",
-                epilog=f"example: gpt {name} {command.example}",
-                exit_on_error=False,
-                allow_abbrev=False,
-            )
-            if isinstance(output, Path):
-                print(output)  # for the next command
+            return
+        output = jsonargparse.auto_cli(
+            function,
+            args=_spell_out(arguments, function),
+            prog=f"gpt {name}",
+            epilog=f"example: gpt {name} {example}",
+            exit_on_error=False,
+            allow_abbrev=False,
+        )
+        if isinstance(output, Path):
+            print(output)  # for the next command
     except (argparse.ArgumentError, jsonargparse.ArgumentError) as error:
         raise InputError(f"{error}{_suggestion(name, str(error))} (see 'gpt {name} --help')") from None
 
@@ -192,8 +146,11 @@ def completion(shell: Literal["bash", "zsh"]) -> None:
 
 
 def _spell_out(arguments: list[str], function: Callable[..., object]) -> list[str]:
-    """Let `--flag` alone mean `--flag true`: jsonargparse wants a value."""
-    parameters = inspect.signature(function).parameters.values()
+    """Let `--flag` alone mean `--flag true`, and `plot`'s words before the options be one list."""
+    parameters = list(inspect.signature(function).parameters.values())
+    if parameters[0].annotation == list[str]:
+        words = list(takewhile(lambda argument: not argument.startswith("-"), arguments))
+        arguments = [*([json.dumps(words)] if words else []), *arguments[len(words) :]]
     flags = {f"--{parameter.name}" for parameter in parameters if parameter.annotation is bool}
     spelled = []
     for argument, following in zip(arguments, [*arguments[1:], "--"], strict=False):

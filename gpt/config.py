@@ -71,22 +71,14 @@ class GPTConfig:
 
     @classmethod
     def from_name(cls, name: str, **changes: Any) -> "GPTConfig":
-        """A named size, with any field changed: `GPTConfig.from_name("gpt2-xl", context_length=256)`.
-
-        Raises:
-            InputError: the name is not one of `names()`, or a change is not a field.
-        """
+        """A named size, with any field changed: `GPTConfig.from_name("gpt2-xl", context_length=256)`."""
         if name not in _SIZES:
             raise InputError(f"unknown model size {name!r}, expected one of {', '.join(_SIZES)}")
         return cls.from_dict({**_SIZES[name], **changes})
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "GPTConfig":
-        """The inverse of `to_dict`; a field may have its old name.
-
-        Raises:
-            InputError: a key that is not a field.
-        """
+        """The inverse of `to_dict`; a field may have its old name. An unknown one raises InputError."""
         values = {_OLD_NAMES.get(name, name): value for name, value in values.items()}
         known = [field.name for field in fields(cls)]
         if unknown := sorted(map(str, values.keys() - known)):

@@ -14,22 +14,18 @@ _PACKAGE = Path(__file__).parent
 
 
 def shipped(folder: str) -> Path:
-    """The folder `configs` or `recipes` that belongs to this package.
+    """The folder `configs` or `recipes` that belongs to this package; an InputError if it is missing.
 
     A wheel carries both inside the package. A source checkout has them at its top, `recipes` as `data`.
-
-    Raises:
-        InputError: the installation lacks it.
     """
     project = _PACKAGE.parent / "pyproject.toml"
+    found = _PACKAGE / folder
     in_checkout = project.is_file() and 'name = "minimal-gpt"' in project.read_text(encoding="utf-8")
-    places = [_PACKAGE / folder]
-    if in_checkout:  # anywhere else, a folder beside the package belongs to someone else
-        places.append(_PACKAGE.parent / {"recipes": "data"}.get(folder, folder))
-    for place in places:
-        if place.is_dir():
-            return place
-    raise InputError(f"this installation has no {folder}: install minimal-gpt again")
+    if not found.is_dir() and in_checkout:  # elsewhere, a folder beside the package is someone else's
+        found = _PACKAGE.parent / {"recipes": "data"}.get(folder, folder)
+    if not found.is_dir():
+        raise InputError(f"this installation has no {folder}: install minimal-gpt again")
+    return found
 
 
 @contextmanager
@@ -51,7 +47,8 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's 0600 would hide the file from the group
+        os.umask(mask := os.umask(0))
+        os.chmod(temporary, 0o666 & ~mask)  # mkstemp's 0600 would hide the file from the group
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -66,24 +63,13 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def check_free(path: Path, overwrite: bool | None = None) -> None:
-    """Refuse an output that would replace something.
+    """Raise an InputError where an output would replace a file, or something in a folder.
 
-    Args:
-        path: a file, or a folder, which may be empty.
-        overwrite: the command's option, None if it has no such option.
-
-    Raises:
-        InputError: there is something at `path`, and `overwrite` is not set.
+    `overwrite` is the command's option, which allows to replace a file; None if it has no such option.
     """
     if any(path.iterdir()) if path.is_dir() else os.path.lexists(path) and not overwrite:
         advice = "" if overwrite is None else ", or replace it with --overwrite"
         raise InputError(f"{path} exists already: choose another name{advice}")
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _sync_folder(folder: Path) -> None:

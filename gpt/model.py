@@ -61,9 +61,6 @@ class GPT(nn.Module):
     Weights are initialised as GPT-2's: normal with standard deviation 0.02, biases zero, and the two
     projections of each block that write to the residual stream divided by sqrt(2 * num_layers), so that its
     variance does not grow with depth (Radford et al. 2019, section 2.3).
-
-    Raises:
-        InputError: more than 10,000 layers.
     """
 
     def __init__(self, config: GPTConfig) -> None:
@@ -90,9 +87,8 @@ class GPT(nn.Module):
         tokens: Tensor,
         *,
         positions: Tensor | None = None,
-        key_padding_mask: Tensor | None = None,
-        document_ids: Tensor | None = None,
         caches: Sequence[KeyValueCache] | None = None,
+        **masks: Tensor | None,
     ) -> Tensor:
         """All but the head: token ids (B, T) int64 -> normalised features (B, T, D).
 
@@ -100,9 +96,8 @@ class GPT(nn.Module):
             tokens: (B, T); with caches, the ones that follow the S - T cached tokens.
             positions: (T,) or (B, T) int64, each token's row of the position embedding; by default they count
                 up from the first token given or cached. A batch padded on the left needs them.
-            key_padding_mask: (B, S) boolean, True where a token, cached or given, is padding.
-            document_ids: (B, S) integers; a token attends to tokens of its own document only.
             caches: one per block, see `MultiHeadAttention.new_cache`; the tokens are appended to each.
+            masks: `key_padding_mask` and `document_ids` as `MultiHeadAttention` takes them.
 
         Raises:
             InputError: `tokens` is not (B, T) integers, T is over the context length, or an id is outside
@@ -115,7 +110,7 @@ class GPT(nn.Module):
         x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))  # (B, T, D)
         per_block: Sequence[KeyValueCache | None] = caches or [None] * len(self.blocks)
         for block, cache in zip(self.blocks, per_block, strict=True):
-            run = partial(block, key_padding_mask=key_padding_mask, document_ids=document_ids, cache=cache)
+            run = partial(block, cache=cache, **masks)
             recompute = self.checkpoint_activations and self.training
             x = checkpoint(run, x, use_reentrant=False) if recompute else run(x)
         return self.final_norm(x)

@@ -19,13 +19,9 @@ def notice(message: str) -> None:
 def progress(
     label: str, total: int | None, *, done: int = 0, unit: str = "bytes"
 ) -> Iterator[Callable[[int], None]]:
-    """Show how much is done, how fast, and the time left; call the yielded function with each increment.
+    """Show how much of `total` is done, how fast, and the time left; call what it yields with each increment.
 
-    Args:
-        label: what is being done.
-        total: units in all, None if unknown.
-        done: units done before this call; they do not count towards the speed.
-        unit: what is counted; `bytes` are shown in larger units, with the speed.
+    What was `done` before this call does not count towards the speed. Bytes are shown as MB, with the speed.
     """
     if not sys.stderr.isatty():
         yield _plain_lines(label, total, done, unit)

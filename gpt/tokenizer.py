@@ -12,6 +12,7 @@ from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,27 +58,22 @@ class Tokenizer:
     ) -> None:
         if name not in ("gpt2", "own") or (name == "own") != (table is not None):
             raise InputError(f"unknown tokenizer {name!r}, expected gpt2")
-        if table is not None:
-            check_table(list(table), pattern)
-            vocab_size = len(table) + 1
-        elif not SMALLEST_SIZE <= vocab_size <= _FULL_SIZE:
-            raise InputError(f"vocab_size must be {SMALLEST_SIZE} to {_FULL_SIZE}, got {vocab_size}")
-        self.name, self.n_vocab = name, vocab_size
-        self.pattern = "gpt2" if table is None else pattern
+        self.name, self.n_vocab, self.pattern = name, vocab_size, "gpt2"
         self._own = None if table is None else list(table)
-        content = f"{_TABLE_SHA256} {PATTERNS['gpt2']} {vocab_size}"
         if self._own is not None:
+            check_table(self._own, pattern)
+            self.n_vocab, self.pattern = len(self._own) + 1, pattern
             content = f"{PATTERNS[pattern]} {pack(self._own)}"
+        elif SMALLEST_SIZE <= vocab_size <= _FULL_SIZE:
+            content = f"{_TABLE_SHA256} {PATTERNS['gpt2']} {vocab_size}"
+        else:
+            raise InputError(f"vocab_size must be {SMALLEST_SIZE} to {_FULL_SIZE}, got {vocab_size}")
         self.fingerprint = hashlib.sha256(content.encode()).hexdigest()
         """A hash of everything that decides the ids: 64 hexadecimal digits."""
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "Tokenizer":
-        """The inverse of `to_dict`.
-
-        Raises:
-            InputError: it is not such a dictionary, or the table cannot encode every text.
-        """
+        """The inverse of `to_dict`; an InputError for anything else."""
         try:
             if saved["name"] == "gpt2":
                 return cls("gpt2", saved["vocab_size"])
@@ -90,11 +86,7 @@ class Tokenizer:
 
     @classmethod
     def from_table(cls, table: list[bytes], pattern: str) -> "Tokenizer":
-        """GPT-2's tokenizer where the table is a prefix of its ranks, or else one of its own.
-
-        Raises:
-            InputError: the table cannot encode every text.
-        """
+        """GPT-2's tokenizer where the table is a prefix of its ranks, or else one of its own."""
         own = cls("own", table=table, pattern=pattern)
         if pattern == "gpt2" and own.n_vocab <= _FULL_SIZE and _table()[: own.eot] == table:
             return cls("gpt2", own.n_vocab)
@@ -129,19 +121,15 @@ class Tokenizer:
 
     @property
     def encoding(self) -> "tiktoken.Encoding":
-        """tiktoken's object, loaded on first use and shared by the process."""
+        """tiktoken's object, loaded on first use and shared by equal tokenizers."""
         return _encoding(self)
 
     def encode(self, text: str, allow_special: bool = False) -> list[int]:
         """The ids of `text`. `<|endoftext|>` in it is plain text unless `allow_special`."""
         if not allow_special:
             return list(self.encode_array(text).tolist())
-        ids: list[int] = []
-        for index, part in enumerate(text.split(END_OF_TEXT)):
-            if index:
-                ids.append(self.eot)
-            ids.extend(self.encode(part))
-        return ids
+        parts = [[self.eot, *self.encode(part)] for part in text.split(END_OF_TEXT)]
+        return list(chain(*parts))[1:]
 
     def encode_array(self, text: str) -> NDArray[np.uint32]:
         """The ids of plain text as an array (tokens,), without a Python integer for each."""
@@ -153,19 +141,11 @@ class Tokenizer:
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint32), *parts])
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`; bytes that are not UTF-8, such as half a character, become U+FFFD.
-
-        Raises:
-            InputError: an id outside the vocabulary.
-        """
+        """The text of `ids`; bytes that are not UTF-8, such as half a character, become U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """The bytes of `ids`.
-
-        Raises:
-            InputError: an id outside the vocabulary.
-        """
+        """The bytes of `ids`; an InputError for one outside the vocabulary."""
         ids = [int(i) for i in ids]
         for i in ids:
             if not 0 <= i < self.n_vocab:

@@ -7,6 +7,7 @@ tiktoken's and the tokenizer.json of Hugging Face's libraries.
 
 import json
 from base64 import b64decode, b64encode
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,7 @@ LIBRARY_PATTERNS = {
 
 
 def check_table(tokens: list[bytes], pattern: str) -> None:
-    """Raise an error where a table cannot encode every text, or has two ids for the same bytes.
-
-    Raises:
-        InputError: a byte is missing, a token is there twice, or the pattern is unknown.
-    """
+    """Raise an InputError where a table cannot encode every text, or has two ids for the same bytes."""
     if pattern not in PATTERNS:
         raise InputError(f"unknown pattern of words {pattern!r}, expected {', '.join(PATTERNS)}")
     known = set(tokens)
@@ -57,9 +54,6 @@ def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes] | None]:
 
     They are what is left of its bytes when only tokens of lower rank are formed. That holds for any prefix
     of the ranks too, since no token is made of later ones.
-
-    Args:
-        tokens: by rank, all 256 single bytes among them.
     """
     ranks = {token: rank for rank, token in enumerate(tokens)}
     pairs: list[tuple[bytes, bytes] | None] = []
@@ -79,7 +73,7 @@ def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes] | None]:
 
 
 def read_table(path: Path) -> tuple[list[bytes], str]:
-    """The tokens by rank, and the pattern's name, from a `.tiktoken` file or a transformers `tokenizer.json`.
+    """The tokens by rank, and the pattern's name, from a `.tiktoken` file or a `tokenizer.json`.
 
     Raises:
         InputError: it is another kind of tokenizer, or the table has an error; the message says which.
@@ -130,14 +124,9 @@ def _from_json(data: bytes) -> tuple[list[bytes], str, list[tuple[bytes, bytes]]
         raise InputError("expected byte-level BPE, without byte_fallback")
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix") or found.get("normalizer"):
         raise InputError("it changes texts before encoding them: they would not come back")
-    bytes_of = {letter: byte for byte, letter in enumerate(byte_letters())}
-
-    def unspell(token: str) -> bytes:
-        return bytes(bytes_of[letter] for letter in token)
-
     special = {token["content"] for token in found.get("added_tokens", [])}
     vocabulary = {name: i for name, i in model["vocab"].items() if name not in special}
-    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
+    if sorted(vocabulary.values()) != [*range(len(vocabulary))]:
         raise InputError(
             f"the ids of its tokens are not 0 to {len(vocabulary) - 1}, special tokens after them"
         )
@@ -162,11 +151,6 @@ def _pattern_of(pre_tokenizer: dict[str, Any]) -> str:
 
 def to_json(tokens: list[bytes], pattern: str) -> dict[str, Any]:
     """The content of a `tokenizer.json` from which Hugging Face's libraries give the same ids."""
-    letters = byte_letters()
-
-    def spell(token: bytes) -> str:
-        return "".join(letters[byte] for byte in token)
-
     split = {"type": "Split", "pattern": {"Regex": LIBRARY_PATTERNS[pattern]}, "behavior": "Isolated"}
     flags = {"add_prefix_space": False, "trim_offsets": True}
     special = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -196,17 +180,24 @@ def pack(tokens: list[bytes]) -> str:
 
 
 def unpack(table: str) -> list[bytes]:
-    """The inverse of `pack`.
-
-    Raises:
-        InputError: it is not base64.
-    """
+    """The inverse of `pack`; an InputError if it is not base64."""
     try:
         return [b64decode(line, validate=True) for line in table.split("\n")]
     except (ValueError, AttributeError) as error:
         raise InputError(f"the vocabulary's table is damaged: {error}") from None
 
 
+def spell(token: bytes) -> str:
+    """The bytes of a token as printable characters."""
+    return "".join(map(byte_letters().__getitem__, token))
+
+
+def unspell(letters: str) -> bytes:
+    """The inverse of `spell`; a ValueError for other characters."""
+    return bytes(map("".join(byte_letters()).index, letters))
+
+
+@cache
 def byte_letters() -> list[str]:
     """A printable character for each byte (Radford et al. 2019, the released encoder.py).
 

@@ -36,8 +36,7 @@ class KeyValueCache:
     def update(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Append T tokens, (B, H, T, K) each, and return all held so far, (B, H, S, K) each.
 
-        Raises:
-            InputError: the shape is not the cache's, or more tokens than fit.
+        Keys of another shape than the cache's, and more than fit, raise InputError.
         """
         self.check(key.shape)
         if value.shape != key.shape:
@@ -54,11 +53,7 @@ class KeyValueCache:
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def truncate(self, length: int = 0) -> None:
-        """Forget all but the first `length` tokens; the memory is kept for the next prompt.
-
-        Raises:
-            InputError: `length` is negative or more than the cache holds.
-        """
+        """Forget all but the first `length` tokens; the memory is kept for the next prompt."""
         if not 0 <= length <= self.length:
             raise InputError(f"cannot keep {length} tokens of a cache that holds {self.length}")
         self.length = length

@@ -20,11 +20,8 @@ def from_torch(module: nn.MultiheadAttention, context_length: int, causal: bool 
     """The module that computes what a `torch.nn.MultiheadAttention` computes under a causal mask, or without.
 
     Its input is (batch, tokens, E) whatever the given module's `batch_first`; `module(x, y, y)` becomes
-    `converted(x, context=y)`. An output projection without a bias gets one of zeros.
-
-    Raises:
-        InputError: the given module has `kdim`, `vdim`, `add_bias_kv` or `add_zero_attn`, which
-            `MultiHeadAttention` does not have.
+    `converted(x, context=y)`. An output projection without a bias gets one of zeros. Modules with `kdim`,
+    `vdim`, `add_bias_kv` or `add_zero_attn` raise InputError.
     """
     weight, bias = module.in_proj_weight, module.in_proj_bias
     if weight is None or module.bias_k is not None or module.add_zero_attn:
@@ -38,9 +35,7 @@ def to_torch(module: MultiHeadAttention) -> nn.MultiheadAttention:
     """The `torch.nn.MultiheadAttention` that, given `attn_mask=module.mask`, computes what `module` computes.
 
     It is `batch_first` and has biases, zeros where `module` has none. Pass `mask[:T, :T]` for T tokens.
-
-    Raises:
-        InputError: d_in is not d_out, which torch's module requires to be equal.
+    A d_in that is not d_out raises InputError.
     """
     weight, bias = _fuse(module)
     converted = nn.MultiheadAttention(module.d_out, module.num_heads, module.dropout.p, batch_first=True)
@@ -59,10 +54,8 @@ def from_fused(module: MultiHeadAttn) -> MultiHeadAttention:
 def to_fused(module: MultiHeadAttention) -> MultiHeadAttn:
     """The fused system with the query, key and value weights of `module`, and no dropout.
 
-    It has no output projection: `module.out_proj(to_fused(module)(x))` equals `module(x)`.
-
-    Raises:
-        InputError: d_in is not d_out, which the fused system requires to be equal.
+    It has no output projection: `module.out_proj(to_fused(module)(x))` equals `module(x)`. A d_in that is
+    not d_out raises InputError.
     """
     weight, bias = _fuse(module)
     converted = MultiHeadAttn(module.d_out, module.context_length, module.num_heads).to(weight)

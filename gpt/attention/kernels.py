@@ -21,21 +21,15 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    causal: Tensor | None = None,
-    masked: Tensor | None = None,
-    dropout_p: float = 0.0,
-    need_weights: bool = False,
+    causal: Tensor | None,
+    masked: Tensor | None,
+    dropout_p: float,
+    need_weights: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """softmax(query key^T / sqrt(K)) value by the fastest kernel for the case.
+    """softmax(query key^T / sqrt(K)) value by the fastest kernel: (B, H, T, K), (B, H, S, K), (B, H, S, V).
 
-    Args:
-        query: (B, H, T, K); with `causal`, the last T of S positions.
-        key: (B, H, S, K).
-        value: (B, H, S, V).
-        causal: the causal mask of S or more positions; without it, queries attend to later keys too.
-        masked: boolean, broadcastable to (B, H, T, S); added to the causal mask.
-        dropout_p: probability that a weight is dropped.
-        need_weights: whether to return the weights, which only the slow kernel can.
+    With `causal`, the causal mask of S or more positions, the queries are the last T of S. `masked`, boolean
+    and broadcastable to (B, H, T, S), is added to it. Only a slow kernel can return the weights.
 
     Returns:
         The context vectors (B, H, T, V); the weights (B, H, T, S), dropout included, if needed; and with a

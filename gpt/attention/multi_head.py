@@ -1,7 +1,6 @@
 """Multi-head attention with weight splits: the module inside the GPT, for any PyTorch model.
 
 In every mask True means that the query must not attend to the key, as in `torch.nn.MultiheadAttention`.
-(`torch.nn.functional.scaled_dot_product_attention` means the opposite.)
 
 Shapes: B batch, T tokens given, S keys (the cached tokens, then the T given; or the context's tokens),
 H heads, K width of a head (d_out = H * K).
@@ -34,8 +33,7 @@ class MultiHeadAttention(nn.Module):
             cross-attention.
 
     Raises:
-        InputError: a size below one, or `num_heads` does not divide `d_out`.
-        ValueError: `dropout` is outside [0, 1].
+        ValueError: a size below one, heads that do not divide `d_out`, or a dropout outside [0, 1].
     """
 
     mask: Tensor | None
@@ -119,10 +117,8 @@ class MultiHeadAttention(nn.Module):
     ) -> KeyValueCache:
         """An empty cache on this layer's device for `max_length` tokens, the context length by default.
 
-        Its type is the weights' by default; under autocast give the type that autocast computes in.
-
-        Raises:
-            InputError: `max_length` is over the context length, or the attention is not causal.
+        Its type is the weights' by default; under autocast give the type that autocast computes in. A length
+        over the context length, and attention that is not causal, raise InputError.
         """
         if self.mask is None:
             raise InputError("a cache needs causal=True: without it earlier tokens attend to later ones")
@@ -162,29 +158,22 @@ class MultiHeadAttention(nn.Module):
         return num_keys
 
     def _combine_masks(
-        self,
-        x: Tensor,
-        num_keys: int,
-        key_padding_mask: Tensor | None,
-        attn_mask: Tensor | None,
-        document_ids: Tensor | None,
+        self, x: Tensor, num_keys: int, padding: Tensor | None, mask: Tensor | None, ids: Tensor | None
     ) -> Tensor | None:
         """The given masks as one, broadcastable to (B, H, T, S); None if there are none."""
         batch, num_tokens, _ = x.shape
         keys, pairs = (batch, num_keys), (num_tokens, num_keys)
         masks = []
-        if key_padding_mask is not None:
-            _check("boolean", "key_padding_mask", key_padding_mask, keys)
-            masks.append(key_padding_mask[:, None, None, :])  # (B, 1, 1, S)
-        if attn_mask is not None:
-            shapes = pairs, (batch, *pairs), (batch, self.num_heads, *pairs)
-            _check("boolean", "attn_mask", attn_mask, *shapes)
-            views = {2: attn_mask[None, None], 3: attn_mask[:, None], 4: attn_mask}
-            masks.append(views[attn_mask.dim()])
-        if document_ids is not None:
-            _check("integer", "document_ids", document_ids, keys)
-            own = document_ids[:, num_keys - num_tokens :]  # (B, T)
-            masks.append((own[:, :, None] != document_ids[:, None, :])[:, None])  # (B, 1, T, S)
+        if padding is not None:
+            _check("boolean", "key_padding_mask", padding, keys)
+            masks.append(padding[:, None, None, :])  # (B, 1, 1, S)
+        if mask is not None:
+            _check("boolean", "attn_mask", mask, pairs, (batch, *pairs), (batch, self.num_heads, *pairs))
+            masks.append({2: mask[None, None], 3: mask[:, None], 4: mask}[mask.dim()])
+        if ids is not None:
+            _check("integer", "document_ids", ids, keys)
+            own = ids[:, num_keys - num_tokens :]  # (B, T)
+            masks.append((own[:, :, None] != ids[:, None, :])[:, None])  # (B, 1, T, S)
         return reduce(operator.or_, masks) if masks else None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MultiHeadAttention":

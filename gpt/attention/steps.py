@@ -1,7 +1,6 @@
 """The systems of the chapters on coding attention, in the order in which they build on one another.
 
-Each adds one part to the one before: attention without weights, trainable weights, the causal mask, several
-heads, one fused projection. They are for reading; `MultiHeadAttention` in `multi_head.py` is for use.
+They are for reading; `MultiHeadAttention` in `multi_head.py` is for use.
 
 Shapes: B batch, T tokens, D width of a token (d_in), K width of a head (d_out), H heads.
 """
@@ -124,11 +123,7 @@ def scores_of_heads(query: Tensor, key: Tensor) -> Tensor:
 
 
 class MultiHeadAttn(nn.Module):
-    """Multi-head attention with query, key and value fused in one projection, and no output projection.
-
-    Raises:
-        InputError: `n_heads` does not divide `n_embd`.
-    """
+    """Multi-head attention with query, key and value fused in one projection, and no output projection."""
 
     bias: Tensor
 

@@ -10,11 +10,11 @@ The text belongs to the Python Software Foundation (PSF licence) and differs bet
 
 import ast
 import hashlib
-import importlib.util
 import re
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 _NOT_THE_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -25,48 +25,37 @@ _SHORTEST_PARAGRAPH = 40
 def python_docs() -> Iterator[str]:
     """The documents of `python-docs`: the reference's topics, then the modules, in order of name."""
     seen: set[bytes] = set()
-    for text in [*_topics(), *map(_docstrings, _source_files())]:
-        document = _without_repeats(text, seen)
-        if document:
+    topics = [text for _, text in sorted(_topics().topics.items())]
+    for text in [*topics, *map(_docstrings, _source_files())]:
+        if document := _without_repeats(text, seen):
             yield document
 
 
 def python_stdlib() -> Iterator[str]:
     """The documents of `python-stdlib`: the source files of the library."""
     for path in _source_files():
-        text = path.read_bytes().decode("utf-8", errors="replace")
-        if text:
+        if text := path.read_bytes().decode("utf-8", errors="replace"):
             yield text
 
 
 def library_fingerprint() -> str:
     """A hash of the files that both corpora are made of."""
     digest = hashlib.sha256()
-    for path in [*_source_files(), _topics_file()]:
+    for path in [*_source_files(), Path(_topics().__file__)]:
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
 def _source_files() -> list[Path]:
-    library = Path(sysconfig.get_paths()["stdlib"])
-    found = []
-    for path in library.rglob("*.py"):
-        folders = path.relative_to(library).parts[:-1]
-        if not _NOT_THE_LIBRARY.intersection(folders) and path != _topics_file():
-            found.append(path)
-    return sorted(found)
+    library, topics = Path(sysconfig.get_paths()["stdlib"]), Path(_topics().__file__)
+    found = sorted(set(library.rglob("*.py")) - {topics})
+    return [path for path in found if not _NOT_THE_LIBRARY.intersection(path.relative_to(library).parts[:-1])]
 
 
-def _topics_file() -> Path:
-    spec = importlib.util.find_spec("pydoc_data.topics")
-    assert spec is not None and spec.origin is not None  # part of every CPython
-    return Path(spec.origin)
+def _topics() -> Any:
+    from pydoc_data import topics
 
-
-def _topics() -> list[str]:
-    from pydoc_data.topics import topics
-
-    return [topics[name] for name in sorted(topics)]
+    return topics
 
 
 def _docstrings(path: Path) -> str:

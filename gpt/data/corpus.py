@@ -24,32 +24,25 @@ _BUILTIN = {"python-docs": builtin.python_docs, "python-stdlib": builtin.python_
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Where documents come from: exactly one of `builtin`, `files` and `hub`.
+    """Where documents come from: exactly one of `builtin`, `files` and `hub`; see `data/README.md`.
 
     Raises:
         InputError: none or several of the three, or an unknown built-in or `errors`.
     """
 
     builtin: str | None = None
-    """`python-docs` or `python-stdlib`."""
     files: tuple[str, ...] = ()
     """Paths or URLs. Each text file is a document; each row of a JSON, CSV or Parquet file is one."""
     hub: str | None = None
-    """A Hugging Face data set, OWNER/NAME."""
     subset: str | None = None
-    """The hub data set's configuration, if it has several."""
     split: str = "train"
-    """The hub data set's split."""
     revision: str | None = None
     """The hub data set's commit or tag. Without one, prepared data is not updated when the data set is."""
     streaming: bool = True
-    """Read the hub data set as it downloads; false downloads all of it first."""
     text_column: str = "text"
-    """The column that holds the text, in rows."""
     document_starts: str | None = None
     """For a hub data set of lines: a regular expression that the first row of each document matches."""
     errors: str = "strict"
-    """For bytes that are not UTF-8: `strict` stops, `replace` puts U+FFFD in their place."""
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.builtin, self.files, self.hub))) != 1:
@@ -90,11 +83,8 @@ class Corpus:
 
     def size(self) -> int | None:
         """Bytes of UTF-8 text, for a progress bar; None if unknown before reading."""
-        if not self.files or any(
-            is_url(name) or compression(name) or file_format(name) != "text" for name in self.files
-        ):
-            return None
-        return sum(Path(name).stat().st_size for name in self.files)
+        known = (not (is_url(n) or compression(n)) and file_format(n) == "text" for n in self.files)
+        return sum(os.stat(name).st_size for name in self.files) if self.files and all(known) else None
 
     def pieces(self) -> Iterator[Piece]:
         """The documents in order, each as pieces of at most `LONGEST_PIECE` characters.

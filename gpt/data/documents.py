@@ -52,11 +52,6 @@ class Piece(NamedTuple):
 def file_pieces(name: str, column: str, errors: str) -> Iterator[Piece]:
     """The documents of a file or URL: a text file is one, and each row of the other formats is one.
 
-    Args:
-        name: its ending decides the format and the compression.
-        column: the column of the text, in rows.
-        errors: `strict` or `replace`, for bytes that are not UTF-8.
-
     Raises:
         InputError: not UTF-8, not of the format that its name says, or no such column.
         OSError: it cannot be opened.
@@ -74,11 +69,7 @@ def file_pieces(name: str, column: str, errors: str) -> Iterator[Piece]:
 
 
 def hub_rows(column: str, path: str, subset: str | None, **options: Any) -> Iterator[str]:
-    """The texts of a Hugging Face data set; the options are those of `datasets.load_dataset`.
-
-    Raises:
-        InputError: there is no such data set, configuration, split or column, or no network.
-    """
+    """The texts of a Hugging Face data set; the options are those of `datasets.load_dataset`."""
     from datasets import load_dataset
 
     with _named(f"hub:{path}"):
@@ -104,7 +95,8 @@ def _named(name: str) -> Iterator[None]:
             ) from error
         if isinstance(error, OSError) and error.filename:
             raise
-        raise InputError(f"cannot read {name}: {line}") from error
+        what = name if (kind := file_format(name)) == "text" else f"{name} as {kind}"
+        raise InputError(f"cannot read {what}: {line}") from error
 
 
 def join(rows: Iterable[str], starts: str) -> Iterator[str]:

@@ -40,11 +40,9 @@ def inspect(
     Raises:
         InputError: not prepared data, or a file that was altered.
     """
-    folder = (
-        Path(data)
-        if (Path(data) / META).is_file()
-        else prepare(data, vocabulary=vocabulary, vocab_size=vocab_size)
-    )
+    folder = Path(data)
+    if not (folder / META).is_file():
+        folder = prepare(data, vocabulary=vocabulary, vocab_size=vocab_size)
     prepared = Prepared(folder)
     for line in [*describe(prepared), *describe_tokens(prepared)]:
         print(line)
@@ -53,8 +51,11 @@ def inspect(
     target = Path(picture) if picture else folder / "lengths.png"
     draw_lengths({split: document_lengths(prepared, split) for split in SPLITS}, target)
     print(f"histogram   {target}")
-    for text in sample_windows(prepared, windows, context_length, seed):
-        print(f"\n--- a training window of {context_length} tokens\n{text}")
+    grid = Grid(prepared.count("train", "tokens"), context_length)
+    chosen = np.random.default_rng(seed).choice(grid.count, min(windows, grid.count), replace=False)
+    _, rows = make_batch(prepared.stream("train"), grid.spans(chosen, epoch=0), context_length, isolate=False)
+    for row in rows.tolist():
+        print(f"\n--- a training window of {context_length} tokens\n{prepared.tokenizer.decode(row)}")
 
 
 def describe(prepared: Prepared) -> list[str]:
@@ -97,15 +98,6 @@ def document_lengths(prepared: Prepared, split: str) -> NDArray[np.int64]:
     return np.diff(starts, append=prepared.count(split, "tokens"))
 
 
-def sample_windows(prepared: Prepared, count: int, context_length: int, seed: int) -> list[str]:
-    """The text of random windows of the training split."""
-    grid = Grid(prepared.count("train", "tokens"), context_length)
-    chosen = np.random.default_rng(seed).choice(grid.count, min(count, grid.count), replace=False)
-    spans = grid.spans(chosen, epoch=0)
-    _, targets = make_batch(prepared.stream("train"), spans, context_length, isolate=False)
-    return [prepared.tokenizer.decode(row) for row in targets.tolist()]
-
-
 def draw_lengths(lengths: dict[str, NDArray[np.int64]], picture: str | os.PathLike[str]) -> None:
     """Draw a histogram of document lengths over a logarithmic axis, as a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -121,8 +113,7 @@ def draw_lengths(lengths: dict[str, NDArray[np.int64]], picture: str | os.PathLi
     axes = figure.add_subplot()
     for (split, values), colour in zip(drawn.items(), ("#56B4E9", "#D55E00"), strict=False):
         axes.hist(values, bins, color=colour, label=f"{split}: median {int(np.median(values)):,}")
-    axes.set(xscale="log", title="Length of documents")
-    axes.set(xlabel="tokens in a document", ylabel="documents")
+    axes.set(xscale="log", title="Length of documents", xlabel="tokens in a document", ylabel="documents")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)

@@ -43,8 +43,7 @@ class TokenData(pl.LightningDataModule):
         errors: `strict` stops at bytes that are not UTF-8, `replace` puts U+FFFD in their place.
 
     Raises:
-        InputError: the corpus is not there, cannot be read, or is shorter than the context; or
-            `tokens_per_update` is no whole number of windows.
+        InputError: the corpus cannot be read or is shorter than the context, or two options contradict.
     """
 
     def __init__(
@@ -121,8 +120,7 @@ class TokenData(pl.LightningDataModule):
     def split_update(self, most: int) -> None:
         """Divide `tokens_per_update` over processes and batches of equal size, of at most `most` windows.
 
-        Sets `batch_size`, and the Trainer's accumulate_grad_batches and val_check_interval. An update has the
-        same windows however they are divided.
+        Sets `batch_size`, and the Trainer's accumulate_grad_batches and val_check_interval.
 
         Raises:
             InputError: the processes cannot have equal shares, or the Trainer's options say otherwise.
@@ -171,21 +169,14 @@ class TrainLoader(DataLoader[Batch]):
     """Batches of consecutive numbers: each iteration continues where the last one stopped.
 
     Its state is one number, the windows that all processes have taken together. Lightning saves it with the
-    checkpoint and restores it before training resumes, in the middle of an epoch and at its end. An epoch's
-    batches are rounded up to a multiple of `multiple_of`, so that all updates accumulate equally many.
+    checkpoint and restores it, in the middle of an epoch and at its end. An epoch's batches are rounded up to
+    a multiple of `multiple_of`, so that all updates accumulate equally many.
     """
 
     def __init__(self, dataset: TrainWindows, num_workers: int = 0, multiple_of: int = 1) -> None:
         self._numbers = _Consecutive(math.ceil(len(dataset) / multiple_of) * multiple_of)
         self._windows_per_batch = dataset.batch_size * dataset.world_size
-        super().__init__(
-            dataset,
-            sampler=self._numbers,
-            num_workers=num_workers,
-            persistent_workers=num_workers > 0,
-            worker_init_fn=_ignore_signals,
-            **_loading(),
-        )
+        super().__init__(dataset, sampler=self._numbers, **_loading(num_workers))
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         for batch in super().__iter__():
@@ -215,9 +206,16 @@ class _Consecutive(Sampler[int]):
         return iter(range(self.next, self.next + self.count))
 
 
-def _loading() -> dict[str, Any]:
-    """How a DataLoader reads whole batches; its default generator is the global one, which dropout uses."""
-    return {"batch_size": None, "pin_memory": torch.cuda.is_available(), "generator": torch.Generator()}
+def _loading(num_workers: int = 0) -> dict[str, Any]:
+    """Options of a DataLoader of whole batches."""
+    return {
+        "batch_size": None,
+        "num_workers": num_workers,
+        "persistent_workers": num_workers > 0,
+        "worker_init_fn": _ignore_signals,
+        "pin_memory": torch.cuda.is_available(),
+        "generator": torch.Generator(),  # the default is the global one, which dropout uses
+    }
 
 
 def _ignore_signals(worker: int) -> None:

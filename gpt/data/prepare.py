@@ -67,27 +67,16 @@ def prepare(
     Raises:
         InputError: no such corpus, text that cannot be read, or a folder that holds something else.
     """
-    return prepare_for(
-        find_vocabulary(vocabulary, vocab_size),
-        corpus,
-        output,
-        val_fraction=val_fraction,
-        workers=workers,
-        verify=verify,
-        text_column=text_column,
-        subset=subset,
-        split=split,
-        revision=revision,
-        streaming=streaming,
-        errors=errors,
-    )
+    reading: dict[str, Any] = {"text_column": text_column, "errors": errors, "subset": subset}
+    reading |= {"split": split, "revision": revision, "streaming": streaming}
+    found = find_vocabulary(vocabulary, vocab_size)
+    return prepare_for(found, corpus, output, val_fraction, workers, verify, **reading)
 
 
 def prepare_for(
     vocabulary: Tokenizer | Learned,
     corpus: str,
     output: str | os.PathLike[str] | None = None,
-    *,
     val_fraction: float = 0.05,
     workers: int | None = None,
     verify: bool = True,
@@ -139,11 +128,7 @@ def cache_folder() -> Path:
 
 
 def _is_done(folder: Path, key: str, verify: bool) -> bool:
-    """Whether `folder` is prepared by this key, and undamaged.
-
-    Raises:
-        InputError: it is prepared by another key, or so damaged that its key is unknown.
-    """
+    """Whether `folder` is prepared by this key, and undamaged; an InputError if its key is another one."""
     if not (folder / META).is_file():
         return False
     try:

@@ -34,16 +34,13 @@ _COUNTED_AT_ONCE = 1 << 20
 
 
 class ShardWriter:
-    """Appends blocks to a folder, resuming at the last commit of the same `key`.
+    """Appends blocks to a folder that the caller has locked, resuming at the last commit of the same `key`.
 
     Args:
-        folder: exists, and is locked by the caller.
+        folder: it exists; other files in it, or another unfinished preparation, raise an InputError.
         key: a hash of the text, the tokenizer and the options.
         tokenizer: made the ids.
         unchanged: whether the text is still that of the key; asked before each commit.
-
-    Raises:
-        InputError: the folder holds other files, or another unfinished preparation.
     """
 
     def __init__(self, folder: Path, key: str, tokenizer: Tokenizer, unchanged: Callable[[], bool]) -> None:
@@ -69,11 +66,7 @@ class ShardWriter:
             self.commit()
 
     def commit(self) -> None:
-        """Make what was added so far survive a kill or a power cut.
-
-        Raises:
-            InputError: the text changed; what was written of it is deleted.
-        """
+        """Make what was added survive a power cut; if the text changed, delete it with an InputError."""
         if not self.unchanged():
             self.close()
             clear(self.folder)
@@ -99,9 +92,7 @@ class ShardWriter:
         The documents chosen by their hash are held out, or the end of the text if they are far more or far
         fewer than `val_fraction`: of the tokens, or of the bytes where the vocabulary may have been learned
         from the text. It was then learned from what comes before `cut_at`, see `gpt.data.vocabularies.learn`.
-
-        Raises:
-            InputError: there was no text.
+        No text at all is an InputError.
         """
         self.commit()
         self.close()
@@ -254,11 +245,7 @@ def cut_at(text_bytes: int, val_fraction: float) -> int:
 
 
 def check_ours(folder: Path) -> dict[str, Any] | None:
-    """The state of the unfinished preparation in `folder`; None if it holds nothing.
-
-    Raises:
-        InputError: it holds other files.
-    """
+    """The state of the unfinished preparation in `folder`, None if it is empty; an InputError otherwise."""
     present = sorted(path.name for path in folder.glob("*") if not path.name.startswith("."))
     if PROGRESS in present:
         size = sum(path.stat().st_size for path in folder.glob("*.bin"))

@@ -36,11 +36,7 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """The items `start` to `stop` of a file of integers, each plus `shift`.
-
-    Raises:
-        TypeError: a field of another type.
-    """
+    """The items `start` to `stop` of a file of integers, each plus `shift`."""
 
     file: str
     start: int
@@ -107,7 +103,7 @@ class Prepared:
     """A prepared folder, memory-mapped, after the checks that take milliseconds.
 
     Raises:
-        InputError: not a prepared folder, an unfinished one, another tokenizer's, or a file of another size.
+        InputError: not a prepared folder, an unfinished one, another tokenizer's, or one that was altered.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -200,11 +196,7 @@ class Prepared:
         return count
 
     def verify(self) -> None:
-        """Read every file and compare its checksum with the recorded one.
-
-        Raises:
-            InputError: a file was altered; the message names it.
-        """
+        """Compare each file's checksum with the recorded one: an InputError names a file that was altered."""
         files = {self.folder / name: recorded["sha256"] for name, recorded in self.meta["files"].items()}
         with ThreadPoolExecutor() as pool:
             for path, found in zip(files, pool.map(file_sha256, files), strict=True):

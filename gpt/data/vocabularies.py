@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from gpt.data.shard_writer import cut_at, is_by_document
 from gpt.data.shards import SPLITS
 from gpt.errors import InputError
 from gpt.tokenizer import SMALLEST_SIZE, Tokenizer, split_at_words
-from gpt.vocabulary import LIBRARY_PATTERNS, PATTERNS, byte_letters, read_table
+from gpt.vocabulary import LIBRARY_PATTERNS, PATTERNS, byte_letters, read_table, unspell
 
 _SCANNED_BYTES = 1 << 30
 """Text that is read to learn from: of a larger corpus, the beginning."""
@@ -23,11 +24,7 @@ _PART_CHARACTERS = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """A vocabulary to learn from the corpus.
-
-    Raises:
-        InputError: an unknown pattern, or a size below 257.
-    """
+    """A vocabulary to learn from the corpus; an InputError for an unknown pattern or a size below 257."""
 
     size: int | None
     """Ids in all; None for as many as there are characters."""
@@ -47,29 +44,20 @@ class Learned:
 
 
 def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
-    """The vocabulary that `name` stands for.
-
-    Args:
-        name: `gpt2`, `gpt2:SIZE`, `learn:SIZE`, `learn:SIZE:PATTERN`, `learn:chars`, or a .tiktoken or
-            tokenizer.json file.
-        vocab_size: the size where the name is None: a prefix of GPT-2's.
+    """The vocabulary that `name` stands for; without a name, a prefix of GPT-2's of `vocab_size` ids.
 
     Raises:
-        InputError: it is none of these, or a table that cannot be used.
+        InputError: it is no name of `gpt prepare --help`, or a table that cannot be used.
     """
     if name is None:
         return Tokenizer("gpt2", vocab_size)
-    kind, _, rest = name.partition(":")
-    size, _, pattern = rest.partition(":")
-    if name == "gpt2":
-        return Tokenizer("gpt2")
-    if kind == "gpt2" and rest.isdecimal():
-        return Tokenizer("gpt2", int(rest))
     if name == "learn:chars":
         return Learned(size=None, pattern="chars")
-    if kind == "learn" and size.isdecimal():
-        return Learned(size=int(size), pattern=pattern or "gpt2")
-    if kind in ("gpt2", "learn") or not Path(name).exists():
+    if found := re.fullmatch(r"gpt2(?::(\d+))?", name):
+        return Tokenizer("gpt2", int(found[1])) if found[1] else Tokenizer("gpt2")
+    if found := re.fullmatch(r"learn:(\d+)(?::(.*))?", name):
+        return Learned(size=int(found[1]), pattern=found[2] or "gpt2")
+    if name.partition(":")[0] in ("gpt2", "learn") or not Path(name).exists():
         raise InputError(
             f"unknown vocabulary {name!r}: expected gpt2, gpt2:SIZE, learn:SIZE, learn:SIZE:PATTERN, "
             "learn:chars or a .tiktoken or tokenizer.json file"
@@ -83,22 +71,22 @@ def learn(source: Corpus, wanted: Learned, val_fraction: float) -> Tokenizer:
     Raises:
         InputError: the text supports fewer ids.
     """
-    sample: list[tuple[int, str, int, str]] = []  # hash, split, first byte in it, text
+    sample: list[tuple[int, str, int, bytes]] = []  # hash, split, first byte in it, UTF-8 text
     sizes, kept, limit, split = dict.fromkeys(SPLITS, 0), 0, 1 << 64, ""
     for piece in source.pieces():
         if piece.first:
             split = choose_split(piece.text.encode("utf-8", "replace"), val_fraction)
-        for text in split_at_words(piece.text, _PART_CHARACTERS):
-            data = text.encode("utf-8", "replace")
+        for part in split_at_words(piece.text, _PART_CHARACTERS):
+            data = part.encode("utf-8", "replace")
             draw = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
             if draw < limit:
-                sample.append((draw, split, sizes[split], text))
+                sample.append((draw, split, sizes[split], data))
                 kept += len(data)
             sizes[split] += len(data)
         while kept > _SAMPLE_BYTES:
             limit //= 2
-            sample = [part for part in sample if part[0] < limit]
-            kept = sum(len(text.encode("utf-8", "replace")) for *_, text in sample)
+            sample = [drawn for drawn in sample if drawn[0] < limit]
+            kept = sum(len(data) for *_, data in sample)
         if sum(sizes.values()) > _SCANNED_BYTES:
             break
     total = sum(sizes.values())
@@ -106,26 +94,23 @@ def learn(source: Corpus, wanted: Learned, val_fraction: float) -> Tokenizer:
     read_all = total <= _SCANNED_BYTES
     by_document = is_by_document(sizes["val"] / max(total, 1), val_fraction)
     texts = []
-    for _, split, first, text in sample:
+    for _, split, first, data in sample:
         if split == "val" and (by_document or not read_all):
             continue
         if not by_document or not read_all:
-            room = cut_at(total, val_fraction) - first - (sizes["train"] if split == "val" else 0)
-            text = text.encode("utf-8", "replace")[: max(0, room)].decode("utf-8", "ignore")
-        texts.append(text)
+            before = first + (sizes["train"] if split == "val" else 0)
+            data = data[: max(0, cut_at(total, val_fraction) - before)]
+        texts.append(data.decode("utf-8", "ignore"))
     if wanted.size is None:
         characters = sorted({character for text in texts for character in text if ord(character) > 127})
-        table = [bytes([byte]) for byte in range(256)]
-        table += [data for c in characters if len(data := c.encode("utf-8", "replace")) > 1]
+        table = [*(bytes([byte]) for byte in range(256)), *(c.encode() for c in characters)]
     else:
         table = learn_table(texts, wanted.size, wanted.pattern)
     return Tokenizer("own", table=table, pattern=wanted.pattern)
 
 
 def learn_table(texts: Iterable[str], vocab_size: int, pattern: str) -> list[bytes]:
-    """The bytes and the merges of the most frequent pairs, by rank, one fewer than `vocab_size`.
-
-    The result does not depend on the number of threads.
+    """The bytes and the merges of the most frequent pairs by rank, on any number of threads.
 
     Raises:
         InputError: no pair stands twice before there are as many.
@@ -139,10 +124,7 @@ def learn_table(texts: Iterable[str], vocab_size: int, pattern: str) -> list[byt
     as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     library.pre_tokenizer = pre_tokenizers.Sequence([split, as_bytes])
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - 1,
-        min_frequency=2,
-        initial_alphabet=byte_letters(),
-        show_progress=False,
+        vocab_size=vocab_size - 1, min_frequency=2, initial_alphabet=byte_letters(), show_progress=False
     )
     library.train_from_iterator(texts, trainer)
     ids = library.get_vocab()
@@ -150,5 +132,4 @@ def learn_table(texts: Iterable[str], vocab_size: int, pattern: str) -> list[byt
         raise InputError(
             f"the text supports a vocabulary of at most {len(ids) + 1} ids, got learn:{vocab_size}"
         )
-    bytes_of = {letter: byte for byte, letter in enumerate(byte_letters())}
-    return [bytes(bytes_of[letter] for letter in token) for token in sorted(ids, key=ids.__getitem__)]
+    return [unspell(token) for token in sorted(ids, key=ids.__getitem__)]

@@ -29,7 +29,6 @@ Batch = tuple[Tensor, ...]
 Spans = tuple[NDArray[np.int64], NDArray[np.int64]]
 """The position of each window's first target in the stream, and its number of targets."""
 
-_ROUNDS = 8
 _PLANNED_WINDOWS = 4096
 
 
@@ -40,7 +39,7 @@ def permute(positions: NDArray[np.int64], size: int, key: tuple[int, ...]) -> ND
     (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", sections 4 and 5). The positions have
     any shape; `key` selects the permutation.
     """
-    keys = np.random.SeedSequence(key).generate_state(_ROUNDS, np.uint64)
+    keys = np.random.SeedSequence(key).generate_state(8, np.uint64)  # of 8 rounds
     side = max(1, round(size**0.5))
     a, b = np.uint64(side), np.uint64(-(-size // side))
 
@@ -69,11 +68,8 @@ def _mix(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
 class Grid:
     """Windows of T targets side by side: each token is a target in one of them, except a few at the ends.
 
-    With `shift`, they start at another offset in [0, T) each epoch, so that the text is cut elsewhere. Their
-    number stays the same; it is one fewer than fit at offset 0, if more than one does.
-
-    Raises:
-        InputError: the stream is shorter than one window.
+    With `shift`, they start at another offset in [0, T) each epoch. Their number stays the same; it is one
+    fewer than fit at offset 0, if more than one does. Less text than one window raises an InputError.
     """
 
     def __init__(self, tokens: int, context_length: int, seed: int = 0, shift: bool = False) -> None:
@@ -93,15 +89,7 @@ class Packed:
 
     Documents keep their order. One that does not fit in the rest of a window starts the next window, and the
     rest is padding. A document longer than T fills the rest and continues in the next window. A window takes
-    8 bytes of memory.
-
-    Args:
-        document_starts: (documents,), ascending, the first 0.
-        tokens: length of the stream.
-        context_length: T.
-
-    Raises:
-        InputError: the stream is shorter than one window.
+    8 bytes of memory. Less text than one window raises an InputError.
     """
 
     def __init__(self, document_starts: NDArray[np.int64], tokens: int, context_length: int) -> None:
@@ -202,8 +190,8 @@ class TrainWindows(Dataset[Batch]):
 class EvalWindows(Dataset[Batch]):
     """A split once, in order: each token is a target in exactly one row.
 
-    Every process has the same number of batches, all of B rows, the last ones filled up with padding. So a
-    loss must be summed over targets and divided by their number.
+    All processes have equally many batches of B rows, the last ones filled up with padding. So a loss must be
+    summed over targets and divided by their number.
     """
 
     stream: TokenStream

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from torch import Tensor
 
 from gpt.data.prepare import prepare_for
 from gpt.data.shards import META, Prepared
@@ -52,10 +53,6 @@ def evaluate(
         json: a file to write the result to as well.
         device: where the model runs; auto takes a GPU if there is one.
         overwrite: replace an existing JSON file.
-
-    Raises:
-        InputError: there is no such checkpoint or data, an option is out of its range, or the JSON file
-            exists already.
     """
     if data is None:
         raise InputError("give what to score with --data: a text file, a folder, a recipe or prepared data")
@@ -87,13 +84,9 @@ def score_text(
     """Nats per token, perplexity, and bits per byte of UTF-8 text, which does not depend on the tokenizer.
 
     `<|endoftext|>` precedes the first token. It also ends each document, where it is predicted as a token and
-    counts as no byte.
-
-    Raises:
-        InputError: there is no such data, the split is empty, or the stride is outside 1 .. context_length.
+    counts as no byte. Without text in the split: InputError.
     """
-    if split is None and (Path(data) / META).is_file():
-        split = "val"
+    split = "val" if split is None and (Path(data) / META).is_file() else split
     part = split or "train"  # nothing is held out without a split
     prepared = Prepared(prepare_for(tokenizer, data, val_fraction=val_fraction if split else 0.0))
     stream, size = prepared.stream(part), prepared.count(part, "bytes")
@@ -101,13 +94,11 @@ def score_text(
         raise InputError(f"{data} has no text to score in its split {part}")
     lengths = tokenizer.byte_lengths()
     with progress(f"scoring {data}", size) as advance:
-        nats = total_nats(
-            model,
-            stream,
-            stride=stride,
-            batch_size=batch_size,
-            scored=lambda ids: advance(lengths[ids].sum()),
-        )
+
+        def show(targets: Tensor) -> None:
+            advance(int(lengths[targets].sum()))
+
+        nats = total_nats(model, stream, stride=stride, batch_size=batch_size, scored=show)
     per_token = nats / len(stream)
     return {
         "split": split or "all",
@@ -123,9 +114,6 @@ def score_last_words(model: GPT, tokenizer: Tokenizer, path: Path, batch_size: i
     """LAMBADA's accuracy and perplexity of the last word (Paperno et al. 2016), without cleaning the text.
 
     A word is correct if greedy decoding writes it: each of its tokens is the most likely one.
-
-    Raises:
-        InputError: a line is not such JSON, or has fewer than two words.
     """
 
     def questions() -> Iterator[Question]:
@@ -148,9 +136,6 @@ def score_endings(model: GPT, tokenizer: Tokenizer, path: Path, batch_size: int 
 
     `accuracy_per_character` divides the log-probabilities by the endings' lengths, like acc_norm of
     lm-evaluation-harness.
-
-    Raises:
-        InputError: a line is not such JSON, or its label is not the index of an ending.
     """
     labels: list[int] = []
     lengths: list[list[int]] = []

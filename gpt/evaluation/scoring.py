@@ -18,11 +18,8 @@ from gpt.data.windows import IGNORE_INDEX
 from gpt.errors import InputError
 from gpt.model import GPT
 
-_LOGITS_AT_ONCE = 1 << 26
-"""Logits in memory at a time: those of one GPT-2 window take 206 MB."""
-
-Question = tuple[list[int], list[int]]
-"""The tokens of a context, and those of a possible ending."""
+_LOGITS_AT_ONCE = 1 << 26  # in memory; those of one GPT-2 window take 206 MB
+Question = tuple[list[int], list[int]]  # the tokens of a context, and those of a possible ending
 
 
 def total_nats(
@@ -45,7 +42,7 @@ def total_nats(
         scored: called with the scored targets (N,).
 
     Raises:
-        InputError: the context_length is over the model's, or the stride is outside 1 .. T.
+        InputError: the stride is outside 1 .. T.
     """
     length = context_length or model.config.context_length
     stride = length if stride is None else stride
@@ -70,15 +67,11 @@ def total_nats(
 def score(model: GPT, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Nats of each target, and whether it is the most likely token: (B, T) both, on the CPU.
 
-    Args:
-        model: a GPT in evaluation mode.
-        tokens: (B, T) int64.
-        targets: (B, T) int64; IGNORE_INDEX where nothing is scored: nats are 0 there.
+    `tokens` and `targets` are (B, T) int64. Where a target is IGNORE_INDEX nothing is scored: nats are 0.
     """
     scored = targets != IGNORE_INDEX
     features = model.features(tokens)[scored]  # (N, D)
-    nats = torch.zeros(targets.shape, dtype=torch.float64)
-    most_likely = torch.zeros(targets.shape, dtype=torch.bool)
+    nats, most_likely = torch.zeros(targets.shape, dtype=torch.float64), torch.zeros(targets.shape).bool()
     at_once = max(1, _LOGITS_AT_ONCE // model.config.vocab_size)
     found = []
     parts = zip(torch.split(features, at_once), torch.split(targets[scored], at_once), strict=True)

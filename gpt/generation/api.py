@@ -5,6 +5,7 @@ Shapes: N prompts, T tokens of a prompt, G new tokens.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -45,8 +46,8 @@ def _run(engine: Engine) -> Iterator[Token]:
     """Yield all tokens, and raise the error of a sample that fails."""
     while engine.busy:
         yield from engine.step()
-        for sample in engine.failed:
-            raise sample.error or RuntimeError("a sample failed")
+        for error in engine.failed.values():
+            raise error
 
 
 Prompts = TypeVar("Prompts", Tensor, Sequence[Sequence[int]])
@@ -88,20 +89,15 @@ def generate(
         InputError: an argument is out of its range, or a prompt is empty.
     """
     if isinstance(tokens, Tensor) and (tokens.dim() != 2 or tokens.shape[1] == 0):
-        raise InputError(
-            f"expected prompts of at least one token, shape (prompts, tokens), got {tuple(tokens.shape)}"
-        )
+        expected = "prompts of at least one token, shape (prompts, tokens)"
+        raise InputError(f"expected {expected}, got {tuple(tokens.shape)}")
     sampling = Sampling(
         repetition_penalty=repetition_penalty, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
     )
     prompts = [tuple(row) for row in (tokens.tolist() if isinstance(tokens, Tensor) else tokens)]
     counts = Counter(prompts)  # a prompt that several rows share is read once
-    requests = [
-        Request(
-            tokens=prompt, max_new_tokens=max_new_tokens, sampling=sampling, seed=seed, samples=count, end=end
-        )
-        for prompt, count in counts.items()
-    ]
+    request = partial(Request, max_new_tokens=max_new_tokens, sampling=sampling, seed=seed, end=end)
+    requests = [request(tokens=prompt, samples=count) for prompt, count in counts.items()]
     completions = complete(model, requests, vocab_size=vocab_size)
     samples = {prompt: iter(some) for prompt, some in zip(counts, completions, strict=True)}
     rows = [next(samples[prompt]).sample.tokens for prompt in prompts]

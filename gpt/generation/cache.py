@@ -7,6 +7,7 @@ Shapes: N rows in use, H heads, S columns attended to, L columns allocated, K wi
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,9 +16,9 @@ from torch.nn import functional as F
 from gpt.attention import KeyValueCache
 from gpt.config import GPTConfig
 
+# S is a multiple of this. With any other tail the order of summation would depend on the longest row of the
+# batch, and a row's result on the other rows.
 _BLOCK = 64
-"""S is a multiple of this. With any other tail the order of summation would depend on the longest row of the
-batch, and a row's result on the other rows."""
 
 
 class RowCache:
@@ -55,21 +56,18 @@ class RowCache:
         self.lengths[row] = used
 
     def next_step(self) -> "tuple[list[StepCache], Tensor, Tensor]":
-        """Add a column to every row and return what the model needs to append one token to each.
-
-        Returns:
-            A cache for each layer, the tokens' positions (N, 1) and the key padding mask (N, S).
+        """Add a column to every row, and return what the model needs to append one token to each: a cache for
+        each layer, the tokens' positions (N, 1) and the key padding mask (N, S).
         """
         self._reserve(max(self.lengths) + 1)
-        device = self._store.device
+        device, columns = self._store.device, self._blocks(max(self.lengths) + 1)
         lengths = torch.tensor(self.lengths, device=device)  # (N,)
-        columns = self._blocks(max(self.lengths) + 1)
         masked = torch.arange(columns, device=device) > lengths[:, None]  # (N, S)
         rows = torch.arange(len(self.lengths), device=device)
         self.lengths = [length + 1 for length in self.lengths]
         bias = torch.zeros(masked.shape, device=device, dtype=self._store.dtype)
         bias = bias.masked_fill_(masked, -torch.inf)[:, None, None]  # (N, 1, 1, S)
-        caches = [StepCache(keys, values, rows, lengths, columns, bias) for keys, values in self._store]
+        caches = [StepCache(keys, values, columns - 1, rows, lengths, bias) for keys, values in self._store]
         return caches, lengths[:, None], masked
 
     def _blocks(self, columns: int) -> int:
@@ -85,25 +83,23 @@ class RowCache:
             self._store = F.pad(self._store, (0, 0, 0, more, 0, 0, 0, more_rows))
 
 
+@dataclass(eq=False)
 class StepCache(KeyValueCache):
-    """The rows of one layer while one token is appended to each.
+    """The rows of one layer while one token is appended to each."""
 
-    `bias` (N, 1, 1, S) is added to scores to mask columns; all layers share it.
-    """
-
-    def __init__(
-        self, keys: Tensor, values: Tensor, rows: Tensor, lengths: Tensor, columns: int, bias: Tensor
-    ) -> None:
-        self.keys, self.values = keys, values  # (rows, H, L, K)
-        self.rows, self.lengths, self.columns = rows, lengths, columns
-        self.length, self.bias = columns - 1, bias
+    keys: Tensor  # (rows, H, L, K)
+    values: Tensor  # (rows, H, L, K)
+    length: int  # S - 1
+    rows: Tensor  # (N,)
+    lengths: Tensor  # (N,), of the rows
+    bias: Tensor  # (N, 1, 1, S), added to scores to mask columns; all layers share it
 
     def update(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Write (N, H, 1, K) each at the end of its row and return the columns in use, (N, H, S, K) each."""
         self.keys[self.rows, :, self.lengths] = key[:, :, 0]
         self.values[self.rows, :, self.lengths] = value[:, :, 0]
-        used = len(self.rows)
-        return self.keys[:used, :, : self.columns], self.values[:used, :, : self.columns]
+        used, columns = len(self.rows), self.length + 1
+        return self.keys[:used, :, :columns], self.values[:used, :, :columns]
 
     def check(self, shape: Sequence[int]) -> None:
         """Nothing: `next_step` made place for one token of each row."""

@@ -23,9 +23,7 @@ Precision = Literal["float32", "bfloat16", "int8"]
 class FusedAttention(MultiHeadAttention):
     """Attention for decoding: queries, keys and values come from one product rather than three.
 
-    Args:
-        attention: the module whose weights it takes.
-        pack: makes the layer that computes what a given `nn.Linear` does.
+    `pack` makes the layer that computes what a given `nn.Linear` does.
     """
 
     def __init__(self, attention: MultiHeadAttention, pack: Callable[[nn.Linear], nn.Module]) -> None:
@@ -126,9 +124,8 @@ def has_hooks(module: nn.Module) -> bool:
     PyTorch has no public way to ask; the attributes are those of versions 2.11 and 2.13.
     """
     kinds = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
-    return any(
-        getattr(module, f"_{kind}") or getattr(torch.nn.modules.module, f"_global_{kind}") for kind in kinds
-    )
+    every = torch.nn.modules.module
+    return any(getattr(module, f"_{kind}") or getattr(every, f"_global_{kind}") for kind in kinds)
 
 
 def _is_plain(module: nn.Module | None, types: tuple[type[nn.Module], ...]) -> bool:
@@ -152,24 +149,16 @@ def _can_fuse(attention: nn.Module) -> TypeGuard[MultiHeadAttention]:
     children = dict(attention.named_children())
     layers = [children.get(name) for name in ("W_query", "W_key", "W_value", "out_proj")]
     biases = {layer.bias is None for layer in layers[:3] if isinstance(layer, nn.Linear)}
-    return (
-        _is_plain(attention, (MultiHeadAttention,))
-        and all(_is_plain_linear(layer) for layer in layers)
-        and len(biases) == 1
-        and _is_plain(children.get("dropout"), (nn.Dropout,))
-    )
+    plain = _is_plain(attention, (MultiHeadAttention,)) and all(_is_plain_linear(layer) for layer in layers)
+    return plain and len(biases) == 1
 
 
 def _copy_modules(module: Any, copies: dict[int, Any], *, own_parameters: bool = False) -> Any:
     """Copy a module and its submodules, not their tensors.
 
     `copy.deepcopy` fails on pruned modules, whose weights are results of computations. Needs of
-    `torch.nn.Module` (tried with PyTorch 2.11 and 2.13): `_modules`, `_parameters`, `_buffers`.
-
-    Args:
-        module: what to copy.
-        copies: the copies made so far by id, for modules and parameters that are used twice.
-        own_parameters: also make new parameters that share memory, for `.to` to convert.
+    `torch.nn.Module` (tried with PyTorch 2.11 and 2.13): `_modules`, `_parameters`, `_buffers`. `copies` are
+    those made so far by id, for what is used twice. Own parameters share the memory, for `.to`.
     """
     if id(module) in copies:
         return copies[id(module)]

@@ -56,7 +56,7 @@ class Request:
                 raise InputError(f"{name} must be at least {least}, got {value}")
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class Sample:
     """One text that is being written."""
 
@@ -64,9 +64,8 @@ class Sample:
     k: int  # which sample of the request's prompt it is
     tokens: list[int]  # the prompt, then the new tokens
     random: random.Random
-    text: TextStream | None
+    text: TextStream | None = None
     finished: str | None = None  # `stop`, `length`, `cancelled` or `error`; None while it runs
-    error: Exception | None = None  # why it ended with `error`
     start: int = 0  # the first token in the window
 
     @property
@@ -75,7 +74,7 @@ class Sample:
         return len(self.tokens) - len(self.request.tokens)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Token:
     """A token that a step adds to a sample."""
 
@@ -95,16 +94,14 @@ class Engine:
     length is a multiple of 64 or below 64, they are equal bit for bit. An error in one sample ends only that
     sample: see `failed`.
 
-    A model whose own `forward` takes no `caches`, or does not fill them, is called with the whole window for
-    every token.
+    A model whose own `forward` takes no `caches`, or does not fill them, reads a whole window for each token.
 
     Args:
         model: in evaluation mode, best from `for_decoding`.
         tokenizer: also write text; without it there are ids only.
         max_samples: how many samples run at a time; more wait.
         chunk: a prompt is read in chunks of this many tokens, and running samples get a token in between.
-        vocab_size: ids from here on are never drawn, for a model whose vocabulary is padded; by default the
-            tokenizer's.
+        vocab_size: ids from here on are never drawn; the tokenizer's by default.
 
     Raises:
         InputError: a size below one, or a vocabulary larger than the model's.
@@ -123,12 +120,11 @@ class Engine:
             raise InputError(f"max_samples and chunk must be at least 1, got {max_samples} and {chunk}")
         self.model, self.tokenizer, self.max_samples, self.chunk = model, tokenizer, max_samples, chunk
         most = model.config.vocab_size
-        if vocab_size is None:
-            vocab_size = min(most, tokenizer.n_vocab) if tokenizer else most
-        if not 1 <= vocab_size <= most:
+        default = min(most, tokenizer.n_vocab) if tokenizer else most
+        self.vocab_size = default if vocab_size is None else vocab_size
+        if not 1 <= self.vocab_size <= most:
             raise InputError(f"vocab_size must be 1 to {most}, got {vocab_size}")
-        self.vocab_size = vocab_size
-        self.failed: list[Sample] = []  # those that ended with an error in the last step
+        self.failed: dict[Sample, Exception] = {}  # those that ended with an error in the last step
         self._waiting: deque[tuple[deque[Sample], Prefill]] = deque()  # samples that share a prompt
         self._running: list[Sample] = []  # sample i has row i of the cache
         self._forward = Forward(model)
@@ -157,15 +153,12 @@ class Engine:
                     raise InputError(f"token id {id_} is outside the vocabulary of vocab_size {vocab_size}")
         seed = random.SystemRandom().getrandbits(64) if request.seed is None else request.seed
         samples = [
-            Sample(
-                request=request,
-                k=k,
-                tokens=list(request.tokens),
-                random=random.Random(f"{seed}/{k}"),
-                text=TextStream(self.tokenizer, request.stop) if self.tokenizer else None,
-            )
+            Sample(request, k, list(request.tokens), random.Random(f"{seed}/{k}"))
             for k in range(request.first_sample, request.first_sample + request.samples)
         ]
+        if self.tokenizer:
+            for sample in samples:
+                sample.text = TextStream(self.tokenizer, request.stop)
         if request.max_new_tokens == 0 and not request.echo:
             for sample in samples:
                 sample.finished = "length"
@@ -191,9 +184,8 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Token]:
         """Add a token to every running sample, then start waiting ones while there are free rows."""
-        self.failed = []
-        tokens = self._decode() if self._running else []
-        return tokens + self._admit()
+        self.failed = {}
+        return self._decode() + self._admit()
 
     def _decode(self) -> list[Token]:
         for sample in list(self._running):
@@ -239,8 +231,8 @@ class Engine:
             if read:
                 budget -= read
                 continue
-            free = min(self.max_samples - len(self._running), len(samples))
-            started = [samples.popleft() for _ in range(free)]
+            free = self.max_samples - len(self._running)
+            started = [samples.popleft() for _ in range(min(free, len(samples)))]
             if not samples:
                 self._waiting.popleft()
             request = started[0].request
@@ -271,8 +263,7 @@ class Engine:
         groups: dict[Sampling, list[int]] = {}
         for row, sample in enumerate(samples):
             groups.setdefault(sample.request.sampling, []).append(row)
-        left = list(groups.values())
-        ids: dict[int, int] = {}
+        left, ids = list(groups.values()), dict[int, int]()
         while left:
             rows = left.pop()
             try:
@@ -313,20 +304,12 @@ class Engine:
                 sample.finished = "stop"
             if sample.finished:
                 text += sample.text.close()
-        return Token(
-            sample=sample,
-            id=id_,
-            text=text,
-            log_probability=score[0],
-            alternatives=score[1],
-            finished=sample.finished,
-            echoed=echoed,
-        )
+        return Token(sample, id_, text, *score, finished=sample.finished, echoed=echoed)
 
     def _fail(self, sample: Sample, error: Exception) -> None:
         """End a sample with an error."""
-        sample.finished, sample.error = "error", error
-        self.failed.append(sample)
+        sample.finished = "error"
+        self.failed[sample] = error
         if sample in self._running:
             self._remove(sample)
 

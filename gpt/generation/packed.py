@@ -39,10 +39,8 @@ class PackedLinear(nn.Module):
     A row's result does not depend on the other rows. oneDNN uses another kernel for a single row, which sums
     in another order, so a single row is computed twice; the weights are still read once.
 
-    Args:
-        linear: the layer to pack.
-        dtype: the weights are rounded to this type. The products are computed in it where the processor can,
-            and in float32 where it cannot, which is faster there than PyTorch's emulation.
+    The weights are rounded to `dtype`. The products are computed in it where the processor can, and in
+    float32 where it cannot, which is faster there than PyTorch's emulation.
     """
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
@@ -71,13 +69,9 @@ class Int8Linear(nn.Module):
     A weight is rounded to the nearest of 255 steps between plus and minus the largest weight of its output.
     """
 
-    BLOCK = 16
-    """The kernel reads inputs in blocks of this size, and past the end of a row that is not a multiple."""
-
-    weight: Tensor
-    """(O, I) int8."""
-    scale: Tensor
-    """(O,) bfloat16: the size of a step."""
+    BLOCK = 16  # the kernel reads inputs in blocks, and past the end of a row that is not a multiple of them
+    weight: Tensor  # (O, I) int8
+    scale: Tensor  # (O,) bfloat16: the size of a step
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()

@@ -42,33 +42,17 @@ class Forward:
         self.cached = "caches" in called.parameters or inspect.Parameter.VAR_KEYWORD in kinds
 
     def __call__(self, tokens: Sequence[Sequence[int]], *, every: bool = False, **inputs: Any) -> Tensor:
-        """Logits of the last of tokens (N, T), as (N, 1, V); those of `every` token (N, T, V) may cost extra.
-
-        The inputs are keyword arguments of `GPT.forward`.
-        """
+        """Logits (N, T, V) of `every` one of tokens (N, T), or (N, 1, V) of the last, which costs less."""
         given = torch.tensor([list(row) for row in tokens], device=self.device)  # (N, T)
         if not self._in_parts:
             return self.model(given, **inputs)
         features = self.model.features(given, **inputs)  # (N, T, D)
         return self.model.head(features if every else features[:, -1:])
 
-    def new_caches(self, length: int) -> list[KeyValueCache]:
-        """Empty caches for one row of `length` tokens; none if the model takes none."""
-        config = self.config
-        shape = (1, config.num_heads, length, config.emb_dim // config.num_heads)
-        layers = range(config.num_layers if self.cached else 0)
-        return [KeyValueCache(*shape, device=self.device, dtype=self.dtype) for _ in layers]
-
 
 class Prefill:
-    """Reads a prompt chunk by chunk, into caches where the model takes them.
-
-    Args:
-        forward: calls the model.
-        tokens: the prompt. Only the tokens in its last window are read.
-        chunk: how many tokens to read in a step.
-        scored: also compute the log-probability of each token and of this many alternatives, for which every
-            window is read.
+    """Reads the last window of a prompt, at most `chunk` tokens at a time, into caches where the model takes
+    them. To compute the scores of all tokens, with `scored` alternatives of each, it reads every window.
     """
 
     def __init__(
@@ -82,11 +66,14 @@ class Prefill:
         self.chunks = self._read()  # each `next` reads a chunk and gives its length
 
     def _read(self) -> Iterator[int]:
-        forward, tokens, context_length = self.forward, self.tokens, self.forward.config.context_length
+        forward, tokens, config = self.forward, self.tokens, self.forward.config
         first = len(tokens) if self.scored is None else 1
-        for start in sorted({window_start(n, context_length) for n in range(first, len(tokens) + 1)}):
-            read, last = start, min(start + context_length, len(tokens))
-            self.start, self.caches = start, forward.new_caches(max(1, last - start))
+        for start in sorted({window_start(n, config.context_length) for n in range(first, len(tokens) + 1)}):
+            read, last = start, min(start + config.context_length, len(tokens))
+            shape = (1, config.num_heads, max(1, last - start), config.emb_dim // config.num_heads)
+            layers = range(config.num_layers if forward.cached else 0)
+            self.caches = [KeyValueCache(*shape, device=forward.device, dtype=forward.dtype) for _ in layers]
+            self.start = start
             while read < last:
                 end = min(read + self.chunk, last) if forward.cached else last
                 inputs = {"caches": self.caches} if forward.cached else {}

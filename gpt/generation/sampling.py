@@ -14,7 +14,6 @@ from torch import Tensor
 from gpt.errors import InputError
 
 _FIRST_LOOK = 1024  # nucleus sampling sorts so many first; the whole vocabulary takes ten times as long
-
 _RANGES = {
     "repetition_penalty": (0.01, 100),
     "presence_penalty": (-2, 2),

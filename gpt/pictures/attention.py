@@ -50,10 +50,6 @@ def attention_maps(
         head: "all", or a head's number, 0 for the first.
         output: the folder for the pictures, new or empty.
         device: where the model runs; auto takes a GPU if there is one.
-
-    Raises:
-        InputError: there is no such checkpoint, layer or head, the text is empty or longer than the context,
-            or the folder holds files.
     """
     check_free(output)
     model, tokenizer = load(checkpoint, device)
@@ -73,11 +69,7 @@ def attention_maps(
 
 
 def attention_weights(model: GPT, tokenizer: Tokenizer, text: str) -> tuple[NDArray[np.float32], list[str]]:
-    """The attention weights (L, H, T, T) of a model reading a text, and a label for each token.
-
-    Raises:
-        InputError: the text is empty or longer than the context.
-    """
+    """The attention weights (L, H, T, T) of a model reading a text, and a label for each token."""
     ids, labels = labelled_tokens(tokenizer, text, model.config.context_length)
     device = next(model.parameters()).device
     with torch.inference_mode(), capture_weights(model) as captured:

@@ -26,11 +26,7 @@ def new_figure(
 
 
 def save(figure: "Figure", path: str | os.PathLike[str]) -> None:
-    """Write a figure as PNG or SVG, according to the name's suffix.
-
-    Raises:
-        InputError: the name has another suffix.
-    """
+    """Write a figure as PNG or SVG, according to the name's suffix; InputError for any other."""
     suffix = Path(path).suffix.lower()
     if suffix not in (".png", ".svg"):
         raise InputError(f"cannot draw {path}: expected a name that ends in .png or .svg")
@@ -39,11 +35,7 @@ def save(figure: "Figure", path: str | os.PathLike[str]) -> None:
 
 
 def labelled_tokens(tokenizer: Tokenizer, text: str, context_length: int) -> tuple[list[int], list[str]]:
-    """The ids of a text, and a readable label for each.
-
-    Raises:
-        InputError: the text is empty, or has more tokens than the context length.
-    """
+    """The ids of a text and a readable label for each; InputError if it is empty or beyond the context."""
     ids = tokenizer.encode(text)
     if not ids:
         raise InputError("there is no text to read: give one with --text")

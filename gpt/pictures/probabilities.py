@@ -40,10 +40,6 @@ def probabilities(
         output: the picture to write, .png or .svg.
         device: where the model runs; auto takes a GPU if there is one.
         overwrite: replace an existing picture.
-
-    Raises:
-        InputError: there is no such checkpoint, the text is empty or longer than the context, or the picture
-            exists already.
     """
     check_free(output, overwrite)
     model, tokenizer = load(checkpoint, device)
@@ -53,13 +49,7 @@ def probabilities(
 
 
 def token_probabilities(model: GPT, tokenizer: Tokenizer, text: str) -> tuple[list[float], list[str]]:
-    """The probability of each token given those before it, and a label for each.
-
-    `<|endoftext|>` precedes the first token.
-
-    Raises:
-        InputError: the text is empty or longer than the context.
-    """
+    """The probability of each token given those before it, `<|endoftext|>` first, and a label for each."""
     ids, labels = labelled_tokens(tokenizer, text, model.config.context_length)
     rows = torch.tensor([[tokenizer.eot, *ids]], device=next(model.parameters()).device)  # (1, T + 1)
     nats, _ = score(model, rows[:, :-1], rows[:, 1:])  # (1, T)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 # From the eighth run on, colours repeat with another line style.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = ("-", "--", ":", "-.")
-X_LABELS = {"step": "step", "tokens": "tokens", "seconds": "seconds of training"}
 PANELS = ("learning_rate", "gradient_norm", "tokens_per_second")
 
 X = Literal["step", "tokens", "seconds"]
@@ -35,13 +34,8 @@ class Metrics:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "Metrics":
-        """Read a run folder, or its metrics.csv.
-
-        Raises:
-            InputError: there is none, or it has no rows.
-        """
-        path = Path(path)
-        file = path / "metrics.csv" if path.is_dir() else path
+        """Read a run folder, or its metrics.csv; InputError where there is none, or it has no rows."""
+        file = Path(path) / "metrics.csv" if Path(path).is_dir() else Path(path)
         if not file.is_file():
             raise InputError(f"no metrics at {file}, expected the metrics.csv of a run")
         with open(file, encoding="utf-8", newline="") as opened:
@@ -53,8 +47,7 @@ class Metrics:
     def points(self, x: str, y: str) -> tuple[list[float], list[float]]:
         """Columns `x` and `y` of the rows that have finite values in both; empty if the file lacks `y`.
 
-        Raises:
-            InputError: the file lacks `x`, or a cell is not a number.
+        A file that lacks `x`, or has a cell that is not a number, raises InputError.
         """
         if x not in self.rows[0]:
             raise InputError(f"the metrics of {self.name} have no column {x}, only {', '.join(self.rows[0])}")
@@ -74,9 +67,6 @@ def plot(runs: list[str], output: Path = Path("runs.png"), x: X = "step", overwr
         output: the picture to write, .png or .svg.
         x: the x axis: step, tokens or seconds.
         overwrite: replace an existing picture.
-
-    Raises:
-        InputError: a run has no metrics, the picture's name has another suffix, or it exists already.
     """
     if not runs:
         raise InputError("name the runs to draw: gpt plot runs/quick runs/quick-2")
@@ -86,11 +76,7 @@ def plot(runs: list[str], output: Path = Path("runs.png"), x: X = "step", overwr
 
 
 def loss_curve(metrics: str | os.PathLike[str], picture: str | os.PathLike[str], title: str) -> None:
-    """Draw a run's training and validation loss over steps, in nats per token.
-
-    Raises:
-        InputError: there are no metrics, or the picture is neither .png nor .svg.
-    """
+    """Draw a run's training and validation loss over steps, in nats per token, as .png or .svg."""
     figure = new_figure(8, 4.5)
     _draw_losses(figure.add_subplot(), [Metrics.read(metrics)], "step", title)
     save(figure, picture)
@@ -133,7 +119,7 @@ def _draw_losses(axes: "Axes", runs: Sequence[Metrics], x: X, title: str) -> Non
 
 def _finish(axes: "Axes", title: str, x: X) -> None:
     axes.set_title(title, parse_math=False)
-    axes.set_xlabel(X_LABELS[x])
+    axes.set_xlabel("seconds of training" if x == "seconds" else x)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.locator_params(axis="x", nbins=6)

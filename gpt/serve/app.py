@@ -26,14 +26,13 @@ from gpt.serve.errors import ApiError, ClientDisconnected, TimedOut, api_error
 from gpt.serve.limits import Limits
 from gpt.serve.metrics import Metrics
 from gpt.serve.middleware import Guard
-from gpt.serve.requests import AttentionRequest, Choice, CompletionRequest
+from gpt.serve.requests import AttentionRequest, CompletionRequest, log_probabilities
 from gpt.tokenizer import Tokenizer
 
 Form = TypeVar("Form", bound=BaseModel)
 Result = TypeVar("Result")
 
 _POLL = 0.2  # seconds after which a handler checks whether its client is still connected
-_CLOSE = {"connection": "close"}
 
 
 def create_app(
@@ -56,13 +55,8 @@ def create_app(
         exit_when_stalled: end the process with status 1 when a step has taken twice `limits.seconds`.
     """
     limits = limits or Limits()
-    engine = EngineThread(
-        model,
-        tokenizer,
-        max_samples=limits.running,
-        max_waiting=limits.waiting,
-        stalled_after=limits.seconds,
-    )
+    running, waiting, seconds = limits.running, limits.waiting, limits.seconds
+    engine = EngineThread(model, tokenizer, max_samples=running, max_waiting=waiting, stalled_after=seconds)
     service = _Service(engine, tokenizer, name, limits)
 
     @asynccontextmanager
@@ -116,12 +110,9 @@ class _Service:
         return {"object": "list", "data": [await self.model(self.name)]}
 
     async def model(self, name: str) -> dict[str, Any]:
-        self.check_name(name)
-        return {"id": name, "object": "model", "created": self.started, "owned_by": "gpt"}
-
-    def check_name(self, name: str) -> None:
         if name != self.name:
             raise HTTPException(404, f"there is no model {name!r}, expected {self.name!r}")
+        return {"id": name, "object": "model", "created": self.started, "owned_by": "gpt"}
 
     async def chat(self) -> None:
         raise HTTPException(
@@ -154,7 +145,7 @@ class _Service:
     async def completions(self, request: Request) -> Response:
         started = time.perf_counter()
         form = await _read(request, CompletionRequest)
-        self.check_name(self.name if form.model is None else form.model)
+        await self.model(self.name if form.model is None else form.model)
         # Long texts take a while to encode, which must not hold up the event loop.
         requests = await asyncio.to_thread(form.requests, self.tokenizer, self.limits)
         answer = _Answer(self, form, requests, request, started)
@@ -163,13 +154,8 @@ class _Service:
         return JSONResponse(await answer.complete())
 
     async def wait(self, result: Coroutine[Any, Any, Result], request: Request, started: float) -> Result:
-        """Wait for a result while the client is connected and in time.
-
-        Raises:
-            ClientDisconnected: the client closed the connection.
-            TimedOut: the time limit is over.
-        """
-        task = asyncio.ensure_future(result)
+        """Wait for a result while the client is connected and in time."""
+        task = asyncio.create_task(result)
         try:
             while not task.done():
                 await asyncio.wait([task], timeout=_POLL)
@@ -186,7 +172,8 @@ class _Service:
         answer = api_error(error)
         self.metrics.requests[answer.status] += 1
         # After 408 and 413 the rest of the body is not read, so the connection cannot be used again.
-        headers = {503: {"retry-after": "1"}, 408: _CLOSE, 413: _CLOSE}.get(answer.status)
+        close = {"connection": "close"}
+        headers = {503: {"retry-after": "1"}, 408: close, 413: close}.get(answer.status)
         return JSONResponse(answer.body(), answer.status, headers)
 
 
@@ -199,12 +186,7 @@ class _EventStream(StreamingResponse):
 
 
 class _Answer:
-    """The answer to one completion request.
-
-    Raises:
-        Busy: too many requests are waiting.
-        InputError: a stop string is empty.
-    """
+    """The answer to one completion request."""
 
     def __init__(
         self,
@@ -216,10 +198,7 @@ class _Answer:
     ) -> None:
         self.service, self.form, self.request, self.started = service, form, request, started
         self.handle = service.engine.submit(requests)
-        self.choices = [
-            Choice(index, service.tokenizer, form.logprobs is not None)
-            for index in range(sum(one.samples for one in requests))
-        ]
+        self.lengths = [0] * sum(one.samples for one in requests)  # of the texts so far
         self.prompt_tokens, self.new_tokens = sum(len(one.tokens) for one in requests), 0
         self.head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
@@ -230,21 +209,21 @@ class _Answer:
 
     async def complete(self) -> dict[str, Any]:
         """The answer as one object."""
-        tokens: list[list[Token]] = [[] for _ in self.choices]
+        tokens: list[list[Token]] = [[] for _ in self.lengths]
         async for index, token in self._tokens():
             tokens[index].append(token)
-        entries = [choice.entry(some) for choice, some in zip(self.choices, tokens, strict=True)]
-        return {**self.head, "choices": entries, "usage": self._usage()}
+        choices = [self._choice(index, some) for index, some in enumerate(tokens)]
+        return {**self.head, "choices": choices, "usage": self._usage()}
 
     async def events(self) -> AsyncIterator[str]:
         """The answer as server-sent events."""
         try:
             async for index, token in self._tokens():
                 if token.text or token.finished or self.form.logprobs is not None:
-                    yield _event({**self.head, "choices": [self.choices[index].entry([token])]})
-            for choice in self.choices:
-                if not choice.finished:  # no tokens were requested
-                    yield _event({**self.head, "choices": [choice.entry([])]})
+                    yield _event({**self.head, "choices": [self._choice(index, [token])]})
+            if not (self.new_tokens or self.form.echo):  # no tokens were requested
+                for index in range(len(self.lengths)):
+                    yield _event({**self.head, "choices": [self._choice(index, [])]})
             if (self.form.stream_options or {}).get("include_usage"):
                 yield _event({**self.head, "choices": [], "usage": self._usage()})
             yield "data: [DONE]\n\n"
@@ -279,6 +258,15 @@ class _Answer:
             metrics.prompt_tokens += self.prompt_tokens
             metrics.generated_tokens += self.new_tokens
             metrics.request_time.observe(time.perf_counter() - self.started)
+
+    def _choice(self, index: int, tokens: list[Token]) -> dict[str, Any]:
+        """The entry of `choices` for the tokens after those of earlier entries; without any, a text ended."""
+        text, logprobs = "".join(token.text for token in tokens), None
+        if self.form.logprobs is not None:
+            logprobs = log_probabilities(self.service.tokenizer, tokens, self.lengths[index])
+        self.lengths[index] += len(text)
+        finish = tokens[-1].finished if tokens else "length"
+        return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": finish}
 
     def _usage(self) -> dict[str, int]:
         return {

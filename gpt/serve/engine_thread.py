@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gpt.errors import InputError
-from gpt.generation import Engine, Request, Sample, TextStream, Token, for_decoding
+from gpt.generation import Engine, Request, Sample, Token, for_decoding
 from gpt.model import GPT
 from gpt.serve.errors import ApiError, Busy
 from gpt.tokenizer import Tokenizer
@@ -42,12 +42,7 @@ class Handle:
         self._loop = asyncio.get_running_loop()
 
     async def next(self) -> tuple[int, Token]:
-        """The next token, with the index of its sample among those of all requests.
-
-        Raises:
-            ApiError: the samples are lost.
-            InputError: the engine refuses a request.
-        """
+        """The next token, with the index of its sample among those of all requests; raises a `put` error."""
         token = await self._tokens.get()
         if isinstance(token, Exception):
             raise token
@@ -63,15 +58,9 @@ class Handle:
 class EngineThread:
     """Runs an engine while there is work; use as a context manager.
 
-    One queue serves everything: at most `max_samples + max_waiting` handles and calls are open, and between
-    two steps of the engine at most one call runs.
-
-    Args:
-        model: any GPT; best one from `for_decoding`.
-        tokenizer: the model's.
-        max_samples: how many samples are decoded together.
-        max_waiting: how many more handles and calls may be open.
-        stalled_after: seconds after which a step that has not returned counts as stalled.
+    At most `max_samples` are decoded together, and at most `max_samples + max_waiting` handles and calls are
+    open. Between two steps of the engine at most one call runs. A step of more than `stalled_after` seconds
+    is a problem.
     """
 
     def __init__(
@@ -83,7 +72,7 @@ class EngineThread:
         max_waiting: int,
         stalled_after: float = 300,
     ) -> None:
-        self.model, self.tokenizer, self.max_open = for_decoding(model), tokenizer, max_samples + max_waiting
+        self.model, self.max_open = for_decoding(model), max_samples + max_waiting
         self.stalled_after = stalled_after
         self._new_engine = partial(Engine, self.model, tokenizer, max_samples=max_samples, chunk=_CHUNK)
         self._engine = self._new_engine()
@@ -132,9 +121,8 @@ class EngineThread:
         while True:
             await asyncio.sleep(_WATCH)
             if exit_when_stalled and self._step_seconds > 2 * self.stalled_after:
-                print(
-                    f"gpt serve: {self.problem}: the server ends, start it again", file=sys.stderr, flush=True
-                )
+                message = f"gpt serve: {self.problem}: the server ends, start it again"
+                print(message, file=sys.stderr, flush=True)
                 os._exit(1)
             if self._thread.is_alive():
                 continue
@@ -150,10 +138,7 @@ class EngineThread:
 
         Raises:
             Busy: too many handles are open.
-            InputError: a stop string is empty.
         """
-        for request in requests:
-            TextStream(self.tokenizer, request.stop)  # raises here rather than in the engine's thread
         self._check_queue()
         handle = Handle(requests)
         if handle.running:
@@ -169,7 +154,7 @@ class EngineThread:
         """Run a function of the model in the engine's thread; it is not started after a cancellation.
 
         Raises:
-            Busy: too many calls are open.
+            Busy: too many handles and calls are open.
         """
         self._check_queue()
         future: Future[Result] = Future()
@@ -219,8 +204,8 @@ class EngineThread:
                 if not handle.running:
                     self._open.discard(handle)
             handle.put((index, token))
-        for sample in self._engine.failed:
-            _log.error("a sample failed: %r", sample.error, exc_info=sample.error)
+        for sample, error in self._engine.failed.items():
+            _log.error("a sample failed: %r", error, exc_info=error)
             if sample in self._owners:  # not if another sample of its handle failed too
                 handle, _ = self._owners[sample]
                 handle.put(ApiError())

@@ -20,11 +20,8 @@ class Histogram:
     def values(self) -> dict[str, float]:
         """The counts up to each bound, the sum and the count, by what follows the metric's name."""
         totals = list(accumulate(self.counts))
-        buckets = zip((*self.bounds, "+Inf"), totals, strict=True)
-        return {f'_bucket{{le="{bound}"}}': total for bound, total in buckets} | {
-            "_sum": self.sum,
-            "_count": totals[-1],
-        }
+        bounds = (f'_bucket{{le="{bound}"}}' for bound in (*self.bounds, "+Inf"))
+        return {**dict(zip(bounds, totals, strict=True)), "_sum": self.sum, "_count": totals[-1]}
 
 
 class Metrics:

@@ -1,6 +1,7 @@
 """The bodies of requests and the choices of a completion, in the OpenAI form."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import partial
 from itertools import accumulate
 from typing import Annotated, Any, Literal
@@ -8,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from gpt.errors import InputError
-from gpt.generation import Request, Sampling, Token
+from gpt.generation import Request, Sampling, TextStream, Token
 from gpt.serve.limits import Limits
 from gpt.tokenizer import Tokenizer
 
@@ -76,12 +77,13 @@ class CompletionRequest(_Form):
         """The engine's requests, one for each prompt.
 
         Raises:
-            InputError: more than a limit allows, or a token id outside the vocabulary.
+            InputError: more than a limit allows, an empty stop string, or an id outside the vocabulary.
         """
         n, max_tokens = self.n or 1, 16 if self.max_tokens is None else self.max_tokens
         if self.best_of not in (None, n):
             raise InputError(f"best_of must equal n, got {self.best_of}")
         prompts = self._prompts(tokenizer)
+        TextStream(tokenizer, self.stops)  # raises for an empty one
         for what, given, most in (
             ("prompts times n", len(prompts) * n, limits.samples),
             ("max_tokens", max_tokens, limits.new_tokens),
@@ -91,16 +93,9 @@ class CompletionRequest(_Form):
         ):
             if given > most:
                 raise InputError(f"{what} must be at most {most}, got {given}")
-        sampling = Sampling(
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
-            logit_bias=tuple(sorted((self.logit_bias or {}).items())),
-        )
+        bias = tuple(sorted((self.logit_bias or {}).items()))
+        names = {field.name for field in fields(Sampling)} - {"logit_bias"}
+        sampling = Sampling(**self.model_dump(include=names, exclude_none=True), logit_bias=bias)
         return [
             Request(
                 tokens=prompt or [tokenizer.eot],
@@ -127,8 +122,7 @@ class CompletionRequest(_Form):
             tokenizer.encode(prompt, allow_special=self.allow_special) if isinstance(prompt, str) else prompt
             for prompt in given
         ]
-        for prompt in prompts:
-            tokenizer.decode_bytes(prompt)  # raises for an id outside the vocabulary
+        tokenizer.decode_bytes([id_ for prompt in prompts for id_ in prompt])  # raises for an unknown id
         return prompts
 
 
@@ -140,43 +134,27 @@ class AttentionRequest(_Form):
     """Ids that follow the prompt."""
 
 
-class Choice:
-    """Turns the tokens of one sample into `choices` entries, one for all or one for each."""
+def log_probabilities(tokenizer: Tokenizer, tokens: Sequence[Token], offset: int) -> dict[str, Any]:
+    """`logprobs` of tokens whose text begins at this character."""
 
-    def __init__(self, index: int, tokenizer: Tokenizer, logprobs: bool) -> None:
-        self.index, self.tokenizer, self.logprobs = index, tokenizer, logprobs
-        self.length, self.finished = 0, False
-
-    def entry(self, tokens: Sequence[Token]) -> dict[str, Any]:
-        """The entry for the tokens after those of earlier entries; without any, the sample ended."""
-        text = "".join(token.text for token in tokens)
-        logprobs = self._logprobs(tokens) if self.logprobs else None
-        self.length += len(text)
-        finish = tokens[-1].finished if tokens else "length"
-        self.finished = finish is not None
-        return {"text": text, "index": self.index, "logprobs": logprobs, "finish_reason": finish}
-
-    def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
-        offsets = list(accumulate((len(token.text) for token in tokens), initial=self.length))
-        return {
-            "tokens": [self._name(token.id) for token in tokens],
-            "token_logprobs": [token.log_probability for token in tokens],
-            "top_logprobs": [self._top(token) for token in tokens],
-            "text_offset": offsets[:-1],
-            "token_ids": [token.id for token in tokens],  # not OpenAI's; the page needs it
-        }
-
-    def _top(self, token: Token) -> dict[str, float] | None:
-        """The likeliest tokens and the chosen one; None for the first token of an echoed prompt."""
-        if token.log_probability is None:
-            return None
-        top = {self._name(id_): value for id_, value in token.alternatives}
-        return {**top, self._name(token.id): token.log_probability}
-
-    def _name(self, token: int) -> str:
+    def name(id_: int) -> str:
         """The token's text; part of a character is written as OpenAI does, `bytes:\\xf0\\x9f`."""
-        data = self.tokenizer.decode_bytes([token])
+        data = tokenizer.decode_bytes([id_])
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def top(token: Token) -> dict[str, float] | None:
+        """The likeliest tokens and the chosen one; None for the first token of an echoed prompt."""
+        if token.log_probability is None:
+            return None
+        return {name(id_): value for id_, value in (*token.alternatives, (token.id, token.log_probability))}
+
+    return {
+        "tokens": [name(token.id) for token in tokens],
+        "token_logprobs": [token.log_probability for token in tokens],
+        "top_logprobs": [top(token) for token in tokens],
+        "text_offset": list(accumulate((len(token.text) for token in tokens), initial=offset))[:-1],
+        "token_ids": [token.id for token in tokens],  # not OpenAI's; the page needs it
+    }

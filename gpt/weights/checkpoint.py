@@ -21,64 +21,46 @@ RUNS = Path("runs")
 class ModelPart(TypedDict):
     """What `LanguageModel` adds, so that the file alone is enough to use its weights."""
 
-    config: dict[str, Any]
-    """The fields of `GPTConfig`."""
-    tokenizer: dict[str, Any]
-    """What `Tokenizer.from_dict` takes. Older files lack it: theirs is GPT-2's."""
-    bytes_per_token: float
-    """Of the text trained on: the same tokenizer reaches far fewer on a text that it does not suit."""
-    skipped: int
-    """Updates that were skipped because their loss or gradient was not finite."""
+    config: dict[str, Any]  # the fields of `GPTConfig`
+    tokenizer: dict[str, Any]  # for `Tokenizer.from_dict`; older files lack it: theirs is GPT-2's
+    bytes_per_token: float  # of the text trained on: far fewer on a text that the tokenizer does not suit
+    skipped: int  # updates that were skipped because their loss or gradient was not finite
 
 
 class RunPart(TypedDict):
     """What the `Checkpoints` callback adds."""
 
-    options: str
-    """All options of the run, as YAML. Read them with `gpt.training.saved_options.plain_options` alone."""
-    validated: bool
-    """Whether a validation that was due after this step is part of the checkpoint."""
-    session: int
-    """Counts starts and resumes over all runs in the folder `runs/`: a later one has a higher number."""
-    save: int
-    """Counts the checkpoints written in this session."""
-    corpus: str
-    """A hash of the prepared text, so that a resumed run notices another one."""
-    saved_at: float
-    """Seconds since 1970. Orders only checkpoints from before there were sessions."""
+    options: str  # all of the run, as YAML: read with `gpt.training.saved_options.plain_options` alone
+    validated: bool  # whether a validation that was due after this step is part of the checkpoint
+    session: int  # counts starts and resumes over all runs in the folder `runs/`
+    save: int  # counts the checkpoints written in this session
+    corpus: str  # a hash of the prepared text, so that a resumed run notices another one
+    saved_at: float  # seconds since 1970; orders only checkpoints from before there were sessions
 
 
 class ProcessPart(TypedDict):
     """What the `Resume` callback adds for each process."""
 
-    random: dict[str, Any]
-    """The states of its random generators, see `random_state` in `gpt.training.resume`."""
-    loss_sum: float
-    """The losses since the last row of metrics.csv."""
+    random: dict[str, Any]  # the states of its random generators, see `random_state` in `gpt.training.resume`
+    loss_sum: float  # the losses since the last row of metrics.csv
 
 
 class StepPart(TypedDict):
     """How many batches one update took."""
 
-    batches: int
-    """Of one process."""
-    windows: int
-    """Of all processes together."""
+    batches: int  # of one process
+    windows: int  # of all processes together
 
 
 class Checkpoint(TypedDict):
     """The file: a dictionary of tensors and plain values, written by `torch.save`."""
 
-    state_dict: dict[str, Tensor]
-    """The weights, each name with the prefix `model.`."""
+    state_dict: dict[str, Tensor]  # the weights, each name with the prefix `model.`
     optimizer_states: list[dict[str, Any]]
     lr_schedulers: list[dict[str, Any]]
-    global_step: int
-    """Updates so far."""
-    loops: dict[str, Any]
-    """Lightning's counters between two updates, and the windows that the data loader has given out."""
-    callbacks: dict[str, Any]
-    """The counts of the meter, the lengths of metrics.csv and samples.txt, the best validation loss."""
+    global_step: int  # updates so far
+    loops: dict[str, Any]  # Lightning's counters, and the windows that the data loader has given out
+    callbacks: dict[str, Any]  # the meter's counts, the lengths of metrics.csv and samples.txt, the best loss
     gpt: ModelPart
     run: RunPart
     processes: list[ProcessPart]
@@ -86,11 +68,7 @@ class Checkpoint(TypedDict):
 
 
 def read(path: str | os.PathLike[str]) -> Checkpoint:
-    """A checkpoint file that `gpt fit` wrote, tensors on the CPU; no code in it is ever run.
-
-    Raises:
-        InputError: the file is missing, broken, or not such a checkpoint.
-    """
+    """A checkpoint file that `gpt fit` wrote, tensors on the CPU; InputError if it is not such a file."""
     if not Path(path).is_file():
         raise InputError(f"no checkpoint at {path}")
     try:
@@ -106,11 +84,7 @@ def read(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def check_shape(path: str | os.PathLike[str], config: GPTConfig) -> None:
-    """Compare the model that options describe with a checkpoint's tensors, before it takes any memory.
-
-    Raises:
-        InputError: a tensor is missing, unknown, or of another shape; the message names it.
-    """
+    """Check that a checkpoint's tensors have the shapes of `config`, without memory; errors as `to_gpt`."""
     try:
         saved = load_pickle(Path(path), checksums=False)
         check_complete(config, strip_prefixes(saved["state_dict"], "model."))
@@ -119,11 +93,7 @@ def check_shape(path: str | os.PathLike[str], config: GPTConfig) -> None:
 
 
 def read_model_part(path: str | os.PathLike[str]) -> ModelPart:
-    """What `LanguageModel` added to a checkpoint, without reading its tensors.
-
-    Raises:
-        InputError: the file is missing, broken, or not such a checkpoint.
-    """
+    """What `LanguageModel` added to a checkpoint, without reading its tensors; InputError as `read`."""
     try:
         part = load_pickle(Path(path), checksums=False)["gpt"]
     except (KeyError, TypeError, OSError):
@@ -157,10 +127,7 @@ def _files(run: Path) -> list[Path]:
 
 
 def _order(path: Path, unreadable: float) -> tuple[float, float, float]:
-    """Session, save and time of a checkpoint; a broken file has the session `unreadable`.
-
-    Nothing depends on the time stamps of files, which a copy changes.
-    """
+    """Session, save and time as stored (a copy changes the file's time); `unreadable` for a broken file."""
     try:
         run: RunPart = load_pickle(path, checksums=False)["run"]
         return float(run.get("session", 0)), float(run.get("save", 0)), float(run["saved_at"])

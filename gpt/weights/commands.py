@@ -34,9 +34,6 @@ def import_weights(
         output: the folder to write, new or empty.
         format: the expected format; any by default.
         num_heads: for a state dict of the book whose shape is none of GPT-2's sizes.
-
-    Raises:
-        InputError: the source is in no known format, a tensor does not fit, or the folder holds files.
     """
     check_free(output)
     found = read_weights(source, num_heads)
@@ -64,9 +61,6 @@ def export_weights(
         checkpoint: a .ckpt file, a run folder or an imported folder; the newest run by default.
         output: the folder to write, new or empty.
         format: hf, nanogpt, book or gguf.
-
-    Raises:
-        InputError: there is no such checkpoint, the format cannot hold this model, or the folder holds files.
     """
     check_free(output)
     found = read_weights(find(checkpoint))
@@ -80,10 +74,7 @@ def write_export(
     """Write a GPT's state dict in another format, without token rows past the tokenizer's.
 
     `own` is the tokenizer, if it is not GPT-2's; nanogpt and book get a tokenizer.json beside the weights.
-
-    Raises:
-        InputError: the format cannot hold this model.
-        OSError: the folder cannot be written.
+    A format that cannot hold this model raises InputError.
     """
     config, weights = crop(config, weights, vocab_size=(own or Tokenizer()).n_vocab)
     if _EXACT_GELU.get(format, config.exact_gelu) != config.exact_gelu:

@@ -15,19 +15,14 @@ _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.
 def locate(path: str | os.PathLike[str]) -> Path:
     """The file or folder that `path` names.
 
-    An existing path is returned as it is. Otherwise `gpt2` and the other sizes, `openai-community/NAME` and
-    `hub:OWNER/NAME` are models on the hub: config.json and weights are downloaded into the hub's own cache;
-    with `HF_HUB_OFFLINE=1` they must be there. Any other OWNER/NAME is taken for a mistyped path.
-
-    Raises:
-        InputError: there is no such path or model, or the hub cannot be reached.
+    Unless it exists, `gpt2` and the other sizes, `openai-community/NAME` and `hub:OWNER/NAME` are models on
+    the hub: config.json and weights are downloaded into the hub's own cache; with `HF_HUB_OFFLINE=1` they
+    must be there. Any other OWNER/NAME is taken for a mistyped path, which raises InputError.
     """
     if Path(path).exists():
         return Path(path)
     name = str(path).replace(os.sep, "/")
-    if name in _SHORT_NAMES or name.startswith("openai-community/"):
-        return _download(name)
-    if name.startswith("hub:"):
+    if name in _SHORT_NAMES or name.startswith(("openai-community/", "hub:")):
         return _download(name.removeprefix("hub:"))
     raise InputError(f"no checkpoint at {path}, expected a file, a folder, gpt2 or hub:OWNER/NAME")
 

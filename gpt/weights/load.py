@@ -39,8 +39,7 @@ def load(path: str | os.PathLike[str] | None = None, device: Device = "cpu") -> 
 def choose_device(name: Device = "auto") -> torch.device:
     """The device of that name; `auto` takes a CUDA GPU, else Apple's MPS, else the CPU, as `gpt fit` does.
 
-    Raises:
-        InputError: this machine or this build of PyTorch lacks the device.
+    A device that this machine or this build of PyTorch lacks raises InputError.
     """
     found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     usable = [device for device, available in found.items() if available]
@@ -52,14 +51,12 @@ def choose_device(name: Device = "auto") -> torch.device:
 def start_from(path: str | os.PathLike[str], config: GPTConfig) -> GPT:
     """A model in training mode with the weights at `path`, and context length and dropout of `config`.
 
-    Raises:
-        InputError: as `load`, or `config` has a longer context than the weights have positions.
+    Errors are those of `load`, and a context longer than the weights have positions.
     """
     found = read_to_start_from(path, config)
     _read_initial.cache_clear()
-    loaded = GPT.from_weights(found.config, found.weights)
-    model = GPT(loaded.config)  # takes random numbers as a run from scratch does, so dropout's stay the same
-    model.load_state_dict(loaded.state_dict())
+    model = GPT(found.config)  # takes random numbers as a run from scratch does, so dropout's stay the same
+    model.load_state_dict(GPT.from_weights(found.config, found.weights).state_dict())
     return model
 
 
@@ -69,12 +66,9 @@ def read_to_start_from(path: str | os.PathLike[str], config: GPTConfig) -> Found
 
 
 def find(path: str | os.PathLike[str] | None = None) -> Path:
-    """The checkpoint file, or the folder with weights, that `path` stands for; see `load`.
+    """The checkpoint file, or the folder with weights, that `path` stands for; InputError without any.
 
-    A model of the hub is downloaded.
-
-    Raises:
-        InputError: there is none.
+    See `load`. A model of the hub is downloaded.
     """
     path = newest_run() if path is None else path
     if path is None:
@@ -83,11 +77,10 @@ def find(path: str | os.PathLike[str] | None = None) -> Path:
     if path.is_file() or (path / "config.json").is_file() or (path / "ckpt.pt").is_file():
         return path
     best = path / "checkpoints" / "best.ckpt"
-    if best.is_file():
-        return best
-    if newest := checkpoints_of(path, broken_first=False):
-        return newest[0]
-    raise InputError(f"{path} holds neither checkpoints/best.ckpt nor another checkpoint nor config.json")
+    found = [best] if best.is_file() else checkpoints_of(path, broken_first=False)
+    if not found:
+        raise InputError(f"{path} holds neither checkpoints/best.ckpt nor another checkpoint nor config.json")
+    return found[0]
 
 
 def _read_cropped(path: str | os.PathLike[str] | None, context_length: int | None = None) -> Found:

@@ -19,11 +19,7 @@ class GPT(model.GPT):
     """`gpt.model.GPT` that can read its weights from any known format and write them to a folder."""
 
     def save_pretrained(self, path: str | os.PathLike[str]) -> None:
-        """Write `model.safetensors` and `config.json` into the folder `path`, a tied head once.
-
-        Raises:
-            OSError: the folder cannot be created or written.
-        """
+        """Write `model.safetensors` and `config.json` into the folder `path`, a tied head once."""
         from safetensors.torch import save
 
         state = self.state_dict()
@@ -54,8 +50,7 @@ class GPT(model.GPT):
     def from_weights(cls, config: GPTConfig, weights: Weights) -> "GPT":
         """A GPT in evaluation mode with these weights by state-dict name; a tied head may be left out.
 
-        Raises:
-            InputError: a weight is missing, unknown, or of another shape; the message names it.
+        A weight that is missing, unknown, or of another shape raises InputError with its name.
         """
         weights = check_complete(config, weights)
         if config.context_length**2 > max(_MASK_BYTES, sum(tensor.nbytes for tensor in weights.values())):

@@ -24,10 +24,8 @@ class Found:
     format: Format
     config: GPTConfig
     weights: Weights
-    own_tokenizer: Tokenizer | None = None
-    """Where the weights come with one that is not GPT-2's."""
-    bytes_per_token: float | None = None
-    """Of the text that the weights were trained on, where that is known."""
+    own_tokenizer: Tokenizer | None = None  # where the weights come with one that is not GPT-2's
+    bytes_per_token: float | None = None  # of the text that the weights were trained on, where known
 
     def __post_init__(self) -> None:
         if self.own_tokenizer and self.vocab_size > self.config.vocab_size:
@@ -41,20 +39,12 @@ class Found:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the weights.
-
-        Raises:
-            InputError: the weights have fewer rows than any tokenizer has ids.
-        """
+        """The tokenizer of the weights; InputError where they have fewer rows than any has ids."""
         return self.own_tokenizer or Tokenizer(vocab_size=min(self.config.vocab_size, self.vocab_size))
 
 
 def read_weights(path: str | os.PathLike[str], num_heads: int | None = None) -> Found:
-    """Read a folder, a file or a hub name.
-
-    Args:
-        path: what `GPT.from_pretrained` takes.
-        num_heads: for a state dict of the book's GPTModel, which does not contain it.
+    """Read what `GPT.from_pretrained` takes; the book's state dicts do not contain `num_heads`.
 
     Raises:
         InputError: there is nothing in a known format, or a weight is missing or of another shape.
@@ -62,7 +52,7 @@ def read_weights(path: str | os.PathLike[str], num_heads: int | None = None) -> 
     path = locate(path)
     if path.suffix == ".safetensors" and (path.parent / "config.json").is_file():
         path = path.parent
-    if path.is_dir() and not (path / "config.json").is_file() and (path / "ckpt.pt").is_file():
+    if not (path / "config.json").is_file() and (path / "ckpt.pt").is_file():
         path = path / "ckpt.pt"  # nanoGPT's out_dir
     if not path.is_dir() and not path.is_file():  # a device or a pipe may never end
         raise InputError(f"{path} is neither a file nor a folder")

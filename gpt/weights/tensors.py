@@ -21,8 +21,8 @@ import torch
 from gpt.errors import InputError
 from gpt.weights.formats.table import Weights
 
-_SINGLE = ("model.safetensors", "pytorch_model.bin", "model.pth")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_FILES = ("model.safetensors", "pytorch_model.bin", "model.pth", *_INDEXES)
 # The functions and classes that pickled tensors need. torch's restricted unpickler also knows others, such as
 # bytearray and torch.FloatTensor, which allocate whatever a pickle asks for.
 _GLOBALS = re.compile(
@@ -32,19 +32,12 @@ _GLOBALS = re.compile(
 
 
 def read_tensors(folder: Path) -> Weights:
-    """The tensors in a folder: in one file, or in the shards that an index lists.
-
-    Raises:
-        InputError: there are none, or they cannot be read.
-    """
-    for name in _SINGLE:
+    """The tensors in a folder, in one file or in the shards that an index lists; InputError without any."""
+    for name in _FILES:
         if (folder / name).is_file():
-            return _read_one(folder / name)
-    for name in _INDEXES:
-        if (folder / name).is_file():
-            shards = shard_names(folder / name)
+            shards = shard_names(folder / name) if name in _INDEXES else [name]
             return {key: tensor for shard in shards for key, tensor in _read_one(folder / shard).items()}
-    raise InputError(f"expected one of {', '.join(_SINGLE + _INDEXES)} beside config.json")
+    raise InputError(f"expected one of {', '.join(_FILES)} beside config.json")
 
 
 def _read_one(path: Path) -> Weights:
@@ -60,11 +53,7 @@ def _read_one(path: Path) -> Weights:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The mapping in a JSON file.
-
-    Raises:
-        InputError: it is not JSON, or not a mapping.
-    """
+    """The mapping in a JSON file; InputError if it holds anything else."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -77,9 +66,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def load_pickle(path: Path, *, checksums: bool = True) -> Any:
     """Read what `torch.save` wrote, tensors on the CPU and, if the file is a zip archive, memory-mapped.
 
-    Args:
-        path: the file.
-        checksums: check the CRC-32 that `torch.save` stores for each tensor, which `torch.load` ignores.
+    With `checksums`, the CRC-32 that `torch.save` stores for each tensor is checked, unlike by `torch.load`.
 
     Raises:
         InputError: the file is broken, or holds more than tensors and plain values.
@@ -109,10 +96,7 @@ def _check_pickle(file: IO[bytes]) -> None:
 
 
 def _check_archive(path: Path, checksums: bool) -> None:
-    """Raise BadZipFile where a member is compressed or does not match its CRC-32, and check its pickle.
-
-    The checksums are computed on all cores; `testzip` uses one.
-    """
+    """Raise BadZipFile where a member is compressed or, computed on all cores, its CRC-32 differs."""
     with (
         zipfile.ZipFile(path) as archive,
         path.open("rb") as file,
@@ -139,11 +123,7 @@ def _check_archive(path: Path, checksums: bool) -> None:
 
 
 def shard_names(index: Path) -> list[str]:
-    """The files that an index of shards lists.
-
-    Raises:
-        InputError: it is not such an index, or lists a file outside its folder.
-    """
+    """The files that an index of shards lists; InputError if one is outside its folder, or there is none."""
     listed = read_json(index).get("weight_map")
     names = sorted(set(listed.values())) if isinstance(listed, dict) else []
     for name in names or [""]:
@@ -155,8 +135,7 @@ def shard_names(index: Path) -> list[str]:
 def strip_prefixes(state: Any, prefix: str = "") -> Weights:
     """Remove `prefix`, and the prefixes that DistributedDataParallel and torch.compile leave in names.
 
-    Raises:
-        InputError: the state is not a dictionary of tensors.
+    Anything but a dictionary of tensors, each stored in full, raises InputError.
     """
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise InputError("expected a dictionary of tensors")

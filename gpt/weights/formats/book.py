@@ -34,25 +34,15 @@ _SKIPPED = r"trf_blocks\.\d+\.att\.mask|out_head\.weight"  # masks, and a tied h
 
 
 def read(state: Weights, given: dict[str, Any], num_heads: int | None) -> tuple[GPTConfig, Weights]:
-    """The model that a state dict holds; the arguments are `read_config`'s.
-
-    Raises:
-        InputError: as there, or a tensor is missing, unknown, or of another shape; the message names it.
-    """
+    """The model that a state dict holds; arguments and errors are those of `read_config` and `to_gpt`."""
     config = read_config(state, given, num_heads)
     return config, to_gpt(config, state, ROWS, _SKIPPED)
 
 
 def read_config(state: Weights, given: dict[str, Any], num_heads: int | None = None) -> GPTConfig:
-    """The configuration of the model that a state dict holds.
+    """The configuration of the model that a state dict holds; InputError without its heads or embeddings.
 
-    Args:
-        state: tensors by name.
-        given: the book's configuration, such as its GPT_CONFIG_124M; empty if there is none.
-        num_heads: overrides the configuration's.
-
-    Raises:
-        InputError: the number of heads cannot be determined, or an embedding is missing.
+    `given` is the book's own, such as its GPT_CONFIG_124M, or empty; `num_heads` overrides its heads.
     """
     for name in ("tok_emb.weight", "pos_emb.weight"):
         if name not in state or state[name].dim() != 2:
@@ -80,11 +70,7 @@ def read_config(state: Weights, given: dict[str, Any], num_heads: int | None = N
 
 
 def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
-    """Write model.pth, with the masks and the head that GPTModel always stores, and its configuration.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Write model.pth, with the masks and the head that GPTModel always stores, and its configuration."""
     state = from_gpt(config, weights, ROWS)
     if config.tie_embeddings:
         state["out_head.weight"] = state["tok_emb.weight"]

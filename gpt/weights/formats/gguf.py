@@ -32,12 +32,7 @@ ROWS = [replace(row, theirs=_NAMES[row.theirs], transposed=False) for row in hf.
 
 
 def write(config: GPTConfig, weights: Weights, folder: Path, tokenizer: Tokenizer) -> None:
-    """Write model.gguf in float32; a tied head is left out.
-
-    Raises:
-        InputError: the `gguf` package is missing, or llama.cpp lacks the tokenizer's pattern of words.
-        OSError: the folder cannot be written.
-    """
+    """Write model.gguf in float32; a tied head is left out. Without the `gguf` package: InputError."""
     try:
         import gguf
     except ImportError:

@@ -46,11 +46,7 @@ _FIXED = {
 
 
 def read_config(values: dict[str, Any]) -> GPTConfig:
-    """The model that a config.json describes.
-
-    Raises:
-        InputError: another architecture, or a setting of GPT-2's that has no counterpart here.
-    """
+    """The model that a config.json describes; InputError if it is none that this GPT can compute."""
     if values.get("model_type") != "gpt2":
         raise InputError(f"expected a folder of model_type gpt2, got {values.get('model_type')!r}")
     for name, expected in _FIXED.items():
@@ -72,22 +68,14 @@ def read_config(values: dict[str, Any]) -> GPTConfig:
 
 
 def import_weights(config: GPTConfig, state: Weights) -> Weights:
-    """Convert the state dict of a GPT2LMHeadModel, or of a GPT2Model, whose names lack `transformer.`.
-
-    Raises:
-        InputError: a tensor is missing, unknown, or of another shape; the message names it.
-    """
+    """Convert the state dict of a GPT2LMHeadModel, or of a GPT2Model, whose names lack `transformer.`."""
     if "wte.weight" in state:
         state = {name if name == "lm_head.weight" else f"transformer.{name}": t for name, t in state.items()}
     return to_gpt(config, state, ROWS, _SKIPPED)
 
 
 def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
-    """Write weights without a tied head, and the configuration, for transformers.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Write weights without a tied head, and the configuration, for transformers."""
     state = from_gpt(replace(config, qkv_bias=True), weights, ROWS)
     with atomic_write(folder / "model.safetensors", "wb") as file:
         file.write(save(state, metadata={"format": "pt"}))

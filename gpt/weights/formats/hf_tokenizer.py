@@ -14,9 +14,6 @@ def write_tokenizer(tokenizer: Tokenizer, folder: str | os.PathLike[str], contex
 
     The padding token is `<|endoftext|>`. They encode `<|endoftext|>` in a text as the special token, as
     `Tokenizer.encode` does with `allow_special`. vocab.json and merges.txt are for GPT-2's words alone.
-
-    Raises:
-        OSError: the folder cannot be written.
     """
     folder, is_gpt2 = Path(folder), tokenizer.name == "gpt2"
     content = to_json(tokenizer.tokens, tokenizer.pattern)

@@ -29,11 +29,7 @@ _GELU = "gelu"  # a setting that nanoGPT does not know: an export records its GE
 
 
 def read(checkpoint: dict[str, Any]) -> tuple[GPTConfig, Weights]:
-    """The model of a checkpoint that `train.py` wrote; biases are zeros where it was trained without them.
-
-    Raises:
-        InputError: `model_args` lacks a size, or a tensor is missing, unknown, or of another shape.
-    """
+    """The model of a checkpoint that `train.py` wrote; biases are zeros where it was trained without them."""
     given, settings = checkpoint["model_args"], checkpoint.get("config")
     gelu = settings.get(_GELU, "exact") if isinstance(settings, dict) else "exact"
     try:
@@ -46,12 +42,7 @@ def read(checkpoint: dict[str, Any]) -> tuple[GPTConfig, Weights]:
 
 
 def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
-    """Write ckpt.pt for `sample.py`; without the optimizer's state `train.py` cannot resume it.
-
-    Raises:
-        InputError: the head is not the token embedding, as it always is in nanoGPT.
-        OSError: the folder cannot be written.
-    """
+    """Write ckpt.pt for `sample.py`; without the optimizer's state `train.py` cannot resume it."""
     if not config.tie_embeddings:
         raise InputError("nanoGPT always ties the head to the token embedding; this model's head is untied")
     state = from_gpt(replace(config, qkv_bias=True), weights, ROWS)

@@ -24,21 +24,16 @@ _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 class Row:
     """One layer of the other program and its counterpart here; `{}` in a name is the block number."""
 
-    theirs: str
-    """The layer's name in the other program."""
-    ours: tuple[str, ...]
-    """Its name here. The tensors of several layers are concatenated along their first axis."""
-    transposed: bool = False
-    """Whether the other program stores the matrix as (in, out); `torch.nn.Linear` stores (out, in)."""
-    parameters: tuple[str, str] = ("weight", "bias")
-    """What the other program calls the weight and the bias."""
+    theirs: str  # the layer's name in the other program
+    ours: tuple[str, ...]  # its name here; tensors of several layers are concatenated along their first axis
+    transposed: bool = False  # whether theirs is stored as (in, out); `torch.nn.Linear` stores (out, in)
+    parameters: tuple[str, str] = ("weight", "bias")  # what the other program calls them
 
 
 def shapes(config: GPTConfig) -> dict[str, Shape]:
     """The shape of each tensor in a GPT's state dict, blocks once as `blocks.{}`; without a tied head.
 
-    Raises:
-        InputError: a tensor would have more elements than PyTorch can count.
+    A tensor with more elements than PyTorch can count raises InputError.
     """
     try:
         with torch.device("meta"):
@@ -55,12 +50,8 @@ def to_gpt(
 ) -> Weights:
     """Convert another program's state dict to a GPT's; the tensors are views of the given ones.
 
-    Args:
-        config: the model that the state dict holds.
-        state: tensors by the other program's names.
-        rows: the other program's table.
-        skipped: a regular expression for names without weights, such as masks.
-        zero_biases: let missing biases be zeros.
+    `rows` is the other program's table, `skipped` a regular expression for names without weights, such as
+    masks. With `zero_biases`, missing biases are zeros.
 
     Raises:
         InputError: a tensor is missing, unknown, or of another shape or type; the message names it.
@@ -102,11 +93,7 @@ def from_gpt(config: GPTConfig, weights: Weights, rows: Iterable[Row]) -> Weight
 
 
 def check_complete(config: GPTConfig, weights: Weights) -> Weights:
-    """The state dict of this project's own GPT, without the head if that is tied.
-
-    Raises:
-        InputError: as `to_gpt`.
-    """
+    """The state dict of this project's own GPT, without the head if that is tied; errors as `to_gpt`."""
     layers = dict.fromkeys(name.rpartition(".")[0] for name in shapes(config))
     return to_gpt(config, weights, [Row(layer, (layer,)) for layer in layers], "head.weight")
 

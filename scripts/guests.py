@@ -1,0 +1,103 @@
+"""Run other people's programs on our module, model, exports and server: `python scripts/guests.py`.
+
+A small GPT is exported and served; each program that is installed then has to give what `gpt` gives. Prints a
+table; the exit status is 1 if a check fails. Install the programs, or some of them, first:
+
+    pip install openai langchain-openai litellm 'lm_eval[api]' transformers peft torchao ctranslate2 \\
+        onnx onnxruntime onnxscript llama-cpp-python gguf
+
+`--write docs/guests.md` replaces the table of that page.
+"""
+
+import argparse
+import io
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from programs import clients, model_formats, torch_tools
+from programs.common import Guest, Place, make_place
+
+GUESTS: tuple[Guest, ...] = (*torch_tools.GUESTS, *model_formats.GUESTS, *clients.GUESTS)
+BEGIN, END = "<!-- table of scripts/guests.py -->", "<!-- end of the table -->"
+
+
+def visit(guest: Guest, place: Place, verbose: bool) -> str:
+    """The result of one check: passed, FAILED with the reason, or not installed."""
+    if missing := [module for module in guest.modules if find_spec(module) is None]:
+        return f"not installed: {', '.join(missing)}"
+    output = io.StringIO()
+    try:
+        with (
+            warnings.catch_warnings(),
+            redirect_stdout(output),
+            redirect_stderr(output),
+        ):
+            warnings.simplefilter("ignore")
+            guest.check(place)
+    except Exception as error:
+        if verbose:
+            print(output.getvalue(), file=sys.stderr)
+            traceback.print_exc()
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return f"FAILED: {reason[:150]}"
+    return "passed"
+
+
+def versions(guest: Guest) -> str:
+    """Names and versions of the packages that are installed."""
+    with suppress(Exception):
+        return ", ".join(f"{package} {version(package)}" for package in guest.packages)
+    return ", ".join(guest.packages)
+
+
+def main() -> int:
+    """Run the checks that are asked for and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", metavar="WORD", help="only checks with this word in the table")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="replace the table in this Markdown page")
+    parser.add_argument("--verbose", action="store_true", help="print the output and tracebacks of failures")
+    options = parser.parse_args()
+    chosen = [one for one in GUESTS if (options.only or "").lower() in f"{one.program} {one.what}".lower()]
+    if not chosen:
+        parser.error(f"no check has {options.only!r} in its name")
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, make_place(Path(folder)) as place:
+        for guest in chosen:
+            print(f"{guest.program}: {guest.what}", end=" ... ", file=sys.stderr, flush=True)
+            torch.manual_seed(0)
+            torch._dynamo.reset()
+            began = time.perf_counter()
+            result = visit(guest, place, options.verbose)
+            print(f"{result} ({time.perf_counter() - began:.0f} s)", file=sys.stderr, flush=True)
+            rows.append({"program": versions(guest), "what was checked": guest.what, "result": result})
+    table = "| program | what was checked | result |\n| --- | --- | --- |\n"
+    table += "".join(f"| {' | '.join(row.values())} |\n" for row in rows)
+    print(table, end="")
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    if options.write:
+        page = options.write.read_text(encoding="utf-8")
+        before, after = page.partition(BEGIN)[0], page.partition(END)[2]
+        options.write.write_text(f"{before}{BEGIN}\n\n{table}\n{END}{after}", encoding="utf-8")
+    return int(any(row["result"].startswith("FAILED") for row in rows))
+
+
+if __name__ == "__main__":
+    # No program may look for something on the network.
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    logging.disable(logging.WARNING)
+    sys.exit(main())

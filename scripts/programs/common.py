@@ -1,0 +1,111 @@
+"""What the checks of `scripts/guests.py` share: the model, its exports, its server, the expected text."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from benchmarks.serve import listening
+
+from gpt import GPT, GPTConfig, Tokenizer, generate
+from gpt.serve.app import create_app
+from gpt.weights.commands import write_export
+
+PROMPT = "The quick brown fox jumps over"
+NEW = 24
+"""Tokens that are generated for a comparison."""
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A check of one program.
+
+    Args:
+        program: its name.
+        what: what is compared with what.
+        packages: the distributions it is in.
+        modules: what must be importable.
+        check: raises where the program gives something else.
+    """
+
+    program: str
+    what: str
+    packages: tuple[str, ...]
+    modules: tuple[str, ...]
+    check: Callable[["Place"], None]
+
+
+@dataclass
+class Place:
+    """A folder with a model, what was made from it, and the address of its server."""
+
+    folder: Path
+    address: str
+    tokenizer: Tokenizer
+
+    @property
+    def model(self) -> GPT:
+        """A new copy of the model, so that a check may change it."""
+        return new_model()
+
+    @cached_property
+    def prompt(self) -> list[int]:
+        """The ids of PROMPT."""
+        return self.tokenizer.encode(PROMPT)
+
+    @cached_property
+    def new_ids(self) -> list[int]:
+        """The greedy ids after PROMPT."""
+        return greedy(self.model, self.prompt)
+
+    @cached_property
+    def text(self) -> str:
+        """The greedy text after PROMPT."""
+        return self.tokenizer.decode(self.new_ids)
+
+    def export(self, form: str) -> Path:
+        """The folder of an export, which is written once."""
+        folder = self.folder / form
+        if not folder.exists():
+            write_export(self.model.config, self.model.state_dict(), folder, form)
+        return folder
+
+
+def new_model() -> GPT:
+    """A GPT with large random weights: its likeliest token depends on all it sees."""
+    torch.manual_seed(0)
+    config = GPTConfig(vocab_size=2048, context_length=128, emb_dim=64, num_heads=4, num_layers=2)
+    model = GPT(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 and "position" not in name:
+                parameter.normal_(std=0.15)
+    return model
+
+
+@contextmanager
+def make_place(folder: Path) -> Iterator[Place]:
+    """Serve the model while the checks run."""
+    tokenizer = Tokenizer("gpt2", vocab_size=2048)
+    with listening(create_app(new_model(), tokenizer, name="tiny"), log_level="critical") as address:
+        yield Place(folder, address, tokenizer)
+
+
+def greedy(model: GPT, ids: list[int]) -> list[int]:
+    """The ids that `generate` adds."""
+    return generate(model, [ids], max_new_tokens=NEW, temperature=0)[0][len(ids) :]
+
+
+def equal(ours: object, theirs: object) -> None:
+    """Raise AssertionError with both values if they differ."""
+    if ours != theirs:
+        raise AssertionError(f"gpt gives {str(ours)[:60]!r}, the program {str(theirs)[:60]!r}")
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float = 1e-4) -> None:
+    """Raise AssertionError with the largest difference if it is over the tolerance."""
+    difference = (ours.float() - theirs.float()).abs().max().item()
+    if not difference <= tolerance:
+        raise AssertionError(f"the largest difference is {difference:.2e}, {tolerance:.0e} is allowed")
