@@ -129,18 +129,9 @@ def stream_samples(
     """Yield the number of a sample and a piece of its text, up to `<|endoftext|>` or a stop string.
 
     A piece holds complete characters only and never the beginning of a stop string. All samples are decoded
-    together. An empty prompt starts a new document.
-
-    Args:
-        model: any GPT; it is left unchanged.
-        tokenizer: the model's.
-        prompt: what the text follows; it is not repeated.
-        max_new_tokens: the most tokens of a sample.
-        num_samples: how many texts to write.
-        sampling: how tokens are drawn.
-        seed: the same seed gives the same text; None takes a random one.
-        stop: strings at which a text ends; they are not part of it.
-        allow_special: whether `<|endoftext|>` in the prompt is the end of a document rather than plain text.
+    together, and any GPT is left unchanged. The prompt is not repeated; an empty one starts a new document.
+    `<|endoftext|>` in it is plain text, with `allow_special` the end of a document. The same seed gives the
+    same text; None takes a random one.
 
     Raises:
         InputError: an argument is out of its range.

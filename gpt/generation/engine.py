@@ -50,8 +50,7 @@ class Request:
     def __post_init__(self) -> None:
         if not len(self.tokens):
             raise InputError("expected a prompt of at least one token")
-        lowest = {"max_new_tokens": 0, "samples": 1, "alternatives": 0}
-        for name, least in lowest.items():
+        for name, least in (("max_new_tokens", 0), ("samples", 1), ("alternatives", 0)):
             if (value := getattr(self, name)) is not None and value < least:
                 raise InputError(f"{name} must be at least {least}, got {value}")
 

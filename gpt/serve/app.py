@@ -277,12 +277,7 @@ class _Answer:
 
 
 async def _read(request: Request, form: type[Form]) -> Form:
-    """Parse the body.
-
-    Raises:
-        InputError: it does not fit the form; the message names the field.
-        HTTPException: its type is not JSON. Pages of other sites cannot send that type without permission.
-    """
+    """Parse the body. Its type must be JSON, which pages of other sites cannot send without permission."""
     if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
         raise HTTPException(415, "expected content-type application/json")
     try:

@@ -134,11 +134,7 @@ class EngineThread:
                 _log.exception("the decoding thread cannot be restarted")
 
     def submit(self, requests: Sequence[Request]) -> Handle:
-        """Start requests.
-
-        Raises:
-            Busy: too many handles are open.
-        """
+        """Start requests, or raise Busy."""
         self._check_queue()
         handle = Handle(requests)
         if handle.running:
@@ -151,10 +147,9 @@ class EngineThread:
         self._orders.put(lambda: self._cancel(handle))
 
     async def call(self, function: Callable[[], Result]) -> Result:
-        """Run a function of the model in the engine's thread; it is not started after a cancellation.
+        """Run a function of the model in the engine's thread, or raise Busy.
 
-        Raises:
-            Busy: too many handles and calls are open.
+        It is not started after a cancellation.
         """
         self._check_queue()
         future: Future[Result] = Future()
@@ -215,8 +210,7 @@ class EngineThread:
         index = itertools.count()
         try:
             for request in handle.requests:
-                samples = self._engine.add(request)
-                self._owners.update({sample: (handle, next(index)) for sample in samples})
+                self._owners |= {sample: (handle, next(index)) for sample in self._engine.add(request)}
         except Exception as error:
             if not isinstance(error, InputError):
                 _log.error("a request failed: %r", error, exc_info=error)
