@@ -5,6 +5,7 @@ files named with `--config`, the command line.
 """
 
 import argparse
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,18 +26,12 @@ _SCANNED = ("run", "resume", "ckpt_path", "model.init_from")
 class Arguments:
     """A command line for LightningCLI, and what it resumes."""
 
-    command: str
     args: list[str]
-    found: Found | None = None
-    """The checkpoint that is resumed or validated."""
-    saved: dict[str, Any] | None = None
-    """The options that this checkpoint carries."""
-    restart: bool = False
-    """Whether to begin in the run's own folder although it exists."""
-    defaults: tuple[Path, ...] = ()
-    """Files of options whose values the help shows as defaults."""
-    init_from: str | None = None
-    """The weights that the resumed run began with."""
+    found: Found | None  # the checkpoint that `fit` resumes
+    saved: dict[str, Any]  # the options that it carries
+    init_from: str | None  # the weights that its run began with
+    restart: bool  # whether to begin in the run's own folder although it exists
+    defaults: tuple[Path, ...]  # files of options whose values the help shows as defaults
 
 
 def complete(args: list[str]) -> Arguments:
@@ -53,24 +48,22 @@ def complete(args: list[str]) -> Arguments:
     scanned, rest = scanner.parse_known_args(args)
     known = vars(scanned)
     given = {argument.partition("=")[0].removeprefix("--") for argument in args if argument.startswith("--")}
-    files = [_read_config(value, given) for value in known["config"]]
-    configs = [argument for argument, _ in files]
-    rest = [
-        *(f"--{name}={known[name]}" for name in ("run", "model.init_from") if known[name] is not None),
-        *rest,
-    ]
-    found = saved = init_from = None
-    in_files = {
-        name: str(value) for _, values in files for name, value in values.items() if value is not None
-    }
+    kept = [f"--{name}={known[name]}" for name in ("run", "model.init_from") if known[name] is not None]
+    configs: list[str] = []
+    values: dict[str, Any] = {}  # from the files, and above them from the command line
+    for config in known["config"]:
+        argument, options = _read_config(config, given)
+        configs.append(argument)
+        values.update({name: str(value) for name, value in options.items() if value is not None})
+    values.update({name: value for name, value in known.items() if value})
     help_only = bool({"-h", "--help"} & set(rest))
-    run = known["run"] or in_files.get("run")
-    resume = known["resume"] or in_files.get("resume") if command == "fit" else None
-    checkpoint = known["ckpt_path"] or in_files.get("ckpt_path")
-    if command == "validate" and not checkpoint and not help_only:
+    resume = values.get("resume") if command == "fit" else None
+    wanted = resume or values.get("ckpt_path")
+    if command == "validate" and not wanted and not help_only:
         raise InputError("nothing to validate: give a checkpoint or a run's folder with --ckpt_path")
-    if resume or checkpoint:
-        found = find(str(resume or checkpoint), run)
+    found = find(wanted, values.get("run")) if wanted else None
+    saved: dict[str, Any] = {}
+    init_from = None
     if found:
         folder = folder_of_checkpoint(found.path)
         if folder and known["run"] not in (None, folder.name):
@@ -85,9 +78,8 @@ def complete(args: list[str]) -> Arguments:
     if not configs and not help_only:
         configs = [str(recipe)]
     return Arguments(
-        command=command,
-        args=[command, *(f"--config={config}" for config in configs), *rest],
-        found=found,
+        args=[command, *(f"--config={config}" for config in configs), *kept, *rest],
+        found=found if command == "fit" else None,
         saved=saved,
         restart=resume == AUTO_OR_NEW,
         defaults=(recipe,) if help_only else (),
@@ -97,22 +89,15 @@ def complete(args: list[str]) -> Arguments:
 
 def _with_new_names(args: list[str]) -> list[str]:
     """The arguments with options renamed that have an old name, and a line on stderr for each."""
-    renamed = []
-    for argument in args:
-        name, equals, value = argument.partition("=")
-        if (new := OLD_NAMES.get(name.removeprefix("--"))) and name.startswith("--"):
-            report(f"{name} is now called --{new}")
-            argument = f"--{new}{equals}{value}"
-        renamed.append(argument)
-    return renamed
+    for old, new in OLD_NAMES.items():
+        if any(argument.partition("=")[0] == f"--{old}" for argument in args):
+            report(f"--{old} is now called --{new}")
+            args = [re.sub(f"^--{re.escape(old)}(?==|$)", f"--{new}", argument) for argument in args]
+    return args
 
 
 def _read_config(argument: str, given: set[str]) -> tuple[str, dict[str, Any]]:
-    """A value of `--config`, with plain options in the place of a run's config.yaml, and its options.
-
-    Raises:
-        InputError: the file is not YAML.
-    """
+    """A value of `--config`, with plain options in the place of a run's config.yaml, and its options."""
     path = Path(argument)
     if not path.is_file():
         return argument, {}

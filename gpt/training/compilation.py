@@ -21,8 +21,7 @@ def compile_blocks(model: GPT) -> None:
     All blocks share one compilation, so its time does not grow with depth. In-place compilation keeps the
     weights' names, so checkpoints are the same. Without a compiler this prints one line and changes nothing.
     """
-    missing = missing_compiler(next(model.parameters()).device)
-    if missing:
+    if missing := missing_compiler(next(model.parameters()).device):
         rank_zero_warn(f"not compiled: {missing}. Training is slower without it.")
         return
     for block in model.blocks:
@@ -42,11 +41,8 @@ def missing_compiler(device: torch.device) -> str | None:
         return f"torch.compile does not support Python {sys.version_info.major}.{sys.version_info.minor}"
     if device.type == "cuda" and not find_spec("triton"):
         return "the package triton is not installed"
-    compilers: tuple[str, ...]
+    language, compilers = "C++", ["cl"] if sys.platform == "win32" else ["g++", "clang++", "c++"]
     if device.type == "cuda":  # Triton builds its launchers with a C compiler
-        language, compilers = "C", (os.environ.get("CC", "cc"), "gcc", "clang")
-    else:
-        language, compilers = "C++", ("cl",) if sys.platform == "win32" else ("g++", "clang++", "c++")
-    if any(shutil.which(name) for name in compilers):
-        return None
-    return f"no {language} compiler found, looked for {', '.join(compilers)}"
+        language, compilers = "C", [os.environ.get("CC", "cc"), "gcc", "clang"]
+    found = any(shutil.which(name) for name in compilers)
+    return None if found else f"no {language} compiler found, looked for {', '.join(compilers)}"

@@ -1,8 +1,12 @@
-"""What suits a device: precision, and TF32."""
+"""What suits a device and its memory: precision, TF32, and what the C library does with freed memory."""
 
+import ctypes
+import sys
 from typing import Any
 
 import torch
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # numbers of malloc.h
 
 
 def default_precision(accelerator: str | Any) -> str:
@@ -13,13 +17,29 @@ def default_precision(accelerator: str | Any) -> str:
     """
     if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
         return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "16-mixed"
-    if accelerator == "auto" and torch.backends.mps.is_available():
-        return "32-true"
+    on_cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.backends.mps.is_available())
     cpu_is_fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return "bf16-mixed" if accelerator in ("auto", "cpu") and cpu_is_fast else "32-true"
+    return "bf16-mixed" if on_cpu and cpu_is_fast else "32-true"
 
 
 def allow_tf32() -> None:
     """Let NVIDIA GPUs multiply float32 matrices in TF32: several times faster, with 10 bits of mantissa."""
     if torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep what tensors gave back for the next ones, instead of giving it to the system.
+
+    A training step frees and takes again gigabytes. By default glibc returns every large block at once, and
+    the system clears each page anew when it is touched: a good part of a GPT-2 step on a CPU
+    (docs/benchmarks.md). Where there is no glibc, nothing changes.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # another C library
+        return
+    mallopt(_M_MMAP_MAX, 0)  # large blocks come from the heap, which is kept, and not from mmap, which is not
+    mallopt(_M_TRIM_THRESHOLD, -1)  # never trim it

@@ -4,12 +4,13 @@ import sys
 from datetime import timedelta
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, Timer
 
 from gpt.errors import InputError
 from gpt.training.lightning_private import limit_steps
-from gpt.training.output import announce
+from gpt.training.output import report
 from gpt.training.record import Meter
 
 
@@ -20,21 +21,21 @@ class NothingLeft(Exception):
 class Ends(Callback):
     """Plans the end of a run from its limits, and stops there.
 
-    Lightning gets one limit, in steps, so that a run limited by epochs resumes exactly too. With a time
-    limit, the number of steps is estimated after each step from the speed so far: the learning rate falls to
-    its final value as the time runs out. The last step is always validated.
+    Lightning gets one limit, in steps, so that a run limited by epochs resumes exactly too. With a time limit
+    the number of steps is estimated after each step from the speed so far. The last step is validated.
 
     Args:
-        max_steps: updates in all; -1 for no such limit.
-        max_epochs: passes over the training text in all; -1 for no such limit.
-        max_seconds: training time in all, validations included, over all resumes; None for no such limit.
+        options: the Trainer's; max_steps, max_epochs and max_time count over all resumes.
         done: steps of the run that is resumed.
         meter: measures the time.
     """
 
-    def __init__(
-        self, max_steps: int, max_epochs: int, max_seconds: float | None, done: int, meter: Meter
-    ) -> None:
+    def __init__(self, options: Any, done: int, meter: Meter) -> None:
+        try:
+            max_seconds = Timer(options.max_time).time_remaining()
+        except (MisconfigurationException, TypeError) as error:
+            raise InputError(f"--trainer.max_time {options.max_time}: {error}") from None
+        max_steps, max_epochs = options.max_steps, -1 if options.max_epochs is None else options.max_epochs
         if min(max_steps, max_epochs) < -1 or 0 in (max_steps, max_epochs, max_seconds):
             raise InputError("max_steps, max_epochs and max_time must be positive, or -1 for no limit")
         if max_steps < 0 and max_epochs < 0 and max_seconds is None:
@@ -46,39 +47,32 @@ class Ends(Callback):
         self._step = 0
         self._begin = (0, 0.0)  # the step and the time at which this process began
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Turn epochs into steps and report the plan, before the optimizer asks for it.
-
-        Raises:
-            NothingLeft: the resumed run has done all its steps.
-        """
-        limits = {}
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Turn epochs into steps, before the optimizer asks for them."""
         if self.max_steps > 0:
-            limits[f"max_steps {self.max_steps}"] = self.max_steps
+            self._limit, self.reason = self.max_steps, f"max_steps {self.max_steps}"
         if self.max_epochs > 0:
             epoch = _steps_per_epoch(trainer)
-            limits[f"max_epochs {self.max_epochs} of {epoch} steps"] = self.max_epochs * epoch
-        if limits:
-            self.reason = min(limits, key=lambda reason: limits[reason])
-            self._limit = limits[self.reason]
+            if self.max_epochs * epoch < self._limit:
+                self._limit = self.max_epochs * epoch
+                self.reason = f"max_epochs {self.max_epochs} of {epoch} steps"
         if self.done >= self._limit:
             raise NothingLeft(
                 f"all {self.done} steps are done ({self.reason}): ask for more with --trainer.max_steps"
             )
         limit_steps(trainer, self._limit)
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         """Print the plan, and note where this process begins."""
         plans = [f"{self._limit} steps ({self.reason})"] if self.reason else []
         if self.max_seconds is not None:
             plans.append(f"{timedelta(seconds=round(self.max_seconds))} of training (max_time)")
-        announce(f"planned: {', or '.join(plans)}{', whichever comes first' if plans[1:] else ''}")
+        first = ", whichever comes first" if plans[1:] else ""
+        report(f"planned: {', or '.join(plans)}{first}", prefix="")
         self._step = trainer.global_step
         self._begin = (self._step, self.meter.train_seconds)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Estimate the number of steps; ask Lightning to stop after the last, which it then validates."""
         step = trainer.global_step
         if step == self._step:  # gradients accumulate, no update yet
@@ -89,10 +83,10 @@ class Ends(Callback):
             seconds_per_step = (elapsed - self._begin[1]) / (step - self._begin[0])
             estimate = step + max(0, int((self.max_seconds - elapsed) / seconds_per_step))
             estimate = max(estimate, trainer.min_steps or 0)
-            pl_module.planned_steps = min(self._limit, estimate)  # type: ignore[assignment]
+            pl_module.planned_steps = min(self._limit, estimate)
             if step == estimate < self._limit:
                 self.reason = f"max_time {timedelta(seconds=round(self.max_seconds))}"
-        if step >= pl_module.planned_steps:  # type: ignore[operator]
+        if step >= pl_module.planned_steps:
             trainer.should_stop = True
 
 
@@ -111,7 +105,7 @@ class StopEarly(EarlyStopping):
             return None
         return f"early stopping: val_loss was {float(self.best_score):.4g} {self.wait_count} validations ago"
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         """Stop a resumed run that had stopped early."""
         trainer.should_stop = trainer.should_stop or self.reason is not None
 

@@ -7,7 +7,6 @@ import yaml
 from jsonargparse import set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.strategies import StrategyRegistry
@@ -16,40 +15,31 @@ from gpt.config import GPTConfig
 from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.training.arguments import Arguments, complete
-from gpt.training.device import allow_tf32, default_precision
+from gpt.training.device import allow_tf32, default_precision, keep_freed_memory
 from gpt.training.ends import Ends, NothingLeft, StopEarly
-from gpt.training.folder import RunFolder, folder_of, folder_of_checkpoint, folder_to_restart
+from gpt.training.folder import RunFolder, folder_of_checkpoint, folder_to_restart
 from gpt.training.lightning_private import CommandLine, silence_warnings
-from gpt.training.memory import keep_freed_memory
 from gpt.training.micro_batch import FitMicroBatch, is_out_of_memory
 from gpt.training.module import LanguageModel
-from gpt.training.output import announce, output_may_end, report
+from gpt.training.output import output_may_end, report
 from gpt.training.profiling import Profile
 from gpt.training.progress import RunProgress
-from gpt.training.record import Meter, MetricsCSV, TensorBoard
-from gpt.training.resume import Resume
-from gpt.training.samples import Samples
+from gpt.training.record import Meter, MetricsCSV, Samples, TensorBoard, write_summary
+from gpt.training.resume import Found, Resume
 from gpt.training.save import AtomicCheckpointIO, Checkpoints
 from gpt.training.saved_options import changes
 from gpt.training.shard import ShardedStrategy
 from gpt.training.signals import Stopped, StopRequest
-from gpt.training.summary import write_summary
 from gpt.training.trainer_options import check_trainer_options
 from gpt.training.vocabulary import choose_vocabulary
 from gpt.weights.checkpoint import RUNS, check_shape
 
 
 class TrainingCLI(CommandLine):
-    """LightningCLI over `LanguageModel` and `TokenData`; each run has a folder of its own.
-
-    Args:
-        arguments: the command line, and what it resumes.
-    """
+    """LightningCLI over `LanguageModel` and `TokenData`; each run has a folder of its own."""
 
     def __init__(self, arguments: Arguments) -> None:
-        self.found = arguments.found if arguments.command == "fit" else None
-        self.trained = True
-        self.saved, self.restart, self.init_from = arguments.saved, arguments.restart, arguments.init_from
+        self.given, self.found, self.trained = arguments, arguments.found, True
         strict: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
         shown = {**strict, "default_config_files": [str(path) for path in arguments.defaults]}
         super().__init__(
@@ -69,19 +59,14 @@ class TrainingCLI(CommandLine):
         group.add_argument("--run", default="run", help="name of the folder under runs/ to write to")
         group.add_argument(
             "--resume",
-            default=None,
             help="resume a run: its folder, a checkpoint, 'auto' for the newest checkpoint of --run or of "
             "all runs, 'auto_or_new' to begin --run if it has none",
         )
         group.add_argument("--checkpoint_every", type=int, default=500, help="steps between two last.ckpt")
         group.add_argument("--keep_checkpoints", type=int, default=2, help="newest checkpoints to keep")
         group.add_argument("--log_every", type=int, default=20, help="steps between two rows of metrics.csv")
-        group.add_argument(
-            "--early_stopping",
-            type=int,
-            default=None,
-            help="stop after so many validations in a row in which val_loss has not improved",
-        )
+        without = "stop after so many validations in a row in which val_loss has not improved"
+        group.add_argument("--early_stopping", type=int, help=without)
         group.add_argument("--profile", action="store_true", help="trace some steps: profile.json and .txt")
         parser.link_arguments("model.config.vocab_size", "data.vocab_size")
         parser.link_arguments("model.config.context_length", "data.context_length")
@@ -110,13 +95,12 @@ class TrainingCLI(CommandLine):
     def before_instantiate_classes(self) -> None:
         """Check the Trainer's options, and choose the precision and the shape of given weights."""
         options = self.config[self.subcommand]
-        trainer = options.trainer
+        trainer, init_from = options.trainer, options.model.init_from
         check_trainer_options(trainer.as_dict())
-        init_from = options.model.init_from
         if options.get("ckpt_path"):
             options.model.init_from = None  # the checkpoint has newer weights
         if self.found:
-            self._report_resume()
+            self._report_resume(self.found)
         self.inherited = choose_vocabulary(options)
         if options.get("ckpt_path"):
             check_shape(options.ckpt_path, GPTConfig.from_dict(options.model.config.as_dict()))
@@ -124,29 +108,29 @@ class TrainingCLI(CommandLine):
             trainer.precision = default_precision(trainer.accelerator)
         interval, batches = trainer.val_check_interval, trainer.accumulate_grad_batches
         if isinstance(interval, int) and interval % batches:
-            trainer.val_check_interval = interval + batches - interval % batches
-            report(
-                f"validation every {trainer.val_check_interval} batches, not {interval}: after whole updates"
-            )
+            trainer.val_check_interval = whole = interval + batches - interval % batches
+            report(f"validation every {whole} batches, not {interval}: after whole updates")
         name = str(options.get("run") or "run")
-        folder = folder_to_restart(name) if self.restart else None
-        if self.found:
-            folder = folder_of_checkpoint(self.found.path)
         self.lasting = lasting = options.clone()  # without what this start alone is asked for
         lasting.run, lasting.resume, lasting.ckpt_path = name, None, None
-        lasting.model.init_from = self.init_from if self.found else init_from
-        folder_of(name)
-        self.folder = RunFolder(name, folder, self.options_parser.dump(lasting, skip_unset=False))
+        lasting.model.init_from = self.given.init_from if self.found else init_from
+        folder = folder_to_restart(name) if self.given.restart else None
+        if self.found:
+            folder = folder_of_checkpoint(self.found.path)
+        self.folder = RunFolder(name, folder, self._lasting_options())
         trainer.default_root_dir = str(folder or RUNS)
 
-    def _report_resume(self) -> None:
+    def _lasting_options(self) -> str:
+        return self.options_parser.dump(self.lasting, skip_unset=False)
+
+    def _report_resume(self, found: Found) -> None:
         """Print which checkpoint the run resumes, and which options changed."""
-        assert self.found is not None
         now = yaml.safe_load(self.options_parser.dump(self.config[self.subcommand], skip_unset=False))
-        lines = [f"resuming {self.found.path}, after step {self.found.step}"]
-        lines += [f"skipped {path}, which is broken" for path in self.found.skipped]
-        lines += [f"changed {change}" for change in changes(self.saved or {}, now)]
-        report(*lines)
+        report(
+            f"resuming {found.path}, after step {found.step}",
+            *(f"skipped {path}, which is broken" for path in found.skipped),
+            *(f"changed {change}" for change in changes(self.given.saved, now)),
+        )
 
     def instantiate_classes(self) -> None:
         """Build everything, and report a model that is too large."""
@@ -166,24 +150,11 @@ class TrainingCLI(CommandLine):
         folder, stop, plain = self.folder, StopRequest(), options.trainer
         metrics, samples = MetricsCSV(folder), Samples(folder)
         self.meter = Meter(options.log_every, metrics)
-        try:
-            seconds = Timer(plain.max_time).time_remaining()
-        except (MisconfigurationException, TypeError) as error:
-            raise InputError(f"--trainer.max_time {plain.max_time}: {error}") from None
         done = self.found.step if self.found else 0
-        self.ends = Ends(
-            plain.max_steps, -1 if plain.max_epochs is None else plain.max_epochs, seconds, done, self.meter
-        )
+        self.ends = Ends(plain, done, self.meter)
         self.stop_early = StopEarly(options.early_stopping) if options.early_stopping is not None else None
         if self.stop_early and plain.limit_val_batches == 0:
             raise InputError("early_stopping needs validation: leave out --trainer.limit_val_batches 0")
-        self.checkpoints = Checkpoints(
-            folder,
-            every=options.checkpoint_every,
-            keep=options.keep_checkpoints,
-            options=folder.config,
-            stop=stop,
-        )
         callbacks: list[Callback] = [
             self.ends,
             folder,
@@ -197,12 +168,11 @@ class TrainingCLI(CommandLine):
             *([RunProgress(self.meter, samples)] if plain.enable_progress_bar is not False else []),
             *([self.stop_early] if self.stop_early else []),
             *([Profile(folder)] if options.profile else []),
-            self.checkpoints,
+            Checkpoints(folder, options.checkpoint_every, options.keep_checkpoints, stop),
         ]
-        files = AtomicCheckpointIO(checked=self.found.path if self.found else None)
         loggers = [metrics, *(item for item in self._several("logger") if isinstance(item, Logger))]
+        plugins = [*self._several("plugins"), AtomicCheckpointIO(self.found.path if self.found else None)]
         limits = {"max_steps": -1, "max_epochs": -1, "max_time": None}  # `Ends` sets the true end
-        plugins = [*self._several("plugins"), files]
         return self._trainer(callbacks=callbacks, logger=loggers, plugins=plugins, **limits)
 
     def _trainer(self, **options: Any) -> Trainer:
@@ -219,9 +189,7 @@ class TrainingCLI(CommandLine):
     def _save_batch_size(self, batch_size: int) -> None:
         """Write the micro-batch that fits into config.yaml and the checkpoints."""
         self.lasting.data.batch_size = batch_size
-        self.folder.config = self.checkpoints.options = self.options_parser.dump(
-            self.lasting, skip_unset=False
-        )
+        self.folder.config = self._lasting_options()
         if self.trainer.is_global_zero:
             self.folder.write_config()
 
@@ -253,7 +221,7 @@ class TrainingCLI(CommandLine):
         if not self.trainer.is_global_zero or not self.trained:
             return
         reason = (self.stop_early.reason if self.stop_early else None) or self.ends.reason
-        announce(f"ended after step {self.trainer.global_step}: {reason}")
+        report(f"ended after step {self.trainer.global_step}: {reason}", prefix="")
         folder = self.folder / ""
         summary = write_summary(folder, self.trainer, self.model.model.num_parameters(), self.meter)
         print(json.dumps(summary, indent=2))

@@ -12,12 +12,14 @@ runs/NAME/config.yaml       every option, resolved
 import json
 import os
 import socket
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 
 from gpt.errors import InputError
 from gpt.files import atomic_write, write_json
@@ -41,7 +43,7 @@ class RunFolder(Callback):
     """
 
     def __init__(self, name: str, existing: Path | None, config: str) -> None:
-        self.name, self.path, self.config = name, existing, config
+        self.new, self.name, self.path, self.config = folder_of(name), name, existing, config
         self._lock: FileLock | None = None
 
     def __truediv__(self, name: str) -> Path:
@@ -49,23 +51,18 @@ class RunFolder(Callback):
         assert self.path is not None
         return self.path / name
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Reserve and lock the folder.
-
-        Raises:
-            InputError: another process trains in it, or processes would write to different folders.
-            OSError: it cannot be written.
-        """
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Reserve and lock the folder; one that another process uses or sees as another is an InputError."""
         own = self.path
-        failure: Exception | None = None
+        result: Any = None
         if trainer.is_global_zero:
             try:
-                self._open()
+                result = self._open()
             except (InputError, OSError) as error:
-                failure = error
-        path, failure = trainer.strategy.broadcast((self.path, failure))
-        if failure or path is None:
-            raise failure or InputError("the first process has no folder for the run")
+                result = error
+        path = trainer.strategy.broadcast(result)
+        if isinstance(path, Exception):
+            raise path
         if own not in (None, path):
             raise InputError(
                 f"process {trainer.global_rank} would write to {own}, process 0 writes to {path}: "
@@ -74,12 +71,12 @@ class RunFolder(Callback):
         self.path = path
         set_root_folder(trainer, path)
 
-    def _open(self) -> None:
-        if self.path is None:
-            self.path = _reserve(self.name)
+    def _open(self) -> Path:
+        self.path = self.path or _reserve(self.new)
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = _locked(self.path)
         self.write_config()
+        return self.path
 
     def write_config(self) -> None:
         """Write config.yaml."""
@@ -95,22 +92,14 @@ class RunFolder(Callback):
 
 
 def folder_of(name: str) -> Path:
-    """`runs/NAME`.
-
-    Raises:
-        InputError: the name is no folder's.
-    """
+    """`runs/NAME`; a name that is no folder's raises an InputError."""
     if not name or name.startswith(".") or set(name) & set("/\\") or not name.isprintable():
         raise InputError(f"expected a plain folder name for --run, got {name!r}")
     return RUNS / name
 
 
 def folder_to_restart(name: str) -> Path:
-    """`runs/NAME`, which may exist if it is empty or a run's.
-
-    Raises:
-        InputError: it holds files of something else.
-    """
+    """`runs/NAME`; one that holds files of something else than a run raises an InputError."""
     folder = folder_of(name)
     foreign = [path for path in folder.glob("*") if not path.name.startswith(".")]
     if foreign and not is_run(folder):
@@ -133,26 +122,19 @@ def is_run(folder: Path) -> bool:
     return isinstance(values, dict) and set(values) >= _OURS
 
 
-def _reserve(name: str) -> Path:
+def _reserve(first: Path) -> Path:
     """Make the first of `runs/NAME`, `runs/NAME-2`, ... that does not exist, one for each caller."""
-    RUNS.mkdir(parents=True, exist_ok=True)
-    folder, number = folder_of(name), 1
+    folder, number = first, 1
     while True:
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            number += 1
-            folder = RUNS / f"{name}-{number}"
-        else:
+        with suppress(FileExistsError):
+            folder.mkdir(parents=True)
             return folder
+        number += 1
+        folder = first.with_name(f"{first.name}-{number}")
 
 
 def _locked(folder: Path) -> FileLock:
-    """Lock a run's folder.
-
-    Raises:
-        InputError: another process holds the lock; the message says which, where and since when.
-    """
+    """Lock a run's folder; where another process holds the lock, an InputError says which, and since when."""
     lock = FileLock(folder / ".lock")
     try:
         lock.acquire(timeout=_SECONDS_FOR_WORKERS if _holder_is_dead(folder) else 0)
@@ -177,12 +159,11 @@ def _holder(folder: Path) -> dict[str, str | int] | None:
 def _holder_is_dead(folder: Path) -> bool:
     """Whether the process that wrote `.holder` ended on this machine without removing it."""
     holder = _holder(folder)
-    if os.name == "nt" or not holder or holder["host"] != socket.gethostname():
-        return False
-    try:
-        os.kill(int(holder["pid"]), 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, ValueError):
-        return False
+    if os.name != "nt" and holder and holder["host"] == socket.gethostname():
+        try:
+            os.kill(int(holder["pid"]), 0)
+        except ProcessLookupError:
+            return True
+        except (OSError, ValueError):
+            pass
     return False

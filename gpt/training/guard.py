@@ -13,18 +13,14 @@ from gpt.training.output import report
 class Guard:
     """Stops the run or skips the update, between the backward pass and the update.
 
-    All losses and gradients of an update are reduced to one number on the device. Reading it, once an update,
-    is the only time that an update waits for the device.
-
-    Args:
-        limit: updates to skip in a run; 0 stops at the first.
+    All losses and gradients are reduced to one number: only reading it makes an update wait for the device.
+    The run skips at most `limit` updates.
     """
 
     def __init__(self, limit: int = 0) -> None:
         if limit < 0:
             raise InputError(f"skip_nonfinite must be at least 0, got {limit}")
-        self.limit = limit
-        self.skipped = 0
+        self.limit, self.skipped = limit, 0
         self._losses: Tensor | None = None
 
     def add(self, loss: Tensor) -> None:
@@ -32,17 +28,13 @@ class Guard:
         self._losses = loss if self._losses is None else self._losses + loss
 
     def passes(self, trainer: Trainer, norm: Tensor) -> bool:
-        """Whether to make the update, the same on all processes.
-
-        Args:
-            trainer: for the number of the update.
-            norm: of all gradients; a gradient scaler checks them itself, and lowers its scale.
+        """Whether to make the update, given the norm of all gradients; the same on all processes.
 
         Raises:
             InputError: the update is not finite, and the limit is reached.
         """
         losses, self._losses = self._losses if self._losses is not None else torch.zeros_like(norm), None
-        scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
+        scaled = getattr(trainer.precision_plugin, "scaler", None)  # it checks the gradients itself
         total: Any = losses if scaled else losses + norm  # infinity and NaN survive addition
         if trainer.world_size > 1:
             total = trainer.strategy.reduce(total, reduce_op="sum")

@@ -1,12 +1,6 @@
 """The private parts of Lightning that this project needs, all in this file.
 
-Tried with lightning 2.6.6; pyproject.toml allows 2.6 alone. Without them:
-
-- `dump_checkpoint`: no checkpoint could be written between two updates without Lightning's ModelCheckpoint.
-- `validation_is_due`, `validate_now`: a resumed run would lose a validation that a kill interrupted.
-- `requeue_signal`: SLURM's signal would interrupt an update instead of waiting for its end.
-- `set_root_folder`: SLURM's checkpoints would be written beside the run's folder.
-- `CommandLine`: the options saved in a checkpoint would override the command line.
+Tried with lightning 2.6.6; pyproject.toml allows 2.6 alone.
 """
 
 import logging
@@ -44,7 +38,7 @@ def validation_is_due(trainer: Trainer) -> bool:
 
 
 def validate_now(trainer: Trainer) -> None:
-    """Validate from the first batch on, in the middle of a `fit`."""
+    """Validate from the first batch on, in the middle of a `fit`: a kill interrupted this validation."""
     validation = trainer.fit_loop.epoch_loop.val_loop
     validation.restarting = False
     trainer.validating = True
@@ -53,7 +47,7 @@ def validate_now(trainer: Trainer) -> None:
 
 
 def set_root_folder(trainer: Trainer, folder: Path) -> None:
-    """Have Lightning write what it writes itself into the run's folder, which is known only now."""
+    """Have Lightning write its own files, such as SLURM's checkpoints, to the run's folder."""
     trainer._default_root_dir = str(folder)  # type: ignore[attr-defined]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from gpt.data.windows import IGNORE_INDEX
 
@@ -18,19 +19,15 @@ _CACHED = 1 << 19  # logits that take two megabytes in float32, which fit in a c
 
 
 def linear_cross_entropy(features: Tensor, weight: Tensor, targets: Tensor, chunk: int = 1024) -> Tensor:
-    """The mean of `cross_entropy(features @ weight.T, targets)`, and its gradients, chunk by chunk.
+    """The mean of `cross_entropy(features @ weight.T, targets)` in nats; NaN where no position is scored.
 
     Products are computed in autocast's type where it is on, all else in float32. The gradients are computed
     in the forward pass, while the logits exist, and only where gradients are enabled.
 
     Args:
-        features: (N, D).
-        weight: (V, D).
+        features, weight: (N, D) and (V, D).
         targets: (N,) int64 in [0, V), or IGNORE_INDEX for a position that is not scored.
         chunk: rows whose logits exist at the same time.
-
-    Returns:
-        The mean over scored positions in nats; NaN where there is none.
     """
     if not torch.is_grad_enabled():  # a Function asks only whether its inputs require gradients
         features, weight = features.detach(), weight.detach()
@@ -45,33 +42,31 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else features.dtype
         needs_features, needs_weight = ctx.needs_input_grad[:2]
         with torch.autocast(device, enabled=False):
-            rows, table = features.to(dtype), _padded(weight, dtype)  # (N, D), (P, D)
+            rows, table = features.to(dtype), weight.to(dtype)  # (N, D), (V, D)
+            if padding := -len(weight) % _MULTIPLE:
+                table = F.pad(table, (0, 0, 0, padding))  # (P, D)
             scored = (targets != IGNORE_INDEX)[:, None]  # (N, 1)
             row_weights = scored.float() / scored.sum()  # (N, 1), of each row in the mean
             weighted_rows = (rows * row_weights).to(dtype)  # (N, D)
             target = targets.clamp(min=0)[:, None]  # (N, 1)
             total = torch.zeros((), dtype=torch.float32, device=features.device)
-            features_grad = torch.empty_like(rows) if needs_features else None
-            weight_grad = None
+            features_grad, weight_grad = torch.empty_like(rows) if needs_features else None, None
             logits_buffer = rows.new_empty(min(chunk, len(rows)), len(table))  # (C, P)
             for start in range(0, len(rows), chunk):
                 part = slice(start, start + chunk)
                 logits = torch.mm(rows[part], table.T, out=logits_buffer[: len(rows[part])])  # (C, P)
                 logits[:, len(weight) :] = -torch.inf
-                losses, gradients = _cross_entropy(logits, target[part], needs_features or needs_weight)
+                losses = _cross_entropy(logits, target[part], needs_features or needs_weight)
                 total += (losses * row_weights[part]).sum()
-                if gradients is None:
-                    continue
+                gradients = logits  # in their place
                 if features_grad is not None:
-                    torch.mm(gradients, table, out=features_grad[part])
+                    torch.mm(gradients, table, out=features_grad[part]).mul_(row_weights[part])
                 if needs_weight:
                     chunk_grad = (gradients.T @ weighted_rows[part])[: len(weight)]  # (V, D)
                     if weight_grad is not None:
                         weight_grad += chunk_grad
                     else:
                         weight_grad = chunk_grad if chunk >= len(rows) else chunk_grad.float()
-            if features_grad is not None:
-                features_grad *= row_weights
         found = (features_grad, features.dtype), (weight_grad, weight.dtype)
         ctx.save_for_backward(*(None if grad is None else grad.to(dtype) for grad, dtype in found))
         return total
@@ -85,29 +80,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return *found, None, None
 
 
-def _padded(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy in `dtype` with rows of zeros up to the next multiple of 64: (V, D) -> (P, D)."""
-    missing = -len(weight) % _MULTIPLE
-    if not missing:
-        return weight.to(dtype)
-    table = weight.new_empty(len(weight) + missing, weight.shape[1], dtype=dtype)
-    table[: len(weight)] = weight
-    table[len(weight) :] = 0
-    return table
-
-
-def _cross_entropy(logits: Tensor, target: Tensor, differentiate: bool) -> tuple[Tensor, Tensor | None]:
-    """Cross-entropy (C, 1) of logits (C, P), and its gradient, softmax(logits) - one_hot(target): (C, P).
-
-    The gradient takes over the memory of the logits, which nothing needs any more.
-    """
-    losses, gradients = [], logits if differentiate else None
+def _cross_entropy(logits: Tensor, target: Tensor, differentiate: bool) -> Tensor:
+    """Cross-entropy (C, 1) of logits (C, P); its gradient, softmax - one-hot, replaces them if asked for."""
+    losses = []
     size = len(logits) if logits.is_cuda else max(1, _CACHED // logits.shape[1])
     for start in range(0, len(logits), size):
         x, y = logits[start : start + size], target[start : start + size]  # (R, P), (R, 1)
         below = x.gather(1, y).float() - x.amax(dim=1, keepdim=True)  # (R, 1), under the highest logit
         p = torch.softmax(x, dim=1, dtype=torch.float32)  # (R, P)
         losses.append(-(below + p.amax(dim=1, keepdim=True).log()))  # the highest logit's p is 1 / sum(exp)
-        if gradients is not None:
-            gradients[start : start + size] = p.scatter_add_(1, y, p.new_full(y.shape, -1.0))
-    return torch.cat(losses), gradients
+        if differentiate:
+            x.copy_(p.scatter_add_(1, y, p.new_full(y.shape, -1.0)))
+    return torch.cat(losses)

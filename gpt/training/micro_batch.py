@@ -4,32 +4,25 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
 from gpt.errors import InputError
-from gpt.training.random_state import random_state, set_random_state
+from gpt.training.resume import random_state, set_random_state
 
 
 class FitMicroBatch(Callback):
     """Tries one micro-batch before training and halves it until it fits, with `--data.tokens_per_update`.
 
     The trial is a forward and a backward pass, beside memory for the optimizer's two moments. It changes no
-    weight and no random number of the run.
-
-    Args:
-        report: called with the number of windows that fit.
+    weight and no random number of the run. `report` is called with the number of windows that fit.
     """
 
     def __init__(self, report: Callable[[int], None]) -> None:
         self.report = report
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Set the data's batch_size, and with it the Trainer's accumulate_grad_batches.
-
-        Raises:
-            InputError: a single window does not fit.
-        """
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Set the data's batch_size, and with it the Trainer's accumulate_grad_batches."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         if data.tokens_per_update is None:
             return

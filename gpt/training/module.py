@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from gpt.config import GPTConfig
@@ -68,16 +69,14 @@ class LanguageModel(LightningModule):
         return self.model(tokens)
 
     def cross_entropy(self, batch: tuple[Tensor, ...]) -> Tensor:
-        """Mean cross-entropy in nats of the targets y (B, T) after the tokens x (B, T).
+        """Mean cross-entropy in nats of a batch: tokens x and targets y, (B, T) each.
 
-        Args:
-            batch: x and y, and the document of each token (B, T) where attention is to stay within it.
+        A third tensor, the document of each token, keeps attention within documents.
         """
         x, y = batch[:2]
-        features = self.model.features(x, document_ids=batch[2] if len(batch) > 2 else None)  # (B, T, D)
-        return linear_cross_entropy(
-            features.flatten(0, 1), self.model.head.weight, y.flatten(), self.loss_chunk
-        )
+        documents = batch[2] if len(batch) > 2 else None
+        rows = self.model.features(x, document_ids=documents).flatten(0, 1)  # (B * T, D)
+        return linear_cross_entropy(rows, self.model.head.weight, y.flatten(), self.loss_chunk)
 
     def loss(self, batch: tuple[Tensor, ...]) -> Tensor:
         """What training minimises: a subclass may add terms here, which validation does not measure."""
@@ -90,8 +89,7 @@ class LanguageModel(LightningModule):
         self.guard.add(self.last_loss)
         if self.logs_itself:
             self.log("train_loss", self.last_loss, prog_bar=True, logger=bool(self.trainer.loggers))
-        # Lightning divides by the usual number of batches of an update. `limit_train_batches` can leave fewer
-        # for the last update of an epoch.
+        # Lightning divides by `usual`, but `limit_train_batches` can leave fewer at the end of an epoch.
         usual = self.trainer.accumulate_grad_batches
         batches = min(usual, self.trainer.num_training_batches - (batch_idx - batch_idx % usual))
         return loss if batches == usual else loss * (usual / batches)
@@ -116,29 +114,22 @@ class LanguageModel(LightningModule):
             nats, tokens = self.trainer.strategy.reduce(sums, reduce_op="sum").tolist()
         loss = nats / max(tokens, 1)
         metrics = {"val_loss": loss, "val_perplexity": math.exp(min(loss, 700.0))}
-        val_bytes = getattr(self.trainer.datamodule, "val_bytes", 0)  # type: ignore[attr-defined]
-        if val_bytes:
+        if val_bytes := getattr(self.trainer.datamodule, "val_bytes", 0):  # type: ignore[attr-defined]
             metrics["val_bits_per_byte"] = nats / math.log(2) / val_bytes
-        logger = self.logs_itself and bool(self.trainer.loggers)
-        self.log_dict(metrics, logger=logger, rank_zero_only=False)
+        self.log_dict(metrics, logger=self.logs_itself and bool(self.trainer.loggers))
 
     def configure_model(self) -> None:
-        """Shard the model, under a strategy that does.
-
-        Raises:
-            InputError: the optimizer is Muon, which needs whole matrices.
-        """
-        if self.device_mesh is None:
-            return
-        if self.optimizer_config.name == "muon":
-            raise InputError("muon needs whole matrices: give --model.optimizer.name adamw with fsdp2")
-        shard(self.model, self.device_mesh["data_parallel"])
+        """Shard the model under a strategy that does; Muon, which needs whole matrices, is an InputError."""
+        if self.device_mesh is not None:
+            if self.optimizer_config.name == "muon":
+                raise InputError("muon needs whole matrices: give --model.optimizer.name adamw with fsdp2")
+            shard(self.model, self.device_mesh["data_parallel"])
 
     def configure_optimizers(self) -> Any:
-        """The optimizer, and its schedule stepped once an update."""
-        optimizer = build_optimizer(self.model, self.optimizer_config)
-        self.planned_steps = self._count_steps()
+        """The optimizer, and its schedule by updates."""
         recipe = self.optimizer_config
+        optimizer = build_optimizer(self.model, recipe)
+        self.planned_steps = self._count_steps()
 
         def factor(step: int) -> float:
             return learning_rate_factor(
@@ -150,23 +141,17 @@ class LanguageModel(LightningModule):
                 decay_fraction=recipe.decay_fraction,
             )
 
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": LambdaLR(optimizer, factor), "interval": "step"},
-        }
+        schedule = {"scheduler": LambdaLR(optimizer, factor), "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def _count_steps(self) -> int:
-        """Updates in the whole run.
-
-        Not `trainer.estimated_stepping_batches` for `TokenData`: with max_epochs it builds the loaders, which
-        moves the place a resumed run starts from.
-        """
-        trainer = self.trainer
+        """Updates in the whole run."""
+        trainer: Any = self.trainer
         if trainer.max_steps > 0:  # always so under gpt fit, see gpt/training/ends.py
-            return trainer.max_steps
-        if not isinstance(trainer.datamodule, TokenData):  # type: ignore[attr-defined]
+            return int(trainer.max_steps)
+        if not isinstance(trainer.datamodule, TokenData):  # whose place in the text this would move:
             return int(trainer.estimated_stepping_batches)
-        batches = len(trainer.datamodule.train_dataloader())  # type: ignore[attr-defined]
+        batches = len(trainer.datamodule.train_dataloader())
         return max(1, (trainer.max_epochs or 1) * math.ceil(batches / trainer.accumulate_grad_batches))
 
     def on_train_start(self) -> None:
@@ -175,28 +160,20 @@ class LanguageModel(LightningModule):
         if wanted is None:
             data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
             tokens = data.batch_size * data.context_length if isinstance(data, TokenData) else 0  # unknown
-            wanted = should_compile(
-                self.device,
-                steps=self.planned_steps,  # not those left: a resumed run computes as an uninterrupted one
-                tokens_per_step=tokens * self.trainer.accumulate_grad_batches,
-                parameters=self.model.num_parameters(),
-            )
+            tokens *= self.trainer.accumulate_grad_batches
+            steps = self.planned_steps  # not those left: a resumed run computes as an uninterrupted one
+            parameters = self.model.num_parameters()
+            wanted = should_compile(self.device, steps=steps, tokens_per_step=tokens, parameters=parameters)
         if wanted:
             compile_blocks(self.model)
 
     def configure_gradient_clipping(
-        self,
-        optimizer: torch.optim.Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
+        self, optimizer: Optimizer, gradient_clip_val: float | None = None, *_: Any, **__: Any
     ) -> None:
-        """Clip by the norm of all gradients; where it is not finite, skip the update or stop.
-
-        Under 16-mixed, Lightning leaves unscaling to a fused optimizer's step, which is after clipping.
-        """
-        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        """Clip by the norm of all gradients; where it is not finite, skip the update or stop."""
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)  # of 16-mixed
         if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
-            scaler.unscale_(optimizer)
+            scaler.unscale_(optimizer)  # Lightning leaves it to a fused optimizer's step, after clipping
         weights = [weight for weight in self.parameters() if weight.grad is not None]
         norm: Any = get_total_norm([w.grad for w in weights])  # type: ignore[misc]
         if hasattr(norm, "full_tensor"):  # each process has a part of the gradients
@@ -209,12 +186,11 @@ class LanguageModel(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the model's shape, in plain numbers, so that the file alone is enough to load it."""
-        checkpoint["gpt"] = {"config": self.config.to_dict(), "skipped": self.guard.skipped}
+        part = checkpoint["gpt"] = {"config": self.config.to_dict(), "skipped": self.guard.skipped}
         data: Any = getattr(self.trainer, "datamodule", None)
         if hasattr(data, "prepared"):
-            checkpoint["gpt"]["tokenizer"] = data.tokenizer.to_dict()
-            checkpoint["gpt"]["bytes_per_token"] = data.bytes_per_token
+            part.update(tokenizer=data.tokenizer.to_dict(), bytes_per_token=data.bytes_per_token)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the count of skipped updates; the model exists already."""
+        """Restore the count of skipped updates."""
         self.guard.skipped = checkpoint["gpt"].get("skipped", 0)

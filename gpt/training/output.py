@@ -10,16 +10,10 @@ from lightning.pytorch.utilities import rank_zero_only
 
 
 @rank_zero_only
-def report(*lines: str) -> None:
+def report(*lines: str, prefix: str = "gpt fit: ") -> None:
     """Print lines on stderr, on the first process alone."""
     for line in lines:
-        print(f"gpt fit: {line}", file=sys.stderr)
-
-
-@rank_zero_only
-def announce(line: str) -> None:
-    """Print a line about a run's progress on stderr, on the first process alone."""
-    print(line, file=sys.stderr)
+        print(f"{prefix}{line}", file=sys.stderr)
 
 
 @contextmanager
@@ -45,19 +39,19 @@ class _MayEnd:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        try:
-            return self._stream.write(text)
-        except OSError:
-            self._to_null_device()
-            return len(text)
+        with self._or_null_device():
+            self._stream.write(text)
+        return len(text)
 
     def flush(self) -> None:
-        try:
+        with self._or_null_device():
             self._stream.flush()
-        except OSError:
-            self._to_null_device()
 
-    def _to_null_device(self) -> None:
-        descriptor = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(descriptor, self._stream.fileno())
-        os.close(descriptor)
+    @contextmanager
+    def _or_null_device(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            descriptor = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(descriptor, self._stream.fileno())
+            os.close(descriptor)

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from torch.profiler import ProfilerActivity, profile, schedule
+from lightning.pytorch import Callback
+from lightning.pytorch.utilities import rank_zero_only
+from torch.profiler import profile, schedule
 
 from gpt.files import atomic_write
 from gpt.training.folder import RunFolder
@@ -17,38 +18,28 @@ WAIT, WARM_UP, ACTIVE = 10, 3, 5
 class Profile(Callback):
     """Traces a few steps early in the run.
 
-    Writes `profile.json` into the run's folder, for chrome://tracing or ui.perfetto.dev, and `profile.txt`, a
-    table of operators by time.
+    Writes `profile.json`, for chrome://tracing or ui.perfetto.dev, and `profile.txt`, a table of operators.
     """
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self._profile: profile | None = None
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    @rank_zero_only
+    def on_train_start(self, *_: Any) -> None:
         """Begin to count steps."""
-        if not trainer.is_global_zero:
-            return
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
-        self._profile = profile(
-            activities=activities,
-            schedule=schedule(wait=WAIT, warmup=WARM_UP, active=ACTIVE, repeat=1),
-            on_trace_ready=self._write,
-        )
+        steps = schedule(wait=WAIT, warmup=WARM_UP, active=ACTIVE, repeat=1)
+        self._profile = profile(schedule=steps, on_trace_ready=self._write)
         self._profile.start()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    @rank_zero_only
+    def on_train_batch_end(self, *_: Any) -> None:
         """Count a step."""
-        if self._profile is not None:
-            self._profile.step()
+        self._profile.step()
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    @rank_zero_only
+    def on_train_end(self, *_: Any) -> None:
         """Stop; a run of fewer steps than it takes leaves no trace."""
-        if self._profile is not None:
-            self._profile.stop()
-            self._profile = None
+        self._profile.stop()
 
     def _write(self, finished: profile) -> None:
         with tempfile.TemporaryDirectory() as folder:  # torch writes to a path, and not atomically

@@ -1,35 +1,29 @@
-"""metrics.csv, and the figures in it.
+"""What a run records: metrics.csv and the figures in it, samples.txt, summary.json and loss.png.
 
 A resumed run continues these files: what was written after its checkpoint is cut off first.
 """
 
-import csv
-import io
+import sys
 import time
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from gpt.errors import InputError
-from gpt.files import atomic_write
+from gpt.files import atomic_write, write_json
+from gpt.pictures.runs import loss_curve
 from gpt.training.folder import RunFolder
+from gpt.training.shard import is_sharded
 
 COLUMNS = (
-    "step",
-    "tokens",
-    "seconds",
-    "train_loss",
-    "learning_rate",
-    "gradient_norm",
-    "tokens_per_second",
-    "val_loss",
-    "val_perplexity",
-    "val_bits_per_byte",
+    *("step", "tokens", "seconds", "train_loss", "learning_rate", "gradient_norm", "tokens_per_second"),
+    *("val_loss", "val_perplexity", "val_bits_per_byte"),
 )
 
 
@@ -58,6 +52,8 @@ class MetricsCSV(Logger):
     Lightning's CSVLogger deletes the file of a resumed run.
     """
 
+    version = ""  # a run's folder is its only version
+
     def __init__(self, folder: RunFolder) -> None:
         super().__init__()
         self.file = GrowingText(folder, "metrics.csv")
@@ -67,11 +63,6 @@ class MetricsCSV(Logger):
         """The run's name."""
         return self.file.folder.name
 
-    @property
-    def version(self) -> str:
-        """Empty: a run's folder is its only version."""
-        return ""
-
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Nothing: the run's config.yaml has them."""
 
@@ -79,12 +70,9 @@ class MetricsCSV(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Add a row; unknown names are left out."""
         known = {name: f"{metrics[name]:.8g}" for name in COLUMNS if name in metrics}
-        lines = io.StringIO()
-        writer = csv.DictWriter(lines, COLUMNS, lineterminator="\n")
-        if not self.file.text:
-            writer.writeheader()
-        writer.writerow({**known, "step": step or 0})
-        self.file.text += lines.getvalue()
+        row = {**known, "step": str(step or 0)}
+        header = "" if self.file.text else f"{','.join(COLUMNS)}\n"
+        self.file.text += f"{header}{','.join(row.get(name, '') for name in COLUMNS)}\n"
 
     @rank_zero_only
     def save(self) -> None:
@@ -93,41 +81,29 @@ class MetricsCSV(Logger):
 
 
 class TensorBoard(Callback):
-    """Adds TensorBoard's logger, if it is installed, when the run's folder is known.
-
-    Args:
-        folder: the run's; the logs go into `tensorboard/`.
-        purge_step: the step of the checkpoint that is resumed.
-    """
+    """Adds TensorBoard's logger, if it is installed, when the run's folder is known."""
 
     def __init__(self, folder: RunFolder, purge_step: int | None) -> None:
         self.folder, self.purge_step = folder, purge_step
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Add the logger."""
-        if not find_spec("tensorboard"):
-            return
-        logger = TensorBoardLogger(
-            self.folder / "", "tensorboard", "", default_hp_metric=False, purge_step=self.purge_step
-        )
-        trainer.loggers = [*trainer.loggers, logger]
+        if find_spec("tensorboard"):
+            options: dict[str, Any] = {"default_hp_metric": False, "purge_step": self.purge_step}
+            logger = TensorBoardLogger(self.folder / "", "tensorboard", "", **options)
+            trainer.loggers = [*trainer.loggers, logger]
 
 
 class Meter(Callback):
-    """Logs loss, learning rate and speed every `every` steps.
+    """Logs loss, learning rate and speed every `every` steps, and cuts `metrics` when a run resumes.
 
     The losses in between are summed on the device: reading one would wait for the device.
-
-    Args:
-        every: steps between two rows.
-        metrics: the file to cut when a run resumes, if there is one.
     """
 
     def __init__(self, every: int, metrics: MetricsCSV | None = None) -> None:
         if every < 1:
             raise InputError(f"log_every must be at least 1, got {every}")
-        self.every = every
-        self.metrics = metrics
+        self.every, self.metrics = every, metrics
         self.steps = self.tokens = self.interval_batches = self.interval_tokens = 0
         self.seconds = self.train_seconds = 0.0
         self.loss_sum: torch.Tensor | float = 0.0
@@ -139,17 +115,15 @@ class Meter(Callback):
         """Seconds of training and validation, over all resumes."""
         return time.perf_counter() - self._started
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Start the clocks, those of a resumed run where they stopped; the module need not log."""
-        pl_module.logs_itself = False  # type: ignore[assignment]
+        pl_module.logs_itself = False
         now = time.perf_counter()
         self._started, self._interval_started = now - self.train_seconds, now - self._interval_started
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
         """Count a batch, and log at the end of an interval."""
-        self.loss_sum = self.loss_sum + pl_module.last_loss  # type: ignore[operator]
+        self.loss_sum = self.loss_sum + pl_module.last_loss
         self.interval_batches += 1
         self.interval_tokens += batch[0].numel() * trainer.world_size
         if trainer.global_step == self.steps:  # gradients accumulate, no update yet
@@ -166,18 +140,18 @@ class Meter(Callback):
         metrics = {
             "train_loss": self.train_loss,
             "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
-            "gradient_norm": float(pl_module.last_gradient_norm),  # type: ignore[arg-type]
+            "gradient_norm": float(pl_module.last_gradient_norm),
             "tokens_per_second": self.tokens_per_second,
         }
         self._log(trainer, self.tokens, self.seconds, metrics)
         self.loss_sum, self.interval_batches, self.interval_tokens = 0.0, 0, 0
         self._interval_started = now
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_start(self, *_: Any) -> None:
         """Note the time."""
         self._validation_started = time.perf_counter()
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
         """Log the validation metrics."""
         names = [name for name in COLUMNS if name.startswith("val_") and name in trainer.callback_metrics]
         self.last_validation = {name: float(trainer.callback_metrics[name]) for name in names}
@@ -186,36 +160,89 @@ class Meter(Callback):
             logger.save()
         self._interval_started += time.perf_counter() - self._validation_started  # not training time
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_end(self, *_: Any) -> None:
         """Stop the clock."""
-        self.train_seconds = time.perf_counter() - self._started
+        self.train_seconds = self.elapsed()
 
     def state_dict(self) -> dict[str, Any]:
         """All counts and clocks, and the length of metrics.csv."""
-        now = time.perf_counter()
+        names = ("steps", "tokens", "seconds", "interval_batches", "interval_tokens", "train_loss")
         return {
-            "steps": self.steps,
-            "tokens": self.tokens,
-            "seconds": self.seconds,
-            "train_seconds": now - self._started,
-            "interval_seconds": now - self._interval_started,
-            "interval_batches": self.interval_batches,
-            "interval_tokens": self.interval_tokens,
-            "train_loss": self.train_loss,
-            "last_validation": self.last_validation,
+            **{name: getattr(self, name) for name in (*names, "last_validation")},
+            "train_seconds": self.elapsed(),
+            "interval_seconds": time.perf_counter() - self._interval_started,
             "csv": len(self.metrics.file.text) if self.metrics else 0,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The inverse of `state_dict`."""
         state = dict(state_dict)
-        written = state.pop("csv")
-        self._interval_started = state.pop("interval_seconds")
+        written, self._interval_started = state.pop("csv"), state.pop("interval_seconds")
         self.__dict__.update(state)
         if self.metrics:
             self.metrics.file.cut(written)
 
     def _log(self, trainer: Trainer, tokens: int, seconds: float, metrics: dict[str, float]) -> None:
-        metrics = {**metrics, "tokens": tokens, "seconds": seconds}
         for logger in trainer.loggers:
-            logger.log_metrics(metrics, step=trainer.global_step)
+            logger.log_metrics({**metrics, "tokens": tokens, "seconds": seconds}, step=trainer.global_step)
+
+
+class Samples(Callback):
+    """samples.txt: an empty document continued from the same seed at each validation, to compare texts."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.file, self.newest = GrowingText(folder, "samples.txt"), ""
+
+    @rank_zero_only
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Write a text."""
+        if is_sharded(pl_module.model):
+            return  # the first process has only a part of the weights
+        from gpt.generation import Sampling, stream
+
+        tokenizer = trainer.datamodule.tokenizer  # type: ignore[attr-defined]
+        sampling = Sampling(temperature=0.8, top_k=50)
+        pieces = stream(pl_module.model, tokenizer, "", max_new_tokens=64, sampling=sampling, seed=0)
+        self.newest = "".join(pieces).strip()
+        self.file.text += f"--- step {trainer.global_step}\n{self.newest}\n\n"
+        self.file.write()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The length of the file."""
+        return {"characters": len(self.file.text)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Cut the file to the length it had."""
+        self.file.cut(state_dict["characters"])
+
+
+def write_summary(folder: Path, trainer: Trainer, parameters: int, meter: Meter) -> dict[str, Any]:
+    """Write loss.png and summary.json, and return the latter; sizes in bytes, times in seconds."""
+    loss_curve(folder / "metrics.csv", folder / "loss.png", title=f"Loss of {folder.name}")
+    device = trainer.strategy.root_device
+    summary = {
+        "val_bits_per_byte": meter.last_validation.get("val_bits_per_byte"),
+        "val_loss": meter.last_validation.get("val_loss"),
+        "train_seconds": round(meter.train_seconds, 2),
+        "steps": trainer.global_step,
+        "tokens": meter.tokens,
+        "tokens_per_second": round(meter.tokens / max(meter.train_seconds, 1e-9)),
+        "peak_memory_bytes": _peak_memory_bytes(device),
+        "parameters": parameters,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "precision": str(trainer.precision),
+    }
+    write_json(folder / "summary.json", summary)
+    return summary
+
+
+def _peak_memory_bytes(device: torch.device) -> int:
+    """The most memory this process held: on the GPU where it trains on one, else in RAM."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":
+        return 0  # the standard library cannot tell
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB

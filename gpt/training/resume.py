@@ -1,16 +1,16 @@
 """Resuming a run exactly: which checkpoint (`find`), and what Lightning does not restore (`Resume`)."""
 
+import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from torch.optim.lr_scheduler import LambdaLR
 
 from gpt.errors import InputError
-from gpt.training.random_state import random_state, set_random_state
 from gpt.training.record import Meter
 from gpt.weights.checkpoint import RUNS, ProcessPart, StepPart, checkpoints_of, newest_run, read
 
@@ -47,31 +47,28 @@ def find(resume: str, run: str | None = None) -> Found | None:
     folder = RUNS / run if run is not None else newest_run()
     if folder is None:
         raise InputError(f"no checkpoint under {RUNS}/ to resume: start a run with 'gpt fit'")
-    if resume == AUTO_OR_NEW and not checkpoints_of(folder):
-        return None
-    return _newest(folder)
+    return None if resume == AUTO_OR_NEW and not checkpoints_of(folder) else _newest(folder)
 
 
 def _newest(folder: Path) -> Found:
     """The newest intact checkpoint of a run."""
-    broken: list[Path] = []
+    broken: tuple[Path, ...] = ()
     for path in checkpoints_of(folder):
         try:
-            found = _open(path)
+            return _open(path, skipped=broken)
         except InputError:
-            broken.append(path)
-            continue
-        return Found(path=path, step=found.step, options=found.options, skipped=tuple(broken))
+            broken += (path,)
     if broken:
         names = ", ".join(file.name for file in broken)
         raise InputError(f"no intact checkpoint in {folder}, these are broken: {names}")
     raise InputError(f"no checkpoint in {folder} to resume")
 
 
-def _open(path: Path) -> Found:
+def _open(path: Path, skipped: tuple[Path, ...] = ()) -> Found:
     saved = read(path)
     try:
-        return Found(path=path, step=saved["global_step"], options=saved["run"]["options"])
+        options = saved["run"]["options"]
+        return Found(path=path, step=saved["global_step"], options=options, skipped=skipped)
     except (KeyError, TypeError):
         raise InputError(f"{path} does not say which options its run had: it cannot be resumed") from None
 
@@ -82,26 +79,15 @@ class Resume(Callback):
     Each process has its own random generators, so that dropout differs between them, and its own sum of
     losses since the last row of metrics.csv. If a run resumes with more processes than it had, the additional
     ones are seeded.
-
-    Args:
-        seed: the run's.
-        meter: sums the losses.
     """
 
     def __init__(self, seed: int, meter: Meter) -> None:
         self.seed, self.meter = seed, meter
-        self._states: list[ProcessPart] | None = None
-        self._before: StepPart | None = None
-        self._loops: dict[str, Any] = {}
-        self._started = False
-        self._groups: list[dict[str, Any]] = []  # the optimizer's current options
+        self._saved: dict[str, Any] | None = None  # the checkpoint's states, size of a step, and loops
+        self._groups: list[dict[str, Any]] = []  # the optimizer's current options, once training begins
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check that all processes, which search for the checkpoint separately, found the same one.
-
-        Raises:
-            InputError: they did not.
-        """
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Check that all processes, which search for the checkpoint separately, found the same one."""
         first = trainer.strategy.broadcast(str(trainer.ckpt_path))
         if str(trainer.ckpt_path) != first:
             raise InputError(
@@ -109,64 +95,58 @@ class Resume(Callback):
                 "all processes need to see the same files"
             )
 
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
         """Add the states of all processes."""
-        own = ProcessPart(
-            random=random_state(trainer.strategy.root_device), loss_sum=float(self.meter.loss_sum)
-        )
-        states: list[Any] = [own]
+        generators = random_state(trainer.strategy.root_device)
+        own = ProcessPart(random=generators, loss_sum=float(self.meter.loss_sum))
+        states: list[Any] = [own] * trainer.world_size
         if trainer.world_size > 1:
-            states = [None] * trainer.world_size
             torch.distributed.all_gather_object(states, own)
         checkpoint["processes"] = states
         checkpoint["step"] = step_size(trainer)
 
-    def on_load_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_load_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
         """Take the states and Lightning's batch counts."""
-        self._states = checkpoint["processes"]
-        self._before, self._loops = checkpoint["step"], checkpoint["loops"]["fit_loop"]
-        if self._started:
+        self._saved = {name: checkpoint[name] for name in ("processes", "step", "loops")}
+        if self._groups:
             self._convert_counts(trainer)
 
     def _convert_counts(self, trainer: Trainer) -> None:
         """Convert Lightning's batch counts if a step now takes other batches."""
-        before, now = self._before, step_size(trainer)
-        if before is None or before == now:
+        if self._saved is None:
             return
-        progress = self._loops["epoch_loop.batch_progress"]
+        before, now = self._saved["step"], step_size(trainer)
+        if before == now:
+            return
+        progress = self._saved["loops"]["fit_loop"]["epoch_loop.batch_progress"]
         for counts in (progress["total"], progress["current"]):
             steps = counts["ready"] // before["batches"] * before["windows"] // now["windows"]
             batches = steps * now["batches"]
             counts.update(ready=batches, started=batches, processed=batches, completed=batches - 1)
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, *_: Any) -> None:
         """Note the optimizer's options before the checkpoint's replace them; the micro-batch is known now.
 
         Lightning loads a checkpoint before this hook, or after it where the strategy shards the model.
         """
-        self._started = True
         self._convert_counts(trainer)
         groups = trainer.optimizers[0].param_groups
         self._groups = [{name: group[name] for name in group if name != "params"} for group in groups]
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         """Restore the generators and the optimizer's options just before the first step."""
-        states, rank = self._states, trainer.global_rank
-        if states is not None:
-            sums = [state["loss_sum"] for state in states]
-            same = len(states) == trainer.world_size
-            self.meter.loss_sum = sums[rank] if same else sum(sums) / len(sums)
-        if states is not None and rank < len(states):
+        states: list[ProcessPart] = self._saved["processes"] if self._saved else []
+        rank = trainer.global_rank
+        if rank < len(states):
             set_random_state(states[rank]["random"], trainer.strategy.root_device)
         elif rank > 0:
             torch.manual_seed(int(np.random.SeedSequence((self.seed, rank)).generate_state(1, np.uint64)[0]))
-        if states is not None:
+        if states:
+            sums = [state["loss_sum"] for state in states]
+            same = len(states) == trainer.world_size
+            self.meter.loss_sum = sums[rank] if same else sum(sums) / len(sums)
             self._apply_options(trainer)
-        self._states = None
+        self._saved = None
 
     def _apply_options(self, trainer: Trainer) -> None:
         """Use the current learning rates and so on; this changes nothing if they did not change."""
@@ -182,3 +162,28 @@ def step_size(trainer: Trainer) -> StepPart:
     batches = trainer.accumulate_grad_batches
     windows = batches * trainer.world_size * trainer.datamodule.batch_size  # type: ignore[attr-defined]
     return StepPart(batches=batches, windows=windows)
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """The state of the generators of Python, numpy, torch and the device, as plain values and tensors."""
+    version, words, gauss = random.getstate()
+    numpy = np.random.get_state(legacy=False)
+    state: dict[str, Any] = {
+        "python": [version, list(words), gauss],
+        "numpy": {**numpy, "state": {**numpy["state"], "key": numpy["state"]["key"].tolist()}},
+        "torch": torch.get_rng_state(),
+    }
+    if device.type != "cpu":
+        state[device.type] = torch.get_device_module(device).get_rng_state()
+    return state
+
+
+def set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """The inverse of `random_state`; a device of another kind than the saved one keeps its own state."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    key = np.array(state["numpy"]["state"]["key"], np.uint32)
+    np.random.set_state({**state["numpy"], "state": {**state["numpy"]["state"], "key": key}})
+    torch.set_rng_state(state["torch"])
+    if device.type in state:
+        torch.get_device_module(device).set_rng_state(state[device.type])

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from gpt.errors import InputError
@@ -31,23 +31,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes beside the destination and renames; reads tensors and plain values only.
 
     Lightning's own writes into `$TMPDIR` and moves, which across file systems is a copy: a kill or a full
-    disk during the copy destroys the old file too.
-
-    Args:
-        checked: a checkpoint that was just found intact, and need not be checked again.
+    disk during the copy destroys the old file too. `checked` was just found intact and is not checked again.
     """
 
     def __init__(self, checked: Path | None = None) -> None:
         self.checked = checked
 
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
-    ) -> None:
-        """Write `checkpoint` to `path`, atomically.
-
-        Raises:
-            OSError: it could not be written; the old file at `path` is unchanged.
-        """
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write it atomically; an OSError leaves the old file at `path` unchanged."""
         with atomic_write(path, "wb") as file:
             try:
                 torch.save(checkpoint, EarlyWriter(file))  # type: ignore[arg-type]
@@ -57,14 +48,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                     cause = cause.__context__
                 raise cause or error from None
 
-    def load_checkpoint(
-        self, path: Any, map_location: Any = "cpu", weights_only: bool | None = None
-    ) -> dict[str, Any]:
-        """Read it into memory: a mapped file could not be replaced on Windows while it is in use.
-
-        Raises:
-            InputError: it is broken, no checkpoint, or holds code.
-        """
+    def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
+        """Read it into memory: a mapped file could not be replaced on Windows while it is in use."""
         if path != self.checked:
             read(path)
         saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
@@ -78,23 +63,19 @@ class EarlyWriter:
     fill the page cache either. Elsewhere this is a file like any other.
     """
 
-    def __init__(self, file: IO[bytes], step: int = 1 << 24) -> None:
-        self.file, self.step = file, step
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.flush = file, file.flush
         self._written = self._advised = 0
 
     def write(self, data: Any) -> int:
-        """Write, and have the system write back every `step` bytes."""
+        """Write, and have the system write back every 16 MiB."""
         count = self.file.write(data)
         self._written += count
-        if self._written - self._advised >= self.step and sys.platform == "linux":
-            self.file.flush()
+        if self._written - self._advised >= 1 << 24 and sys.platform == "linux":
+            self.flush()
             os.posix_fadvise(self.file.fileno(), 0, self._written, os.POSIX_FADV_DONTNEED)
             self._advised = self._written
         return count
-
-    def flush(self) -> None:
-        """Flush Python's buffer."""
-        self.file.flush()
 
 
 class Checkpoints(Checkpoint):
@@ -102,28 +83,19 @@ class Checkpoints(Checkpoint):
 
     It saves every `every` steps, before each validation, on a signal, and when training ends. A checkpoint
     always describes the moment between two steps. If a validation was due then and is not part of it, the run
-    that resumes it validates first.
-
-    Args:
-        folder: the run's.
-        every: steps between two.
-        keep: how many of the newest to keep.
-        options: the run's options, as YAML.
-        stop: asked after each step whether to stop.
+    that resumes it validates first. The newest `keep` are kept.
     """
 
-    def __init__(self, folder: RunFolder, every: int, keep: int, options: str, stop: StopRequest) -> None:
+    def __init__(self, folder: RunFolder, every: int, keep: int, stop: StopRequest) -> None:
         if every < 1 or keep < 1:
             raise InputError(
                 f"checkpoint_every and keep_checkpoints must be at least 1, got {every} and {keep}"
             )
-        self.run, self.every, self.keep, self.options, self.stop = folder, every, keep, options, stop
+        self.run, self.every, self.keep, self.stop = folder, every, keep, stop
         self.best_loss = float("inf")
         self.steps = self.saved_step = 0  # of this process: seen, and in last.ckpt
-        self._validated = self._saved_validated = self._mid_update = False
+        self._validated = self._saved_validated = self._mid_update = self._other_text = False
         self._session = self._saves = 0
-        self._corpus = ""
-        self._other_text = False
         self._loops: dict[str, Any] = {}  # Lightning's counters between two steps
 
     @property
@@ -131,11 +103,13 @@ class Checkpoints(Checkpoint):
         """Where the checkpoints go."""
         return self.run / "checkpoints"
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Identify the text."""
-        self._corpus = corpus_hash(trainer.datamodule.prepared.meta)  # type: ignore[attr-defined]
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Identify the text by its tokens, whatever folder it is in."""
+        meta = trainer.datamodule.prepared.meta  # type: ignore[attr-defined]
+        tokens = [meta["tokenizer"], {name: file["sha256"] for name, file in meta["files"].items()}]
+        self._corpus = hashlib.sha256(json.dumps(tokens, sort_keys=True).encode()).hexdigest()
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         """Remove what a killed process left unfinished, and repeat a validation that it did not end."""
         self.steps = self.saved_step = trainer.global_step
         if trainer.is_global_zero:
@@ -145,27 +119,23 @@ class Checkpoints(Checkpoint):
             if trainer.ckpt_path is not None:
                 if (self.folder / "last.ckpt").resolve() != Path(trainer.ckpt_path).resolve():
                     _set_aside(self.folder / "last.ckpt", "step-")
-                self._set_aside_best(trainer.global_step)
+                # A best.ckpt of a later step is another future's; of another text, it cannot be compared.
+                after = -1 if self._other_text else trainer.global_step
+                _set_aside(self.folder / "best.ckpt", "best-step-", after)
         if not trainer.strategy.broadcast((self.folder / "best.ckpt").is_file()):
             self.best_loss = float("inf")
         if self._loops and not self._validated and validation_is_due(trainer):
             validate_now(trainer)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Save on schedule.
-
-        Raises:
-            Stopped: on a signal; the step is saved.
-        """
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
+        """Save on schedule and on a signal."""
         step = trainer.global_step
         self._mid_update = step == self.steps  # gradients accumulate
         if self._mid_update:
             return
         self.steps = step
         signal = self.stop.agreed(trainer)
-        last_step = step >= pl_module.planned_steps  # type: ignore[operator]
+        last_step = step >= pl_module.planned_steps
         if not (signal or last_step or step % self.every == 0 or validation_is_due(trainer)):
             return
         self._loops, self._validated = trainer.fit_loop.state_dict(), False
@@ -175,7 +145,7 @@ class Checkpoints(Checkpoint):
         if signal:
             self.stop.act(trainer, signal, self.folder / "last.ckpt")
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
         """Save the best; never in the middle of an update, which no run could resume exactly."""
         if self._mid_update:
             return
@@ -185,21 +155,19 @@ class Checkpoints(Checkpoint):
             self.best_loss = loss
             self._save(trainer, self.folder / "best.ckpt")
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, *_: Any) -> None:
         """Save the last steps, and that they are validated."""
         if trainer.global_step > self.saved_step:
             self._save_last(trainer)
         elif self._validated and not self._saved_validated and self._loops:
             self._save(trainer, self.folder / "last.ckpt")
 
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
         """Add the run's part, and Lightning's counters as they were between the two steps."""
         self._saves += 1
         checkpoint["loops"]["fit_loop"] = self._loops
         checkpoint["run"] = RunPart(
-            options=self.options,
+            options=self.run.config,
             validated=self._validated,
             session=self._session,
             save=self._saves,
@@ -207,9 +175,7 @@ class Checkpoints(Checkpoint):
             saved_at=time.time(),
         )
 
-    def on_load_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_load_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
         """Restore Lightning's counters, and whether the step is validated; notice another text."""
         self._loops, self._validated = checkpoint["loops"]["fit_loop"], checkpoint["run"]["validated"]
         self._saved_validated = self._validated
@@ -224,18 +190,6 @@ class Checkpoints(Checkpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The inverse of `state_dict`."""
         self.best_loss = state_dict["best_loss"]
-
-    def _set_aside_best(self, step: int) -> None:
-        """Rename best.ckpt, if it belongs to another text or to a later step than the resumed one."""
-        best = self.folder / "best.ckpt"
-        if not best.is_file():
-            return
-        try:
-            later = read(best)["global_step"] > step
-        except InputError:
-            later = True
-        if later or self._other_text:
-            _set_aside(best, "best-step-")
 
     def _save_last(self, trainer: Trainer) -> None:
         for logger in trainer.loggers:
@@ -264,21 +218,17 @@ class Checkpoints(Checkpoint):
             raise OSError(number, f"{os.strerror(number)}; the earlier checkpoints are intact", str(path))
 
 
-def corpus_hash(meta: dict[str, Any]) -> str:
-    """Identifies a prepared text by its tokens, whatever folder it is in."""
-    tokens = [meta["tokenizer"], {name: file["sha256"] for name, file in meta["files"].items()}]
-    return hashlib.sha256(json.dumps(tokens, sort_keys=True).encode()).hexdigest()
-
-
-def _set_aside(file: Path, prefix: str) -> None:
-    """Rename a checkpoint after its step, if there is one."""
+def _set_aside(file: Path, prefix: str, after: int = -1) -> None:
+    """Name a checkpoint by its step, if that is later than `after`, or as broken."""
     if not file.is_file():
         return
     try:
-        name = f"{prefix}{read(file)['global_step']}.ckpt"
+        step = read(file)["global_step"]
     except InputError:
-        name = f"{file.name}.broken"
-    os.replace(file, file.with_name(name))
+        os.replace(file, f"{file}.broken")
+    else:
+        if step > after:
+            os.replace(file, file.with_name(f"{prefix}{step}.ckpt"))
 
 
 def _keep_under(file: Path, name: Path) -> None:

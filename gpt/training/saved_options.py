@@ -29,10 +29,7 @@ _CLASSES = {  # options that can name a class, and the harmless names among thei
         *("ddp_find_unused_parameters_false", "fsdp2"),
     ),
     "trainer.profiler": ("simple", "advanced"),
-    "trainer.logger": (),
-    "trainer.callbacks": (),
-    "trainer.plugins": (),
-    "trainer.model_registry": (),
+    **dict.fromkeys(("trainer.logger", "trainer.callbacks", "trainer.plugins", "trainer.model_registry"), ()),
 }
 _CHOSEN_ANEW = ("config", "resume", "ckpt_path", "trainer.default_root_dir")
 _LONGEST = 1 << 16
@@ -49,21 +46,19 @@ def plain_options(
 
     Args:
         text: YAML, as a run saves its options.
-        source: the file it was read from, for messages.
+        source: the file it was read from.
         given: names of options on the command line, which replace the saved ones.
         dropped: names of more options to leave out.
 
     Raises:
         InputError: an option could import, fetch or unpickle something, or is not one that a run saves.
     """
-    if not isinstance(text, str) or len(text) > _LONGEST:
-        raise InputError(f"{source}: its saved options are not a text of at most {_LONGEST} characters")
     try:
-        saved = yaml.safe_load(text)
+        saved = yaml.safe_load(text) if isinstance(text, str) and len(text) <= _LONGEST else None
     except (yaml.YAMLError, RecursionError, ValueError):
-        raise InputError(f"{source}: its saved options are not YAML") from None
+        saved = None
     if not isinstance(saved, dict):
-        raise InputError(f"{source}: its saved options are not a mapping")
+        raise InputError(f"{source}: its saved options are not YAML options of at most {_LONGEST} characters")
     options: dict[str, Any] = {}
     for name, value in _leaves(saved):
         name = OLD_NAMES.get(name, name)
@@ -76,19 +71,16 @@ def plain_options(
                 f"{source}: its saved option {name} {reason}; nothing that a file names is imported or "
                 f"fetched. If you trust it, give it yourself: --{name} ..."
             )
-        _put(options, name, value)
-    return options
+        options[name] = value
+    return _nested(options)
 
 
 def with_new_names(options: dict[str, Any]) -> dict[str, Any]:
     """Nested options, those with an old name renamed."""
-    leaves = list(_leaves(options))
-    if not any(name in OLD_NAMES for name, _ in leaves):
+    leaves = dict(_leaves(options))
+    if not OLD_NAMES.keys() & leaves:
         return options
-    renamed: dict[str, Any] = {}
-    for name, value in leaves:
-        _put(renamed, OLD_NAMES.get(name, name), value)
-    return renamed
+    return _nested({OLD_NAMES.get(name, name): value for name, value in leaves.items()})
 
 
 def as_argument(options: dict[str, Any]) -> str:
@@ -116,12 +108,16 @@ def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return changed
 
 
-def _put(options: dict[str, Any], name: str, value: Any) -> None:
-    """Set the dotted `name` in nested options."""
-    *groups, last = name.split(".")
-    for group in groups:
-        options = options.setdefault(group, {})
-    options[last] = value
+def _nested(options: dict[str, Any]) -> dict[str, Any]:
+    """Options with dotted names, nested as in a config file."""
+    nested: dict[str, Any] = {}
+    for name, value in options.items():
+        *groups, last = name.split(".")
+        group = nested
+        for part in groups:
+            group = group.setdefault(part, {})
+        group[last] = value
+    return nested
 
 
 def _leaves(values: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -147,24 +143,17 @@ def _objection(name: str, value: Any) -> str | None:
         plain = value is None or isinstance(value, bool) or value in _CLASSES[name]
         return None if plain else f"names a class ({_shortened(value)})"
     if isinstance(value, dict) and name in _DURATIONS:
-        parts = list(value.values())
-    else:
-        parts = value if isinstance(value, list) else [value]
-    for part in parts:
+        value = list(value.values())
+    for part in value if isinstance(value, list) else [value]:
         if not (part is None or isinstance(part, bool | int | float | str)):
             return "is not a plain value"
-        if isinstance(part, str) and _is_remote(part):
+        if "://" in str(part) or "::" in str(part) or str(part).startswith(("hub:", "//", "\\\\")):
             return f"leads to another machine ({_shortened(part)})"
     if name == "model.init_from" and value is not None and not Path(str(value)).exists():
         return f"may lead to another machine ({_shortened(value)})"
     if name == "data.corpus" and str(value).endswith(".yaml"):
         return f"is a recipe file, which may lead to another machine ({_shortened(value)})"
     return None
-
-
-def _is_remote(text: str) -> bool:
-    """Whether `text` is a URL, one of fsspec's chains, a name of the hub or a path to another machine."""
-    return "://" in text or "::" in text or text.startswith(("hub:", "//", "\\\\"))
 
 
 def _shortened(value: Any) -> str:

@@ -25,10 +25,8 @@ def learning_rate_factor(
         return (step + 1) / warmup_steps
     if schedule == "constant":
         return 1.0
-    if schedule == "wsd":
-        decay_start = max(warmup_steps, round(total_steps * (1 - decay_fraction)))
-    else:
-        decay_start = warmup_steps
+    stable = round(total_steps * (1 - decay_fraction)) if schedule == "wsd" else 0
+    decay_start = max(warmup_steps, stable)
     progress = min(1.0, max(0.0, (step - decay_start) / max(1, total_steps - decay_start)))
     remaining = 0.5 * (1 + math.cos(math.pi * progress)) if schedule == "cosine" else 1 - progress
     return final + (1 - final) * remaining

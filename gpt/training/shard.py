@@ -69,11 +69,10 @@ def _renamed(state: dict[str, Any], names: Mapping[Any, Any]) -> dict[str, Any]:
 
 def shard(model: GPT, mesh: DeviceMesh) -> None:
     """Shard each block by itself, so that only one at a time is whole in memory, and then the rest."""
-    if isinstance(model, FSDPModule):
+    if is_sharded(model):
         return
-    for block in model.blocks:
+    for block in [*model.blocks, model]:
         fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
     register_fsdp_forward_method(model, "features")  # what training calls in the place of `forward`
 
 

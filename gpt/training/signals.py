@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 
 from gpt.training.lightning_private import requeue_signal
 
@@ -24,27 +24,27 @@ class Stopped(Exception):
 class StopRequest(Callback):
     """Remembers a signal until the step is over.
 
-    Lightning itself stops at SIGTERM only, after a validation and without saving, and its handler starts a
-    collective while another one may be running. SLURM's signal is passed on to Lightning, which saves and
-    queues the job again, at the end of the step.
+    Lightning itself stops at SIGTERM only, without saving, and its handler starts a collective while another
+    may be running. SLURM's signal goes to Lightning after the step: it saves and queues the job again.
     """
 
     def __init__(self) -> None:
         self.received = 0
         self._requeue: tuple[int, Any] = (0, None)  # SLURM's signal, and Lightning's handler of it
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         """Install the handlers; Lightning restores the old ones when the run is over."""
         if threading.current_thread() is not threading.main_thread():
             return
-        if number := requeue_signal(trainer):
-            self._requeue = number, signal.getsignal(number)
-            signal.signal(number, self._receive)
-        signal.signal(signal.SIGINT, self._receive)
-        signal.signal(signal.SIGTERM, self._receive)
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if requeue := requeue_signal(trainer):
+            self._requeue = requeue, signal.getsignal(requeue)
+            numbers.append(signal.Signals(requeue))
         hangup = getattr(signal, "SIGHUP", None)  # the terminal was closed; Windows has no such signal
         if hangup and signal.getsignal(hangup) is not signal.SIG_IGN:  # nohup ignores it
-            signal.signal(hangup, self._receive)
+            numbers.append(hangup)
+        for number in numbers:
+            signal.signal(number, self._receive)
 
     def agreed(self, trainer: Trainer) -> int:
         """The signal that any of the processes received, or 0."""
@@ -54,19 +54,14 @@ class StopRequest(Callback):
         return int(trainer.strategy.reduce(received, reduce_op="max"))  # Lightning waits for all here anyway
 
     def act(self, trainer: Trainer, number: int, saved: Path) -> None:
-        """End the run after it was saved, or let Lightning queue it again.
-
-        Raises:
-            Stopped: for every signal but SLURM's.
-        """
+        """End the run after it was saved, by raising `Stopped`, or let Lightning queue it again."""
         if number == self._requeue[0]:
             self.received = 0
             self._requeue[1](number, None)
             return
+        stopped = f"{signal.Signals(number).name}: stopped after step {trainer.global_step}"
         raise Stopped(
-            number,
-            f"{signal.Signals(number).name}: stopped after step {trainer.global_step}, saved in {saved}; "
-            f"continue with 'gpt fit --resume {saved.parents[1]}'",
+            number, f"{stopped}, saved in {saved}; continue with 'gpt fit --resume {saved.parents[1]}'"
         )
 
     def _receive(self, number: int, frame: FrameType | None) -> None:

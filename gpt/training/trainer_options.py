@@ -1,37 +1,11 @@
-"""Which options of Lightning's Trainer `gpt fit` honours, and what to use instead of the others.
+"""Which options of Lightning's Trainer `gpt fit` refuses, and what to use instead.
 
-docs/options.md has this as a table; a test compares both with the Trainer's own signature.
+docs/options.md has a table of all options. A test compares it with this file and the Trainer's signature.
 """
 
 from typing import Any
 
 from gpt.errors import InputError
-
-HONOURED = {
-    "accelerator": "",
-    "strategy": "`fsdp2` shards weights and optimizer states",
-    "devices": "",
-    "num_nodes": "",
-    "precision": "not `16-true`: its updates vanish; the default is what suits the device",
-    "logger": "in addition to metrics.csv; `false` switches TensorBoard off",
-    "callbacks": "not those that train or stop in another way, see below",
-    "max_epochs": "becomes a number of steps; with several limits the first one ends the run",
-    "max_steps": "updates; with several limits the first one ends the run",
-    "max_time": "training time over all resumes; the learning rate reaches its end as the time runs out",
-    "min_steps": "early stopping and max_time wait for it",
-    "limit_train_batches": "makes an epoch shorter",
-    "limit_val_batches": "0 for no validation, 1.0 for all of it",
-    "val_check_interval": "batches, rounded up to whole updates; with --data.tokens_per_update updates",
-    "enable_progress_bar": "",
-    "enable_model_summary": "",
-    "accumulate_grad_batches": "follows from --data.tokens_per_update where that is given",
-    "gradient_clip_val": "by the norm of all gradients",
-    "deterministic": "",
-    "benchmark": "",
-    "inference_mode": "in `gpt validate`",
-    "detect_anomaly": "",
-    "plugins": "but no CheckpointIO",
-}
 
 # The values that change nothing, and what to use instead of the option.
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -55,19 +29,16 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "model_registry": ((None,), "upload the checkpoint yourself"),
 }
 
-_OTHER_LOOPS = {  # callbacks of Lightning that change how a run trains, ends or saves
-    "Timer": "--trainer.max_time",
-    "EarlyStopping": "--early_stopping",
-    "ModelCheckpoint": "--checkpoint_every",
-    "OnExceptionCheckpoint": "--checkpoint_every",
-    "StochasticWeightAveraging": "--model.optimizer.schedule",
-    "WeightAveraging": "--model.optimizer.schedule",
-    "EMAWeightAveraging": "--model.optimizer.schedule",
-    "GradientAccumulationScheduler": "--trainer.accumulate_grad_batches",
-    "BatchSizeFinder": "--data.batch_size",
-    "LearningRateFinder": "--model.optimizer.lr",
-    "BackboneFinetuning": "--model.optimizer.lr",
-    "ModelPruning": "--model.config",
+# Callbacks of Lightning that change how a run trains, ends or saves, by what to use instead.
+_OTHER_LOOPS = {
+    "--trainer.max_time": ("Timer",),
+    "--early_stopping": ("EarlyStopping",),
+    "--checkpoint_every": ("ModelCheckpoint", "OnExceptionCheckpoint"),
+    "--model.optimizer.schedule": ("StochasticWeightAveraging", "WeightAveraging", "EMAWeightAveraging"),
+    "--trainer.accumulate_grad_batches": ("GradientAccumulationScheduler",),
+    "--data.batch_size": ("BatchSizeFinder",),
+    "--model.optimizer.lr": ("LearningRateFinder", "BackboneFinetuning"),
+    "--model.config": ("ModelPruning",),
 }
 
 
@@ -87,9 +58,7 @@ def check_trainer_options(options: dict[str, Any]) -> None:
     if str(options.get("precision")) in ("16-true", "16"):
         raise InputError("--trainer.precision 16-true is not supported: give 16-mixed or bf16-mixed")
     validation = options.get("limit_val_batches")
-    if validation is not None and not (
-        validation == 0 or (validation == 1 and isinstance(validation, float))
-    ):
+    if validation not in (None, 0, 1) or (validation == 1 and isinstance(validation, int)):
         raise InputError(
             f"--trainer.limit_val_batches {validation} is not supported: bits per byte need all of the "
             "validation text; give 0 or 1.0, or a smaller --data.val_fraction"
@@ -99,8 +68,8 @@ def check_trainer_options(options: dict[str, Any]) -> None:
         raise InputError(f"--trainer.val_check_interval must be a positive number of batches, got {interval}")
     callbacks = options.get("callbacks") or []
     for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
-        name = str(callback.get("class_path", "") if hasattr(callback, "get") else callback).rpartition(".")[
-            2
-        ]
-        if name in _OTHER_LOOPS:
-            raise InputError(f"the callback {name} is not supported: give {_OTHER_LOOPS[name]}")
+        path = str(callback.get("class_path", "") if hasattr(callback, "get") else callback)
+        name = path.rpartition(".")[2]
+        for instead, names in _OTHER_LOOPS.items():
+            if name in names:
+                raise InputError(f"the callback {name} is not supported: give {instead}")

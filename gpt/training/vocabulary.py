@@ -18,9 +18,7 @@ class Inherited:
     """What the weights that a run continues from decide about its text; nothing for new weights."""
 
     tokenizer: Tokenizer | None = None
-    """Theirs, whatever the text; None leaves it to the options."""
-    bytes_per_token: float | None = None
-    """Of the text that they were trained on."""
+    bytes_per_token: float | None = None  # of the text that they were trained on
 
     def use(self, data: TokenData) -> None:
         """Encode with the tokenizer of the weights, unless the options lead to the same one."""

@@ -41,7 +41,7 @@ class RunPart(TypedDict):
 class ProcessPart(TypedDict):
     """What the `Resume` callback adds for each process."""
 
-    random: dict[str, Any]  # the states of its random generators, see `gpt.training.random_state`
+    random: dict[str, Any]  # the states of its random generators, see `random_state` in `gpt.training.resume`
     loss_sum: float  # the losses since the last row of metrics.csv
 
 

@@ -49,7 +49,7 @@ def ours(precision: str, compiled: bool, device: str, context: int, folder: str)
     """The module that `gpt fit` trains, its loss and its optimizer."""
     from gpt.config import GPTConfig
     from gpt.training.compilation import compile_blocks
-    from gpt.training.memory import keep_freed_memory
+    from gpt.training.device import keep_freed_memory
     from gpt.training.module import LanguageModel
     from gpt.training.optimizers import OptimizerConfig, build_optimizer
 

@@ -8,7 +8,7 @@ import pytest
 CODE = """
 import resource, sys, torch
 from pathlib import Path
-from gpt.training.memory import keep_freed_memory
+from gpt.training.device import keep_freed_memory
 if sys.argv[1] == "keep":
     keep_freed_memory()
 

@@ -1,17 +1,13 @@
-"""Muon for all matrices of one shape at once.
-
-Shapes: N matrices of one shape, (R, C) each.
-"""
+"""Muon for all matrices of one shape at once: N of them, (R, C) each."""
 
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Muon
 
-from gpt.training.optimizers.combined import closure_loss
+from gpt.training.optimizers.combined import Closure, closure_loss
 
 
 class StackedMuon(Muon):
@@ -21,7 +17,7 @@ class StackedMuon(Muon):
     """
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Closure = None) -> Any:
         """Update every matrix that has a gradient; `closure`, if given, is called first for the loss."""
         loss = closure_loss(closure)
         for group in self.param_groups:
@@ -34,7 +30,7 @@ class StackedMuon(Muon):
         return loss
 
     def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        gradients: Any = [parameter.grad for parameter in parameters]
         for parameter in parameters:
             if not self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -42,18 +38,14 @@ class StackedMuon(Muon):
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         if group["nesterov"]:
             momenta = list(torch._foreach_lerp(gradients, momenta, group["momentum"]))
-        updates = orthogonalise(
-            torch.stack(momenta), group["ns_coefficients"], group["ns_steps"], group["eps"]
-        )  # (N, R, C)
-        rows, columns = parameters[0].shape
-        scale = 0.2 * max(rows, columns) ** 0.5  # gives an update the size of AdamW's (Liu et al. 2025)
+        stack = torch.stack(momenta)  # (N, R, C)
+        updates = orthogonalise(stack, group["ns_coefficients"], group["ns_steps"], group["eps"])
+        scale = 0.2 * max(stack.shape[1:]) ** 0.5  # gives an update the size of AdamW's (Liu et al. 2025)
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(parameters, list(updates.to(parameters[0].dtype)), alpha=-group["lr"] * scale)
 
 
-def orthogonalise(
-    matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
-) -> Tensor:
+def orthogonalise(matrices: Tensor, coefficients: tuple[float, ...], steps: int, eps: float) -> Tensor:
     """The nearest semi-orthogonal matrix of each, roughly: (N, R, C) -> (N, R, C) in bfloat16.
 
     A quintic Newton-Schulz iteration pulls the singular values towards one (Jordan et al. 2024, "Muon: An

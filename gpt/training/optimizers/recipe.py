@@ -8,19 +8,14 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from gpt.errors import InputError
-from gpt.training.optimizers.combined import CombinedOptimizer
-from gpt.training.optimizers.master_weights import MasterWeights
+from gpt.training.optimizers.combined import CombinedOptimizer, MasterWeights
 from gpt.training.optimizers.muon import StackedMuon
 from gpt.training.schedule import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """The recipe of the weights' updates.
-
-    Raises:
-        InputError: a rate, momentum or fraction outside its range.
-    """
+    """The recipe of the weights' updates; a value outside its range raises an InputError."""
 
     name: Literal["muon", "adamw"] = "muon"
     """muon: Muon for the blocks' matrices, AdamW for the other weights. adamw: AdamW for all."""
@@ -47,9 +42,8 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         for name in ("lr", "rest_lr", "weight_decay", "embedding_weight_decay", "warmup_steps"):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise InputError(f"{name} must be at least 0, got {value}")
+            if not (getattr(self, name) or 0) >= 0:
+                raise InputError(f"{name} must be at least 0, got {getattr(self, name)}")
         for name in ("momentum", "final_lr_fraction", "decay_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} must be in [0, 1], got {getattr(self, name)}")
@@ -58,10 +52,7 @@ class OptimizerConfig:
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
-    """The optimizer of a GPT's weights, with float32 masters where the weights are bfloat16.
-
-    Its parameter groups are the blocks' matrices, the embeddings, and norms and biases.
-    """
+    """The optimizer of a GPT's weights, with float32 masters where the weights are bfloat16."""
     named: dict[str, Tensor] = dict(model.named_parameters())  # a tied head counts once
     if any(weight.dtype == torch.bfloat16 for weight in named.values()):
         return MasterWeights(named, lambda masters: _build(masters, config))
@@ -69,22 +60,17 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
 
 
 def _build(named: dict[str, Tensor], config: OptimizerConfig) -> Optimizer:
+    """The groups of parameters are the blocks' matrices, the embeddings, and norms and biases."""
     matrices = [weight for name, weight in named.items() if name.startswith("blocks.") and weight.dim() == 2]
     embeddings = [w for name, w in named.items() if not name.startswith("blocks.") and w.dim() == 2]
     vectors = [weight for weight in named.values() if weight.dim() != 2]  # norms and biases
     rest_lr = config.lr if config.rest_lr is None else config.rest_lr
+    main = {"params": matrices, "lr": config.lr, "weight_decay": config.weight_decay}
     rest = [
         {"params": embeddings, "lr": rest_lr, "weight_decay": config.embedding_weight_decay},
         {"params": vectors, "lr": rest_lr, "weight_decay": 0.0},
     ]
     if config.name == "adamw":
-        groups = [{"params": matrices, "lr": config.lr, "weight_decay": config.weight_decay}, *rest]
-        return AdamW(groups, betas=config.betas, fused=True)
-    muon = StackedMuon(
-        matrices,
-        lr=config.lr,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        adjust_lr_fn="match_rms_adamw",
-    )
+        return AdamW([main, *rest], betas=config.betas, fused=True)
+    muon = StackedMuon([main], momentum=config.momentum, adjust_lr_fn="match_rms_adamw")
     return CombinedOptimizer(muon, AdamW(rest, betas=config.betas, fused=True))
