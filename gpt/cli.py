@@ -47,11 +47,7 @@ example: gpt fit && gpt generate --prompt 'Return a new '"""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; bad input prints one line on stderr and gives the exit status 2.
-
-    Args:
-        arguments: what follows the program's name; None takes them from the command line.
-    """
+    """Run one command, by default the command line's; bad input prints one line and gives the status 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # its encoding may lack characters
@@ -81,11 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(name: str, arguments: list[str]) -> None:
-    """Import the command's code and call it with its options.
-
-    Raises:
-        InputError: there is no such command or option, or a value cannot be used.
-    """
+    """Import the command's code and call it with its options; InputError where they cannot be used."""
     if name not in COMMANDS:
         raise InputError(f"unknown command, expected one of {', '.join(COMMANDS)}")
     import jsonargparse

@@ -28,8 +28,7 @@ _LARGEST = 1 << 30  # so that no tensor's size overflows 64 bits
 class GPTConfig:
     """The architecture of a GPT. The defaults are GPT-2 small's.
 
-    Raises:
-        InputError: a value of the wrong type or out of range, or heads that do not divide `emb_dim`.
+    A value of the wrong type or out of range, and heads that do not divide `emb_dim`, raise InputError.
     """
 
     vocab_size: int = 50257

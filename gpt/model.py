@@ -56,12 +56,7 @@ class TransformerBlock(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder-only language model: token ids (B, T) -> logits of each next token (B, T, V).
-
-    Weights are initialised as GPT-2's: normal with standard deviation 0.02, biases zero, and the two
-    projections of each block that write to the residual stream divided by sqrt(2 * num_layers), so that its
-    variance does not grow with depth (Radford et al. 2019, section 2.3).
-    """
+    """A decoder-only language model: token ids (B, T) -> logits of each next token (B, T, V)."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -100,8 +95,8 @@ class GPT(nn.Module):
             masks: `key_padding_mask` and `document_ids` as `MultiHeadAttention` takes them.
 
         Raises:
-            InputError: `tokens` is not (B, T) integers, T is over the context length, or an id is outside
-                the vocabulary (not checked on a GPU in training, where reading it would stall every step).
+            InputError: not (B, T) integers, more than the context length, or an id outside the vocabulary
+                (not checked on a GPU in training, where reading it would stall every step).
         """
         cached = caches[0].length if caches else 0
         self._check(tokens, cached)
@@ -137,6 +132,7 @@ class GPT(nn.Module):
             raise InputError(f"token id {worst} is outside the vocabulary of vocab_size {size}")
 
     def _init_weights(self) -> None:
+        """As GPT-2's, so that the variance does not grow with depth (Radford et al. 2019, section 2.3)."""
         residual_std = 0.02 / math.sqrt(2 * self.config.num_layers)
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):

@@ -18,9 +18,6 @@ class KeyValueCache:
     Prompts of different lengths are padded on the left, so that all rows grow together; the caller masks the
     padding with `key_padding_mask`. With gradients, an update copies the cache instead of writing to it, so
     that back-propagation through several updates is right. The options are `torch.zeros`'s device and dtype.
-
-    Raises:
-        InputError: a size below one.
     """
 
     def __init__(

@@ -35,7 +35,6 @@ def to_torch(module: MultiHeadAttention) -> nn.MultiheadAttention:
     """The `torch.nn.MultiheadAttention` that, given `attn_mask=module.mask`, computes what `module` computes.
 
     It is `batch_first` and has biases, zeros where `module` has none. Pass `mask[:T, :T]` for T tokens.
-    A d_in that is not d_out raises InputError.
     """
     weight, bias = _fuse(module)
     converted = nn.MultiheadAttention(module.d_out, module.num_heads, module.dropout.p, batch_first=True)
@@ -54,8 +53,7 @@ def from_fused(module: MultiHeadAttn) -> MultiHeadAttention:
 def to_fused(module: MultiHeadAttention) -> MultiHeadAttn:
     """The fused system with the query, key and value weights of `module`, and no dropout.
 
-    It has no output projection: `module.out_proj(to_fused(module)(x))` equals `module(x)`. A d_in that is
-    not d_out raises InputError.
+    It has no output projection: `module.out_proj(to_fused(module)(x))` equals `module(x)`.
     """
     weight, bias = _fuse(module)
     converted = MultiHeadAttn(module.d_out, module.context_length, module.num_heads).to(weight)
@@ -64,7 +62,7 @@ def to_fused(module: MultiHeadAttention) -> MultiHeadAttn:
 
 
 def _fuse(module: MultiHeadAttention) -> tuple[Tensor, Tensor]:
-    """Weight (3 * E, E) and bias (3 * E), zeros if `module` has none."""
+    """Weight (3 * E, E) and bias (3 * E), zeros if `module` has none; InputError if d_in is not d_out."""
     if module.d_in != module.d_out:
         raise InputError(f"expected d_in equal to d_out, got {module.d_in} and {module.d_out}")
     state = module.state_dict()

@@ -133,8 +133,7 @@ class MultiHeadAttention(nn.Module):
         return KeyValueCache(*shape, device=self.mask.device, dtype=dtype)
 
     def _split(self, x: Tensor) -> Tensor:
-        """(B, T, H * K) -> (B, H, T, K)."""
-        return x.view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
+        return x.view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)  # (B, H, T, K)
 
     def _count_keys(self, x: Tensor, context: Tensor | None, cache: KeyValueCache | None) -> int:
         """S, after checking the shapes."""
@@ -150,12 +149,11 @@ class MultiHeadAttention(nn.Module):
         if cache is not None:
             cache.check((x.shape[0], self.num_heads, x.shape[1], self.head_dim))
         cached = 0 if cache is None else cache.length
-        num_keys = cached + keys.shape[1]
-        if num_keys > self.context_length:
+        if cached + keys.shape[1] > self.context_length:
             expected = f"at most context_length {self.context_length} tokens"
-            after = f" after {cached} cached ones" if cached else ""
-            raise InputError(f"expected {expected}, got an input of shape {tuple(keys.shape)}{after}")
-        return num_keys
+            given = f"{tuple(keys.shape)}" + (f" after {cached} cached ones" if cached else "")
+            raise InputError(f"expected {expected}, got an input of shape {given}")
+        return cached + keys.shape[1]
 
     def _combine_masks(
         self, x: Tensor, num_keys: int, padding: Tensor | None, mask: Tensor | None, ids: Tensor | None

@@ -84,7 +84,7 @@ def score_text(
     """Nats per token, perplexity, and bits per byte of UTF-8 text, which does not depend on the tokenizer.
 
     `<|endoftext|>` precedes the first token. It also ends each document, where it is predicted as a token and
-    counts as no byte. Without text in the split: InputError.
+    counts as no byte. A split without text raises InputError.
     """
     split = "val" if split is None and (Path(data) / META).is_file() else split
     part = split or "train"  # nothing is held out without a split
@@ -111,10 +111,7 @@ def score_text(
 
 
 def score_last_words(model: GPT, tokenizer: Tokenizer, path: Path, batch_size: int = 8) -> dict[str, Any]:
-    """LAMBADA's accuracy and perplexity of the last word (Paperno et al. 2016), without cleaning the text.
-
-    A word is correct if greedy decoding writes it: each of its tokens is the most likely one.
-    """
+    """LAMBADA's accuracy of greedy decoding and perplexity of the last word (Paperno et al. 2016)."""
 
     def questions() -> Iterator[Question]:
         for number, line in _read_lines(path, ("text",)):

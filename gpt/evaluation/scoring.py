@@ -33,16 +33,9 @@ def total_nats(
 ) -> float:
     """The sum of the nats of all tokens of a stream, each counted once, also in the last short window.
 
-    Args:
-        model: a GPT in evaluation mode.
-        stream: the tokens; `<|endoftext|>` precedes the first.
-        context_length: T, the model's by default.
-        stride: tokens between the starts of two windows. A window scores what earlier ones have not.
-        batch_size: B.
-        scored: called with the scored targets (N,).
-
-    Raises:
-        InputError: the stride is outside 1 .. T.
+    `<|endoftext|>` precedes the first token. Windows of `context_length` T, the model's by default, start
+    `stride` tokens apart, which is 1 .. T or an InputError, and score what earlier ones have not. `scored` is
+    called with the scored targets (N,). The model is in evaluation mode.
     """
     length = context_length or model.config.context_length
     stride = length if stride is None else stride

@@ -19,7 +19,7 @@ from gpt.attention.capture import capture_weights
 from gpt.errors import InputError
 from gpt.files import check_free
 from gpt.model import GPT
-from gpt.pictures.figures import labelled_tokens, new_figure, save
+from gpt.pictures.figures import labelled_tokens, save
 from gpt.progress import progress
 from gpt.tokenizer import Tokenizer
 from gpt.weights.load import Device, load
@@ -81,7 +81,7 @@ def attention_weights(model: GPT, tokenizer: Tokenizer, text: str) -> tuple[NDAr
 def heat_map(weights: ArrayLike, labels: Sequence[str], title: str) -> Figure:
     """One head's weights (T, T), queries down, keys across, a label for each token on both axes."""
     size = min(max(4.0, 1.5 + 0.28 * len(labels)), 18.0)
-    figure = new_figure(size + 1.0, size)
+    figure = Figure(figsize=(size + 1.0, size), layout="constrained")
     axes = figure.add_subplot()
     image = _draw(axes, weights)
     step = math.ceil(len(labels) / MOST_LABELS)
@@ -97,7 +97,7 @@ def heat_map(weights: ArrayLike, labels: Sequence[str], title: str) -> Figure:
 def overview(weights: NDArray[np.float32], title: str) -> Figure:
     """All heads' weights (L, H, T, T) in one grid: a row for each layer, a column for each head."""
     num_layers, num_heads = weights.shape[:2]
-    figure = new_figure(num_heads + 1.6, num_layers + 1.2)
+    figure = Figure(figsize=(num_heads + 1.6, num_layers + 1.2), layout="constrained")
     grid = figure.subplots(num_layers, num_heads, squeeze=False)
     for (i, j), axes in np.ndenumerate(grid):
         image = _draw(axes, weights[i, j])

@@ -1,9 +1,9 @@
-"""matplotlib figures without a display, and the tokens of a text with labels that can be read in them."""
+"""Saving matplotlib's figures, and the tokens of a text with labels that can be read in them."""
 
 import os
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from gpt.errors import InputError
 from gpt.files import atomic_write
@@ -13,16 +13,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _VISIBLE = str.maketrans({" ": "·", "\n": "\u21b5", "\t": "\u2192", "\r": "\u240d"})
-
-
-def new_figure(
-    width: float, height: float, layout: Literal["constrained"] | None = "constrained"
-) -> "Figure":
-    """An empty figure, width and height in inches."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    return FigureCanvasAgg(Figure(figsize=(width, height), layout=layout)).figure
 
 
 def save(figure: "Figure", path: str | os.PathLike[str]) -> None:

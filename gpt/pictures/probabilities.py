@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from gpt.evaluation.scoring import score
 from gpt.files import check_free
 from gpt.model import GPT
-from gpt.pictures.figures import labelled_tokens, new_figure, save
+from gpt.pictures.figures import labelled_tokens, save
 from gpt.tokenizer import Tokenizer
 from gpt.weights.load import Device, load
 
@@ -60,7 +60,7 @@ def shaded_text(found: list[float], labels: list[str]) -> Figure:
     """The tokens in reading order, a box behind each, and a scale of the shades below."""
     places, rows = _lay_out(labels)
     width, height = COLUMNS * _COLUMN_INCHES + 0.4, rows * _ROW_INCHES + 1.2
-    figure = new_figure(width, height, layout=None)
+    figure = Figure(figsize=(width, height))
     text_height = rows * _ROW_INCHES / height
     axes = figure.add_axes((0.2 / width, 0.95 / height, 1 - 0.4 / width, text_height))
     axes.set(xlim=(0, COLUMNS), ylim=(rows, 0))

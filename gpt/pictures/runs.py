@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gpt.errors import InputError
 from gpt.files import check_free
-from gpt.pictures.figures import new_figure, save
+from gpt.pictures.figures import save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,10 +45,7 @@ class Metrics:
         return cls(name=file.resolve().parent.name, rows=rows)
 
     def points(self, x: str, y: str) -> tuple[list[float], list[float]]:
-        """Columns `x` and `y` of the rows that have finite values in both; empty if the file lacks `y`.
-
-        A file that lacks `x`, or has a cell that is not a number, raises InputError.
-        """
+        """Columns `x` and `y` of the rows with finite values in both; InputError without `x` or numbers."""
         if x not in self.rows[0]:
             raise InputError(f"the metrics of {self.name} have no column {x}, only {', '.join(self.rows[0])}")
         try:
@@ -77,15 +74,19 @@ def plot(runs: list[str], output: Path = Path("runs.png"), x: X = "step", overwr
 
 def loss_curve(metrics: str | os.PathLike[str], picture: str | os.PathLike[str], title: str) -> None:
     """Draw a run's training and validation loss over steps, in nats per token, as .png or .svg."""
-    figure = new_figure(8, 4.5)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
     _draw_losses(figure.add_subplot(), [Metrics.read(metrics)], "step", title)
     save(figure, picture)
 
 
 def compare(runs: Sequence[Metrics], x: X = "step") -> "Figure":
     """The losses of runs in one picture, with a small panel for each other column that any run has."""
+    from matplotlib.figure import Figure
+
     panels = [name for name in PANELS if any(run.points(x, name)[1] for run in runs)]
-    figure = new_figure(9, 7.5 if panels else 5)
+    figure = Figure(figsize=(9, 7.5 if panels else 5), layout="constrained")
     heights = [2.2, 1.0] if panels else [1.0]
     grid = figure.add_gridspec(len(heights), max(1, len(panels)), height_ratios=heights)
     title = f"Loss of {runs[0].name}" if len(runs) == 1 else f"Loss of {len(runs)} runs"

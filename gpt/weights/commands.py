@@ -74,7 +74,6 @@ def write_export(
     """Write a GPT's state dict in another format, without token rows past the tokenizer's.
 
     `own` is the tokenizer, if it is not GPT-2's; nanogpt and book get a tokenizer.json beside the weights.
-    A format that cannot hold this model raises InputError.
     """
     config, weights = crop(config, weights, vocab_size=(own or Tokenizer()).n_vocab)
     if _EXACT_GELU.get(format, config.exact_gelu) != config.exact_gelu:

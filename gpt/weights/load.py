@@ -22,15 +22,12 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 def load(path: str | os.PathLike[str] | None = None, device: Device = "cpu") -> tuple[GPT, Tokenizer]:
     """The model, in evaluation mode, and its tokenizer.
 
-    Rows that pad the vocabulary past the tokenizer's are left out, so no such id can ever be sampled.
-
-    Args:
-        path: a run folder (its best checkpoint is taken, else its newest), anything that
-            `GPT.from_pretrained` reads, or None for the run under `runs/` that was started or resumed last.
-        device: where the model is, see `choose_device`.
+    `path` is a run folder (its best checkpoint is taken, else its newest), what `GPT.from_pretrained` reads,
+    or None for the run under `runs/` that was started or resumed last. Rows that pad the vocabulary past the
+    tokenizer's are left out, so no such id can ever be sampled.
 
     Raises:
-        InputError: there is none, it is not a model with GPT-2's tokens, or the device is missing.
+        InputError: there is no model, it has fewer tokens than any tokenizer, or the device is missing.
     """
     found = _read_cropped(path)
     return GPT.from_weights(found.config, found.weights).to(choose_device(device)), found.tokenizer
@@ -49,10 +46,7 @@ def choose_device(name: Device = "auto") -> torch.device:
 
 
 def start_from(path: str | os.PathLike[str], config: GPTConfig) -> GPT:
-    """A model in training mode with the weights at `path`, and context length and dropout of `config`.
-
-    Errors are those of `load`, and a context longer than the weights have positions.
-    """
+    """A model in training mode with the weights at `path`, and context length and dropout of `config`."""
     found = read_to_start_from(path, config)
     _read_initial.cache_clear()
     model = GPT(found.config)  # takes random numbers as a run from scratch does, so dropout's stay the same
@@ -66,10 +60,7 @@ def read_to_start_from(path: str | os.PathLike[str], config: GPTConfig) -> Found
 
 
 def find(path: str | os.PathLike[str] | None = None) -> Path:
-    """The checkpoint file, or the folder with weights, that `path` stands for; InputError without any.
-
-    See `load`. A model of the hub is downloaded.
-    """
+    """The checkpoint file, or the folder with weights, that `path` of `load` stands for, or InputError."""
     path = newest_run() if path is None else path
     if path is None:
         raise InputError(f"no checkpoint under {RUNS}/: train a model with 'gpt fit' or name --checkpoint")

@@ -34,14 +34,12 @@ class GPT(model.GPT):
     def from_pretrained(cls, path: str | os.PathLike[str]) -> "GPT":
         """Read weights in any known format; the model is on the CPU, in evaluation mode.
 
-        Args:
-            path: a folder written by `save_pretrained`; a checkpoint of `gpt fit`; GPT-2's weights in a
-                Hugging Face folder or by hub name (`gpt2`, `hub:OWNER/NAME`); a nanoGPT checkpoint; a state
-                dict of the book's GPTModel.
+        `path` is a folder written by `save_pretrained`; a checkpoint of `gpt fit`; GPT-2's weights in a
+        Hugging Face folder or by hub name (`gpt2`, `hub:OWNER/NAME`); a nanoGPT checkpoint; a state dict of
+        the book's GPTModel.
 
         Raises:
-            InputError: there is none of these, it is of another architecture, or a weight is missing or of
-                another shape; the message names it.
+            InputError: there is none of these, or a weight is missing or of another shape.
         """
         found = read_weights(path)
         return cls.from_weights(found.config, found.weights)

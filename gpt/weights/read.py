@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from gpt.config import GPTConfig
 from gpt.errors import InputError
@@ -60,7 +60,7 @@ def read_weights(path: str | os.PathLike[str], num_heads: int | None = None) -> 
         found = _read_folder(path, num_heads) if path.is_dir() else _read_file(path, num_heads)
         beside = (path if path.is_dir() else path.parent) / "tokenizer.json"
         if found.own_tokenizer is None and beside.is_file():
-            found = replace(found, own_tokenizer=_own(Tokenizer.from_table(*read_table(beside)).to_dict()))
+            return replace(found, own_tokenizer=_own(Tokenizer.from_table(*read_table(beside))))
         return found
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
@@ -106,8 +106,9 @@ def _read_file(path: Path, num_heads: int | None) -> Found:
         raise InputError(f"expected a dictionary of tensors, got {type(saved).__name__}")
     if "gpt" in saved and "state_dict" in saved:
         part, weights = saved["gpt"], strip_prefixes(saved["state_dict"], "model.")
-        own, bytes_per_token = _own(part.get("tokenizer")), part.get("bytes_per_token")
-        return Found("gpt", GPTConfig.from_dict(part["config"]), weights, own, bytes_per_token)
+        own = _own(Tokenizer.from_dict(part["tokenizer"])) if part.get("tokenizer") else None
+        config = GPTConfig.from_dict(part["config"])
+        return Found("gpt", config, weights, own, part.get("bytes_per_token"))
     if "model_args" in saved and "model" in saved:
         return Found("nanogpt", *nanogpt.read(saved))
     state = strip_prefixes(saved.get("model_state_dict", saved))
@@ -118,7 +119,5 @@ def _read_file(path: Path, num_heads: int | None) -> Found:
     return Found("book", *book.read(state, values, num_heads))
 
 
-def _own(saved: Any) -> Tokenizer | None:
-    """The tokenizer of a checkpoint, if it has a table of its own."""
-    tokenizer = Tokenizer.from_dict(saved) if saved else None
-    return tokenizer if tokenizer and tokenizer.name != "gpt2" else None
+def _own(tokenizer: Tokenizer) -> Tokenizer | None:
+    return None if tokenizer.name == "gpt2" else tokenizer

@@ -67,10 +67,7 @@ def load_pickle(path: Path, *, checksums: bool = True) -> Any:
     """Read what `torch.save` wrote, tensors on the CPU and, if the file is a zip archive, memory-mapped.
 
     With `checksums`, the CRC-32 that `torch.save` stores for each tensor is checked, unlike by `torch.load`.
-
-    Raises:
-        InputError: the file is broken, or holds more than tensors and plain values.
-        OSError: it cannot be read.
+    A file that is broken, or holds more than tensors and plain values, raises InputError.
     """
     zipped = zipfile.is_zipfile(path)
     try:
@@ -133,10 +130,7 @@ def shard_names(index: Path) -> list[str]:
 
 
 def strip_prefixes(state: Any, prefix: str = "") -> Weights:
-    """Remove `prefix`, and the prefixes that DistributedDataParallel and torch.compile leave in names.
-
-    Anything but a dictionary of tensors, each stored in full, raises InputError.
-    """
+    """Remove `prefix`, and what DistributedDataParallel and torch.compile leave, from tensors' names."""
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise InputError("expected a dictionary of tensors")
     for name, tensor in state.items():  # a tensor of stride 0 is larger than its memory

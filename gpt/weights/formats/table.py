@@ -31,10 +31,7 @@ class Row:
 
 
 def shapes(config: GPTConfig) -> dict[str, Shape]:
-    """The shape of each tensor in a GPT's state dict, blocks once as `blocks.{}`; without a tied head.
-
-    A tensor with more elements than PyTorch can count raises InputError.
-    """
+    """The shape of each tensor in a GPT's state dict, blocks once as `blocks.{}`; without a tied head."""
     try:
         with torch.device("meta"):
             state = GPT(replace(config, num_layers=1)).state_dict()
@@ -51,10 +48,8 @@ def to_gpt(
     """Convert another program's state dict to a GPT's; the tensors are views of the given ones.
 
     `rows` is the other program's table, `skipped` a regular expression for names without weights, such as
-    masks. With `zero_biases`, missing biases are zeros.
-
-    Raises:
-        InputError: a tensor is missing, unknown, or of another shape or type; the message names it.
+    masks. With `zero_biases`, missing biases are zeros. Any other tensor that is missing, unknown, or of
+    another shape or type raises InputError with its name.
     """
     weights: Weights = {}
     left = dict(state)
@@ -78,10 +73,7 @@ def to_gpt(
 
 
 def from_gpt(config: GPTConfig, weights: Weights, rows: Iterable[Row]) -> Weights:
-    """Convert a GPT's state dict to another program's, each tensor contiguous.
-
-    `config` may have biases that `weights` lack: they are zeros.
-    """
+    """Convert a GPT's state dict to another program's; biases that only `config` has are zeros."""
     state: Weights = {}
     for name, ours, shape, transposed in _tensors(config, rows):
         if ours[0] in weights:
