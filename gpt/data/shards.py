@@ -202,12 +202,3 @@ class Prepared:
             for path, found in zip(files, pool.map(file_sha256, files), strict=True):
                 if found != files[path]:
                     raise InputError(f"{path} was altered: its checksum differs; prepare it again")
-
-
-def file_sha256(path: str | os.PathLike[str]) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
