@@ -33,9 +33,8 @@ def shipped(folder: str) -> Path:
 def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
     """Open a temporary file beside `path`; when the block succeeds, flush it and rename it to `path`.
 
-    A rename is atomic within a folder (POSIX rename(2), `os.replace` on Windows) and a copy across file
-    systems, so the temporary file lies in the destination's folder. If the block raises or the disk fills, it
-    is deleted and the file at `path` stays as it was.
+    A rename is atomic within a folder (POSIX rename(2), `os.replace` on Windows), not across file systems.
+    If the block raises or the disk fills, the temporary file is deleted and the one at `path` stays.
 
     Raises:
         OSError: the folder cannot be made or written, or the disk is full.

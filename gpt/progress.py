@@ -29,11 +29,9 @@ def progress(
     from rich import progress as rich
     from rich.console import Console
 
-    counts = (
-        (rich.DownloadColumn(), rich.TransferSpeedColumn())
-        if unit == "bytes"
-        else (rich.MofNCompleteColumn(), rich.TextColumn(unit))
-    )
+    counts: tuple[rich.ProgressColumn, ...] = rich.DownloadColumn(), rich.TransferSpeedColumn()
+    if unit != "bytes":
+        counts = rich.MofNCompleteColumn(), rich.TextColumn(unit)
     columns = rich.TextColumn("{task.description}"), rich.BarColumn(), *counts, rich.TimeRemainingColumn()
     with rich.Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(label, total=total, completed=done)

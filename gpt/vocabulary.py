@@ -126,10 +126,9 @@ def _from_json(data: bytes) -> tuple[list[bytes], str, list[tuple[bytes, bytes]]
         raise InputError("it changes texts before encoding them: they would not come back")
     special = {token["content"] for token in found.get("added_tokens", [])}
     vocabulary = {name: i for name, i in model["vocab"].items() if name not in special}
-    if sorted(vocabulary.values()) != [*range(len(vocabulary))]:
-        raise InputError(
-            f"the ids of its tokens are not 0 to {len(vocabulary) - 1}, special tokens after them"
-        )
+    last = len(vocabulary) - 1
+    if sorted(vocabulary.values()) != [*range(last + 1)]:
+        raise InputError(f"the ids of its tokens are not 0 to {last}, special tokens after them")
     tokens = [unspell(name) for name in sorted(vocabulary, key=vocabulary.__getitem__)]
     pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
     listed = [(unspell(first), unspell(second)) for first, second in pairs]
@@ -152,19 +151,13 @@ def _pattern_of(pre_tokenizer: dict[str, Any]) -> str:
 def to_json(tokens: list[bytes], pattern: str) -> dict[str, Any]:
     """The content of a `tokenizer.json` from which Hugging Face's libraries give the same ids."""
     split = {"type": "Split", "pattern": {"Regex": LIBRARY_PATTERNS[pattern]}, "behavior": "Isolated"}
-    flags = {"add_prefix_space": False, "trim_offsets": True}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     special = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {
         "version": "1.0",
         "added_tokens": [{"id": len(tokens), "content": END_OF_TEXT, **special, "special": True}],
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [
-                {**split, "invert": False},
-                {"type": "ByteLevel", **flags, "use_regex": False},
-            ],
-        },
-        "decoder": {"type": "ByteLevel", **flags, "use_regex": False},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{**split, "invert": False}, byte_level]},
+        "decoder": byte_level,
         "model": {
             "type": "BPE",
             "ignore_merges": True,  # a word that is a token is taken at once, as tiktoken does

@@ -59,7 +59,7 @@ def file_pieces(name: str, column: str, errors: str) -> Iterator[Piece]:
     if compression(name) == "zstd":
         from fsspec.compression import register_compression
 
-        register_compression("zstd", _zstd, "zst", force=True)
+        register_compression("zstd", lambda file, **_: io.BufferedReader(_Zstd(file)), "zst", force=True)
     with _named(name):
         if file_format(name) != "text":
             yield from cut(_file_rows(name, column, errors))
@@ -198,10 +198,6 @@ def _open(name: str) -> IO[bytes]:
 
     opened: IO[bytes] = fsspec.open(name, "rb", compression=compression(name)).open()
     return opened
-
-
-def _zstd(file: IO[bytes], mode: str = "rb", **_: Any) -> IO[bytes]:
-    return io.BufferedReader(_Zstd(file))
 
 
 class _Zstd(io.RawIOBase):

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from gpt.data.prepare import prepare
 from gpt.data.shards import META, SPLITS, Prepared
 from gpt.data.windows import Grid, make_batch
-from gpt.errors import InputError
 from gpt.files import atomic_write
 
 _COUNTED_TOKENS = 1 << 22
@@ -103,16 +102,14 @@ def draw_lengths(lengths: dict[str, NDArray[np.int64]], picture: str | os.PathLi
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    drawn = {split: values for split, values in lengths.items() if len(values)}
-    if not drawn:
-        raise InputError("there are no documents to draw")
-    every = np.concatenate(list(drawn.values()))
+    every = np.concatenate(list(lengths.values()))
     bins = np.geomspace(every.min(), every.max() + 1, 40).tolist()
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for (split, values), colour in zip(drawn.items(), ("#56B4E9", "#D55E00"), strict=False):
-        axes.hist(values, bins, color=colour, label=f"{split}: median {int(np.median(values)):,}")
+    for (split, values), colour in zip(lengths.items(), ("#56B4E9", "#D55E00"), strict=True):
+        if len(values):
+            axes.hist(values, bins, color=colour, label=f"{split}: median {int(np.median(values)):,}")
     axes.set(xscale="log", title="Length of documents", xlabel="tokens in a document", ylabel="documents")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
