@@ -4,7 +4,6 @@ Shards are plain little-endian integers, uint16 or uint32, one document after an
 `<|endoftext|>`. `meta.json` is written last: a folder without it is unfinished.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt.errors import InputError
+from gpt.files import file_sha256
 from gpt.tokenizer import Tokenizer
 
 META = "meta.json"

@@ -74,7 +74,8 @@ def complete(args: list[str]) -> Arguments:
         init_from = yaml.safe_load(found.options).get("model", {}).get("init_from")
         configs.insert(0, as_argument(saved))
         rest.append(f"--ckpt_path={found.path}")
-    recipe = shipped("configs") / ("finetune.yaml" if known["model.init_from"] is not None else "quick.yaml")
+    name = "quick.yaml" if known["model.init_from"] is None else "finetune.yaml"
+    recipe = shipped("configs") / (name if "model.lora.rank" not in given else "lora.yaml")
     if not configs and not help_only:
         configs = [str(recipe)]
     return Arguments(

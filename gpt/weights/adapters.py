@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA, Hu et al. 2021): a run's checkpoints hold them alone, and its folder the base once.
+"""Low-rank adapters (LoRA, Hu et al. 2021): checkpoints hold them alone, the run's folder the base once.
 
 Shapes: I inputs, O outputs, R rank.
 """
