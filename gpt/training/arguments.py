@@ -101,7 +101,14 @@ def _read_config(argument: str, given: set[str]) -> tuple[str, dict[str, Any]]:
     """A value of `--config`, with plain options in the place of a run's config.yaml, and its options."""
     path = Path(argument)
     if not path.is_file():
-        return argument, {}
+        recipes = {file.stem: file for file in shipped("configs").glob("*.yaml")}
+        if argument not in recipes:
+            if re.fullmatch(r"[\w./\\-]+", argument):  # not options as YAML
+                raise InputError(
+                    f"--config {argument}: no such file, nor one of {', '.join(sorted(recipes))}"
+                )
+            return argument, {}
+        argument = str(path := recipes[argument])
     try:
         text = path.read_text(encoding="utf-8")
         if (path.parent / "checkpoints").is_dir():  # a run's folder, which may come from elsewhere

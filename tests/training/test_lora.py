@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from tiny_runs import TEXT, result
 from torch import nn
 
 from gpt import GPT, GPTConfig
 from gpt.cli import main
 from gpt.errors import InputError
 from gpt.training.lora import LoRAConfig, add_adapters
+from gpt.training.module import LanguageModel
 from gpt.weights.adapters import merge
-from gpt.weights.load import load
+from gpt.weights.load import find, load
 from gpt.weights.read import read_weights
-from tests.training.tiny_runs import TEXT, result
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
 
@@ -120,7 +121,7 @@ def test_every_command_reads_adapters(weights, command, capsys):
     fit(*LORA, "--run", "a")
     assert main([*command]) == 0
     if command[0] == "export":
-        expected, exported = read_weights("runs/a"), read_weights("exported")
+        expected, exported = read_weights(find("runs/a")), read_weights("exported")
         for name, tensor in expected.weights.items():
             assert torch.equal(tensor, exported.weights[name])
 
@@ -147,13 +148,25 @@ def test_the_recipe_is_that_of_adapters(weights):
         ([*LORA, "--model.lora.rank", "-1"], "rank must be at least 0, got -1"),
         ([*LORA, "--model.lora.alpha", "0"], "alpha must be above 0, got 0"),
         ([*LORA, "--model.lora.dropout", "1"], r"dropout must be in \[0, 1\), got 1"),
-        ([*LORA, "--trainer.strategy", "fsdp2"], "fsdp2.*lora|lora.*fsdp2"),
     ],
 )
 def test_options_that_do_not_fit(weights, options, message, capsys):
     assert main([*FAST, *options, "--run", "a"]) == 2
     error = capsys.readouterr().err
     assert re.search(message, error) and "Traceback" not in error
+
+
+def test_sharding_is_refused(weights, monkeypatch):
+    module = LanguageModel(SHAPE, init_from="weights", lora=LoRAConfig(rank=2))
+    monkeypatch.setattr(LanguageModel, "device_mesh", {})
+    with pytest.raises(InputError, match="fsdp2 does not shard"):
+        module.configure_model()
+
+
+def test_a_checkpoint_of_another_rank(weights, capsys):
+    fit(*LORA, "--run", "a")
+    assert main(["fit", "--resume", "runs/a", "--model.lora.rank", "8", "--trainer.max_steps", "14"]) == 2
+    assert "has adapters of rank 4: give --model.lora.rank 4" in capsys.readouterr().err
 
 
 def test_a_checkpoint_without_its_base(weights, capsys, tmp_path):
