@@ -149,12 +149,10 @@ def _is_done(folder: Path, key: str, verify: bool) -> bool:
 def _check_vocabulary(folder: Path, wanted: Tokenizer | Learned) -> Path:
     """A prepared folder fits a vocabulary of its size, or the tokenizer that it was prepared with."""
     found = Prepared(folder).tokenizer
-    own = found.name == "own"
+    own, size = found.name == "own", wanted.n_vocab
     if isinstance(wanted, Learned):
-        size = wanted.size
         fits = own and size in (None, found.n_vocab) and wanted.pattern == found.pattern
     else:
-        size = wanted.n_vocab
         fits = found == wanted or (own and wanted.name == "gpt2" and found.n_vocab == size)
     if not fits:
         raise InputError(
