@@ -215,8 +215,7 @@ def _open_zstd(file: IO[bytes], **_: Any) -> io.BufferedReader:
 
 def file_format(name: str) -> str:
     """`text`, or the reader of `datasets` for the file's rows: `json`, `csv`, `parquet`."""
-    suffixes = ["", *_suffixes(name)]
-    suffix = suffixes[-2 if compression(name) else -1]
+    suffix = ["", *_suffixes(name)][-2 if compression(name) else -1]
     return next((kind for kind, endings in _ENDINGS.items() if suffix in endings), "text")
 
 

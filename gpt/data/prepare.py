@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +116,9 @@ def prepare_for(
                     with _full_disk(folder):
                         writer.add(block)
                     advance(sum(block.text_bytes.values()))
+            options_set = {name: value for name, value in asdict(source).items() if value}
             with _full_disk(folder):
-                writer.finish(val_fraction, {"corpus": corpus, **source.summary()})
+                writer.finish(val_fraction, {"corpus": corpus, **options_set})
     return folder
 
 
