@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from glob import glob
 from pathlib import Path
@@ -65,12 +64,8 @@ class Corpus:
 
     def stamps(self) -> list[tuple[int, ...]]:
         """Size, time of change and inode of each local file that is there: an edit changes them."""
-        found: list[tuple[int, ...]] = []
-        for name in self.files:
-            with suppress(OSError):
-                status = os.stat(name)
-                found.append((status.st_size, status.st_mtime_ns, status.st_ino))
-        return found
+        found = [os.stat(name) for name in self.files if os.path.exists(name)]
+        return [(status.st_size, status.st_mtime_ns, status.st_ino) for status in found]
 
     def size(self) -> int | None:
         """Bytes of UTF-8 text, for a progress bar; None if unknown before reading."""

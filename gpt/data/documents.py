@@ -59,7 +59,7 @@ def file_pieces(name: str, column: str, errors: str) -> Iterator[Piece]:
         register_compression("zstd", _open_zstd, "zst", force=True)
     with _named(name):
         is_text = file_format(name) == "text"
-        yield from _text_pieces(name, errors) if is_text else cut(_file_rows(name, column, errors))
+        yield from _document(_decoded(name, errors)) if is_text else cut(_file_rows(name, column, errors))
 
 
 def hub_rows(column: str, path: str, subset: str | None, **options: Any) -> Iterator[str]:
@@ -108,31 +108,34 @@ def join(rows: Iterable[str], starts: str) -> Iterator[str]:
 def cut(texts: Iterable[str]) -> Iterator[Piece]:
     """Documents cut into pieces."""
     for text in texts:
-        parts = list(split_at_words(text, LONGEST_PIECE)) or [""]
-        for number, part in enumerate(parts, start=1):
-            yield Piece(part, first=number == 1, last=number == len(parts))
+        yield from _document([text])
 
 
-def _text_pieces(name: str, errors: str) -> Iterator[Piece]:
-    """One document, read in blocks and cut where `split_at_words` would cut all of it."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors)
-    text, position, first = "", 0, True
+def _document(blocks: Iterable[str]) -> Iterator[Piece]:
+    """The pieces of one document that is read in blocks, cut where `split_at_words` would cut all of it."""
+    text, first = "", True
+    for block in blocks:
+        *complete, text = list(split_at_words(text + block, LONGEST_PIECE)) or [""]
+        for part in complete:
+            yield Piece(part, first, last=False)
+            first = False
+    yield Piece(text, first)
+
+
+def _decoded(name: str, errors: str) -> Iterator[str]:
+    """The blocks of a text file; an InputError names the first byte that is not UTF-8."""
+    decoder, position = codecs.getincrementaldecoder("utf-8")(errors), 0
     for block in chain(_blocks(name), [b""]):
         if not position:
             _check_text(block[:4096], name)
         position += len(block)
         try:
-            text += decoder.decode(block, final=not block)
+            yield decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
             raise InputError(
                 f"{name} is not UTF-8: byte {position - len(error.object) + error.start} cannot be decoded; "
                 "--errors replace (gpt fit: --data.errors replace) reads it with U+FFFD there"
             ) from error
-        *complete, text = list(split_at_words(text, LONGEST_PIECE)) or [""]
-        for part in complete:
-            yield Piece(part, first, last=False)
-            first = False
-    yield Piece(text, first)
 
 
 def _file_rows(name: str, column: str, errors: str) -> Iterator[str]:
@@ -155,7 +158,7 @@ def _file_rows(name: str, column: str, errors: str) -> Iterator[str]:
         raise
     except Exception:
         if errors == "strict" and decoded:  # raise the error that names the first byte which is not UTF-8
-            deque(_text_pieces(name, errors), maxlen=0)
+            deque(_decoded(name, errors), maxlen=0)
         raise
 
 
