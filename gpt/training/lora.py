@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
-from torch import Tensor, nn
+from torch import nn
 
 from gpt.errors import InputError
 from gpt.files import file_sha256
 from gpt.training.folder import RunFolder
-from gpt.weights.adapters import LAYERS, adapters_of, without_adapters
+from gpt.weights.adapters import LAYERS, AdapterPart, adapters_of, without_adapters
 from gpt.weights.pretrained import GPT
 
 
@@ -37,26 +37,27 @@ class LoRAConfig:
         if not 0 <= self.dropout < 1:
             raise InputError(f"dropout must be in [0, 1), got {self.dropout}")
 
-    @property
-    def scale(self) -> float:
-        """The factor of the adapters' output."""
-        return self.alpha / self.rank
 
+class AdaptersAlone(Callback):
+    """Keeps the fixed weights in the run's folder, once, and out of its checkpoints."""
 
-class Base(Callback):
-    """Writes the weights that the run's adapters change into its folder, before the first step."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self.run = folder
+    def __init__(self, folder: RunFolder, config: LoRAConfig) -> None:
+        self.run, self.config = folder, config
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Write them once; a resumed run began with them."""
+        """Write the fixed weights; a resumed run began with them."""
         folder: Path = self.run / "base"
         if trainer.is_global_zero and trainer.ckpt_path is None:
             weights = without_adapters(pl_module.model.state_dict())
             GPT.from_weights(pl_module.config, weights).save_pretrained(folder)
         trainer.strategy.barrier()
-        pl_module.base_sha256 = file_sha256(folder / "model.safetensors")
+        base = file_sha256(folder / "model.safetensors")
+        self._part = AdapterPart(rank=self.config.rank, scale=self.config.alpha / self.config.rank, base=base)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Leave the adapters alone in the checkpoint."""
+        checkpoint["adapters"] = self._part
+        checkpoint["state_dict"] = adapters_of(checkpoint["state_dict"])
 
 
 def add_adapters(model: nn.Module, config: LoRAConfig) -> None:
@@ -74,11 +75,3 @@ def add_adapters(model: nn.Module, config: LoRAConfig) -> None:
         ),
         model,
     )
-
-
-def check_adapters(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
-    """Raise InputError where a checkpoint's state dict has other adapters than the run's own."""
-    saved = {name: tuple(tensor.shape) for name, tensor in adapters_of(state).items()}
-    if saved != {name: tuple(tensor.shape) for name, tensor in adapters_of(own).items()}:
-        rank = next((min(shape) for shape in saved.values()), 0)
-        raise InputError(f"the checkpoint has adapters of rank {rank}: give --model.lora.rank {rank}")

@@ -20,6 +20,7 @@ _A, _B = ".lora_A.default.weight", ".lora_B.default.weight"  # as peft names the
 class AdapterPart(TypedDict):
     """What a checkpoint says of its adapters."""
 
+    rank: int
     scale: float  # of their output
     base: str  # the SHA-256 of the base's weights
 
@@ -48,7 +49,11 @@ def base_folder(checkpoint: Path, part: AdapterPart) -> Path:
 
 def with_base(checkpoint: Path, part: AdapterPart | None, state: Weights) -> Weights:
     """The weights of a checkpoint: `state`, or the base with the adapters in it; errors as `merge`."""
-    return merge(read_tensors(base_folder(checkpoint, part)), state, float(part["scale"])) if part else state
+    if not part:
+        return state
+    if any(min(tensor.shape, default=0) != part["rank"] for tensor in state.values()):
+        raise InputError(f"it has adapters that are not of rank {part['rank']}")
+    return merge(read_tensors(base_folder(checkpoint, part)), state, float(part["scale"]))
 
 
 def merge(base: Weights, adapters: Weights, scale: float) -> Weights:

@@ -26,7 +26,6 @@ class ModelPart(TypedDict):
     tokenizer: dict[str, Any]  # for `Tokenizer.from_dict`; older files lack it: theirs is GPT-2's
     bytes_per_token: float  # of the text trained on: far fewer on a text that the tokenizer does not suit
     skipped: int  # updates that were skipped because their loss or gradient was not finite
-    adapters: AdapterPart | None  # of a run that trains low-rank adapters: `state_dict` has them alone
 
 
 class RunPart(TypedDict):
@@ -64,6 +63,7 @@ class Checkpoint(TypedDict):
     loops: dict[str, Any]  # Lightning's counters, and the windows that the data loader has given out
     callbacks: dict[str, Any]  # the meter's counts, the lengths of metrics.csv and samples.txt, the best loss
     gpt: ModelPart
+    adapters: AdapterPart  # only of a run that trains low-rank adapters: `state_dict` has them alone
     run: RunPart
     processes: list[ProcessPart]
     step: StepPart
@@ -90,7 +90,7 @@ def check_shape(path: str | os.PathLike[str], config: GPTConfig) -> None:
     try:
         saved = load_pickle(Path(path), checksums=False)
         state = strip_prefixes(saved["state_dict"], "model.")
-        check_complete(config, with_base(Path(path), saved["gpt"].get("adapters"), state))
+        check_complete(config, with_base(Path(path), saved.get("adapters"), state))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
@@ -106,10 +106,16 @@ def read_model_part(path: str | os.PathLike[str]) -> ModelPart:
     return part  # type: ignore[return-value]  # older files lack some of the keys
 
 
-def base_of(path: str | os.PathLike[str]) -> str | None:
-    """The folder of the weights that a checkpoint's adapters change; None where it has all weights."""
-    part = read_model_part(path).get("adapters")
-    return str(base_folder(Path(path), part)) if part else None
+def base_of(path: str | os.PathLike[str], rank: int) -> str | None:
+    """The folder of the weights that a checkpoint's adapters change; None where it has all weights.
+
+    Raises:
+        InputError: the folder is missing or another's, or the adapters' rank is another.
+    """
+    part = load_pickle(Path(path), checksums=False).get("adapters", {"rank": 0})
+    if part["rank"] != rank:
+        raise InputError(f"{path} has adapters of rank {part['rank']}: give --model.lora.rank {part['rank']}")
+    return str(base_folder(Path(path), part)) if rank else None
 
 
 def checkpoints_of(run: Path, *, broken_first: bool = True) -> list[Path]:

@@ -94,7 +94,7 @@ def test_a_resumed_run_equals_one_that_was_not_interrupted(weights):
 def test_the_merged_model_is_the_one_that_was_trained(weights):
     """Validation of the run, with peft's layers, and evaluation of the merged weights agree."""
     fit(*LORA, "--run", "a")
-    part, state = saved("a")["gpt"], saved("a")["state_dict"]
+    part, state = saved("a")["adapters"], saved("a")["state_dict"]
     model = GPT.from_pretrained("runs/a/base")
     add_adapters(model, LoRAConfig(rank=4))
     model.load_state_dict({n.removeprefix("model."): t for n, t in state.items()}, strict=False)
@@ -103,7 +103,7 @@ def test_the_merged_model_is_the_one_that_was_trained(weights):
     with torch.no_grad():
         torch.testing.assert_close(model.eval()(tokens), merged(tokens), atol=1e-5, rtol=1e-5)
         assert not torch.allclose(merged(tokens), GPT.from_pretrained("runs/a/base")(tokens), atol=1e-2)
-    assert part["adapters"]["scale"] == 4.0
+    assert (part["rank"], part["scale"]) == (4, 4.0)
 
 
 @pytest.mark.parametrize(
