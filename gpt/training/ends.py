@@ -51,11 +51,10 @@ class Ends(Callback):
         """Turn epochs into steps, before the optimizer asks for them."""
         if self.max_steps > 0:
             self._limit, self.reason = self.max_steps, f"max_steps {self.max_steps}"
-        if self.max_epochs > 0:
-            epoch = _steps_per_epoch(trainer)
-            if self.max_epochs * epoch < self._limit:
-                self._limit = self.max_epochs * epoch
-                self.reason = f"max_epochs {self.max_epochs} of {epoch} steps"
+        epoch = _steps_per_epoch(trainer)
+        if 0 < self.max_epochs * epoch < self._limit:
+            self._limit = self.max_epochs * epoch
+            self.reason = f"max_epochs {self.max_epochs} of {epoch} steps"
         if self.done >= self._limit:
             raise NothingLeft(
                 f"all {self.done} steps are done ({self.reason}): ask for more with --trainer.max_steps"

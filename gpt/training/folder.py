@@ -52,23 +52,25 @@ class RunFolder(Callback):
         return self.path / name
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Reserve and lock the folder; one that another process uses or sees as another is an InputError."""
-        own = self.path
+        """Reserve and lock the folder; one that another process uses is an InputError.
+
+        So is a checkpoint that not all processes found, which each searches for by itself.
+        """
+        own, first = str(trainer.ckpt_path), trainer.strategy.broadcast(str(trainer.ckpt_path))
+        if own != first:
+            raise InputError(
+                f"process {trainer.global_rank} resumes {own}, process 0 {first}: "
+                "all processes need to see the same files"
+            )
         result: Any = None
         if trainer.is_global_zero:
             try:
                 result = self._open()
             except (InputError, OSError) as error:
                 result = error
-        path = trainer.strategy.broadcast(result)
+        self.path = path = trainer.strategy.broadcast(result)
         if isinstance(path, Exception):
             raise path
-        if own not in (None, path):
-            raise InputError(
-                f"process {trainer.global_rank} would write to {own}, process 0 writes to {path}: "
-                "all processes need to see the same files"
-            )
-        self.path = path
         set_root_folder(trainer, path)
 
     def _open(self) -> Path:

@@ -28,21 +28,20 @@ COLUMNS = (
 
 
 class GrowingText:
-    """A text file in the run's folder that grows; `write` replaces it atomically."""
+    """A text file in the run's folder that grows."""
 
     def __init__(self, folder: RunFolder, name: str) -> None:
-        self.folder, self.filename = folder, name
-        self.text = ""
+        self.folder, self.name, self.text = folder, name, ""
 
     def write(self) -> None:
-        """Write the file, unless it would be empty."""
+        """Replace the file, unless it would be empty."""
         if self.text:
-            with atomic_write(self.folder / self.filename) as file:
+            with atomic_write(self.folder / self.name) as file:
                 file.write(self.text)
 
     def cut(self, characters: int) -> None:
         """Continue after the first `characters` of the file, or from nothing if it is missing."""
-        path = self.folder / self.filename
+        path = self.folder / self.name
         self.text = path.read_text(encoding="utf-8")[:characters] if path.is_file() else ""
 
 
@@ -52,16 +51,11 @@ class MetricsCSV(Logger):
     Lightning's CSVLogger deletes the file of a resumed run.
     """
 
-    version = ""  # a run's folder is its only version
+    name = version = ""  # the run's folder has its name
 
     def __init__(self, folder: RunFolder) -> None:
         super().__init__()
         self.file = GrowingText(folder, "metrics.csv")
-
-    @property
-    def name(self) -> str:
-        """The run's name."""
-        return self.file.folder.name
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Nothing: the run's config.yaml has them."""

@@ -23,22 +23,17 @@ class Found:
 
     path: Path
     step: int
-    options: str
-    """YAML, not to be trusted."""
-    skipped: tuple[Path, ...] = ()
-    """Newer checkpoints that are broken."""
+    options: str  # YAML, not to be trusted
+    skipped: tuple[Path, ...] = ()  # newer checkpoints that are broken
 
 
 def find(resume: str, run: str | None = None) -> Found | None:
-    """The checkpoint to resume from.
+    """The checkpoint to resume from; InputError if there is none, or none is intact.
 
     Args:
         resume: a checkpoint, a run's folder, "auto" for the newest intact checkpoint of a run, or
             "auto_or_new", which gives None if that run has no checkpoint.
         run: the name of a run under `runs/`; None for the newest.
-
-    Raises:
-        InputError: there is no checkpoint, or none is intact.
     """
     if resume not in (AUTO, AUTO_OR_NEW):
         return _newest(Path(resume)) if Path(resume).is_dir() else _open(Path(resume))
@@ -86,15 +81,6 @@ class Resume(Callback):
         self._saved: dict[str, Any] | None = None  # the checkpoint's states, size of a step, and loops
         self._groups: list[dict[str, Any]] = []  # the optimizer's current options, once training begins
 
-    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Check that all processes, which search for the checkpoint separately, found the same one."""
-        first = trainer.strategy.broadcast(str(trainer.ckpt_path))
-        if str(trainer.ckpt_path) != first:
-            raise InputError(
-                f"process {trainer.global_rank} resumes {trainer.ckpt_path}, process 0 {first}: "
-                "all processes need to see the same files"
-            )
-
     def on_save_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
         """Add the states of all processes."""
         generators = random_state(trainer.strategy.root_device)
@@ -113,10 +99,8 @@ class Resume(Callback):
 
     def _convert_counts(self, trainer: Trainer) -> None:
         """Convert Lightning's batch counts if a step now takes other batches."""
-        if self._saved is None:
-            return
-        before, now = self._saved["step"], step_size(trainer)
-        if before == now:
+        now = step_size(trainer)
+        if self._saved is None or (before := self._saved["step"]) == now:
             return
         progress = self._saved["loops"]["fit_loop"]["epoch_loop.batch_progress"]
         for counts in (progress["total"], progress["current"]):
