@@ -47,8 +47,7 @@ class Ends(Callback):
         """Turn epochs into steps, before the optimizer asks for them."""
         if self.max_steps > 0:
             self._limit, self.reason = self.max_steps, f"max_steps {self.max_steps}"
-        epoch = _steps_per_epoch(trainer)
-        if 0 < self.max_epochs * epoch < self._limit:
+        if self.max_epochs > 0 and self.max_epochs * (epoch := _steps_per_epoch(trainer)) < self._limit:
             self._limit = self.max_epochs * epoch
             self.reason = f"max_epochs {self.max_epochs} of {epoch} steps"
         if self.done >= self._limit:

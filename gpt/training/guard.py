@@ -27,10 +27,9 @@ class Guard:
         self._losses = self._losses + loss
 
     def passes(self, trainer: Trainer, norm: Tensor) -> bool:
-        """Whether to make the update, given the norm of all gradients; the same on all processes.
+        """Whether to make the update, on all processes; InputError where no more may be skipped.
 
-        Raises:
-            InputError: the update is not finite, and the limit is reached.
+        `norm` is that of all gradients.
         """
         losses, self._losses = torch.as_tensor(self._losses, device=norm.device), 0.0
         scaled = getattr(trainer.precision_plugin, "scaler", None)  # it checks the gradients itself

@@ -1,6 +1,5 @@
 """The progress bar: loss, tokens per second and the time left; outside a terminal, an occasional line."""
 
-import sys
 import time
 from typing import Any
 
@@ -75,4 +74,3 @@ class RunProgress(ProgressBar):
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
-        sys.stderr.flush()

@@ -14,7 +14,7 @@ from gpt.errors import InputError
 from gpt.training.record import Meter
 from gpt.weights.checkpoint import RUNS, ProcessPart, StepPart, checkpoints_of, newest_run, read
 
-AUTO, AUTO_OR_NEW = "auto", "auto_or_new"
+AUTO_OR_NEW = "auto_or_new"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ def find(resume: str, run: str | None = None) -> Found | None:
             "auto_or_new", which gives None if that run has no checkpoint.
         run: the name of a run under `runs/`; None for the newest.
     """
-    if resume not in (AUTO, AUTO_OR_NEW):
+    if resume not in ("auto", AUTO_OR_NEW):
         return _newest(Path(resume)) if Path(resume).is_dir() else _open(Path(resume))
     if resume == AUTO_OR_NEW and run is None:
         raise InputError("--resume auto_or_new needs the name of the run: give it with --run")
@@ -47,12 +47,12 @@ def find(resume: str, run: str | None = None) -> Found | None:
 
 def _newest(folder: Path) -> Found:
     """The newest intact checkpoint of a run."""
-    broken: tuple[Path, ...] = ()
+    broken: list[Path] = []
     for path in checkpoints_of(folder):
         try:
-            return _open(path, skipped=broken)
+            return _open(path, skipped=tuple(broken))
         except InputError:
-            broken += (path,)
+            broken.append(path)
     if broken:
         names = ", ".join(file.name for file in broken)
         raise InputError(f"no intact checkpoint in {folder}, these are broken: {names}")
@@ -72,8 +72,7 @@ class Resume(Callback):
     """Restores the state of each process, and applies the optimizer's current options.
 
     Each process has its own random generators, so that dropout differs between them, and its own sum of
-    losses since the last row of metrics.csv. If a run resumes with more processes than it had, the additional
-    ones are seeded.
+    losses since the last row of metrics.csv. Processes that the run did not have are seeded.
     """
 
     def __init__(self, seed: int, meter: Meter) -> None:

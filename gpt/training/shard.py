@@ -58,10 +58,8 @@ class ShardedStrategy(ModelParallelStrategy):
 
 def _renamed(state: dict[str, Any], names: Mapping[Any, Any]) -> dict[str, Any]:
     """An optimizer's state dict with other names for its parameters."""
-    groups = [
-        {**group, "params": [names[name] for name in group["params"]]} for group in state["param_groups"]
-    ]
-    return {"state": {names[name]: value for name, value in state["state"].items()}, "param_groups": groups}
+    groups = [{**group, "params": [names[old] for old in group["params"]]} for group in state["param_groups"]]
+    return {"state": {names[old]: value for old, value in state["state"].items()}, "param_groups": groups}
 
 
 def shard(model: GPT, mesh: DeviceMesh) -> None:
