@@ -14,9 +14,8 @@ from typing import Any
 
 from gpt.data import builtin
 from gpt.data.documents import Piece, compression, cut, file_format, file_pieces, hub_rows, is_url, join
-from gpt.data.shards import file_sha256
 from gpt.errors import InputError
-from gpt.files import shipped
+from gpt.files import file_sha256, shipped
 from gpt.progress import notice
 
 _BUILTIN = {"python-docs": builtin.python_docs, "python-stdlib": builtin.python_stdlib}

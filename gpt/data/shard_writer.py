@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt.data.encode import Block
-from gpt.data.shards import FORMAT, INDEX_DTYPE, META, SPLITS, Segment, file_sha256, token_dtype
+from gpt.data.shards import FORMAT, INDEX_DTYPE, META, SPLITS, Segment, token_dtype
 from gpt.errors import InputError
-from gpt.files import write_json
+from gpt.files import file_sha256, write_json
 from gpt.tokenizer import Tokenizer
 
 PROGRESS = "progress.json"

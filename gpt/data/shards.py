@@ -4,7 +4,6 @@ Shards are plain little-endian integers, uint16 or uint32, one document after an
 `<|endoftext|>`. `meta.json` is written last: a folder without it is unfinished.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt.errors import InputError
+from gpt.files import file_sha256
 from gpt.tokenizer import Tokenizer
 
 META = "meta.json"
@@ -202,12 +202,3 @@ class Prepared:
             for path, found in zip(files, pool.map(file_sha256, files), strict=True):
                 if found != files[path]:
                     raise InputError(f"{path} was altered: its checksum differs; prepare it again")
-
-
-def file_sha256(path: str | os.PathLike[str]) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

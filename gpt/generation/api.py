@@ -31,8 +31,7 @@ def complete(
 ) -> list[list[Completion]]:
     """Decode requests together; return a list of completions, one for each sample, for each request.
 
-    Raises:
-        InputError: a token id outside the vocabulary, or logits that are not finite.
+    InputError for a token id outside the vocabulary, or logits that are not finite.
     """
     engine = Engine(for_decoding(model), vocab_size=vocab_size)
     completions = [[Completion(sample, []) for sample in engine.add(request)] for request in requests]
@@ -131,10 +130,7 @@ def stream_samples(
     A piece holds complete characters only and never the beginning of a stop string. All samples are decoded
     together, and any GPT is left unchanged. The prompt is not repeated; an empty one starts a new document.
     `<|endoftext|>` in it is plain text, with `allow_special` the end of a document. The same seed gives the
-    same text; None takes a random one.
-
-    Raises:
-        InputError: an argument is out of its range.
+    same text; None takes a random one. An argument out of its range raises InputError.
     """
     engine = Engine(for_decoding(model), tokenizer)
     request = Request(

@@ -128,12 +128,11 @@ def has_hooks(module: nn.Module) -> bool:
     return any(getattr(module, f"_{kind}") or getattr(every, f"_global_{kind}") for kind in kinds)
 
 
-def _is_plain(module: nn.Module | None, types: tuple[type[nn.Module], ...]) -> bool:
-    """Whether a module is exactly of one of the types, without hooks or replaced methods."""
-    if module is None:
+def _is_plain(module: Any, types: tuple[type[nn.Module], ...]) -> bool:
+    """Whether it is a module of exactly one of the types, without hooks or replaced methods."""
+    if type(module) not in types or has_hooks(module):
         return False
-    replaced = any(callable(getattr(type(module), name, None)) for name in vars(module))
-    return type(module) in types and not replaced and not has_hooks(module)
+    return not any(callable(getattr(type(module), name, None)) for name in vars(module))
 
 
 def _is_plain_linear(module: Any) -> TypeGuard[nn.Linear]:

@@ -30,11 +30,7 @@ from gpt.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A prompt and how to continue it.
-
-    Raises:
-        InputError: an empty prompt, or a number out of its range.
-    """
+    """A prompt and how to continue it; InputError for an empty prompt or a number out of its range."""
 
     tokens: Sequence[int]  # the prompt
     max_new_tokens: int  # each sample ends after this many tokens at the latest
@@ -63,7 +59,7 @@ class Sample:
     k: int  # which sample of the request's prompt it is
     tokens: list[int]  # the prompt, then the new tokens
     random: random.Random
-    text: TextStream | None = None
+    text: TextStream | None  # None without a tokenizer
     finished: str | None = None  # `stop`, `length`, `cancelled` or `error`; None while it runs
     start: int = 0  # the first token in the window
 
@@ -142,8 +138,7 @@ class Engine:
     def add(self, request: Request) -> list[Sample]:
         """Add a request; its samples get their tokens from the next steps.
 
-        Raises:
-            InputError: a token id outside the vocabulary, or an empty stop string.
+        InputError for a token id outside the vocabulary, or an empty stop string.
         """
         biased = [id_ for id_, _ in request.sampling.logit_bias]
         for ids, vocab_size in ((request.tokens, self.model.config.vocab_size), (biased, self.vocab_size)):
@@ -151,13 +146,10 @@ class Engine:
                 if not 0 <= id_ < vocab_size:
                     raise InputError(f"token id {id_} is outside the vocabulary of vocab_size {vocab_size}")
         seed = random.SystemRandom().getrandbits(64) if request.seed is None else request.seed
-        samples = [
-            Sample(request, k, list(request.tokens), random.Random(f"{seed}/{k}"))
-            for k in range(request.first_sample, request.first_sample + request.samples)
-        ]
-        if self.tokenizer:
-            for sample in samples:
-                sample.text = TextStream(self.tokenizer, request.stop)
+        samples = []
+        for k in range(request.first_sample, request.first_sample + request.samples):
+            text = TextStream(self.tokenizer, request.stop) if self.tokenizer else None
+            samples.append(Sample(request, k, list(request.tokens), random.Random(f"{seed}/{k}"), text))
         if request.max_new_tokens == 0 and not request.echo:
             for sample in samples:
                 sample.finished = "length"

@@ -26,11 +26,7 @@ _RANGES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How the next token is drawn. The settings apply in the order of the fields.
-
-    Raises:
-        InputError: a value out of its range.
-    """
+    """How the next token is drawn, in the order of the fields; InputError for a value out of its range."""
 
     repetition_penalty: float = 1.0  # lowers the logits of tokens that came before; 1 changes nothing
     presence_penalty: float = 0.0  # subtracted from the logits of tokens that were generated before
@@ -63,10 +59,7 @@ def sample_tokens(
 
     Row k depends only on its own logits, on `seen[k]` (the tokens before it, of which the first
     `prompt_lengths[k]` were not generated) and on `numbers[k]` (uniform in [0, 1)), so it does not matter
-    which rows are drawn together.
-
-    Raises:
-        InputError: the logits are not finite.
+    which rows are drawn together. Logits that are not finite raise InputError.
     """
     logits = penalize(logits, sampling, seen, prompt_lengths or [0] * len(seen))
     if sampling.temperature == 0:

@@ -11,15 +11,8 @@ class TextStream:
     """Turns the ids of one text into pieces of it as they come.
 
     Bytes wait until they are a complete UTF-8 character, and text waits while it may be the beginning of a
-    stop string, so a piece never has to be taken back. `stopped` is true after a stop string; the text ends
-    before it.
-
-    Args:
-        tokenizer: the model's.
-        stop: strings at which the text ends; they may span tokens.
-
-    Raises:
-        InputError: an empty stop string.
+    string of `stop`, so a piece never has to be taken back. Such strings may span tokens; an empty one raises
+    InputError. The text ends before the first of them, and `stopped` is true then.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:

@@ -22,7 +22,7 @@ from gpt.generation import Request as EngineRequest
 from gpt.generation import Token
 from gpt.model import GPT
 from gpt.serve.engine_thread import EngineThread
-from gpt.serve.errors import ApiError, ClientDisconnected, TimedOut, api_error
+from gpt.serve.errors import body_too_large, error_body, error_reply
 from gpt.serve.limits import Limits
 from gpt.serve.metrics import Metrics
 from gpt.serve.middleware import Guard
@@ -76,9 +76,9 @@ def create_app(
     app.add_api_route("/v1/chat/completions", service.chat, methods=["POST"])
     app.add_api_route("/v1/completions", service.completions, methods=["POST"], response_model=None)
     app.add_api_route("/attention", service.attention, methods=["POST"])
-    for kind in (ApiError, InputError, HTTPException, Exception):
+    for kind in (InputError, HTTPException, Exception):
         app.add_exception_handler(kind, service.error)
-    app.add_middleware(Guard, limits=limits, api_key=api_key)
+    app.add_middleware(Guard, body_bytes=limits.body_bytes, api_key=api_key)
     app.state.engine = engine
     return app
 
@@ -123,7 +123,7 @@ class _Service:
 
     async def attention(self, request: Request) -> dict[str, Any]:
         started = time.perf_counter()
-        form = await _read(request, AttentionRequest)
+        form = await self.read(request, AttentionRequest)
         tokens = self.tokenizer.encode(form.prompt) + form.tokens
         self.tokenizer.decode_bytes(tokens)  # raises for an id outside the vocabulary
         tokens = tokens[-min(self.limits.attention_tokens, self.engine.model.config.context_length) :]
@@ -144,7 +144,7 @@ class _Service:
 
     async def completions(self, request: Request) -> Response:
         started = time.perf_counter()
-        form = await _read(request, CompletionRequest)
+        form = await self.read(request, CompletionRequest)
         await self.model(self.name if form.model is None else form.model)
         # Long texts take a while to encode, which must not hold up the event loop.
         requests = await asyncio.to_thread(form.requests, self.tokenizer, self.limits)
@@ -153,6 +153,20 @@ class _Service:
             return _EventStream(answer.events(), media_type="text/event-stream")
         return JSONResponse(await answer.complete())
 
+    async def read(self, request: Request, form: type[Form]) -> Form:
+        """Parse a body of the type JSON, which pages of other sites cannot send without permission."""
+        if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
+            raise HTTPException(415, "expected content-type application/json")
+        try:
+            body = await asyncio.wait_for(_body(request, self.limits.body_bytes), self.limits.read_seconds)
+            return form.model_validate_json(body)
+        except asyncio.TimeoutError:  # not the built-in one before Python 3.11
+            raise HTTPException(408, "the body did not arrive in time") from None
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise InputError(f"{where or 'the body'}: {first['msg']}") from None
+
     async def wait(self, result: Coroutine[Any, Any, Result], request: Request, started: float) -> Result:
         """Wait for a result while the client is connected and in time."""
         task = asyncio.create_task(result)
@@ -160,21 +174,18 @@ class _Service:
             while not task.done():
                 await asyncio.wait([task], timeout=_POLL)
                 if time.perf_counter() > started + self.limits.seconds:
-                    raise TimedOut(self.limits.seconds)
+                    raise HTTPException(504, f"the request took more than {self.limits.seconds} s")
                 if await request.is_disconnected():
-                    raise ClientDisconnected
+                    raise HTTPException(499, "the client disconnected")
             return task.result()
         finally:
             task.cancel()
 
     async def error(self, _: Request, error: Exception) -> JSONResponse:
         """Turn any exception into an error in the OpenAI form."""
-        answer = api_error(error)
-        self.metrics.requests[answer.status] += 1
-        # After 408 and 413 the rest of the body is not read, so the connection cannot be used again.
-        close = {"connection": "close"}
-        headers = {503: {"retry-after": "1"}, 408: close, 413: close}.get(answer.status)
-        return JSONResponse(answer.body(), answer.status, headers)
+        reply = error_reply(error)
+        self.metrics.requests[reply.status_code] += 1
+        return reply
 
 
 class _EventStream(StreamingResponse):
@@ -227,10 +238,8 @@ class _Answer:
             if (self.form.stream_options or {}).get("include_usage"):
                 yield _event({**self.head, "choices": [], "usage": self._usage()})
             yield "data: [DONE]\n\n"
-        except ClientDisconnected:
-            return
-        except (ApiError, InputError) as error:  # the status is already sent, so the error is an event
-            yield _event(api_error(error).body())
+        except (HTTPException, InputError) as error:  # the status is already sent, so the error is an event
+            yield _event(error_body(error)[0])
 
     async def _tokens(self) -> AsyncIterator[tuple[int, Token]]:
         """Yield each token with the index of its choice, then update the metrics."""
@@ -248,8 +257,8 @@ class _Answer:
                     self.new_tokens += 1
                 yield index, token
             status = 200
-        except (ApiError, InputError) as error:
-            status = api_error(error).status
+        except (HTTPException, InputError) as error:
+            _, status = error_body(error)
             raise
         finally:
             self.service.engine.cancel(self.handle)
@@ -276,16 +285,14 @@ class _Answer:
         }
 
 
-async def _read(request: Request, form: type[Form]) -> Form:
-    """Parse the body. Its type must be JSON, which pages of other sites cannot send without permission."""
-    if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
-        raise HTTPException(415, "expected content-type application/json")
-    try:
-        return form.model_validate_json(await request.body())
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"{where or 'the body'}: {first['msg']}") from None
+async def _body(request: Request, most: int) -> bytes:
+    """The body, of at most so many bytes; a chunked one declares no length."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > most:
+            raise body_too_large(most)
+    return bytes(body)
 
 
 def _event(value: dict[str, Any]) -> str:

@@ -16,10 +16,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from starlette.exceptions import HTTPException
+
 from gpt.errors import InputError
 from gpt.generation import Engine, Request, Sample, Token, for_decoding
 from gpt.model import GPT
-from gpt.serve.errors import ApiError, Busy
+from gpt.serve.errors import server_failed
 from gpt.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
@@ -134,7 +136,7 @@ class EngineThread:
                 _log.exception("the decoding thread cannot be restarted")
 
     def submit(self, requests: Sequence[Request]) -> Handle:
-        """Start requests, or raise Busy."""
+        """Start requests; HTTPException 503 where too many are open."""
         self._check_queue()
         handle = Handle(requests)
         if handle.running:
@@ -147,10 +149,7 @@ class EngineThread:
         self._orders.put(lambda: self._cancel(handle))
 
     async def call(self, function: Callable[[], Result]) -> Result:
-        """Run a function of the model in the engine's thread, or raise Busy.
-
-        It is not started after a cancellation.
-        """
+        """Run a function of the model in the engine's thread, unless it is cancelled; errors as `submit`."""
         self._check_queue()
         future: Future[Result] = Future()
         self._calls.append((function, future))
@@ -159,7 +158,7 @@ class EngineThread:
 
     def _check_queue(self) -> None:
         if self.open >= self.max_open:
-            raise Busy
+            raise HTTPException(503, "too many requests are waiting, try again later")
 
     def _new_thread(self) -> threading.Thread:
         return threading.Thread(target=self._run, name="decoding", daemon=True)
@@ -203,7 +202,7 @@ class EngineThread:
             _log.error("a sample failed: %r", error, exc_info=error)
             if sample in self._owners:  # not if another sample of its handle failed too
                 handle, _ = self._owners[sample]
-                handle.put(ApiError())
+                handle.put(server_failed())
                 self._cancel(handle)
 
     def _add(self, handle: Handle) -> None:
@@ -214,7 +213,7 @@ class EngineThread:
         except Exception as error:
             if not isinstance(error, InputError):
                 _log.error("a request failed: %r", error, exc_info=error)
-            handle.put(error if isinstance(error, InputError) else ApiError())
+            handle.put(error if isinstance(error, InputError) else server_failed())
             self._cancel(handle)
 
     def _cancel(self, handle: Handle) -> None:
@@ -230,5 +229,5 @@ class EngineThread:
         self._open.difference_update(handles)
         self._owners.clear()
         for handle in handles:
-            handle.put(ApiError())
+            handle.put(server_failed())
         self._engine = self._new_engine()

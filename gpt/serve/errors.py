@@ -2,69 +2,47 @@
 
 from typing import Any
 
+from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from gpt.errors import InputError
 
-
-class ApiError(Exception):
-    """An error with its HTTP status, its code and a message for the client."""
-
-    status, code, message = 500, "internal_error", "the server failed"
-
-    def body(self) -> dict[str, Any]:
-        """The JSON body."""
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        return {"error": {"message": self.message, "type": kind, "param": None, "code": self.code}}
-
-
-class InvalidKey(ApiError):
-    """The `Authorization` header does not carry the key."""
-
-    status, code, message = 401, "invalid_api_key", "the API key is missing or wrong"
+_CODES = {
+    400: "invalid_value",
+    401: "invalid_api_key",
+    408: "request_timeout",
+    413: "request_too_large",
+    499: "client_disconnected",
+    500: "internal_error",
+    503: "busy",
+    504: "timeout",
+}
+# After 408 and 413 the rest of the body is not read, so the connection cannot be used again.
+_HEADERS = {503: {"retry-after": "1"}, 408: {"connection": "close"}, 413: {"connection": "close"}}
 
 
-class BodyTooLarge(ApiError):
-    """The body is over the limit."""
-
-    status, code = 413, "request_too_large"
-
-    def __init__(self, most: int) -> None:
-        self.message = f"the body is over {most} bytes"
+def server_failed() -> HTTPException:
+    """What a client learns of an error of the server's own."""
+    return HTTPException(500, "the server failed")
 
 
-class ClientDisconnected(ApiError):
-    """The client closed the connection; it does not get this answer."""
-
-    status, code, message = 499, "client_disconnected", "the client disconnected"
-
-
-class BodyTimedOut(ApiError):
-    """The client sends its body too slowly."""
-
-    status, code, message = 408, "request_timeout", "the body did not arrive in time"
+def body_too_large(most: int) -> HTTPException:
+    """The body has more bytes than `most`."""
+    return HTTPException(413, f"the body is over {most} bytes")
 
 
-class Busy(ApiError):
-    """The queue is full."""
-
-    status, code, message = 503, "busy", "too many requests are waiting, try again later"
-
-
-class TimedOut(ApiError):
-    """The time limit of the request is over."""
-
-    status, code = 504, "timeout"
-
-    def __init__(self, seconds: int) -> None:
-        self.message = f"the request took more than {seconds} s"
-
-
-def api_error(error: Exception) -> ApiError:
-    """The error for the client; internals and tracebacks are not shown."""
-    answer = error if isinstance(error, ApiError) else ApiError()
+def error_body(error: Exception) -> tuple[dict[str, Any], int]:
+    """The JSON body and the status of any exception; internals and tracebacks are not shown."""
     if isinstance(error, InputError):
-        answer.status, answer.code, answer.message = 400, "invalid_value", " ".join(str(error).split())
-    if isinstance(error, HTTPException):
-        answer.status, answer.code, answer.message = error.status_code, "http_error", error.detail
-    return answer
+        error = HTTPException(400, " ".join(str(error).split()))
+    shown = error if isinstance(error, HTTPException) else server_failed()
+    kind = "server_error" if shown.status_code >= 500 else "invalid_request_error"
+    code = _CODES.get(shown.status_code, "http_error")
+    content = {"message": shown.detail, "type": kind, "param": None, "code": code}
+    return {"error": content}, shown.status_code
+
+
+def error_reply(error: Exception) -> JSONResponse:
+    """The HTTP response to any exception."""
+    body, status = error_body(error)
+    return JSONResponse(body, status, _HEADERS.get(status))

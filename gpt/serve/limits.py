@@ -7,11 +7,7 @@ from gpt.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The largest values that are accepted.
-
-    Raises:
-        InputError: a limit below one.
-    """
+    """The largest values that are accepted; InputError for a limit below one."""
 
     body_bytes: int = 1 << 20  # of a request
     prompt_tokens: int = 8192  # the model sees those at the end that fit its context

@@ -37,14 +37,9 @@ class Metrics:
 
     def text(self, running: int, open_: int) -> str:
         """The page."""
-        by_status = {f'{{status="{status}"}}': count for status, count in sorted(self.requests.items())}
+        statuses = {f'{{status="{status}"}}': count for status, count in sorted(self.requests.items())}
         metrics: tuple[tuple[str, str, str, Mapping[str, float]], ...] = (
-            (
-                "requests_total",
-                "counter",
-                "Requests by HTTP status; 499: the client disconnected.",
-                by_status,
-            ),
+            ("requests_total", "counter", "Requests by HTTP status; 499: the client disconnected.", statuses),
             ("prompt_tokens_total", "counter", "Prompt tokens received.", {"": self.prompt_tokens}),
             ("generated_tokens_total", "counter", "Tokens generated.", {"": self.generated_tokens}),
             ("running_samples", "gauge", "Completions that are decoded now.", {"": running}),

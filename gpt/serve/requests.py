@@ -76,8 +76,7 @@ class CompletionRequest(_Form):
     def requests(self, tokenizer: Tokenizer, limits: Limits) -> list[Request]:
         """The engine's requests, one for each prompt.
 
-        Raises:
-            InputError: more than a limit allows, an empty stop string, or an id outside the vocabulary.
+        InputError for more than a limit allows, an empty stop string, or an id outside the vocabulary.
         """
         n, max_tokens = self.n or 1, 16 if self.max_tokens is None else self.max_tokens
         if self.best_of not in (None, n):

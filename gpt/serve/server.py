@@ -16,11 +16,18 @@ _LEAST_READ = 1 << 14
 def new_server(app: ASGIApp, limits: Limits, **options: Any) -> uvicorn.Server:
     """A server of the application; `options` are those of `uvicorn.Config`."""
     protocol = type("Protocol", (_TimedProtocol,), {"limits": limits})
-    defaults = {"log_level": "warning", "timeout_graceful_shutdown": 5}
-    config = uvicorn.Config(
-        app, http=protocol, limit_concurrency=limits.connections, **{**defaults, **options}
-    )
-    return uvicorn.Server(config)
+    options = {"log_level": "warning", "timeout_graceful_shutdown": 5, **options}
+    return uvicorn.Server(uvicorn.Config(app, http=protocol, limit_concurrency=limits.connections, **options))
+
+
+def _then_watch(event: str) -> Any:
+    """The protocol's handler of an event, after which the server may wait for the client or no longer."""
+
+    def handle(self: "_TimedProtocol", *arguments: Any) -> None:
+        getattr(H11Protocol, event)(self, *arguments)
+        self._watch()
+
+    return handle
 
 
 class _TimedProtocol(H11Protocol):
@@ -30,25 +37,11 @@ class _TimedProtocol(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
     _unsent = 0
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._watch()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._watch()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._watch()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._watch()
+    connection_made = _then_watch("connection_made")
+    data_received = _then_watch("data_received")
+    on_response_complete = _then_watch("on_response_complete")
+    pause_writing = _then_watch("pause_writing")
+    resume_writing = _then_watch("resume_writing")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel()

@@ -74,7 +74,8 @@ def complete(args: list[str]) -> Arguments:
         init_from = yaml.safe_load(found.options).get("model", {}).get("init_from")
         configs.insert(0, as_argument(saved))
         rest.append(f"--ckpt_path={found.path}")
-    recipe = shipped("configs") / ("finetune.yaml" if known["model.init_from"] is not None else "quick.yaml")
+    name = "quick.yaml" if known["model.init_from"] is None else "finetune.yaml"
+    recipe = shipped("configs") / (name if "model.lora.rank" not in given else "lora.yaml")
     if not configs and not help_only:
         configs = [str(recipe)]
     return Arguments(
@@ -100,7 +101,14 @@ def _read_config(argument: str, given: set[str]) -> tuple[str, dict[str, Any]]:
     """A value of `--config`, with plain options in the place of a run's config.yaml, and its options."""
     path = Path(argument)
     if not path.is_file():
-        return argument, {}
+        recipes = {file.stem: file for file in shipped("configs").glob("*.yaml")}
+        if argument not in recipes:
+            if re.fullmatch(r"[\w./\\-]+", argument):  # not options as YAML
+                raise InputError(
+                    f"--config {argument}: no such file, nor one of {', '.join(sorted(recipes))}"
+                )
+            return argument, {}
+        argument = str(path := recipes[argument])
     try:
         text = path.read_text(encoding="utf-8")
         if (path.parent / "checkpoints").is_dir():  # a run's folder, which may come from elsewhere

@@ -19,6 +19,7 @@ from gpt.training.device import allow_tf32, default_precision, keep_freed_memory
 from gpt.training.ends import Ends, NothingLeft, StopEarly
 from gpt.training.folder import RunFolder, folder_of_checkpoint, folder_to_restart
 from gpt.training.lightning_private import CommandLine, silence_warnings
+from gpt.training.lora import Base
 from gpt.training.micro_batch import FitMicroBatch, is_out_of_memory
 from gpt.training.module import LanguageModel
 from gpt.training.output import output_may_end, report
@@ -32,7 +33,7 @@ from gpt.training.shard import ShardedStrategy
 from gpt.training.signals import Stopped, StopRequest
 from gpt.training.trainer_options import check_trainer_options
 from gpt.training.vocabulary import choose_vocabulary
-from gpt.weights.checkpoint import RUNS, check_shape
+from gpt.weights.checkpoint import RUNS, base_of, check_shape
 
 
 class TrainingCLI(CommandLine):
@@ -104,6 +105,7 @@ class TrainingCLI(CommandLine):
         self.inherited = choose_vocabulary(options)
         if options.get("ckpt_path"):
             check_shape(options.ckpt_path, GPTConfig.from_dict(options.model.config.as_dict()))
+            options.model.init_from = base_of(options.ckpt_path)  # of a run with adapters
         if trainer.precision is None:
             trainer.precision = default_precision(trainer.accelerator)
         interval, batches = trainer.val_check_interval, trainer.accumulate_grad_batches
@@ -163,6 +165,7 @@ class TrainingCLI(CommandLine):
             Resume(options.seed_everything, self.meter),
             stop,
             self.meter,
+            *([Base(folder)] if options.model.lora.rank else []),
             *([TensorBoard(folder, done or None)] if self.trainer_option("logger") is not False else []),
             samples,
             *([RunProgress(self.meter, samples)] if plain.enable_progress_bar is not False else []),

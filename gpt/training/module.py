@@ -19,14 +19,16 @@ from gpt.data.windows import IGNORE_INDEX
 from gpt.errors import InputError
 from gpt.training.compilation import compile_blocks, should_compile
 from gpt.training.guard import Guard
+from gpt.training.lora import LoRAConfig, add_adapters, check_adapters
 from gpt.training.loss import linear_cross_entropy
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.schedule import learning_rate_factor
 from gpt.training.shard import is_sharded, shard
+from gpt.weights.adapters import adapters_of
 from gpt.weights.load import start_from
 from gpt.weights.pretrained import GPT
 
-_DEFAULT_RECIPE = OptimizerConfig()
+_DEFAULT_RECIPE, _NO_ADAPTERS = OptimizerConfig(), LoRAConfig()
 
 
 class LanguageModel(LightningModule):
@@ -42,6 +44,7 @@ class LanguageModel(LightningModule):
         skip_nonfinite: updates to skip, because their loss or gradient is not finite, before the run stops.
         init_from: weights to start from, in any form that `gpt import` reads, or a run. They decide the
             shape; of `config` only dropout and context_length count, and a shorter context crops positions.
+        lora: low-rank adapters, which alone are trained and saved.
     """
 
     def __init__(
@@ -53,10 +56,17 @@ class LanguageModel(LightningModule):
         checkpoint_activations: bool = False,
         skip_nonfinite: int = 0,
         init_from: str | None = None,
+        lora: LoRAConfig = _NO_ADAPTERS,
     ) -> None:
         super().__init__()
         self.optimizer_config, self.loss_chunk, self.compile_blocks = optimizer, loss_chunk, compile
+        if lora.rank and init_from is None:
+            raise InputError("model.lora.rank needs weights to adapt: give --model.init_from")
         self.model = GPT(config) if init_from is None else start_from(init_from, config)
+        self.lora, self.base_sha256 = lora, ""  # of the weights that the adapters change, set by `gpt fit`
+        if lora.rank:
+            add_adapters(self.model, lora)
+            self.strict_loading = False  # checkpoints hold the adapters alone
         self.model.checkpoint_activations = checkpoint_activations
         self.guard = Guard(skip_nonfinite)
         self.config = self.model.config
@@ -121,6 +131,8 @@ class LanguageModel(LightningModule):
     def configure_model(self) -> None:
         """Shard the model under a strategy that does; Muon, which needs whole matrices, is an InputError."""
         if self.device_mesh is not None:
+            if self.lora.rank:
+                raise InputError("fsdp2 does not shard lora's adapters: leave --trainer.strategy fsdp2 out")
             if self.optimizer_config.name == "muon":
                 raise InputError("muon needs whole matrices: give --model.optimizer.name adamw with fsdp2")
             shard(self.model, self.device_mesh["data_parallel"])
@@ -190,7 +202,11 @@ class LanguageModel(LightningModule):
         data: Any = getattr(self.trainer, "datamodule", None)
         if hasattr(data, "prepared"):
             part.update(tokenizer=data.tokenizer.to_dict(), bytes_per_token=data.bytes_per_token)
+        if self.lora.rank:
+            part["adapters"] = {"scale": self.lora.scale, "base": self.base_sha256}
+            checkpoint["state_dict"] = adapters_of(checkpoint["state_dict"])
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the count of skipped updates."""
         self.guard.skipped = checkpoint["gpt"].get("skipped", 0)
+        check_adapters(checkpoint["state_dict"], self.state_dict())

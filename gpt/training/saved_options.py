@@ -16,7 +16,7 @@ from gpt.errors import InputError
 OLD_NAMES = {"model.config.tied_head": "model.config.tie_embeddings"}
 """Names that options have in older runs and command lines."""
 
-_GROUPS = ("model", "model.config", "model.optimizer", "data", "trainer")
+_GROUPS = ("model", "model.config", "model.optimizer", "model.lora", "data", "trainer")
 _UNGROUPED = (
     *("seed_everything", "run", "checkpoint_every", "keep_checkpoints", "log_every", "early_stopping"),
     "profile",

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gpt.config import GPTConfig
 from gpt.errors import InputError
+from gpt.weights.adapters import AdapterPart, base_folder, with_base
 from gpt.weights.formats.table import check_complete
 from gpt.weights.tensors import load_pickle, strip_prefixes
 
@@ -25,6 +26,7 @@ class ModelPart(TypedDict):
     tokenizer: dict[str, Any]  # for `Tokenizer.from_dict`; older files lack it: theirs is GPT-2's
     bytes_per_token: float  # of the text trained on: far fewer on a text that the tokenizer does not suit
     skipped: int  # updates that were skipped because their loss or gradient was not finite
+    adapters: AdapterPart | None  # of a run that trains low-rank adapters: `state_dict` has them alone
 
 
 class RunPart(TypedDict):
@@ -87,7 +89,8 @@ def check_shape(path: str | os.PathLike[str], config: GPTConfig) -> None:
     """Check that a checkpoint's tensors have the shapes of `config`, without memory; errors as `to_gpt`."""
     try:
         saved = load_pickle(Path(path), checksums=False)
-        check_complete(config, strip_prefixes(saved["state_dict"], "model."))
+        state = strip_prefixes(saved["state_dict"], "model.")
+        check_complete(config, with_base(Path(path), saved["gpt"].get("adapters"), state))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
@@ -101,6 +104,12 @@ def read_model_part(path: str | os.PathLike[str]) -> ModelPart:
     if not isinstance(part, dict):
         raise InputError(f"{path} is not a checkpoint written by 'gpt fit'")
     return part  # type: ignore[return-value]  # older files lack some of the keys
+
+
+def base_of(path: str | os.PathLike[str]) -> str | None:
+    """The folder of the weights that a checkpoint's adapters change; None where it has all weights."""
+    part = read_model_part(path).get("adapters")
+    return str(base_folder(Path(path), part)) if part else None
 
 
 def checkpoints_of(run: Path, *, broken_first: bool = True) -> list[Path]:

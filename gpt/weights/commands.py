@@ -9,7 +9,6 @@ from gpt.errors import InputError
 from gpt.files import check_free
 from gpt.tokenizer import Tokenizer
 from gpt.weights.formats import book, gguf, hf, nanogpt
-from gpt.weights.formats.hf_tokenizer import write_tokenizer
 from gpt.weights.formats.table import Weights
 from gpt.weights.load import find
 from gpt.weights.pretrained import GPT
@@ -42,7 +41,7 @@ def import_weights(
     model = GPT.from_weights(*crop(found.config, found.weights, vocab_size=found.vocab_size))
     model.save_pretrained(output)
     if found.own_tokenizer:
-        write_tokenizer(found.own_tokenizer, output, model.config.context_length)
+        hf.write_tokenizer(found.own_tokenizer, output, model.config.context_length)
     print(f"{output}/ holds {model.num_parameters():,} weights, read from the format {found.format}")
     print(f"next: gpt generate --checkpoint {output} --prompt 'The '")
     print(f"or:   gpt fit --model.init_from {output} --data.corpus my.txt")
@@ -84,5 +83,5 @@ def write_export(
         gguf.write(config, weights, folder, own or Tokenizer(vocab_size=config.vocab_size))
         return
     if own or format == "hf":
-        write_tokenizer(own or Tokenizer(vocab_size=config.vocab_size), folder, config.context_length)
+        hf.write_tokenizer(own or Tokenizer(vocab_size=config.vocab_size), folder, config.context_length)
     _WRITERS[format](config, weights, folder)

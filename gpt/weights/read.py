@@ -9,6 +9,7 @@ from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.tokenizer import Tokenizer
 from gpt.vocabulary import read_table
+from gpt.weights.adapters import with_base
 from gpt.weights.formats import book, hf, nanogpt
 from gpt.weights.formats.table import Weights
 from gpt.weights.hub import locate
@@ -105,7 +106,8 @@ def _read_file(path: Path, num_heads: int | None) -> Found:
     if not isinstance(saved, dict):
         raise InputError(f"expected a dictionary of tensors, got {type(saved).__name__}")
     if "gpt" in saved and "state_dict" in saved:
-        part, weights = saved["gpt"], strip_prefixes(saved["state_dict"], "model.")
+        part, state = saved["gpt"], strip_prefixes(saved["state_dict"], "model.")
+        weights = with_base(path, part.get("adapters"), state)
         own = _own(Tokenizer.from_dict(part["tokenizer"])) if part.get("tokenizer") else None
         config = GPTConfig.from_dict(part["config"])
         return Found("gpt", config, weights, own, part.get("bytes_per_token"))

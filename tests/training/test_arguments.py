@@ -10,8 +10,10 @@ import yaml
 from tiny_runs import TINY, fit, result
 
 from gpt.cli import main
+from gpt.training import arguments
 from gpt.weights.checkpoint import read
 
+ROOT = Path(__file__).parents[2]
 FEW = ["--model.optimizer.name", "adamw", "--trainer.max_steps", "2", "--trainer.val_check_interval", "4"]
 
 
@@ -85,3 +87,26 @@ def test_a_reader_that_leaves_does_not_end_the_run(workplace):
     process.stdout.close()
     assert process.wait(timeout=120) == 0
     assert read("runs/r/checkpoints/last.ckpt")["global_step"] == 2
+
+
+def test_a_shipped_config_is_named_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "--config", "tinyshakespeare", "--data.corpus", "missing.txt"]) == 2
+    complete = arguments.complete(["fit", "--config", "tinyshakespeare"]).args
+    assert complete == ["fit", f"--config={ROOT / 'configs' / 'tinyshakespeare.yaml'}"]
+    (tmp_path / "tinyshakespeare").write_text("run: mine\n", encoding="utf-8")  # a file comes first
+    assert arguments.complete(["fit", "--config", "tinyshakespeare"]).args[1] == "--config=tinyshakespeare"
+
+
+@pytest.mark.parametrize("name", ["tinyshakespear", "mine.yaml", "configs/mine.yml", "../quick"])
+def test_a_config_that_is_not_there(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "--config", name]) == 2
+    error = capsys.readouterr().err
+    assert f"--config {name}: no such file, nor one of" in error and "quick, sweep, tinyshakespeare" in error
+
+
+def test_options_may_be_given_as_yaml(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = "{trainer: {max_steps: 3}}"
+    assert arguments.complete(["fit", "--config", text]).args == ["fit", f"--config={text}"]

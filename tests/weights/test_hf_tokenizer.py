@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gpt import Tokenizer
 from gpt.vocabulary import byte_letters, merges
-from gpt.weights.formats.hf_tokenizer import write_tokenizer
+from gpt.weights.formats.hf import write_tokenizer
 
 SIZES = (257, 300, 2048, 50257)
 TEXTS = [

@@ -54,7 +54,8 @@ class OptimizerConfig:
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """The optimizer of a GPT's weights, with float32 masters where the weights are bfloat16."""
-    named: dict[str, Tensor] = dict(model.named_parameters())  # a tied head counts once
+    # A tied head counts once; with adapters, the other weights are fixed.
+    named: dict[str, Tensor] = {name: w for name, w in model.named_parameters() if w.requires_grad}
     if any(weight.dtype == torch.bfloat16 for weight in named.values()):
         return MasterWeights(named, lambda masters: _build(masters, config))
     return _build(named, config)

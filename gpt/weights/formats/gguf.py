@@ -13,7 +13,6 @@ from gpt.errors import InputError
 from gpt.tokenizer import Tokenizer
 from gpt.vocabulary import to_json
 from gpt.weights.formats import hf
-from gpt.weights.formats.hf_tokenizer import spelled
 from gpt.weights.formats.table import Weights, from_gpt
 
 _NAMES = {
@@ -39,7 +38,7 @@ def write(config: GPTConfig, weights: Weights, folder: Path, tokenizer: Tokenize
         raise InputError("this format needs the gguf package: pip install 'minimal-gpt[gguf]'") from None
     if tokenizer.pattern != "gpt2":
         raise InputError(f"llama.cpp has no words like the pattern {tokenizer.pattern!r} of this vocabulary")
-    vocabulary, merges = spelled(to_json(tokenizer.tokens, tokenizer.pattern))
+    vocabulary, merges = hf.spelled(to_json(tokenizer.tokens, tokenizer.pattern))
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / ".model.gguf.tmp"
     writer = gguf.GGUFWriter(temporary, "gpt2")

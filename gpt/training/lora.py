@@ -1,0 +1,84 @@
+"""Training of low-rank adapters (LoRA, Hu et al. 2021) through peft, the other weights fixed."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+from torch import Tensor, nn
+
+from gpt.errors import InputError
+from gpt.files import file_sha256
+from gpt.training.folder import RunFolder
+from gpt.weights.adapters import LAYERS, adapters_of, without_adapters
+from gpt.weights.pretrained import GPT
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRAConfig:
+    """Adapters beside the blocks' matrices: the attention's projections and the feed-forward.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    rank: int = 0
+    """Rank of the adapters; 0 trains all weights."""
+    alpha: float = 16.0
+    """The adapters' output is multiplied by alpha / rank."""
+    dropout: float = 0.0
+    """Of the adapters' input."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 0:
+            raise InputError(f"rank must be at least 0, got {self.rank}")
+        if not self.alpha > 0:
+            raise InputError(f"alpha must be above 0, got {self.alpha}")
+        if not 0 <= self.dropout < 1:
+            raise InputError(f"dropout must be in [0, 1), got {self.dropout}")
+
+    @property
+    def scale(self) -> float:
+        """The factor of the adapters' output."""
+        return self.alpha / self.rank
+
+
+class Base(Callback):
+    """Writes the weights that the run's adapters change into its folder, before the first step."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.run = folder
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Write them once; a resumed run began with them."""
+        folder: Path = self.run / "base"
+        if trainer.is_global_zero and trainer.ckpt_path is None:
+            weights = without_adapters(pl_module.model.state_dict())
+            GPT.from_weights(pl_module.config, weights).save_pretrained(folder)
+        trainer.strategy.barrier()
+        pl_module.base_sha256 = file_sha256(folder / "model.safetensors")
+
+
+def add_adapters(model: nn.Module, config: LoRAConfig) -> None:
+    """Add adapters that change nothing yet, and fix the other weights; InputError without peft."""
+    try:
+        import peft
+    except ImportError:
+        raise InputError("model.lora needs one more package: pip install 'minimal-gpt[lora]'") from None
+    peft.inject_adapter_in_model(
+        peft.LoraConfig(
+            r=config.rank,
+            lora_alpha=config.alpha,  # type: ignore[arg-type]  # peft's annotation alone wants an int
+            lora_dropout=config.dropout,
+            target_modules=list(LAYERS),
+        ),
+        model,
+    )
+
+
+def check_adapters(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+    """Raise InputError where a checkpoint's state dict has other adapters than the run's own."""
+    saved = {name: tuple(tensor.shape) for name, tensor in adapters_of(state).items()}
+    if saved != {name: tuple(tensor.shape) for name, tensor in adapters_of(own).items()}:
+        rank = next((min(shape) for shape in saved.values()), 0)
+        raise InputError(f"the checkpoint has adapters of rank {rank}: give --model.lora.rank {rank}")

@@ -1,0 +1,74 @@
+"""Low-rank adapters (LoRA, Hu et al. 2021): checkpoints hold them alone, the run's folder the base once.
+
+Shapes: I inputs, O outputs, R rank.
+"""
+
+from pathlib import Path
+from typing import TypedDict
+
+from gpt.errors import InputError
+from gpt.files import file_sha256
+from gpt.weights.formats.table import Weights
+from gpt.weights.tensors import read_tensors
+
+LAYERS = ("W_query", "W_key", "W_value", "out_proj", "up", "down")
+"""The layers of a block that get adapters."""
+
+_A, _B = ".lora_A.default.weight", ".lora_B.default.weight"  # as peft names them
+
+
+class AdapterPart(TypedDict):
+    """What a checkpoint says of its adapters."""
+
+    scale: float  # of their output
+    base: str  # the SHA-256 of the base's weights
+
+
+def adapters_of(state: Weights) -> Weights:
+    """The adapters in a state dict."""
+    return {name: tensor for name, tensor in state.items() if name.endswith((_A, _B))}
+
+
+def without_adapters(state: Weights) -> Weights:
+    """The base in the state dict of a model with adapters."""
+    adapters = adapters_of(state)
+    return {name.replace(".base_layer.", "."): t for name, t in state.items() if name not in adapters}
+
+
+def base_folder(checkpoint: Path, part: AdapterPart) -> Path:
+    """The folder of the base, `base` beside `checkpoints`; InputError if it is missing or another."""
+    folder = checkpoint.resolve().parent.parent / "base"
+    file = folder / "model.safetensors"
+    if not file.is_file():
+        raise InputError(f"it holds adapters alone, and the weights that they change are missing: {folder}")
+    if file_sha256(file) != part["base"]:
+        raise InputError(f"its adapters were trained with other weights than those in {folder}")
+    return folder
+
+
+def with_base(checkpoint: Path, part: AdapterPart | None, state: Weights) -> Weights:
+    """The weights of a checkpoint: `state`, or the base with the adapters in it; errors as `merge`."""
+    return merge(read_tensors(base_folder(checkpoint, part)), state, float(part["scale"])) if part else state
+
+
+def merge(base: Weights, adapters: Weights, scale: float) -> Weights:
+    """`base` with W + scale * B A in place of each adapted W (O, I), where B is (O, R) and A (R, I).
+
+    Raises:
+        InputError: an adapter is of no weight in `base`, or not of its shape.
+    """
+    merged, left = dict(base), dict(adapters)
+    for name, a in adapters.items():
+        weight_name = name.replace(_A, ".weight")
+        if not name.endswith(_A) or weight_name not in base:
+            continue
+        b, weight = adapters.get(name.replace(_A, _B)), base[weight_name]
+        if b is None or a.dim() != 2 or b.dim() != 2 or a.shape[0] != b.shape[1]:
+            raise InputError(f"{name} of shape {tuple(a.shape)} has no counterpart {_B}")
+        if weight.shape != (b.shape[0], a.shape[1]):
+            raise InputError(f"{name} of shape {tuple(a.shape)} does not fit {tuple(weight.shape)}")
+        merged[weight_name] = weight + scale * (b.float() @ a.float()).to(weight.dtype)
+        del left[name], left[name.replace(_A, _B)]
+    if left:
+        raise InputError(f"{next(iter(left))} is no adapter of a weight in the base")
+    return merged

@@ -1,0 +1,214 @@
+"""Low-rank adapters: trained alone, saved alone, resumed exactly, merged wherever the weights are read."""
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from tiny_runs import TEXT, result
+from torch import nn
+
+from gpt import GPT, GPTConfig
+from gpt.cli import main
+from gpt.errors import InputError
+from gpt.training.lora import LoRAConfig, add_adapters
+from gpt.training.module import LanguageModel
+from gpt.weights.adapters import merge
+from gpt.weights.load import find, load
+from gpt.weights.read import read_weights
+
+peft = pytest.importorskip("peft", reason="peft is not installed")
+
+SHAPE = GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=2, num_layers=2)
+FAST = [
+    *("fit", "--data.corpus", "text.txt", "--trainer.accelerator", "cpu", "--trainer.precision", "32-true"),
+    *("--model.config.context_length", "16", "--model.config.dropout", "0.1", "--data.batch_size", "8"),
+    *("--log_every", "2", "--trainer.val_check_interval", "6", "--trainer.logger", "false"),
+    *("--trainer.max_steps", "12", "--model.optimizer.lr", "0.01", "--model.optimizer.warmup_steps", "0"),
+]
+LORA = ["--model.init_from", "weights", "--model.lora.rank", "4", "--model.lora.dropout", "0.1"]
+
+
+@pytest.fixture
+def weights(tmp_path, monkeypatch):
+    """A text, and weights to begin with."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+    torch.manual_seed(1)
+    model = GPT(SHAPE)
+    model.save_pretrained("weights")
+    return model
+
+
+def fit(*options):
+    assert main([*FAST, *options]) == 0
+
+
+def saved(run, name="last"):
+    return torch.load(f"runs/{run}/checkpoints/{name}.ckpt", weights_only=True)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_only_adapters_are_trained_and_saved(weights, optimizer):
+    fit(*LORA, "--run", "a", "--model.optimizer.name", optimizer)
+    state = saved("a")["state_dict"]
+    assert len(state) == 2 * 6 * SHAPE.num_layers
+    assert {tensor.shape[0 if "lora_A" in name else 1] for name, tensor in state.items()} == {4}
+    base = GPT.from_pretrained("runs/a/base").state_dict()
+    for name, tensor in weights.state_dict().items():
+        assert torch.equal(base[name], tensor), name
+    tuned, _ = load("runs/a")
+    changed = {n for n, tensor in tuned.state_dict().items() if not torch.equal(tensor, base[n])}
+    assert changed == {
+        f"blocks.{block}.{layer}.weight"
+        for block in range(SHAPE.num_layers)
+        for layer in (
+            *(f"attention.{name}" for name in ("W_query", "W_key", "W_value", "out_proj")),
+            *("feed_forward.up", "feed_forward.down"),
+        )
+    }
+
+
+def test_the_files_are_small(weights):
+    fit(*LORA, "--run", "a")
+    fit("--model.init_from", "weights", "--run", "whole")
+    small, whole = (sum(t.nbytes for t in saved(run)["state_dict"].values()) for run in ("a", "whole"))
+    assert small < whole / 4
+    states = [saved(run)["optimizer_states"][0]["state"] for run in ("a", "whole")]
+    assert len(states[0]) == 2 * 6 * SHAPE.num_layers
+
+
+def test_a_resumed_run_equals_one_that_was_not_interrupted(weights):
+    fit(*LORA, "--run", "straight", "--checkpoint_every", "4")
+    fit(*LORA, "--run", "cut", "--checkpoint_every", "4")
+    shutil.rmtree("weights")
+    for file in ("last.ckpt", "best.ckpt", "step-12.ckpt"):
+        Path("runs/cut/checkpoints", file).unlink(missing_ok=True)
+    assert main(["fit", "--resume", "runs/cut"]) == 0
+    assert result(Path("runs/cut")) == result(Path("runs/straight"))
+
+
+def test_the_merged_model_is_the_one_that_was_trained(weights):
+    """Validation of the run, with peft's layers, and evaluation of the merged weights agree."""
+    fit(*LORA, "--run", "a")
+    part, state = saved("a")["gpt"], saved("a")["state_dict"]
+    model = GPT.from_pretrained("runs/a/base")
+    add_adapters(model, LoRAConfig(rank=4))
+    model.load_state_dict({n.removeprefix("model."): t for n, t in state.items()}, strict=False)
+    tokens = torch.randint(0, 300, (2, 16))
+    merged, _ = load("runs/a/checkpoints/last.ckpt")
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(tokens), merged(tokens), atol=1e-5, rtol=1e-5)
+        assert not torch.allclose(merged(tokens), GPT.from_pretrained("runs/a/base")(tokens), atol=1e-2)
+    assert part["adapters"]["scale"] == 4.0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("generate", "--checkpoint", "runs/a", "--prompt", "The", "--max_new_tokens", "3"),
+        ("evaluate", "--checkpoint", "runs/a", "--data", "text.txt"),
+        ("export", "--checkpoint", "runs/a", "--format", "hf", "--output", "exported"),
+        ("validate", "--ckpt_path", "runs/a"),
+        ("fit", "--model.init_from", "runs/a", "--run", "next", *FAST[1:]),
+    ],
+    ids=lambda command: command[0],
+)
+def test_every_command_reads_adapters(weights, command, capsys):
+    fit(*LORA, "--run", "a")
+    assert main([*command]) == 0
+    if command[0] == "export":
+        expected, exported = read_weights(find("runs/a")), read_weights("exported")
+        for name, tensor in expected.weights.items():
+            assert torch.equal(tensor, exported.weights[name])
+
+
+def test_the_options_are_those_of_the_run(weights):
+    fit(*LORA, "--run", "a")
+    with open("runs/a/config.yaml", encoding="utf-8") as file:
+        model = yaml.safe_load(file)["model"]
+    assert model["lora"] == {"rank": 4, "alpha": 16.0, "dropout": 0.1} and model["init_from"] == "weights"
+
+
+def test_the_recipe_is_that_of_adapters(weights):
+    """Without options, the rate is ten times that of full tuning."""
+    options = [*FAST[: FAST.index("--model.optimizer.lr")], *LORA, "--run", "a"]
+    assert main(options) == 0
+    with open("runs/a/config.yaml", encoding="utf-8") as file:
+        assert yaml.safe_load(file)["model"]["optimizer"]["lr"] == 5e-4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model.lora.rank", "4"], "model.lora.rank.*init_from"),
+        ([*LORA, "--model.lora.rank", "-1"], "rank must be at least 0, got -1"),
+        ([*LORA, "--model.lora.alpha", "0"], "alpha must be above 0, got 0"),
+        ([*LORA, "--model.lora.dropout", "1"], r"dropout must be in \[0, 1\), got 1"),
+    ],
+)
+def test_options_that_do_not_fit(weights, options, message, capsys):
+    assert main([*FAST, *options, "--run", "a"]) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error) and "Traceback" not in error
+
+
+def test_sharding_is_refused(weights, monkeypatch):
+    module = LanguageModel(SHAPE, init_from="weights", lora=LoRAConfig(rank=2))
+    monkeypatch.setattr(LanguageModel, "device_mesh", {})
+    with pytest.raises(InputError, match="fsdp2 does not shard"):
+        module.configure_model()
+
+
+def test_a_checkpoint_of_another_rank(weights, capsys):
+    fit(*LORA, "--run", "a")
+    assert main(["fit", "--resume", "runs/a", "--model.lora.rank", "8", "--trainer.max_steps", "14"]) == 2
+    assert "has adapters of rank 4: give --model.lora.rank 4" in capsys.readouterr().err
+
+
+def test_a_checkpoint_without_its_base(weights, capsys, tmp_path):
+    fit(*LORA, "--run", "a")
+    shutil.copy("runs/a/checkpoints/last.ckpt", tmp_path / "alone.ckpt")
+    assert main(["generate", "--checkpoint", "alone.ckpt", "--prompt", "a"]) == 2
+    assert "holds adapters alone, and the weights that they change are missing" in capsys.readouterr().err
+    GPT(SHAPE).save_pretrained("runs/a/base")
+    for command in (["generate", "--checkpoint", "runs/a", "--prompt", "a"], ["fit", "--resume", "runs/a"]):
+        assert main(command) == 2
+        assert "trained with other weights than those in" in capsys.readouterr().err
+
+
+def test_merging_is_the_formula():
+    base = {"x.weight": torch.randn(3, 5), "x.bias": torch.zeros(3)}
+    a, b = torch.randn(2, 5), torch.randn(3, 2)
+    merged = merge(base, {"x.lora_A.default.weight": a, "x.lora_B.default.weight": b}, 0.5)
+    torch.testing.assert_close(merged["x.weight"], base["x.weight"] + 0.5 * (b @ a))
+    assert merged["x.bias"] is base["x.bias"]
+
+
+@pytest.mark.parametrize(
+    "adapters",
+    [
+        {"y.lora_A.default.weight": (2, 5), "y.lora_B.default.weight": (3, 2)},
+        {"x.lora_A.default.weight": (2, 5)},
+        {"x.lora_B.default.weight": (3, 2)},
+        {"x.lora_A.default.weight": (2, 4), "x.lora_B.default.weight": (3, 2)},
+        {"x.lora_A.default.weight": (2, 5), "x.lora_B.default.weight": (3, 1)},
+        {"x.lora_A.default.weight": (5,), "x.lora_B.default.weight": (3,)},
+        {"x.lora_A.default.weight": (1, 1), "x.lora_B.default.weight": (3, 1)},
+        {"bias.lora_A.default.weight": (2, 5), "bias.lora_B.default.weight": (3, 2)},
+    ],
+    ids=str,
+)
+def test_adapters_that_do_not_fit(adapters):
+    base = {"x.weight": torch.zeros(3, 5), "bias.weight": torch.zeros(3)}
+    with pytest.raises(InputError, match="lora_"):
+        merge(base, {name: torch.zeros(shape) for name, shape in adapters.items()}, 1.0)
+
+
+def test_without_peft(monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(InputError, match="pip install 'minimal-gpt\\[lora\\]'"):
+        add_adapters(nn.Linear(2, 2), LoRAConfig(rank=1))
