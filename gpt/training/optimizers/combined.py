@@ -46,5 +46,4 @@ class CombinedOptimizer(Optimizer):
         """The inverse of `state_dict`."""
         for part, state in zip(self.parts, state_dict["parts"], strict=True):
             part.load_state_dict(state)
-        # Loading creates new groups in each part.
-        self.param_groups = [group for part in self.parts for group in part.param_groups]
+        self.param_groups = [group for part in self.parts for group in part.param_groups]  # new ones

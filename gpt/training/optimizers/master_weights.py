@@ -11,11 +11,10 @@ from gpt.training.optimizers.combined import Closure, CombinedOptimizer, closure
 
 
 class MasterWeights(CombinedOptimizer):
-    """Keeps float32 copies of bfloat16 weights, and has another optimizer step those.
+    """Steps float32 copies of bfloat16 weights with the optimizer that `build` makes of them.
 
     A bfloat16 has 8 bits of mantissa: an update below 1/256 of a weight would be rounded away. The copies
-    accumulate such small updates (Micikevicius et al. 2018, section 3.1). `build` makes the optimizer of the
-    copies, given under the weights' names.
+    accumulate such small updates (Micikevicius et al. 2018, section 3.1).
     """
 
     def __init__(self, named: dict[str, Tensor], build: Callable[[dict[str, Tensor]], Optimizer]) -> None:
