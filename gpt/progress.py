@@ -45,11 +45,9 @@ def _plain_lines(label: str, total: int | None, done: int, unit: str) -> Callabl
     def advance(more: int) -> None:
         nonlocal done, last
         done += more
-        now = time.monotonic()
-        if now - last < _SECONDS_BETWEEN_LINES:
+        if (now := time.monotonic()) - last < _SECONDS_BETWEEN_LINES:
             return
-        last = now
-        speed = (done - before) / (now - start)
+        last, speed = now, (done - before) / (now - start)
         if unit == "bytes":
             count = f"{done / 1e6:.0f} MB, {speed / 1e6:.1f} MB/s"
         else:

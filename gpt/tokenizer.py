@@ -12,7 +12,6 @@ from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,8 +44,7 @@ class Tokenizer:
         table: the tokens by rank, if the name is `own`; it decides vocab_size.
         pattern: the words that merges do not cross, a name of `gpt.vocabulary.PATTERNS`.
 
-    Raises:
-        InputError: an unknown name, a size outside 257 .. 50257, or a table that cannot encode every text.
+    A size outside 257 .. 50257 or a table that cannot encode every text is an InputError.
     """
 
     def __init__(
@@ -126,10 +124,11 @@ class Tokenizer:
 
     def encode(self, text: str, allow_special: bool = False) -> list[int]:
         """The ids of `text`. `<|endoftext|>` in it is plain text unless `allow_special`."""
-        if not allow_special:
-            return list(self.encode_array(text).tolist())
-        parts = [[self.eot, *self.encode(part)] for part in text.split(END_OF_TEXT)]
-        return list(chain(*parts))[1:]
+        first, *others = text.split(END_OF_TEXT) if allow_special else [text]
+        ids: list[int] = self.encode_array(first).tolist()
+        for part in others:
+            ids += [self.eot, *self.encode(part)]
+        return ids
 
     def encode_array(self, text: str) -> NDArray[np.uint32]:
         """The ids of plain text as an array (tokens,), without a Python integer for each."""
@@ -147,9 +146,8 @@ class Tokenizer:
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes of `ids`; an InputError for one outside the vocabulary."""
         ids = [int(i) for i in ids]
-        for i in ids:
-            if not 0 <= i < self.n_vocab:
-                raise InputError(f"token id {i} is outside the vocabulary of {self.n_vocab} ids")
+        if outside := [i for i in ids if not 0 <= i < self.n_vocab]:
+            raise InputError(f"token id {outside[0]} is outside the vocabulary of {self.n_vocab} ids")
         return self.encoding.decode_bytes(ids)
 
     def byte_lengths(self) -> NDArray[np.int64]:

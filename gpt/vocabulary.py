@@ -75,8 +75,7 @@ def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes] | None]:
 def read_table(path: Path) -> tuple[list[bytes], str]:
     """The tokens by rank, and the pattern's name, from a `.tiktoken` file or a `tokenizer.json`.
 
-    Raises:
-        InputError: it is another kind of tokenizer, or the table has an error; the message says which.
+    Another kind of tokenizer, or an error in the table, is an InputError.
     """
     if not path.is_file():
         raise InputError(f"no vocabulary at {path}, expected a .tiktoken file or a tokenizer.json")
@@ -87,8 +86,7 @@ def read_table(path: Path) -> tuple[list[bytes], str]:
             "not come back; expected a .tiktoken file or a byte-level BPE tokenizer.json"
         )
     try:
-        is_json = data[:1] == b"{"
-        tokens, pattern, listed = _from_json(data) if is_json else (_from_tiktoken(data), "gpt2", None)
+        tokens, pattern, listed = _from_json(data) if data[:1] == b"{" else _from_tiktoken(data)
         check_table(tokens, pattern)
         made = merges(tokens)
         for token, pair in zip((token for token in tokens if len(token) > 1), made, strict=True):
@@ -103,8 +101,8 @@ def read_table(path: Path) -> tuple[list[bytes], str]:
     return tokens, pattern
 
 
-def _from_tiktoken(data: bytes) -> list[bytes]:
-    """Lines of a token in base64 and its rank."""
+def _from_tiktoken(data: bytes) -> tuple[list[bytes], str, None]:
+    """The tokens by rank, from lines of a token in base64 and its rank."""
     ranks: dict[int, bytes] = {}
     for line in data.splitlines():
         token, rank = line.split()
@@ -113,7 +111,7 @@ def _from_tiktoken(data: bytes) -> list[bytes]:
         ranks[int(rank)] = b64decode(token, validate=True)
     if sorted(ranks) != list(range(len(ranks))):
         raise InputError(f"the ranks are not 0 to {len(ranks) - 1}")
-    return [ranks[rank] for rank in range(len(ranks))]
+    return [ranks[rank] for rank in range(len(ranks))], "gpt2", None
 
 
 def _from_json(data: bytes) -> tuple[list[bytes], str, list[tuple[bytes, bytes]]]:

@@ -64,8 +64,8 @@ def _docstrings(path: Path) -> str:
         tree = ast.parse(path.read_bytes())
     except SyntaxError:  # a few library files are invalid on purpose
         return ""
-    nodes = [node for node in ast.walk(tree) if isinstance(node, _DOCUMENTED)]
-    nodes.sort(key=lambda node: getattr(node, "lineno", 0))
+    documented = (node for node in ast.walk(tree) if isinstance(node, _DOCUMENTED))
+    nodes = sorted(documented, key=lambda node: getattr(node, "lineno", 0))
     return "\n\n".join(text for node in nodes if (text := ast.get_docstring(node)))
 
 

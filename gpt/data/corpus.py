@@ -4,9 +4,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from glob import glob
 from pathlib import Path
@@ -23,11 +22,7 @@ _BUILTIN = {"python-docs": builtin.python_docs, "python-stdlib": builtin.python_
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Where documents come from: exactly one of `builtin`, `files` and `hub`; see `data/README.md`.
-
-    Raises:
-        InputError: none or several of the three, or an unknown built-in or `errors`.
-    """
+    """Where documents come from: exactly one of `builtin`, `files` and `hub`; see `data/README.md`."""
 
     builtin: str | None = None
     files: tuple[str, ...] = ()
@@ -56,9 +51,8 @@ class Corpus:
 
         Local files are hashed by content, URLs and hub data sets by name and revision, without network.
         """
-        digest = hashlib.sha256(
-            json.dumps(asdict(replace(self, files=("-",) if self.files else ()))).encode()
-        )
+        options = asdict(replace(self, files=("-",) if self.files else ()))
+        digest = hashlib.sha256(json.dumps(options).encode())
         if self.builtin:
             digest.update(builtin.library_fingerprint().encode())
         with ThreadPoolExecutor() as pool:
@@ -69,16 +63,8 @@ class Corpus:
 
     def stamps(self) -> list[tuple[int, ...]]:
         """Size, time of change and inode of each local file that is there: an edit changes them."""
-        found: list[tuple[int, ...]] = []
-        for name in self.files:
-            with suppress(OSError):
-                status = os.stat(name)
-                found.append((status.st_size, status.st_mtime_ns, status.st_ino))
-        return found
-
-    def summary(self) -> dict[str, Any]:
-        """The fields that are set, for the metadata of prepared files."""
-        return {key: value for key, value in asdict(self).items() if value}
+        found = [os.stat(name) for name in self.files if os.path.exists(name)]
+        return [(status.st_size, status.st_mtime_ns, status.st_ino) for status in found]
 
     def size(self) -> int | None:
         """Bytes of UTF-8 text, for a progress bar; None if unknown before reading."""
@@ -88,9 +74,7 @@ class Corpus:
     def pieces(self) -> Iterator[Piece]:
         """The documents in order, each as pieces of at most `LONGEST_PIECE` characters.
 
-        Raises:
-            InputError: a file that is not UTF-8 or not of the format that its name says, a missing column.
-            OSError: a file that cannot be read.
+        An InputError says what is wrong with the content; an OSError, that a file cannot be opened.
         """
         if self.builtin:
             yield from cut(_BUILTIN[self.builtin]())
@@ -103,44 +87,32 @@ class Corpus:
 
 
 def find_corpus(name: str, **options: Any) -> Corpus:
-    """The corpus that `name` stands for.
+    """The corpus that `name` stands for; an InputError if there is none.
 
     Tried in this order: a folder (its JSON, CSV and Parquet files if it has any, or else all files that are
     not hidden), a file, which may be a recipe in YAML, a URL, a pattern with `*`, `hub:OWNER/NAME`, the name
-    of a recipe.
-
-    Args:
-        name: as above.
-        options: fields of `Corpus` that override the recipe's or the defaults; None overrides nothing.
-
-    Raises:
-        InputError: there is no such corpus.
+    of a recipe. The options are fields of `Corpus` in place of the recipe's or the defaults, unless None.
     """
-    options = {key: value for key, value in options.items() if value is not None}
     path = Path(name).expanduser()
+    found: dict[str, Any]
     if path.is_dir():
-        return Corpus(files=_folder_files(path), **options)
-    if path.is_file() and path.suffix == ".yaml":
-        return _read_recipe(path, options)
-    if path.is_file() or is_url(name):
-        return Corpus(files=(name if is_url(name) else str(path),), **options)
-    if any(mark in name for mark in "*?["):
-        parent = os.path.dirname(path)
-        if re.search(r"[*?[]", parent):  # `glob` skips a folder that it cannot read, `_walk` reports it
-            list(_walk(Path(re.split(r"[^/]*[*?[]", parent)[0] or ".")))
-        found = sorted(file for file in glob(str(path), recursive=True) if Path(file).is_file())
-        if not found:
-            raise InputError(f"no file matches {name}")
-        return Corpus(files=tuple(found), **options)
-    if name.startswith("hub:"):
-        return Corpus(hub=name.removeprefix("hub:"), **options)
-    recipe = recipes().get(name)
-    if recipe is None:
+        found = {"files": _folder_files(path)}
+    elif path.is_file() and path.suffix == ".yaml":
+        found = _read_recipe(path)
+    elif path.is_file() or is_url(name):
+        found = {"files": (name if is_url(name) else str(path),)}
+    elif any(mark in name for mark in "*?["):
+        found = {"files": _matching_files(path)}
+    elif name.startswith("hub:"):
+        found = {"hub": name.removeprefix("hub:")}
+    elif name in recipes():
+        found = _read_recipe(recipes()[name])
+    else:
         raise InputError(
             f"no corpus {name!r}: expected a text file, a folder, a pattern, a URL, hub:OWNER/NAME "
             f"or one of the recipes {', '.join(recipes())}"
         )
-    return _read_recipe(recipe, options)
+    return Corpus(**found | {key: value for key, value in options.items() if value is not None})
 
 
 def recipes() -> dict[str, Path]:
@@ -148,7 +120,7 @@ def recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(shipped("recipes").glob("*.yaml"))}
 
 
-def _read_recipe(path: Path, options: Mapping[str, Any]) -> Corpus:
+def _read_recipe(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
@@ -161,8 +133,18 @@ def _read_recipe(path: Path, options: Mapping[str, Any]) -> Corpus:
         raise InputError(
             f"{path}: unknown setting {', '.join(unknown)} of a corpus, expected {', '.join(known)}"
         )
-    files = corpus.pop("files", [])
-    return Corpus(**{**corpus, "files": tuple(files if isinstance(files, list) else [files]), **options})
+    files = corpus.get("files", [])
+    return {**corpus, "files": tuple(files if isinstance(files, list) else [files])}
+
+
+def _matching_files(pattern: Path) -> tuple[str, ...]:
+    parent = os.path.dirname(pattern)
+    if re.search(r"[*?[]", parent):  # `glob` skips a folder that it cannot read, `_walk` reports it
+        list(_walk(Path(re.split(r"[^/]*[*?[]", parent)[0] or ".")))
+    found = sorted(file for file in glob(str(pattern), recursive=True) if Path(file).is_file())
+    if not found:
+        raise InputError(f"no file matches {pattern}")
+    return tuple(found)
 
 
 def _folder_files(folder: Path) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ _NOT_TEXT = {
 }
 _ROWS_AT_ONCE = 256
 _BYTES_AT_ONCE = 1 << 20
+_LONGEST_LINE = 256 << 20
 
 
 class Piece(NamedTuple):
@@ -45,27 +46,20 @@ class Piece(NamedTuple):
     text: str
     first: bool = True
     last: bool = True
-    split: str = ""
-    """`train` or `val`, once chosen."""
 
 
 def file_pieces(name: str, column: str, errors: str) -> Iterator[Piece]:
     """The documents of a file or URL: a text file is one, and each row of the other formats is one.
 
-    Raises:
-        InputError: not UTF-8, not of the format that its name says, or no such column.
-        OSError: it cannot be opened.
+    An InputError says what is wrong with its content; an OSError, that it cannot be opened.
     """
     if compression(name) == "zstd":
         from fsspec.compression import register_compression
 
-        register_compression("zstd", lambda file, **_: io.BufferedReader(_Zstd(file)), "zst", force=True)
+        register_compression("zstd", _open_zstd, "zst", force=True)
     with _named(name):
-        if file_format(name) != "text":
-            yield from cut(_file_rows(name, column, errors))
-            return
-        with _open(name) as file:
-            yield from _text_pieces(file, name, errors)
+        is_text = file_format(name) == "text"
+        yield from _document(_decoded(name, errors)) if is_text else cut(_file_rows(name, column, errors))
 
 
 def hub_rows(column: str, path: str, subset: str | None, **options: Any) -> Iterator[str]:
@@ -114,38 +108,43 @@ def join(rows: Iterable[str], starts: str) -> Iterator[str]:
 def cut(texts: Iterable[str]) -> Iterator[Piece]:
     """Documents cut into pieces."""
     for text in texts:
-        parts = list(split_at_words(text, LONGEST_PIECE)) or [""]
-        for number, part in enumerate(parts, start=1):
-            yield Piece(part, first=number == 1, last=number == len(parts))
+        yield from _document([text])
 
 
-def _text_pieces(file: IO[bytes], name: str, errors: str) -> Iterator[Piece]:
-    """One document, read in blocks and cut where `split_at_words` would cut all of it."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors)
-    text, position, first = "", 0, True
-    for block in chain(iter(partial(file.read, _BYTES_AT_ONCE), b""), [b""]):
-        if not position:
-            _check_text(block[:4096], name)
-        position += len(block)
-        try:
-            text += decoder.decode(block, final=not block)
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"{name} is not UTF-8: byte {position - len(error.object) + error.start} cannot be decoded; "
-                "--errors replace (gpt fit: --data.errors replace) reads it with U+FFFD there"
-            ) from error
-        *complete, text = list(split_at_words(text, LONGEST_PIECE)) or [""]
+def _document(blocks: Iterable[str]) -> Iterator[Piece]:
+    """The pieces of one document that is read in blocks, cut where `split_at_words` would cut all of it."""
+    text, first = "", True
+    for block in blocks:
+        *complete, text = list(split_at_words(text + block, LONGEST_PIECE)) or [""]
         for part in complete:
             yield Piece(part, first, last=False)
             first = False
     yield Piece(text, first)
 
 
+def _decoded(name: str, errors: str) -> Iterator[str]:
+    """The blocks of a text file; an InputError names the first byte that is not UTF-8."""
+    decoder, position = codecs.getincrementaldecoder("utf-8")(errors), 0
+    for block in chain(_blocks(name), [b""]):
+        if not position:
+            _check_text(block[:4096], name)
+        position += len(block)
+        try:
+            yield decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{name} is not UTF-8: byte {position - len(error.object) + error.start} cannot be decoded; "
+                "--errors replace (gpt fit: --data.errors replace) reads it with U+FFFD there"
+            ) from error
+
+
 def _file_rows(name: str, column: str, errors: str) -> Iterator[str]:
     kind = file_format(name)
-    if kind != "parquet" and not is_url(name):
-        with _open(name) as file:
-            _check_text(file.read(4096), name)
+    decoded = kind != "parquet" and not is_url(name)
+    if decoded:
+        _check_text(next(_blocks(name), b"")[:4096], name)
+    if kind == "json" and decoded:
+        _check_lines(name)
     options: dict[str, Any] = {} if kind == "parquet" else {"encoding_errors": errors}
     if kind == "json" and errors == "replace":
         options["encoding"] = "utf_8"  # the JSON reader decodes, and so replaces, only where not named utf-8
@@ -158,9 +157,8 @@ def _file_rows(name: str, column: str, errors: str) -> Iterator[str]:
     except (InputError, OSError):
         raise
     except Exception:
-        if errors == "strict" and kind != "parquet" and not is_url(name):
-            with _open(name) as file:  # raises the error that names the first byte which is not UTF-8
-                deque(_text_pieces(file, name, errors), maxlen=0)
+        if errors == "strict" and decoded:  # raise the error that names the first byte which is not UTF-8
+            deque(_decoded(name, errors), maxlen=0)
         raise
 
 
@@ -190,52 +188,37 @@ def _check_text(head: bytes, name: str) -> None:
         raise InputError(f"{name} is {found}, expected UTF-8 text: unpack it, or save it as UTF-8")
 
 
-def _open(name: str) -> IO[bytes]:
-    """Open a file or URL for its plain bytes, decompressed according to its ending."""
-    if not is_url(name) and not compression(name):
-        return open(name, "rb")
+def _check_lines(name: str) -> None:
+    """Raise an error about a line too long for `datasets`, which reads lines whole: gigabytes, compressed."""
+    length = 0
+    for block in _blocks(name):
+        first, *others = block.split(b"\n")
+        length += len(first)
+        longest = max(length, *map(len, others), 0)
+        if longest > _LONGEST_LINE:
+            raise InputError(f"{name} has a line of more than {_LONGEST_LINE:,} bytes, the limit")
+        length = len(others[-1]) if others else length
+
+
+def _blocks(name: str) -> Iterator[bytes]:
+    """The bytes of a file or URL, decompressed according to its ending."""
     import fsspec
 
-    opened: IO[bytes] = fsspec.open(name, "rb", compression=compression(name)).open()
-    return opened
+    is_plain = not is_url(name) and not compression(name)
+    with open(name, "rb") if is_plain else fsspec.open(name, "rb", compression=compression(name)) as file:
+        yield from iter(partial(file.read, _BYTES_AT_ONCE), b"")
 
 
-class _Zstd(io.RawIOBase):
-    """Decompresses zstd. zstandard's own reader does not report a truncated file; this one does."""
+def _open_zstd(file: IO[bytes], **_: Any) -> io.BufferedReader:
+    """Arrow's reader, as zstandard's own does not report a truncated file."""
+    from pyarrow import CompressedInputStream
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._chunks, self._rest = self._decompress(file), memoryview(b"")
-
-    def readable(self) -> bool:
-        """Yes."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill a part of `buffer`; 0 at the end."""
-        while not self._rest and (chunk := next(self._chunks, None)) is not None:
-            self._rest = memoryview(chunk)
-        count = min(len(buffer), len(self._rest))
-        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
-        return count
-
-    @staticmethod
-    def _decompress(file: IO[bytes]) -> Iterator[bytes]:
-        import zstandard
-
-        frame = None
-        while block := file.read(256):  # four bytes can stand for 128 KiB
-            while block:
-                frame = frame or zstandard.ZstdDecompressor().decompressobj()
-                yield frame.decompress(block)
-                block, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
-        if frame:
-            raise EOFError("the compressed file is truncated")
+    return io.BufferedReader(CompressedInputStream(file, "zstd"))
 
 
 def file_format(name: str) -> str:
     """`text`, or the reader of `datasets` for the file's rows: `json`, `csv`, `parquet`."""
-    suffixes = ["", *_suffixes(name)]
-    suffix = suffixes[-2 if compression(name) else -1]
+    suffix = ["", *_suffixes(name)][-2 if compression(name) else -1]
     return next((kind for kind, endings in _ENDINGS.items() if suffix in endings), "text")
 
 

@@ -4,6 +4,7 @@ import hashlib
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -22,24 +23,22 @@ class Block:
     `ids` has `<|endoftext|>` after each document; `starts` is where in `ids` documents begin.
     """
 
-    def __init__(self, pieces: list[Piece], tokenizer: Tokenizer, val_fraction: float) -> None:
+    def __init__(self, pieces: list[tuple[Piece, str]], tokenizer: Tokenizer) -> None:
         self.pieces, self.empty, self.text_bytes = len(pieces), 0, dict.fromkeys(SPLITS, 0)
         ids: dict[str, list[NDArray[Any]]] = {split: [np.empty(0, np.uint32)] for split in SPLITS}
         starts: dict[str, list[int]] = {split: [] for split in SPLITS}
         tokens = dict.fromkeys(SPLITS, 0)
         eot = np.array([tokenizer.eot], np.uint32)
-        for text, first, last, split in pieces:
+        for (text, first, last), split in pieces:
             if first and last and not text:
                 self.empty += 1
                 continue
-            data = text.encode("utf-8", "replace")
-            split = split or choose_split(data, val_fraction)
             if first:
                 starts[split].append(tokens[split])
             encoded = tokenizer.encode_array(text)
             ids[split] += [encoded, eot] if last else [encoded]
             tokens[split] += len(encoded) + last
-            self.text_bytes[split] += len(data)
+            self.text_bytes[split] += len(text.encode("utf-8", "replace"))
         dtype = token_dtype(tokenizer.n_vocab)
         self.ids = {split: np.concatenate(ids[split]).astype(dtype) for split in SPLITS}
         self.starts = {split: np.array(starts[split], np.int64) for split in SPLITS}
@@ -55,8 +54,8 @@ def encode(
     pool = ThreadPoolExecutor(workers)
     pending: deque[Future[Block]] = deque()
     try:
-        for block in _blocks(pieces, skip, val_fraction):
-            pending.append(pool.submit(Block, block, tokenizer, val_fraction))
+        for batch in _batches(islice(with_splits(pieces, val_fraction), skip, None)):
+            pending.append(pool.submit(Block, batch, tokenizer))
             if len(pending) > 2 * workers:
                 yield pending.popleft().result()
         while pending:
@@ -65,24 +64,30 @@ def encode(
         pool.shutdown(cancel_futures=True)
 
 
+def with_splits(pieces: Iterable[Piece], val_fraction: float) -> Iterator[tuple[Piece, str]]:
+    """Each piece with the split of its document, which the document's first piece decides."""
+    split = ""
+    for piece in pieces:
+        if piece.first:
+            split = choose_split(piece.text.encode("utf-8", "replace"), val_fraction)
+        yield piece, split
+
+
 def choose_split(text: bytes, val_fraction: float) -> str:
     """`train` or `val`, by a hash of the text: equal documents are always in the same split."""
     draw = int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
     return "val" if draw < val_fraction * 2**64 else "train"
 
 
-def _blocks(pieces: Iterable[Piece], skip: int, val_fraction: float) -> Iterator[list[Piece]]:
-    """The pieces from number `skip` on, each with its split, in lists of about `_BLOCK_CHARACTERS`."""
-    block: list[Piece] = []
-    size, split = 0, ""
-    for number, piece in enumerate(pieces):
-        if piece.first:  # of a long document, the first piece decides; a short one is hashed by a worker
-            split = "" if piece.last else choose_split(piece.text.encode("utf-8", "replace"), val_fraction)
-        if number >= skip:
-            block.append(piece._replace(split=split))
-            size += len(piece.text)
+def _batches(pieces: Iterable[tuple[Piece, str]]) -> Iterator[list[tuple[Piece, str]]]:
+    """Lists of pieces of about `_BLOCK_CHARACTERS` in all."""
+    batch: list[tuple[Piece, str]] = []
+    size = 0
+    for piece, split in pieces:
+        batch.append((piece, split))
+        size += len(piece.text)
         if size >= _BLOCK_CHARACTERS:
-            yield block
-            block, size = [], 0
-    if block:
-        yield block
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

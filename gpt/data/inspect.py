@@ -43,8 +43,7 @@ def inspect(
     if not (folder / META).is_file():
         folder = prepare(data, vocabulary=vocabulary, vocab_size=vocab_size)
     prepared = Prepared(folder)
-    for line in [*describe(prepared), *describe_tokens(prepared)]:
-        print(line)
+    print(*describe(prepared), sep="\n")
     prepared.verify()
     print(f"checksums   all {len(prepared.meta['files'])} files are as they were written")
     target = Path(picture) if picture else folder / "lengths.png"
@@ -58,33 +57,28 @@ def inspect(
 
 
 def describe(prepared: Prepared) -> list[str]:
-    """The counts of a prepared folder, a line each."""
-    meta = prepared.meta
+    """The counts of a prepared folder, and what the tokens of its training split are like, a line each."""
+    meta, tokenizer = prepared.meta, prepared.tokenizer
     lines = [
         f"folder      {prepared.folder}",
         f"corpus      {meta['source']['corpus']}, {meta['empty_documents']:,} empty documents left out",
-        f"tokenizer   {meta['tokenizer']['name']}, {prepared.tokenizer.n_vocab:,} ids in {prepared.dtype}",
+        f"tokenizer   {tokenizer.name}, {tokenizer.n_vocab:,} ids in {prepared.dtype}",
         f"split       by {meta['split_by']}, {meta['val_fraction']:g} asked for",
     ]
     for split in SPLITS:
         documents, size, tokens = (prepared.count(split, what) for what in ("documents", "bytes", "tokens"))
         ratio = f", {size / tokens:.2f} bytes a token" if tokens else ""
         lines.append(f"{split:<12}{documents:,} documents, {size:,} bytes, {tokens:,} tokens{ratio}")
-    return lines
-
-
-def describe_tokens(prepared: Prepared) -> list[str]:
-    """The longest and the most frequent tokens of the training split, and how its beginning is cut."""
     ids = prepared.stream("train").parts[0][:_COUNTED_TOKENS]
-    counts = np.bincount(ids, minlength=prepared.tokenizer.n_vocab)
-    lengths = prepared.tokenizer.byte_lengths()
+    counts, lengths = np.bincount(ids, minlength=tokenizer.n_vocab), tokenizer.byte_lengths()
     used = np.flatnonzero(counts)
 
     def show(chosen: NDArray[Any]) -> str:
-        return " ".join(repr(prepared.tokenizer.decode([i])) for i in chosen.tolist())
+        return " ".join(repr(tokenizer.decode([i])) for i in chosen.tolist())
 
     return [
-        f"used        {len(used):,} of {prepared.tokenizer.n_vocab:,} ids in the first {len(ids):,} tokens",
+        *lines,
+        f"used        {len(used):,} of {tokenizer.n_vocab:,} ids in the first {len(ids):,} tokens",
         f"frequent    {show(used[np.argsort(-counts[used], kind='stable')][:12])}",
         f"longest     {show(used[np.argsort(-lengths[used], kind='stable')][:6])}",
         f"beginning   {show(ids[:16])}",
@@ -93,19 +87,16 @@ def describe_tokens(prepared: Prepared) -> list[str]:
 
 def document_lengths(prepared: Prepared, split: str) -> NDArray[np.int64]:
     """Tokens in each document of a split, `<|endoftext|>` counted."""
-    starts = prepared.document_starts(split)
-    return np.diff(starts, append=prepared.count(split, "tokens"))
+    return np.diff(prepared.document_starts(split), append=prepared.count(split, "tokens"))
 
 
 def draw_lengths(lengths: dict[str, NDArray[np.int64]], picture: str | os.PathLike[str]) -> None:
     """Draw a histogram of document lengths over a logarithmic axis, as a PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     every = np.concatenate(list(lengths.values()))
     bins = np.geomspace(every.min(), every.max() + 1, 40).tolist()
     figure = Figure(figsize=(8, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for (split, values), colour in zip(lengths.items(), ("#56B4E9", "#D55E00"), strict=True):
         if len(values):

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +116,9 @@ def prepare_for(
                     with _full_disk(folder):
                         writer.add(block)
                     advance(sum(block.text_bytes.values()))
+            options_set = {name: value for name, value in asdict(source).items() if value}
             with _full_disk(folder):
-                writer.finish(val_fraction, {"corpus": corpus, **source.summary()})
+                writer.finish(val_fraction, {"corpus": corpus, **options_set})
     return folder
 
 
@@ -149,12 +151,10 @@ def _is_done(folder: Path, key: str, verify: bool) -> bool:
 def _check_vocabulary(folder: Path, wanted: Tokenizer | Learned) -> Path:
     """A prepared folder fits a vocabulary of its size, or the tokenizer that it was prepared with."""
     found = Prepared(folder).tokenizer
-    own = found.name == "own"
+    own, size = found.name == "own", wanted.n_vocab
     if isinstance(wanted, Learned):
-        size = wanted.size
         fits = own and size in (None, found.n_vocab) and wanted.pattern == found.pattern
     else:
-        size = wanted.n_vocab
         fits = found == wanted or (own and wanted.name == "gpt2" and found.n_vocab == size)
     if not fits:
         raise InputError(

@@ -36,11 +36,8 @@ _COUNTED_AT_ONCE = 1 << 20
 class ShardWriter:
     """Appends blocks to a folder that the caller has locked, resuming at the last commit of the same `key`.
 
-    Args:
-        folder: it exists; other files in it, or another unfinished preparation, raise an InputError.
-        key: a hash of the text, the tokenizer and the options.
-        tokenizer: made the ids.
-        unchanged: whether the text is still that of the key; asked before each commit.
+    The key is a hash of text, tokenizer and options; `unchanged` tells before each commit whether the text is
+    still that of the key. Other files in the folder, or another unfinished preparation, are an InputError.
     """
 
     def __init__(self, folder: Path, key: str, tokenizer: Tokenizer, unchanged: Callable[[], bool]) -> None:
@@ -167,11 +164,9 @@ class ShardWriter:
                 f"{self.folder} holds an unfinished preparation of other text or with other options: "
                 "delete it, or choose another folder"
             )
-        kept = {
-            f"{split}-documents.bin": self.splits[split]["documents"] * INDEX_DTYPE.itemsize
-            for split in SPLITS
-        }
-        kept |= {shard: tokens * self.dtype.itemsize for shard, tokens in self._shards()}
+        kept = {shard: tokens * self.dtype.itemsize for shard, tokens in self._shards()}
+        for split, counts in self.splits.items():
+            kept[f"{split}-documents.bin"] = counts["documents"] * INDEX_DTYPE.itemsize
         for path in self.folder.iterdir():
             if _OURS.fullmatch(path.name) and path.name not in (*kept, PROGRESS):
                 path.unlink()
@@ -227,11 +222,11 @@ class ShardWriter:
 
     def _byte_lengths(self, start: int) -> Iterator[NDArray[np.int64]]:
         """UTF-8 bytes of each token from `start` on, of both splits taken as one text, in blocks."""
-        lengths, size = self.tokenizer.byte_lengths(), self.dtype.itemsize
+        lengths = self.tokenizer.byte_lengths()
         for segment in self._tokens_in(start, self.count("tokens")):
-            for at in range(segment.start, segment.stop, _COUNTED_AT_ONCE):
-                count = min(_COUNTED_AT_ONCE, segment.stop - at)
-                yield lengths[np.fromfile(self.folder / segment.file, self.dtype, count, offset=at * size)]
+            ids = segment.view(self.folder, self.dtype)
+            for at in range(0, len(ids), _COUNTED_AT_ONCE):
+                yield lengths[ids[at : at + _COUNTED_AT_ONCE]]
 
 
 def is_by_document(held_out: float, val_fraction: float) -> bool:

@@ -82,17 +82,10 @@ class TokenStream:
 
         The token before the first is `<|endoftext|>`. Past the last token, rows are filled with zeros.
         """
-        rows = np.empty((len(starts), length + 1), self.dtype)
-        parts = self.parts
-        single = len(parts[0]) if len(parts) == 1 else 0
+        rows = np.zeros((len(starts), length + 1), self.dtype)
+        rows[starts == 0, 0] = self.eot
         for row, start in zip(rows, (starts - 1).tolist(), strict=True):
-            if start >= 0 and start + length < single:  # the usual case, fast
-                row[:] = parts[0][start : start + length + 1]
-                continue
-            row[:] = 0
-            if start < 0:
-                row[0] = self.eot
-            for part, begin in zip(parts, self.bounds, strict=False):
+            for part, begin in zip(self.parts, self.bounds, strict=False):
                 first, last = max(start, begin), min(start + len(row), begin + len(part))
                 if first < last:
                     row[first - start : last - start] = part[first - begin : last - begin]
@@ -100,11 +93,7 @@ class TokenStream:
 
 
 class Prepared:
-    """A prepared folder, memory-mapped, after the checks that take milliseconds.
-
-    Raises:
-        InputError: not a prepared folder, an unfinished one, another tokenizer's, or one that was altered.
-    """
+    """A prepared folder, memory-mapped, after the checks that take milliseconds: InputErrors."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)

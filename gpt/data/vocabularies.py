@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpt.data.corpus import Corpus
-from gpt.data.encode import choose_split
+from gpt.data.encode import with_splits
 from gpt.data.shard_writer import cut_at, is_by_document
 from gpt.data.shards import SPLITS
 from gpt.errors import InputError
@@ -24,39 +24,36 @@ _PART_CHARACTERS = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """A vocabulary to learn from the corpus; an InputError for an unknown pattern or a size below 257."""
+    """A vocabulary to learn from the corpus; an InputError for an unknown pattern or fewer than 257 ids."""
 
-    size: int | None
-    """Ids in all; None for as many as there are characters."""
+    n_vocab: int | None
+    """None for as many as there are characters."""
     pattern: str = "gpt2"
-    """The words that merges do not cross."""
 
     def __post_init__(self) -> None:
         if self.pattern not in PATTERNS:
             raise InputError(f"unknown pattern of words {self.pattern!r}, expected {', '.join(PATTERNS)}")
-        if self.size is not None and self.size < SMALLEST_SIZE:
-            raise InputError(f"a vocabulary has at least {SMALLEST_SIZE} ids, got learn:{self.size}")
+        if self.n_vocab is not None and self.n_vocab < SMALLEST_SIZE:
+            raise InputError(f"a vocabulary has at least {SMALLEST_SIZE} ids, got learn:{self.n_vocab}")
 
     @property
     def fingerprint(self) -> str:
         """All that decides the table, but for the text."""
-        return f"learn {self.size} {PATTERNS[self.pattern]} {_SCANNED_BYTES} {_SAMPLE_BYTES}"
+        return f"learn {self.n_vocab} {PATTERNS[self.pattern]} {_SCANNED_BYTES} {_SAMPLE_BYTES}"
 
 
 def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
-    """The vocabulary that `name` stands for; without a name, a prefix of GPT-2's of `vocab_size` ids.
-
-    Raises:
-        InputError: it is no name of `gpt prepare --help`, or a table that cannot be used.
-    """
+    """What `name` stands for, without one a prefix of GPT-2's; an InputError if unknown or unusable."""
     if name is None:
         return Tokenizer("gpt2", vocab_size)
     if name == "learn:chars":
-        return Learned(size=None, pattern="chars")
-    if found := re.fullmatch(r"gpt2(?::(\d+))?", name):
-        return Tokenizer("gpt2", int(found[1])) if found[1] else Tokenizer("gpt2")
+        return Learned(n_vocab=None, pattern="chars")
+    if name == "gpt2":
+        return Tokenizer()
+    if found := re.fullmatch(r"gpt2:(\d+)", name):
+        return Tokenizer("gpt2", int(found[1]))
     if found := re.fullmatch(r"learn:(\d+)(?::(.*))?", name):
-        return Learned(size=int(found[1]), pattern=found[2] or "gpt2")
+        return Learned(n_vocab=int(found[1]), pattern=found[2] or "gpt2")
     if name.partition(":")[0] in ("gpt2", "learn") or not Path(name).exists():
         raise InputError(
             f"unknown vocabulary {name!r}: expected gpt2, gpt2:SIZE, learn:SIZE, learn:SIZE:PATTERN, "
@@ -68,14 +65,11 @@ def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
 def learn(source: Corpus, wanted: Learned, val_fraction: float) -> Tokenizer:
     """Learn a vocabulary from the text that is trained on; what `ShardWriter` holds out leaves no trace.
 
-    Raises:
-        InputError: the text supports fewer ids.
+    A text that supports fewer ids is an InputError.
     """
     sample: list[tuple[int, str, int, bytes]] = []  # hash, split, first byte in it, UTF-8 text
-    sizes, kept, limit, split = dict.fromkeys(SPLITS, 0), 0, 1 << 64, ""
-    for piece in source.pieces():
-        if piece.first:
-            split = choose_split(piece.text.encode("utf-8", "replace"), val_fraction)
+    sizes, kept, limit = dict.fromkeys(SPLITS, 0), 0, 1 << 64
+    for piece, split in with_splits(source.pieces(), val_fraction):
         for part in split_at_words(piece.text, _PART_CHARACTERS):
             data = part.encode("utf-8", "replace")
             draw = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
@@ -101,20 +95,16 @@ def learn(source: Corpus, wanted: Learned, val_fraction: float) -> Tokenizer:
             before = first + (sizes["train"] if split == "val" else 0)
             data = data[: max(0, cut_at(total, val_fraction) - before)]
         texts.append(data.decode("utf-8", "ignore"))
-    if wanted.size is None:
+    if wanted.n_vocab is None:
         characters = sorted({character for text in texts for character in text if ord(character) > 127})
         table = [*(bytes([byte]) for byte in range(256)), *(c.encode() for c in characters)]
     else:
-        table = learn_table(texts, wanted.size, wanted.pattern)
+        table = learn_table(texts, wanted.n_vocab, wanted.pattern)
     return Tokenizer("own", table=table, pattern=wanted.pattern)
 
 
 def learn_table(texts: Iterable[str], vocab_size: int, pattern: str) -> list[bytes]:
-    """The bytes and the merges of the most frequent pairs by rank, on any number of threads.
-
-    Raises:
-        InputError: no pair stands twice before there are as many.
-    """
+    """The bytes and the merges of the most frequent pairs by rank; an InputError if too few stand twice."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # it warns of workers forked later otherwise
     from tokenizers import Regex, models, pre_tokenizers, trainers
     from tokenizers import Tokenizer as Library

@@ -131,9 +131,8 @@ def make_batch(stream: TokenStream, spans: Spans, context_length: int, isolate: 
     starts, lengths = spans
     rows = stream.rows(starts, context_length)  # (B, T + 1)
     x, y = rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64)
-    if (lengths < context_length).any():
-        padding = np.arange(context_length) >= lengths[:, None]
-        x[padding], y[padding] = 0, IGNORE_INDEX
+    padding = np.arange(context_length) >= lengths[:, None]
+    x[padding], y[padding] = 0, IGNORE_INDEX
     batch = [x, y]
     if isolate:
         document = np.cumsum(x == stream.eot, axis=1)

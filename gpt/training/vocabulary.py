@@ -49,8 +49,7 @@ def choose_vocabulary(options: Any) -> Inherited:
         return Inherited(tokenizer=found.own_tokenizer, bytes_per_token=found.bytes_per_token)
     if data.vocabulary is not None:
         wanted = find_vocabulary(data.vocabulary, data.vocab_size)
-        size = wanted.size if isinstance(wanted, Learned) else wanted.n_vocab
-        size = size or TokenData(**data.as_dict()).tokenizer.n_vocab
+        size = wanted.n_vocab or TokenData(**data.as_dict()).tokenizer.n_vocab
         model.config.vocab_size = data.vocab_size = size
     saved = read_model_part(options.ckpt_path).get("tokenizer") if options.get("ckpt_path") else None
     return Inherited(tokenizer=Tokenizer.from_dict(saved) if saved else None)

@@ -108,7 +108,7 @@ def test_documents_held_out_leave_no_trace(tmp_path):
     assert 10 < len(held_out) < 100
     strange = iter([t for i in range(9999) if choose_split((t := f"{i} zyx" * 20).encode(), 0.2) == "val"])
     changed = [next(strange) if text in held_out else text for text in texts]
-    wanted = Learned(size=400)
+    wanted = Learned(n_vocab=400)
     tables = [
         learn(find_corpus(write_rows(tmp_path / f"{name}.jsonl", each)), wanted, 0.2)
         for name, each in (("a", texts), ("b", changed), ("c", texts[:1] + changed[1:] + ["zyx " * 900]))
@@ -145,11 +145,11 @@ def test_of_a_large_text_parts_are_chosen_by_a_rule(tmp_path, monkeypatch):
         write_rows(tmp_path / "a.jsonl", [f"{i} {TEXT[i * 50 :][:400]}" for i in range(200)])
     )
     for _ in range(2):
-        learn(source, Learned(size=300), 0.05)
+        learn(source, Learned(n_vocab=300), 0.05)
     assert taken[0] == taken[1]
     assert 5_000 < sum(len(text.encode()) for text in taken[0]) <= 20_000
     monkeypatch.setattr(vocabularies, "_SCANNED_BYTES", 10_000)
-    learn(source, Learned(size=300), 0.05)
+    learn(source, Learned(n_vocab=300), 0.05)
     assert 0 < sum(len(text.encode()) for text in taken[2]) <= 10_500
 
 
@@ -180,7 +180,7 @@ def test_characters_as_a_vocabulary(tmp_path):
 def test_names():
     assert find_vocabulary(None, 2048) == find_vocabulary("gpt2:2048", 1) == Tokenizer("gpt2", 2048)
     assert find_vocabulary("gpt2", 1) == Tokenizer()
-    assert find_vocabulary("learn:300:marks", 1) == Learned(size=300, pattern="marks")
+    assert find_vocabulary("learn:300:marks", 1) == Learned(n_vocab=300, pattern="marks")
     for name in ("gpt3", "learn:many", "learn", "gpt2:", "nothing.json"):
         with pytest.raises(InputError, match=r"unknown vocabulary .*expected gpt2, gpt2:SIZE"):
             find_vocabulary(name, 1)
