@@ -66,14 +66,11 @@ def score(model: GPT, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     features = model.features(tokens)[scored]  # (N, D)
     nats, most_likely = torch.zeros(targets.shape, dtype=torch.float64), torch.zeros(targets.shape).bool()
     at_once = max(1, _LOGITS_AT_ONCE // model.config.vocab_size)
-    found = []
-    parts = zip(torch.split(features, at_once), torch.split(targets[scored], at_once), strict=True)
-    for part, wanted in parts:
-        logits = model.head(part).float()  # (n, V)
-        found.append((F.cross_entropy(logits, wanted, reduction="none"), logits.argmax(-1) == wanted))
-    if found:
-        nats[scored.cpu()] = torch.cat([part for part, _ in found]).cpu().double()  # MPS has no float64
-        most_likely[scored.cpu()] = torch.cat([part for _, part in found]).cpu()
+    tensors = (scored.nonzero().cpu(), features, targets[scored])
+    for place, part, wanted in zip(*(torch.split(tensor, at_once) for tensor in tensors), strict=True):
+        logits, index = model.head(part).float(), place.unbind(1)  # (n, V); rows and columns of the targets
+        nats[index] = F.cross_entropy(logits, wanted, reduction="none").cpu().double()  # MPS has no float64
+        most_likely[index] = (logits.argmax(-1) == wanted).cpu()
     return nats, most_likely
 
 

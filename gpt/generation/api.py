@@ -72,7 +72,8 @@ def generate(
     the k-th sample of a prompt does not depend on the number of samples or on other prompts. Past the context
     length the window slides by half a context: see `engine.py`.
 
-    To call this often with one model, prepare it once with `for_decoding`.
+    To call this often with one model, prepare it once with `for_decoding`. An argument out of its range, or
+    an empty prompt, raises InputError.
 
     Args:
         model: any GPT; it is left unchanged.
@@ -83,9 +84,6 @@ def generate(
         end: a row ends after this token, `<|endoftext|>` for example. In a tensor, shorter rows are padded
             with it; G belongs to the longest.
         vocab_size: ids from here on are never drawn; for a model whose vocabulary is padded.
-
-    Raises:
-        InputError: an argument is out of its range, or a prompt is empty.
     """
     if isinstance(tokens, Tensor) and (tokens.dim() != 2 or tokens.shape[1] == 0):
         expected = "prompts of at least one token, shape (prompts, tokens)"

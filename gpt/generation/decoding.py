@@ -62,14 +62,9 @@ def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
 
     On a CPU only the matrices have the given precision. Activations, keys and values are float32: attention
     is faster in it there than in bfloat16, and int8 loses less. On other devices, or without oneDNN, the
-    copy has plain layers. A copy that is prepared already is returned unchanged.
-
-    Args:
-        model: a GPT on any device; the copy shares the tensors it need not change.
-        precision: of the matrices; the model's own if None. `int8` is for a CPU.
-
-    Raises:
-        InputError: an unknown precision, or int8 on another device than a CPU.
+    copy has plain layers. It shares the tensors that need no change. A copy that is prepared already is
+    returned unchanged. None is the model's own precision; an unknown one, or int8 on another device than a
+    CPU, raises InputError.
     """
     model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper computes what the model in it does
     if any(isinstance(module, PackedLinear | Int8Linear) for module in model.modules()):

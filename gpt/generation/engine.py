@@ -90,6 +90,7 @@ class Engine:
     sample: see `failed`.
 
     A model whose own `forward` takes no `caches`, or does not fill them, reads a whole window for each token.
+    A size below one, or a vocabulary larger than the model's, raises InputError.
 
     Args:
         model: in evaluation mode, best from `for_decoding`.
@@ -97,9 +98,6 @@ class Engine:
         max_samples: how many samples run at a time; more wait.
         chunk: a prompt is read in chunks of this many tokens, and running samples get a token in between.
         vocab_size: ids from here on are never drawn; the tokenizer's by default.
-
-    Raises:
-        InputError: a size below one, or a vocabulary larger than the model's.
     """
 
     def __init__(

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, TypeVar
 
@@ -67,7 +68,7 @@ def create_app(
             watching.cancel()
 
     # FastAPI's own documentation pages load their scripts from another host.
-    app = FastAPI(title="gpt serve", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.add_api_route("/", service.page, methods=["GET"])
     app.add_api_route("/health", service.health, methods=["GET"])
     app.add_api_route("/metrics", service.metrics_page, methods=["GET"])
@@ -196,27 +197,22 @@ class _EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
+@dataclass
 class _Answer:
     """The answer to one completion request."""
 
-    def __init__(
-        self,
-        service: _Service,
-        form: CompletionRequest,
-        requests: list[EngineRequest],
-        request: Request,
-        started: float,
-    ) -> None:
-        self.service, self.form, self.request, self.started = service, form, request, started
-        self.handle = service.engine.submit(requests)
-        self.lengths = [0] * sum(one.samples for one in requests)  # of the texts so far
-        self.prompt_tokens, self.new_tokens = sum(len(one.tokens) for one in requests), 0
-        self.head = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": service.name,
-        }
+    service: _Service
+    form: CompletionRequest
+    requests: list[EngineRequest]
+    request: Request
+    started: float
+
+    def __post_init__(self) -> None:
+        self.handle = self.service.engine.submit(self.requests)
+        self.lengths = [0] * sum(one.samples for one in self.requests)  # of the texts so far
+        self.prompt_tokens, self.new_tokens = sum(len(one.tokens) for one in self.requests), 0
+        name, created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
+        self.head = {"id": name, "object": "text_completion", "created": created, "model": self.service.name}
 
     async def complete(self) -> dict[str, Any]:
         """The answer as one object."""
@@ -278,11 +274,8 @@ class _Answer:
         return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": finish}
 
     def _usage(self) -> dict[str, int]:
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.new_tokens,
-            "total_tokens": self.prompt_tokens + self.new_tokens,
-        }
+        read, written = self.prompt_tokens, self.new_tokens
+        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
 async def _body(request: Request, most: int) -> bytes:

@@ -63,18 +63,14 @@ def serve(
     path = find(checkpoint)
     loaded, tokenizer = load(path, device)
     model = for_decoding(loaded, precision)
-    name = name or model_name(path)
+    name, address = name or model_name(path), f"{host}:{port}"
     app = create_app(model, tokenizer, name=name, limits=limits, api_key=api_key, exit_when_stalled=True)
     if host in _LOCAL:  # stops DNS rebinding by pages of other sites
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "[::1]", "::1"])
     if api_key is None and host not in _LOCAL:
-        print(
-            f"warning: anyone who can reach {host}:{port} can use this server; require a key with --api_key",
-            file=sys.stderr,
-        )
-    print(
-        f"page at http://{host}:{port}/, API at http://{host}:{port}/v1; Ctrl-C stops the server", flush=True
-    )
+        danger = f"anyone who can reach {address} can use this server; require a key with --api_key"
+        print(f"warning: {danger}", file=sys.stderr)
+    print(f"page at http://{address}/, API at http://{address}/v1; Ctrl-C stops the server", flush=True)
     server = new_server(app, limits, host=host, port=port)
     with suppress(KeyboardInterrupt):  # uvicorn raises it again once it has shut down
         server.run()

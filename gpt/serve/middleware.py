@@ -7,18 +7,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpt.serve.errors import body_too_large, error_reply
 
-PUBLIC = ("/", "/health", "/metrics")
-"""The paths that need no key."""
+_PUBLIC = ("/", "/health", "/metrics")  # paths that need no key
 
 
 class Guard:
-    """ASGI middleware.
-
-    Args:
-        app: the application behind it.
-        body_bytes: the largest body.
-        api_key: what `Authorization: Bearer` must contain for all paths but PUBLIC; None requires nothing.
-    """
+    """ASGI middleware. With an `api_key`, `Authorization: Bearer` must contain it, but for public paths."""
 
     def __init__(self, app: ASGIApp, body_bytes: int, api_key: str | None) -> None:
         self.app, self.body_bytes = app, body_bytes
@@ -30,7 +23,7 @@ class Guard:
         if scope["type"] == "http":
             headers = dict(scope["headers"])
             given, declared = headers.get(b"authorization", b""), headers.get(b"content-length", b"0")
-            private = self.expected and scope["path"] not in PUBLIC
+            private = self.expected and scope["path"] not in _PUBLIC
             # Compared in constant time, so that timing does not reveal how much of a guess is right.
             if private and not hmac.compare_digest(given, self.expected):
                 app = error_reply(HTTPException(401, "the API key is missing or wrong"))
