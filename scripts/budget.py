@@ -25,6 +25,7 @@ CORE = (
     "gpt/training/optimizers/recipe.py",
     "gpt/training/optimizers/muon.py",
     "gpt/training/optimizers/combined.py",
+    "gpt/training/optimizers/master_weights.py",
 )
 BUDGETS = {"gpt/": (PACKAGE, 10_300), "core path": (CORE, 1_700)}
 

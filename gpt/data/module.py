@@ -22,6 +22,8 @@ from gpt.tokenizer import Tokenizer
 class TokenData(pl.LightningDataModule):
     """Batches of token windows from any corpus. Give the Trainer `use_distributed_sampler=False`.
 
+    An InputError: the corpus cannot be read or is shorter than the context, or two options contradict.
+
     Args:
         corpus: a recipe's name, a text file, a folder, a pattern, `hub:OWNER/NAME`, or a prepared folder.
         vocab_size: size of the vocabulary; GPT-2's whole one has 50257.
@@ -41,9 +43,6 @@ class TokenData(pl.LightningDataModule):
         vocabulary: gpt2, gpt2:SIZE, learn:SIZE, learn:SIZE:marks, learn:chars, or a .tiktoken or
             tokenizer.json file, see `gpt prepare --help`; by default GPT-2's with `vocab_size` ids.
         errors: `strict` stops at bytes that are not UTF-8, `replace` puts U+FFFD in their place.
-
-    Raises:
-        InputError: the corpus cannot be read or is shorter than the context, or two options contradict.
     """
 
     def __init__(
@@ -120,10 +119,8 @@ class TokenData(pl.LightningDataModule):
     def split_update(self, most: int) -> None:
         """Divide `tokens_per_update` over processes and batches of equal size, of at most `most` windows.
 
-        Sets `batch_size`, and the Trainer's accumulate_grad_batches and val_check_interval.
-
-        Raises:
-            InputError: the processes cannot have equal shares, or the Trainer's options say otherwise.
+        Sets `batch_size`, and the Trainer's accumulate_grad_batches and val_check_interval. An InputError:
+        the processes cannot have equal shares, or the Trainer's options say otherwise.
         """
         trainer: Any = self.trainer
         assert self.tokens_per_update is not None

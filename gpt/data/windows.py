@@ -48,8 +48,7 @@ def permute(positions: NDArray[np.int64], size: int, key: tuple[int, ...]) -> ND
         for even, odd in keys.reshape(-1, 2):
             left = (left + _mix(right, even) % a) % a
             right = (right + _mix(left, odd) % b) % b
-        mixed: NDArray[np.uint64] = left * b + right
-        return mixed
+        return left * b + right
 
     values = encrypt(positions.astype(np.uint64))
     while (outside := values >= size).any():

@@ -16,10 +16,9 @@ _GPU_STEPS = 500
 
 
 def compile_blocks(model: GPT) -> None:
-    """Compile the forward pass of each block in place.
+    """Compile the forward pass of each block in place; without a compiler, only say so.
 
-    All blocks share one compilation, so its time does not grow with depth. In-place compilation keeps the
-    weights' names, so checkpoints are the same. Without a compiler this prints one line and changes nothing.
+    All blocks share one compilation, so its time does not grow with depth.
     """
     if missing := missing_compiler(next(model.parameters()).device):
         rank_zero_warn(f"not compiled: {missing}. Training is slower without it.")
@@ -44,5 +43,5 @@ def missing_compiler(device: torch.device) -> str | None:
     language, compilers = "C++", ["cl"] if sys.platform == "win32" else ["g++", "clang++", "c++"]
     if device.type == "cuda":  # Triton builds its launchers with a C compiler
         language, compilers = "C", [os.environ.get("CC", "cc"), "gcc", "clang"]
-    found = any(shutil.which(name) for name in compilers)
-    return None if found else f"no {language} compiler found, looked for {', '.join(compilers)}"
+    missing = f"no {language} compiler found, looked for {', '.join(compilers)}"
+    return None if any(map(shutil.which, compilers)) else missing

@@ -10,11 +10,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # numbers of malloc.h
 
 
 def default_precision(accelerator: str | Any) -> str:
-    """bf16-mixed where bfloat16 matrix products are fast, 16-mixed on older GPUs, else 32-true.
-
-    Args:
-        accelerator: the Trainer's option; "auto" takes a GPU if there is one.
-    """
+    """bf16-mixed where bfloat16 matrix products are fast, 16-mixed on older GPUs, else 32-true."""
     if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
         return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "16-mixed"
     on_cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.backends.mps.is_available())
@@ -29,11 +25,10 @@ def allow_tf32() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep what tensors gave back for the next ones, instead of giving it to the system.
+    """Have glibc, where there is one, keep the memory of freed tensors for the next ones.
 
-    A training step frees and takes again gigabytes. By default glibc returns every large block at once, and
-    the system clears each page anew when it is touched: a good part of a GPT-2 step on a CPU
-    (docs/benchmarks.md). Where there is no glibc, nothing changes.
+    By default it returns every large block to the system at once, which clears each page anew when it is
+    touched: a good part of a GPT-2 step on a CPU (docs/benchmarks.md).
     """
     if not sys.platform.startswith("linux"):
         return

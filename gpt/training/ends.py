@@ -19,15 +19,11 @@ class NothingLeft(Exception):
 
 
 class Ends(Callback):
-    """Plans the end of a run from its limits, and stops there.
+    """Plans the end of a run from the Trainer's `options`, and stops there; `done` steps are made already.
 
     Lightning gets one limit, in steps, so that a run limited by epochs resumes exactly too. With a time limit
-    the number of steps is estimated after each step from the speed so far. The last step is validated.
-
-    Args:
-        options: the Trainer's; max_steps, max_epochs and max_time count over all resumes.
-        done: steps of the run that is resumed.
-        meter: measures the time.
+    the number of steps is estimated after each step from the speed so far. The last step is validated. All
+    limits count over all resumes.
     """
 
     def __init__(self, options: Any, done: int, meter: Meter) -> None:
@@ -51,15 +47,12 @@ class Ends(Callback):
         """Turn epochs into steps, before the optimizer asks for them."""
         if self.max_steps > 0:
             self._limit, self.reason = self.max_steps, f"max_steps {self.max_steps}"
-        if self.max_epochs > 0:
-            epoch = _steps_per_epoch(trainer)
-            if self.max_epochs * epoch < self._limit:
-                self._limit = self.max_epochs * epoch
-                self.reason = f"max_epochs {self.max_epochs} of {epoch} steps"
+        if self.max_epochs > 0 and self.max_epochs * (epoch := _steps_per_epoch(trainer)) < self._limit:
+            self._limit = self.max_epochs * epoch
+            self.reason = f"max_epochs {self.max_epochs} of {epoch} steps"
         if self.done >= self._limit:
-            raise NothingLeft(
-                f"all {self.done} steps are done ({self.reason}): ask for more with --trainer.max_steps"
-            )
+            done = f"all {self.done} steps are done ({self.reason})"
+            raise NothingLeft(f"{done}: ask for more with --trainer.max_steps")
         limit_steps(trainer, self._limit)
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:

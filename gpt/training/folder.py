@@ -1,12 +1,6 @@
-"""A run's folder, which belongs to one process group at a time.
+"""A run's folder, which belongs to one process group at a time: README.md lists the files.
 
-runs/NAME/config.yaml       every option, resolved
-          checkpoints/      best.ckpt, last.ckpt, and older ones
-          metrics.csv       a row per logging interval and validation
-          loss.png          the same as a picture
-          samples.txt       a text at each validation
-          summary.json      how it ended
-          .lock, .holder    the lock of the process that trains, and who that is
+`.lock` is locked by the process that trains, and `.holder` says which that is.
 """
 
 import json
@@ -33,8 +27,7 @@ _SECONDS_FOR_WORKERS = 10.0  # a killed process's data workers hold its lock unt
 class RunFolder(Callback):
     """Reserves or reopens the folder when the processes have met, locks it, and writes config.yaml.
 
-    The first process does this for all. The lock is the operating system's: it ends with the process, however
-    that ends.
+    The first process does this for all. The lock is the operating system's: it ends with the process.
 
     Args:
         name: of a new run. If `runs/NAME` exists, the first free one of `runs/NAME-2`, `runs/NAME-3`, ...
@@ -43,7 +36,7 @@ class RunFolder(Callback):
     """
 
     def __init__(self, name: str, existing: Path | None, config: str) -> None:
-        self.new, self.name, self.path, self.config = folder_of(name), name, existing, config
+        self.new, self.path, self.config = folder_of(name), existing, config
         self._lock: FileLock | None = None
 
     def __truediv__(self, name: str) -> Path:
@@ -52,23 +45,25 @@ class RunFolder(Callback):
         return self.path / name
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Reserve and lock the folder; one that another process uses or sees as another is an InputError."""
-        own = self.path
+        """Reserve and lock the folder; one that another process uses is an InputError.
+
+        So is a checkpoint that not all processes found, which each searches for by itself.
+        """
+        own, first = str(trainer.ckpt_path), trainer.strategy.broadcast(str(trainer.ckpt_path))
+        if own != first:
+            raise InputError(
+                f"process {trainer.global_rank} resumes {own}, process 0 {first}: "
+                "all processes need to see the same files"
+            )
         result: Any = None
         if trainer.is_global_zero:
             try:
                 result = self._open()
             except (InputError, OSError) as error:
                 result = error
-        path = trainer.strategy.broadcast(result)
+        self.path = path = trainer.strategy.broadcast(result)
         if isinstance(path, Exception):
             raise path
-        if own not in (None, path):
-            raise InputError(
-                f"process {trainer.global_rank} would write to {own}, process 0 writes to {path}: "
-                "all processes need to see the same files"
-            )
-        self.path = path
         set_root_folder(trainer, path)
 
     def _open(self) -> Path:
@@ -159,11 +154,10 @@ def _holder(folder: Path) -> dict[str, str | int] | None:
 def _holder_is_dead(folder: Path) -> bool:
     """Whether the process that wrote `.holder` ended on this machine without removing it."""
     holder = _holder(folder)
-    if os.name != "nt" and holder and holder["host"] == socket.gethostname():
-        try:
-            os.kill(int(holder["pid"]), 0)
-        except ProcessLookupError:
-            return True
-        except (OSError, ValueError):
-            pass
+    if os.name == "nt" or not holder or holder["host"] != socket.gethostname():
+        return False
+    try:
+        os.kill(int(holder["pid"]), 0)
+    except (OSError, ValueError) as error:
+        return isinstance(error, ProcessLookupError)
     return False

@@ -11,29 +11,27 @@ from gpt.training.output import report
 
 
 class Guard:
-    """Stops the run or skips the update, between the backward pass and the update.
+    """Stops the run, or skips at most `limit` updates, between the backward pass and the update.
 
     All losses and gradients are reduced to one number: only reading it makes an update wait for the device.
-    The run skips at most `limit` updates.
     """
 
     def __init__(self, limit: int = 0) -> None:
         if limit < 0:
             raise InputError(f"skip_nonfinite must be at least 0, got {limit}")
         self.limit, self.skipped = limit, 0
-        self._losses: Tensor | None = None
+        self._losses: Tensor | float = 0.0
 
     def add(self, loss: Tensor) -> None:
         """Include a batch's loss."""
-        self._losses = loss if self._losses is None else self._losses + loss
+        self._losses = self._losses + loss
 
     def passes(self, trainer: Trainer, norm: Tensor) -> bool:
-        """Whether to make the update, given the norm of all gradients; the same on all processes.
+        """Whether to make the update, on all processes; InputError where no more may be skipped.
 
-        Raises:
-            InputError: the update is not finite, and the limit is reached.
+        `norm` is that of all gradients.
         """
-        losses, self._losses = self._losses if self._losses is not None else torch.zeros_like(norm), None
+        losses, self._losses = torch.as_tensor(self._losses, device=norm.device), 0.0
         scaled = getattr(trainer.precision_plugin, "scaler", None)  # it checks the gradients itself
         total: Any = losses if scaled else losses + norm  # infinity and NaN survive addition
         if trainer.world_size > 1:

@@ -83,7 +83,7 @@ class CommandLine(LightningCLI):
 
 def silence_warnings() -> None:
     """Silence Lightning's advertisements and the warnings that do not apply here."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    for library in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(library).setLevel(logging.WARNING)
     for message in _WARNINGS_THAT_DO_NOT_APPLY:
         warnings.filterwarnings("ignore", message)

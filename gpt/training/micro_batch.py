@@ -14,8 +14,8 @@ from gpt.training.resume import random_state, set_random_state
 class FitMicroBatch(Callback):
     """Tries one micro-batch before training and halves it until it fits, with `--data.tokens_per_update`.
 
-    The trial is a forward and a backward pass, beside memory for the optimizer's two moments. It changes no
-    weight and no random number of the run. `report` is called with the number of windows that fit.
+    The trial is a forward and a backward pass, beside memory for the optimizer's two moments; it changes no
+    weight and no random number of the run. `report` gets the number of windows that fit.
     """
 
     def __init__(self, report: Callable[[int], None]) -> None:

@@ -140,19 +140,12 @@ class LanguageModel(LightningModule):
         recipe = self.optimizer_config
         optimizer = build_optimizer(self.model, recipe)
         self.planned_steps = self._count_steps()
+        shape = recipe.warmup_steps, recipe.schedule, recipe.final_lr_fraction, recipe.decay_fraction
 
         def factor(step: int) -> float:
-            return learning_rate_factor(
-                step,
-                total_steps=self.planned_steps,
-                warmup_steps=recipe.warmup_steps,
-                schedule=recipe.schedule,
-                final=recipe.final_lr_fraction,
-                decay_fraction=recipe.decay_fraction,
-            )
+            return learning_rate_factor(step, self.planned_steps, *shape)
 
-        schedule = {"scheduler": LambdaLR(optimizer, factor), "interval": "step"}
-        return {"optimizer": optimizer, "lr_scheduler": schedule}
+        return [optimizer], [{"scheduler": LambdaLR(optimizer, factor), "interval": "step"}]
 
     def _count_steps(self) -> int:
         """Updates in the whole run."""

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
@@ -39,18 +39,15 @@ class _MayEnd:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        with self._or_null_device():
-            self._stream.write(text)
+        self._try(self._stream.write, text)
         return len(text)
 
     def flush(self) -> None:
-        with self._or_null_device():
-            self._stream.flush()
+        self._try(self._stream.flush)
 
-    @contextmanager
-    def _or_null_device(self) -> Iterator[None]:
+    def _try(self, call: Callable[..., object], *args: str) -> None:
         try:
-            yield
+            call(*args)
         except OSError:
             descriptor = os.open(os.devnull, os.O_WRONLY)
             os.dup2(descriptor, self._stream.fileno())

@@ -1,6 +1,5 @@
 """The progress bar: loss, tokens per second and the time left; outside a terminal, an occasional line."""
 
-import sys
 import time
 from typing import Any
 
@@ -21,24 +20,23 @@ class RunProgress(ProgressBar):
         super().__init__()
         self.meter, self.samples = meter, samples
         self.console = Console(stderr=True, highlight=False)
-        self._enabled = True
         self._progress: Progress | None = None
         self._started = self._last_line = 0.0
         self._first_step = 0
 
     def disable(self) -> None:
         """Show nothing; Lightning calls this on all processes but the first."""
-        self._enabled = False
+        self.console.quiet = True
 
     def enable(self) -> None:
         """Show again."""
-        self._enabled = True
+        self.console.quiet = False
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Start the bar."""
         self._started = self._last_line = time.perf_counter()
         self._first_step = trainer.global_step
-        if not self._enabled or not self.console.is_terminal:
+        if self.console.quiet or not self.console.is_terminal:
             return
         figures, time_left = TextColumn("{task.fields[figures]}"), (TimeRemainingColumn(), TextColumn("left"))
         columns = TextColumn("training"), BarColumn(), MofNCompleteColumn(), figures, *time_left
@@ -50,7 +48,7 @@ class RunProgress(ProgressBar):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Move the bar at each logging interval; outside a terminal print a line every ten seconds."""
         step = trainer.global_step
-        if not self._enabled or step != self.meter.steps or step % self.meter.every:
+        if step != self.meter.steps or step % self.meter.every:
             return
         figures = f"loss {self.meter.train_loss:.3f}  {self.meter.tokens_per_second:,.0f} tokens/s"
         total = pl_module.planned_steps  # an estimate, where time is the limit
@@ -66,8 +64,6 @@ class RunProgress(ProgressBar):
 
     def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
         """Print the validation metrics and the sample."""
-        if not self._enabled:
-            return
         figures = "  ".join(f"{name} {value:.4g}" for name, value in self.meter.last_validation.items())
         self.console.print(f"[bold]step {trainer.global_step}[/]  {figures}", soft_wrap=True)
         if self.samples.newest:
@@ -78,4 +74,3 @@ class RunProgress(ProgressBar):
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
-        sys.stderr.flush()

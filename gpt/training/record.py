@@ -1,7 +1,4 @@
-"""What a run records: metrics.csv and the figures in it, samples.txt, summary.json and loss.png.
-
-A resumed run continues these files: what was written after its checkpoint is cut off first.
-"""
+"""What a run records; a resumed run cuts off what was written after its checkpoint, and continues."""
 
 import sys
 import time
@@ -28,40 +25,31 @@ COLUMNS = (
 
 
 class GrowingText:
-    """A text file in the run's folder that grows; `write` replaces it atomically."""
+    """A text file in the run's folder that grows."""
 
     def __init__(self, folder: RunFolder, name: str) -> None:
-        self.folder, self.filename = folder, name
-        self.text = ""
+        self.folder, self.name, self.text = folder, name, ""
 
     def write(self) -> None:
-        """Write the file, unless it would be empty."""
+        """Replace the file, unless it would be empty."""
         if self.text:
-            with atomic_write(self.folder / self.filename) as file:
+            with atomic_write(self.folder / self.name) as file:
                 file.write(self.text)
 
     def cut(self, characters: int) -> None:
         """Continue after the first `characters` of the file, or from nothing if it is missing."""
-        path = self.folder / self.filename
+        path = self.folder / self.name
         self.text = path.read_text(encoding="utf-8")[:characters] if path.is_file() else ""
 
 
 class MetricsCSV(Logger):
-    """metrics.csv, a row for each interval or validation.
+    """metrics.csv, a row for each interval or validation; CSVLogger deletes the file of a resumed run."""
 
-    Lightning's CSVLogger deletes the file of a resumed run.
-    """
-
-    version = ""  # a run's folder is its only version
+    name = version = ""  # the run's folder has its name
 
     def __init__(self, folder: RunFolder) -> None:
         super().__init__()
         self.file = GrowingText(folder, "metrics.csv")
-
-    @property
-    def name(self) -> str:
-        """The run's name."""
-        return self.file.folder.name
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Nothing: the run's config.yaml has them."""
@@ -69,10 +57,9 @@ class MetricsCSV(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Add a row; unknown names are left out."""
-        known = {name: f"{metrics[name]:.8g}" for name in COLUMNS if name in metrics}
-        row = {**known, "step": str(step or 0)}
-        header = "" if self.file.text else f"{','.join(COLUMNS)}\n"
-        self.file.text += f"{header}{','.join(row.get(name, '') for name in COLUMNS)}\n"
+        row = {name: f"{metrics[name]:.8g}" for name in COLUMNS if name in metrics} | {"step": str(step or 0)}
+        self.file.text = self.file.text or f"{','.join(COLUMNS)}\n"
+        self.file.text += f"{','.join(row.get(name, '') for name in COLUMNS)}\n"
 
     @rank_zero_only
     def save(self) -> None:
@@ -90,8 +77,7 @@ class TensorBoard(Callback):
         """Add the logger."""
         if find_spec("tensorboard"):
             options: dict[str, Any] = {"default_hp_metric": False, "purge_step": self.purge_step}
-            logger = TensorBoardLogger(self.folder / "", "tensorboard", "", **options)
-            trainer.loggers = [*trainer.loggers, logger]
+            trainer.loggers += [TensorBoardLogger(self.folder / "", "tensorboard", "", **options)]
 
 
 class Meter(Callback):
@@ -143,9 +129,9 @@ class Meter(Callback):
             "gradient_norm": float(pl_module.last_gradient_norm),
             "tokens_per_second": self.tokens_per_second,
         }
-        self._log(trainer, self.tokens, self.seconds, metrics)
         self.loss_sum, self.interval_batches, self.interval_tokens = 0.0, 0, 0
         self._interval_started = now
+        self._log(trainer, self.seconds, metrics)
 
     def on_validation_start(self, *_: Any) -> None:
         """Note the time."""
@@ -155,7 +141,7 @@ class Meter(Callback):
         """Log the validation metrics."""
         names = [name for name in COLUMNS if name.startswith("val_") and name in trainer.callback_metrics]
         self.last_validation = {name: float(trainer.callback_metrics[name]) for name in names}
-        self._log(trainer, self.tokens + self.interval_tokens, self.elapsed(), self.last_validation)
+        self._log(trainer, self.elapsed(), self.last_validation)
         for logger in trainer.loggers:
             logger.save()
         self._interval_started += time.perf_counter() - self._validation_started  # not training time
@@ -178,13 +164,14 @@ class Meter(Callback):
         """The inverse of `state_dict`."""
         state = dict(state_dict)
         written, self._interval_started = state.pop("csv"), state.pop("interval_seconds")
-        self.__dict__.update(state)
+        vars(self).update(state)
         if self.metrics:
             self.metrics.file.cut(written)
 
-    def _log(self, trainer: Trainer, tokens: int, seconds: float, metrics: dict[str, float]) -> None:
+    def _log(self, trainer: Trainer, seconds: float, metrics: dict[str, float]) -> None:
+        metrics = {**metrics, "tokens": self.tokens + self.interval_tokens, "seconds": seconds}
         for logger in trainer.loggers:
-            logger.log_metrics({**metrics, "tokens": tokens, "seconds": seconds}, step=trainer.global_step)
+            logger.log_metrics(metrics, step=trainer.global_step)
 
 
 class Samples(Callback):

@@ -14,7 +14,7 @@ from gpt.errors import InputError
 from gpt.training.record import Meter
 from gpt.weights.checkpoint import RUNS, ProcessPart, StepPart, checkpoints_of, newest_run, read
 
-AUTO, AUTO_OR_NEW = "auto", "auto_or_new"
+AUTO_OR_NEW = "auto_or_new"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,24 +23,19 @@ class Found:
 
     path: Path
     step: int
-    options: str
-    """YAML, not to be trusted."""
-    skipped: tuple[Path, ...] = ()
-    """Newer checkpoints that are broken."""
+    options: str  # YAML, not to be trusted
+    skipped: tuple[Path, ...] = ()  # newer checkpoints that are broken
 
 
 def find(resume: str, run: str | None = None) -> Found | None:
-    """The checkpoint to resume from.
+    """The checkpoint to resume from; InputError if there is none, or none is intact.
 
     Args:
         resume: a checkpoint, a run's folder, "auto" for the newest intact checkpoint of a run, or
             "auto_or_new", which gives None if that run has no checkpoint.
         run: the name of a run under `runs/`; None for the newest.
-
-    Raises:
-        InputError: there is no checkpoint, or none is intact.
     """
-    if resume not in (AUTO, AUTO_OR_NEW):
+    if resume not in ("auto", AUTO_OR_NEW):
         return _newest(Path(resume)) if Path(resume).is_dir() else _open(Path(resume))
     if resume == AUTO_OR_NEW and run is None:
         raise InputError("--resume auto_or_new needs the name of the run: give it with --run")
@@ -52,12 +47,12 @@ def find(resume: str, run: str | None = None) -> Found | None:
 
 def _newest(folder: Path) -> Found:
     """The newest intact checkpoint of a run."""
-    broken: tuple[Path, ...] = ()
+    broken: list[Path] = []
     for path in checkpoints_of(folder):
         try:
-            return _open(path, skipped=broken)
+            return _open(path, skipped=tuple(broken))
         except InputError:
-            broken += (path,)
+            broken.append(path)
     if broken:
         names = ", ".join(file.name for file in broken)
         raise InputError(f"no intact checkpoint in {folder}, these are broken: {names}")
@@ -77,23 +72,13 @@ class Resume(Callback):
     """Restores the state of each process, and applies the optimizer's current options.
 
     Each process has its own random generators, so that dropout differs between them, and its own sum of
-    losses since the last row of metrics.csv. If a run resumes with more processes than it had, the additional
-    ones are seeded.
+    losses since the last row of metrics.csv. Processes that the run did not have are seeded.
     """
 
     def __init__(self, seed: int, meter: Meter) -> None:
         self.seed, self.meter = seed, meter
         self._saved: dict[str, Any] | None = None  # the checkpoint's states, size of a step, and loops
         self._groups: list[dict[str, Any]] = []  # the optimizer's current options, once training begins
-
-    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Check that all processes, which search for the checkpoint separately, found the same one."""
-        first = trainer.strategy.broadcast(str(trainer.ckpt_path))
-        if str(trainer.ckpt_path) != first:
-            raise InputError(
-                f"process {trainer.global_rank} resumes {trainer.ckpt_path}, process 0 {first}: "
-                "all processes need to see the same files"
-            )
 
     def on_save_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
         """Add the states of all processes."""
@@ -113,10 +98,8 @@ class Resume(Callback):
 
     def _convert_counts(self, trainer: Trainer) -> None:
         """Convert Lightning's batch counts if a step now takes other batches."""
-        if self._saved is None:
-            return
-        before, now = self._saved["step"], step_size(trainer)
-        if before == now:
+        now = step_size(trainer)
+        if self._saved is None or (before := self._saved["step"]) == now:
             return
         progress = self._saved["loops"]["fit_loop"]["epoch_loop.batch_progress"]
         for counts in (progress["total"], progress["current"]):

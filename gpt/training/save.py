@@ -1,9 +1,4 @@
-"""Checkpoints that are intact or absent, saved on schedule.
-
-runs/NAME/checkpoints/last.ckpt         the newest
-                      step-500.ckpt     older ones, as many as are kept
-                      best.ckpt         the lowest loss on the held-out text
-"""
+"""Checkpoints that are intact or absent, saved on schedule."""
 
 import hashlib
 import json
@@ -57,10 +52,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class EarlyWriter:
-    """A file that is written to disk while it grows, so that the final flush is short.
+    """A file that Linux writes to disk while it grows, so that the final flush is short.
 
-    On Linux, POSIX_FADV_DONTNEED starts to write dirty pages and frees clean ones, so a checkpoint does not
-    fill the page cache either. Elsewhere this is a file like any other.
+    POSIX_FADV_DONTNEED starts to write dirty pages and frees clean ones: the page cache does not fill up.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -79,11 +73,11 @@ class EarlyWriter:
 
 
 class Checkpoints(Checkpoint):
-    """Keeps `last.ckpt`, the ones before it, and `best.ckpt`.
+    """Keeps the newest checkpoint, `last.ckpt`, those before it, `step-N.ckpt`, and `best.ckpt`.
 
     It saves every `every` steps, before each validation, on a signal, and when training ends. A checkpoint
     always describes the moment between two steps. If a validation was due then and is not part of it, the run
-    that resumes it validates first. The newest `keep` are kept.
+    that resumes it validates first. The newest `keep` are kept; the best has the lowest validation loss.
     """
 
     def __init__(self, folder: RunFolder, every: int, keep: int, stop: StopRequest) -> None:
@@ -93,25 +87,22 @@ class Checkpoints(Checkpoint):
             )
         self.run, self.every, self.keep, self.stop = folder, every, keep, stop
         self.best_loss = float("inf")
-        self.steps = self.saved_step = 0  # of this process: seen, and in last.ckpt
-        self._validated = self._saved_validated = self._mid_update = self._other_text = False
-        self._session = self._saves = 0
+        self._step = self._session = self._saves = 0
+        self._saved = (0, False)  # the step in last.ckpt, and whether its validation is part of it
+        self._validated = self._mid_update = self._other_text = False
         self._loops: dict[str, Any] = {}  # Lightning's counters between two steps
-
-    @property
-    def folder(self) -> Path:
-        """Where the checkpoints go."""
-        return self.run / "checkpoints"
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Identify the text by its tokens, whatever folder it is in."""
+        self.folder = self.run / "checkpoints"
         meta = trainer.datamodule.prepared.meta  # type: ignore[attr-defined]
         tokens = [meta["tokenizer"], {name: file["sha256"] for name, file in meta["files"].items()}]
         self._corpus = hashlib.sha256(json.dumps(tokens, sort_keys=True).encode()).hexdigest()
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         """Remove what a killed process left unfinished, and repeat a validation that it did not end."""
-        self.steps = self.saved_step = trainer.global_step
+        self._step = trainer.global_step
+        self._saved = self._step, self._validated
         if trainer.is_global_zero:
             self._session = next_session(self.folder.parent)
             for file in [*self.folder.glob(".*.tmp"), *self.folder.parent.glob(".*.tmp")]:
@@ -130,10 +121,10 @@ class Checkpoints(Checkpoint):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Save on schedule and on a signal."""
         step = trainer.global_step
-        self._mid_update = step == self.steps  # gradients accumulate
+        self._mid_update = step == self._step  # gradients accumulate
         if self._mid_update:
             return
-        self.steps = step
+        self._step = step
         signal = self.stop.agreed(trainer)
         last_step = step >= pl_module.planned_steps
         if not (signal or last_step or step % self.every == 0 or validation_is_due(trainer)):
@@ -157,10 +148,8 @@ class Checkpoints(Checkpoint):
 
     def on_train_end(self, trainer: Trainer, *_: Any) -> None:
         """Save the last steps, and that they are validated."""
-        if trainer.global_step > self.saved_step:
+        if (trainer.global_step, self._validated) > self._saved:
             self._save_last(trainer)
-        elif self._validated and not self._saved_validated and self._loops:
-            self._save(trainer, self.folder / "last.ckpt")
 
     def on_save_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
         """Add the run's part, and Lightning's counters as they were between the two steps."""
@@ -178,7 +167,6 @@ class Checkpoints(Checkpoint):
     def on_load_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
         """Restore Lightning's counters, and whether the step is validated; notice another text."""
         self._loops, self._validated = checkpoint["loops"]["fit_loop"], checkpoint["run"]["validated"]
-        self._saved_validated = self._validated
         if checkpoint["run"].get("corpus", self._corpus) != self._corpus:
             report("the text is not the one that this run was trained on: the best checkpoint begins again")
             self._other_text = True
@@ -194,11 +182,11 @@ class Checkpoints(Checkpoint):
     def _save_last(self, trainer: Trainer) -> None:
         for logger in trainer.loggers:
             logger.save()  # the checkpoint stores the length of metrics.csv
-        last = self.folder / "last.ckpt"
-        if trainer.is_global_zero and last.is_file():
-            _keep_under(last, self.folder / f"step-{self.saved_step}.ckpt")
+        last, step = self.folder / "last.ckpt", trainer.global_step
+        if trainer.is_global_zero and last.is_file() and step > self._saved[0]:
+            _keep_under(last, self.folder / f"step-{self._saved[0]}.ckpt")
         self._save(trainer, last)
-        self.saved_step, self._saved_validated = trainer.global_step, self._validated
+        self._saved = step, self._validated
         if trainer.is_global_zero:
             newest_first = checkpoints_of(self.folder.parent, broken_first=False)
             older = [file for file in newest_first if file.name.startswith("step-")]
@@ -223,12 +211,10 @@ def _set_aside(file: Path, prefix: str, after: int = -1) -> None:
     if not file.is_file():
         return
     try:
-        step = read(file)["global_step"]
+        if (step := read(file)["global_step"]) > after:
+            os.replace(file, file.with_name(f"{prefix}{step}.ckpt"))
     except InputError:
         os.replace(file, f"{file}.broken")
-    else:
-        if step > after:
-            os.replace(file, file.with_name(f"{prefix}{step}.ckpt"))
 
 
 def _keep_under(file: Path, name: Path) -> None:

@@ -42,11 +42,9 @@ _NOT_COMPARED = (*_CHOSEN_ANEW, "run", "weights_only", "model.init_from")
 def plain_options(
     text: str, source: Path, given: Collection[str] = (), dropped: Collection[str] = ()
 ) -> dict[str, Any]:
-    """The options in `text`, nested as in a config file, without those that each run chooses anew.
+    """The options in the YAML `text` of `source`, nested, without those that each run chooses anew.
 
     Args:
-        text: YAML, as a run saves its options.
-        source: the file it was read from.
         given: names of options on the command line, which replace the saved ones.
         dropped: names of more options to leave out.
 
@@ -64,14 +62,13 @@ def plain_options(
         name = OLD_NAMES.get(name, name)
         if name in _CHOSEN_ANEW or name in dropped:
             continue
-        if reason := _objection(name, value):
-            if name in given:
-                continue
+        if not (reason := _objection(name, value)):
+            options[name] = value
+        elif name not in given:
             raise InputError(
                 f"{source}: its saved option {name} {reason}; nothing that a file names is imported or "
                 f"fetched. If you trust it, give it yourself: --{name} ..."
             )
-        options[name] = value
     return _nested(options)
 
 
@@ -92,19 +89,15 @@ def as_argument(options: dict[str, Any]) -> str:
 
 
 def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """The options that differ, as `name: old -> new`; both as `plain_options` nests them.
-
-    Raises:
-        InputError: the saved weights do not allow one of the changes.
-    """
+    """The options that differ, as `name: old -> new`; InputError for one that the weights depend on."""
     old, new = dict(_leaves(saved)), dict(_leaves(now))
     changed = []
     for name in sorted({*old, *new} - set(_NOT_COMPARED)):
-        if old.get(name) == new.get(name):
-            continue
-        if name.startswith(_FIXED) and name not in _FREE:
-            raise InputError(f"{name} is {old.get(name)} in the checkpoint and cannot become {new.get(name)}")
-        changed.append(f"{name}: {old.get(name)} -> {new.get(name)}")
+        before, after = old.get(name), new.get(name)
+        if before != after:
+            if name.startswith(_FIXED) and name not in _FREE:
+                raise InputError(f"{name} is {before} in the checkpoint and cannot become {after}")
+            changed.append(f"{name}: {before} -> {after}")
     return changed
 
 
@@ -142,9 +135,8 @@ def _objection(name: str, value: Any) -> str | None:
     if name in _CLASSES:
         plain = value is None or isinstance(value, bool) or value in _CLASSES[name]
         return None if plain else f"names a class ({_shortened(value)})"
-    if isinstance(value, dict) and name in _DURATIONS:
-        value = list(value.values())
-    for part in value if isinstance(value, list) else [value]:
+    parts = list(value.values()) if isinstance(value, dict) and name in _DURATIONS else value
+    for part in parts if isinstance(parts, list) else [parts]:
         if not (part is None or isinstance(part, bool | int | float | str)):
             return "is not a plain value"
         if "://" in str(part) or "::" in str(part) or str(part).startswith(("hub:", "//", "\\\\")):

@@ -8,7 +8,6 @@ Schedule = Literal["linear", "cosine", "wsd", "constant"]
 
 def learning_rate_factor(
     step: int,
-    *,
     total_steps: int,
     warmup_steps: int = 0,
     schedule: Schedule = "cosine",

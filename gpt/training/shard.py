@@ -18,10 +18,9 @@ from gpt.model import GPT
 
 
 class ShardedStrategy(ModelParallelStrategy):
-    """`--trainer.strategy fsdp2`: ModelParallelStrategy over all processes, with checkpoints of one file.
+    """`--trainer.strategy fsdp2`: ModelParallelStrategy over all processes.
 
-    Such a checkpoint does not say how many processes wrote it, and resumes on another number of them, with
-    or without sharding.
+    A checkpoint is one file, which resumes on any number of processes, with or without sharding.
     """
 
     def __init__(self) -> None:
@@ -59,12 +58,8 @@ class ShardedStrategy(ModelParallelStrategy):
 
 def _renamed(state: dict[str, Any], names: Mapping[Any, Any]) -> dict[str, Any]:
     """An optimizer's state dict with other names for its parameters."""
-    return {
-        "state": {names[name]: value for name, value in state["state"].items()},
-        "param_groups": [
-            {**group, "params": [names[name] for name in group["params"]]} for group in state["param_groups"]
-        ],
-    }
+    groups = [{**group, "params": [names[old] for old in group["params"]]} for group in state["param_groups"]]
+    return {"state": {names[old]: value for old, value in state["state"].items()}, "param_groups": groups}
 
 
 def shard(model: GPT, mesh: DeviceMesh) -> None:

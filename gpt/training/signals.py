@@ -16,9 +16,9 @@ from gpt.training.lightning_private import requeue_signal
 class Stopped(Exception):
     """A signal ended the run between two steps; `status` is the exit status."""
 
-    def __init__(self, signal_number: int, message: str) -> None:
+    def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
-        self.status = 128 + signal_number
+        self.status = 128 + number
 
 
 class StopRequest(Callback):
@@ -36,15 +36,13 @@ class StopRequest(Callback):
         """Install the handlers; Lightning restores the old ones when the run is over."""
         if threading.current_thread() is not threading.main_thread():
             return
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        if requeue := requeue_signal(trainer):
+        requeue = requeue_signal(trainer)
+        if requeue:
             self._requeue = requeue, signal.getsignal(requeue)
-            numbers.append(signal.Signals(requeue))
-        hangup = getattr(signal, "SIGHUP", None)  # the terminal was closed; Windows has no such signal
-        if hangup and signal.getsignal(hangup) is not signal.SIG_IGN:  # nohup ignores it
-            numbers.append(hangup)
-        for number in numbers:
-            signal.signal(number, self._receive)
+        hangup = getattr(signal, "SIGHUP", 0)  # the terminal was closed; Windows has no such signal
+        for number in filter(None, (signal.SIGINT, signal.SIGTERM, requeue, hangup)):
+            if number != hangup or signal.getsignal(hangup) is not signal.SIG_IGN:  # nohup ignores it
+                signal.signal(number, self._receive)
 
     def agreed(self, trainer: Trainer) -> int:
         """The signal that any of the processes received, or 0."""
@@ -59,10 +57,8 @@ class StopRequest(Callback):
             self.received = 0
             self._requeue[1](number, None)
             return
-        stopped = f"{signal.Signals(number).name}: stopped after step {trainer.global_step}"
-        raise Stopped(
-            number, f"{stopped}, saved in {saved}; continue with 'gpt fit --resume {saved.parents[1]}'"
-        )
+        stopped = f"{signal.Signals(number).name}: stopped after step {trainer.global_step}, saved in {saved}"
+        raise Stopped(f"{stopped}; continue with 'gpt fit --resume {saved.parents[1]}'", number)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.received and number == self.received:

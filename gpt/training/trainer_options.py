@@ -43,14 +43,7 @@ _OTHER_LOOPS = {
 
 
 def check_trainer_options(options: dict[str, Any]) -> None:
-    """Refuse what `gpt fit` would not do as its name says.
-
-    Args:
-        options: the Trainer's, by name; callbacks as `class_path` mappings.
-
-    Raises:
-        InputError: an option is refused; the message says what to use.
-    """
+    """Refuse, with an InputError, an option of the Trainer that `gpt fit` would not follow."""
     for name, (allowed, instead) in REFUSED.items():
         value = options.get(name, allowed[0])
         if not any(value == other and type(value) is type(other) for other in allowed):
@@ -68,8 +61,8 @@ def check_trainer_options(options: dict[str, Any]) -> None:
         raise InputError(f"--trainer.val_check_interval must be a positive number of batches, got {interval}")
     callbacks = options.get("callbacks") or []
     for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
-        path = str(callback.get("class_path", "") if hasattr(callback, "get") else callback)
-        name = path.rpartition(".")[2]
+        path = callback.get("class_path", "") if hasattr(callback, "get") else callback
+        name = str(path).rpartition(".")[2]
         for instead, names in _OTHER_LOOPS.items():
             if name in names:
                 raise InputError(f"the callback {name} is not supported: give {instead}")

@@ -29,17 +29,14 @@ class Inherited:
         """Report a text that the tokenizer of the weights encodes badly."""
         before, now = self.bytes_per_token, data.bytes_per_token
         if isinstance(before, float) and now < 0.6 * before:
-            report(
-                f"the model's vocabulary does not suit this text: {now:.2f} bytes a token, "
-                f"{before:.2f} on the text it was trained on"
-            )
+            compared = f"{now:.2f} bytes a token, {before:.2f} on the text it was trained on"
+            report(f"the model's vocabulary does not suit this text: {compared}")
 
 
 def choose_vocabulary(options: Any) -> Inherited:
     """Set the model's shape and size of vocabulary in the options of `fit` or `validate`.
 
-    Raises:
-        InputError: the weights cannot be read, or the options name another vocabulary for them.
+    Weights that cannot be read, or another vocabulary than theirs in the options, are an InputError.
     """
     model, data = options.model, options.data
     if model.init_from is not None:

@@ -9,7 +9,7 @@ from gpt import GPTConfig
 from gpt.training import compilation
 from gpt.training.module import LanguageModel
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
-from gpt.training.optimizers.combined import MasterWeights
+from gpt.training.optimizers.master_weights import MasterWeights
 
 CONFIG = GPTConfig(vocab_size=64, context_length=16, emb_dim=32, num_heads=2, num_layers=2)
 

@@ -1,10 +1,9 @@
-"""Optimizers around others: several that step as one, and float32 masters of bfloat16 weights."""
+"""Several optimizers that step as one."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 Closure = Callable[[], Any] | None
@@ -12,10 +11,8 @@ Closure = Callable[[], Any] | None
 
 def closure_loss(closure: Closure) -> Any:
     """What a step's closure returns, called with gradients on; None without a closure."""
-    if closure is None:
-        return None
     with torch.enable_grad():
-        return closure()
+        return closure() if closure else None
 
 
 class CombinedOptimizer(Optimizer):
@@ -49,48 +46,4 @@ class CombinedOptimizer(Optimizer):
         """The inverse of `state_dict`."""
         for part, state in zip(self.parts, state_dict["parts"], strict=True):
             part.load_state_dict(state)
-        # Loading creates new groups in each part.
-        self.param_groups = [group for part in self.parts for group in part.param_groups]
-
-
-class MasterWeights(CombinedOptimizer):
-    """Keeps float32 copies of bfloat16 weights, and has another optimizer step those.
-
-    A bfloat16 has 8 bits of mantissa: an update below 1/256 of a weight would be rounded away. The copies
-    accumulate such small updates (Micikevicius et al. 2018, section 3.1). `build` makes the optimizer of the
-    copies, given under the weights' names.
-    """
-
-    def __init__(self, named: dict[str, Tensor], build: Callable[[dict[str, Tensor]], Optimizer]) -> None:
-        self.weights = list(named.values())
-        copies = {name: weight.detach().float().requires_grad_() for name, weight in named.items()}
-        self.masters = list(copies.values())
-        super().__init__(build(copies))
-
-    @torch.no_grad()
-    def step(self, closure: Closure = None) -> Any:
-        """Step the masters with the weights' gradients, free these, and round the masters to the weights."""
-        loss = closure_loss(closure)
-        for weight, master in zip(self.weights, self.masters, strict=True):
-            master.grad = None if weight.grad is None else weight.grad.float()
-            weight.grad = None  # so that each gradient is in memory once, not in both types
-        super().step()
-        super().zero_grad()
-        torch._foreach_copy_(self.weights, self.masters)
-        return loss
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Free the weights' gradients; the masters' exist only within `step`."""
-        for weight in self.weights:
-            weight.grad = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """The masters and their optimizer's state dict."""
-        (inner,) = super().state_dict()["parts"]
-        return {"masters": [master.detach() for master in self.masters], "inner": inner}
-
-    @torch.no_grad()
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse of `state_dict`."""
-        torch._foreach_copy_(self.masters, state_dict["masters"])
-        super().load_state_dict({"parts": [state_dict["inner"]]})
+        self.param_groups = [group for part in self.parts for group in part.param_groups]  # new ones

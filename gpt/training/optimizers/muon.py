@@ -1,6 +1,5 @@
 """Muon for all matrices of one shape at once: N of them, (R, C) each."""
 
-from collections import defaultdict
 from typing import Any
 
 import torch
@@ -21,12 +20,9 @@ class StackedMuon(Muon):
         """Update every matrix that has a gradient; `closure`, if given, is called first for the loss."""
         loss = closure_loss(closure)
         for group in self.param_groups:
-            by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    by_shape[parameter.shape].append(parameter)
-            for parameters in by_shape.values():
-                self._update(parameters, group)
+            updated = [parameter for parameter in group["params"] if parameter.grad is not None]
+            for shape in dict.fromkeys(parameter.shape for parameter in updated):
+                self._update([parameter for parameter in updated if parameter.shape == shape], group)
         return loss
 
     def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from gpt.errors import InputError
-from gpt.training.optimizers.combined import CombinedOptimizer, MasterWeights
+from gpt.training.optimizers.combined import CombinedOptimizer
+from gpt.training.optimizers.master_weights import MasterWeights
 from gpt.training.optimizers.muon import StackedMuon
 from gpt.training.schedule import Schedule
 
