@@ -33,7 +33,7 @@ from gpt.training.shard import ShardedStrategy
 from gpt.training.signals import Stopped, StopRequest
 from gpt.training.trainer_options import check_trainer_options
 from gpt.training.vocabulary import choose_vocabulary
-from gpt.weights.checkpoint import RUNS, base_of, check_shape
+from gpt.weights.checkpoint import RUNS, check_shape
 
 
 class TrainingCLI(CommandLine):
@@ -104,10 +104,9 @@ class TrainingCLI(CommandLine):
             self._report_resume(self.found)
         self.inherited = choose_vocabulary(options)
         if options.get("ckpt_path"):
-            check_shape(options.ckpt_path, GPTConfig.from_dict(options.model.config.as_dict()))
-            options.model.init_from = base_of(
-                options.ckpt_path, options.model.lora.rank
-            )  # of a run with adapters
+            config = GPTConfig.from_dict(options.model.config.as_dict())
+            base = check_shape(options.ckpt_path, config, options.model.lora.rank)
+            options.model.init_from = str(base) if base else None
         if trainer.precision is None:
             trainer.precision = default_precision(trainer.accelerator)
         interval, batches = trainer.val_check_interval, trainer.accumulate_grad_batches

@@ -3,12 +3,14 @@
 Shapes: I inputs, O outputs, R rank.
 """
 
+import os
 from pathlib import Path
 from typing import TypedDict
 
+from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import file_sha256
-from gpt.weights.formats.table import Weights
+from gpt.weights.formats.table import Weights, check_complete
 from gpt.weights.tensors import read_tensors
 
 LAYERS = ("W_query", "W_key", "W_value", "out_proj", "up", "down")
@@ -25,6 +27,9 @@ class AdapterPart(TypedDict):
     base: str  # the SHA-256 of the base's weights
 
 
+_TYPES = {"rank": int, "scale": float, "base": str}
+
+
 def adapters_of(state: Weights) -> Weights:
     """The adapters in a state dict."""
     return {name: tensor for name, tensor in state.items() if name.endswith((_A, _B))}
@@ -36,24 +41,33 @@ def without_adapters(state: Weights) -> Weights:
     return {name.replace(".base_layer.", "."): t for name, t in state.items() if name not in adapters}
 
 
-def base_folder(checkpoint: Path, part: AdapterPart) -> Path:
-    """The folder of the base, `base` beside `checkpoints`; InputError if it is missing or another."""
-    folder = checkpoint.resolve().parent.parent / "base"
+def base_folder(checkpoint: str | os.PathLike[str]) -> Path:
+    """The folder of the base: `base` beside `checkpoints`."""
+    return Path(checkpoint).resolve().parent.parent / "base"
+
+
+def with_base(
+    checkpoint: str | os.PathLike[str], config: GPTConfig, part: AdapterPart | None, state: Weights
+) -> Weights:
+    """The weights of a checkpoint: `state` itself, or the base with the adapters in `state`.
+
+    Raises:
+        InputError: the base is missing or another, or the adapters do not fit it.
+    """
+    if not part:
+        return state
+    if not isinstance(part, dict) or {name: type(value) for name, value in part.items()} != _TYPES:
+        raise InputError("what it says of its adapters is damaged")
+    folder = base_folder(checkpoint)
     file = folder / "model.safetensors"
     if not file.is_file():
         raise InputError(f"it holds adapters alone, and the weights that they change are missing: {folder}")
+    base = check_complete(config, read_tensors(folder))  # before a file of any size is hashed
     if file_sha256(file) != part["base"]:
         raise InputError(f"its adapters were trained with other weights than those in {folder}")
-    return folder
-
-
-def with_base(checkpoint: Path, part: AdapterPart | None, state: Weights) -> Weights:
-    """The weights of a checkpoint: `state`, or the base with the adapters in it; errors as `merge`."""
-    if not part:
-        return state
     if any(min(tensor.shape, default=0) != part["rank"] for tensor in state.values()):
         raise InputError(f"it has adapters that are not of rank {part['rank']}")
-    return merge(read_tensors(base_folder(checkpoint, part)), state, float(part["scale"]))
+    return merge(base, state, part["scale"])
 
 
 def merge(base: Weights, adapters: Weights, scale: float) -> Weights:

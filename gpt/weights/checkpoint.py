@@ -85,14 +85,21 @@ def read(path: str | os.PathLike[str]) -> Checkpoint:
     return saved  # type: ignore[return-value]  # older files lack some of the keys
 
 
-def check_shape(path: str | os.PathLike[str], config: GPTConfig) -> None:
-    """Check that a checkpoint's tensors have the shapes of `config`, without memory; errors as `to_gpt`."""
+def check_shape(path: str | os.PathLike[str], config: GPTConfig, rank: int = 0) -> Path | None:
+    """Check that a checkpoint's tensors have the shapes of `config`, without memory; errors as `to_gpt`.
+
+    Returns the folder of the weights that its adapters change; None where it has all weights. Adapters of
+    another rank than `rank` are an InputError.
+    """
+    saved = load_pickle(Path(path), checksums=False)
+    part, state = saved.get("adapters"), strip_prefixes(saved["state_dict"], "model.")
     try:
-        saved = load_pickle(Path(path), checksums=False)
-        state = strip_prefixes(saved["state_dict"], "model.")
-        check_complete(config, with_base(Path(path), saved.get("adapters"), state))
+        check_complete(config, with_base(path, config, part, state))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+    if (found := part["rank"] if part else 0) != rank:
+        raise InputError(f"{path} has adapters of rank {found}: give --model.lora.rank {found}")
+    return base_folder(path) if rank else None
 
 
 def read_model_part(path: str | os.PathLike[str]) -> ModelPart:
@@ -104,18 +111,6 @@ def read_model_part(path: str | os.PathLike[str]) -> ModelPart:
     if not isinstance(part, dict):
         raise InputError(f"{path} is not a checkpoint written by 'gpt fit'")
     return part  # type: ignore[return-value]  # older files lack some of the keys
-
-
-def base_of(path: str | os.PathLike[str], rank: int) -> str | None:
-    """The folder of the weights that a checkpoint's adapters change; None where it has all weights.
-
-    Raises:
-        InputError: the folder is missing or another's, or the adapters' rank is another.
-    """
-    part = load_pickle(Path(path), checksums=False).get("adapters", {"rank": 0})
-    if part["rank"] != rank:
-        raise InputError(f"{path} has adapters of rank {part['rank']}: give --model.lora.rank {part['rank']}")
-    return str(base_folder(Path(path), part)) if rank else None
 
 
 def checkpoints_of(run: Path, *, broken_first: bool = True) -> list[Path]:

@@ -107,9 +107,9 @@ def _read_file(path: Path, num_heads: int | None) -> Found:
         raise InputError(f"expected a dictionary of tensors, got {type(saved).__name__}")
     if "gpt" in saved and "state_dict" in saved:
         part, state = saved["gpt"], strip_prefixes(saved["state_dict"], "model.")
-        weights = with_base(path, saved.get("adapters"), state)
         own = _own(Tokenizer.from_dict(part["tokenizer"])) if part.get("tokenizer") else None
         config = GPTConfig.from_dict(part["config"])
+        weights = with_base(path, config, saved.get("adapters"), state)
         return Found("gpt", config, weights, own, part.get("bytes_per_token"))
     if "model_args" in saved and "model" in saved:
         return Found("nanogpt", *nanogpt.read(saved))

@@ -156,6 +156,30 @@ def test_options_that_do_not_fit(weights, options, message, capsys):
     assert re.search(message, error) and "Traceback" not in error
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        "x",
+        {"rank": 4},
+        {"rank": "4", "scale": 1.0, "base": ""},
+        {"rank": 3, "scale": 4.0, "base": None},
+        7,
+    ],
+    ids=str,
+)
+def test_a_damaged_description_of_the_adapters(weights, part, capsys):
+    fit(*LORA, "--run", "a")
+    state = saved("a")
+    if isinstance(part, dict) and part.get("base", "") is None:
+        part["base"] = state["adapters"]["base"]  # only the rank is wrong
+    torch.save({**state, "adapters": part}, "runs/a/checkpoints/last.ckpt")
+    for command in (["generate", "--prompt", "a", "--checkpoint"], ["validate", "--ckpt_path"]):
+        capsys.readouterr()
+        assert main([*command, "runs/a/checkpoints/last.ckpt"]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and "adapters" in error
+
+
 def test_sharding_is_refused(weights, monkeypatch):
     module = LanguageModel(SHAPE, init_from="weights", lora=LoRAConfig(rank=2))
     monkeypatch.setattr(LanguageModel, "device_mesh", {})
