@@ -145,7 +145,8 @@ class LanguageModel(LightningModule):
         def factor(step: int) -> float:
             return learning_rate_factor(step, self.planned_steps, *shape)
 
-        return [optimizer], [{"scheduler": LambdaLR(optimizer, factor), "interval": "step"}]
+        schedule = {"scheduler": LambdaLR(optimizer, factor), "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def _count_steps(self) -> int:
         """Updates in the whole run."""

@@ -86,7 +86,7 @@ def read(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def check_shape(path: str | os.PathLike[str], config: GPTConfig, rank: int = 0) -> Path | None:
-    """Check that a checkpoint's tensors have the shapes of `config`, without memory; errors as `to_gpt`.
+    """Check that a checkpoint's settings and tensors fit `config`, without memory; errors as `to_gpt`.
 
     Returns the folder of the weights that its adapters change; None where it has all weights. Adapters of
     another rank than `rank` are an InputError.
@@ -94,8 +94,10 @@ def check_shape(path: str | os.PathLike[str], config: GPTConfig, rank: int = 0) 
     saved = load_pickle(Path(path), checksums=False)
     part, state = saved.get("adapters"), strip_prefixes(saved["state_dict"], "model.")
     try:
+        if GPTConfig.from_dict({**saved["gpt"]["config"], "dropout": config.dropout}) != config:
+            raise InputError("its settings are not those of its options")
         check_complete(config, with_base(path, config, part, state))
-    except InputError as error:
+    except (InputError, TypeError, LookupError, ValueError) as error:
         raise InputError(f"{path}: {error}") from None
     if (found := part["rank"] if part else 0) != rank:
         raise InputError(f"{path} has adapters of rank {found}: give --model.lora.rank {found}")

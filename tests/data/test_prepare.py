@@ -224,7 +224,7 @@ left = int(sys.argv[3])
 def count(frame, event, function):
     global left
     names = "write", "flush", "fsync", "replace", "truncate", "unlink", "open"
-    if event == "c_call" and function.__name__ in names:
+    if event == "c_call" and function.__name__ in names and not isinstance(function.__self__, str):
         left -= 1
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -244,7 +244,7 @@ def test_killed_twenty_times_it_ends_with_the_same_bytes(tmp_path, monkeypatch):
     whole = prepare(source, tmp_path / "whole", vocab_size=300)
     draw, reached = random.Random(11), set()
     for _ in range(20):
-        command = [sys.executable, "-c", KILLED, source, str(out), str(draw.randint(40, 140))]
+        command = [sys.executable, "-c", KILLED, source, str(out), str(draw.randint(150, 250))]
         assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
         with pytest.raises(InputError, match="not prepared"):
             Prepared(out)

@@ -59,3 +59,16 @@ def test_a_device_is_not_read():
 def test_a_run_cannot_be_named_by_control_characters():
     with pytest.raises(InputError, match="plain folder name"):
         folder_of("\x1b[2J")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"emb_dim": 10**9}, {"num_heads": 1}, {"emb_dim": "1e9"}, {"num_layers": [1]}, {"x": 1}, [], 7],
+    ids=str,
+)
+def test_settings_that_are_not_those_of_the_options(config, saved, capsys):
+    """The options of the run decide the model, and the settings beside the weights must be the same."""
+    settings = {**saved["gpt"]["config"], **config} if isinstance(config, dict) else config
+    path = change(saved, gpt={**saved["gpt"], "config": settings})
+    for command in (["validate", "--ckpt_path"], ["fit", "--resume"]):  # the latter has no step left
+        assert "evil.ckpt" in refused(capsys, *command, path)
