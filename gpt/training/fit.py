@@ -100,13 +100,13 @@ class TrainingCLI(CommandLine):
         check_trainer_options(trainer.as_dict())
         if options.get("ckpt_path"):
             options.model.init_from = None  # the checkpoint has newer weights
-        if self.found:
-            self._report_resume(self.found)
+        lines = self._resume_lines(self.found) if self.found else []
         self.inherited = choose_vocabulary(options)
         if options.get("ckpt_path"):
             config = GPTConfig.from_dict(options.model.config.as_dict())
             base = check_shape(options.ckpt_path, config, options.model.lora.rank)
             options.model.init_from = str(base) if base else None
+        report(*lines)
         if trainer.precision is None:
             trainer.precision = default_precision(trainer.accelerator)
         interval, batches = trainer.val_check_interval, trainer.accumulate_grad_batches
@@ -126,14 +126,14 @@ class TrainingCLI(CommandLine):
     def _lasting_options(self) -> str:
         return self.options_parser.dump(self.lasting, skip_unset=False)
 
-    def _report_resume(self, found: Found) -> None:
-        """Print which checkpoint the run resumes, and which options changed."""
+    def _resume_lines(self, found: Found) -> list[str]:
+        """Which checkpoint the run resumes, and which options changed."""
         now = yaml.safe_load(self.options_parser.dump(self.config[self.subcommand], skip_unset=False))
-        report(
+        return [
             f"resuming {found.path}, after step {found.step}",
             *(f"skipped {path}, which is broken" for path in found.skipped),
             *(f"changed {change}" for change in changes(self.given.saved, now)),
-        )
+        ]
 
     def instantiate_classes(self) -> None:
         """Build everything, and report a model that is too large."""
