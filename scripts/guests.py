@@ -11,7 +11,6 @@ table; the exit status is 1 if a check fails. Install the programs, or some of t
 
 import argparse
 import io
-import json
 import logging
 import os
 import sys
@@ -28,6 +27,8 @@ import torch
 from programs import clients, model_formats, torch_tools
 from programs.common import Guest, Place, make_place
 
+from gpt.files import write_json
+
 GUESTS: tuple[Guest, ...] = (*torch_tools.GUESTS, *model_formats.GUESTS, *clients.GUESTS)
 BEGIN, END = "<!-- table of scripts/guests.py -->", "<!-- end of the table -->"
 
@@ -38,11 +39,7 @@ def visit(guest: Guest, place: Place, verbose: bool) -> str:
         return f"not installed: {', '.join(missing)}"
     output = io.StringIO()
     try:
-        with (
-            warnings.catch_warnings(),
-            redirect_stdout(output),
-            redirect_stderr(output),
-        ):
+        with warnings.catch_warnings(), redirect_stdout(output), redirect_stderr(output):
             warnings.simplefilter("ignore")
             guest.check(place)
     except Exception as error:
@@ -88,7 +85,7 @@ def main() -> int:
     table += "".join(f"| {' | '.join(row.values())} |\n" for row in rows)
     print(table, end="")
     if options.json:
-        options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+        write_json(options.json, rows)
     if options.write:
         page = options.write.read_text(encoding="utf-8")
         before, after = page.partition(BEGIN)[0], page.partition(END)[2]

@@ -17,7 +17,7 @@ from gpt.pictures.figures import labelled_tokens, save
 from gpt.tokenizer import Tokenizer
 from gpt.weights.load import Device, load
 
-# One hue from light to dark, readable for the colour-blind; black letters are legible on the darkest shade.
+# One hue from light to dark needs no colour vision; black letters are legible on the darkest shade.
 _COLOURS, _DARKEST, _SMALLEST = "Oranges", 0.7, 1e-4
 COLUMNS = 88
 _FONT_SIZE = 11

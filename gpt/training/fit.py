@@ -19,7 +19,7 @@ from gpt.training.device import allow_tf32, default_precision, keep_freed_memory
 from gpt.training.ends import Ends, NothingLeft, StopEarly
 from gpt.training.folder import RunFolder, folder_of_checkpoint, folder_to_restart
 from gpt.training.lightning_private import CommandLine, silence_warnings
-from gpt.training.lora import AdaptersAlone, LoRAConfig
+from gpt.training.lora import AdaptersAlone
 from gpt.training.micro_batch import FitMicroBatch, is_out_of_memory
 from gpt.training.module import LanguageModel
 from gpt.training.output import output_may_end, report
@@ -166,11 +166,7 @@ class TrainingCLI(CommandLine):
             Resume(options.seed_everything, self.meter),
             stop,
             self.meter,
-            *(
-                [AdaptersAlone(folder, LoRAConfig(**options.model.lora.as_dict()))]
-                if options.model.lora.rank
-                else []
-            ),
+            *([AdaptersAlone(folder)] if options.model.lora.rank else []),
             *([TensorBoard(folder, done or None)] if self.trainer_option("logger") is not False else []),
             samples,
             *([RunProgress(self.meter, samples)] if plain.enable_progress_bar is not False else []),

@@ -41,8 +41,8 @@ class LoRAConfig:
 class AdaptersAlone(Callback):
     """Keeps the fixed weights in the run's folder, once, and out of its checkpoints."""
 
-    def __init__(self, folder: RunFolder, config: LoRAConfig) -> None:
-        self.run, self.config = folder, config
+    def __init__(self, folder: RunFolder) -> None:
+        self.run = folder
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Write the fixed weights; a resumed run began with them."""
@@ -51,8 +51,9 @@ class AdaptersAlone(Callback):
             weights = without_adapters(pl_module.model.state_dict())
             GPT.from_weights(pl_module.config, weights).save_pretrained(folder)
         trainer.strategy.barrier()
+        lora: LoRAConfig = pl_module.lora
         base = file_sha256(folder / "model.safetensors")
-        self._part = AdapterPart(rank=self.config.rank, scale=self.config.alpha / self.config.rank, base=base)
+        self._part = AdapterPart(rank=lora.rank, scale=lora.alpha / lora.rank, base=base)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Leave the adapters alone in the checkpoint."""

@@ -59,6 +59,7 @@ class LanguageModel(LightningModule):
     ) -> None:
         super().__init__()
         self.optimizer_config, self.loss_chunk, self.compile_blocks = optimizer, loss_chunk, compile
+        self.lora = lora
         if lora.rank and init_from is None:
             raise InputError("model.lora.rank needs weights to adapt: give --model.init_from")
         self.model = GPT(config) if init_from is None else start_from(init_from, config)
@@ -129,7 +130,7 @@ class LanguageModel(LightningModule):
     def configure_model(self) -> None:
         """Shard the model under a strategy that does; Muon, which needs whole matrices, is an InputError."""
         if self.device_mesh is not None:
-            if not self.strict_loading:
+            if self.lora.rank:
                 raise InputError("fsdp2 does not shard lora's adapters: leave --trainer.strategy fsdp2 out")
             if self.optimizer_config.name == "muon":
                 raise InputError("muon needs whole matrices: give --model.optimizer.name adamw with fsdp2")

@@ -27,9 +27,6 @@ class AdapterPart(TypedDict):
     base: str  # the SHA-256 of the base's weights
 
 
-_TYPES = {"rank": int, "scale": float, "base": str}
-
-
 def adapters_of(state: Weights) -> Weights:
     """The adapters in a state dict."""
     return {name: tensor for name, tensor in state.items() if name.endswith((_A, _B))}
@@ -56,7 +53,8 @@ def with_base(
     """
     if not part:
         return state
-    if not isinstance(part, dict) or {name: type(value) for name, value in part.items()} != _TYPES:
+    types = AdapterPart.__annotations__
+    if not isinstance(part, dict) or {name: type(value) for name, value in part.items()} != types:
         raise InputError("what it says of its adapters is damaged")
     folder = base_folder(checkpoint)
     file = folder / "model.safetensors"
@@ -65,7 +63,7 @@ def with_base(
     base = check_complete(config, read_tensors(folder))  # before a file of any size is hashed
     if file_sha256(file) != part["base"]:
         raise InputError(f"its adapters were trained with other weights than those in {folder}")
-    if any(min(tensor.shape, default=0) != part["rank"] for tensor in state.values()):
+    if any(tensor.shape[:1] != (part["rank"],) for name, tensor in state.items() if name.endswith(_A)):
         raise InputError(f"it has adapters that are not of rank {part['rank']}")
     return merge(base, state, part["scale"])
 

@@ -86,7 +86,7 @@ def read(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def check_shape(path: str | os.PathLike[str], config: GPTConfig, rank: int = 0) -> Path | None:
-    """Check that a checkpoint's settings and tensors fit `config`, without memory; errors as `to_gpt`.
+    """Check that a checkpoint's settings and tensors fit `config`, before it is built; errors as `to_gpt`.
 
     Returns the folder of the weights that its adapters change; None where it has all weights. Adapters of
     another rank than `rank` are an InputError.

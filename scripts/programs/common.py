@@ -69,7 +69,8 @@ class Place:
         """The folder of an export, which is written once."""
         folder = self.folder / form
         if not folder.exists():
-            write_export(self.model.config, self.model.state_dict(), folder, form)
+            model = self.model
+            write_export(model.config, model.state_dict(), folder, form)
         return folder
 
 

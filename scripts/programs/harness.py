@@ -72,10 +72,8 @@ def agree_with_ours(place: Place, found: dict[str, Any]) -> None:
             ours = sum(scores[i - 1, ids[i]].item() for i in range(len(before), len(ids)))
             if abs(ours - float(reply[0])) > 1e-4:
                 raise AssertionError(f"{ending!r}: gpt gives {ours:.5f}, the harness {reply[0]}")
-    theirs, ours = (
-        found["results"]["endings"],
-        score_endings(model, tokenizer, place.folder / "task/endings.jsonl"),
-    )
+    theirs = found["results"]["endings"]
+    scored = score_endings(model, tokenizer, place.folder / "task/endings.jsonl")
     for name, metric in (("acc,none", "accuracy"), ("acc_norm,none", "accuracy_per_character")):
-        if abs(theirs[name] - ours[metric]) > 1e-4:
-            raise AssertionError(f"{metric}: gpt evaluate gives {ours[metric]}, the harness {theirs[name]}")
+        if abs(theirs[name] - scored[metric]) > 1e-4:
+            raise AssertionError(f"{metric}: gpt evaluate gives {scored[metric]}, the harness {theirs[name]}")

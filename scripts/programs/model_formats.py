@@ -35,24 +35,16 @@ def transformers_back(place: Place) -> None:
 def ctranslate2_text(place: Place) -> None:
     """CTranslate2's converter and greedy text."""
     import ctranslate2
+    from transformers import AutoTokenizer
 
     folder = place.folder / "ctranslate2"
     ctranslate2.converters.TransformersConverter(str(place.export("hf"))).convert(str(folder))
     generator = ctranslate2.Generator(str(folder))
-    symbols = _symbols(place)
-    start = [symbols[i] for i in place.prompt]
+    start = AutoTokenizer.from_pretrained(place.export("hf")).convert_ids_to_tokens(place.prompt)
     (result,) = generator.generate_batch(
         [start], max_length=NEW, sampling_topk=1, include_prompt_in_result=False
     )
     equal(place.new_ids, result.sequences_ids[0])
-
-
-def _symbols(place: Place) -> list[str]:
-    """The tokens as transformers names them."""
-    from transformers import AutoTokenizer
-
-    names: list[str] = AutoTokenizer.from_pretrained(place.export("hf")).convert_ids_to_tokens(range(2048))
-    return names
 
 
 def llama_cpp_text(place: Place) -> None:

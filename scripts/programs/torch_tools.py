@@ -9,8 +9,7 @@ from programs.common import NEW, Guest, Place, close, equal, greedy
 from torch import Tensor, nn
 
 from gpt import GPT, MultiHeadAttention
-
-LINEAR_LAYERS = ["W_query", "W_key", "W_value", "out_proj", "up", "down"]
+from gpt.weights.adapters import LAYERS
 
 
 def greedy_by_forward(model: nn.Module, ids: list[int], number: int = NEW) -> list[int]:
@@ -34,7 +33,7 @@ def add_lora(model: GPT) -> nn.Module:
     """peft's adapters with random weights."""
     import peft
 
-    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=LINEAR_LAYERS))
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=list(LAYERS)))
     for name, parameter in adapted.named_parameters():
         if "lora_" in name:
             nn.init.normal_(parameter, std=0.1)
@@ -64,7 +63,7 @@ def tokens_of(length: int) -> Tensor:
 
 
 def compiled(place: Place) -> None:
-    """One graph for two sequence lengths, for the attention module and for the model."""
+    """One graph for several sequence lengths, for the attention module and for the model."""
     attention = MultiHeadAttention(64, 64, 128, 0.0, 4, qkv_bias=True).eval()
     for module, inputs in (
         (attention, [torch.randn(2, length, 64) for length in (16, 33, 64)]),

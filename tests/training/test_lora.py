@@ -72,6 +72,12 @@ def test_only_adapters_are_trained_and_saved(weights, optimizer):
     }
 
 
+def test_a_rank_above_the_width(weights):
+    fit("--model.init_from", "weights", "--model.lora.rank", "48", "--run", "a")
+    load("runs/a")
+    assert main(["validate", "--ckpt_path", "runs/a"]) == 0
+
+
 def test_the_files_are_small(weights):
     fit(*LORA, "--run", "a")
     fit("--model.init_from", "weights", "--run", "whole")
