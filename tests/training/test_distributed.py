@@ -18,7 +18,7 @@ from gpt.weights.checkpoint import read
 FORKS = Path(__file__).with_name("forks.py")
 PLAIN = [
     *TINY,
-    *("--model.config.dropout", "0", "--model.optimizer.name", "adamw", "--log_every", "1"),
+    *("--model.config.dropout", "0", "--log_every", "1"),
     *("--trainer.accumulate_grad_batches", "1", "--trainer.val_check_interval", "5"),
     *("--trainer.max_steps", "10", "--checkpoint_every", "5", "--keep_checkpoints", "9"),
 ]
