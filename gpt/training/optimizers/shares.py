@@ -73,13 +73,11 @@ def _gather(matrices: list[Tensor], transform: Transform, shares: list[list[int]
     longest = max(map(sum, sizes))  # a collective takes as much from each process
     flat = _flat(own, matrices[0])
     flat = torch.nn.functional.pad(flat, (0, longest - len(flat)))
-    gathered = flat.new_empty(len(shares) * longest)
-    dist.all_gather_into_tensor(gathered, flat)
+    gathered = list(flat.new_empty(len(shares), longest))
+    dist.all_gather(gathered, flat)
     found: dict[int, Tensor] = {}
-    for row, share, size in zip(
-        torch.split(gathered.to(matrices[0].dtype), longest), shares, sizes, strict=True
-    ):
-        found.update(zip(share, torch.split(row[: sum(size)], size), strict=True))
+    for row, share, size in zip(gathered, shares, sizes, strict=True):
+        found.update(zip(share, torch.split(row[: sum(size)].to(matrices[0].dtype), size), strict=True))
     return [found[number].view_as(matrix) for number, matrix in enumerate(matrices)]
 
 
