@@ -1,6 +1,7 @@
 """What each of 64 processes holds, and compiled blocks under DDP: process groups that send nothing."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from gpt import GPT, GPTConfig
 from gpt.training import compilation
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
-from gpt.training.shard import shard
+from gpt.training.shard import ShardedStrategy, shard
 
 # More matrices than processes: torch's fake group refuses to receive where it sends nothing.
 CONFIG = GPTConfig(vocab_size=300, context_length=16, emb_dim=64, num_heads=2, num_layers=11)
@@ -72,6 +73,24 @@ def test_one_of_64_processes_holds_a_64th(group, name):
     share = (4 * total - (matrices if name == "muon" else 0)) / 64
     slack = 4 * sum(shape.numel() // shape[0] for shape in whole.values())
     assert numbers <= share + slack
+
+
+@pytest.mark.parametrize("group", [(0, 2)], indirect=True)
+def test_gradients_are_reduced_in_the_last_backward_pass_of_an_update(group, config):
+    model = GPT(config)
+    shard(model, init_device_mesh("cpu", (2,)))
+    strategy = ShardedStrategy()
+    strategy._lightning_module = SimpleNamespace(model=model)
+
+    def backward() -> list[bool]:
+        """Which weights have a gradient afterwards: those whose gradient was reduced."""
+        model.features(torch.zeros(2, 8, dtype=torch.int64)).sum().backward()
+        return [weight.grad is not None for weight in model.parameters()]
+
+    for _ in range(2):
+        with strategy.block_backward_sync():
+            assert not any(backward())
+    assert all(backward())
 
 
 @pytest.mark.parametrize("group", [(0, 2)], indirect=True)
