@@ -10,6 +10,7 @@ import torch
 
 from gpt.config import GPTConfig
 from gpt.errors import InputError
+from gpt.template import Template
 from gpt.tokenizer import Tokenizer
 from gpt.weights.checkpoint import RUNS, checkpoints_of, newest_run
 from gpt.weights.hub import locate
@@ -17,6 +18,15 @@ from gpt.weights.pretrained import GPT
 from gpt.weights.read import Found, crop, read_weights
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
+
+
+def load_with_template(
+    path: str | os.PathLike[str] | None = None, device: Device = "cpu"
+) -> tuple[GPT, Tokenizer, Template | None]:
+    """`load`, and the template of a run that was trained on examples."""
+    found = _read_cropped(path)
+    model = GPT.from_weights(found.config, found.weights).to(choose_device(device))
+    return model, found.tokenizer, found.template
 
 
 def load(path: str | os.PathLike[str] | None = None, device: Device = "cpu") -> tuple[GPT, Tokenizer]:
@@ -29,8 +39,7 @@ def load(path: str | os.PathLike[str] | None = None, device: Device = "cpu") -> 
     Raises:
         InputError: there is no model, it has fewer tokens than any tokenizer, or the device is missing.
     """
-    found = _read_cropped(path)
-    return GPT.from_weights(found.config, found.weights).to(choose_device(device)), found.tokenizer
+    return load_with_template(path, device)[:2]
 
 
 def choose_device(name: Device = "auto") -> torch.device:
