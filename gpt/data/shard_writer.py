@@ -28,7 +28,7 @@ from gpt.tokenizer import Tokenizer
 PROGRESS = "progress.json"
 _STATE = ("parts", "empty", "largest_id", "splits")
 _SHARDS = r"(train|val)-(documents|\d{5})\.bin"
-_OURS = re.compile(rf"{_SHARDS}|lengths\.png|\.({META}|{PROGRESS})\..*\.tmp|{META}|{PROGRESS}")
+_OURS = re.compile(rf"{_SHARDS}|(lengths|scored)\.png|\.({META}|{PROGRESS})\..*\.tmp|{META}|{PROGRESS}")
 _SECONDS_BETWEEN_COMMITS = 5.0
 _SHARD_TOKENS = 1 << 27
 _COUNTED_AT_ONCE = 1 << 20

@@ -87,7 +87,7 @@ class TokenStream:
 
     def scored(self) -> NDArray[np.bool_]:
         """Which tokens are scored, (tokens,)."""
-        return np.concatenate([part >= 0 for part in self.parts])
+        return np.concatenate([np.empty(0, bool), *(part >= 0 for part in self.parts)])
 
     def rows(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
         """`length` tokens from each start on, with the token before them: (len(starts), length + 1).

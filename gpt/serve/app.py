@@ -147,9 +147,7 @@ class _Service:
 
     async def chat(self, request: Request) -> Response:
         if self.template is None:
-            raise InputError(
-                f"{self.name!r} was not tuned on examples and has no template: use /v1/completions"
-            )
+            raise InputError(f"{self.name!r} was not tuned on examples: it has no template for a chat")
         return await self.answer(request, ChatRequest, _ChatAnswer)
 
     async def completions(self, request: Request) -> Response:

@@ -59,8 +59,9 @@ def documents(prepared):
     """The stored tokens of every document, in both splits."""
     found = []
     for split in ("train", "val"):
-        stored = np.concatenate(prepared.stream(split).parts)
-        found += [part.tolist() for part in np.split(stored, prepared.document_starts(split)[1:])]
+        stored = np.concatenate([np.empty(0, "<i4"), *prepared.stream(split).parts])
+        parts = np.split(stored, prepared.document_starts(split)[1:]) if len(stored) else []
+        found += [part.tolist() for part in parts]
     return found
 
 
@@ -97,7 +98,8 @@ def test_a_conversation_with_a_template_of_its_own(tmp_path):
     parts = (("<Be kind>U: Hi\nA: ", False), ("Hello", True), ("U: So?\nA: ", False), ("So.", True))
     assert documents(prepared) == [stored(*parts)]
     assert prepared.template == template
-    assert prepared.scored("train") == (len("Hello") + len("So.") + 2, len("HelloSo."))
+    tokens = len(TOKENIZER.encode("Hello")) + len(TOKENIZER.encode("So.")) + 2
+    assert prepared.scored("train") == (tokens, len("HelloSo."))
     assert prepare(path, vocab_size=300, val_fraction=0) != prepared.folder
 
 
@@ -128,9 +130,7 @@ def test_a_changed_prompt_changes_no_target(tmp_path):
 
 def test_every_completion_is_a_target_once_behind_its_whole_prompt(pairs):
     data = data_of(pairs)
-    expected = sorted(
-        part[part.index(next(i for i in part if i >= 0)) :] for part in documents(data.prepared)
-    )
+    expected = [[id_ for id_ in part if id_ >= 0] for part in documents(data.prepared)]
     for loader, split in ((data.train_dataloader(), "train"), (data.val_dataloader(), "val")):
         found, count = [], data.prepared.count(split, "documents")
         for x, y in loader:
@@ -198,6 +198,12 @@ def test_few_examples_are_split_between_two(count, tmp_path):
         assert TOKENIZER.decode(token_ids(ids)).startswith("### Instruction:\nWhat is")
 
 
+def test_a_single_example_is_too_few(tmp_path):
+    path = write_rows(tmp_path / "a.jsonl", [{"prompt": "a", "completion": "b"}])
+    with pytest.raises(InputError, match="the training text has 0 tokens"):
+        data_of(path).train_dataloader()
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
@@ -208,7 +214,10 @@ def test_few_examples_are_split_between_two(count, tmp_path):
         ([{"messages": "not JSON"}], "row 1: its messages are not JSON"),
         ([{"messages": None}], "row 1: expected a list of messages, got None"),
         ([{"prompt": 1, "completion": "a"}], "row 1: message 1 has no text as its content"),
-        ([{"prompt": "a", "completion": "b"}] * 3 + [{"prompt": "a", "completion": 5}], "cannot read|row 4"),
+        (
+            [{"messages": messages_of("ab")}] * 300 + [{"messages": messages_of("ab")[:1]}],
+            "row 301: its last",
+        ),
     ],
 )
 def test_bad_rows_are_named(rows, message, tmp_path):
