@@ -24,7 +24,8 @@ class StopRequest(Callback):
     """Remembers a signal until the step is over.
 
     Lightning itself stops at SIGTERM only, without saving; its handler starts a collective while another may
-    be running, and another one for each batch waits for the device. SLURM's signal goes to Lightning after the step: it saves and queues the job again.
+    be running, and one more before each batch waits for the device. SLURM's signal goes to Lightning after
+    the step: it saves and queues the job again.
     """
 
     def __init__(self) -> None:

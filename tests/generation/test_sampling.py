@@ -146,7 +146,7 @@ def test_a_value_out_of_range_is_named(name, value):
 
 
 class OnGPU(torch.Tensor):
-    """A tensor whose cumulative sum raises, as that of floating-point numbers on a GPU does; `cpu()` does not."""
+    """A tensor whose cumulative sum raises, as on a GPU, until `cpu()` has made it a plain one."""
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
