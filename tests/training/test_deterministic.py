@@ -14,8 +14,8 @@ from gpt.cli import main
 from gpt.training import compilation, module
 from gpt.training.module import LanguageModel
 
-# What raises on a GPU by the documentation of torch.use_deterministic_algorithms, as far as a model could call
-# it, and what it does not list but has no deterministic form.
+# What raises on a GPU by the documentation of torch.use_deterministic_algorithms, as far as a model could
+# call it, and what it does not list but has no deterministic form.
 RAISES_ON_A_GPU = {"cumsum", "nll_loss_forward", "nll_loss2d_forward", "put_", "histc", "bincount", "median"}
 RAISES_ON_A_GPU |= {"_embedding_bag", "_cudnn_attention_backward", "kthvalue", "scatter_reduce"}
 
