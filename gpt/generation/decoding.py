@@ -15,7 +15,7 @@ from gpt.errors import InputError
 from gpt.generation.cache import StepCache
 from gpt.generation.packed import Int8Linear, PackedLinear, can_pack
 from gpt.model import GPT, FeedForward, TransformerBlock
-from gpt.weights.pretrained import GPT as PretrainedGPT
+from gpt.weights.load import GPT as PretrainedGPT
 
 Precision = Literal["float32", "bfloat16", "int8"]
 

@@ -11,7 +11,7 @@ from gpt.errors import InputError
 from gpt.files import file_sha256
 from gpt.training.folder import RunFolder
 from gpt.weights.adapters import LAYERS, AdapterPart, adapters_of, without_adapters
-from gpt.weights.pretrained import GPT
+from gpt.weights.load import GPT
 
 
 @dataclass(frozen=True, kw_only=True)
