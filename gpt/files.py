@@ -34,10 +34,7 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
     """Open a temporary file beside `path`; when the block succeeds, flush it and rename it to `path`.
 
     A rename is atomic within a folder (POSIX rename(2), `os.replace` on Windows), not across file systems.
-    If the block raises or the disk fills, the temporary file is deleted and the one at `path` stays.
-
-    Raises:
-        OSError: the folder cannot be made or written, or the disk is full.
+    If the block raises, or the disk is full (OSError), the temporary file is deleted and `path` unchanged.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -39,20 +39,6 @@ class RunPart(TypedDict):
     saved_at: float  # seconds since 1970; orders only checkpoints from before there were sessions
 
 
-class ProcessPart(TypedDict):
-    """What the `Resume` callback adds for each process."""
-
-    random: dict[str, Any]  # the states of its random generators, see `random_state` in `gpt.training.resume`
-    loss_sum: float  # the losses since the last row of metrics.csv
-
-
-class StepPart(TypedDict):
-    """How many batches one update took."""
-
-    batches: int  # of one process
-    windows: int  # of all processes together
-
-
 class Checkpoint(TypedDict):
     """The file: a dictionary of tensors and plain values, written by `torch.save`."""
 
@@ -65,8 +51,10 @@ class Checkpoint(TypedDict):
     gpt: ModelPart
     adapters: AdapterPart  # only of a run that trains low-rank adapters: `state_dict` has them alone
     run: RunPart
-    processes: list[ProcessPart]
-    step: StepPart
+    # Of each process `random`, the states of its generators (`random_state` in `gpt.training.resume`), and
+    # `loss_sum`, the losses since the last row of metrics.csv.
+    processes: list[dict[str, Any]]
+    step: dict[str, int]  # what one update took: `batches` of one process, `windows` of all together
 
 
 def read(path: str | os.PathLike[str], *, checksums: bool = True) -> Checkpoint:

@@ -42,10 +42,7 @@ class GPT(model.GPT):
 
         `path` is a folder written by `save_pretrained`; a checkpoint of `gpt fit`; GPT-2's weights in a
         Hugging Face folder or by hub name (`gpt2`, `hub:OWNER/NAME`); a nanoGPT checkpoint; a state dict of
-        the book's GPTModel.
-
-        Raises:
-            InputError: there is none of these, or a weight is missing or of another shape.
+        the book's GPTModel. Anything else, or a weight that is missing or of another shape, is an InputError.
         """
         found = read_weights(path)
         return cls.from_weights(found.config, found.weights)
@@ -75,10 +72,8 @@ def load(path: str | os.PathLike[str] | None = None, device: Device = "cpu") -> 
 
     `path` is a run folder (its best checkpoint is taken, else its newest), what `GPT.from_pretrained` reads,
     or None for the run under `runs/` that was started or resumed last. Rows that pad the vocabulary past the
-    tokenizer's are left out, so no such id can ever be sampled.
-
-    Raises:
-        InputError: there is no model, it has fewer tokens than any tokenizer, or the device is missing.
+    tokenizer's are left out, so no such id can ever be sampled. Where there is no model, one with fewer
+    tokens than any tokenizer, or no such device: InputError.
     """
     found = read_cropped(path)
     return GPT.from_weights(found.config, found.weights).to(choose_device(device)), found.tokenizer

@@ -89,11 +89,7 @@ def _download(name: str) -> Path:
 
 
 def read_weights(path: str | os.PathLike[str], num_heads: int | None = None) -> Found:
-    """Read what `GPT.from_pretrained` takes; the book's state dicts do not contain `num_heads`.
-
-    Raises:
-        InputError: there is nothing in a known format, or a weight is missing or of another shape.
-    """
+    """Read what `GPT.from_pretrained` takes, with its errors; the book's state dicts lack `num_heads`."""
     path = locate(path)
     if path.suffix == ".safetensors" and (path.parent / "config.json").is_file():
         path = path.parent
@@ -119,8 +115,7 @@ def crop(
 ) -> tuple[GPTConfig, Weights]:
     """Keep at most `vocab_size` rows of the token embedding and the head, and `context_length` positions.
 
-    Raises:
-        InputError: context_length is more than the weights have positions.
+    A context_length of more positions than the weights have raises InputError.
     """
     tokens = min(vocab_size or config.vocab_size, config.vocab_size)
     positions = config.context_length if context_length is None else context_length
