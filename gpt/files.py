@@ -50,7 +50,12 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    if os.name != "nt":  # makes the rename durable; Windows has no such call and needs none
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def file_sha256(path: str | os.PathLike[str]) -> str:
@@ -76,14 +81,3 @@ def check_free(path: Path, overwrite: bool | None = None) -> None:
     if any(path.iterdir()) if path.is_dir() else os.path.lexists(path) and not overwrite:
         advice = "" if overwrite is None else ", or replace it with --overwrite"
         raise InputError(f"{path} exists already: choose another name{advice}")
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename durable; Windows has no such call and needs none."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

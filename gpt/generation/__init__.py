@@ -1,6 +1,5 @@
 """Text generation: a key-value cache, many samples in one batch, and text that is streamed."""
 
-from gpt.generation.api import Completion as Completion
 from gpt.generation.api import complete as complete
 from gpt.generation.api import generate as generate
 from gpt.generation.api import stream as stream

@@ -13,9 +13,7 @@ from gpt.files import file_sha256
 from gpt.weights.formats.table import Weights, check_complete
 from gpt.weights.tensors import read_tensors
 
-LAYERS = ("W_query", "W_key", "W_value", "out_proj", "up", "down")
-"""The layers of a block that get adapters."""
-
+LAYERS = ("W_query", "W_key", "W_value", "out_proj", "up", "down")  # of a block: they get adapters
 _A, _B = ".lora_A.default.weight", ".lora_B.default.weight"  # as peft names them
 
 

@@ -97,8 +97,7 @@ def read_cropped(path: str | os.PathLike[str] | None, context_length: int | None
     return replace(found, config=config, weights=weights)
 
 
-read_once = lru_cache(maxsize=1)(read_cropped)
-"""`read_cropped` for a run, which needs the vocabulary of its weights before it needs its model."""
+read_once = lru_cache(maxsize=1)(read_cropped)  # a run needs the vocabulary before it needs the model
 
 
 def find(path: str | os.PathLike[str] | None = None) -> Path:
