@@ -24,8 +24,7 @@ from gpt.training.loss import linear_cross_entropy
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.schedule import learning_rate_factor
 from gpt.training.shard import is_sharded, shard
-from gpt.weights.load import start_from
-from gpt.weights.pretrained import GPT
+from gpt.weights.load import GPT, start_from
 
 _DEFAULT_RECIPE, _NO_ADAPTERS = OptimizerConfig(), LoRAConfig()
 
