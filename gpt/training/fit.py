@@ -260,7 +260,7 @@ def start(cli: type[TrainingCLI], args: list[str]) -> TrainingCLI:
     allow_tf32()
     set_parsing_settings(
         import_path_denylist=[],  # enforce jsonargparse's own list, instead of warning
-        docstring_parse_attribute_docstrings=True,
+        docstring_parse_attribute_docstrings=bool({"-h", "--help"} & {*args}),  # slow: read from source code
     )
     if "fsdp2" not in StrategyRegistry:
         StrategyRegistry.register("fsdp2", ShardedStrategy)
