@@ -67,8 +67,10 @@ def _work(
     os.environ.clear()
     os.environ.update(environment)
     nothing = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         os.dup2(streams[number].number if number in streams else nothing, number)
+        buffering = 1 if name == "stderr" else -1
+        setattr(sys, name, open(number, mode, buffering, encoding="utf-8", closefd=False))  # noqa: SIM115
     for stream in streams.values():
         os.close(stream.number)
     torch.set_num_threads(1)
