@@ -37,8 +37,7 @@ class Arguments:
 def complete(args: list[str]) -> Arguments:
     """Add the options of the run that is resumed or validated, or those of the shipped default recipe.
 
-    Raises:
-        InputError: there is no such run, or a file of options cannot be used.
+    A run that does not exist, or a file of options that cannot be used, is an InputError.
     """
     command, *args = _with_new_names(args)
     scanner = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
