@@ -6,8 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpt.errors import InputError
-from gpt.generation.decoding import Precision
-from gpt.weights.load import Device, find, load
+from gpt.generation.decoding import Precision, for_decoding
+from gpt.weights.load import Device, find, load_with_template
 
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -46,12 +46,10 @@ def serve(
         from starlette.middleware.trustedhost import TrustedHostMiddleware
 
         from gpt.serve.app import create_app
+        from gpt.serve.limits import Limits
         from gpt.serve.server import new_server
     except ImportError:
         raise InputError("gpt serve needs more packages: pip install 'minimal-gpt[serve]'") from None
-    from gpt.generation import for_decoding
-    from gpt.serve.limits import Limits
-
     limits = Limits(
         running=max_running,
         waiting=max_waiting,
@@ -61,10 +59,12 @@ def serve(
     )
     api_key = api_key or os.environ.get("GPT_API_KEY") or None
     path = find(checkpoint)
-    loaded, tokenizer = load(path, device)
+    loaded, tokenizer, template = load_with_template(path, device)
     model = for_decoding(loaded, precision)
     name, address = name or model_name(path), f"{host}:{port}"
-    app = create_app(model, tokenizer, name=name, limits=limits, api_key=api_key, exit_when_stalled=True)
+    app = create_app(
+        model, tokenizer, name=name, limits=limits, api_key=api_key, exit_when_stalled=True, template=template
+    )
     if host in _LOCAL:  # stops DNS rebinding by pages of other sites
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "[::1]", "::1"])
     if api_key is None and host not in _LOCAL:

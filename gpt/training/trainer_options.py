@@ -50,6 +50,8 @@ def check_trainer_options(options: dict[str, Any]) -> None:
             raise InputError(f"--trainer.{name} {value} is not supported: {instead}")
     if str(options.get("precision")) in ("16-true", "16"):
         raise InputError("--trainer.precision 16-true is not supported: give 16-mixed or bf16-mixed")
+    if options.get("deterministic") == "warn":  # attention's backward pass would not be
+        raise InputError("--trainer.deterministic warn is not supported: give true or false")
     validation = options.get("limit_val_batches")
     if validation not in (None, 0, 1) or (validation == 1 and isinstance(validation, int)):
         raise InputError(
