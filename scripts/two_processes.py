@@ -1,4 +1,4 @@
-"""Do two processes train as one does? `python scripts/processes.py`, about forty minutes on two cores.
+"""Do two processes train as one does? `python scripts/two_processes.py`, about forty minutes on two cores.
 
 Two gloo processes on the CPU and one process make the same updates from the same micro-batches: the two have
 half of them each. The first update's gradients are then equal but for the order of float32 sums. Every case

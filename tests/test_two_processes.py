@@ -1,4 +1,4 @@
-"""A short form of scripts/processes.py, and what it says of a failure; the long one is run by hand."""
+"""A short form of scripts/two_processes.py, and what it says of a failure; the long one is run by hand."""
 
 import importlib
 import json
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_two_processes_train_as_one(tmp_path):
     """In a process of its own, as the tests may open no socket."""
     ended = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "processes.py"), "--short", "--folder", str(tmp_path)],
+        [sys.executable, str(ROOT / "scripts" / "two_processes.py"), "--short", "--folder", str(tmp_path)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -32,7 +32,7 @@ def test_two_processes_train_as_one(tmp_path):
 
 
 def test_a_difference_fails_and_is_not_measured_again(tmp_path, monkeypatch, capsys):
-    script, measured = importlib.import_module("processes"), []
+    script, measured = importlib.import_module("two_processes"), []
 
     def measure(case, folder):
         measured.append(case)
@@ -54,7 +54,7 @@ def test_a_difference_fails_and_is_not_measured_again(tmp_path, monkeypatch, cap
 
 
 def test_what_cannot_be_compared_fails():
-    script = importlib.import_module("processes")
+    script = importlib.import_module("two_processes")
     for case in script.cases():
         assert not case.passes(script.Result(losses=float("nan"), weights=float("nan"), error="killed"))
         assert not case.passes(script.Result(losses=0.0, weights=1e-3))
