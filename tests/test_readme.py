@@ -1,5 +1,6 @@
 """Run every command and every program that the README shows, with shortened training."""
 
+import json
 import os
 import re
 import shutil
@@ -72,6 +73,8 @@ def folder(tmp_path_factory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("readme")
     text = "Once upon a time there was a fox.\n" * 400 + (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
     (folder / "my-text.txt").write_text(text, encoding="utf-8")
+    rows = (json.dumps({"prompt": f"Say {n}", "completion": f"{n}!"}) + "\n" for n in range(60))
+    (folder / "my-examples.jsonl").write_text("".join(rows), encoding="utf-8")
     (folder / "bin").mkdir()
     (folder / "bin" / "gpt").write_text(SHIM, encoding="utf-8")
     (folder / "bin" / "gpt").chmod(0o755)

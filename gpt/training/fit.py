@@ -235,7 +235,8 @@ class TrainingCLI(CommandLine):
         summary = write_summary(folder, self.trainer, self.model.model.num_parameters(), self.meter)
         print(json.dumps(summary, indent=2))
         print(f"{folder}/ holds the checkpoints, metrics.csv, loss.png and summary.json")
-        print(f"next: gpt generate --checkpoint {folder} --prompt 'The '")
+        what = "--interactive" if self.datamodule.prepared.template else "--prompt 'The '"
+        print(f"next: gpt generate --checkpoint {folder} {what}")
 
     def after_validate(self) -> None:
         """Print the validation metrics."""
