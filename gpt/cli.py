@@ -25,7 +25,7 @@ COMMANDS = {
     "fit": ("training.fit:main", "train a model, the quick run by default", "--data.corpus my.txt"),
     "validate": ("training.fit:main", "score a checkpoint as fit does", "--ckpt_path runs/quick"),
     "prepare": ("data.prepare:prepare", "turn a corpus into token files", "my.txt --output my-tokens"),
-    "inspect": ("data.inspect:inspect", "look at prepared data, and check it", "my-tokens"),
+    "inspect": ("pictures.inspect:inspect", "look at prepared data, and check it", "my-tokens"),
     "generate": ("generation.command:write", "write text with a trained model", "--prompt 'Return the '"),
     "serve": ("serve.command:serve", "serve a model over HTTP, with a page", "--checkpoint runs/quick"),
     "attention": ("pictures.attention:attention_maps", "draw what each head looks at", "--text 'To be'"),

@@ -16,6 +16,7 @@ from gpt.data.documents import Piece, compression, cut, file_format, file_pieces
 from gpt.errors import InputError
 from gpt.files import file_sha256, shipped
 from gpt.progress import notice
+from gpt.template import DEFAULT_TEMPLATE, Template
 
 _BUILTIN = {"python-docs": builtin.python_docs, "python-stdlib": builtin.python_stdlib}
 
@@ -37,6 +38,8 @@ class Corpus:
     document_starts: str | None = None
     """For a hub data set of lines: a regular expression that the first row of each document matches."""
     errors: str = "strict"
+    template: Template = DEFAULT_TEMPLATE
+    """The text around the messages of examples."""
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.builtin, self.files, self.hub))) != 1:
@@ -52,6 +55,8 @@ class Corpus:
         Local files are hashed by content, URLs and hub data sets by name and revision, without network.
         """
         options = asdict(replace(self, files=("-",) if self.files else ()))
+        if self.template == DEFAULT_TEMPLATE:  # folders prepared before there were templates keep their names
+            del options["template"]
         digest = hashlib.sha256(json.dumps(options).encode())
         if self.builtin:
             digest.update(builtin.library_fingerprint().encode())
@@ -80,10 +85,10 @@ class Corpus:
             yield from cut(_BUILTIN[self.builtin]())
         elif self.hub:
             options = {"split": self.split, "revision": self.revision, "streaming": self.streaming}
-            rows = hub_rows(self.text_column, self.hub, self.subset, **options)
+            rows = hub_rows(self.text_column, self.template, self.hub, self.subset, **options)
             yield from cut(join(rows, self.document_starts) if self.document_starts else rows)
         for name in self.files:
-            yield from file_pieces(name, self.text_column, self.errors)
+            yield from file_pieces(name, self.text_column, self.errors, self.template)
 
 
 def find_corpus(name: str, **options: Any) -> Corpus:
@@ -128,7 +133,7 @@ def _read_recipe(path: Path) -> dict[str, Any]:
         corpus = dict(recipe["corpus"])
     except (yaml.YAMLError, TypeError, KeyError, ValueError) as error:
         raise InputError(f"{path} is not a recipe: it needs a mapping under `corpus`") from error
-    known = [field.name for field in fields(Corpus)]
+    known = [field.name for field in fields(Corpus) if field.name != "template"]
     if unknown := sorted(set(corpus) - set(known)):
         raise InputError(
             f"{path}: unknown setting {', '.join(unknown)} of a corpus, expected {', '.join(known)}"

@@ -16,7 +16,9 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from gpt.data.examples import MESSAGES, choose_columns, read_example
 from gpt.errors import InputError
+from gpt.template import Part, Template
 from gpt.tokenizer import split_at_words
 
 LONGEST_PIECE = 1 << 20
@@ -35,6 +37,9 @@ _NOT_TEXT = {
     codecs.BOM_UTF16_BE: "UTF-16",
     codecs.BOM_UTF32_BE: "UTF-32",
 }
+Document = str | list[Part]
+"""A text, or an example in parts: none where it is left out."""
+
 _ROWS_AT_ONCE = 256
 _BYTES_AT_ONCE = 1 << 20
 _LONGEST_LINE = 256 << 20
@@ -46,9 +51,12 @@ class Piece(NamedTuple):
     text: str
     first: bool = True
     last: bool = True
+    """Whether `<|endoftext|>` follows it, as it also does inside a conversation."""
+    scored: bool = True
+    """Whether a model learns to write it; of an example, the first piece is not."""
 
 
-def file_pieces(name: str, column: str, errors: str) -> Iterator[Piece]:
+def file_pieces(name: str, column: str, errors: str, template: Template) -> Iterator[Piece]:
     """The documents of a file or URL: a text file is one, and each row of the other formats is one.
 
     An InputError says what is wrong with its content; an OSError, that it cannot be opened.
@@ -58,16 +66,20 @@ def file_pieces(name: str, column: str, errors: str) -> Iterator[Piece]:
 
         register_compression("zstd", _open_zstd, "zst", force=True)
     with _named(name):
-        is_text = file_format(name) == "text"
-        yield from _document(_decoded(name, errors)) if is_text else cut(_file_rows(name, column, errors))
+        if file_format(name) == "text":
+            yield from _document(_decoded(name, errors))
+        else:
+            yield from cut(_file_rows(name, column, errors, template))
 
 
-def hub_rows(column: str, path: str, subset: str | None, **options: Any) -> Iterator[str]:
-    """The texts of a Hugging Face data set; the options are those of `datasets.load_dataset`."""
+def hub_rows(
+    column: str, template: Template, path: str, subset: str | None, **options: Any
+) -> Iterator[Document]:
+    """The documents of a Hugging Face data set; the options are those of `datasets.load_dataset`."""
     from datasets import load_dataset
 
     with _named(f"hub:{path}"):
-        yield from _texts(load_dataset(path, subset, **options), column, f"hub:{path}")
+        yield from _documents(load_dataset(path, subset, **options), column, f"hub:{path}", template)
 
 
 @contextmanager
@@ -93,10 +105,12 @@ def _named(name: str) -> Iterator[None]:
         raise InputError(f"cannot read {what}: {line}") from error
 
 
-def join(rows: Iterable[str], starts: str) -> Iterator[str]:
+def join(rows: Iterable[Document], starts: str) -> Iterator[str]:
     """Documents from rows that are parts of them: a row that matches the expression `starts` begins one."""
     document: list[str] = []
     for row in rows:
+        if not isinstance(row, str):
+            raise InputError("document_starts joins rows of text, these are examples")
         if document and re.match(starts, row):
             yield "".join(document)
             document = []
@@ -105,10 +119,16 @@ def join(rows: Iterable[str], starts: str) -> Iterator[str]:
         yield "".join(document)
 
 
-def cut(texts: Iterable[str]) -> Iterator[Piece]:
-    """Documents cut into pieces."""
-    for text in texts:
-        yield from _document([text])
+def cut(documents: Iterable[Document]) -> Iterator[Piece]:
+    """Documents cut into pieces; an example without parts has no text."""
+    for document in documents:
+        if isinstance(document, str):
+            yield from _document([document])
+            continue
+        for number, (text, scored) in enumerate(document or [Part("", True)]):
+            for piece in _document([text]):
+                first, last = piece.first and number == 0, piece.last and scored
+                yield Piece(piece.text, first, last, scored=scored and bool(document))
 
 
 def _document(blocks: Iterable[str]) -> Iterator[Piece]:
@@ -138,7 +158,7 @@ def _decoded(name: str, errors: str) -> Iterator[str]:
             ) from error
 
 
-def _file_rows(name: str, column: str, errors: str) -> Iterator[str]:
+def _file_rows(name: str, column: str, errors: str, template: Template) -> Iterator[Document]:
     kind = file_format(name)
     decoded = kind != "parquet" and not is_url(name)
     if decoded:
@@ -153,7 +173,7 @@ def _file_rows(name: str, column: str, errors: str) -> Iterator[str]:
     # `load_dataset` would report each file to the hub; the reader that it calls does not.
     reader = getattr(import_module(f"datasets.io.{kind}"), f"{kind.capitalize()}DatasetReader")
     try:
-        yield from _texts(reader(name, streaming=True, **options).read(), column, name)
+        yield from _documents(reader(name, streaming=True, **options).read(), column, name, template)
     except (InputError, OSError):
         raise
     except Exception:
@@ -162,18 +182,23 @@ def _file_rows(name: str, column: str, errors: str) -> Iterator[str]:
         raise
 
 
-def _texts(rows: Any, column: str, name: str) -> Iterator[str]:
-    """The texts of one column; a missing value is an empty text."""
+def _documents(rows: Any, column: str, name: str, template: Template) -> Iterator[Document]:
+    """The document of each row; a missing value is an empty text."""
+    number = 0
     for table in rows.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
-        if column not in table.column_names:
-            raise InputError(
-                f"{name} has no column {column!r}, it has {', '.join(table.column_names)}: "
-                "choose one with --text_column (gpt fit: --data.text_column)"
-            )
-        for text in table.column(column).to_pylist():
-            if not isinstance(text, str | None):
-                raise InputError(f"column {column!r} of {name} holds {type(text).__name__}, expected text")
-            yield text or ""
+        names = choose_columns(column, table.column_names, name)
+        for values in zip(*(table.column(name).to_pylist() for name in names), strict=True):
+            number += 1
+            if names != (MESSAGES,) and len(values) == 1 and not isinstance(values[0], list):
+                if not isinstance(values[0], str | None):
+                    kind = type(values[0]).__name__
+                    raise InputError(f"column {column!r} of {name} holds {kind}, expected text")
+                yield values[0] or ""
+                continue
+            try:
+                yield read_example(values, template)
+            except InputError as error:
+                raise InputError(f"{name}, row {number}: {error}") from None
 
 
 def _check_text(head: bytes, name: str) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from gpt.data.documents import Piece
 from gpt.data.shards import SPLITS, token_dtype
+from gpt.errors import InputError
 from gpt.tokenizer import Tokenizer
 
 _BLOCK_CHARACTERS = 1 << 18
@@ -20,32 +21,42 @@ _BLOCK_CHARACTERS = 1 << 18
 class Block:
     """The tokens of some pieces of text, by split. Documents without text are left out.
 
-    `ids` has `<|endoftext|>` after each document; `starts` is where in `ids` documents begin.
+    `ids` has `<|endoftext|>` after each document, and -1 - id for a token that is not scored; `starts` is
+    where in `ids` documents begin. Texts among `examples`, or examples among texts, are an InputError.
     """
 
-    def __init__(self, pieces: list[tuple[Piece, str]], tokenizer: Tokenizer) -> None:
+    def __init__(self, pieces: list[tuple[Piece, str]], tokenizer: Tokenizer, examples: bool = False) -> None:
         self.pieces, self.empty, self.text_bytes = len(pieces), 0, dict.fromkeys(SPLITS, 0)
         ids: dict[str, list[NDArray[Any]]] = {split: [np.empty(0, np.uint32)] for split in SPLITS}
         starts: dict[str, list[int]] = {split: [] for split in SPLITS}
         tokens = dict.fromkeys(SPLITS, 0)
         eot = np.array([tokenizer.eot], np.uint32)
-        for (text, first, last), split in pieces:
+        for (text, first, last, scored), split in pieces:
+            if first and scored is examples:
+                raise InputError("the corpus mixes texts with examples: give one kind")
             if first and last and not text:
                 self.empty += 1
                 continue
             if first:
                 starts[split].append(tokens[split])
-            encoded = tokenizer.encode_array(text)
+            encoded: NDArray[Any] = tokenizer.encode_array(text)
+            if not scored:
+                encoded = ~encoded.astype(np.int64)
             ids[split] += [encoded, eot] if last else [encoded]
             tokens[split] += len(encoded) + last
             self.text_bytes[split] += len(text.encode("utf-8", "replace"))
-        dtype = token_dtype(tokenizer.n_vocab)
+        dtype = token_dtype(tokenizer.n_vocab, examples)
         self.ids = {split: np.concatenate(ids[split]).astype(dtype) for split in SPLITS}
         self.starts = {split: np.array(starts[split], np.int64) for split in SPLITS}
 
 
 def encode(
-    pieces: Iterable[Piece], skip: int, tokenizer: Tokenizer, val_fraction: float, workers: int
+    pieces: Iterable[Piece],
+    skip: int,
+    tokenizer: Tokenizer,
+    val_fraction: float,
+    workers: int,
+    examples: bool = False,
 ) -> Generator[Block]:
     """Tokenize all but the first `skip` pieces on threads, as tiktoken releases Python's lock, in order.
 
@@ -55,7 +66,7 @@ def encode(
     pending: deque[Future[Block]] = deque()
     try:
         for batch in _batches(islice(with_splits(pieces, val_fraction), skip, None)):
-            pending.append(pool.submit(Block, batch, tokenizer))
+            pending.append(pool.submit(Block, batch, tokenizer, examples))
             if len(pending) > 2 * workers:
                 yield pending.popleft().result()
         while pending:

@@ -11,11 +11,14 @@ import lightning.pytorch as pl
 import torch
 from torch.utils.data import DataLoader, Sampler
 
+from gpt.data.eval_windows import EvalWindows
+from gpt.data.examples import check_examples
 from gpt.data.prepare import prepare_for
 from gpt.data.shards import Prepared
 from gpt.data.vocabularies import find_vocabulary
-from gpt.data.windows import Batch, EvalWindows, Grid, Packed, TrainWindows
+from gpt.data.windows import Batch, Grid, Packed, TrainWindows
 from gpt.errors import InputError
+from gpt.template import DEFAULT_TEMPLATE, Template
 from gpt.tokenizer import Tokenizer
 
 
@@ -34,15 +37,16 @@ class TokenData(pl.LightningDataModule):
             leaves both to the Trainer's options.
         val_fraction: fraction of the text to hold out, in whole documents where there are several.
         seed: selects the order of the windows.
-        shift: cut the text at another offset each epoch.
+        shift: cut the text, unless it is examples, at another offset each epoch.
         pack: end windows where documents end, so that no document shorter than the context is split; the rest
             of a window is padding, which is not scored.
         isolate: keep attention within a document: batches get a third tensor with each token's document.
         num_workers: processes that read batches; 0 is fast enough from a local disk.
-        text_column: the column that holds the text, where the corpus has columns.
+        text_column: the column of the text or the columns of examples, see `gpt prepare --help`.
         vocabulary: gpt2, gpt2:SIZE, learn:SIZE, learn:SIZE:marks, learn:chars, or a .tiktoken or
             tokenizer.json file, see `gpt prepare --help`; by default GPT-2's with `vocab_size` ids.
         errors: `strict` stops at bytes that are not UTF-8, `replace` puts U+FFFD in their place.
+        template: the text around the messages of examples, which are packed.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class TokenData(pl.LightningDataModule):
         text_column: str | None = None,
         errors: str | None = None,
         vocabulary: str | None = None,
+        template: Template = DEFAULT_TEMPLATE,
     ) -> None:
         super().__init__()
         if batch_size < 1:
@@ -80,11 +85,14 @@ class TokenData(pl.LightningDataModule):
         self._divided_for: Any = None  # the Trainer that `split_update` has set
         self._options: dict[str, Any]  # without `verify`: checksums take longer than the first steps
         self._options = {"val_fraction": val_fraction, "text_column": text_column, "errors": errors}
+        self._options |= {"template": template}
 
     @cached_property
     def prepared(self) -> Prepared:
         """The files on disk, prepared on first use if they are not yet."""
-        return Prepared(prepare_for(self.vocabulary, self.corpus, verify=False, **self._options))
+        prepared = Prepared(prepare_for(self.vocabulary, self.corpus, verify=False, **self._options))
+        check_examples(prepared, self.context_length, self.isolate)
+        return prepared
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -98,8 +106,8 @@ class TokenData(pl.LightningDataModule):
 
     @property
     def val_bytes(self) -> int:
-        """UTF-8 bytes of the text held out: bits per byte = nats summed over the split / ln 2 / this."""
-        return self.prepared.count("val", "bytes")
+        """Scored UTF-8 bytes of the text held out: bits per byte = nats summed over it / ln 2 / this."""
+        return self.prepared.scored("val")[1]
 
     def use(self, tokenizer: Tokenizer) -> None:
         """Encode with this tokenizer, whatever the options are."""
@@ -145,16 +153,18 @@ class TokenData(pl.LightningDataModule):
         """(x, y) of (B, T) int64, y one token ahead of x; with `isolate` document ids too."""
         stream, length = self.prepared.stream("train"), self.context_length
         windows: Grid | Packed = Grid(len(stream), length, self.seed, self.shift)
-        if self.pack:
-            windows = Packed(self.prepared.document_starts("train"), len(stream), length)
+        if self.pack or self.prepared.template:
+            scored = stream.scored() if self.prepared.template else None
+            windows = Packed(self.prepared.document_starts("train"), len(stream), length, scored)
         dataset = TrainWindows(stream, windows, self.batch_size, self.seed, *self._place(), self.isolate)
         accumulate = self.trainer.accumulate_grad_batches if self.trainer else 1
         return TrainLoader(dataset, self.num_workers, multiple_of=accumulate)
 
     def val_dataloader(self) -> "DataLoader[Batch]":
         """The whole split once, in order: padding has the target IGNORE_INDEX."""
-        stream = self.prepared.stream("val")
-        dataset = EvalWindows(stream, self.context_length, self.batch_size, *self._place(), self.isolate)
+        stream, place = self.prepared.stream("val"), self._place()
+        starts = self.prepared.document_starts("val") if self.prepared.template else None
+        dataset = EvalWindows(stream, self.context_length, self.batch_size, *place, self.isolate, starts)
         return DataLoader(dataset, **_loading())
 
     def _place(self) -> tuple[int, int]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from gpt.data.shards import FORMAT, META, Prepared
 from gpt.data.vocabularies import Learned, find_vocabulary, learn
 from gpt.errors import InputError
 from gpt.progress import notice, progress
+from gpt.template import DEFAULT_TEMPLATE, Template
 from gpt.tokenizer import Tokenizer
 
 
@@ -37,6 +39,7 @@ def prepare(
     revision: str | None = None,
     streaming: bool | None = None,
     errors: str | None = None,
+    template: Template = DEFAULT_TEMPLATE,
     workers: int | None = None,
     verify: bool = True,
 ) -> Path:
@@ -53,12 +56,15 @@ def prepare(
         vocab_size: ids of GPT-2's tokenizer, where there is no `vocabulary`: 50257 are all.
         val_fraction: the fraction of the text held out for validation: documents chosen by their hash, or the
             end of the text where documents are too few for that.
-        text_column: the column that holds the text, in JSON, CSV, Parquet and hub data sets.
+        text_column: the column that holds the text, in JSON, CSV, Parquet and hub data sets. Where there is
+            no `text`, columns `messages`, or `prompt` and `completion`, are examples: what the assistant
+            writes is scored alone. PROMPT,COMPLETION names two other columns, one name that of messages.
         subset: the configuration of a hub data set.
         split: the split of a hub data set.
         revision: the commit or tag of a hub data set.
         streaming: read a hub data set as it downloads; false downloads all of it first.
         errors: `strict` stops at bytes that are not UTF-8, `replace` puts U+FFFD in their place.
+        template: the text around the messages of examples.
         workers: threads that tokenize; by default one for each core.
         verify: check the checksums of a folder prepared before; a damaged one is prepared again.
 
@@ -69,7 +75,7 @@ def prepare(
         InputError: no such corpus, text that cannot be read, or a folder that holds something else.
     """
     reading: dict[str, Any] = {"text_column": text_column, "errors": errors, "subset": subset}
-    reading |= {"split": split, "revision": revision, "streaming": streaming}
+    reading |= {"split": split, "revision": revision, "streaming": streaming, "template": template}
     found = find_vocabulary(vocabulary, vocab_size)
     return prepare_for(found, corpus, output, val_fraction, workers, verify, **reading)
 
@@ -107,18 +113,25 @@ def prepare_for(
             notice(f"{folder} is damaged and is prepared again")
             clear(folder)
         tokenizer = learn(source, vocabulary, val_fraction) if isinstance(vocabulary, Learned) else vocabulary
-        with closing(ShardWriter(folder, key, tokenizer, lambda: source.stamps() == stamps)) as writer:
+        pieces = source.pieces()
+        first = list(islice(pieces, 1))
+        template = source.template if first and not first[0].scored else None
+        writer = ShardWriter(folder, key, tokenizer, lambda: source.stamps() == stamps, template)
+        with closing(writer):
             done, threads = writer.count("bytes"), workers or os.cpu_count() or 1
-            blocks = encode(source.pieces(), writer.parts, tokenizer, val_fraction, threads)
+            pieces = chain(first, pieces)
+            blocks = encode(pieces, writer.parts, tokenizer, val_fraction, threads, template is not None)
             label = f"tokenizing {corpus}"
             with closing(blocks), progress(label, source.size(), done=done) as advance:
                 for block in blocks:
                     with _full_disk(folder):
                         writer.add(block)
                     advance(sum(block.text_bytes.values()))
-            options_set = {name: value for name, value in asdict(source).items() if value}
+            source_set = {n: value for n, value in asdict(source).items() if value and n != "template"}
             with _full_disk(folder):
-                writer.finish(val_fraction, {"corpus": corpus, **options_set})
+                writer.finish(val_fraction, {"corpus": corpus, **source_set})
+            if template and writer.empty:
+                notice(f"left out {writer.empty:,} examples whose completion is empty")
     return folder
 
 

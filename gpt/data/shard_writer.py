@@ -19,15 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt.data.encode import Block
-from gpt.data.shards import FORMAT, INDEX_DTYPE, META, SPLITS, Segment, token_dtype
+from gpt.data.shards import FORMAT, INDEX_DTYPE, META, SPLITS, Segment, token_dtype, token_ids
 from gpt.errors import InputError
 from gpt.files import file_sha256, write_json
+from gpt.template import Template
 from gpt.tokenizer import Tokenizer
 
 PROGRESS = "progress.json"
 _STATE = ("parts", "empty", "largest_id", "splits")
 _SHARDS = r"(train|val)-(documents|\d{5})\.bin"
-_OURS = re.compile(rf"{_SHARDS}|lengths\.png|\.({META}|{PROGRESS})\..*\.tmp|{META}|{PROGRESS}")
+_OURS = re.compile(rf"{_SHARDS}|(lengths|scored)\.png|\.({META}|{PROGRESS})\..*\.tmp|{META}|{PROGRESS}")
 _SECONDS_BETWEEN_COMMITS = 5.0
 _SHARD_TOKENS = 1 << 27
 _COUNTED_AT_ONCE = 1 << 20
@@ -37,12 +38,20 @@ class ShardWriter:
     """Appends blocks to a folder that the caller has locked, resuming at the last commit of the same `key`.
 
     The key is a hash of text, tokenizer and options; `unchanged` tells before each commit whether the text is
-    still that of the key. Other files in the folder, or another unfinished preparation, are an InputError.
+    still that of the key. Examples have a `template`. Other files in the folder, or another unfinished
+    preparation, are an InputError.
     """
 
-    def __init__(self, folder: Path, key: str, tokenizer: Tokenizer, unchanged: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        key: str,
+        tokenizer: Tokenizer,
+        unchanged: Callable[[], bool],
+        template: Template | None = None,
+    ) -> None:
         self.folder, self.key, self.tokenizer, self.unchanged = folder, key, tokenizer, unchanged
-        self.dtype = token_dtype(tokenizer.n_vocab)
+        self.template, self.dtype = template, token_dtype(tokenizer.n_vocab, template is not None)
         self.parts = self.empty = self.largest_id = 0  # parts: the pieces of text written
         self.splits = {split: {"tokens": 0, "documents": 0, "bytes": 0} for split in SPLITS}
         self._open: dict[str, IO[bytes]] = {}
@@ -105,6 +114,8 @@ class ShardWriter:
             held_out = tokens - self._token_at(cut_at(self.count("bytes"), val_fraction))
         elif not by_document:
             held_out = max(1, round(tokens * val_fraction))
+        if self.template and not by_document:
+            held_out = tokens - self._document_at(tokens - held_out)
         train, val = self._view(0, tokens - held_out), self._view(tokens - held_out, tokens)
         val["bytes"] = self.splits["val"]["bytes"]
         if not by_document:
@@ -124,6 +135,7 @@ class ShardWriter:
             "empty_documents": self.empty,
             "largest_id": self.largest_id,
             "splits": {"train": train, "val": val},
+            **({"template": asdict(self.template)} if self.template else {}),
             "files": {
                 path.name: {"bytes": path.stat().st_size, "sha256": digest}
                 for path, digest in zip(files, digests, strict=True)
@@ -135,7 +147,7 @@ class ShardWriter:
     def _append(self, split: str, ids: NDArray[Any], starts: NDArray[np.int64], text_bytes: int) -> None:
         counts = self.splits[split]
         self._file(f"{split}-documents.bin").write((starts + counts["tokens"]).astype(INDEX_DTYPE).tobytes())
-        self.largest_id = max(self.largest_id, int(ids.max(initial=0)))
+        self.largest_id = max(self.largest_id, int(token_ids(ids).max(initial=0)))
         while len(ids):
             shard, within = divmod(counts["tokens"], _SHARD_TOKENS)
             fitting, ids = ids[: _SHARD_TOKENS - within], ids[_SHARD_TOKENS - within :]
@@ -210,6 +222,17 @@ class ShardWriter:
             "documents_in": [asdict(segment) for segment in documents_in],
         }
 
+    def _document_at(self, position: int) -> int:
+        """The first document that begins at a token of both splits or after it; else the last one."""
+        starts, before = list[NDArray[np.int64]](), 0
+        for split, counts in self.splits.items():
+            name, documents = f"{split}-documents.bin", counts["documents"]
+            segment = Segment(file=name, start=0, stop=documents, shift=before)
+            starts.append(segment.view(self.folder, INDEX_DTYPE))
+            before += counts["tokens"]
+        places = np.concatenate(starts)
+        return int(places[min(int(np.searchsorted(places, position)), len(places) - 1)])
+
     def _token_at(self, position: int) -> int:
         """The first token that begins at a byte of the text or after it; at least one follows it."""
         total, before, tokens = self.count("tokens"), 0, 0
@@ -226,7 +249,7 @@ class ShardWriter:
         for segment in self._tokens_in(start, self.count("tokens")):
             ids = segment.view(self.folder, self.dtype)
             for at in range(0, len(ids), _COUNTED_AT_ONCE):
-                yield lengths[ids[at : at + _COUNTED_AT_ONCE]]
+                yield lengths[token_ids(ids[at : at + _COUNTED_AT_ONCE])]
 
 
 def is_by_document(held_out: float, val_fraction: float) -> bool:

@@ -1,7 +1,8 @@
 """A prepared folder: token shards, an index of document starts, and `meta.json`.
 
 Shards are plain little-endian integers, uint16 or uint32, one document after another, each followed by
-`<|endoftext|>`. `meta.json` is written last: a folder without it is unfinished.
+`<|endoftext|>`. Those of examples are int32, with -1 - id for a token that is not scored, and `meta.json` has
+their template. `meta.json` is written last: a folder without it is unfinished.
 """
 
 import json
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from gpt.errors import InputError
 from gpt.files import file_sha256
+from gpt.template import Template
 from gpt.tokenizer import Tokenizer
 
 META = "meta.json"
@@ -29,9 +31,15 @@ _CHECKED_TOKENS = 1 << 22
 INDEX_DTYPE = np.dtype("<i8")
 
 
-def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The narrowest integer type that holds every id."""
-    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+def token_dtype(vocab_size: int, examples: bool = False) -> np.dtype[Any]:
+    """The narrowest integer type that holds every id; for `examples` it has a sign."""
+    return np.dtype("<i4" if examples else "<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+def token_ids(stored: NDArray[Any]) -> NDArray[np.int64]:
+    """The ids of stored tokens, whether they are scored or not."""
+    stored = stored.astype(np.int64)
+    return np.maximum(stored, ~stored)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +85,15 @@ class TokenStream:
         """The token arrays, mapped on first use."""
         return [segment.view(self.folder, self.dtype) for segment in self.segments]
 
+    def scored(self) -> NDArray[np.bool_]:
+        """Which tokens are scored, (tokens,)."""
+        return np.concatenate([np.empty(0, bool), *(part >= 0 for part in self.parts)])
+
     def rows(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
         """`length` tokens from each start on, with the token before them: (len(starts), length + 1).
 
-        The token before the first is `<|endoftext|>`. Past the last token, rows are filled with zeros.
+        They are as stored, see `token_ids`. The token before the first is `<|endoftext|>`. Past the last
+        token, rows are filled with zeros.
         """
         rows = np.zeros((len(starts), length + 1), self.dtype)
         rows[starts == 0, 0] = self.eot
@@ -121,7 +134,8 @@ class Prepared:
             raise InputError(
                 f"{self.folder} was made with another tokenizer than this {self.tokenizer}; prepare it again"
             )
-        self.dtype = token_dtype(self.tokenizer.n_vocab)
+        self.template = Template.from_dict(self.meta["template"]) if "template" in self.meta else None
+        self.dtype = token_dtype(self.tokenizer.n_vocab, self.template is not None)
         if (found := self.meta["dtype"]) != self.dtype.str:
             raise InputError(f"{path} has dtype {found}, expected {self.dtype.str}")
         for name, recorded in self.meta["files"].items():
@@ -138,7 +152,7 @@ class Prepared:
             if not 0 <= (size := self.count(split, "bytes")) < 1 << 60:
                 raise InputError(f"{path} claims {size} bytes of {split}")
             for part in self.stream(split).parts[:1]:
-                largest[f"the {split} split of {self.folder}"] = int(part[:_CHECKED_TOKENS].max())
+                largest[f"the {split} split of {self.folder}"] = int(token_ids(part[:_CHECKED_TOKENS]).max())
         for where, found in largest.items():
             if found >= self.tokenizer.n_vocab:
                 raise InputError(
@@ -183,6 +197,17 @@ class Prepared:
         if type(count) is not int:
             raise TypeError(f"{what} of {split} is {count!r}")
         return count
+
+    def document_lengths(self, split: str) -> NDArray[np.int64]:
+        """Tokens in each document of a split, `<|endoftext|>` counted."""
+        return np.diff(self.document_starts(split), append=self.count(split, "tokens"))
+
+    def scored(self, split: str) -> tuple[int, int]:
+        """How many tokens of a split are scored, and the bytes of UTF-8 text that they stand for."""
+        if self.template is None:
+            return self.count(split, "tokens"), self.count(split, "bytes")
+        lengths, found = self.tokenizer.byte_lengths(), [part[part >= 0] for part in self.stream(split).parts]
+        return sum(map(len, found)), sum(int(lengths[ids].sum()) for ids in found)
 
     def verify(self) -> None:
         """Compare each file's checksum with the recorded one: an InputError names a file that was altered."""

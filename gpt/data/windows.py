@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from gpt.data.shards import TokenStream
+from gpt.data.shards import TokenStream, token_ids
 from gpt.errors import InputError
 
 IGNORE_INDEX = -100
@@ -89,9 +89,17 @@ class Packed:
     Documents keep their order. One that does not fit in the rest of a window starts the next window, and the
     rest is padding. A document longer than T fills the rest and continues in the next window. A window takes
     8 bytes of memory. Less text than one window raises an InputError.
+
+    Windows without any token that is `scored`, (tokens,) bool, are left out: parts of a long prompt.
     """
 
-    def __init__(self, document_starts: NDArray[np.int64], tokens: int, context_length: int) -> None:
+    def __init__(
+        self,
+        document_starts: NDArray[np.int64],
+        tokens: int,
+        context_length: int,
+        scored: NDArray[np.bool_] | None = None,
+    ) -> None:
         _check_length(tokens, context_length)
         self.context_length = context_length
         document_ends = np.append(document_starts[1:], tokens)
@@ -103,12 +111,15 @@ class Packed:
             start, end = int(document_starts[last]), int(document_ends[last])
             postpone = begin < start and limit < end <= start + context_length
             begin = start if postpone else limit
-        self.count = len(bounds)
         self._bounds = np.array([*bounds, tokens], np.int64)
+        kept = np.arange(len(bounds))
+        self._kept = kept if scored is None else kept[np.logical_or.reduceat(scored, self._bounds[:-1])]
+        self.count = len(self._kept)
 
     def spans(self, windows: NDArray[np.int64], epoch: int) -> Spans:
         """Where the windows of these numbers lie, the same in every epoch."""
-        return self._bounds[windows], self._bounds[windows + 1] - self._bounds[windows]
+        kept = self._kept[windows]
+        return self._bounds[kept], self._bounds[kept + 1] - self._bounds[kept]
 
 
 def _check_length(tokens: int, context_length: int) -> None:
@@ -122,16 +133,18 @@ def _check_length(tokens: int, context_length: int) -> None:
 
 
 def make_batch(stream: TokenStream, spans: Spans, context_length: int, isolate: bool) -> Batch:
-    """Inputs x and targets y of B windows, (B, T) int64 each; padding is 0 in x and IGNORE_INDEX in y.
+    """Inputs x and targets y of B windows, (B, T) int64 each.
+
+    Padding is 0 in x; in y it is IGNORE_INDEX, as is a token of an example that is not scored.
 
     With `isolate` also the document of each input, counted from 0 in its row. A document begins with the
     `<|endoftext|>` before it, from which its first token is predicted.
     """
     starts, lengths = spans
     rows = stream.rows(starts, context_length)  # (B, T + 1)
-    x, y = rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64)
+    x, y = token_ids(rows[:, :-1]), rows[:, 1:].astype(np.int64)
     padding = np.arange(context_length) >= lengths[:, None]
-    x[padding], y[padding] = 0, IGNORE_INDEX
+    x[padding], y[padding | (y < 0)] = 0, IGNORE_INDEX
     batch = [x, y]
     if isolate:
         document = np.cumsum(x == stream.eot, axis=1)
@@ -182,28 +195,3 @@ class TrainWindows(Dataset[Batch]):
             order = permute(positions[here], self.windows.count, (self.seed, epoch, 0))
             starts[here], lengths[here] = self.windows.spans(order, epoch)
         return starts, lengths
-
-
-@dataclass
-class EvalWindows(Dataset[Batch]):
-    """A split once, in order: each token is a target in exactly one row.
-
-    All processes have equally many batches of B rows, the last ones filled up with padding. So a loss must be
-    summed over targets and divided by their number.
-    """
-
-    stream: TokenStream
-    context_length: int
-    batch_size: int
-    rank: int = 0
-    world_size: int = 1
-    isolate: bool = False
-
-    def __len__(self) -> int:
-        return math.ceil(len(self.stream) / (self.context_length * self.batch_size * self.world_size))
-
-    def __getitem__(self, batch: int) -> Batch:
-        first = (batch * self.world_size + self.rank) * self.batch_size
-        starts = np.arange(first, first + self.batch_size) * self.context_length
-        lengths = np.clip(len(self.stream) - starts, 0, self.context_length)
-        return make_batch(self.stream, (starts, lengths), self.context_length, self.isolate)

@@ -17,8 +17,9 @@ from gpt.evaluation.scoring import Question, answer, total_nats
 from gpt.files import check_free, write_json
 from gpt.model import GPT
 from gpt.progress import progress
+from gpt.template import Template
 from gpt.tokenizer import Tokenizer
-from gpt.weights.load import Device, load
+from gpt.weights.load import Device, load_with_template
 
 
 def evaluate(
@@ -60,9 +61,9 @@ def evaluate(
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
     if json is not None:
         check_free(json, overwrite)
-    model, tokenizer = load(checkpoint, device)
+    model, tokenizer, template = load_with_template(checkpoint, device)
     if task == "text":
-        result = score_text(model, tokenizer, data, split, val_fraction, stride, batch_size)
+        result = score_text(model, tokenizer, data, split, val_fraction, stride, batch_size, template)
     else:
         score_questions = {"lambada": score_last_words, "hellaswag": score_endings}[task]
         result = score_questions(model, tokenizer, Path(data), batch_size)
@@ -80,17 +81,20 @@ def score_text(
     val_fraction: float = 0.05,
     stride: int | None = None,
     batch_size: int = 8,
+    template: Template | None = None,
 ) -> dict[str, Any]:
     """Nats per token, perplexity, and bits per byte of UTF-8 text, which does not depend on the tokenizer.
 
     `<|endoftext|>` precedes the first token. It also ends each document, where it is predicted as a token and
-    counts as no byte. A split without text raises InputError.
+    counts as no byte. Of examples, whose text is around them in `template`, tokens and bytes of completions
+    count. A split without text raises InputError.
     """
     split = "val" if split is None and (Path(data) / META).is_file() else split
     part = split or "train"  # nothing is held out without a split
-    prepared = Prepared(prepare_for(tokenizer, data, val_fraction=val_fraction if split else 0.0))
-    stream, size = prepared.stream(part), prepared.count(part, "bytes")
-    if not len(stream):
+    fraction = val_fraction if split else 0.0
+    prepared = Prepared(prepare_for(tokenizer, data, val_fraction=fraction, template=template))
+    stream, (tokens, size) = prepared.stream(part), prepared.scored(part)
+    if not tokens:
         raise InputError(f"{data} has no text to score in its split {part}")
     lengths = tokenizer.byte_lengths()
     with progress(f"scoring {data}", size) as advance:
@@ -98,11 +102,13 @@ def score_text(
         def show(targets: Tensor) -> None:
             advance(int(lengths[targets].sum()))
 
-        nats = total_nats(model, stream, stride=stride, batch_size=batch_size, scored=show)
-    per_token = nats / len(stream)
+        starts = prepared.document_starts(part) if prepared.template else None
+        options: dict[str, Any] = {"stride": stride, "batch_size": batch_size, "document_starts": starts}
+        nats = total_nats(model, stream, scored=show, **options)
+    per_token = nats / tokens
     return {
         "split": split or "all",
-        "tokens": len(stream),
+        "tokens": tokens,
         "bytes": size,
         "nats_per_token": per_token,
         "perplexity": math.exp(min(per_token, 700.0)),

@@ -9,11 +9,13 @@ from itertools import islice
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from gpt.data.shards import TokenStream
+from gpt.data.eval_windows import each_token_once
+from gpt.data.shards import TokenStream, token_ids
 from gpt.data.windows import IGNORE_INDEX
 from gpt.errors import InputError
 from gpt.model import GPT
@@ -29,28 +31,35 @@ def total_nats(
     context_length: int | None = None,
     stride: int | None = None,
     batch_size: int = 8,
+    document_starts: NDArray[np.int64] | None = None,
     scored: Callable[[Tensor], None] = lambda targets: None,
 ) -> float:
     """The sum of the nats of all tokens of a stream, each counted once, also in the last short window.
 
     `<|endoftext|>` precedes the first token. Windows of `context_length` T, the model's by default, start
-    `stride` tokens apart, which is 1 .. T or an InputError, and score what earlier ones have not. `scored` is
-    called with the scored targets (N,). The model is in evaluation mode.
+    `stride` tokens apart, which is 1 .. T or an InputError, and score what earlier ones have not. Without a
+    stride, they end where documents end if `document_starts` are given. Tokens of examples that are not
+    scored are not counted. `scored` is called with the scored targets (N,). The model is in evaluation mode.
     """
     length = context_length or model.config.context_length
-    stride = length if stride is None else stride
-    if not 1 <= stride <= length:
-        raise InputError(f"stride must be 1 to the context_length {length}, got {stride}")
     device = next(model.parameters()).device
-    starts = np.arange(1 + math.ceil(max(0, len(stream) - length) / stride)) * stride
+    starts, lengths = each_token_once(len(stream), length, document_starts)
+    if stride is not None:
+        if not 1 <= stride <= length:
+            raise InputError(f"stride must be 1 to the context_length {length}, got {stride}")
+        starts = np.arange(1 + math.ceil(max(0, len(stream) - length) / stride)) * stride
+        lengths = np.minimum(len(stream) - starts, length)
+    ends = starts + lengths
+    scored_until = np.append(0, ends[:-1])
     total = 0.0
     for first in range(0, len(starts), batch_size):
-        batch = starts[first : first + batch_size]  # (B,)
-        rows = torch.from_numpy(stream.rows(batch, length).astype(np.int64))  # (B, T + 1)
-        position = torch.from_numpy(batch)[:, None] + torch.arange(length)  # (B, T) in the stream
-        scored_until = torch.from_numpy(np.where(batch > 0, batch - stride + length, 0))[:, None]
-        targets = rows[:, 1:].masked_fill((position < scored_until) | (position >= len(stream)), IGNORE_INDEX)
-        nats, _ = score(model, rows[:, :-1].to(device), targets.to(device))
+        batch = slice(first, first + batch_size)
+        rows = stream.rows(starts[batch], length)  # (B, T + 1)
+        position = starts[batch, None] + np.arange(length)  # (B, T) in the stream
+        left_out = (position < scored_until[batch, None]) | (position >= ends[batch, None])
+        stored = torch.from_numpy(rows[:, 1:].astype(np.int64))  # (B, T)
+        targets = stored.masked_fill(torch.from_numpy(left_out) | (stored < 0), IGNORE_INDEX)
+        nats, _ = score(model, torch.from_numpy(token_ids(rows[:, :-1])).to(device), targets.to(device))
         total += float(nats.sum())
         scored(targets[targets != IGNORE_INDEX])
     return total

@@ -106,7 +106,7 @@ def stream(model: GPT, tokenizer: Tokenizer, prompt: str, **settings: Any) -> It
 def stream_samples(
     model: GPT,
     tokenizer: Tokenizer,
-    prompt: str,
+    prompt: str | Sequence[int],
     *,
     max_new_tokens: int,
     num_samples: int = 1,
@@ -118,13 +118,14 @@ def stream_samples(
     """Yield the number of a sample and a piece of its text, up to `<|endoftext|>` or a stop string.
 
     A piece holds complete characters only and never the beginning of a stop string. All samples are decoded
-    together, and any GPT is left unchanged. The prompt is not repeated; an empty one starts a new document.
-    `<|endoftext|>` in it is plain text, with `allow_special` the end of a document. The same seed gives the
-    same text; None takes a random one. An argument out of its range raises InputError.
+    together, and any GPT is left unchanged. The prompt, text or ids, is not repeated; an empty one starts a
+    new document. `<|endoftext|>` in text is plain text, with `allow_special` the end of a document. The same
+    seed gives the same text; None takes a random one. An argument out of its range raises InputError.
     """
+    ids = tokenizer.encode(prompt, allow_special=allow_special) if isinstance(prompt, str) else [*prompt]
     engine = Engine(for_decoding(model), tokenizer)
     request = Request(
-        tokens=tokenizer.encode(prompt, allow_special=allow_special) or [tokenizer.eot],
+        tokens=ids or [tokenizer.eot],
         max_new_tokens=max_new_tokens,
         sampling=sampling,
         seed=seed,

@@ -11,7 +11,8 @@ from gpt.errors import InputError
 from gpt.generation.api import stream_samples
 from gpt.generation.decoding import Precision, for_decoding
 from gpt.generation.sampling import Sampling
-from gpt.weights.load import Device, load
+from gpt.progress import notice
+from gpt.weights.load import Device, load_with_template
 
 
 def write(
@@ -35,8 +36,9 @@ def write(
 
     Args:
         checkpoint: a .ckpt file, a run folder or an exported folder; the newest run if left out.
-        prompt: the beginning of the text; empty starts a new document.
+        prompt: the beginning of the text; empty starts a new document. In a chat, the system's message.
         interactive: ask for prompts until Ctrl-D. The arrow keys recall earlier ones; Ctrl-C ends a text.
+            A model that was tuned on examples chats: the first sample of each reply is remembered.
         max_new_tokens: stop after this many tokens, or at the end of the document.
         temperature: 0 always takes the likeliest token, 1 is the model's own distribution.
         top_k: draw from the k likeliest tokens only; null for all.
@@ -57,7 +59,7 @@ def write(
     )
     if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack characters of the text
         sys.stdout.reconfigure(errors="replace")
-    loaded, tokenizer = load(checkpoint, device)
+    loaded, tokenizer, template = load_with_template(checkpoint, device)
     model = for_decoding(loaded, precision)
 
     texts = partial(
@@ -74,15 +76,23 @@ def write(
     if not interactive:
         show(prompt, texts(prompt), num_samples)
         return
+    if template is None:
+        notice("this checkpoint has no template for a chat: the text of each line is continued")
+    messages = [{"role": "system", "content": prompt}] if prompt else []
     for line in ask():
         try:
-            show(line, texts(line), num_samples)
+            if template is None:
+                show(line, texts(line), num_samples)
+                continue
+            asked = [*messages, {"role": "user", "content": line}]
+            reply, *_ = show("", texts(template.prompt(tokenizer, asked)), num_samples)
+            messages = [*asked, {"role": "assistant", "content": reply}]
         except KeyboardInterrupt:
             print()
 
 
-def show(prompt: str, pieces: Iterator[tuple[int, str]], num_samples: int) -> None:
-    """Print samples one after another. All are decoded together; only the first is shown live."""
+def show(prompt: str, pieces: Iterator[tuple[int, str]], num_samples: int) -> list[str]:
+    """Print samples one after another, and return them. All are decoded together; the first is shown live."""
     texts = [""] * num_samples
     for k in range(num_samples):
         if num_samples > 1:
@@ -94,6 +104,7 @@ def show(prompt: str, pieces: Iterator[tuple[int, str]], num_samples: int) -> No
             if sample == k:
                 print(piece, end="", flush=True)
         print()
+    return texts
 
 
 def ask() -> Iterator[str]:

@@ -1,6 +1,8 @@
 """`gpt probabilities`: a picture of a text with each token shaded by its probability under the model."""
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,8 +58,8 @@ def token_probabilities(model: GPT, tokenizer: Tokenizer, text: str) -> tuple[li
     return (-nats[0]).exp().tolist(), labels
 
 
-def shaded_text(found: list[float], labels: list[str]) -> Figure:
-    """The tokens in reading order, a box behind each, and a scale of the shades below."""
+def boxes(labels: list[str], colours: Iterable[Any]) -> tuple[Figure, float]:
+    """The tokens in reading order, a box behind each, and 0.95 inches below them; the figure's height too."""
     places, rows = _lay_out(labels)
     width, height = COLUMNS * _COLUMN_INCHES + 0.4, rows * _ROW_INCHES + 1.2
     figure = Figure(figsize=(width, height))
@@ -65,12 +67,18 @@ def shaded_text(found: list[float], labels: list[str]) -> Figure:
     axes = figure.add_axes((0.2 / width, 0.95 / height, 1 - 0.4 / width, text_height))
     axes.set(xlim=(0, COLUMNS), ylim=(rows, 0))
     axes.axis("off")
-    shades = ListedColormap(colormaps[_COLOURS]([_DARKEST * (1 - i / 255) for i in range(256)]))
-    scale = ScalarMappable(LogNorm(_SMALLEST, 1.0, clip=True), shades)
-    for colour, label, (row, column) in zip(scale.to_rgba(np.array(found)), labels, places, strict=True):
+    for colour, label, (row, column) in zip(colours, labels, places, strict=True):
         axes.add_patch(Rectangle((column, row + 0.06), len(label), 0.88, facecolor=colour, edgecolor="white"))
         font = {"family": "DejaVu Sans Mono", "size": _FONT_SIZE}
         axes.text(column, row + 0.5, label, fontdict=font, va="center", parse_math=False)
+    return figure, height
+
+
+def shaded_text(found: list[float], labels: list[str]) -> Figure:
+    """The tokens, each on the shade of its probability, and a scale of the shades below."""
+    shades = ListedColormap(colormaps[_COLOURS]([_DARKEST * (1 - i / 255) for i in range(256)]))
+    scale = ScalarMappable(LogNorm(_SMALLEST, 1.0, clip=True), shades)
+    figure, height = boxes(labels, scale.to_rgba(np.array(found)))
     bar = figure.add_axes((0.25, 0.52 / height, 0.5, 0.14 / height))
     figure.colorbar(scale, cax=bar, orientation="horizontal", ticks=[1e-4, 1e-3, 1e-2, 0.1, 1.0])
     bar.set_xticklabels(["1/10,000 or less", "1/1,000", "1/100", "1/10", "1"])

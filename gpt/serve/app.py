@@ -26,7 +26,8 @@ from gpt.serve.engine_thread import EngineThread
 from gpt.serve.errors import body_too_large, error_body, error_reply
 from gpt.serve.limits import Guard, Limits
 from gpt.serve.metrics import Metrics
-from gpt.serve.requests import AttentionRequest, CompletionRequest, log_probabilities
+from gpt.serve.requests import AttentionRequest, ChatRequest, CompletionRequest, log_probabilities
+from gpt.template import Template
 from gpt.tokenizer import Tokenizer
 
 Form = TypeVar("Form", bound=BaseModel)
@@ -43,6 +44,7 @@ def create_app(
     limits: Limits | None = None,
     api_key: str | None = None,
     exit_when_stalled: bool = False,
+    template: Template | None = None,
 ) -> FastAPI:
     """The application; its engine runs during its lifespan and is `app.state.engine`.
 
@@ -53,11 +55,12 @@ def create_app(
         limits: what a client may ask for.
         api_key: what clients must send; None lets everyone in.
         exit_when_stalled: end the process with status 1 when a step has taken twice `limits.seconds`.
+        template: of the examples that the model was tuned on; without one there are no chat completions.
     """
     limits = limits or Limits()
     running, waiting, seconds = limits.running, limits.waiting, limits.seconds
     engine = EngineThread(model, tokenizer, max_samples=running, max_waiting=waiting, stalled_after=seconds)
-    service = _Service(engine, tokenizer, name, limits)
+    service = _Service(engine, tokenizer, name, limits, template)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -73,7 +76,7 @@ def create_app(
     app.add_api_route("/metrics", service.metrics_page, methods=["GET"])
     app.add_api_route("/v1/models", service.models, methods=["GET"])
     app.add_api_route("/v1/models/{name:path}", service.model, methods=["GET"])
-    app.add_api_route("/v1/chat/completions", service.chat, methods=["POST"])
+    app.add_api_route("/v1/chat/completions", service.chat, methods=["POST"], response_model=None)
     app.add_api_route("/v1/completions", service.completions, methods=["POST"], response_model=None)
     app.add_api_route("/attention", service.attention, methods=["POST"])
     for kind in (InputError, HTTPException, Exception):
@@ -83,11 +86,17 @@ def create_app(
     return app
 
 
+@dataclass
 class _Service:
     """The handlers and their shared state."""
 
-    def __init__(self, engine: EngineThread, tokenizer: Tokenizer, name: str, limits: Limits) -> None:
-        self.engine, self.tokenizer, self.name, self.limits = engine, tokenizer, name, limits
+    engine: EngineThread
+    tokenizer: Tokenizer
+    name: str
+    limits: Limits
+    template: Template | None
+
+    def __post_init__(self) -> None:
         self.metrics, self.started = Metrics(), int(time.time())
 
     async def page(self) -> HTMLResponse:
@@ -114,13 +123,6 @@ class _Service:
             raise HTTPException(404, f"there is no model {name!r}, expected {self.name!r}")
         return {"id": name, "object": "model", "created": self.started, "owned_by": "gpt"}
 
-    async def chat(self) -> None:
-        raise HTTPException(
-            404,
-            f"{self.name!r} has no chat completions: it was not trained on conversations and continues text. "
-            "Use POST /v1/completions; a server has /v1/chat/completions once its model has a chat format",
-        )
-
     async def attention(self, request: Request) -> dict[str, Any]:
         started = time.perf_counter()
         form = await self.read(request, AttentionRequest)
@@ -142,13 +144,23 @@ class _Service:
             "weights": [[[round(w, 4) for w in head] for head in layer] for layer in weights.tolist()],
         }
 
+    async def chat(self, request: Request) -> Response:
+        if self.template is None:
+            raise InputError(f"{self.name!r} was not tuned on examples: it has no template for a chat")
+        return await self.answer(request, ChatRequest, _ChatAnswer)
+
     async def completions(self, request: Request) -> Response:
+        return await self.answer(request, CompletionRequest, _Answer)
+
+    async def answer(
+        self, request: Request, kind: type[CompletionRequest], answers: type["_Answer"]
+    ) -> Response:
         started = time.perf_counter()
-        form = await self.read(request, CompletionRequest)
+        form = await self.read(request, kind)
         await self.model(self.name if form.model is None else form.model)
         # Long texts take a while to encode, which must not hold up the event loop.
-        requests = await asyncio.to_thread(form.requests, self.tokenizer, self.limits)
-        answer = _Answer(self, form, requests, request, started)
+        requests = await asyncio.to_thread(form.requests, self.tokenizer, self.limits, self.template)
+        answer = answers(self, form, requests, request, started)
         if form.stream:
             return _EventStream(answer.events(), media_type="text/event-stream")
         return JSONResponse(await answer.complete())
@@ -275,6 +287,22 @@ class _Answer:
     def _usage(self) -> dict[str, int]:
         read, written = self.prompt_tokens, self.new_tokens
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+
+class _ChatAnswer(_Answer):
+    """The answer to one chat request."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        kind = "chat.completion.chunk" if self.form.stream else "chat.completion"
+        self.head |= {"id": f"chat{self.head['id']}", "object": kind}
+
+    def _choice(self, index: int, tokens: list[Token]) -> dict[str, Any]:
+        """The role is in the first entry alone: clients join the texts of all."""
+        role = {} if self.lengths[index] else {"role": "assistant"}
+        choice = super()._choice(index, tokens)
+        message = {**role, "content": choice.pop("text")}
+        return {**choice, "delta" if self.form.stream else "message": message}
 
 
 async def _body(request: Request, most: int) -> bytes:

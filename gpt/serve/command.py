@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpt.errors import InputError
 from gpt.generation.decoding import Precision, for_decoding
-from gpt.weights.load import Device, find, load
+from gpt.weights.load import Device, find, load_with_template
 
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -59,10 +59,12 @@ def serve(
     )
     api_key = api_key or os.environ.get("GPT_API_KEY") or None
     path = find(checkpoint)
-    loaded, tokenizer = load(path, device)
+    loaded, tokenizer, template = load_with_template(path, device)
     model = for_decoding(loaded, precision)
     name, address = name or model_name(path), f"{host}:{port}"
-    app = create_app(model, tokenizer, name=name, limits=limits, api_key=api_key, exit_when_stalled=True)
+    app = create_app(
+        model, tokenizer, name=name, limits=limits, api_key=api_key, exit_when_stalled=True, template=template
+    )
     if host in _LOCAL:  # stops DNS rebinding by pages of other sites
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "[::1]", "::1"])
     if api_key is None and host not in _LOCAL:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from gpt.errors import InputError
 from gpt.generation import Request, Sampling, TextStream, Token
 from gpt.serve.limits import Limits
+from gpt.template import Template
 from gpt.tokenizer import Tokenizer
 
 Ids = Annotated[list[int], Field(fail_fast=True)]
@@ -73,15 +74,15 @@ class CompletionRequest(_Form):
         """The stop strings as a list."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
-    def requests(self, tokenizer: Tokenizer, limits: Limits) -> list[Request]:
+    def requests(self, tokenizer: Tokenizer, limits: Limits, template: Template | None) -> list[Request]:
         """The engine's requests, one for each prompt.
 
         InputError for more than a limit allows, an empty stop string, or an id outside the vocabulary.
         """
-        n, max_tokens = self.n or 1, 16 if self.max_tokens is None else self.max_tokens
+        n, max_tokens = self.n or 1, self._max_tokens(limits)
         if self.best_of not in (None, n):
             raise InputError(f"best_of must equal n, got {self.best_of}")
-        prompts = self._prompts(tokenizer)
+        prompts = self._prompts(tokenizer, template)
         TextStream(tokenizer, self.stops)  # raises for an empty one
         for what, given, most in (
             ("prompts times n", len(prompts) * n, limits.samples),
@@ -110,7 +111,10 @@ class CompletionRequest(_Form):
             for prompt in prompts
         ]
 
-    def _prompts(self, tokenizer: Tokenizer) -> list[list[int]]:
+    def _max_tokens(self, limits: Limits) -> int:
+        return 16 if self.max_tokens is None else self.max_tokens
+
+    def _prompts(self, tokenizer: Tokenizer, template: Template | None) -> list[list[int]]:
         """The ids of each prompt: `prompt` is one or several, each as text or ids."""
         given: Any = self.prompt
         if given == []:
@@ -123,6 +127,45 @@ class CompletionRequest(_Form):
         ]
         tokenizer.decode_bytes([id_ for prompt in prompts for id_ in prompt])  # raises for an unknown id
         return prompts
+
+
+class _Text(_Form):
+    type: Literal["text"]
+    text: str
+
+
+class _Message(BaseModel):
+    """Clients send answers back with more fields, which are ignored."""
+
+    role: str
+    content: str | Annotated[list[_Text], _PROMPTS]
+
+
+class ChatRequest(CompletionRequest):
+    """The body of `POST /v1/chat/completions`: that of a completion, but for the following."""
+
+    messages: Annotated[list[_Message], _PROMPTS]
+    max_tokens: int | None = Field(default=None, ge=0)
+    max_completion_tokens: int | None = Field(default=None, ge=0)
+    logprobs: Annotated[None, BeforeValidator(lambda value: value or None)] = None
+    prompt: Literal[""] = ""
+    echo: Literal[False] = False
+    allow_special: Literal[False] = False
+
+    def _max_tokens(self, limits: Limits) -> int:
+        given = (self.max_completion_tokens, self.max_tokens, limits.new_tokens)
+        return next(count for count in given if count is not None)
+
+    def _prompts(self, tokenizer: Tokenizer, template: Template | None) -> list[list[int]]:
+        """The ids of the conversation; `developer` is a newer name of the role `system`."""
+        assert template is not None
+        messages = []
+        for role, content in ((message.role, message.content) for message in self.messages):
+            text = content if isinstance(content, str) else "".join(part.text for part in content)
+            messages.append({"role": "system" if role == "developer" else role, "content": text})
+        if messages and messages[-1]["role"] == "assistant":
+            raise InputError("the last message is the assistant's, expected one to reply to")
+        return [template.prompt(tokenizer, messages)]
 
 
 class AttentionRequest(_Form):

@@ -82,7 +82,7 @@ def complete(args: list[str]) -> Arguments:
         found=found if command == "fit" else None,
         saved=saved,
         restart=resume == AUTO_OR_NEW,
-        defaults=(recipe,) if help_only else (),
+        defaults=(recipe,) if help_only and command == "fit" else (),
         init_from=init_from,
     )
 

@@ -194,6 +194,7 @@ class LanguageModel(LightningModule):
         data: Any = getattr(self.trainer, "datamodule", None)
         if hasattr(data, "prepared"):
             part.update(tokenizer=data.tokenizer.to_dict(), bytes_per_token=data.bytes_per_token)
+            part["template"] = data.prepared.meta.get("template")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the count of skipped updates."""

@@ -16,7 +16,7 @@ from gpt.errors import InputError
 OLD_NAMES = {"model.config.tied_head": "model.config.tie_embeddings"}
 """Names that options have in older runs and command lines."""
 
-_GROUPS = ("model", "model.config", "model.optimizer", "model.lora", "data", "trainer")
+_GROUPS = ("model", "model.config", "model.optimizer", "model.lora", "data", "data.template", "trainer")
 _UNGROUPED = (
     *("seed_everything", "run", "checkpoint_every", "keep_checkpoints", "log_every", "early_stopping"),
     "profile",
@@ -132,6 +132,8 @@ def _objection(name: str, value: Any) -> str | None:
         return "is not one that a run saves"
     if last in ("class_path", "init_args", "dict_kwargs") or not last.isidentifier():
         return "names a class"
+    if group == "data.template":
+        return None if isinstance(value, str) else "is not text"
     if name in _CLASSES:
         plain = value is None or isinstance(value, bool) or value in _CLASSES[name]
         return None if plain else f"names a class ({_shortened(value)})"

@@ -1,11 +1,12 @@
 """The vocabulary of a run: that of the weights it continues from, or the one that its options name."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpt.data.module import TokenData
 from gpt.data.vocabularies import Learned, find_vocabulary
 from gpt.errors import InputError
+from gpt.template import DEFAULT_TEMPLATE, Template
 from gpt.tokenizer import Tokenizer
 from gpt.training.output import report
 from gpt.weights.checkpoint import read
@@ -45,10 +46,14 @@ def choose_vocabulary(options: Any) -> Inherited:
         for name, value in {**found.config.to_dict(), "dropout": model.config.dropout}.items():
             model.config[name] = value
         data.vocab_size = found.config.vocab_size
+        if found.template and Template(**data.template.as_dict()) == DEFAULT_TEMPLATE:
+            for role, text in asdict(found.template).items():
+                data.template[role] = text
         return Inherited(tokenizer=found.own_tokenizer, bytes_per_token=found.bytes_per_token)
     if data.vocabulary is not None:
         wanted = find_vocabulary(data.vocabulary, data.vocab_size)
-        size = wanted.n_vocab or TokenData(**data.as_dict()).tokenizer.n_vocab
+        template = Template(**data.template.as_dict())
+        size = wanted.n_vocab or TokenData(**data.as_dict() | {"template": template}).tokenizer.n_vocab
         model.config.vocab_size = data.vocab_size = size
     path = options.get("ckpt_path")
     saved = read(path, checksums=False)["gpt"].get("tokenizer") if path else None

@@ -25,6 +25,7 @@ class ModelPart(TypedDict):
     config: dict[str, Any]  # the fields of `GPTConfig`
     tokenizer: dict[str, Any]  # for `Tokenizer.from_dict`; older files lack it: theirs is GPT-2's
     bytes_per_token: float  # of the text trained on: far fewer on a text that the tokenizer does not suit
+    template: dict[str, str] | None  # for `Template.from_dict`: of the examples, if it was trained on any
     skipped: int  # updates that were skipped because their loss or gradient was not finite
 
 

@@ -12,6 +12,7 @@ from gpt import model
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import atomic_write, write_json
+from gpt.template import Template
 from gpt.tokenizer import Tokenizer
 from gpt.weights.checkpoint import RUNS, checkpoints_of, newest_run
 from gpt.weights.formats.table import Weights, check_complete
@@ -67,6 +68,15 @@ class GPT(model.GPT):
         return model.eval()
 
 
+def load_with_template(
+    path: str | os.PathLike[str] | None = None, device: Device = "cpu"
+) -> tuple[GPT, Tokenizer, Template | None]:
+    """`load`, and the template of a run that was trained on examples."""
+    found = read_cropped(path)
+    model = GPT.from_weights(found.config, found.weights).to(choose_device(device))
+    return model, found.tokenizer, found.template
+
+
 def load(path: str | os.PathLike[str] | None = None, device: Device = "cpu") -> tuple[GPT, Tokenizer]:
     """The model, in evaluation mode, and its tokenizer.
 
@@ -75,8 +85,7 @@ def load(path: str | os.PathLike[str] | None = None, device: Device = "cpu") -> 
     tokenizer's are left out, so no such id can ever be sampled. Where there is no model, one with fewer
     tokens than any tokenizer, or no such device: InputError.
     """
-    found = read_cropped(path)
-    return GPT.from_weights(found.config, found.weights).to(choose_device(device)), found.tokenizer
+    return load_with_template(path, device)[:2]
 
 
 def start_from(path: str | os.PathLike[str], config: GPTConfig) -> GPT:

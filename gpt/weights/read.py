@@ -9,6 +9,7 @@ from typing import Literal
 
 from gpt.config import GPTConfig
 from gpt.errors import InputError
+from gpt.template import Template
 from gpt.tokenizer import Tokenizer
 from gpt.vocabulary import read_table
 from gpt.weights.adapters import with_base
@@ -30,6 +31,7 @@ class Found:
     weights: Weights
     own_tokenizer: Tokenizer | None = None  # where the weights come with one that is not GPT-2's
     bytes_per_token: float | None = None  # of the text that the weights were trained on, where known
+    template: Template | None = None  # of the examples that they were trained on
 
     def __post_init__(self) -> None:
         if self.own_tokenizer and self.vocab_size > self.config.vocab_size:
@@ -149,7 +151,8 @@ def _read_file(path: Path, num_heads: int | None) -> Found:
         own = _own(Tokenizer.from_dict(part["tokenizer"])) if part.get("tokenizer") else None
         config = GPTConfig.from_dict(part["config"])
         weights = with_base(path, config, saved.get("adapters"), state)
-        return Found("gpt", config, weights, own, part.get("bytes_per_token"))
+        template = Template.from_dict(part["template"]) if part.get("template") else None
+        return Found("gpt", config, weights, own, part.get("bytes_per_token"), template)
     if "model_args" in saved and "model" in saved:
         return Found("nanogpt", *nanogpt.read(saved))
     state = strip_prefixes(saved.get("model_state_dict", saved))

@@ -12,11 +12,11 @@ import pytest
 
 from gpt.data import encode, shard_writer
 from gpt.data.corpus import find_corpus
-from gpt.data.inspect import inspect
 from gpt.data.module import TokenData
 from gpt.data.prepare import prepare
 from gpt.data.shards import META, Prepared
 from gpt.errors import InputError
+from gpt.pictures.inspect import inspect
 
 TEXT = "Nothing that a person gives may be lost.\n" * 50
 

@@ -257,7 +257,7 @@ def test_every_open_names_its_encoding(tmp_path):
     code = r"""
 import sys, warnings
 warnings.filterwarnings("error", category=EncodingWarning, module=r"gpt(\.|$)")
-from gpt.data.inspect import inspect
+from gpt.pictures.inspect import inspect
 for name in sys.argv[1:]:
     inspect(name, vocab_size=300)
 """

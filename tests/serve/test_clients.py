@@ -168,8 +168,8 @@ def test_the_model_may_be_left_out_and_looked_up():
     *names, refused, chat = talk(new_app(), use)
     assert names == ["tiny", "tiny"]
     assert "runs/other" in refused and "tiny" in refused
-    assert chat.status_code == 404
-    assert "/v1/completions" in chat.json()["error"]["message"]
+    assert chat.status_code == 400
+    assert "has no template for a chat" in chat.json()["error"]["message"]
 
 
 def test_the_times_to_and_between_tokens_are_histograms():

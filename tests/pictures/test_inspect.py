@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from gpt.data.inspect import document_lengths, inspect
 from gpt.data.prepare import prepare
 from gpt.data.shards import Prepared
 from gpt.errors import InputError
+from gpt.pictures.inspect import inspect
 from gpt.tokenizer import Tokenizer
 
 
@@ -29,7 +29,7 @@ def test_what_inspect_says(rows, texts, tmp_path, capsys):
 def test_lengths_are_those_of_the_documents(rows, texts, tmp_path):
     prepared = Prepared(prepare(str(rows), tmp_path / "out", vocab_size=500, val_fraction=0.3))
     tokenizer = Tokenizer("gpt2", vocab_size=500)
-    found = np.concatenate([document_lengths(prepared, split) for split in ("train", "val")])
+    found = np.concatenate([prepared.document_lengths(split) for split in ("train", "val")])
     assert sorted(found.tolist()) == sorted(len(tokenizer.encode(text)) + 1 for text in texts)
 
 
@@ -56,3 +56,26 @@ def test_an_altered_file_is_an_error(rows, tmp_path, capsys):
     with pytest.raises(InputError, match=r"train-00000.bin was altered"):
         inspect(str(folder))
     assert not (folder / "lengths.png").exists()
+
+
+def test_the_scored_tokens_of_a_window_are_drawn(tmp_path, capsys, monkeypatch):
+    from matplotlib.colors import to_hex
+
+    from gpt.pictures import inspect as module
+
+    (tmp_path / "a.csv").write_text("prompt,completion\n" + "Hi,you\n" * 20, encoding="utf-8")
+    figures = []
+    monkeypatch.setattr(module, "save", lambda figure, path: figures.append((figure, path)))
+    picture = str(tmp_path / "l.png")
+    inspect(str(tmp_path / "a.csv"), vocabulary="learn:chars", context_length=45, windows=1, picture=picture)
+    said = capsys.readouterr().out
+    assert "of them scored, of " in said and said.count("### Instruction:") == 1
+    figure, path = figures[-1]
+    assert path == tmp_path / "scored.png"
+    drawn = [
+        (text.get_text(), to_hex(box.get_facecolor()).upper())
+        for text, box in zip(figure.axes[0].texts, figure.axes[0].patches, strict=True)
+    ]
+    assert len(drawn) == len("### Instruction:\nHi\n\n### Response:\nyou") + 1
+    scored = [label for label, colour in drawn if colour == "#FDB366"]
+    assert scored == ["y", "o", "u", "<|endoftext|>"]

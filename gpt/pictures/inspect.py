@@ -1,16 +1,18 @@
 """`gpt inspect`: what a prepared folder holds, and whether its files are unaltered."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from gpt.data.prepare import prepare
-from gpt.data.shards import META, SPLITS, Prepared
-from gpt.data.windows import Grid, make_batch
-from gpt.files import atomic_write
+from gpt.data.shards import META, SPLITS, Prepared, token_ids
+from gpt.data.windows import Grid, Packed
+from gpt.pictures.figures import save, token_label
+from gpt.pictures.probabilities import boxes
 
 _COUNTED_TOKENS = 1 << 22
 
@@ -26,6 +28,8 @@ def inspect(
     picture: str | None = None,
 ) -> None:
     """Print what prepared data holds, check every file against its checksum, and draw document lengths.
+
+    Of examples it also draws scored.png: the tokens of a training window, those that are scored shaded.
 
     Args:
         data: a prepared folder, or a corpus, which is prepared first.
@@ -47,13 +51,21 @@ def inspect(
     prepared.verify()
     print(f"checksums   all {len(prepared.meta['files'])} files are as they were written")
     target = Path(picture) if picture else folder / "lengths.png"
-    draw_lengths({split: document_lengths(prepared, split) for split in SPLITS}, target)
+    draw_lengths({split: prepared.document_lengths(split) for split in SPLITS}, target)
     print(f"histogram   {target}")
-    grid = Grid(prepared.count("train", "tokens"), context_length)
-    chosen = np.random.default_rng(seed).choice(grid.count, min(windows, grid.count), replace=False)
-    _, rows = make_batch(prepared.stream("train"), grid.spans(chosen, epoch=0), context_length, isolate=False)
-    for row in rows.tolist():
-        print(f"\n--- a training window of {context_length} tokens\n{prepared.tokenizer.decode(row)}")
+    stream = prepared.stream("train")
+    cut: Grid | Packed = Grid(len(stream), context_length)
+    if prepared.template:
+        cut = Packed(prepared.document_starts("train"), len(stream), context_length, stream.scored())
+    chosen = np.random.default_rng(seed).choice(cut.count, min(windows, cut.count), replace=False)
+    starts, lengths = cut.spans(chosen, epoch=0)
+    rows = [row[1 : 1 + n] for row, n in zip(stream.rows(starts, context_length), lengths, strict=True)]
+    if prepared.template and rows:
+        draw_scored(prepared, rows[0], target.with_name("scored.png"))
+        print(f"window      {target.with_name('scored.png')}")
+    for row in rows:
+        text = prepared.tokenizer.decode(token_ids(row))
+        print(f"\n--- a training window of {context_length} tokens\n{text}")
 
 
 def describe(prepared: Prepared) -> list[str]:
@@ -68,8 +80,10 @@ def describe(prepared: Prepared) -> list[str]:
     for split in SPLITS:
         documents, size, tokens = (prepared.count(split, what) for what in ("documents", "bytes", "tokens"))
         ratio = f", {size / tokens:.2f} bytes a token" if tokens else ""
+        scored = ", {:,} of them scored, of {:,} bytes".format(*prepared.scored(split))
+        ratio += scored if prepared.template else ""
         lines.append(f"{split:<12}{documents:,} documents, {size:,} bytes, {tokens:,} tokens{ratio}")
-    ids = prepared.stream("train").parts[0][:_COUNTED_TOKENS]
+    ids = token_ids(prepared.stream("train").parts[0][:_COUNTED_TOKENS])
     counts, lengths = np.bincount(ids, minlength=tokenizer.n_vocab), tokenizer.byte_lengths()
     used = np.flatnonzero(counts)
 
@@ -85,15 +99,18 @@ def describe(prepared: Prepared) -> list[str]:
     ]
 
 
-def document_lengths(prepared: Prepared, split: str) -> NDArray[np.int64]:
-    """Tokens in each document of a split, `<|endoftext|>` counted."""
-    return np.diff(prepared.document_starts(split), append=prepared.count(split, "tokens"))
+def draw_scored(prepared: Prepared, row: NDArray[Any], picture: Path) -> None:
+    """Draw the stored tokens (T,) of a window in reading order, those that are scored in another colour."""
+    labels = [token_label(prepared.tokenizer.decode_bytes([id_])) for id_ in token_ids(row).tolist()]
+    kinds = {True: "#FDB366", False: "#E4E4E4"}
+    figure, _ = boxes(labels, [kinds[scored] for scored in (row >= 0).tolist()])
+    names = {True: "scored: the model learns to write it", False: "not scored: only read"}
+    figure.legend(handles=[Patch(color=kinds[k], label=names[k]) for k in kinds], loc="lower center", ncols=2)
+    save(figure, picture)
 
 
-def draw_lengths(lengths: dict[str, NDArray[np.int64]], picture: str | os.PathLike[str]) -> None:
-    """Draw a histogram of document lengths over a logarithmic axis, as a PNG."""
-    from matplotlib.figure import Figure
-
+def draw_lengths(lengths: dict[str, NDArray[np.int64]], picture: Path) -> None:
+    """Draw a histogram of document lengths over a logarithmic axis."""
     every = np.concatenate(list(lengths.values()))
     bins = np.geomspace(every.min(), every.max() + 1, 40).tolist()
     figure = Figure(figsize=(8, 4.5), layout="constrained")
@@ -105,5 +122,4 @@ def draw_lengths(lengths: dict[str, NDArray[np.int64]], picture: str | os.PathLi
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    with atomic_write(picture, "wb") as file:
-        figure.savefig(file, format="png", dpi=120)
+    save(figure, picture)

@@ -1,0 +1,83 @@
+"""The text around the messages of a conversation, in training and when a model replies.
+
+A template is plain text: `{content}` is replaced by the message, and nothing in it is ever evaluated.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from gpt.errors import InputError
+from gpt.tokenizer import Tokenizer
+
+_PLACE = "{content}"
+_LONGEST = 1 << 12
+
+
+class Part(NamedTuple):
+    """A part of a conversation's text; `<|endoftext|>` follows it if it is `scored`: the model writes it."""
+
+    text: str
+    scored: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Template:
+    """The text around a message of each role, with `{content}` in the place of the message.
+
+    A reply ends with `<|endoftext|>`, so nothing follows `{content}` in the assistant's text. A text without
+    `{content}`, or with several, is an InputError.
+    """
+
+    system: str = "{content}\n\n"
+    """Around the system's message."""
+    user: str = "### Instruction:\n{content}\n\n"
+    """Around a prompt or the user's message."""
+    assistant: str = "### Response:\n{content}"
+    """Before a completion or the assistant's message."""
+
+    def __post_init__(self) -> None:
+        for role, text in vars(self).items():
+            if not isinstance(text, str) or text.count(_PLACE) != 1 or len(text) > _LONGEST:
+                raise InputError(f"the template's {role} must be a text with one {_PLACE}, got {text!r:.80}")
+        if not self.assistant.endswith(_PLACE):
+            raise InputError(f"the template's assistant must end with {_PLACE}, got {self.assistant!r:.80}")
+
+    @classmethod
+    def from_dict(cls, saved: Any) -> "Template":
+        """The inverse of `dataclasses.asdict`; an InputError for anything else."""
+        if not isinstance(saved, dict) or saved.keys() != asdict(cls()).keys():
+            raise InputError(f"not a saved template: {saved!r:.80}")
+        return cls(**saved)
+
+    def parts(self, messages: Any) -> list[Part]:
+        """The text of [{"role": ..., "content": ...}, ...] in parts; what follows the last reply is the last.
+
+        Anything else, an unknown role among them, is an InputError.
+        """
+        if not isinstance(messages, list) or not messages:
+            raise InputError(f"expected a list of messages, got {messages!r:.80}")
+        parts, before = [], ""
+        for number, message in enumerate(messages, start=1):
+            if not isinstance(message, dict) or not isinstance(content := message.get("content"), str):
+                raise InputError(f"message {number} has no text as its content, got {message!r:.80}")
+            if (role := message.get("role")) not in (roles := list(vars(self))):
+                raise InputError(f"message {number} has the role {role!r:.80}, expected {', '.join(roles)}")
+            opening, closing = getattr(self, role).split(_PLACE)
+            if role == "assistant":
+                parts += [Part(before + opening, False), Part(content, True)]
+                before = ""
+            else:
+                before += opening + content + closing
+        return [*parts, Part(before, False)]
+
+    def prompt(self, tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> list[int]:
+        """The ids that a reply to the messages follows, encoded part by part as in training."""
+        *parts, (rest, _) = self.parts(messages)
+        ids = [tokenizer.eot]
+        for text, scored in [*parts, Part(rest + self.assistant.removesuffix(_PLACE), False)]:
+            ids += tokenizer.encode(text) + [tokenizer.eot] * scored
+        return ids
+
+
+DEFAULT_TEMPLATE = Template()

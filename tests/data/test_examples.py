@@ -1,0 +1,284 @@
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from gpt.data.module import TokenData
+from gpt.data.prepare import prepare
+from gpt.data.shards import Prepared, token_ids
+from gpt.data.windows import IGNORE_INDEX, Packed
+from gpt.errors import InputError
+from gpt.template import Template
+from gpt.tokenizer import Tokenizer
+
+TOKENIZER = Tokenizer("gpt2", vocab_size=300)
+EOT = TOKENIZER.eot
+PAIRS = [(f"What is {i} of caf\u00e9?", f"{i * i} <|endoftext|>!" + " more" * (i % 4)) for i in range(60)]
+
+
+def messages_of(pair) -> list[dict[str, str]]:
+    return [{"role": role, "content": text} for role, text in zip(("user", "assistant"), pair, strict=True)]
+
+
+def write_rows(path, rows):
+    """Rows as JSON lines, CSV or Parquet, according to the name, also compressed."""
+    if ".parquet" in path.name:
+        import pyarrow
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif ".csv" in path.name:
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(
+                {k: v if isinstance(v, str | None) else json.dumps(v) for k, v in row.items()} for row in rows
+            )
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    if path.suffix == ".gz":
+        import gzip
+
+        path.write_bytes(gzip.compress(path.read_bytes()))
+    return str(path)
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    return write_rows(tmp_path / "pairs.jsonl", [{"prompt": p, "completion": c} for p, c in PAIRS])
+
+
+def data_of(corpus, **options):
+    defaults = {"vocab_size": 300, "context_length": 128, "batch_size": 4, "val_fraction": 0.2}
+    return TokenData(corpus, **defaults | options)
+
+
+def documents(prepared):
+    """The stored tokens of every document, in both splits."""
+    found = []
+    for split in ("train", "val"):
+        stored = np.concatenate([np.empty(0, "<i4"), *prepared.stream(split).parts])
+        parts = np.split(stored, prepared.document_starts(split)[1:]) if len(stored) else []
+        found += [part.tolist() for part in parts]
+    return found
+
+
+def stored(*parts: tuple[str, bool]) -> list[int]:
+    """An example by the definition: ids of completions and their ends, -1 - id for all else."""
+    ids: list[int] = []
+    for text, scored in parts:
+        found = TOKENIZER.encode(text)
+        ids += [*found, EOT] if scored else [-1 - id_ for id_ in found]
+    return ids
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.csv", "a.parquet"])
+@pytest.mark.parametrize("kind", ["pairs", "messages"])
+def test_the_tokens_of_every_format(name, kind, tmp_path):
+    rows = [{"prompt": p, "completion": c, "note": "n"} for p, c in PAIRS]
+    if kind == "messages":
+        rows = [{"messages": messages_of(pair)} for pair in PAIRS]
+    prepared = Prepared(prepare(write_rows(tmp_path / name, rows), vocab_size=300, val_fraction=0.2))
+    expected = [stored((f"### Instruction:\n{p}\n\n### Response:\n", False), (c, True)) for p, c in PAIRS]
+    assert sorted(documents(prepared)) == sorted(expected)
+    assert prepared.dtype == "<i4" and prepared.count("val", "documents") > 0
+
+
+def test_a_conversation_with_a_template_of_its_own(tmp_path):
+    template = Template(system="<{content}>", user="U: {content}\n", assistant="A: {content}")
+    chat = [
+        {"role": "system", "content": "Be kind"},
+        *messages_of(("Hi", "Hello")),
+        *messages_of(("So?", "So.")),
+    ]
+    path = write_rows(tmp_path / "a.jsonl", [{"messages": chat}])
+    prepared = Prepared(prepare(path, vocab_size=300, val_fraction=0, template=template))
+    parts = (("<Be kind>U: Hi\nA: ", False), ("Hello", True), ("U: So?\nA: ", False), ("So.", True))
+    assert documents(prepared) == [stored(*parts)]
+    assert prepared.template == template
+    tokens = len(TOKENIZER.encode("Hello")) + len(TOKENIZER.encode("So.")) + 2
+    assert prepared.scored("train") == (tokens, len("HelloSo."))
+    assert prepare(path, vocab_size=300, val_fraction=0) != prepared.folder
+
+
+def test_other_columns_and_a_text_first(tmp_path):
+    rows = [{"question": p, "answer": c, "chat": messages_of((p, c)), "text": "plain"} for p, c in PAIRS]
+    path = write_rows(tmp_path / "a.jsonl", rows)
+    assert Prepared(prepare(path, vocab_size=300)).template is None
+    by_pair = Prepared(prepare(path, vocab_size=300, text_column="question,answer"))
+    by_chat = Prepared(prepare(path, vocab_size=300, text_column="chat"))
+    assert sorted(documents(by_pair)) == sorted(documents(by_chat)) != []
+
+
+def test_a_changed_prompt_changes_no_target(tmp_path):
+    """Of the same length; only inputs differ, where the prompt is."""
+    batches = []
+    for word in ("cat", "dog"):
+        rows = [{"prompt": f"Say {word} {i}", "completion": f"{i} times"} for i in range(10, 60)]
+        (tmp_path / word).mkdir()
+        path = write_rows(tmp_path / word / "a.jsonl", rows)
+        data = data_of(path, val_fraction=0, vocabulary="learn:chars")
+        batches.append([torch.stack(batch) for batch in data.train_dataloader()])
+    for (x, y), (other_x, other_y) in zip(*batches, strict=True):
+        assert torch.equal(y, other_y)
+        changed = x != other_x
+        assert changed.any()
+        assert (y[:, :-1][changed[:, 1:]] == IGNORE_INDEX).all()  # the target of an input is the next input
+
+
+def test_every_completion_is_a_target_once_behind_its_whole_prompt(pairs):
+    data = data_of(pairs)
+    expected = [[id_ for id_ in part if id_ >= 0] for part in documents(data.prepared)]
+    for loader, split in ((data.train_dataloader(), "train"), (data.val_dataloader(), "val")):
+        found, count = [], data.prepared.count(split, "documents")
+        for x, y in loader:
+            for inputs, targets in zip(x.tolist(), y.tolist(), strict=True):
+                text = TOKENIZER.decode([i for i in inputs if i != EOT])
+                completion: list[int] = []
+                for target in targets:
+                    if target != IGNORE_INDEX:
+                        completion.append(target)
+                    if target == EOT:
+                        found.append(completion)
+                        assert "### Instruction:" in text
+                        completion = []
+                assert not completion
+        unique = {tuple(completion) for completion in found}
+        assert len(unique) == count
+        expected = [one for one in expected if tuple(one) not in unique]
+    assert expected == []
+
+
+def test_what_is_scored_is_counted(pairs):
+    prepared = data_of(pairs).prepared
+    for split in ("train", "val"):
+        ids = np.concatenate(prepared.stream(split).parts)
+        tokens, size = prepared.scored(split)
+        assert tokens == (ids >= 0).sum()
+        text = TOKENIZER.decode_bytes([i for i in ids.tolist() if i >= 0 and i != EOT])
+        assert size == len(text) < prepared.count(split, "bytes")
+    assert data_of(pairs).val_bytes == prepared.scored("val")[1]
+
+
+def test_windows_without_a_completion_are_left_out(tmp_path, capsys):
+    """No batch has a loss of no tokens, whatever its size; the count is reported."""
+    rows = [{"prompt": "long " * (40 if i % 5 == 0 else 1) + str(i), "completion": "yes"} for i in range(40)]
+    data = data_of(write_rows(tmp_path / "a.jsonl", rows), context_length=64, batch_size=1)
+    batches = list(data.train_dataloader())
+    assert min(int((y != IGNORE_INDEX).sum()) for _, y in batches) > 0
+    prepared = data.prepared
+    starts, tokens = prepared.document_starts("train"), prepared.count("train", "tokens")
+    assert len(batches) < Packed(starts, tokens, 64).count
+    targets = sum(int((y != IGNORE_INDEX).sum()) for _, y in batches)
+    assert targets == prepared.scored("train")[0]
+    said = capsys.readouterr().err
+    assert said.count("8 of 40 examples are longer than the context_length of 64") == 1
+
+
+def test_an_empty_completion_is_left_out_with_a_line(tmp_path, capsys):
+    rows = [{"prompt": p, "completion": c} for p, c in PAIRS]
+    rows += [{"prompt": "Hi", "completion": text} for text in ("", "  ", None)]
+    prepared = Prepared(prepare(write_rows(tmp_path / "a.jsonl", rows), vocab_size=300))
+    assert len(documents(prepared)) == len(PAIRS)
+    assert prepared.meta["empty_documents"] == 3
+    assert "left out 3 examples whose completion is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", [2, 3, 7])
+def test_few_examples_are_split_between_two(count, tmp_path):
+    rows = [{"prompt": p, "completion": c} for p, c in PAIRS[:count]]
+    prepared = Prepared(prepare(write_rows(tmp_path / "a.jsonl", rows), vocab_size=300, val_fraction=0.1))
+    assert prepared.count("train", "documents") >= 1 and prepared.count("val", "documents") >= 1
+    assert len(documents(prepared)) == count
+    for split in ("train", "val"):
+        ids = np.concatenate(prepared.stream(split).parts)
+        assert ids[-1] == EOT
+        assert TOKENIZER.decode(token_ids(ids)).startswith("### Instruction:\nWhat is")
+
+
+def test_a_single_example_is_too_few(tmp_path):
+    path = write_rows(tmp_path / "a.jsonl", [{"prompt": "a", "completion": "b"}])
+    with pytest.raises(InputError, match="the training text has 0 tokens"):
+        data_of(path).train_dataloader()
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"prompt": "a"}], "has no column 'text', it has prompt: choose one with --text_column"),
+        ([{"messages": [{"role": "user", "content": "a"}]}], "row 1: its last message is the user's"),
+        ([{"messages": [{"role": "tool", "content": "a"}]}], "row 1: message 1 has the role 'tool'"),
+        ([{"messages": []}], "row 1: expected a list of messages"),
+        ([{"messages": "not JSON"}], "row 1: its messages are not JSON"),
+        ([{"messages": None}], "row 1: expected a list of messages, got None"),
+        ([{"prompt": 1, "completion": "a"}], "row 1: message 1 has no text as its content"),
+        (
+            [{"messages": messages_of("ab")}] * 300 + [{"messages": messages_of("ab")[:1]}],
+            "row 301: its last",
+        ),
+    ],
+)
+def test_bad_rows_are_named(rows, message, tmp_path):
+    path = write_rows(tmp_path / "a.jsonl", rows)
+    with pytest.raises(InputError, match=message) as error:
+        prepare(path, vocab_size=300)
+    assert path in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_missing_column_of_two_is_named(pairs):
+    for column in ("prompt,answer", "prompt,completion,more"):
+        with pytest.raises(InputError, match=f"has no column '{column}', it has prompt, completion"):
+            prepare(pairs, vocab_size=300, text_column=column)
+
+
+def test_texts_and_examples_do_not_mix(tmp_path):
+    write_rows(tmp_path / "a.jsonl", [{"prompt": p, "completion": c} for p, c in PAIRS])
+    write_rows(tmp_path / "b.jsonl", [{"text": "plain"}])
+    for pattern in ("[ab].jsonl", "*.jsonl"):
+        with pytest.raises(InputError, match="mixes texts with examples"):
+            prepare(str(tmp_path / pattern), vocab_size=300)
+
+
+def test_isolate_takes_pairs_and_refuses_conversations(pairs, tmp_path):
+    assert len(next(iter(data_of(pairs, isolate=True).train_dataloader()))) == 3
+    rows = [{"messages": messages_of(pair) * 2} for pair in PAIRS]
+    with pytest.raises(InputError, match="isolate would separate the turns"):
+        data_of(write_rows(tmp_path / "a.jsonl", rows), isolate=True).setup("fit")
+
+
+def test_a_preparation_resumes_in_the_middle(pairs, tmp_path, monkeypatch):
+    from gpt.data import encode, shard_writer
+
+    whole = Prepared(prepare(pairs, tmp_path / "whole", vocab_size=300))
+    monkeypatch.setattr(encode, "_BLOCK_CHARACTERS", 200)
+    monkeypatch.setattr(shard_writer, "_SECONDS_BETWEEN_COMMITS", 0)
+    add, added = shard_writer.ShardWriter.add, []
+
+    def stop(self, block):
+        add(self, block)
+        added.append(block)
+        if len(added) == 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shard_writer.ShardWriter, "add", stop)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(pairs, tmp_path / "parts", vocab_size=300)
+    parts = Prepared(prepare(pairs, tmp_path / "parts", vocab_size=300))
+    assert parts.meta["files"] == whole.meta["files"]
+
+
+def test_a_damaged_template_is_an_error(pairs, tmp_path):
+    folder = prepare(pairs, tmp_path / "out", vocab_size=300)
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    for template, message in (("x", "not a saved template"), (None, "not a saved template")):
+        changed = json.dumps({**meta, "template": template})
+        (folder / "meta.json").write_text(changed, encoding="utf-8")
+        with pytest.raises(InputError, match=message):
+            Prepared(folder)
+    del meta["template"]
+    (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+    with pytest.raises(InputError, match="has dtype <i4, expected <u2"):
+        Prepared(folder)

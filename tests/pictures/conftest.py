@@ -1,0 +1,1 @@
+from tests.data.conftest import rows, texts  # noqa: F401 - fixtures

@@ -1,0 +1,103 @@
+import json
+
+import pytest
+
+from gpt.generation import generate
+from gpt.template import Template
+from tests.serve.server import MODEL, TOKENIZER, new_app, talk
+
+TEMPLATE = Template(system="S{content}", user="U{content}\n", assistant="A{content}")
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def chat(app=None, **form):
+    app = app or new_app(template=TEMPLATE)
+    return talk(app, lambda client: client.post("/v1/chat/completions", json={"model": "tiny", **form}))
+
+
+def alone(ids: list[int], count: int) -> str:
+    (row,) = generate(MODEL, [ids], max_new_tokens=count, end=TOKENIZER.eot, temperature=0)
+    return TOKENIZER.decode([id_ for id_ in row[len(ids) :] if id_ != TOKENIZER.eot])
+
+
+def test_a_reply_follows_the_conversation_in_the_template():
+    turns = [
+        {"role": "system", "content": "x"},
+        *HI,
+        {"role": "assistant", "content": "Yes", "refusal": None},
+    ]
+    turns.append({"role": "user", "content": [{"type": "text", "text": "<|endoftext|>"}]})
+    body = chat(messages=turns, max_tokens=9, temperature=0).json()
+    ids = [TOKENIZER.eot, *TOKENIZER.encode("SxUHi\nA"), *TOKENIZER.encode("Yes"), TOKENIZER.eot]
+    ids += TOKENIZER.encode("U<|endoftext|>\nA")
+    (choice,) = body["choices"]
+    assert body["object"] == "chat.completion" and body["id"].startswith("chatcmpl-")
+    assert choice["message"] == {"role": "assistant", "content": alone(ids, 9)}
+    assert choice["finish_reason"] in ("stop", "length") and choice["logprobs"] is None
+    assert body["usage"]["prompt_tokens"] == len(ids)
+
+
+def test_developer_is_system():
+    replies = [
+        chat(messages=[{"role": role, "content": "x"}, *HI], max_tokens=5, temperature=0).json()["choices"]
+        for role in ("system", "developer")
+    ]
+    assert replies[0] == replies[1]
+
+
+def test_the_stream_adds_up_to_the_reply():
+    form = {"messages": HI, "max_completion_tokens": 12, "seed": 2, "n": 2, "logprobs": False}
+    whole = chat(**form).json()
+    response = chat(**form, stream=True, stream_options={"include_usage": True})
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert lines.pop() == "[DONE]"
+    events = [json.loads(line) for line in lines]
+    assert {event["object"] for event in events} == {"chat.completion.chunk"}
+    assert events.pop()["usage"] == whole["usage"]
+    for index, choice in enumerate(whole["choices"]):
+        mine = [event["choices"][0] for event in events if event["choices"][0]["index"] == index]
+        assert "".join(one["delta"]["content"] for one in mine) == choice["message"]["content"]
+        assert [one["delta"].get("role") for one in mine] == ["assistant"] + [None] * (len(mine) - 1)
+        assert [one["finish_reason"] for one in mine] == [None] * (len(mine) - 1) + [choice["finish_reason"]]
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ({}, "messages: Field required"),
+        ({"messages": []}, "expected a list of messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "message 1 has the role 'tool'"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content: Field required"),
+        ({"messages": [*HI, {"role": "assistant", "content": "x"}]}, "the last message is the assistant's"),
+        ({"messages": HI, "logprobs": True}, "logprobs: Input should be null"),
+        ({"messages": HI, "prompt": "x"}, "prompt: Input should be ''"),
+        ({"messages": HI, "tools": []}, "tools: Extra inputs are not permitted"),
+        ({"messages": HI, "max_tokens": 10**6}, "max_tokens must be at most 2000"),
+    ],
+)
+def test_what_cannot_be_answered(form, said):
+    response = chat(**form)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert said in error["message"] and error["type"] == "invalid_request_error"
+
+
+def test_a_model_without_a_template():
+    response = chat(new_app(), messages=HI)
+    assert response.status_code == 400
+    assert "not tuned on examples" in response.json()["error"]["message"]
+
+
+def test_openais_client():
+    openai = pytest.importorskip("openai")
+    form = {"model": "tiny", "messages": HI, "max_tokens": 6, "temperature": 0}
+
+    async def use(client):
+        theirs = openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=client)
+        whole = await theirs.chat.completions.create(**form)
+        stream = await theirs.chat.completions.create(**form, stream=True)
+        return whole.choices[0].message, [chunk.choices[0].delta.content or "" async for chunk in stream]
+
+    reply, pieces = talk(new_app(template=TEMPLATE), use)
+    ids = [TOKENIZER.eot, *TOKENIZER.encode("UHi\nA")]
+    assert reply.role == "assistant" and reply.content == "".join(pieces) == alone(ids, 6)
