@@ -127,12 +127,10 @@ class LanguageModel(LightningModule):
         self.log_dict(metrics, logger=self.logs_itself and bool(self.trainer.loggers))
 
     def configure_model(self) -> None:
-        """Shard the model under a strategy that does; Muon, which needs whole matrices, is an InputError."""
+        """Shard the model under a strategy that does."""
         if self.device_mesh is not None:
             if self.lora.rank:
                 raise InputError("fsdp2 does not shard lora's adapters: leave --trainer.strategy fsdp2 out")
-            if self.optimizer_config.name == "muon":
-                raise InputError("muon needs whole matrices: give --model.optimizer.name adamw with fsdp2")
             shard(self.model, self.device_mesh["data_parallel"])
 
     def configure_optimizers(self) -> Any:

@@ -8,7 +8,7 @@ import pytest
 from tiny_runs import fit, result
 
 from gpt.cli import main
-from gpt.training import module, record
+from gpt.training import module
 from gpt.training.module import LanguageModel
 from gpt.weights.checkpoint import read
 
@@ -48,25 +48,6 @@ def test_the_first_limit_is_planned_for_and_named(options, steps, reason, workpl
     assert last[1]["val_loss"]
     assert json.loads(Path("runs/r/summary.json").read_text(encoding="utf-8"))["steps"] == steps
     assert Path("runs/r/checkpoints/best.ckpt").is_file()
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """Lets time pass only in updates: an eighth of a second in each, and 6 more in a process's first."""
-    seconds, rates = 0.0, []
-
-    def install(first: float = 0.0) -> list[float]:
-        def clip(self, optimizer, *args, original=LanguageModel.configure_gradient_clipping, **options):
-            nonlocal seconds, first
-            seconds, first = seconds + 0.125 + first, 0.0
-            rates.append(optimizer.param_groups[0]["lr"])
-            return original(self, optimizer, *args, **options)
-
-        monkeypatch.setattr(LanguageModel, "configure_gradient_clipping", clip)
-        monkeypatch.setattr(record.Meter, "elapsed", lambda self: seconds)
-        return rates
-
-    return install
 
 
 @pytest.mark.parametrize(
