@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import DupFd
 from pathlib import Path
 
 PRELOAD = ["gpt.training.fit", "gpt.generation.command", "gpt.pictures.runs"]
@@ -22,6 +21,8 @@ class Stream:
         self.number = number
 
     def __getstate__(self) -> object:
+        from multiprocessing.reduction import DupFd  # Windows has none
+
         return DupFd(self.number)
 
     def __setstate__(self, state: object) -> None:
