@@ -41,8 +41,9 @@ def choose_vocabulary(options: Any) -> Inherited:
     """
     model, data = options.model, options.data
     if model.init_from is not None:
-        if data.vocabulary is not None:
+        if data.vocabulary not in (None, "learn"):  # recipes say learn, for runs that start anew
             raise InputError("--data.vocabulary: weights to start from keep their own, leave it out")
+        data.vocabulary = None
         found = read_to_start_from(model.init_from, GPTConfig.from_dict(model.config.as_dict()))
         for name, value in found.config.to_dict().items():
             model.config[name] = value
@@ -54,7 +55,9 @@ def choose_vocabulary(options: Any) -> Inherited:
     if data.vocabulary is not None:
         wanted = find_vocabulary(data.vocabulary, data.vocab_size)
         template = Template(**data.template.as_dict())
-        size = wanted.n_vocab or TokenData(**data.as_dict() | {"template": template}).tokenizer.n_vocab
+        size = wanted.n_vocab
+        if isinstance(wanted, Learned) and (wanted.at_most or size is None):
+            size = TokenData(**data.as_dict() | {"template": template}).tokenizer.n_vocab
         model.config.vocab_size = data.vocab_size = size
     saved = read_model_part(options.ckpt_path).get("tokenizer") if options.get("ckpt_path") else None
     return Inherited(tokenizer=Tokenizer.from_dict(saved) if saved else None)
