@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from gpt.config import GPTConfig
     from gpt.generation import generate
     from gpt.tokenizer import Tokenizer
-    from gpt.weights.pretrained import GPT
+    from gpt.weights.load import GPT
 
 __all__ = ["GPT", "GPTConfig", "MultiHeadAttention", "Tokenizer", "generate"]
 
 _HOME = {
-    "GPT": "gpt.weights.pretrained",
+    "GPT": "gpt.weights.load",
     "GPTConfig": "gpt.config",
     "MultiHeadAttention": "gpt.attention",
     "Tokenizer": "gpt.tokenizer",

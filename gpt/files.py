@@ -34,10 +34,7 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
     """Open a temporary file beside `path`; when the block succeeds, flush it and rename it to `path`.
 
     A rename is atomic within a folder (POSIX rename(2), `os.replace` on Windows), not across file systems.
-    If the block raises or the disk fills, the temporary file is deleted and the one at `path` stays.
-
-    Raises:
-        OSError: the folder cannot be made or written, or the disk is full.
+    If the block raises, or the disk is full (OSError), the temporary file is deleted and `path` unchanged.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +50,12 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    if os.name != "nt":  # makes the rename durable; Windows has no such call and needs none
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def file_sha256(path: str | os.PathLike[str]) -> str:
@@ -79,14 +81,3 @@ def check_free(path: Path, overwrite: bool | None = None) -> None:
     if any(path.iterdir()) if path.is_dir() else os.path.lexists(path) and not overwrite:
         advice = "" if overwrite is None else ", or replace it with --overwrite"
         raise InputError(f"{path} exists already: choose another name{advice}")
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename durable; Windows has no such call and needs none."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -25,14 +25,12 @@ if TYPE_CHECKING:
 
 _TABLE_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 _FULL_SIZE = 50257
-SMALLEST_SIZE = 257
-"""Ids of the smallest vocabulary: the 256 bytes and `<|endoftext|>`."""
+SMALLEST_SIZE = 257  # ids of the smallest vocabulary: the 256 bytes and `<|endoftext|>`
 
 # A blank after a non-blank always begins a word of the patterns: text cut there gives the same tokens.
 _WORD_START = re.compile(r"(?<=\S)[ \n]")
 
-_LONGEST_CALL = 1 << 16
-"""Characters in a call of tiktoken, whose regular expression can panic on millions without a blank."""
+_LONGEST_CALL = 1 << 16  # characters: tiktoken's regular expression can panic on millions without a blank
 
 
 class Tokenizer:

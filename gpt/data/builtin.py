@@ -18,8 +18,7 @@ from typing import Any
 
 _NOT_THE_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-_SHORTEST_PARAGRAPH = 40
-"""Characters. Shorter paragraphs, like "Returns:", may repeat."""
+_SHORTEST_PARAGRAPH = 40  # characters; shorter ones, like "Returns:", may repeat
 
 
 def python_docs() -> Iterator[str]:

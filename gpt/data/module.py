@@ -11,11 +11,12 @@ import lightning.pytorch as pl
 import torch
 from torch.utils.data import DataLoader, Sampler
 
+from gpt.data.eval_windows import EvalWindows
 from gpt.data.examples import check_examples
 from gpt.data.prepare import prepare_for
 from gpt.data.shards import Prepared
 from gpt.data.vocabularies import find_vocabulary
-from gpt.data.windows import Batch, EvalWindows, Grid, Packed, TrainWindows
+from gpt.data.windows import Batch, Grid, Packed, TrainWindows
 from gpt.errors import InputError
 from gpt.template import DEFAULT_TEMPLATE, Template
 from gpt.tokenizer import Tokenizer
@@ -41,8 +42,7 @@ class TokenData(pl.LightningDataModule):
             of a window is padding, which is not scored.
         isolate: keep attention within a document: batches get a third tensor with each token's document.
         num_workers: processes that read batches; 0 is fast enough from a local disk.
-        text_column: the column that holds the text, where the corpus has columns. Without a `text`, columns
-            `messages`, or `prompt` and `completion`, are examples, see `gpt prepare --help`.
+        text_column: the column of the text or the columns of examples, see `gpt prepare --help`.
         vocabulary: gpt2, gpt2:SIZE, learn, learn:SIZE, learn:SIZE:marks, learn:chars, or a .tiktoken or
             tokenizer.json file, see `gpt prepare --help`; by default GPT-2's with `vocab_size` ids.
         errors: `strict` stops at bytes that are not UTF-8, `replace` puts U+FFFD in their place.
@@ -85,7 +85,7 @@ class TokenData(pl.LightningDataModule):
         self._divided_for: Any = None  # the Trainer that `split_update` has set
         self._options: dict[str, Any]  # without `verify`: checksums take longer than the first steps
         self._options = {"val_fraction": val_fraction, "text_column": text_column, "errors": errors}
-        self._options["template"] = template
+        self._options |= {"template": template}
 
     @cached_property
     def prepared(self) -> Prepared:

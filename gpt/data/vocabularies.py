@@ -15,10 +15,8 @@ from gpt.errors import InputError
 from gpt.tokenizer import SMALLEST_SIZE, Tokenizer, split_at_words
 from gpt.vocabulary import LIBRARY_PATTERNS, PATTERNS, byte_letters, read_table, unspell
 
-_SCANNED_BYTES = 1 << 30
-"""Text that is read to learn from: of a larger corpus, the beginning."""
-_SAMPLE_BYTES = 32 << 20
-"""Text that is learned from, and in memory: of more, parts are chosen by their hash."""
+_SCANNED_BYTES = 1 << 30  # of text that is read to learn from: of a larger corpus, the beginning
+_SAMPLE_BYTES = 32 << 20  # of text that is learned from, in memory: of more, parts are chosen by their hash
 _PART_CHARACTERS = 1 << 16
 
 

@@ -132,17 +132,6 @@ def _check_length(tokens: int, context_length: int) -> None:
         )
 
 
-def each_token_once(
-    tokens: int, context_length: int, document_starts: NDArray[np.int64] | None = None
-) -> Spans:
-    """Windows of all of a stream in order, packed where `document_starts` are given, else side by side."""
-    if document_starts is not None and tokens > context_length:
-        packed = Packed(document_starts, tokens, context_length)
-        return packed.spans(np.arange(packed.count), 0)
-    starts = np.arange(0, tokens, context_length)
-    return starts, np.minimum(tokens - starts, context_length)
-
-
 def make_batch(stream: TokenStream, spans: Spans, context_length: int, isolate: bool) -> Batch:
     """Inputs x and targets y of B windows, (B, T) int64 each.
 
@@ -206,33 +195,3 @@ class TrainWindows(Dataset[Batch]):
             order = permute(positions[here], self.windows.count, (self.seed, epoch, 0))
             starts[here], lengths[here] = self.windows.spans(order, epoch)
         return starts, lengths
-
-
-@dataclass
-class EvalWindows(Dataset[Batch]):
-    """A split once, in order: each token is in exactly one row, in `each_token_once` of the arguments.
-
-    All processes have equally many batches of B rows, the last ones filled up with padding. So a loss must be
-    summed over targets and divided by their number.
-    """
-
-    stream: TokenStream
-    context_length: int
-    batch_size: int
-    rank: int = 0
-    world_size: int = 1
-    isolate: bool = False
-    document_starts: NDArray[np.int64] | None = None
-
-    def __post_init__(self) -> None:
-        arguments = len(self.stream), self.context_length, self.document_starts
-        self._spans = np.stack(each_token_once(*arguments))  # (2, windows)
-
-    def __len__(self) -> int:
-        return math.ceil(self._spans.shape[1] / (self.batch_size * self.world_size))
-
-    def __getitem__(self, batch: int) -> Batch:
-        first = (batch * self.world_size + self.rank) * self.batch_size
-        found = self._spans[:, first : first + self.batch_size]
-        starts, lengths = np.pad(found, ((0, 0), (0, self.batch_size - found.shape[1])))
-        return make_batch(self.stream, (starts, lengths), self.context_length, self.isolate)

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from gpt.data.eval_windows import each_token_once
 from gpt.data.shards import TokenStream, token_ids
-from gpt.data.windows import IGNORE_INDEX, each_token_once
+from gpt.data.windows import IGNORE_INDEX
 from gpt.errors import InputError
 from gpt.model import GPT
 

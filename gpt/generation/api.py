@@ -5,7 +5,6 @@ Shapes: N prompts, T tokens of a prompt, G new tokens.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -57,14 +56,10 @@ def generate(
     tokens: Prompts,
     *,
     max_new_tokens: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    repetition_penalty: float = 1.0,
     seed: int | None = None,
     end: int | None = None,
     vocab_size: int | None = None,
+    **sampling: Any,
 ) -> Prompts:
     """Continue each prompt: (N, T) -> (N, T + G), or lists of ids of any lengths, each to a longer list.
 
@@ -79,22 +74,19 @@ def generate(
         model: any GPT; it is left unchanged.
         tokens: prompts (N, T) int64, or a list of lists of ids; at least one token each.
         max_new_tokens: how many to add to each row.
-        temperature, top_k, top_p, min_p, repetition_penalty: how tokens are drawn, see `Sampling`.
         seed: the same seed gives the same text; None takes a random one.
         end: a row ends after this token, `<|endoftext|>` for example. In a tensor, shorter rows are padded
             with it; G belongs to the longest.
         vocab_size: ids from here on are never drawn; for a model whose vocabulary is padded.
+        sampling: how tokens are drawn: temperature, top_k and the other fields of `Sampling`.
     """
     if isinstance(tokens, Tensor) and (tokens.dim() != 2 or tokens.shape[1] == 0):
         expected = "prompts of at least one token, shape (prompts, tokens)"
         raise InputError(f"expected {expected}, got {tuple(tokens.shape)}")
-    sampling = Sampling(
-        repetition_penalty=repetition_penalty, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
-    )
+    how: Any = {"max_new_tokens": max_new_tokens, "sampling": Sampling(**sampling), "seed": seed, "end": end}
     prompts = [tuple(row) for row in (tokens.tolist() if isinstance(tokens, Tensor) else tokens)]
     counts = Counter(prompts)  # a prompt that several rows share is read once
-    request = partial(Request, max_new_tokens=max_new_tokens, sampling=sampling, seed=seed, end=end)
-    requests = [request(tokens=prompt, samples=count) for prompt, count in counts.items()]
+    requests = [Request(tokens=prompt, samples=count, **how) for prompt, count in counts.items()]
     completions = complete(model, requests, vocab_size=vocab_size)
     samples = {prompt: iter(some) for prompt, some in zip(counts, completions, strict=True)}
     rows = [next(samples[prompt]).sample.tokens for prompt in prompts]

@@ -3,6 +3,7 @@
 Shapes: B batch, T tokens, N rows with one new token each, H heads, S keys, K width of a head.
 """
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any, Literal, TypeGuard
@@ -15,7 +16,7 @@ from gpt.errors import InputError
 from gpt.generation.cache import StepCache
 from gpt.generation.packed import Int8Linear, PackedLinear, can_pack
 from gpt.model import GPT, FeedForward, TransformerBlock
-from gpt.weights.pretrained import GPT as PretrainedGPT
+from gpt.weights.load import GPT as PretrainedGPT
 
 Precision = Literal["float32", "bfloat16", "int8"]
 
@@ -77,11 +78,10 @@ def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
     dtype = {None: weight.dtype, "float32": torch.float32}.get(precision, torch.bfloat16)
     known_type = dtype in (torch.float32, torch.bfloat16)
     packable = weight.device.type == "cpu" and known_type and can_pack(torch.float32)
-    fast: GPT
     if precision != "int8" and not packable:
-        fast = _copy_modules(model, {}, own_parameters=dtype != weight.dtype)
+        fast = _copy_modules(model, own_parameters=dtype != weight.dtype)
         return (fast if dtype == weight.dtype else fast.to(dtype)).eval()
-    fast = _copy_modules(model, {})
+    fast = _copy_modules(model)
 
     def pack(linear: nn.Linear) -> nn.Module:
         if precision == "int8" and linear.in_features % Int8Linear.BLOCK == 0:
@@ -147,25 +147,15 @@ def _can_fuse(attention: nn.Module) -> TypeGuard[MultiHeadAttention]:
     return plain and len(biases) == 1
 
 
-def _copy_modules(module: Any, copies: dict[int, Any], *, own_parameters: bool = False) -> Any:
-    """Copy a module and its submodules, not their tensors.
+def _copy_modules(model: GPT, *, own_parameters: bool = False) -> GPT:
+    """Copy a model's modules, not their tensors; own parameters share the memory, for `.to`.
 
-    `copy.deepcopy` fails on pruned modules, whose weights are results of computations. Needs of
-    `torch.nn.Module` (tried with PyTorch 2.11 and 2.13): `_modules`, `_parameters`, `_buffers`. `copies` are
-    those made so far by id, for what is used twice. Own parameters share the memory, for `.to`.
+    `copy.deepcopy` alone fails on pruned modules, whose weights are results of computations. Needs of
+    `torch.nn.Module` (tried with PyTorch 2.11 and 2.13): `_modules`, `_parameters`, `_buffers`.
     """
-    if id(module) in copies:
-        return copies[id(module)]
-    clone = copies[id(module)] = object.__new__(type(module))
-    clone.__dict__.update(vars(module))
-    clone.__dict__.pop("_compiled_call_impl", None)  # made by `module.compile()`; it calls the original
-    for kind in ("_parameters", "_buffers", "_modules"):
-        clone.__dict__[kind] = dict(vars(module)[kind])
-    for name, child in clone._modules.items():
-        if child is not None:
-            clone._modules[name] = _copy_modules(child, copies, own_parameters=own_parameters)
-    for name, parameter in clone._parameters.items():
-        if parameter is not None and own_parameters:
-            own = nn.Parameter(parameter.detach(), requires_grad=False)
-            clone._parameters[name] = copies.setdefault(id(parameter), own)
-    return clone
+    held = ("_modules", "_parameters", "_buffers")
+    shared = [value for m in model.modules() for name, value in vars(m).items() if name not in held]
+    copies = {id(value): value for value in (*shared, *model.parameters(), *model.buffers())}
+    if own_parameters:
+        copies |= {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
+    return copy.deepcopy(model, copies)

@@ -66,6 +66,8 @@ def sample_tokens(
         ids = logits.argmax(dim=-1)
         finite = logits.gather(-1, ids[:, None]).isfinite()  # argmax returns a NaN
     else:
+        if torch.are_deterministic_algorithms_enabled():
+            logits = logits.cpu()  # cumulative sums on a GPU are not deterministic, and would raise
         cumulative = probabilities(logits, sampling).cumsum(dim=-1)  # (N, V)
         total = cumulative[:, -1:]
         finite = total.isfinite()

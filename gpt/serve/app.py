@@ -24,9 +24,8 @@ from gpt.generation import Token
 from gpt.model import GPT
 from gpt.serve.engine_thread import EngineThread
 from gpt.serve.errors import body_too_large, error_body, error_reply
-from gpt.serve.limits import Limits
+from gpt.serve.limits import Guard, Limits
 from gpt.serve.metrics import Metrics
-from gpt.serve.middleware import Guard
 from gpt.serve.requests import AttentionRequest, ChatRequest, CompletionRequest, log_probabilities
 from gpt.template import Template
 from gpt.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpt.errors import InputError
-from gpt.generation.decoding import Precision
+from gpt.generation.decoding import Precision, for_decoding
 from gpt.weights.load import Device, find, load_with_template
 
 _LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -46,12 +46,10 @@ def serve(
         from starlette.middleware.trustedhost import TrustedHostMiddleware
 
         from gpt.serve.app import create_app
+        from gpt.serve.limits import Limits
         from gpt.serve.server import new_server
     except ImportError:
         raise InputError("gpt serve needs more packages: pip install 'minimal-gpt[serve]'") from None
-    from gpt.generation import for_decoding
-    from gpt.serve.limits import Limits
-
     limits = Limits(
         running=max_running,
         waiting=max_waiting,

@@ -83,11 +83,10 @@ class EngineThread:
         self._open: set[Handle] = set()
         self._owners: dict[Sample, tuple[Handle, int]] = {}
         self._stopping = False
-        self._busy_since = math.inf
-        self._thread = self._new_thread()
+        self._busy_since = math.inf  # when the present step began; infinity between two steps
 
     def __enter__(self) -> "EngineThread":
-        self._thread.start()
+        self._start()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -109,20 +108,15 @@ class EngineThread:
         """Why nothing is decoded; None if all is well."""
         if not self._thread.is_alive():
             return "the decoding thread has ended"
-        if self._step_seconds > self.stalled_after:
+        if time.monotonic() - self._busy_since > self.stalled_after:
             return f"a decoding step has taken more than {self.stalled_after} s"
         return None
-
-    @property
-    def _step_seconds(self) -> float:
-        """How long the present step has taken; negative between two steps."""
-        return time.monotonic() - self._busy_since
 
     async def watch(self, exit_when_stalled: bool) -> None:
         """Restart the thread if it has ended; a stalled one can only end with the process."""
         while True:
             await asyncio.sleep(_WATCH)
-            if exit_when_stalled and self._step_seconds > 2 * self.stalled_after:
+            if exit_when_stalled and time.monotonic() - self._busy_since > 2 * self.stalled_after:
                 message = f"gpt serve: {self.problem}: the server ends, start it again"
                 print(message, file=sys.stderr, flush=True)
                 os._exit(1)
@@ -130,8 +124,7 @@ class EngineThread:
                 continue
             try:
                 self._fail(RuntimeError("the decoding thread has ended; it is restarted"))
-                self._thread = self._new_thread()
-                self._thread.start()
+                self._start()
             except Exception:
                 _log.exception("the decoding thread cannot be restarted")
 
@@ -160,8 +153,9 @@ class EngineThread:
         if self.open >= self.max_open:
             raise HTTPException(503, "too many requests are waiting, try again later")
 
-    def _new_thread(self) -> threading.Thread:
-        return threading.Thread(target=self._run, name="decoding", daemon=True)
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
+        self._thread.start()
 
     def _run(self) -> None:
         while not self._stopping:

@@ -9,8 +9,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gpt.serve.limits import Limits
 
-_LEAST_READ = 1 << 14
-"""Bytes that a client must take of a long reply in each of its time limits."""
+_LEAST_READ = 1 << 14  # bytes that a client must take of a long reply in each of its time limits
 
 
 def new_server(app: ASGIApp, limits: Limits, **options: Any) -> uvicorn.Server:

@@ -37,8 +37,7 @@ class Arguments:
 def complete(args: list[str]) -> Arguments:
     """Add the options of the run that is resumed or validated, or those of the shipped default recipe.
 
-    Raises:
-        InputError: there is no such run, or a file of options cannot be used.
+    A run that does not exist, or a file of options that cannot be used, is an InputError.
     """
     command, *args = _with_new_names(args)
     scanner = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
@@ -83,7 +82,7 @@ def complete(args: list[str]) -> Arguments:
         found=found if command == "fit" else None,
         saved=saved,
         restart=resume == AUTO_OR_NEW,
-        defaults=(recipe,) if help_only else (),
+        defaults=(recipe,) if help_only and command == "fit" else (),
         init_from=init_from,
     )
 

@@ -23,6 +23,7 @@ def compile_blocks(model: GPT) -> None:
     if missing := missing_compiler(next(model.parameters()).device):
         rank_zero_warn(f"not compiled: {missing}. Training is slower without it.")
         return
+    torch._dynamo.config.optimize_ddp = False  # DDP reduces one block while another computes: split none
     for block in model.blocks:
         block.compile()
 

@@ -13,6 +13,8 @@ from gpt.training.lightning_private import limit_steps
 from gpt.training.output import report
 from gpt.training.record import Meter
 
+_COMPILED_SECONDS = 600.0  # a run limited to less time is not compiled unless asked to
+
 
 class NothingLeft(Exception):
     """The run that is resumed has ended already."""
@@ -41,10 +43,14 @@ class Ends(Callback):
         self.reason = ""
         self._limit = sys.maxsize  # steps
         self._step = 0
-        self._begin = (0, 0.0)  # the step and the time at which this process began
+        self._seconds_per_step: float | None = None
+        self._begin = (0, 0.0)  # the step and the time from which on it is measured
+        self._compiles = False
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Turn epochs into steps, before the optimizer asks for them."""
+        if pl_module.compile_blocks is None and (self.max_seconds or _COMPILED_SECONDS) < _COMPILED_SECONDS:
+            pl_module.compile_blocks = False
         if self.max_steps > 0:
             self._limit, self.reason = self.max_steps, f"max_steps {self.max_steps}"
         if self.max_epochs > 0 and self.max_epochs * (epoch := _steps_per_epoch(trainer)) < self._limit:
@@ -55,7 +61,7 @@ class Ends(Callback):
             raise NothingLeft(f"{done}: ask for more with --trainer.max_steps")
         limit_steps(trainer, self._limit)
 
-    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Print the plan, and note where this process begins."""
         plans = [f"{self._limit} steps ({self.reason})"] if self.reason else []
         if self.max_seconds is not None:
@@ -64,6 +70,9 @@ class Ends(Callback):
         report(f"planned: {', or '.join(plans)}{first}", prefix="")
         self._step = trainer.global_step
         self._begin = (self._step, self.meter.train_seconds)
+        self._compiles = bool(pl_module.compile_blocks)
+        if self.max_seconds is not None and self._seconds_per_step is not None:  # it resumes: see `Resume`
+            pl_module.planned_steps = min(self._limit, self._estimate(*self._begin))
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Estimate the number of steps; ask Lightning to stop after the last, which it then validates."""
@@ -73,14 +82,31 @@ class Ends(Callback):
         self._step = step
         if self.max_seconds is not None:
             elapsed = trainer.strategy.broadcast(self.meter.elapsed())
-            seconds_per_step = (elapsed - self._begin[1]) / (step - self._begin[0])
-            estimate = step + max(0, int((self.max_seconds - elapsed) / seconds_per_step))
-            estimate = max(estimate, trainer.min_steps or 0)
+            if self._compiles:  # the first step says nothing of the speed
+                self._begin, self._compiles = (step, elapsed), False
+            else:
+                self._seconds_per_step = (elapsed - self._begin[1]) / (step - self._begin[0])
+            estimate = max(self._estimate(step, elapsed), trainer.min_steps or 0)
             pl_module.planned_steps = min(self._limit, estimate)
             if step == estimate < self._limit:
                 self.reason = f"max_time {timedelta(seconds=round(self.max_seconds))}"
         if step >= pl_module.planned_steps:
             trainer.should_stop = True
+
+    def _estimate(self, step: int, elapsed: float) -> int:
+        """The last step before the time limit, seen from `step` after so many seconds."""
+        left = (self.max_seconds or 0.0) - elapsed
+        if self._seconds_per_step is None:
+            return sys.maxsize if left > 0 else step
+        return step + max(0, int(left / self._seconds_per_step))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The speed, where time is the limit."""
+        return {} if self.max_seconds is None else {"seconds_per_step": self._seconds_per_step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        self._seconds_per_step = state_dict["seconds_per_step"]
 
 
 class StopEarly(EarlyStopping):

@@ -1,5 +1,6 @@
 """Losses and gradients that are not finite: they never reach the weights."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +14,9 @@ from gpt.training.output import report
 class Guard:
     """Stops the run, or skips at most `limit` updates, between the backward pass and the update.
 
-    All losses and gradients are reduced to one number: only reading it makes an update wait for the device.
+    All losses and gradients are reduced to one flag. Only reading it makes an update wait for the device and
+    for other processes, so they agree on a signal in the same moment: `signal` is the one received here, and
+    `agreed` one that any process has received.
     """
 
     def __init__(self, limit: int = 0) -> None:
@@ -21,6 +24,8 @@ class Guard:
             raise InputError(f"skip_nonfinite must be at least 0, got {limit}")
         self.limit, self.skipped = limit, 0
         self._losses: Tensor | float = 0.0
+        self.signal: Callable[[], int] = lambda: 0
+        self.agreed = 0
 
     def add(self, loss: Tensor) -> None:
         """Include a batch's loss."""
@@ -33,10 +38,14 @@ class Guard:
         """
         losses, self._losses = torch.as_tensor(self._losses, device=norm.device), 0.0
         scaled = getattr(trainer.precision_plugin, "scaler", None)  # it checks the gradients itself
-        total: Any = losses if scaled else losses + norm  # infinity and NaN survive addition
+        total = losses if scaled else losses + norm  # infinity and NaN survive addition
+        flags: Any = torch.stack(
+            [~total.isfinite(), torch.full_like(total, self.signal(), dtype=torch.int32)]
+        )
         if trainer.world_size > 1:
-            total = trainer.strategy.reduce(total, reduce_op="sum")
-        if is_finite(total):
+            flags = trainer.strategy.reduce(flags, reduce_op="max")
+        broken, self.agreed = read(flags)
+        if not broken:
             return True
         step, last = trainer.global_step + 1, trainer.fit_loop.total_batch_idx + 1
         first = last - (last - 1) % trainer.accumulate_grad_batches
@@ -52,6 +61,6 @@ class Guard:
         return False
 
 
-def is_finite(total: Tensor) -> bool:
-    """Read the one number from the device."""
-    return bool(torch.isfinite(total))
+def read(flags: Tensor) -> list[int]:
+    """Read the flags from the device, at once."""
+    return flags.tolist()

@@ -57,6 +57,11 @@ def limit_steps(trainer: Trainer, steps: int) -> None:
     trainer.fit_loop.max_epochs = -1
 
 
+def skip_sigterm_broadcast(trainer: Trainer) -> None:
+    """Leave out the broadcast by which processes agree on SIGTERM before each batch."""
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+
+
 def requeue_signal(trainer: Trainer) -> int:
     """The signal with which SLURM announces the end of a job that Lightning will queue again, else 0."""
     environment = trainer._accelerator_connector.cluster_environment

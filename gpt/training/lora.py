@@ -11,16 +11,12 @@ from gpt.errors import InputError
 from gpt.files import file_sha256
 from gpt.training.folder import RunFolder
 from gpt.weights.adapters import LAYERS, AdapterPart, adapters_of, without_adapters
-from gpt.weights.pretrained import GPT
+from gpt.weights.load import GPT
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoRAConfig:
-    """Adapters beside the blocks' matrices: the attention's projections and the feed-forward.
-
-    Raises:
-        InputError: a value outside its range.
-    """
+    """Adapters beside the matrices of attention and feed-forward; InputError for a value out of its range."""
 
     rank: int = 0
     """Rank of the adapters; 0 trains all weights."""

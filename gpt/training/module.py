@@ -24,8 +24,7 @@ from gpt.training.loss import linear_cross_entropy
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.schedule import learning_rate_factor
 from gpt.training.shard import is_sharded, shard
-from gpt.weights.load import start_from
-from gpt.weights.pretrained import GPT
+from gpt.weights.load import GPT, start_from
 
 _DEFAULT_RECIPE, _NO_ADAPTERS = OptimizerConfig(), LoRAConfig()
 
@@ -128,12 +127,10 @@ class LanguageModel(LightningModule):
         self.log_dict(metrics, logger=self.logs_itself and bool(self.trainer.loggers))
 
     def configure_model(self) -> None:
-        """Shard the model under a strategy that does; Muon, which needs whole matrices, is an InputError."""
+        """Shard the model under a strategy that does."""
         if self.device_mesh is not None:
             if self.lora.rank:
                 raise InputError("fsdp2 does not shard lora's adapters: leave --trainer.strategy fsdp2 out")
-            if self.optimizer_config.name == "muon":
-                raise InputError("muon needs whole matrices: give --model.optimizer.name adamw with fsdp2")
             shard(self.model, self.device_mesh["data_parallel"])
 
     def configure_optimizers(self) -> Any:
@@ -159,17 +156,17 @@ class LanguageModel(LightningModule):
         batches = len(trainer.datamodule.train_dataloader())
         return max(1, (trainer.max_epochs or 1) * math.ceil(batches / trainer.accumulate_grad_batches))
 
-    def on_train_start(self) -> None:
-        """Compile the blocks, if asked to or if it saves time."""
-        wanted = self.compile_blocks
-        if wanted is None:
+    def on_fit_start(self) -> None:
+        """Compile the blocks, if asked to or if it saves time, before a resumed run makes up a validation."""
+        if self.compile_blocks is None:
             data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
             tokens = data.batch_size * data.context_length if isinstance(data, TokenData) else 0  # unknown
             tokens *= self.trainer.accumulate_grad_batches
             steps = self.planned_steps  # not those left: a resumed run computes as an uninterrupted one
             parameters = self.model.num_parameters()
-            wanted = should_compile(self.device, steps=steps, tokens_per_step=tokens, parameters=parameters)
-        if wanted:
+            sizes = {"tokens_per_step": tokens, "parameters": parameters}
+            self.compile_blocks = should_compile(self.device, steps=steps, **sizes)
+        if self.compile_blocks:
             compile_blocks(self.model)
 
     def configure_gradient_clipping(

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from gpt.errors import InputError
 from gpt.training.record import Meter
-from gpt.weights.checkpoint import RUNS, ProcessPart, StepPart, checkpoints_of, newest_run, read
+from gpt.weights.checkpoint import RUNS, checkpoints_of, newest_run, read
 
 AUTO_OR_NEW = "auto_or_new"
 
@@ -83,7 +83,7 @@ class Resume(Callback):
     def on_save_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
         """Add the states of all processes."""
         generators = random_state(trainer.strategy.root_device)
-        own = ProcessPart(random=generators, loss_sum=float(self.meter.loss_sum))
+        own = {"random": generators, "loss_sum": float(self.meter.loss_sum)}
         states: list[Any] = [own] * trainer.world_size
         if trainer.world_size > 1:
             torch.distributed.all_gather_object(states, own)
@@ -118,7 +118,7 @@ class Resume(Callback):
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         """Restore the generators and the optimizer's options just before the first step."""
-        states: list[ProcessPart] = self._saved["processes"] if self._saved else []
+        states: list[dict[str, Any]] = self._saved["processes"] if self._saved else []
         rank = trainer.global_rank
         if rank < len(states):
             set_random_state(states[rank]["random"], trainer.strategy.root_device)
@@ -140,11 +140,11 @@ class Resume(Callback):
             group.update(current, lr=current["initial_lr"] * factor(scheduler.last_epoch))
 
 
-def step_size(trainer: Trainer) -> StepPart:
+def step_size(trainer: Trainer) -> dict[str, int]:
     """Batches of a process, and windows of all processes, that make one step."""
     batches = trainer.accumulate_grad_batches
     windows = batches * trainer.world_size * trainer.datamodule.batch_size  # type: ignore[attr-defined]
-    return StepPart(batches=batches, windows=windows)
+    return {"batches": batches, "windows": windows}
 
 
 def random_state(device: torch.device) -> dict[str, Any]:

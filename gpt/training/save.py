@@ -125,7 +125,7 @@ class Checkpoints(Checkpoint):
         if self._mid_update:
             return
         self._step = step
-        signal = self.stop.agreed(trainer)
+        signal = self.stop.agreed(trainer, pl_module)
         last_step = step >= pl_module.planned_steps
         if not (signal or last_step or step % self.every == 0 or validation_is_due(trainer)):
             return

@@ -6,12 +6,14 @@ not: its options are plain values of known groups, or they are refused by name.
 """
 
 from collections.abc import Collection, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from gpt.errors import InputError
+from gpt.template import DEFAULT_TEMPLATE
 
 OLD_NAMES = {"model.config.tied_head": "model.config.tie_embeddings"}
 """Names that options have in older runs and command lines."""
@@ -90,14 +92,15 @@ def as_argument(options: dict[str, Any]) -> str:
 
 def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """The options that differ, as `name: old -> new`; InputError for one that the weights depend on."""
-    old, new = dict(_leaves(saved)), dict(_leaves(now))
+    default = {"data": {"template": asdict(DEFAULT_TEMPLATE)}}  # of runs from before there were templates
+    old, new = (dict(_leaves(default)) | dict(_leaves(options)) for options in (saved, now))
     changed = []
     for name in sorted({*old, *new} - set(_NOT_COMPARED)):
         before, after = old.get(name), new.get(name)
         if before != after:
             if name.startswith(_FIXED) and name not in _FREE:
                 raise InputError(f"{name} is {before} in the checkpoint and cannot become {after}")
-            changed.append(f"{name}: {before} -> {after}")
+            changed.append(f"{name}: {before} -> {after}".replace("\n", "\\n"))
     return changed
 
 

@@ -1,17 +1,16 @@
 """FSDP2: weights, gradients and optimizer states spread over the processes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from lightning.pytorch.strategies import ModelParallelStrategy
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from gpt.model import GPT
@@ -31,35 +30,57 @@ class ShardedStrategy(ModelParallelStrategy):
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
 
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Whole states, numbered as the optimizer numbers its parameters; empty on all processes but one.
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Let gradients accumulate whole, so that they are reduced once in an update."""
+        model: Any = self.lightning_module.model  # type: ignore[union-attr]
+        model.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            model.set_requires_gradient_sync(True)
 
-        Lightning numbers them as the model does, which is another order where they are in several groups.
-        """
-        assert self.model is not None
-        whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        state: dict[str, Any] = dict(get_optimizer_state_dict(self.model, optimizer, options=whole))
-        names = [name for group in state.get("param_groups", []) for name in group["params"]]
-        return _renamed(state, {name: number for number, name in enumerate(names)}) if names else {}
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The state dict with whole tensors, as without sharding; empty on all processes but one."""
+
+        def whole(part: DTensor) -> Tensor | None:
+            tensor = part.full_tensor()
+            return tensor.cpu() if self.is_global_zero else None
+
+        state: dict[str, Any] = apply_to_collection(optimizer.state_dict(), DTensor, whole)
+        return state if self.is_global_zero else {}
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Read it on every process, and keep each process's part."""
         saved = self.checkpoint_io.load_checkpoint(self.broadcast(checkpoint_path))
         assert self.model is not None
-        whole = StateDictOptions(full_state_dict=True)
-        set_model_state_dict(self.model, saved["state_dict"], options=whole)
-        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        set_model_state_dict(self.model, saved["state_dict"], options=StateDictOptions(full_state_dict=True))
         for optimizer, state in zip(self.optimizers, saved["optimizer_states"], strict=False):
-            ordered = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
-            named = _renamed(state, dict(enumerate(ordered)))
-            set_optimizer_state_dict(self.model, optimizer, named, options=whole)
+            optimizer.load_state_dict(_parts(state, optimizer))
         return saved
 
 
-def _renamed(state: dict[str, Any], names: Mapping[Any, Any]) -> dict[str, Any]:
-    """An optimizer's state dict with other names for its parameters."""
-    groups = [{**group, "params": [names[old] for old in group["params"]]} for group in state["param_groups"]]
-    return {"state": {names[old]: value for old, value in state["state"].items()}, "param_groups": groups}
+def _parts(state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
+    """This process's part of an optimizer's whole state dict."""
+    if "masters" in state:
+        masters = zip(state["masters"], optimizer.masters, strict=True)
+        inner = _parts(state["inner"], optimizer.parts[0])
+        return {"masters": [_part(whole, like) for whole, like in masters], "inner": inner}
+    if "parts" in state:
+        return {"parts": list(map(_parts, state["parts"], optimizer.parts))}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    states = {
+        number: {name: _part(value, parameters[number]) for name, value in values.items()}
+        for number, values in state["state"].items()
+    }
+    return {**state, "state": states}
+
+
+def _part(whole: Any, like: Any) -> Any:
+    """This process's rows of a tensor of the shape of `like`; anything else as it is."""
+    if not isinstance(whole, Tensor) or whole.shape != like.shape:
+        return whole
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def shard(model: GPT, mesh: DeviceMesh) -> None:

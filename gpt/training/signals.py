@@ -7,10 +7,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, Trainer
 
-from gpt.training.lightning_private import requeue_signal
+from gpt.training.lightning_private import requeue_signal, skip_sigterm_broadcast
 
 
 class Stopped(Exception):
@@ -24,16 +23,19 @@ class Stopped(Exception):
 class StopRequest(Callback):
     """Remembers a signal until the step is over.
 
-    Lightning itself stops at SIGTERM only, without saving, and its handler starts a collective while another
-    may be running. SLURM's signal goes to Lightning after the step: it saves and queues the job again.
+    Lightning itself stops at SIGTERM only, without saving; its handler starts a collective while another may
+    be running, and one more before each batch waits for the device. SLURM's signal goes to Lightning after
+    the step: it saves and queues the job again.
     """
 
     def __init__(self) -> None:
         self.received = 0
         self._requeue: tuple[int, Any] = (0, None)  # SLURM's signal, and Lightning's handler of it
 
-    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Install the handlers; Lightning restores the old ones when the run is over."""
+        pl_module.guard.signal = lambda: self.received
+        skip_sigterm_broadcast(trainer)
         if threading.current_thread() is not threading.main_thread():
             return
         requeue = requeue_signal(trainer)
@@ -44,12 +46,9 @@ class StopRequest(Callback):
             if number != hangup or signal.getsignal(hangup) is not signal.SIG_IGN:  # nohup ignores it
                 signal.signal(number, self._receive)
 
-    def agreed(self, trainer: Trainer) -> int:
-        """The signal that any of the processes received, or 0."""
-        if trainer.world_size == 1:
-            return self.received
-        received = torch.tensor(self.received, device=trainer.strategy.root_device)
-        return int(trainer.strategy.reduce(received, reduce_op="max"))  # Lightning waits for all here anyway
+    def agreed(self, trainer: Trainer, pl_module: Any) -> int:
+        """The signal that any of the processes received before the update, or 0."""
+        return self.received if trainer.world_size == 1 else pl_module.guard.agreed
 
     def act(self, trainer: Trainer, number: int, saved: Path) -> None:
         """End the run after it was saved, by raising `Stopped`, or let Lightning queue it again."""

@@ -5,6 +5,8 @@ docs/options.md has a table of all options. A test compares it with this file an
 
 from typing import Any
 
+import torch
+
 from gpt.errors import InputError
 
 # The values that change nothing, and what to use instead of the option.
@@ -48,8 +50,12 @@ def check_trainer_options(options: dict[str, Any]) -> None:
         value = options.get(name, allowed[0])
         if not any(value == other and type(value) is type(other) for other in allowed):
             raise InputError(f"--trainer.{name} {value} is not supported: {instead}")
+    if options.get("accelerator") == "gpu" and not torch.accelerator.is_available():
+        raise InputError("--trainer.accelerator gpu: there is no GPU that PyTorch can use; give cpu or auto")
     if str(options.get("precision")) in ("16-true", "16"):
         raise InputError("--trainer.precision 16-true is not supported: give 16-mixed or bf16-mixed")
+    if options.get("deterministic") == "warn":  # attention's backward pass would not be
+        raise InputError("--trainer.deterministic warn is not supported: give true or false")
     validation = options.get("limit_val_batches")
     if validation not in (None, 0, 1) or (validation == 1 and isinstance(validation, int)):
         raise InputError(
@@ -57,8 +63,8 @@ def check_trainer_options(options: dict[str, Any]) -> None:
             "validation text; give 0 or 1.0, or a smaller --data.val_fraction"
         )
     interval = options.get("val_check_interval")
-    if interval is not None and not (isinstance(interval, int) and interval > 0) and interval != 1.0:
-        raise InputError(f"--trainer.val_check_interval must be a positive number of batches, got {interval}")
+    if interval is not None and not (isinstance(interval, int) and interval > 0):  # not parts of an epoch
+        raise InputError(f"--trainer.val_check_interval must be a positive, whole number, got {interval}")
     callbacks = options.get("callbacks") or []
     for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
         path = callback.get("class_path", "") if hasattr(callback, "get") else callback

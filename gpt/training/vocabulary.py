@@ -3,15 +3,14 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gpt.config import GPTConfig
 from gpt.data.module import TokenData
 from gpt.data.vocabularies import Learned, find_vocabulary
 from gpt.errors import InputError
 from gpt.template import DEFAULT_TEMPLATE, Template
 from gpt.tokenizer import Tokenizer
 from gpt.training.output import report
-from gpt.weights.checkpoint import read_model_part
-from gpt.weights.load import read_to_start_from
+from gpt.weights.checkpoint import read
+from gpt.weights.load import read_once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +43,8 @@ def choose_vocabulary(options: Any) -> Inherited:
         if data.vocabulary not in (None, "learn"):  # recipes say learn, for runs that start anew
             raise InputError("--data.vocabulary: weights to start from keep their own, leave it out")
         data.vocabulary = None
-        found = read_to_start_from(model.init_from, GPTConfig.from_dict(model.config.as_dict()))
-        for name, value in found.config.to_dict().items():
+        found = read_once(model.init_from, model.config.context_length)
+        for name, value in {**found.config.to_dict(), "dropout": model.config.dropout}.items():
             model.config[name] = value
         data.vocab_size = found.config.vocab_size
         if found.template and Template(**data.template.as_dict()) == DEFAULT_TEMPLATE:
@@ -55,9 +54,9 @@ def choose_vocabulary(options: Any) -> Inherited:
     if data.vocabulary is not None:
         wanted = find_vocabulary(data.vocabulary, data.vocab_size)
         template = Template(**data.template.as_dict())
-        size = wanted.n_vocab
-        if isinstance(wanted, Learned) and (wanted.at_most or size is None):
-            size = TokenData(**data.as_dict() | {"template": template}).tokenizer.n_vocab
-        model.config.vocab_size = data.vocab_size = size
-    saved = read_model_part(options.ckpt_path).get("tokenizer") if options.get("ckpt_path") else None
+        if isinstance(wanted, Learned):
+            wanted = TokenData(**data.as_dict() | {"template": template}).tokenizer
+        model.config.vocab_size = data.vocab_size = wanted.n_vocab
+    path = options.get("ckpt_path")
+    saved = read(path, checksums=False)["gpt"].get("tokenizer") if path else None
     return Inherited(tokenizer=Tokenizer.from_dict(saved) if saved else None)

@@ -13,9 +13,7 @@ from gpt.files import file_sha256
 from gpt.weights.formats.table import Weights, check_complete
 from gpt.weights.tensors import read_tensors
 
-LAYERS = ("W_query", "W_key", "W_value", "out_proj", "up", "down")
-"""The layers of a block that get adapters."""
-
+LAYERS = ("W_query", "W_key", "W_value", "out_proj", "up", "down")  # of a block: they get adapters
 _A, _B = ".lora_A.default.weight", ".lora_B.default.weight"  # as peft names them
 
 
@@ -48,8 +46,7 @@ def with_base(
 ) -> Weights:
     """The weights of a checkpoint: `state` itself, or the base with the adapters in `state`.
 
-    Raises:
-        InputError: the base is missing or another, or the adapters do not fit it.
+    A base that is missing or another, or that the adapters do not fit, is an InputError.
     """
     if not part:
         return state
@@ -71,8 +68,7 @@ def with_base(
 def merge(base: Weights, adapters: Weights, scale: float) -> Weights:
     """`base` with W + scale * B A in place of each adapted W (O, I), where B is (O, R) and A (R, I).
 
-    Raises:
-        InputError: an adapter is of no weight in `base`, or not of its shape.
+    An adapter of no weight in `base`, or not of its shape, is an InputError.
     """
     merged, left = dict(base), dict(adapters)
     for name, a in adapters.items():

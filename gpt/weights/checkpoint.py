@@ -40,20 +40,6 @@ class RunPart(TypedDict):
     saved_at: float  # seconds since 1970; orders only checkpoints from before there were sessions
 
 
-class ProcessPart(TypedDict):
-    """What the `Resume` callback adds for each process."""
-
-    random: dict[str, Any]  # the states of its random generators, see `random_state` in `gpt.training.resume`
-    loss_sum: float  # the losses since the last row of metrics.csv
-
-
-class StepPart(TypedDict):
-    """How many batches one update took."""
-
-    batches: int  # of one process
-    windows: int  # of all processes together
-
-
 class Checkpoint(TypedDict):
     """The file: a dictionary of tensors and plain values, written by `torch.save`."""
 
@@ -66,19 +52,24 @@ class Checkpoint(TypedDict):
     gpt: ModelPart
     adapters: AdapterPart  # only of a run that trains low-rank adapters: `state_dict` has them alone
     run: RunPart
-    processes: list[ProcessPart]
-    step: StepPart
+    # Of each process `random`, the states of its generators (`random_state` in `gpt.training.resume`), and
+    # `loss_sum`, the losses since the last row of metrics.csv.
+    processes: list[dict[str, Any]]
+    step: dict[str, int]  # what one update took: `batches` of one process, `windows` of all together
 
 
-def read(path: str | os.PathLike[str]) -> Checkpoint:
-    """A checkpoint file that `gpt fit` wrote, tensors on the CPU; InputError if it is not such a file."""
+def read(path: str | os.PathLike[str], *, checksums: bool = True) -> Checkpoint:
+    """A checkpoint file that `gpt fit` wrote, tensors on the CPU; InputError if it is not such a file.
+
+    Without `checksums` the tensors are neither checked nor read until they are used.
+    """
     if not Path(path).is_file():
         raise InputError(f"no checkpoint at {path}")
     try:
-        saved = load_pickle(Path(path))
+        saved = load_pickle(Path(path), checksums=checksums)
     except InputError:
         raise InputError(f"{path} is not a checkpoint, or a broken one") from None
-    if not isinstance(saved, dict) or "gpt" not in saved or "state_dict" not in saved:
+    if not isinstance(saved, dict) or not isinstance(saved.get("gpt"), dict) or "state_dict" not in saved:
         raise InputError(f"{path} is not a checkpoint written by 'gpt fit'")
     step = saved.get("global_step", 0)
     if not isinstance(step, int) or step < 0:
@@ -92,9 +83,9 @@ def check_shape(path: str | os.PathLike[str], config: GPTConfig, rank: int = 0) 
     Returns the folder of the weights that its adapters change; None where it has all weights. Adapters of
     another rank than `rank` are an InputError.
     """
-    saved = load_pickle(Path(path), checksums=False)
-    part, state = saved.get("adapters"), strip_prefixes(saved["state_dict"], "model.")
+    saved = read(path, checksums=False)
     try:
+        part, state = saved.get("adapters"), strip_prefixes(saved["state_dict"], "model.")
         if GPTConfig.from_dict({**saved["gpt"]["config"], "dropout": config.dropout}) != config:
             raise InputError("its settings are not those of its options")
         check_complete(config, with_base(path, config, part, state))
@@ -103,17 +94,6 @@ def check_shape(path: str | os.PathLike[str], config: GPTConfig, rank: int = 0) 
     if (found := part["rank"] if part else 0) != rank:
         raise InputError(f"{path} has adapters of rank {found}: give --model.lora.rank {found}")
     return base_folder(path) if rank else None
-
-
-def read_model_part(path: str | os.PathLike[str]) -> ModelPart:
-    """What `LanguageModel` added to a checkpoint, without reading its tensors; InputError as `read`."""
-    try:
-        part = load_pickle(Path(path), checksums=False)["gpt"]
-    except (KeyError, TypeError, OSError):
-        part = None
-    if not isinstance(part, dict):
-        raise InputError(f"{path} is not a checkpoint written by 'gpt fit'")
-    return part  # type: ignore[return-value]  # older files lack some of the keys
 
 
 def checkpoints_of(run: Path, *, broken_first: bool = True) -> list[Path]:

@@ -10,8 +10,7 @@ from gpt.files import check_free
 from gpt.tokenizer import Tokenizer
 from gpt.weights.formats import book, gguf, hf, nanogpt
 from gpt.weights.formats.table import Weights
-from gpt.weights.load import find
-from gpt.weights.pretrained import GPT
+from gpt.weights.load import GPT, find
 from gpt.weights.read import crop, read_weights
 
 ExportFormat = Literal["hf", "nanogpt", "book", "gguf"]

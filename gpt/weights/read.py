@@ -1,6 +1,8 @@
-"""From a path to a GPT's configuration and weights, whichever program wrote the files."""
+"""From a path or a hub's name to a GPT's configuration and weights, whichever program wrote them."""
 
+import logging
 import os
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -13,10 +15,11 @@ from gpt.vocabulary import read_table
 from gpt.weights.adapters import with_base
 from gpt.weights.formats import book, hf, nanogpt
 from gpt.weights.formats.table import Weights
-from gpt.weights.hub import locate
-from gpt.weights.tensors import load_pickle, read_json, read_tensors, strip_prefixes
+from gpt.weights.tensors import load_pickle, read_json, read_tensors, shard_names, strip_prefixes
 
 Format = Literal["gpt", "hf", "nanogpt", "book"]
+_SHORT_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2")
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,49 @@ class Found:
         return self.own_tokenizer or Tokenizer(vocab_size=min(self.config.vocab_size, self.vocab_size))
 
 
-def read_weights(path: str | os.PathLike[str], num_heads: int | None = None) -> Found:
-    """Read what `GPT.from_pretrained` takes; the book's state dicts do not contain `num_heads`.
+def locate(path: str | os.PathLike[str]) -> Path:
+    """The file or folder that `path` names.
 
-    Raises:
-        InputError: there is nothing in a known format, or a weight is missing or of another shape.
+    Unless it exists, `gpt2` and the other sizes, `openai-community/NAME` and `hub:OWNER/NAME` are models on
+    the hub: config.json and weights are downloaded into the hub's own cache; with `HF_HUB_OFFLINE=1` they
+    must be there. Any other OWNER/NAME is taken for a mistyped path, which raises InputError.
     """
+    if Path(path).exists():
+        return Path(path)
+    name = str(path).replace(os.sep, "/")
+    if name in _SHORT_NAMES or name.startswith(("openai-community/", "hub:")):
+        return _download(name.removeprefix("hub:"))
+    raise InputError(f"no checkpoint at {path}, expected a file, a folder, gpt2 or hub:OWNER/NAME")
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HFValidationError
+
+    print(f"looking for {name} on the Hugging Face hub", file=sys.stderr)
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it logs a line for each of five attempts
+    try:
+        folder = Path(hf_hub_download(name, "config.json")).parent
+        for weights in _WEIGHTS:
+            try:
+                found = Path(hf_hub_download(name, weights))
+            except EntryNotFoundError:
+                continue
+            for shard in shard_names(found) if found.suffix == ".json" else []:
+                hf_hub_download(name, shard)
+            return folder
+    except (OSError, HFValidationError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"no file or folder {name}, and not available on the hub: {reason}") from None
+    finally:
+        logger.setLevel(level)
+    raise InputError(f"{name} on the hub has none of {', '.join(_WEIGHTS)}")
+
+
+def read_weights(path: str | os.PathLike[str], num_heads: int | None = None) -> Found:
+    """Read what `GPT.from_pretrained` takes, with its errors; the book's state dicts lack `num_heads`."""
     path = locate(path)
     if path.suffix == ".safetensors" and (path.parent / "config.json").is_file():
         path = path.parent
@@ -77,11 +117,10 @@ def crop(
 ) -> tuple[GPTConfig, Weights]:
     """Keep at most `vocab_size` rows of the token embedding and the head, and `context_length` positions.
 
-    Raises:
-        InputError: context_length is more than the weights have positions.
+    A context_length of more positions than the weights have raises InputError.
     """
     tokens = min(vocab_size or config.vocab_size, config.vocab_size)
-    positions = context_length or config.context_length
+    positions = config.context_length if context_length is None else context_length
     if positions > config.context_length:
         there = f"the weights' {config.context_length} positions"
         raise InputError(f"context_length {positions} is more than {there}")

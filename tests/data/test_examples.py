@@ -1,4 +1,5 @@
 import csv
+import hashlib
 import json
 
 import numpy as np
@@ -101,6 +102,50 @@ def test_a_conversation_with_a_template_of_its_own(tmp_path):
     tokens = len(TOKENIZER.encode("Hello")) + len(TOKENIZER.encode("So.")) + 2
     assert prepared.scored("train") == (tokens, len("HelloSo."))
     assert prepare(path, vocab_size=300, val_fraction=0) != prepared.folder
+
+
+@pytest.mark.parametrize("starts", [None, "x"])
+def test_examples_of_the_hub(starts, monkeypatch, tmp_path):
+    import datasets
+
+    rows = datasets.Dataset.from_list([{"messages": messages_of(pair)} for pair in PAIRS])
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: rows.to_iterable_dataset())
+    recipe = {"hub": "someone/chats", **({"document_starts": starts} if starts else {})}
+    (tmp_path / "chats.yaml").write_text(json.dumps({"corpus": recipe}), encoding="utf-8")
+    if starts:
+        with pytest.raises(InputError, match="document_starts joins rows of text, these are examples"):
+            prepare(str(tmp_path / "chats.yaml"), vocab_size=300)
+        return
+    by_name = Prepared(prepare("hub:someone/chats", vocab_size=300))
+    here = Prepared(prepare(write_rows(tmp_path / "a.jsonl", rows.to_list()), vocab_size=300))
+    assert documents(by_name) == documents(here) != []
+
+
+def test_a_template_from_the_command_line(pairs, tmp_path, capsys):
+    from gpt.cli import main
+
+    options = ["--vocab_size", "300", "--output", str(tmp_path / "out"), "--template.user", "Q {content}\n"]
+    assert main(["prepare", pairs, *options]) == 0
+    assert Prepared(tmp_path / "out").template == Template(user="Q {content}\n")
+    assert main(["prepare", pairs, *options[:-1], "no place"]) == 2
+    assert "user must be a text with one {content}" in capsys.readouterr().err
+
+
+def test_plain_text_is_named_and_stored_as_before(tmp_path):
+    """A template changes neither the key of a text nor its files."""
+    from dataclasses import asdict
+
+    from gpt.data.corpus import find_corpus
+
+    (tmp_path / "a.txt").write_text("some text " * 50, encoding="utf-8")
+    corpus = find_corpus(str(tmp_path / "a.txt"))
+    options = {name: value for name, value in asdict(corpus).items() if name != "template"}
+    digest = hashlib.sha256(json.dumps({**options, "files": ["-"]}).encode())
+    content = hashlib.sha256((tmp_path / "a.txt").read_bytes()).hexdigest()
+    digest.update(f"text {content}\n".encode())
+    assert corpus.fingerprint() == digest.hexdigest()
+    prepared = Prepared(prepare(str(tmp_path / "a.txt"), vocab_size=300))
+    assert prepared.dtype == "<u2" and "template" not in prepared.meta
 
 
 def test_other_columns_and_a_text_first(tmp_path):

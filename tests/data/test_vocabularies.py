@@ -1,13 +1,12 @@
 import json
 import os
-import subprocess
-import sys
 from base64 import b64encode
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import forked
 
 from gpt.data import vocabularies
 from gpt.data.corpus import find_corpus
@@ -80,7 +79,8 @@ def test_marks_stay_in_their_words():
     assert len(marks.encode(SAMPLES["hindi"])) < len(gpt2.encode(SAMPLES["hindi"]))
 
 
-def test_one_thread_and_two_learn_the_same_table():
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_one_thread_and_two_learn_the_same_table(tmp_path):
     code = (
         "import sys; from gpt.data.builtin import python_docs; from gpt.data.vocabularies import learn_table;"
         "from itertools import islice; from hashlib import sha256;"
@@ -89,12 +89,14 @@ def test_one_thread_and_two_learn_the_same_table():
     found = set()
     for threads in ("1", "2"):
         environment = {**os.environ, "RAYON_NUM_THREADS": threads}
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, encoding="utf-8", check=True
-        )
-        found.add(done.stdout)
-    assert len(found) == 1
+        with (
+            open(tmp_path / threads, "wb") as out,
+            forked(code=code, streams={1: out.fileno()}, environment=environment) as process,
+        ):
+            process.join(120)
+            assert process.exitcode == 0
+        found.add((tmp_path / threads).read_bytes())
+    assert len(found) == 1 and len(found.pop()) == 65
 
 
 def write_rows(path, texts):

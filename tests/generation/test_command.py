@@ -1,9 +1,11 @@
 import io
+import os
 import subprocess
 import sys
 
 import pytest
 import torch
+from processes import forked
 
 from gpt import GPT, GPTConfig
 from gpt.cli import main
@@ -83,15 +85,10 @@ def test_an_encoding_that_lacks_the_characters(checkpoint, monkeypatch):
     assert stdout.buffer.getvalue().decode("cp1252").startswith("?? é")
 
 
-def generate_command(checkpoint: str, tokens: int) -> list[str]:
-    """`gpt generate` as a process of its own."""
-    program = [sys.executable, "-m", "gpt.cli", "generate"]
-    return [*program, "--checkpoint", checkpoint, "--max_new_tokens", str(tokens)]
-
-
 def test_a_closed_standard_output(checkpoint):
     """`gpt generate >&-`: Python then has no sys.stdout at all."""
-    command = generate_command(checkpoint, 3)
+    command = [sys.executable, "-m", "gpt.cli", "generate", "--checkpoint", checkpoint]
+    command += ["--max_new_tokens", "3"]
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" >&-', "sh", *command],
         stderr=subprocess.PIPE,
@@ -103,14 +100,21 @@ def test_a_closed_standard_output(checkpoint):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_a_reader_that_leaves(checkpoint):
     """`gpt generate | head -c 1`: the rest of the text has nowhere to go."""
-    command = generate_command(checkpoint, 300)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
-        running.stdout.read(1)
-        running.stdout.close()
-        assert running.stderr.read() == b""
-        assert running.wait(60) == 0
+    reading, writing = os.pipe()
+    with open(os.path.join(checkpoint, "err"), "wb") as err:
+        streams = {1: writing, 2: err.fileno()}
+        words = ["generate", "--checkpoint", checkpoint, "--max_new_tokens", "300"]
+        with forked(words, streams=streams) as process:
+            os.close(writing)
+            assert os.read(reading, 1)
+            os.close(reading)
+            process.join(60)
+            assert process.exitcode == 0
+    with open(os.path.join(checkpoint, "err"), "rb") as err:
+        assert err.read() == b""
 
 
 def test_bad_input_is_one_line(checkpoint, capsys):

@@ -143,3 +143,28 @@ def test_broken_logits_are_refused(temperature):
 def test_a_value_out_of_range_is_named(name, value):
     with pytest.raises(InputError, match=f"{name}.*{value}"):
         Sampling(**{name: value})
+
+
+class OnGPU(torch.Tensor):
+    """A tensor whose cumulative sum raises, as on a GPU, until `cpu()` has made it a plain one."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.cumsum:
+            raise RuntimeError("cumsum_cuda_kernel does not have a deterministic implementation")
+        result = super().__torch_function__(function, types, args, kwargs)
+        return result.as_subclass(torch.Tensor) if function is torch.Tensor.cpu else result
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(top_p=0.8), Sampling(top_k=3, temperature=0.7)])
+def test_where_algorithms_must_be_deterministic_a_gpu_leaves_drawing_to_the_cpu(sampling):
+    logits = torch.randn(4, 50)
+    options = {"sampling": sampling, "seen": [[]] * 4, "numbers": [0.1, 0.4, 0.6, 0.9]}
+    expected = sample_tokens(logits, **options)
+    with pytest.raises(RuntimeError, match="cumsum"):
+        sample_tokens(logits.as_subclass(OnGPU), **options)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.equal(sample_tokens(logits.as_subclass(OnGPU), **options), expected)
+    finally:
+        torch.use_deterministic_algorithms(False)

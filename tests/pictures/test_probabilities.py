@@ -1,7 +1,4 @@
-import os
-import subprocess
-import sys
-from pathlib import Path
+import io
 
 import pytest
 import torch
@@ -11,7 +8,6 @@ from gpt import Tokenizer
 from gpt.cli import main
 from gpt.pictures.probabilities import COLUMNS, shaded_text, token_probabilities
 
-ROOT = Path(__file__).parents[2]
 TOKENIZER = Tokenizer("gpt2", vocab_size=300)
 
 
@@ -60,15 +56,13 @@ def test_the_command(model, tmp_path, capsys):
     assert "17 tokens, more than the context_length 16" in capsys.readouterr().err
 
 
-def test_a_path_that_the_terminal_cannot_print(model, tmp_path):
+def test_a_path_that_the_terminal_cannot_print(model, tmp_path, monkeypatch):
     model.save_pretrained(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
+    monkeypatch.setattr("sys.stdout", stdout)
     command = ["probabilities", "--checkpoint", "model", "--text", "hi", "--output", "日.svg"]
-    done = subprocess.run(
-        [sys.executable, "-m", "gpt.cli", *command],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "cp1252"},
-        capture_output=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout.strip()) == (0, b"\\u65e5.svg shows 2 tokens"), done.stderr
+    assert main(command) == 0
+    stdout.flush()
+    assert stdout.buffer.getvalue().strip() == b"\\u65e5.svg shows 2 tokens"
     assert (tmp_path / "日.svg").is_file()

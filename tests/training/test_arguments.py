@@ -1,12 +1,12 @@
 """What is done to the command line of `gpt fit` before LightningCLI parses it."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from processes import forked
 from tiny_runs import TINY, fit, result
 
 from gpt.cli import main
@@ -77,15 +77,13 @@ def test_validate_needs_a_checkpoint_and_takes_a_runs_folder(workplace, capsys):
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes")
 def test_a_reader_that_leaves_does_not_end_the_run(workplace):
     """`gpt fit 2>&1 | head -1`"""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gpt.cli", *TINY, *FEW, "--run", "r"],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    assert process.stdout.readline()
-    process.stdout.close()
-    assert process.wait(timeout=120) == 0
+    reading, writing = os.pipe()
+    with forked([*TINY, *FEW, "--run", "r"], streams={1: writing, 2: writing}) as process:
+        os.close(writing)
+        assert os.read(reading, 1)
+        os.close(reading)
+        process.join(120)
+        assert process.exitcode == 0
     assert read("runs/r/checkpoints/last.ckpt")["global_step"] == 2
 
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,13 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_runs import TINY
+from torch.distributed import run as torchrun
 
 from gpt.weights.checkpoint import read
 
 FORKS = Path(__file__).with_name("forks.py")
 PLAIN = [
     *TINY,
-    *("--model.config.dropout", "0", "--model.optimizer.name", "adamw", "--log_every", "1"),
+    *("--model.config.dropout", "0", "--log_every", "1"),
     *("--trainer.accumulate_grad_batches", "1", "--trainer.val_check_interval", "5"),
     *("--trainer.max_steps", "10", "--checkpoint_every", "5", "--keep_checkpoints", "9"),
 ]
@@ -99,7 +101,15 @@ def test_two_processes_do_what_one_does_and_go_on_with_each_others_runs(strategy
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_tokens_per_update_make_the_same_run_on_any_number_of_processes(strategy, launch):
     """One process accumulates three batches of 12 windows, each of two processes two of 9."""
-    options = [*PLAIN, "--data.tokens_per_update", str(36 * 16), "--data.batch_size", "12"]
+    options = [
+        *PLAIN,
+        "--model.optimizer.name",
+        "adamw",
+        "--data.tokens_per_update",
+        str(36 * 16),
+        "--data.batch_size",
+        "12",
+    ]
     one = ["--trainer.devices", "1", "--trainer.strategy", "auto"]
     two = ["--trainer.devices", "2", "--trainer.strategy", strategy]
     launch(*options, *one, "--run", "one", processes=1)
@@ -115,6 +125,21 @@ def test_tokens_per_update_make_the_same_run_on_any_number_of_processes(strategy
             torch.testing.assert_close(weights(run)[name], weight, rtol=0, atol=1e-4, msg=name)
 
 
+def test_bfloat16_weights_are_sharded_with_their_masters(launch):
+    """Their checkpoint is that of one process: it holds whole masters, and goes on there and back."""
+    options = ["--trainer.precision", "bf16-true", "--trainer.max_steps", "6", "--checkpoint_every", "2"]
+    fsdp2, one = ["--trainer.strategy", "fsdp2"], ["--trainer.strategy", "auto", "--trainer.devices", "1"]
+    launch(*TWO, *options, *fsdp2, "--run", "two")
+    launch(*ONE, *options, "--run", "one", processes=1)
+    launch(*ONE, *options, *one, "--resume", "runs/two/checkpoints/step-2.ckpt", processes=1)
+    launch(*TWO, *options, *fsdp2, "--resume", "runs/two/checkpoints/step-4.ckpt")
+    states = [read(f"runs/{run}/checkpoints/last.ckpt")["optimizer_states"][0] for run in ("one", "two")]
+    for one, two in zip(*(state["masters"] for state in states), strict=True):
+        assert one.dtype == two.dtype == torch.float32
+        torch.testing.assert_close(one, two, rtol=0, atol=2e-3)
+    assert losses("two") == pytest.approx(losses("one"), rel=1e-3)
+
+
 def test_a_signal_to_one_process_stops_both_and_they_resume_exactly(launch):
     options = [*TWO, "--model.config.dropout", "0.3", "--trainer.strategy", "ddp"]
     launch(*options, "--run", "whole")
@@ -124,6 +149,16 @@ def test_a_signal_to_one_process_stops_both_and_they_resume_exactly(launch):
     for name, weight in weights("whole").items():
         assert torch.equal(weights("cut")[name], weight)
     assert losses("cut") == losses("whole")
+
+
+def test_torchrun_takes_the_documented_line_and_other_options_of_gpt_fit():
+    text = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text(encoding="utf-8")
+    _, _, line = text.partition("\ntorchrun ")
+    words = shlex.split(line.partition("\nsrun")[0].replace("\\\n", " ") + " --run mine")
+    parsed = torchrun.parse_args(words)
+    assert (parsed.nnodes, parsed.nproc_per_node, parsed.training_script) == ("4", "8", "gpt.cli")
+    given = [word for word in parsed.training_script_args if word != "--"]
+    assert given == words[words.index("fit") :]
 
 
 def test_torchrun_starts_it(workplace):

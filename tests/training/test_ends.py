@@ -8,7 +8,8 @@ import pytest
 from tiny_runs import fit, result
 
 from gpt.cli import main
-from gpt.training import record
+from gpt.training import module
+from gpt.training.module import LanguageModel
 from gpt.weights.checkpoint import read
 
 ADAMW = ["--model.optimizer.name", "adamw", "--model.optimizer.warmup_steps", "0"]
@@ -52,18 +53,8 @@ def test_the_first_limit_is_planned_for_and_named(options, steps, reason, workpl
 @pytest.mark.parametrize(
     "more", [NO_STEPS, ["--trainer.max_steps", "1000"], [*NO_STEPS, "--trainer.max_epochs", "100"]]
 )
-def test_a_time_limit_decays_the_learning_rate_over_the_time(more, workplace, monkeypatch, capsys):
-    """With a clock that moves an eighth of a second for each update."""
-    from gpt.training.module import LanguageModel
-
-    clock = {"seconds": 0.0}
-
-    def clip(self, *arguments, original=LanguageModel.configure_gradient_clipping, **options):
-        clock["seconds"] += 0.125
-        return original(self, *arguments, **options)
-
-    monkeypatch.setattr(LanguageModel, "configure_gradient_clipping", clip)
-    monkeypatch.setattr(record.Meter, "elapsed", lambda self: clock["seconds"])
+def test_a_time_limit_decays_the_learning_rate_over_the_time(more, workplace, clock, capsys):
+    clock()
     limit = ["--trainer.max_time", "00:00:00:02", *more]
     linear = ["--model.optimizer.schedule", "linear", "--log_every", "1"]
     assert fit(*ADAMW, *linear, *limit, "--run", "r") == 0
@@ -75,6 +66,50 @@ def test_a_time_limit_decays_the_learning_rate_over_the_time(more, workplace, mo
     peak = rates[1] / (14 / 16)
     for step, rate in enumerate(rates[1:], start=2):  # before the first update nothing is known of the speed
         assert rate == pytest.approx(peak * (1 - step / 16))
+
+
+LINEAR = ["--model.optimizer.schedule", "linear", "--model.optimizer.lr", "0.01"]
+
+
+def test_the_time_of_compiling_does_not_count_as_speed(workplace, clock, monkeypatch, capsys):
+    """Of 8 seconds the first update takes 6.125: the 15 updates that fit into the rest are planned for."""
+    monkeypatch.setattr(module, "compile_blocks", lambda model: None)
+    used = clock(first=6.0)
+    limit = [*NO_STEPS, "--trainer.max_time", "00:00:00:08", "--model.compile", "true"]
+    assert fit(*ADAMW, *LINEAR, *limit, "--run", "r") == 0
+    assert "ended after step 16: max_time 0:00:08" in capsys.readouterr().err
+    assert used[:3] == [0.01] * 3  # until the second update has ended, nothing is known of the speed
+    assert used[3:] == pytest.approx([0.01 * (1 - step / 16) for step in range(3, 16)])
+
+
+def test_a_compiled_first_step_longer_than_the_limit_is_the_only_one(workplace, clock, monkeypatch, capsys):
+    monkeypatch.setattr(module, "compile_blocks", lambda model: None)
+    clock(first=6.0)
+    limit = [*NO_STEPS, "--trainer.max_time", "00:00:00:02", "--model.compile", "true"]
+    assert fit(*ADAMW, *limit, "--run", "r") == 0
+    assert "ended after step 1: max_time 0:00:02" in capsys.readouterr().err
+    assert rows("r")[-1]["val_loss"]
+
+
+def test_a_resumed_run_goes_on_with_the_learning_rate_of_its_time_limit(workplace, clock):
+    """Its first update too: 8 of 16 updates are made when half of the 2 seconds is over."""
+    used = clock()
+    limit = [*LINEAR, "--trainer.max_time", "00:00:00:02"]
+    assert fit(*ADAMW, *limit, "--trainer.max_steps", "8", "--run", "r") == 0
+    used.clear()
+    assert main(["fit", "--resume", "runs/r", *NO_STEPS]) == 0
+    assert used == pytest.approx([0.01 * (1 - step / 16) for step in range(8, 16)])
+
+
+@pytest.mark.parametrize(("limit", "compiled"), [("00:00:09:59", False), ("00:00:10:00", True)])
+def test_a_run_limited_to_minutes_is_not_compiled_unasked(limit, compiled, workplace, monkeypatch):
+    asked = []
+    monkeypatch.setattr(module, "compile_blocks", lambda model: asked.append(True))
+    monkeypatch.setattr(LanguageModel, "training_step", lambda *_: pytest.fail("far enough"))
+    options = [*NO_STEPS, "--trainer.max_time", limit, "--model.compile", "null"]
+    with pytest.raises(pytest.fail.Exception):
+        fit(*options, "--run", "r")
+    assert bool(asked) == compiled
 
 
 def test_a_run_without_an_end_is_refused(workplace, capsys):

@@ -2,14 +2,13 @@
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from processes import forked
 from tiny_runs import TINY, fit, result
 
 from gpt.cli import main
@@ -46,29 +45,21 @@ def test_the_lock_ends_with_the_run(workplace):
 
 @POSIX
 def test_two_runs_of_a_name_started_together_get_two_folders(workplace):
-    """Both wait for a file once they have imported everything, and then start."""
-    program = (
-        "import pathlib, sys, time, gpt.training.fit, gpt.cli\n"
-        "pathlib.Path(f'ready-{sys.argv[1]}').touch()\n"
+    """Both wait for a file once they have begun, and then start."""
+    wait = (
+        "import pathlib, time\n"
+        "pathlib.Path('ready-{}').touch()\n"
         "while not pathlib.Path('go').exists(): time.sleep(0.001)\n"
-        "sys.exit(gpt.cli.main(sys.argv[2:]))"
     )
     arguments = [*TINY, "--trainer.max_steps", "3", "--run", "twin", "--model.optimizer.name", "adamw"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, str(number), *arguments],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for number in range(2)
-    ]
-    deadline = time.monotonic() + 120
-    while len(list(Path().glob("ready-*"))) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    Path("go").touch()
-    assert [process.wait(timeout=120) for process in both] == [0, 0]
+    with forked(arguments, code=wait.format(0)) as one, forked(arguments, code=wait.format(1)) as other:
+        deadline = time.monotonic() + 120
+        while len(list(Path().glob("ready-*"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        Path("go").touch()
+        for process in (one, other):
+            process.join(120)
+        assert [one.exitcode, other.exitcode] == [0, 0]
     assert sorted(os.listdir("runs")) == ["twin", "twin-2"]
     assert result(Path("runs/twin"))[:2] == result(Path("runs/twin-2"))[:2]
 
@@ -78,18 +69,17 @@ def test_a_killed_process_leaves_no_lock(workplace):
     """A fork that holds the lock, as a data worker does, dies a second after its parent."""
     assert fit("--run", "mine", "--trainer.max_steps", "2") == 0
     program = (
-        "import os, sys, time; sys.path.insert(0, sys.argv[1])\n"
-        "from pathlib import Path; from gpt.training.folder import _locked\n"
+        "import os, time; from pathlib import Path; from gpt.training.folder import _locked\n"
         "lock = _locked(Path('runs/mine'))\n"
         "if os.fork() == 0: time.sleep(1.0); os._exit(0)\n"
         "print('held', flush=True); time.sleep(60)"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program, str(Path(__file__).parents[2])], stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout.readline() == b"held\n"
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    reading, writing = os.pipe()
+    with open(reading, "rb") as out, forked(code=program, streams={1: writing}) as process:
+        os.close(writing)
+        assert out.readline() == b"held\n"
+        process.kill()
+        process.join()
         assert main(["fit", "--resume", "runs/mine", "--trainer.max_steps", "3"]) == 0
     assert read("runs/mine/checkpoints/last.ckpt")["global_step"] == 3
 

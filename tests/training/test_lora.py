@@ -43,6 +43,26 @@ def weights(tmp_path, monkeypatch):
     return model
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with the weights, a text, and a run of adapters on them."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
+    torch.manual_seed(1)
+    GPT(SHAPE).save_pretrained(folder / "weights")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        fit(*LORA, "--run", "a")
+    return folder
+
+
+@pytest.fixture
+def run_a(trained, tmp_path, monkeypatch):
+    """A copy of it to work in."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+
+
 def fit(*options):
     assert main([*FAST, *options]) == 0
 
@@ -78,8 +98,7 @@ def test_a_rank_above_the_width(weights):
     assert main(["validate", "--ckpt_path", "runs/a"]) == 0
 
 
-def test_the_files_are_small(weights):
-    fit(*LORA, "--run", "a")
+def test_the_files_are_small(run_a):
     fit("--model.init_from", "weights", "--run", "whole")
     small, whole = (sum(t.nbytes for t in saved(run)["state_dict"].values()) for run in ("a", "whole"))
     assert small < whole / 4
@@ -97,9 +116,8 @@ def test_a_resumed_run_equals_one_that_was_not_interrupted(weights):
     assert result(Path("runs/cut")) == result(Path("runs/straight"))
 
 
-def test_the_merged_model_is_the_one_that_was_trained(weights):
+def test_the_merged_model_is_the_one_that_was_trained(run_a):
     """Validation of the run, with peft's layers, and evaluation of the merged weights agree."""
-    fit(*LORA, "--run", "a")
     part, state = saved("a")["adapters"], saved("a")["state_dict"]
     model = GPT.from_pretrained("runs/a/base")
     add_adapters(model, LoRAConfig(rank=4))
@@ -123,8 +141,7 @@ def test_the_merged_model_is_the_one_that_was_trained(weights):
     ],
     ids=lambda command: command[0],
 )
-def test_every_command_reads_adapters(weights, command, capsys):
-    fit(*LORA, "--run", "a")
+def test_every_command_reads_adapters(run_a, command, capsys):
     assert main([*command]) == 0
     if command[0] == "export":
         expected, exported = read_weights(find("runs/a")), read_weights("exported")
@@ -132,8 +149,7 @@ def test_every_command_reads_adapters(weights, command, capsys):
             assert torch.equal(tensor, exported.weights[name])
 
 
-def test_the_options_are_those_of_the_run(weights):
-    fit(*LORA, "--run", "a")
+def test_the_options_are_those_of_the_run(run_a):
     with open("runs/a/config.yaml", encoding="utf-8") as file:
         model = yaml.safe_load(file)["model"]
     assert model["lora"] == {"rank": 4, "alpha": 16.0, "dropout": 0.1} and model["init_from"] == "weights"
@@ -173,8 +189,7 @@ def test_options_that_do_not_fit(weights, options, message, capsys):
     ],
     ids=str,
 )
-def test_a_damaged_description_of_the_adapters(weights, part, capsys):
-    fit(*LORA, "--run", "a")
+def test_a_damaged_description_of_the_adapters(run_a, part, capsys):
     state = saved("a")
     if isinstance(part, dict) and part.get("base", "") is None:
         part["base"] = state["adapters"]["base"]  # only the rank is wrong
@@ -193,14 +208,12 @@ def test_sharding_is_refused(weights, monkeypatch):
         module.configure_model()
 
 
-def test_a_checkpoint_of_another_rank(weights, capsys):
-    fit(*LORA, "--run", "a")
+def test_a_checkpoint_of_another_rank(run_a, capsys):
     assert main(["fit", "--resume", "runs/a", "--model.lora.rank", "8", "--trainer.max_steps", "14"]) == 2
     assert "has adapters of rank 4: give --model.lora.rank 4" in capsys.readouterr().err
 
 
-def test_a_checkpoint_without_its_base(weights, capsys, tmp_path):
-    fit(*LORA, "--run", "a")
+def test_a_checkpoint_without_its_base(run_a, capsys, tmp_path):
     shutil.copy("runs/a/checkpoints/last.ckpt", tmp_path / "alone.ckpt")
     assert main(["generate", "--checkpoint", "alone.ckpt", "--prompt", "a"]) == 2
     assert "holds adapters alone, and the weights that they change are missing" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""An update on a GPU waits for the device only where the guard reads its one number.
+"""An update on a GPU waits for the device, and for other processes, only where the guard reads its flags.
 
 The update runs on meta tensors, which have no values: whatever would read one, as `.item()` does, raises.
 They claim to be on a GPU, so that the code takes its branches for one. (FakeTensorMode cannot do this on a
@@ -9,14 +9,17 @@ import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import lightning.pytorch as pl
 import pytest
 import torch
 
 from gpt import GPTConfig
 from gpt.training import guard
+from gpt.training.lightning_private import skip_sigterm_broadcast
 from gpt.training.module import LanguageModel
 from gpt.training.optimizers import OptimizerConfig
 from gpt.training.record import Meter
+from gpt.training.signals import StopRequest
 
 CONFIG = GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=2, num_layers=2, dropout=0.1)
 
@@ -24,13 +27,13 @@ CONFIG = GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=2, n
 class Trainer(SimpleNamespace):
     """What the module and the meter ask the Trainer during an update."""
 
-    def __init__(self):
+    def __init__(self, world_size):
         super().__init__(
             accumulate_grad_batches=2,
             num_training_batches=100,
             max_steps=100,
             max_epochs=-1,
-            world_size=1,
+            world_size=world_size,
             global_step=0,
             precision_plugin=SimpleNamespace(scaler=None),
             strategy=SimpleNamespace(reduce=lambda tensor, reduce_op: tensor),
@@ -39,10 +42,10 @@ class Trainer(SimpleNamespace):
 
 @pytest.fixture
 def reads(monkeypatch) -> list[torch.Tensor]:
-    """The numbers that the guard reads."""
-    read = []
-    monkeypatch.setattr(guard, "is_finite", lambda total: read.append(total) is None)
-    return read
+    """What the guard reads: each time whether something is not finite, and a signal."""
+    seen = []
+    monkeypatch.setattr(guard, "read", lambda flags: seen.append(flags) or [0, 0])
+    return seen
 
 
 def pretend_gpu(patch: pytest.MonkeyPatch, precision: torch.dtype) -> None:
@@ -57,17 +60,19 @@ def pretend_gpu(patch: pytest.MonkeyPatch, precision: torch.dtype) -> None:
     )
 
 
-def update(kind: type[LanguageModel], precision: torch.dtype, optimizer: str = "muon", **options) -> None:
+def update(
+    kind: type[LanguageModel], precision: torch.dtype, optimizer: str = "muon", processes: int = 1, **options
+) -> None:
     """Two updates of two batches each, as Lightning runs them."""
     with torch.device("meta"):
         module = kind(CONFIG, OptimizerConfig(name=optimizer), loss_chunk=24, **options)
     with pytest.MonkeyPatch.context() as patch:
         pretend_gpu(patch, precision)
-        run_updates(module)
+        run_updates(module, processes)
 
 
-def run_updates(module: LanguageModel) -> None:
-    trainer, meter = Trainer(), Meter(every=10)
+def run_updates(module: LanguageModel, processes: int) -> None:
+    trainer, meter, stop = Trainer(processes), Meter(every=10), StopRequest()
     module._trainer, module.logs_itself = trainer, False
     configured = module.configure_optimizers()
     optimizer, scheduler = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
@@ -82,15 +87,29 @@ def run_updates(module: LanguageModel) -> None:
             optimizer.zero_grad()
             scheduler.step()
             trainer.global_step += 1
+            assert stop.agreed(trainer, module) == 0
         meter.on_train_batch_end(trainer, module, None, batch, index)
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-@pytest.mark.parametrize("options", [{}, {"checkpoint_activations": True}])
-def test_an_update_reads_one_number_from_the_device(precision, optimizer, options, reads):
+@pytest.mark.parametrize("options", [{}, {"checkpoint_activations": True}, {"processes": 2}])
+def test_an_update_reads_once_from_the_device(precision, optimizer, options, reads):
     update(LanguageModel, precision, optimizer, **options)
-    assert len(reads) == 2
+    assert [tuple(flags.shape) for flags in reads] == [(2,), (2,)]
+
+
+def test_lightnings_broadcast_before_each_batch_is_left_out(monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda *args, **options: calls.append(args))
+    trainer = pl.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
+    )
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor()  # it is the name that Lightning calls
+    assert len(calls) == 1
+    skip_sigterm_broadcast(trainer)
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor()
+    assert len(calls) == 1
 
 
 def test_reading_a_loss_is_noticed(reads):
@@ -100,11 +119,11 @@ def test_reading_a_loss_is_noticed(reads):
             found.item()
             return found
 
-    with pytest.raises(RuntimeError, match="meta tensors"):
+    with pytest.raises(RuntimeError, match="meta tensor"):
         update(Reading, torch.bfloat16)
 
 
 def test_the_guard_itself_is_noticed_too(monkeypatch, reads):
-    monkeypatch.setattr(guard, "is_finite", lambda total: bool(torch.isfinite(total)))
-    with pytest.raises(RuntimeError, match="meta tensors"):
+    monkeypatch.setattr(guard, "read", lambda flags: flags.tolist())
+    with pytest.raises(RuntimeError, match="meta tensor"):
         update(LanguageModel, torch.bfloat16)

@@ -17,35 +17,44 @@ RECIPE = [
 
 
 @pytest.mark.parametrize(
-    ("max_steps", "tokens_per_update", "batch_size", "tokens", "validated"),
+    ("limits", "updates", "tokens_per_update", "batch_size", "tokens", "validated"),
     [
-        (4, None, 10, 4 * 10 * 16, [2, 4]),  # without tokens_per_update, a batch is an update
-        (4, 320, 20, 1280, [2, 4]),  # 20 windows of 16 tokens in one batch
-        (4, 320, 5, 1280, [2, 4]),  # in 4 batches
-        (
-            5,
-            320,
-            3,
-            1600,
-            [2, 4, 5],
-        ),  # in 10 batches of 2: the largest that divides 20; the last is validated
-        (6, 16, 8, 96, [2, 4, 6]),  # one window
+        # Without tokens_per_update, a batch is an update.
+        ({"max_steps": 4}, 4, None, 10, 4 * 10 * 16, [2, 4]),
+        # 20 windows of 16 tokens in one batch, in 4, and in 10 of 2, the largest that divides 20.
+        ({"max_steps": 4}, 4, 320, 20, 1280, [2, 4]),
+        ({"max_steps": 4}, 4, 320, 5, 1280, [2, 4]),
+        ({"max_steps": 5}, 5, 320, 3, 1600, [2, 4, 5]),  # the last is validated
+        # One window.
+        ({"max_steps": 6}, 6, 16, 8, 96, [2, 4, 6]),
+        # 12 batches of 5 windows, 4 in an update, are an epoch of 3 updates.
+        ({"max_epochs": 1, "limit_train_batches": 12}, 3, 320, 5, 960, [2, 3]),
+        ({"max_epochs": 2, "limit_train_batches": 12}, 6, 320, 5, 1920, [2, 4, 6]),
+        ({"max_steps": 5, "max_epochs": 2, "limit_train_batches": 12}, 5, 320, 5, 1600, [2, 4, 5]),
+        # An update takes an eighth of a second.
+        ({"max_time": "00:00:00:01"}, 8, 320, 5, 2560, [2, 4, 6, 8]),
+        ({"max_time": "00:00:00:01", "max_steps": 9}, 8, 320, 5, 2560, [2, 4, 6, 8]),
+        ({"max_time": "00:00:00:01", "max_steps": 6}, 6, 320, 5, 1920, [2, 4, 6]),
     ],
 )
 def test_a_run_is_as_long_as_its_options_say(
-    max_steps, tokens_per_update, batch_size, tokens, validated, workplace
+    limits, updates, tokens_per_update, batch_size, tokens, validated, workplace, clock
 ):
-    options = ["--trainer.max_steps", str(max_steps), "--data.batch_size", str(batch_size), "--run", "r"]
+    """On two processes: `test_tokens_per_update_make_the_same_run_on_any_number_of_processes`."""
+    clock()
+    options = ["--data.batch_size", str(batch_size), "--run", "r"]
+    for name, value in ({"max_steps": -1} | limits).items():
+        options += [f"--trainer.{name}", str(value)]
     if tokens_per_update:
         options += ["--data.tokens_per_update", str(tokens_per_update)]
     assert main([*TINY, *RECIPE, *options]) == 0
     with open("runs/r/metrics.csv", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     trained = [row for row in rows if row["train_loss"]]
-    assert [int(row["step"]) for row in trained] == list(range(1, max_steps + 1))
+    assert [int(row["step"]) for row in trained] == list(range(1, updates + 1))
     assert int(float(trained[-1]["tokens"])) == tokens
     assert [int(row["step"]) for row in rows if row["val_loss"]] == validated
     rates = [float(row["learning_rate"]) for row in trained]
     assert rates[1] == pytest.approx(0.01)
-    assert rates[-2] == pytest.approx(0.01 / (max_steps - 2))
+    assert rates[-2] == pytest.approx(0.01 / (updates - 2))
     assert rates[-1] == pytest.approx(0.0, abs=1e-12)

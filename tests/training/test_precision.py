@@ -26,13 +26,13 @@ def text(seed, count=64):
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def train(seed, bfloat16, steps=120, **options):
+def train(seed, bfloat16, steps=40, **options):
     torch.manual_seed(seed)
     module = LanguageModel(CONFIG, OptimizerConfig(), **options)
     if bfloat16:
         module.bfloat16()
     optimizer = build_optimizer(module.model, module.optimizer_config)
-    batch = text(0)
+    batch = text(0, count=16)
     for _ in range(steps):
         loss = module.loss(batch)
         optimizer.zero_grad()
@@ -42,11 +42,11 @@ def train(seed, bfloat16, steps=120, **options):
 
 
 def test_bfloat16_weights_with_masters_learn_as_float32_does():
-    """Final losses within what another seed changes, three seeds each."""
+    """Final losses within what another seed changes, three seeds each; without masters they are not."""
     exact = torch.tensor([train(seed, bfloat16=False)[0] for seed in range(3)])
     rounded = torch.tensor([train(seed, bfloat16=True)[0] for seed in range(3)])
-    assert exact.mean() < 1.0  # it has learned: the best possible is ln 2 and a share of the first token
-    noise = exact.max() - exact.min() + 0.02
+    assert exact.mean() < 1.0  # it has learned: an untrained model has ln 64
+    noise = exact.max() - exact.min()
     assert (exact.mean() - rounded.mean()).abs() < noise
 
 

@@ -5,7 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from lightning.pytorch import Trainer
+from tiny_runs import fit
 
 from gpt.cli import main
 from gpt.errors import InputError
@@ -63,6 +65,9 @@ def test_a_refused_option_names_what_to_use(name):
         {"limit_val_batches": 0.5},
         {"val_check_interval": 0},
         {"val_check_interval": 0.5},
+        {"val_check_interval": 1.0},
+        {"val_check_interval": 1000.0},
+        {"deterministic": "warn"},
         {"val_check_interval": "00:00:10:00"},
         {"precision": "16-true"},
         *(
@@ -77,6 +82,18 @@ def test_a_refused_option_names_what_to_use(name):
 def test_values_that_would_do_something_else_are_refused(options):
     with pytest.raises(InputError, match=r"give |positive"):
         check_trainer_options(options)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda", "mps", "banana"])
+def test_a_device_that_is_not_there_is_refused_in_one_line_with_one_that_is(device, workplace, capsys):
+    if torch.accelerator.is_available():
+        pytest.skip("there is a GPU")
+    assert fit("--trainer.accelerator", device) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert device in err.lower()
+    assert "cpu" in err
+    assert not Path("runs").exists()
 
 
 def test_a_refusal_comes_before_anything_is_read_or_written(tmp_path, monkeypatch, capsys):

@@ -12,8 +12,7 @@ from gpt import GPT, GPTConfig
 from gpt.cli import main
 from gpt.errors import InputError
 from gpt.weights.commands import write_export
-from gpt.weights.hub import locate
-from gpt.weights.read import crop, read_weights
+from gpt.weights.read import crop, locate, read_weights
 
 FORMATS = ("hf", "nanogpt", "book")
 

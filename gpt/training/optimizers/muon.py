@@ -7,12 +7,14 @@ from torch import Tensor
 from torch.optim import Muon
 
 from gpt.training.optimizers.combined import Closure, closure_loss
+from gpt.training.optimizers.shares import by_shape, local, transform_shared
 
 
 class StackedMuon(Muon):
     """`torch.optim.Muon` that orthogonalises all matrices of one shape in one batched product.
 
-    The update is the same up to rounding and takes far fewer calls, which dominate a small model's step.
+    The update is the same up to rounding and takes far fewer calls, which dominate a small model's step. Each
+    of several processes orthogonalises a share of the matrices, sharded ones (FSDP2) too.
     """
 
     @torch.no_grad()
@@ -20,25 +22,33 @@ class StackedMuon(Muon):
         """Update every matrix that has a gradient; `closure`, if given, is called first for the loss."""
         loss = closure_loss(closure)
         for group in self.param_groups:
-            updated = [parameter for parameter in group["params"] if parameter.grad is not None]
-            for shape in dict.fromkeys(parameter.shape for parameter in updated):
-                self._update([parameter for parameter in updated if parameter.shape == shape], group)
+            if updated := [parameter for parameter in group["params"] if parameter.grad is not None]:
+                self._update(updated, group)
         return loss
 
     def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        gradients: Any = [parameter.grad for parameter in parameters]
+        def orthogonal(stack: Tensor) -> Tensor:
+            return orthogonalise(stack, group["ns_coefficients"], group["ns_steps"], group["eps"])
+
+        updates = transform_shared(parameters, self._momenta(parameters, group), orthogonal)
+        weights = [local(parameter) for parameter in parameters]
+        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        for same in by_shape(parameters):
+            scale = 0.2 * max(parameters[same[0]].shape) ** 0.5  # gives AdamW's size (Liu et al. 2025)
+            changed, by = [weights[number] for number in same], [updates[number] for number in same]
+            torch._foreach_add_(changed, by, alpha=-group["lr"] * scale)
+
+    def _momenta(self, parameters: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+        """Add the gradients to the momenta; of sharded matrices, this process's rows."""
+        gradients: Any = [local(parameter.grad) for parameter in parameters]
         for parameter in parameters:
             if not self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        momenta = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+        momenta = [local(self.state[parameter]["momentum_buffer"]) for parameter in parameters]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         if group["nesterov"]:
-            momenta = list(torch._foreach_lerp(gradients, momenta, group["momentum"]))
-        stack = torch.stack(momenta)  # (N, R, C)
-        updates = orthogonalise(stack, group["ns_coefficients"], group["ns_steps"], group["eps"])
-        scale = 0.2 * max(stack.shape[1:]) ** 0.5  # gives an update the size of AdamW's (Liu et al. 2025)
-        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(parameters, list(updates.to(parameters[0].dtype)), alpha=-group["lr"] * scale)
+            return list(torch._foreach_lerp(gradients, momenta, group["momentum"]))
+        return momenta
 
 
 def orthogonalise(matrices: Tensor, coefficients: tuple[float, ...], steps: int, eps: float) -> Tensor:

@@ -78,13 +78,6 @@ def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
     state |= {f"trf_blocks.{block}.att.mask": mask for block in range(config.num_layers)}
     with atomic_write(folder / "model.pth", "wb") as file:
         torch.save(state, file)
-    settings = {
-        "vocab_size": config.vocab_size,
-        "context_length": config.context_length,
-        "emb_dim": config.emb_dim,
-        "n_heads": config.num_heads,
-        "n_layers": config.num_layers,
-        "drop_rate": config.dropout,
-        "qkv_bias": config.qkv_bias,
-    }
-    write_json(folder / "config.json", settings)
+    same = {name: getattr(config, name) for name in ("vocab_size", "context_length", "emb_dim", "qkv_bias")}
+    other = {"n_heads": config.num_heads, "n_layers": config.num_layers, "drop_rate": config.dropout}
+    write_json(folder / "config.json", {**same, **other})

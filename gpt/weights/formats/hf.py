@@ -30,7 +30,7 @@ ROWS = [
     Row("transformer.ln_f", ("final_norm",)),
     Row("lm_head", ("head",)),
 ]
-_SIZES = {
+SIZES = {
     "vocab_size": "vocab_size",
     "n_positions": "context_length",
     "n_embd": "emb_dim",
@@ -63,7 +63,7 @@ def read_config(values: dict[str, Any]) -> GPTConfig:
         known = ", ".join(_EXACT_GELU)
         raise InputError(f"activation_function is {activation!r} in config.json, expected one of {known}")
     return GPTConfig(  # of the sizes both have GPT-2 small's as defaults
-        **{ours: values[theirs] for theirs, ours in _SIZES.items() if theirs in values},
+        **{ours: values[theirs] for theirs, ours in SIZES.items() if theirs in values},
         dropout=values.get("resid_pdrop", 0.1),
         tie_embeddings=values.get("tie_word_embeddings", True),
         exact_gelu=_EXACT_GELU[activation],
@@ -87,7 +87,7 @@ def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
     settings = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
-        **{theirs: getattr(config, ours) for theirs, ours in _SIZES.items()},
+        **{theirs: getattr(config, ours) for theirs, ours in SIZES.items()},
         "n_ctx": config.context_length,
         "n_inner": None,
         "activation_function": "gelu" if config.exact_gelu else "gelu_new",

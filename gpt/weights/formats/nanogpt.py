@@ -17,13 +17,7 @@ from gpt.weights.formats.table import Weights, from_gpt, to_gpt
 from gpt.weights.tensors import strip_prefixes
 
 ROWS = [replace(row, transposed=False) for row in hf.ROWS]
-_SIZES = {
-    "n_layer": "num_layers",
-    "n_head": "num_heads",
-    "n_embd": "emb_dim",
-    "block_size": "context_length",
-    "vocab_size": "vocab_size",
-}
+_SIZES = {"block_size" if name == "n_positions" else name: ours for name, ours in hf.SIZES.items()}
 _SKIPPED = r"transformer\.h\.\d+\.attn\.bias|lm_head\.weight"  # masks, and the head, which is always tied
 _GELU = "gelu"  # a setting that nanoGPT does not know: an export records its GELU for the way back
 

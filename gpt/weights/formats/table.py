@@ -5,7 +5,7 @@ are one matrix. The same rows serve import and export.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -103,7 +103,6 @@ def _tensors(config: GPTConfig, rows: Iterable[Row]) -> Iterator[tuple[str, list
             first, *others = expected[f"{row.ours[0]}.{suffix}"]
             transposed = row.transposed and suffix == "weight"
             shape = (len(row.ours) * first, *others)[:: -1 if transposed else 1]
-            blocks: Sequence[int] = range(config.num_layers) if "{}" in row.theirs else [0]
-            for block in blocks:
+            for block in range(config.num_layers if "{}" in row.theirs else 1):
                 names = [f"{ours.format(block)}.{suffix}" for ours in row.ours]
                 yield f"{row.theirs.format(block)}.{theirs}", names, shape, transposed

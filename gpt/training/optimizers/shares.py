@@ -1,0 +1,122 @@
+"""Muon's matrices shared out over the processes: each orthogonalises some, and they exchange the updates.
+
+All that is exchanged is rounded to bfloat16, as the orthogonalisation itself rounds its input and output.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+Transform = Callable[[Tensor], Tensor]  # matrices of one shape (N, R, C) to as many of this shape
+
+
+def local(tensor: Any) -> Any:
+    """This process's part of a sharded tensor; any other as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def divide(shapes: Sequence[tuple[int, ...]], processes: int) -> list[list[int]]:
+    """The numbers of each process's matrices, so that all have about the same work.
+
+    The costliest comes first and goes to the process with the least so far (Graham 1969, "Bounds on
+    multiprocessing timing anomalies"). The cost of R x C: products of r x c, c x r and r x r with r <= c.
+    """
+    costs = [min(shape) ** 2 * (2 * max(shape) + min(shape)) for shape in shapes]
+    shares: list[list[int]] = [[] for _ in range(processes)]
+    work = [0] * processes
+    for number in sorted(range(len(shapes)), key=lambda number: -costs[number]):
+        least = work.index(min(work))
+        shares[least].append(number)
+        work[least] += costs[number]
+    return [sorted(share) for share in shares]
+
+
+def transform_shared(weights: list[Tensor], matrices: list[Tensor], transform: Transform) -> list[Tensor]:
+    """`transform(matrices)`, of which each process computes its share; call it on all processes.
+
+    Args:
+        weights: what the matrices belong to. Where these are sharded by rows (FSDP2), each of `matrices` and
+            of the results is this process's rows, maybe none; else every process has them whole.
+        transform: what is computed, see `Transform`.
+    """
+    shapes, first = [weight.shape for weight in weights], weights[0]
+    if isinstance(first, DTensor):
+        group = first.device_mesh.get_group()
+        return _exchange(matrices, transform, divide(shapes, group.size()), shapes, group)
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        return _gather(matrices, transform, divide(shapes, dist.get_world_size()))
+    return _transform(matrices, transform)
+
+
+def by_shape(matrices: list[Tensor]) -> list[list[int]]:
+    """The numbers of the matrices of each shape."""
+    shapes = [matrix.shape for matrix in matrices]
+    return [[n for n, shape in enumerate(shapes) if shape == one] for one in dict.fromkeys(shapes)]
+
+
+def _transform(matrices: list[Tensor], transform: Transform) -> list[Tensor]:
+    found: dict[int, Tensor] = {}
+    for same in by_shape(matrices):
+        stack = torch.stack([matrices[number] for number in same])
+        found.update(zip(same, transform(stack).to(stack.dtype), strict=True))
+    return [found[number] for number in range(len(matrices))]
+
+
+def _gather(matrices: list[Tensor], transform: Transform, shares: list[list[int]]) -> list[Tensor]:
+    """Compute this process's share of whole matrices and get the others'."""
+    own = _transform([matrices[number] for number in shares[dist.get_rank()]], transform)
+    sizes = [[matrices[number].numel() for number in share] for share in shares]
+    longest = max(map(sum, sizes))  # a collective takes as much from each process
+    flat = _flat(own, matrices[0])
+    flat = torch.nn.functional.pad(flat, (0, longest - len(flat)))
+    gathered = list(flat.new_empty(len(shares), longest))
+    dist.all_gather(gathered, flat)
+    found: dict[int, Tensor] = {}
+    for row, share, size in zip(gathered, shares, sizes, strict=True):
+        found.update(zip(share, torch.split(row[: sum(size)].to(matrices[0].dtype), size), strict=True))
+    return [found[number].view_as(matrix) for number, matrix in enumerate(matrices)]
+
+
+def _exchange(
+    parts: list[Tensor],
+    transform: Transform,
+    shares: list[list[int]],
+    shapes: list[torch.Size],
+    group: dist.ProcessGroup,
+) -> list[Tensor]:
+    """Send each matrix's rows to its process, and the rows of its result back."""
+    mine, processes = [(number, shapes[number]) for number in shares[group.rank()]], range(len(shares))
+    heights = [_heights(shape[0], len(shares)) for _, shape in mine]
+    received = [
+        [rows[p] * shape[1] for rows, (_, shape) in zip(heights, mine, strict=True)] for p in processes
+    ]
+    order = [number for share in shares for number in share]
+    sent = [[parts[number].numel() for number in share] for share in shares]
+
+    def swap(tensors: list[Tensor], sent: list[list[int]], received: list[list[int]]) -> tuple[Tensor, ...]:
+        """Send each process the tensors of these sizes; get as many as it sends."""
+        flat = _flat(tensors, parts[0])
+        into = flat.new_empty(sum(map(sum, received)))
+        dist.all_to_all_single(into, flat, list(map(sum, received)), list(map(sum, sent)), group=group)
+        return torch.split(into.to(parts[0].dtype), [size for sizes in received for size in sizes])
+
+    pieces = swap([parts[number] for number in order], sent, received)
+    whole = [torch.cat(pieces[at :: len(mine)]).view(shape) for at, (_, shape) in enumerate(mine)]
+    results = list(map(torch.split, _transform(whole, transform), heights))  # each of P pieces
+    back = [result[process] for process in processes for result in results]
+    found = dict(zip(order, swap(back, received, sent), strict=True))
+    return [found[number].view_as(part) for number, part in enumerate(parts)]
+
+
+def _heights(rows: int, processes: int) -> list[int]:
+    """Rows of each process: FSDP2 divides them as torch.chunk does, so the last may have fewer or none."""
+    most = -(-rows // processes)
+    return [max(0, min(most, rows - process * most)) for process in range(processes)]
+
+
+def _flat(tensors: Sequence[Tensor], like: Tensor) -> Tensor:
+    return torch.cat([like.new_empty(0), *(tensor.flatten() for tensor in tensors)]).bfloat16()

@@ -1,0 +1,225 @@
+"""Do two processes train as one does? `python scripts/two_processes.py`, about forty minutes on two cores.
+
+Two gloo processes on the CPU and one process make the same updates from the same micro-batches: the two have
+half of them each. The first update's gradients are then equal but for the order of float32 sums. Every case
+compares the losses step by step and the last weights, and some continue the run of two processes on one, and
+that one on two again. A case that is in the folder's `processes.jsonl` is not repeated. Exit status 1: a
+difference was above its bound, or a command failed. Needs POSIX.
+"""
+
+import argparse
+import csv
+import itertools
+import json
+import shutil
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from faults.forked import run
+
+import gpt.training.fit  # noqa: F401 - so that a fork has imported it
+from gpt.weights.checkpoint import read
+
+BOUND = 1e-5  # of losses, relative to them, and of weights, absolute
+# Once weights differ in a last bit, autocast rounds some of them to another bfloat16: gradients change by a
+# thousandth. Where a gradient is near zero that is most of it, and AdamW and Muon make all updates as large.
+BOUND_OF_BF16 = 4e-4
+# Muon orthogonalises in bfloat16: another last bit of a gradient can round an update's element to another of
+# its 8 bits. Such a difference grows with the learning rate, and is seven times the bound at the default one.
+RATES = {"adamw": "5e-3", "muon": "5e-4"}
+WINDOWS, CONTEXT = 9, 16
+TEXT = "The quick brown fox jumps over the lazy dog.\n" * 300
+OPTIONS = [
+    *("fit", "--data.corpus", "text.txt", "--trainer.logger", "false", "--trainer.accelerator", "cpu"),
+    *("--model.config.vocab_size", "300", "--model.config.context_length", str(CONTEXT)),
+    *("--model.config.emb_dim", "32", "--model.config.num_heads", "2", "--model.config.num_layers", "2"),
+    *("--data.batch_size", str(WINDOWS), "--trainer.val_check_interval", "3", "--trainer.max_steps", "8"),
+    *(
+        "--model.config.dropout",
+        "0",
+        "--checkpoint_every",
+        "3",
+        "--keep_checkpoints",
+        "9",
+        "--log_every",
+        "1",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One row of the table."""
+
+    strategy: str
+    optimizer: str
+    accumulation: int
+    precision: str
+    compiled: bool
+    recomputed: bool  # activation checkpointing
+    change: bool = False  # from two processes to one to two
+
+    def options(self) -> list[str]:
+        """Those of the run, on any number of processes."""
+        return [
+            *OPTIONS,
+            *("--model.optimizer.name", self.optimizer, "--model.optimizer.lr", RATES[self.optimizer]),
+            *("--trainer.precision", self.precision),
+            *("--data.tokens_per_update", str(2 * WINDOWS * self.accumulation * CONTEXT)),
+            *("--model.compile", str(self.compiled).lower()),
+            *("--model.checkpoint_activations", str(self.recomputed).lower()),
+            # Compiled code for validation, which no row needs, would take as long again.
+            *(("--trainer.limit_val_batches", "0") if self.compiled else ()),
+        ]
+
+    def passes(self, result: "Result") -> bool:
+        """Whether the differences are within their bounds; not a number never is."""
+        rounded = self.precision == "bf16-mixed" and (self.accumulation > 1 or self.strategy == "fsdp2")
+        return result.losses <= BOUND and result.weights <= (BOUND_OF_BF16 if rounded else BOUND)
+
+    def reference(self) -> str:
+        """The folder of the run on one process, which several cases share."""
+        parts = self.optimizer, self.accumulation, self.precision, self.compiled, self.recomputed
+        return "-".join(map(str, ("one", *parts)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """The largest differences from one process, or what went wrong."""
+
+    losses: float
+    weights: float
+    error: str = ""
+
+
+def cases() -> list[Case]:
+    """Two against one, all combinations, and then the changes."""
+    all_of = itertools.product(
+        *(
+            ("ddp", "fsdp2"),
+            ("adamw", "muon"),
+            (1, 4),
+            ("32-true", "bf16-mixed"),
+            (False, True),
+            (False, True),
+        )
+    )
+    names = "strategy", "optimizer", "accumulation", "precision", "compiled", "recomputed"
+    plain: list[Any] = [Case(**dict(zip(names, values, strict=True))) for values in all_of]
+    first = sorted(plain, key=lambda case: case.compiled)
+    chosen = [case for case in plain if case.accumulation == 4 and not (case.compiled or case.recomputed)]
+    return [*first, *(Case(**{**asdict(case), "change": True}) for case in chosen)]
+
+
+def _short(strategy: str, optimizer: str, accumulation: int, precision: str, recomputed: bool) -> Case:
+    return Case(
+        strategy=strategy,
+        optimizer=optimizer,
+        accumulation=accumulation,
+        precision=precision,
+        compiled=False,
+        recomputed=recomputed,
+    )
+
+
+SHORT = [
+    _short("ddp", "adamw", 4, "32-true", recomputed=True),
+    _short("ddp", "muon", 1, "bf16-mixed", recomputed=True),
+    _short("fsdp2", "adamw", 1, "bf16-mixed", recomputed=False),
+    _short("fsdp2", "muon", 4, "32-true", recomputed=False),
+]
+
+
+def measure(case: Case, folder: Path) -> Result:
+    """Run the case; the reference too, if it is not there yet."""
+    one = folder / "runs" / case.reference()
+    try:
+        if not (one / "summary.json").is_file():
+            shutil.rmtree(one, ignore_errors=True)
+            train(folder, [*case.options(), "--run", one.name], "auto", 1)
+        name = folder / "runs" / "two"
+        shutil.rmtree(name, ignore_errors=True)
+        train(folder, [*case.options(), "--run", "two"], case.strategy, 2)
+        for step, processes in ((3, 1), (6, 2)) if case.change else ():
+            strategy = case.strategy if processes == 2 else "auto"
+            train(folder, ["fit", "--resume", f"runs/two/checkpoints/step-{step}.ckpt"], strategy, processes)
+    except RuntimeError as error:
+        return Result(losses=float("nan"), weights=float("nan"), error=str(error))
+    return compare(one, name)
+
+
+def train(folder: Path, arguments: list[str], strategy: str, processes: int) -> None:
+    """RuntimeError, with the end of its output, if a process fails."""
+    where = ["--trainer.strategy", strategy, "--trainer.devices", str(processes)]
+    ended = run(folder, [*arguments, *where], processes=processes, kill_after=900.0)
+    if any(ended.statuses):
+        raise RuntimeError(f"{ended.statuses}: {ended.err[-1500:]}")
+
+
+def compare(run: Path, other: Path) -> Result:
+    """Losses of training and validation, step by step, and the last weights."""
+    losses = _losses(run), _losses(other)
+    states = [read(folder / "checkpoints" / "last.ckpt")["state_dict"] for folder in (run, other)]
+    if [step for step, _ in losses[0]] != [step for step, _ in losses[1]] or states[0].keys() != states[
+        1
+    ].keys():
+        return Result(losses=float("nan"), weights=float("nan"), error="other steps, or other weights")
+    pairs = zip(*losses, strict=True)
+    return Result(
+        losses=max(abs(other / loss - 1) for (_, loss), (_, other) in pairs),
+        weights=max(float((states[1][name] - weight).abs().max()) for name, weight in states[0].items()),
+    )
+
+
+def _losses(run: Path) -> list[tuple[str, float]]:
+    with (run / "metrics.csv").open(encoding="utf-8", newline="") as file:
+        return [(row["step"], float(row["train_loss"] or row["val_loss"])) for row in csv.DictReader(file)]
+
+
+def table(results: dict[Case, Result]) -> str:
+    """Markdown, a row for each strategy, optimizer, precision and accumulation: the worst of its cases."""
+    lines = ["| | cases | losses, relative | weights, absolute | passed |", "| --- | --- | --- | --- | --- |"]
+    rows: dict[str, list[tuple[Result, bool]]] = {}
+    for case, result in results.items():
+        what = "2, 1, 2 processes" if case.change else f"accumulation {case.accumulation}"
+        key = f"{case.strategy}, {case.optimizer}, {case.precision}, {what}"
+        rows.setdefault(key, []).append((result, case.passes(result)))
+    for key, found in sorted(rows.items()):
+        losses, weights = (max(getattr(one, of) for one, _ in found) for of in ("losses", "weights"))
+        good = sum(passed for _, passed in found)
+        lines.append(f"| {key} | {len(found)} | {losses:.1e} | {weights:.1e} | {good} of {len(found)} |")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what is not done, print each case and the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--folder", type=Path, help="where runs and results are; new by default")
+    parser.add_argument("--only", default="", help="cases whose text has this, such as optimizer='muon'")
+    parser.add_argument("--short", action="store_true", help="four cases that have each value twice")
+    options = parser.parse_args(arguments)
+    folder: Path = options.folder or Path(tempfile.mkdtemp(prefix="processes-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
+    done, results = folder / "processes.jsonl", {}
+    for line in done.read_text(encoding="utf-8").splitlines() if done.exists() else []:
+        saved = json.loads(line)
+        results[Case(**saved["case"])] = Result(**saved["result"])
+    print(f"results in {done}", flush=True)
+    torch.set_num_threads(1)
+    for case in SHORT if options.short else cases():
+        if case not in results and options.only in str(case):
+            results[case] = measure(case, folder)
+            with done.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"case": asdict(case), "result": asdict(results[case])}) + "\n")
+            print("ok" if case.passes(results[case]) else "FAILED", case, results[case], flush=True)
+    print(table(results))
+    return int(not all(case.passes(result) for case, result in results.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""`gpt` in processes of their own, forked from one that has imported everything: these start at once.
+
+A new interpreter spends eight seconds on imports. Needs POSIX.
+"""
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+PRELOAD = ["gpt.training.fit", "gpt.generation.command", "gpt.pictures.runs"]
+
+
+class Stream:
+    """An open file descriptor, which the other process gets a duplicate of."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __getstate__(self) -> object:
+        from multiprocessing.reduction import DupFd  # Windows has none
+
+        return DupFd(self.number)
+
+    def __setstate__(self, state: object) -> None:
+        self.number = state.detach()
+
+
+@contextmanager
+def forked(
+    words: Sequence[str] = (),
+    *,
+    code: str = "",
+    streams: Mapping[int, int] | None = None,
+    folder: Path | str = ".",
+    environment: Mapping[str, str] = os.environ,
+) -> Iterator[BaseProcess]:
+    """A process in a session of its own that runs `code`, and then `gpt WORDS` if there are any.
+
+    `streams` are its standard streams by number, instead of nothing.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    passed = {number: Stream(stream) for number, stream in (streams or {}).items()}
+    arguments = list(words), code, passed, os.path.abspath(folder), dict(environment)
+    process = context.Process(target=_work, args=arguments)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
+
+
+def _work(
+    words: list[str], code: str, streams: dict[int, Stream], folder: str, environment: dict[str, str]
+) -> None:
+    import torch
+
+    import gpt.cli
+
+    multiprocessing.set_start_method("fork", force=True)  # as in a new interpreter, for data workers
+    os.setsid()
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        os.dup2(streams[number].number if number in streams else nothing, number)
+        buffering = 1 if name == "stderr" else -1
+        setattr(sys, name, open(number, mode, buffering, encoding="utf-8", closefd=False))  # noqa: SIM115
+    for stream in streams.values():
+        os.close(stream.number)
+    torch.set_num_threads(1)
+    exec(code, {"__name__": "__main__"})
+    if words:
+        sys.exit(gpt.cli.main(words))

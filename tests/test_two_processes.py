@@ -1,0 +1,61 @@
+"""A short form of scripts/two_processes.py, and what it says of a failure; the long one is run by hand."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+
+
+def test_two_processes_train_as_one(tmp_path):
+    """In a process of its own, as the tests may open no socket."""
+    ended = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "two_processes.py"), "--short", "--folder", str(tmp_path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=600,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("\nok ") == 4
+    assert len((tmp_path / "processes.jsonl").read_text(encoding="utf-8").splitlines()) == 4
+
+
+def test_a_difference_fails_and_is_not_measured_again(tmp_path, monkeypatch, capsys):
+    script, measured = importlib.import_module("two_processes"), []
+
+    def measure(case, folder):
+        measured.append(case)
+        bad = case.optimizer == "muon" and case.accumulation == 4
+        return script.Result(losses=1e-7, weights=2e-5 if bad else 1e-6)
+
+    monkeypatch.setattr(script, "measure", measure)
+    assert script.main(["--folder", str(tmp_path), "--only", "strategy='ddp'"]) == 1
+    assert len(measured) == 32 + 4  # and the changes
+    assert script.main(["--folder", str(tmp_path), "--only", "strategy='ddp'"]) == 1
+    assert len(measured) == 36
+    table = capsys.readouterr().out
+    assert "| ddp, muon, 32-true, accumulation 4 | 4 | 1.0e-07 | 2.0e-05 | 0 of 4 |" in table
+    assert "| ddp, muon, 32-true, accumulation 1 | 4 | 1.0e-07 | 1.0e-06 | 4 of 4 |" in table
+    rows = [
+        json.loads(line) for line in (tmp_path / "processes.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    assert len(rows) == 36
+
+
+def test_what_cannot_be_compared_fails():
+    script = importlib.import_module("two_processes")
+    for case in script.cases():
+        assert not case.passes(script.Result(losses=float("nan"), weights=float("nan"), error="killed"))
+        assert not case.passes(script.Result(losses=0.0, weights=1e-3))
+        assert not case.passes(script.Result(losses=1e-4, weights=0.0))
