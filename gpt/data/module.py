@@ -43,7 +43,7 @@ class TokenData(pl.LightningDataModule):
         isolate: keep attention within a document: batches get a third tensor with each token's document.
         num_workers: processes that read batches; 0 is fast enough from a local disk.
         text_column: the column of the text or the columns of examples, see `gpt prepare --help`.
-        vocabulary: gpt2, gpt2:SIZE, learn:SIZE, learn:SIZE:marks, learn:chars, or a .tiktoken or
+        vocabulary: gpt2, gpt2:SIZE, learn, learn:SIZE, learn:SIZE:marks, learn:chars, or a .tiktoken or
             tokenizer.json file, see `gpt prepare --help`; by default GPT-2's with `vocab_size` ids.
         errors: `strict` stops at bytes that are not UTF-8, `replace` puts U+FFFD in their place.
         template: the text around the messages of examples, which are packed.

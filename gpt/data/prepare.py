@@ -51,9 +51,9 @@ def prepare(
         corpus: a file, a folder, a pattern, a URL, hub:OWNER/NAME, a recipe's name or a prepared folder.
         output: the folder to write; by default one in the cache, named by text, tokenizer and options.
         vocabulary: gpt2, gpt2:SIZE (a prefix of it), learn:SIZE (learned from the training part of the text),
-            learn:SIZE:marks (words contain combining marks, as in Hindi or Thai), learn:chars, or a .tiktoken
-            or tokenizer.json file. By default GPT-2's with `vocab_size` ids.
-        vocab_size: ids of GPT-2's tokenizer, where there is no `vocabulary`: 50257 are all.
+            learn:SIZE:marks (words contain combining marks, as in Hindi or Thai), learn (at most `vocab_size`
+            ids), learn:chars, a .tiktoken or tokenizer.json file; by default GPT-2's with `vocab_size` ids.
+        vocab_size: ids, where `vocabulary` gives no number of them: GPT-2's has 50257.
         val_fraction: the fraction of the text held out for validation: documents chosen by their hash, or the
             end of the text where documents are too few for that.
         text_column: the column that holds the text, in JSON, CSV, Parquet and hub data sets. Where there is
@@ -165,7 +165,9 @@ def _check_vocabulary(folder: Path, wanted: Tokenizer | Learned) -> Path:
     """A prepared folder fits a vocabulary of its size, or the tokenizer that it was prepared with."""
     found = Prepared(folder).tokenizer
     own, size = found.name == "own", wanted.n_vocab
-    if isinstance(wanted, Learned):
+    if isinstance(wanted, Learned) and wanted.at_most:
+        fits = found.n_vocab <= (size or 0)
+    elif isinstance(wanted, Learned):
         fits = own and size in (None, found.n_vocab) and wanted.pattern == found.pattern
     else:
         fits = found == wanted or (own and wanted.name == "gpt2" and found.n_vocab == size)

@@ -22,11 +22,15 @@ _PART_CHARACTERS = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """A vocabulary to learn from the corpus; an InputError for an unknown pattern or fewer than 257 ids."""
+    """A vocabulary to learn from the corpus; an InputError for an unknown pattern or fewer than 257 ids.
+
+    With `at_most`, a text that supports fewer ids gets those.
+    """
 
     n_vocab: int | None
     """None for as many as there are characters."""
     pattern: str = "gpt2"
+    at_most: bool = False
 
     def __post_init__(self) -> None:
         if self.pattern not in PATTERNS:
@@ -37,13 +41,16 @@ class Learned:
     @property
     def fingerprint(self) -> str:
         """All that decides the table, but for the text."""
-        return f"learn {self.n_vocab} {PATTERNS[self.pattern]} {_SCANNED_BYTES} {_SAMPLE_BYTES}"
+        size = f"at most {self.n_vocab}" if self.at_most else self.n_vocab
+        return f"learn {size} {PATTERNS[self.pattern]} {_SCANNED_BYTES} {_SAMPLE_BYTES}"
 
 
 def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
     """What `name` stands for, without one a prefix of GPT-2's; an InputError if unknown or unusable."""
     if name is None:
         return Tokenizer("gpt2", vocab_size)
+    if name == "learn":
+        return Learned(n_vocab=vocab_size, at_most=True)
     if name == "learn:chars":
         return Learned(n_vocab=None, pattern="chars")
     if name == "gpt2":
@@ -54,7 +61,7 @@ def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
         return Learned(n_vocab=int(found[1]), pattern=found[2] or "gpt2")
     if name.partition(":")[0] in ("gpt2", "learn") or not Path(name).exists():
         raise InputError(
-            f"unknown vocabulary {name!r}: expected gpt2, gpt2:SIZE, learn:SIZE, learn:SIZE:PATTERN, "
+            f"unknown vocabulary {name!r}: expected gpt2, gpt2:SIZE, learn, learn:SIZE, learn:SIZE:PATTERN, "
             "learn:chars or a .tiktoken or tokenizer.json file"
         )
     return Tokenizer.from_table(*read_table(Path(name)))
@@ -97,12 +104,15 @@ def learn(source: Corpus, wanted: Learned, val_fraction: float) -> Tokenizer:
         characters = sorted({character for text in texts for character in text if ord(character) > 127})
         table = [*(bytes([byte]) for byte in range(256)), *(c.encode() for c in characters)]
     else:
-        table = learn_table(texts, wanted.n_vocab, wanted.pattern)
+        table = learn_table(texts, wanted.n_vocab, wanted.pattern, wanted.at_most)
     return Tokenizer("own", table=table, pattern=wanted.pattern)
 
 
-def learn_table(texts: Iterable[str], vocab_size: int, pattern: str) -> list[bytes]:
-    """The bytes and the merges of the most frequent pairs by rank; an InputError if too few stand twice."""
+def learn_table(texts: Iterable[str], vocab_size: int, pattern: str, at_most: bool = False) -> list[bytes]:
+    """The bytes and the merges of the most frequent pairs by rank.
+
+    An InputError if too few pairs stand twice, unless `at_most` asks for as many as there are.
+    """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # it warns of workers forked later otherwise
     from tokenizers import Regex, models, pre_tokenizers, trainers
     from tokenizers import Tokenizer as Library
@@ -116,7 +126,7 @@ def learn_table(texts: Iterable[str], vocab_size: int, pattern: str) -> list[byt
     )
     library.train_from_iterator(texts, trainer)
     ids = library.get_vocab()
-    if len(ids) < vocab_size - 1:
+    if len(ids) < vocab_size - 1 and not at_most:
         raise InputError(
             f"the text supports a vocabulary of at most {len(ids) + 1} ids, got learn:{vocab_size}"
         )

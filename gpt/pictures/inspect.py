@@ -1,5 +1,6 @@
-"""`gpt inspect`: what a prepared folder holds, and whether its files are unaltered."""
+"""`gpt inspect`: what a prepared folder holds, whether its files are unaltered; vocabularies side by side."""
 
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from gpt.data.prepare import prepare
 from gpt.data.shards import META, SPLITS, Prepared, token_ids
 from gpt.data.windows import Grid, Packed
 from gpt.pictures.figures import save, token_label
-from gpt.pictures.probabilities import boxes
+from gpt.pictures.probabilities import COLUMNS, boxes
+from gpt.tokenizer import Tokenizer
 
-_COUNTED_TOKENS = 1 << 22
+_COUNTED_TOKENS, _LINE_FROM_TOKENS = 1 << 22, 2000
 
 
 def inspect(
@@ -29,20 +31,24 @@ def inspect(
 ) -> None:
     """Print what prepared data holds, check every file against its checksum, and draw document lengths.
 
-    Of examples it also draws scored.png: the tokens of a training window, those that are scored shaded.
+    Of examples it also draws scored.png: the tokens of a training window, those that are scored shaded. With
+    several vocabularies it compares them instead: what their tokens are like, and how they cut a line.
 
     Args:
         data: a prepared folder, or a corpus, which is prepared first.
-        vocabulary: as in `gpt prepare`, if `data` is a corpus.
+        vocabulary: as in `gpt prepare`, if `data` is a corpus; several with commas between them.
         vocab_size: ids of GPT-2's tokenizer, if `data` is a corpus.
         windows: how many training windows to print.
         context_length: tokens in each window.
         seed: of the choice of windows.
-        picture: the file for the histogram of document lengths; by default lengths.png in the folder.
+        picture: the file for the histogram of document lengths, by default lengths.png in the folder, or for
+            the cut lines, by default vocabularies.png.
 
     Raises:
         InputError: not prepared data, or a file that was altered.
     """
+    if vocabulary and "," in vocabulary:
+        return compare(data, vocabulary.split(","), Path(picture or "vocabularies.png"))
     folder = Path(data)
     if not (folder / META).is_file():
         folder = prepare(data, vocabulary=vocabulary, vocab_size=vocab_size)
@@ -84,19 +90,47 @@ def describe(prepared: Prepared) -> list[str]:
         ratio += scored if prepared.template else ""
         lines.append(f"{split:<12}{documents:,} documents, {size:,} bytes, {tokens:,} tokens{ratio}")
     ids = token_ids(prepared.stream("train").parts[0][:_COUNTED_TOKENS])
+    return [*lines, *kinds_of_tokens(tokenizer, ids), f"beginning   {_show(tokenizer, ids[:16])}"]
+
+
+def kinds_of_tokens(tokenizer: Tokenizer, ids: NDArray[Any]) -> list[str]:
+    """How many ids of the vocabulary occur in `ids`, the most frequent and the longest of them."""
     counts, lengths = np.bincount(ids, minlength=tokenizer.n_vocab), tokenizer.byte_lengths()
     used = np.flatnonzero(counts)
-
-    def show(chosen: NDArray[Any]) -> str:
-        return " ".join(repr(tokenizer.decode([i])) for i in chosen.tolist())
-
     return [
-        *lines,
         f"used        {len(used):,} of {tokenizer.n_vocab:,} ids in the first {len(ids):,} tokens",
-        f"frequent    {show(used[np.argsort(-counts[used], kind='stable')][:12])}",
-        f"longest     {show(used[np.argsort(-lengths[used], kind='stable')][:6])}",
-        f"beginning   {show(ids[:16])}",
+        f"frequent    {_show(tokenizer, used[np.argsort(-counts[used], kind='stable')][:12])}",
+        f"longest     {_show(tokenizer, used[np.argsort(-lengths[used], kind='stable')][:6])}",
     ]
+
+
+def _show(tokenizer: Tokenizer, ids: NDArray[Any]) -> str:
+    return " ".join(repr(tokenizer.decode([i])) for i in ids.tolist())
+
+
+def compare(corpus: str, vocabularies: list[str], picture: Path) -> None:
+    """Print what the tokens of each vocabulary are like, and print and draw how each cuts the same line."""
+    line, labels, colours = "", [], []
+    for name in vocabularies:
+        prepared = Prepared(prepare(corpus, vocabulary=name))
+        tokenizer, ids = prepared.tokenizer, token_ids(prepared.stream("train").parts[0][:_COUNTED_TOKENS])
+        line = line or _sample_line(tokenizer.decode(ids[:_LINE_FROM_TOKENS]))
+        cut = [token_label(tokenizer.decode_bytes([i])) for i in tokenizer.encode(line)]
+        a_token = prepared.count("train", "bytes") / len(prepared.stream("train"))
+        heading = f"{name}: {a_token:.2f} bytes a token"
+        print(heading, *kinds_of_tokens(tokenizer, ids), f"cut         {'|'.join(cut)}", "", sep="\n")
+        labels += [heading.ljust(COLUMNS), *cut, " " * COLUMNS]
+        colours += ["white", *islice(cycle(("#FDB366", "#A6D5FA")), len(cut)), "white"]
+    save(boxes(labels, colours)[0], picture)
+    print(f"picture     {picture}")
+
+
+def _sample_line(text: str) -> str:
+    """The longest line that fits a row of the picture; the first characters where none does."""
+    return (
+        max((line for line in text.splitlines() if len(line) <= COLUMNS), key=len, default="")
+        or text[:COLUMNS]
+    )
 
 
 def draw_scored(prepared: Prepared, row: NDArray[Any], picture: Path) -> None:

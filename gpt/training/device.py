@@ -14,8 +14,18 @@ def default_precision(accelerator: str | Any) -> str:
     if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
         return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "16-mixed"
     on_cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.backends.mps.is_available())
-    cpu_is_fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return "bf16-mixed" if on_cpu and cpu_is_fast else "32-true"
+    return "bf16-mixed" if on_cpu and cpu_multiplies_bfloat16() else "32-true"
+
+
+def cpu_multiplies_bfloat16() -> bool:
+    """Whether the processor has instructions for it; without them it takes ten times as long as float32."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def orthogonal_dtype(device: torch.device) -> torch.dtype:
+    """What Muon computes in: bfloat16, except on processors that are slow at it."""
+    slow = device.type == "cpu" and not cpu_multiplies_bfloat16()
+    return torch.float32 if slow else torch.bfloat16
 
 
 def allow_tf32() -> None:

@@ -40,8 +40,9 @@ def choose_vocabulary(options: Any) -> Inherited:
     """
     model, data = options.model, options.data
     if model.init_from is not None:
-        if data.vocabulary is not None:
+        if data.vocabulary not in (None, "learn"):  # recipes say learn, for runs that start anew
             raise InputError("--data.vocabulary: weights to start from keep their own, leave it out")
+        data.vocabulary = None
         found = read_once(model.init_from, model.config.context_length)
         for name, value in {**found.config.to_dict(), "dropout": model.config.dropout}.items():
             model.config[name] = value
@@ -53,8 +54,9 @@ def choose_vocabulary(options: Any) -> Inherited:
     if data.vocabulary is not None:
         wanted = find_vocabulary(data.vocabulary, data.vocab_size)
         template = Template(**data.template.as_dict())
-        size = wanted.n_vocab or TokenData(**data.as_dict() | {"template": template}).tokenizer.n_vocab
-        model.config.vocab_size = data.vocab_size = size
+        if isinstance(wanted, Learned):
+            wanted = TokenData(**data.as_dict() | {"template": template}).tokenizer
+        model.config.vocab_size = data.vocab_size = wanted.n_vocab
     path = options.get("ckpt_path")
     saved = read(path, checksums=False)["gpt"].get("tokenizer") if path else None
     return Inherited(tokenizer=Tokenizer.from_dict(saved) if saved else None)

@@ -183,7 +183,8 @@ def test_names():
     assert find_vocabulary(None, 2048) == find_vocabulary("gpt2:2048", 1) == Tokenizer("gpt2", 2048)
     assert find_vocabulary("gpt2", 1) == Tokenizer()
     assert find_vocabulary("learn:300:marks", 1) == Learned(n_vocab=300, pattern="marks")
-    for name in ("gpt3", "learn:many", "learn", "gpt2:", "nothing.json"):
+    assert find_vocabulary("learn", 300) == Learned(n_vocab=300, at_most=True)
+    for name in ("gpt3", "learn:many", "learned", "gpt2:", "nothing.json"):
         with pytest.raises(InputError, match=r"unknown vocabulary .*expected gpt2, gpt2:SIZE"):
             find_vocabulary(name, 1)
     for name, message in (
@@ -193,6 +194,26 @@ def test_names():
     ):
         with pytest.raises(InputError, match=message):
             find_vocabulary(name, 1)
+
+
+def test_at_most_as_many_as_the_text_supports(tmp_path):
+    (tmp_path / "a.txt").write_text("a short text, a short text\n", encoding="utf-8")
+    few = TokenData(str(tmp_path / "a.txt"), vocabulary="learn", vocab_size=5000, context_length=4).tokenizer
+    assert 257 < few.n_vocab < 280
+    assert few.decode(few.encode("a short text")) == "a short text"
+    (tmp_path / "b.txt").write_text(TEXT, encoding="utf-8")
+    enough = TokenData(
+        str(tmp_path / "b.txt"), vocabulary="learn", vocab_size=300, context_length=4
+    ).tokenizer
+    assert enough == TokenData(str(tmp_path / "b.txt"), vocabulary="learn:300", context_length=4).tokenizer
+
+
+def test_prepared_text_of_any_vocabulary_not_above_the_limit(tmp_path):
+    (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
+    folder = str(prepare(str(tmp_path / "a.txt"), tmp_path / "out", vocabulary="gpt2:400"))
+    assert TokenData(folder, vocabulary="learn", vocab_size=400).tokenizer == Tokenizer("gpt2", 400)
+    with pytest.raises(InputError, match="was prepared with vocab_size 400, not 399"):
+        TokenData(folder, vocabulary="learn", vocab_size=399).tokenizer  # noqa: B018
 
 
 def test_more_than_the_text_supports():

@@ -79,3 +79,27 @@ def test_the_scored_tokens_of_a_window_are_drawn(tmp_path, capsys, monkeypatch):
     assert len(drawn) == len("### Instruction:\nHi\n\n### Response:\nyou") + 1
     scored = [label for label, colour in drawn if colour == "#FDB366"]
     assert scored == ["y", "o", "u", "<|endoftext|>"]
+
+
+def test_several_vocabularies_are_compared(tmp_path, capsys):
+    line = "one two three, one two three; " * 2
+    (tmp_path / "a.txt").write_text(f"{line}\n" * 100, encoding="utf-8")
+    picture = tmp_path / "cut.png"
+    inspect(str(tmp_path / "a.txt"), vocabulary="gpt2:257,learn:266,learn:chars", picture=str(picture))
+    *blocks, last = capsys.readouterr().out.split("\n\n")
+    cut = {block.partition(":")[0]: block.rpartition("cut         ")[2].split("|") for block in blocks}
+    assert [block.partition(": ")[0] for block in blocks] == ["gpt2:257", "learn:266", "learn:chars"]
+    assert blocks[2].startswith("learn:chars: 1.00 bytes a token")
+    assert cut["gpt2"] == list(line.replace(" ", "·"))  # all 256 of its ids are bytes
+    assert "".join(cut["learn"]) == line.replace(" ", "·")
+    assert "longest     ' three'" in blocks[1]
+    assert "·three" in blocks[1].rpartition("cut         ")[2].split("|")
+    assert last == f"picture     {picture}\n"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_unknown_vocabulary_of_several_is_named(tmp_path):
+    (tmp_path / "a.txt").write_text("one two three " * 100, encoding="utf-8")
+    with pytest.raises(InputError, match="unknown vocabulary 'learn'"):
+        inspect(str(tmp_path / "a.txt"), vocabulary="gpt2:257,learn", picture=str(tmp_path / "b.png"))
+    assert not (tmp_path / "b.png").exists()

@@ -51,6 +51,16 @@ def test_a_checkpoint_alone_is_enough(run, tmp_path, monkeypatch, capsys):
     assert found["bytes"] == len(PROSE[:3000].encode())
 
 
+def test_a_recipe_that_learns_takes_the_size_from_the_text_and_leaves_weights_their_own(run):
+    options = [*TINY, "--data.vocabulary", "learn", "--model.config.vocab_size", "9999"]
+    assert main([*options, "--run", "small", "--trainer.max_steps", "2"]) == 0
+    model, tokenizer = load("runs/small")
+    assert 300 < model.config.vocab_size == tokenizer.n_vocab < 9999
+    tuned = [*options, "--model.init_from", "runs/own", "--run", "tuned", "--trainer.max_steps", "2"]
+    assert main(tuned) == 0
+    assert load("runs/tuned")[1] == load("runs/own")[1]
+
+
 def test_exports_have_the_same_ids(run, capsys):
     from transformers import AutoTokenizer
 

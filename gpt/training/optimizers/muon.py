@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.optim import Muon
 
+from gpt.training.device import orthogonal_dtype
 from gpt.training.optimizers.combined import Closure, closure_loss
 from gpt.training.optimizers.shares import by_shape, local, transform_shared
 
@@ -52,14 +53,14 @@ class StackedMuon(Muon):
 
 
 def orthogonalise(matrices: Tensor, coefficients: tuple[float, ...], steps: int, eps: float) -> Tensor:
-    """The nearest semi-orthogonal matrix of each, roughly: (N, R, C) -> (N, R, C) in bfloat16.
+    """The nearest semi-orthogonal matrix of each, roughly: (N, R, C) -> (N, R, C) in `orthogonal_dtype`.
 
     A quintic Newton-Schulz iteration pulls the singular values towards one (Jordan et al. 2024, "Muon: An
     optimizer for hidden layers in neural networks").
     """
     a, b, c = coefficients
     tall = matrices.shape[-2] > matrices.shape[-1]
-    x = matrices.bfloat16()
+    x = matrices.to(orthogonal_dtype(matrices.device))
     x = x.mT if tall else x  # multiply on the shorter side
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)
     for _ in range(steps):

@@ -1,6 +1,6 @@
 """Muon's matrices shared out over the processes: each orthogonalises some, and they exchange the updates.
 
-All that is exchanged is rounded to bfloat16, as the orthogonalisation itself rounds its input and output.
+All that is exchanged is rounded as the orthogonalisation itself rounds its input and output.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+
+from gpt.training.device import orthogonal_dtype
 
 Transform = Callable[[Tensor], Tensor]  # matrices of one shape (N, R, C) to as many of this shape
 
@@ -119,4 +121,5 @@ def _heights(rows: int, processes: int) -> list[int]:
 
 
 def _flat(tensors: Sequence[Tensor], like: Tensor) -> Tensor:
-    return torch.cat([like.new_empty(0), *(tensor.flatten() for tensor in tensors)]).bfloat16()
+    flat = torch.cat([like.new_empty(0), *(tensor.flatten() for tensor in tensors)])
+    return flat.to(orthogonal_dtype(like.device))
