@@ -7,9 +7,10 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from gpt import GPT
 from gpt.errors import InputError
+from gpt.training import device
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.optimizers.combined import CombinedOptimizer
-from gpt.training.optimizers.muon import StackedMuon
+from gpt.training.optimizers.muon import StackedMuon, orthogonalise
 
 
 def fill_gradients(model, seed):
@@ -33,6 +34,19 @@ def test_stacked_muon_is_torchs_muon():
     for mine, other in zip(ours, theirs, strict=True):
         # Newton-Schulz runs in bfloat16, whose products round in another order when they are batched.
         torch.testing.assert_close(mine, other, atol=2e-3, rtol=0)
+
+
+def test_a_processor_without_bfloat16_instructions_computes_in_float32(monkeypatch):
+    """There a bfloat16 product takes ten times as long; both end near singular values of one."""
+    matrices = torch.randn(3, 16, 40, generator=torch.Generator().manual_seed(0))
+    found = {}
+    for fast, dtype in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr(device, "cpu_multiplies_bfloat16", lambda fast=fast: fast)
+        found[fast] = orthogonalise(matrices, (3.4445, -4.775, 2.0315), 5, 1e-7)
+        assert found[fast].dtype is dtype
+    singular = torch.linalg.svdvals(found[False])
+    assert singular.min() > 0.6 and singular.max() < 1.3
+    assert (found[True] - found[False]).abs().max() < 0.05
 
 
 def test_a_parameter_without_gradient_stays():
