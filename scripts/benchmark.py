@@ -17,6 +17,7 @@ NAMES = {
     "checkpoint": "saving and loading beside bare torch.save and torch.load",
     "data": "tokenizing, reading windows, waiting for batches",
     "generate": "generation beside transformers",
+    "languages": "a learned vocabulary beside GPT-2's on a text of any language (needs --text)",
     "learn": "bits per byte reached in nanoGPT's training time (needs --nanogpt and --text)",
     "loop": "the Trainer beside a bare loop of the same step",
     "serve": "concurrent requests beside one after another",
@@ -48,7 +49,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="windows in a batch")
     parser.add_argument("--nanogpt", type=Path, metavar="DIR", help="a checkout of nanoGPT")
     parser.add_argument("--book", type=Path, metavar="DIR", help="a checkout of LLMs-from-scratch")
-    parser.add_argument("--text", type=Path, metavar="FILE", help="the tinyshakespeare text")
+    parser.add_argument(
+        "--text", type=Path, metavar="FILE", help="the tinyshakespeare text; a folder of manual pages"
+    )
     options = parser.parse_args()
     run = import_module(f"benchmarks.{options.name}").run
     accepted = inspect.signature(run).parameters

@@ -1,0 +1,130 @@
+"""`benchmark.py languages`: a learned vocabulary beside GPT-2's prefix of the same size, in any language.
+
+The text is a folder of manual pages (.gz), HTML, Mallard or plain text, as Debian's packages carry them under
+free licences: `dpkg-deb -x manpages-ru_*.deb FOLDER`. Both runs are the quick one and train for the same
+time, on the same documents.
+"""
+
+import gzip
+import html
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.common import Report, say
+
+ROOT = Path(__file__).parents[2]
+VOCABULARIES = ("gpt2:2048", "learn:2048")
+SECONDS = 90
+# Requests of roff that hold no text, but for headings and fonts, whose arguments are text.
+SILENT = set("de if ie el nr ds so ft ad nh TH ll in ti sp fi nf RS RE PD ta".split())  # noqa: SIM905
+
+
+def run(quick: bool, text: Path) -> Report:
+    """Train with both; `quick` shortens both, as a smoke test."""
+    rows, scores = [], {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        characters = _extract(text, folder / "text")
+        for vocabulary in VOCABULARIES:
+            say(vocabulary)
+            began = time.perf_counter()
+            limit = ["--trainer.max_steps", "10"] if quick else _time_limit(SECONDS)
+            options = ["--data.corpus", "text", "--data.vocabulary", vocabulary, "--run", vocabulary[:4]]
+            _gpt("fit", "--config", "quick", *options, *limit, folder=folder)
+            seconds = time.perf_counter() - began
+            summary = json.loads((folder / "runs" / vocabulary[:4] / "summary.json").read_text("utf-8"))
+            sample = ["--checkpoint", f"runs/{vocabulary[:4]}", "--max_new_tokens", "200", "--seed", "1"]
+            written = _gpt("generate", *sample, "--temperature", "0.7", folder=folder)
+            scores[vocabulary] = summary["val_bits_per_byte"]
+            rows.append(
+                {
+                    "vocabulary": vocabulary,
+                    "steps": summary["steps"],
+                    "seconds": seconds,
+                    "bits per byte": summary["val_bits_per_byte"],
+                    "broken characters in 200 tokens": written.count("\ufffd"),
+                    "sample": " ".join(written.split())[:60],
+                }
+            )
+    prefix, learned = (scores[vocabulary] for vocabulary in VOCABULARIES)
+    return Report(
+        title=f"{text.name}: {characters:,} characters",
+        rows=rows,
+        ratios={"learned_vs_prefix": learned / prefix},
+        bars={"lower is better": scores},
+        unit="bits per byte on the documents held out",
+        notes=["Seconds are whole processes. learned_vs_prefix is better when lower."],
+    )
+
+
+def _time_limit(seconds: float) -> list[str]:
+    return ["--trainer.max_steps", "-1", "--trainer.max_time", json.dumps({"seconds": seconds})]
+
+
+def _extract(source: Path, target: Path) -> int:
+    """Write the text of each file of a folder, a document each; the number of characters."""
+    target.mkdir()
+    total = 0
+    for number, path in enumerate(sorted(source.rglob("*"))):
+        if path.is_symlink() or path.suffix not in READERS:
+            continue
+        try:
+            content = (
+                gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+            ).decode()
+        except UnicodeDecodeError:
+            continue
+        content = READERS[path.suffix](content)
+        if len(content) > 300:
+            (target / f"{number:06}.txt").write_text(content, encoding="utf-8")
+            total += len(content)
+    if not total:
+        raise SystemExit(f"{source} has no pages in UTF-8")
+    return total
+
+
+def _from_html(content: str) -> str:
+    content = re.sub(r"(?s)<(script|style|head)\b.*?</\1>", "", content)
+    lines = (" ".join(line.split()) for line in html.unescape(re.sub(r"<[^>]*>", "\n", content)).split("\n"))
+    return "\n".join(line for line in lines if line) + "\n"
+
+
+def _from_roff(content: str) -> str:
+    lines = []
+    content = re.sub(r"(?ms)^\.\s*de\b.*?^\.\.\s*$", "", content)  # definitions of macros
+    for line in content.splitlines():
+        request = re.match(r"[.'](?:\\\"|\s*(\w*)\s*(.*))", line)
+        if request and (not request[1] or request[1] in SILENT):
+            continue
+        text = request[2].replace('"', "") if request else line
+        text = re.sub(r"\\\[u([0-9A-F]{4})\]", lambda found: chr(int(found[1], 16)), text)
+        text = re.sub(r"\\f(\[\w*\]|\(..|.)|\\s[+-]?\d|\\&", "", text)
+        text = text.replace("\\-", "-").replace("\\(aq", "'").replace("\\(bu", "*").replace("\\e", "\\")
+        lines.append(re.sub(r"\\(\(..|\[[^\]]*\]|\*.|[ ~])", " ", text))
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n"
+
+
+READERS = {".gz": _from_roff, ".html": _from_html, ".page": _from_html, ".txt": str}
+
+
+def _gpt(*arguments: str, folder: Path) -> str:
+    """Run a command in `folder` and return what it prints."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GPT_CACHE": str(folder / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-m", "gpt.cli", *arguments],
+        cwd=folder,
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+    )
+    if done.returncode:
+        raise SystemExit(f"gpt {' '.join(arguments)}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}")
+    return done.stdout
