@@ -14,7 +14,7 @@ CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_a_config_parses_and_builds(path, monkeypatch, tmp_path):
+def test_a_config_parses_and_builds(path, monkeypatch, tmp_path, text_file):
     from gpt.training.fit import TrainingCLI, start
 
     class Parsed(TrainingCLI):
@@ -27,7 +27,8 @@ def test_a_config_parses_and_builds(path, monkeypatch, tmp_path):
             pass
 
     monkeypatch.chdir(tmp_path)
-    options = start(Parsed, ["fit", "--config", str(path)]).config.fit
+    # The size of a vocabulary that is learned depends on the text.
+    options = start(Parsed, ["fit", "--config", str(path), "--data.corpus", str(text_file)]).config.fit
     config = GPTConfig(**options.model.config.as_dict())
     with torch.device("meta"):
         module = LanguageModel(config, OptimizerConfig(**options.model.optimizer.as_dict()))
@@ -35,7 +36,7 @@ def test_a_config_parses_and_builds(path, monkeypatch, tmp_path):
     assert options.data.vocab_size == config.vocab_size
     assert options.data.context_length == config.context_length
     assert options.run == path.stem
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [text_file]
 
 
 @pytest.mark.parametrize("name", GPTConfig.names())

@@ -51,7 +51,13 @@ def test_every_cell_runs(tmp_path, monkeypatch):
             if " fit " in command:
                 command += f" {SMALL}"
             done = subprocess.run(
-                command, shell=True, env=environment, check=False, capture_output=True, text=True, timeout=600
+                command,
+                shell=True,
+                env=environment,
+                check=False,
+                capture_output=True,
+                encoding="utf-8",
+                timeout=600,
             )
             assert done.returncode == 0, f"{line}\n{done.stdout[-1000:]}\n{done.stderr[-2000:]}"
         source = "\n".join(line for line in python if not line.startswith("from IPython"))

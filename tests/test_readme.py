@@ -97,7 +97,7 @@ def test_every_block_runs_in_order(folder):
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environment |= {"HF_HUB_CACHE": str(folder / "hub"), "HF_HUB_OFFLINE": "1"}
     for language, block in BLOCKS:
-        if "pip install" in block:
+        if "pip install" in block or "scripts/install.py" in block:
             continue  # the machine that runs this test is already set up
         if "git clone" in block and shutil.which("git") and (ROOT / ".git").exists():
             block = block.replace("git clone REPOSITORY", f"git clone --quiet '{ROOT}'")

@@ -20,7 +20,7 @@ from benchmarks.common import Report, say
 
 ROOT = Path(__file__).parents[2]
 VOCABULARIES = ("gpt2:2048", "learn:2048")
-SECONDS = 90
+SECONDS = 60
 # Requests of roff that hold no text, but for headings and fonts, whose arguments are text.
 SILENT = set("de if ie el nr ds so ft ad nh TH ll in ti sp fi nf RS RE PD ta".split())  # noqa: SIM905
 

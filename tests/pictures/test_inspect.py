@@ -100,6 +100,6 @@ def test_several_vocabularies_are_compared(tmp_path, capsys):
 
 def test_one_unknown_vocabulary_of_several_is_named(tmp_path):
     (tmp_path / "a.txt").write_text("one two three " * 100, encoding="utf-8")
-    with pytest.raises(InputError, match="unknown vocabulary 'learn'"):
-        inspect(str(tmp_path / "a.txt"), vocabulary="gpt2:257,learn", picture=str(tmp_path / "b.png"))
+    with pytest.raises(InputError, match="unknown vocabulary 'learned'"):
+        inspect(str(tmp_path / "a.txt"), vocabulary="gpt2:257,learned", picture=str(tmp_path / "b.png"))
     assert not (tmp_path / "b.png").exists()
