@@ -1,16 +1,19 @@
-"""`gpt` in processes of their own, forked from one that has imported everything: these start at once.
+"""Scripts in processes of their own, and `gpt` in forked ones.
 
-A new interpreter spends eight seconds on imports. Needs POSIX.
+A fork of a process that has imported everything starts at once, where a new interpreter spends eight seconds
+on imports. Needs POSIX.
 """
 
 import multiprocessing
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
 PRELOAD = ["gpt.training.fit", "gpt.generation.command", "gpt.pictures.runs"]
 
 
@@ -78,3 +81,17 @@ def _work(
     exec(code, {"__name__": "__main__"})
     if words:
         sys.exit(gpt.cli.main(words))
+
+
+def run_script(name: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
+    """Run a script of scripts/ with one thread, and return its output and status; it may open sockets."""
+    return subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / name), *map(str, arguments)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=600,
+        check=False,
+    )

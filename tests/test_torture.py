@@ -2,13 +2,9 @@
 
 import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[1]
+from processes import run_script
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
@@ -24,20 +20,7 @@ ROOT = Path(__file__).parents[1]
 )
 def test_nothing_is_lost(counts):
     counts = dict.fromkeys(("--kills", "--damages", "--malformed"), 0) | counts
-    ended = subprocess.run(
-        [
-            sys.executable,
-            str(ROOT / "scripts" / "torture.py"),
-            *(word for name, number in counts.items() for word in (name, str(number))),
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-        timeout=600,
-        check=False,
-    )
+    ended = run_script("torture.py", *(word for pair in counts.items() for word in pair))
     assert ended.returncode == 0, ended.stdout + ended.stderr[-3000:]
     table = [re.split(r"\s{2,}", line) for line in ended.stdout.splitlines()[1:]]
     expected = [(number, 0) for number in counts.values() if number]

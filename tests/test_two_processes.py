@@ -3,29 +3,16 @@
 import importlib
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[1]
+from processes import run_script
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 
 
 def test_two_processes_train_as_one(tmp_path):
     """In a process of its own, as the tests may open no socket."""
-    ended = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "two_processes.py"), "--short", "--folder", str(tmp_path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-        timeout=600,
-        check=False,
-    )
+    ended = run_script("two_processes.py", "--short", "--folder", tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.count("\nok ") == 4
     assert len((tmp_path / "processes.jsonl").read_text(encoding="utf-8").splitlines()) == 4

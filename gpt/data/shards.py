@@ -38,8 +38,8 @@ def token_dtype(vocab_size: int, examples: bool = False) -> np.dtype[Any]:
 
 def token_ids(stored: NDArray[Any]) -> NDArray[np.int64]:
     """The ids of stored tokens, whether they are scored or not."""
-    stored = stored.astype(np.int64)
-    return np.maximum(stored, ~stored)
+    ids = stored.astype(np.int64)
+    return ids if stored.dtype.kind == "u" else np.maximum(ids, ~ids)
 
 
 @dataclass(frozen=True, kw_only=True)

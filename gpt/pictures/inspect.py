@@ -89,8 +89,12 @@ def describe(prepared: Prepared) -> list[str]:
         scored = ", {:,} of them scored, of {:,} bytes".format(*prepared.scored(split))
         ratio += scored if prepared.template else ""
         lines.append(f"{split:<12}{documents:,} documents, {size:,} bytes, {tokens:,} tokens{ratio}")
-    ids = token_ids(prepared.stream("train").parts[0][:_COUNTED_TOKENS])
+    ids = _first_ids(prepared)
     return [*lines, *kinds_of_tokens(tokenizer, ids), f"beginning   {_show(tokenizer, ids[:16])}"]
+
+
+def _first_ids(prepared: Prepared) -> NDArray[np.int64]:
+    return token_ids(prepared.stream("train").parts[0][:_COUNTED_TOKENS])
 
 
 def kinds_of_tokens(tokenizer: Tokenizer, ids: NDArray[Any]) -> list[str]:
@@ -113,10 +117,10 @@ def compare(corpus: str, vocabularies: list[str], picture: Path) -> None:
     line, labels, colours = "", [], []
     for name in vocabularies:
         prepared = Prepared(prepare(corpus, vocabulary=name))
-        tokenizer, ids = prepared.tokenizer, token_ids(prepared.stream("train").parts[0][:_COUNTED_TOKENS])
+        tokenizer, ids = prepared.tokenizer, _first_ids(prepared)
         line = line or _sample_line(tokenizer.decode(ids[:_LINE_FROM_TOKENS]))
         cut = [token_label(tokenizer.decode_bytes([i])) for i in tokenizer.encode(line)]
-        a_token = prepared.count("train", "bytes") / len(prepared.stream("train"))
+        a_token = prepared.count("train", "bytes") / prepared.count("train", "tokens")
         heading = f"{name}: {a_token:.2f} bytes a token"
         print(heading, *kinds_of_tokens(tokenizer, ids), f"cut         {'|'.join(cut)}", "", sep="\n")
         labels += [heading.ljust(COLUMNS), *cut, " " * COLUMNS]

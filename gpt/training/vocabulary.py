@@ -53,10 +53,13 @@ def choose_vocabulary(options: Any) -> Inherited:
         return Inherited(tokenizer=found.own_tokenizer, bytes_per_token=found.bytes_per_token)
     if data.vocabulary is not None:
         wanted = find_vocabulary(data.vocabulary, data.vocab_size)
-        template = Template(**data.template.as_dict())
-        if isinstance(wanted, Learned):
-            wanted = TokenData(**data.as_dict() | {"template": template}).tokenizer
-        model.config.vocab_size = data.vocab_size = wanted.n_vocab
+        size = wanted.n_vocab
+        if size is None or (
+            isinstance(wanted, Learned) and wanted.at_most
+        ):  # the text decides: prepare it now
+            template = Template(**data.template.as_dict())
+            size = TokenData(**data.as_dict() | {"template": template}).tokenizer.n_vocab
+        model.config.vocab_size = data.vocab_size = size
     path = options.get("ckpt_path")
     saved = read(path, checksums=False)["gpt"].get("tokenizer") if path else None
     return Inherited(tokenizer=Tokenizer.from_dict(saved) if saved else None)

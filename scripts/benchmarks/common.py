@@ -5,6 +5,7 @@ import math
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from gpt.files import atomic_write, write_json
+
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +69,22 @@ def interleave(
                 candidates[name]()
                 taken[name][i] = time.perf_counter() - began
     return {name: Timing(seconds=seconds) for name, seconds in taken.items()}
+
+
+def run_python(arguments: list[str], folder: Path, environment: Mapping[str, str] | None = None) -> str:
+    """Run Python in `folder` with this checkout's package, and return what it prints."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
+        check=False,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(arguments)}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}")
+    return done.stdout
 
 
 def geometric_mean(values: list[float]) -> float:

@@ -8,17 +8,13 @@ time, on the same documents.
 import gzip
 import html
 import json
-import os
 import re
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.common import Report, say
+from benchmarks.common import Report, run_python, say
 
-ROOT = Path(__file__).parents[2]
 VOCABULARIES = ("gpt2:2048", "learn:2048")
 SECONDS = 60
 # Requests of roff that hold no text, but for headings and fonts, whose arguments are text.
@@ -114,17 +110,4 @@ READERS = {".gz": _from_roff, ".html": _from_html, ".page": _from_html, ".txt": 
 
 
 def _gpt(*arguments: str, folder: Path) -> str:
-    """Run a command in `folder` and return what it prints."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GPT_CACHE": str(folder / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-m", "gpt.cli", *arguments],
-        cwd=folder,
-        env=environment,
-        check=False,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-    )
-    if done.returncode:
-        raise SystemExit(f"gpt {' '.join(arguments)}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}")
-    return done.stdout
+    return run_python(["-m", "gpt.cli", *arguments], folder, {"GPT_CACHE": str(folder / "cache")})
