@@ -135,9 +135,16 @@ def test_a_run_that_ended_by_its_epochs_resumes_exactly_for_more(workplace):
 
 
 def test_early_stopping_ends_the_run_once_and_for_all(workplace, capsys):
-    """A learning rate that only makes the loss worse."""
-    worse = ["--model.optimizer.lr", "3", "--trainer.val_check_interval", "2", "--trainer.max_steps", "99"]
-    assert fit(*ADAMW, *worse, "--early_stopping", "2", "--run", "r") == 0
+    """With a learning rate that makes the loss worse."""
+    worse = [
+        "--model.optimizer.rest_lr",
+        "3",
+        "--trainer.val_check_interval",
+        "2",
+        "--trainer.max_steps",
+        "99",
+    ]
+    assert fit(*ADAMW, *worse, "--trainer.max_steps", "99", "--early_stopping", "2", "--run", "r") == 0
     err = capsys.readouterr().err
     assert "early stopping: val_loss was" in err
     losses = [float(row["val_loss"]) for row in rows("r") if row["val_loss"]]
