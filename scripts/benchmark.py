@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--device", help="cpu or cuda")
     parser.add_argument("--batch", type=int, help="windows in a batch")
     parser.add_argument("--nanogpt", type=Path, metavar="DIR", help="a checkout of nanoGPT")
+    parser.add_argument("--nanochat", type=Path, metavar="DIR", help="a checkout of nanochat")
     parser.add_argument("--book", type=Path, metavar="DIR", help="a checkout of LLMs-from-scratch")
     parser.add_argument(
         "--text", type=Path, metavar="FILE", help="the tinyshakespeare text; a folder of manual pages"
@@ -55,7 +56,9 @@ def main() -> None:
     options = parser.parse_args()
     run = import_module(f"benchmarks.{options.name}").run
     accepted = inspect.signature(run).parameters
-    given = {name: getattr(options, name) for name in ("device", "batch", "nanogpt", "book", "text")}
+    given = {
+        name: getattr(options, name) for name in ("device", "batch", "nanogpt", "nanochat", "book", "text")
+    }
     given = {name: value for name, value in given.items() if value is not None}
     for name in given:
         if name not in accepted:

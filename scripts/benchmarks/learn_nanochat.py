@@ -1,0 +1,72 @@
+"""nanochat: its tokenizer trainer, model, optimizer and schedule, at our depth, width and vocabulary size.
+
+Needs what nanochat imports in this environment, `rustbpe` and `wandb` among others.
+"""
+
+import os
+import re
+import time
+from pathlib import Path
+
+import pyarrow as pa
+from benchmarks.common import run_python
+from pyarrow import parquet
+
+TOKENIZER = ["-m", "scripts.tok_train", "--vocab-size=2048"]
+# 2,048 tokens an update are about as many as ours; its learning rates follow from them.
+TRAIN = (
+    "-m scripts.base_train --device-type=cpu --depth=4 --aspect-ratio=32 --head-dim=32 --window-pattern=L "
+    "--max-seq-len=128 --device-batch-size=16 --total-batch-size=2048 --eval-every=-1 --core-metric-every=-1 "
+    "--sample-every=-1 --num-iterations="
+)
+# Windows of 128 tokens, each scored once after its first token, as nanoGPT's are.
+SCORE = """
+import sys, torch
+from nanochat.checkpoint_manager import load_model
+model, tokenizer, _ = load_model("base", torch.device("cpu"), phase="eval")
+text = open(sys.argv[1], encoding="utf-8").read()
+ids = torch.tensor([tokenizer.get_bos_token_id(), *tokenizer.encode(text)])
+nats, size = 0.0, 128
+with torch.no_grad():
+    for start in range(0, len(ids) - 1, size):
+        x, y = ids[start : start + size][: len(ids) - 1 - start], ids[start + 1 : start + 1 + size]
+        nats += model(x[None], y[None], loss_reduction="sum").item()
+print(nats / len(text.encode()) / torch.log(torch.tensor(2.0)).item())
+"""
+
+
+def train_nanochat(
+    checkout: Path, learned: Path, held_out: Path, folder: Path, budget: float
+) -> tuple[float, float]:
+    """Bits per byte on `held_out` and seconds of a run on `learned` that takes at most `budget` seconds.
+
+    Its vocabulary is learned within the time. Short runs before fill the compiler's cache and tell the speed.
+    """
+    base = folder / "nanochat"
+    shards = base / "base_data_climbmix"
+    shards.mkdir(parents=True)
+    documents = [part for part in re.split(r"(?<=\n\n)", learned.read_text(encoding="utf-8")) if part]
+    # The last shard is its validation part, which is not looked at.
+    for number, texts in enumerate((documents, documents[-100:])):
+        parquet.write_table(
+            pa.table({"text": texts}), shards / f"shard_{number:05d}.parquet", row_group_size=1024
+        )
+    environment = {
+        "NANOCHAT_BASE_DIR": str(base),
+        "PYTHONPATH": os.pathsep.join([str(checkout), os.environ.get("PYTHONPATH", "")]),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+    }
+
+    def timed(arguments: list[str]) -> float:
+        began = time.perf_counter()
+        run_python(arguments, checkout, environment)
+        return time.perf_counter() - began
+
+    tokenizer = timed(TOKENIZER)
+    timed([*TRAIN.split()[:-1], TRAIN.split()[-1] + "20"])
+    few, many = (timed([*TRAIN.split()[:-1], TRAIN.split()[-1] + str(steps)]) for steps in (20, 70))
+    a_step = (many - few) / 50
+    steps = max(20, int(0.98 * (budget - tokenizer - (few - 20 * a_step)) / a_step))
+    seconds = tokenizer + timed([*TRAIN.split()[:-1], TRAIN.split()[-1] + str(steps)])
+    scored = run_python(["-c", SCORE, str(held_out)], checkout, environment)
+    return float(scored.split()[-1]), seconds
