@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar with the time left on a terminal, a plain line every 15 seconds elsewhere."""
+"""Progress on stderr: a bar with the time left on a terminal, a plain line every ten seconds elsewhere."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_SECONDS_BETWEEN_LINES = 15.0
+_SECONDS_BETWEEN_LINES = 10.0
 
 
 def notice(message: str) -> None:
@@ -18,10 +18,11 @@ def notice(message: str) -> None:
 @contextmanager
 def progress(
     label: str, total: int | None, *, done: int = 0, unit: str = "bytes"
-) -> Iterator[Callable[[int], None]]:
+) -> Iterator[Callable[..., None]]:
     """Show how much of `total` is done, how fast, and the time left; call what it yields with each increment.
 
-    What was `done` before this call does not count towards the speed. Bytes are shown as MB, with the speed.
+    It takes `(more, figures="", total=None)`: text to show, and a new total where that is an estimate. What
+    was `done` before this call does not count towards the speed. Bytes are shown as MB, with the speed.
     """
     if not sys.stderr.isatty():
         yield _plain_lines(label, total, done, unit)
@@ -31,18 +32,24 @@ def progress(
 
     counts: tuple[rich.ProgressColumn, ...] = rich.DownloadColumn(), rich.TransferSpeedColumn()
     if unit != "bytes":
-        counts = rich.MofNCompleteColumn(), rich.TextColumn(unit)
+        counts = rich.MofNCompleteColumn(), rich.TextColumn(unit), rich.TextColumn("{task.fields[figures]}")
     columns = rich.TextColumn("{task.description}"), rich.BarColumn(), *counts, rich.TimeRemainingColumn()
-    with rich.Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(label, total=total, completed=done)
-        yield lambda more: bar.advance(task, more)
+    with rich.Progress(
+        *columns, rich.TextColumn("left"), console=Console(stderr=True), refresh_per_second=4
+    ) as bar:
+        task = bar.add_task(label, total=total, completed=done, figures="")
+
+        def advance(more: int, figures: str = "", total: int | None = None) -> None:
+            bar.update(task, advance=more, figures=figures, total=total)
+
+        yield advance
 
 
-def _plain_lines(label: str, total: int | None, done: int, unit: str) -> Callable[[int], None]:
+def _plain_lines(label: str, total: int | None, done: int, unit: str) -> Callable[..., None]:
     start = last = time.monotonic()
     before = done
 
-    def advance(more: int) -> None:
+    def advance(more: int, figures: str = "", total: int | None = total) -> None:
         nonlocal done, last
         done += more
         if (now := time.monotonic()) - last < _SECONDS_BETWEEN_LINES:
@@ -52,7 +59,7 @@ def _plain_lines(label: str, total: int | None, done: int, unit: str) -> Callabl
             count = f"{done / 1e6:.0f} MB, {speed / 1e6:.1f} MB/s"
         else:
             count = f"{done} of {total} {unit}" if total else f"{done} {unit}"
-        left = f", {(total - done) / speed:.0f} s left" if total and speed else ""
-        print(f"{label}: {count}{left}", file=sys.stderr, flush=True)
+        left = f"{(total - done) / speed:.0f} s left" if total and speed else ""
+        print(f"{label}: {', '.join(filter(None, (count, figures, left)))}", file=sys.stderr, flush=True)
 
     return advance

@@ -15,7 +15,7 @@ CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_a_config_parses_and_builds(path, monkeypatch, tmp_path, text_file):
-    from gpt.training.fit import TrainingCLI, start
+    from gpt.training.fit import TrainingCLI, main
 
     class Parsed(TrainingCLI):
         """Stops after parsing the options."""
@@ -28,7 +28,7 @@ def test_a_config_parses_and_builds(path, monkeypatch, tmp_path, text_file):
 
     monkeypatch.chdir(tmp_path)
     # The size of a vocabulary that is learned depends on the text.
-    options = start(Parsed, ["fit", "--config", str(path), "--data.corpus", str(text_file)]).config.fit
+    options = main(["fit", "--config", str(path), "--data.corpus", str(text_file)], Parsed).config.fit
     config = GPTConfig(**options.model.config.as_dict())
     with torch.device("meta"):
         module = LanguageModel(config, OptimizerConfig(**options.model.optimizer.as_dict()))

@@ -24,7 +24,6 @@ from gpt.training.micro_batch import FitMicroBatch, is_out_of_memory
 from gpt.training.module import LanguageModel
 from gpt.training.output import output_may_end, report
 from gpt.training.profiling import Profile
-from gpt.training.progress import RunProgress
 from gpt.training.record import Meter, MetricsCSV, Samples, TensorBoard, write_summary
 from gpt.training.resume import Found, Resume
 from gpt.training.save import AtomicCheckpointIO, Checkpoints
@@ -156,8 +155,8 @@ class TrainingCLI(CommandLine):
         if self.subcommand != "fit":
             return self._trainer(logger=False, callbacks=[], enable_progress_bar=False)
         folder, stop, plain = self.folder, StopRequest(), options.trainer
-        metrics, samples = MetricsCSV(folder), Samples(folder)
-        self.meter = Meter(options.log_every, metrics)
+        metrics, show = MetricsCSV(folder), plain.enable_progress_bar is not False
+        self.meter = Meter(options.log_every, metrics, show)
         done = self.found.step if self.found else 0
         self.ends = Ends(plain, done, self.meter)
         self.stop_early = StopEarly(options.early_stopping) if options.early_stopping is not None else None
@@ -173,16 +172,16 @@ class TrainingCLI(CommandLine):
             self.meter,
             *([AdaptersAlone(folder)] if options.model.lora.rank else []),
             *([TensorBoard(folder, done or None)] if self.trainer_option("logger") is not False else []),
-            samples,
-            *([RunProgress(self.meter, samples)] if plain.enable_progress_bar is not False else []),
+            Samples(folder, show),
             *([self.stop_early] if self.stop_early else []),
             *([Profile(folder)] if options.profile else []),
             Checkpoints(folder, options.checkpoint_every, options.keep_checkpoints, stop),
         ]
         loggers = [metrics, *(item for item in self._several("logger") if isinstance(item, Logger))]
         plugins = [*self._several("plugins"), AtomicCheckpointIO(self.found.path if self.found else None)]
-        limits = {"max_steps": -1, "max_epochs": -1, "max_time": None}  # `Ends` sets the true end
-        return self._trainer(callbacks=callbacks, logger=loggers, plugins=plugins, **limits)
+        # `Ends` sets the true end, and `Meter` shows the progress.
+        own = {"max_steps": -1, "max_epochs": -1, "max_time": None, "enable_progress_bar": False}
+        return self._trainer(callbacks=callbacks, logger=loggers, plugins=plugins, **own)
 
     def _trainer(self, **options: Any) -> Trainer:
         try:
@@ -245,17 +244,11 @@ class TrainingCLI(CommandLine):
             print(json.dumps(metrics, indent=2))
 
 
-def main(args: list[str]) -> None:
+def main(args: list[str], cli: type[TrainingCLI] = TrainingCLI) -> TrainingCLI:
     """Run `fit ...` or `validate ...`.
 
-    Raises:
-        InputError: the options, the corpus or the checkpoint cannot be used.
+    InputError for options, a corpus or a checkpoint that cannot be used.
     """
-    start(TrainingCLI, args)
-
-
-def start(cli: type[TrainingCLI], args: list[str]) -> TrainingCLI:
-    """Parse the options and do what they say."""
     silence_warnings()
     keep_freed_memory()
     allow_tf32()

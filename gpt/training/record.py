@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from gpt.errors import InputError
 from gpt.files import atomic_write, write_json
 from gpt.pictures.runs import loss_curve
+from gpt.progress import progress
 from gpt.training.folder import RunFolder
 from gpt.training.shard import is_sharded
 
@@ -83,13 +86,16 @@ class TensorBoard(Callback):
 class Meter(Callback):
     """Logs loss, learning rate and speed every `every` steps, and cuts `metrics` when a run resumes.
 
-    The losses in between are summed on the device: reading one would wait for the device.
+    The losses in between are summed on the device: reading one would wait for the device. With `show` the
+    figures are on stderr too, as a progress bar or lines.
     """
 
-    def __init__(self, every: int, metrics: MetricsCSV | None = None) -> None:
+    def __init__(self, every: int, metrics: MetricsCSV | None = None, show: bool = False) -> None:
         if every < 1:
             raise InputError(f"log_every must be at least 1, got {every}")
-        self.every, self.metrics = every, metrics
+        self.every, self.metrics, self.show = every, metrics, show
+        self._advance: Callable[..., None] = lambda *_: None
+        self._bar, self._shown = ExitStack(), 0  # steps
         self.steps = self.tokens = self.interval_batches = self.interval_tokens = 0
         self.seconds = self.train_seconds = 0.0
         self.loss_sum: torch.Tensor | float = 0.0
@@ -106,6 +112,9 @@ class Meter(Callback):
         pl_module.logs_itself = False
         now = time.perf_counter()
         self._started, self._interval_started = now - self.train_seconds, now - self._interval_started
+        if self.show and trainer.is_global_zero:
+            bar = progress("training", pl_module.planned_steps, done=self.steps, unit="steps")
+            self._advance, self._shown = self._bar.enter_context(bar), self.steps
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
         """Count a batch, and log at the end of an interval."""
@@ -132,6 +141,9 @@ class Meter(Callback):
         self.loss_sum, self.interval_batches, self.interval_tokens = 0.0, 0, 0
         self._interval_started = now
         self._log(trainer, self.seconds, metrics)
+        figures = f"loss {self.train_loss:.3f}, {self.tokens_per_second:,.0f} tokens/s"
+        self._advance(self.steps - self._shown, figures, pl_module.planned_steps)
+        self._shown = self.steps
 
     def on_validation_start(self, *_: Any) -> None:
         """Note the time."""
@@ -144,11 +156,19 @@ class Meter(Callback):
         self._log(trainer, self.elapsed(), self.last_validation)
         for logger in trainer.loggers:
             logger.save()
+        if self.show and trainer.is_global_zero:
+            figures = "  ".join(f"{name} {value:.4g}" for name, value in self.last_validation.items())
+            print(f"step {trainer.global_step}  {figures}", file=sys.stderr)
         self._interval_started += time.perf_counter() - self._validation_started  # not training time
 
     def on_train_end(self, *_: Any) -> None:
         """Stop the clock."""
         self.train_seconds = self.elapsed()
+        self._bar.close()
+
+    def on_exception(self, *_: Any) -> None:
+        """Leave the terminal as it was."""
+        self._bar.close()
 
     def state_dict(self) -> dict[str, Any]:
         """All counts and clocks, and the length of metrics.csv."""
@@ -175,10 +195,13 @@ class Meter(Callback):
 
 
 class Samples(Callback):
-    """samples.txt: an empty document continued from the same seed at each validation, to compare texts."""
+    """samples.txt: an empty document continued from the same seed at each validation, to compare texts.
 
-    def __init__(self, folder: RunFolder) -> None:
-        self.file, self.newest = GrowingText(folder, "samples.txt"), ""
+    With `show` it is on stderr too.
+    """
+
+    def __init__(self, folder: RunFolder, show: bool = False) -> None:
+        self.file, self.show = GrowingText(folder, "samples.txt"), show
 
     @rank_zero_only
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
@@ -190,9 +213,11 @@ class Samples(Callback):
         tokenizer = trainer.datamodule.tokenizer  # type: ignore[attr-defined]
         sampling = Sampling(temperature=0.8, top_k=50)
         pieces = stream(pl_module.model, tokenizer, "", max_new_tokens=64, sampling=sampling, seed=0)
-        self.newest = "".join(pieces).strip()
-        self.file.text += f"--- step {trainer.global_step}\n{self.newest}\n\n"
+        text = "".join(pieces).strip()
+        self.file.text += f"--- step {trainer.global_step}\n{text}\n\n"
         self.file.write()
+        if self.show and text:
+            print(f"\x1b[2m{text}\x1b[0m" if sys.stderr.isatty() else text, file=sys.stderr)
 
     def state_dict(self) -> dict[str, Any]:
         """The length of the file."""

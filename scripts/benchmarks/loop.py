@@ -16,7 +16,7 @@ import torch
 from benchmarks.common import Report, Timing, say, synchronize
 from torch.optim.lr_scheduler import LambdaLR
 
-from gpt.training.fit import TrainingCLI, start
+from gpt.training.fit import TrainingCLI, main
 
 QUICK = Path(__file__).parents[2] / "configs" / "quick.yaml"
 
@@ -82,7 +82,7 @@ def _fit(steps: int, device: str) -> Measured:
     """Train with the Trainer, off a terminal, without validation."""
     options = ["--trainer.max_steps", str(steps), "--trainer.limit_val_batches", "0"]
     options += ["--trainer.accelerator", device.partition(":")[0]]
-    cli = start(Measured, ["fit", "--config", str(QUICK), *options])
+    cli = main(["fit", "--config", str(QUICK), *options], Measured)
     assert isinstance(cli, Measured)
     return cli
 

@@ -104,7 +104,7 @@ def test_a_refusal_comes_before_anything_is_read_or_written(tmp_path, monkeypatc
 
 
 def test_the_honoured_options_reach_the_trainer(tmp_path, monkeypatch, text_file):
-    from gpt.training.fit import TrainingCLI, start
+    from gpt.training.fit import TrainingCLI, main
 
     class Built(TrainingCLI):
         def _run_subcommand(self, subcommand):
@@ -139,7 +139,7 @@ def test_the_honoured_options_reach_the_trainer(tmp_path, monkeypatch, text_file
         "300",
     ]
     options = [word for name, value in values.items() for word in (f"--trainer.{name}", value)]
-    trainer = start(Built, ["fit", "--data.corpus", str(text_file), *tiny, *options]).trainer
+    trainer = main(["fit", "--data.corpus", str(text_file), *tiny, *options], Built).trainer
     assert (trainer.min_steps, trainer.limit_train_batches, trainer.limit_val_batches) == (3, 7, 0)
     assert (trainer.val_check_interval, trainer.accumulate_grad_batches) == (6, 3)
     assert (trainer.gradient_clip_val, trainer.precision) == (0.5, "32-true")
