@@ -101,11 +101,9 @@ class Ends(Callback):
         return step + max(0, int(left / self._seconds_per_step))
 
     def state_dict(self) -> dict[str, Any]:
-        """The speed, where time is the limit."""
         return {} if self.max_seconds is None else {"seconds_per_step": self._seconds_per_step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse of `state_dict`."""
         self._seconds_per_step = state_dict["seconds_per_step"]
 
 

@@ -88,7 +88,6 @@ class TrainingCLI(CommandLine):
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse, and report a file of options that is not text or contains itself."""
         try:
             super().parse_arguments(parser, args)
         except (UnicodeDecodeError, RecursionError) as error:
@@ -140,7 +139,6 @@ class TrainingCLI(CommandLine):
         ]
 
     def instantiate_classes(self) -> None:
-        """Build everything, and report a model that is too large."""
         try:
             super().instantiate_classes()
         except (MemoryError, RuntimeError) as error:

@@ -52,7 +52,6 @@ class AdaptersAlone(Callback):
         self._part = AdapterPart(rank=lora.rank, scale=lora.alpha / lora.rank, base=base)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Leave the adapters alone in the checkpoint."""
         checkpoint["adapters"] = self._part
         checkpoint["state_dict"] = adapters_of(checkpoint["state_dict"])
 

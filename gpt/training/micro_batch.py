@@ -22,7 +22,6 @@ class FitMicroBatch(Callback):
         self.report = report
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Set the data's batch_size, and with it the Trainer's accumulate_grad_batches."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         if data.tokens_per_update is None:
             return

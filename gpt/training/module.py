@@ -103,7 +103,6 @@ class LanguageModel(LightningModule):
         return loss if batches == usual else loss * (usual / batches)
 
     def on_validation_epoch_start(self) -> None:
-        """Reset the sums."""
         self._val_nats = self._val_tokens = 0.0
 
     def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
@@ -127,14 +126,12 @@ class LanguageModel(LightningModule):
         self.log_dict(metrics, logger=self.logs_itself and bool(self.trainer.loggers))
 
     def configure_model(self) -> None:
-        """Shard the model under a strategy that does."""
         if self.device_mesh is not None:
             if self.lora.rank:
                 raise InputError("fsdp2 does not shard lora's adapters: leave --trainer.strategy fsdp2 out")
             shard(self.model, self.device_mesh["data_parallel"])
 
     def configure_optimizers(self) -> Any:
-        """The optimizer, and its schedule by updates."""
         recipe = self.optimizer_config
         optimizer = build_optimizer(self.model, recipe)
         self.planned_steps = self._count_steps()
@@ -195,5 +192,4 @@ class LanguageModel(LightningModule):
             part["template"] = data.prepared.meta.get("template")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the count of skipped updates."""
         self.guard.skipped = checkpoint["gpt"].get("skipped", 0)

@@ -26,14 +26,12 @@ class Profile(Callback):
 
     @rank_zero_only
     def on_train_start(self, *_: Any) -> None:
-        """Begin to count steps."""
         steps = schedule(wait=WAIT, warmup=WARM_UP, active=ACTIVE, repeat=1)
         self._profile = profile(schedule=steps, on_trace_ready=self._write)
         self._profile.start()
 
     @rank_zero_only
     def on_train_batch_end(self, *_: Any) -> None:
-        """Count a step."""
         self._profile.step()
 
     @rank_zero_only

@@ -77,7 +77,6 @@ class TensorBoard(Callback):
         self.folder, self.purge_step = folder, purge_step
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Add the logger."""
         if find_spec("tensorboard"):
             options: dict[str, Any] = {"default_hp_metric": False, "purge_step": self.purge_step}
             trainer.loggers += [TensorBoardLogger(self.folder / "", "tensorboard", "", **options)]
@@ -117,7 +116,6 @@ class Meter(Callback):
             self._advance, self._shown = self._bar.enter_context(bar), self.steps
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
-        """Count a batch, and log at the end of an interval."""
         self.loss_sum = self.loss_sum + pl_module.last_loss
         self.interval_batches += 1
         self.interval_tokens += batch[0].numel() * trainer.world_size
@@ -146,11 +144,9 @@ class Meter(Callback):
         self._shown = self.steps
 
     def on_validation_start(self, *_: Any) -> None:
-        """Note the time."""
         self._validation_started = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
-        """Log the validation metrics."""
         names = [name for name in COLUMNS if name.startswith("val_") and name in trainer.callback_metrics]
         self.last_validation = {name: float(trainer.callback_metrics[name]) for name in names}
         self._log(trainer, self.elapsed(), self.last_validation)
@@ -162,16 +158,13 @@ class Meter(Callback):
         self._interval_started += time.perf_counter() - self._validation_started  # not training time
 
     def on_train_end(self, *_: Any) -> None:
-        """Stop the clock."""
         self.train_seconds = self.elapsed()
         self._bar.close()
 
     def on_exception(self, *_: Any) -> None:
-        """Leave the terminal as it was."""
         self._bar.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """All counts and clocks, and the length of metrics.csv."""
         names = ("steps", "tokens", "seconds", "interval_batches", "interval_tokens", "train_loss")
         return {
             **{name: getattr(self, name) for name in (*names, "last_validation")},
@@ -181,7 +174,6 @@ class Meter(Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse of `state_dict`."""
         state = dict(state_dict)
         written, self._interval_started = state.pop("csv"), state.pop("interval_seconds")
         vars(self).update(state)
@@ -205,7 +197,6 @@ class Samples(Callback):
 
     @rank_zero_only
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Write a text."""
         if is_sharded(pl_module.model):
             return  # the first process has only a part of the weights
         from gpt.generation import Sampling, stream
@@ -220,11 +211,9 @@ class Samples(Callback):
             print(f"\x1b[2m{text}\x1b[0m" if sys.stderr.isatty() else text, file=sys.stderr)
 
     def state_dict(self) -> dict[str, Any]:
-        """The length of the file."""
         return {"characters": len(self.file.text)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Cut the file to the length it had."""
         self.file.cut(state_dict["characters"])
 
 

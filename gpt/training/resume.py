@@ -81,7 +81,6 @@ class Resume(Callback):
         self._groups: list[dict[str, Any]] = []  # the optimizer's current options, once training begins
 
     def on_save_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
-        """Add the states of all processes."""
         generators = random_state(trainer.strategy.root_device)
         own = {"random": generators, "loss_sum": float(self.meter.loss_sum)}
         states: list[Any] = [own] * trainer.world_size
@@ -91,7 +90,6 @@ class Resume(Callback):
         checkpoint["step"] = step_size(trainer)
 
     def on_load_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
-        """Take the states and Lightning's batch counts."""
         self._saved = {name: checkpoint[name] for name in ("processes", "step", "loops")}
         if self._groups:
             self._convert_counts(trainer)

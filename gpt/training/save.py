@@ -119,7 +119,6 @@ class Checkpoints(Checkpoint):
             validate_now(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
-        """Save on schedule and on a signal."""
         step = trainer.global_step
         self._mid_update = step == self._step  # gradients accumulate
         if self._mid_update:
@@ -172,11 +171,9 @@ class Checkpoints(Checkpoint):
             self._other_text = True
 
     def state_dict(self) -> dict[str, Any]:
-        """The best validation loss so far."""
         return {"best_loss": self.best_loss}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse of `state_dict`."""
         self.best_loss = state_dict["best_loss"]
 
     def _save_last(self, trainer: Trainer) -> None:

@@ -1,9 +1,13 @@
-"""The programs of docs/training.md run, and learn."""
+"""The programs of docs/training.md run, and learn; what the code defines itself has docstrings."""
 
+import inspect
+import pkgutil
 import re
 from pathlib import Path
 
 import pytest
+
+import gpt.training
 
 TEXT = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
@@ -27,3 +31,21 @@ def test_a_program_of_the_docs_runs(program, tmp_path, monkeypatch, text_file):
 def test_there_are_three_programs():
     assert len(PROGRAMS) == 3
     assert all(len(program.strip().splitlines()) <= 20 for program in PROGRAMS)
+
+
+def test_public_methods_that_no_base_class_defines_have_docstrings():
+    """What lint checks elsewhere; here most methods are hooks, which Lightning documents."""
+    methods = {}
+    for found in pkgutil.walk_packages(gpt.training.__path__, "gpt.training."):
+        module = pkgutil.resolve_name(found.name)
+        for _, kind in inspect.getmembers(module, inspect.isclass):
+            if kind.__module__ == module.__name__ and not kind.__name__.startswith("_"):
+                bases = {name for base in kind.__mro__[1:] for name in vars(base)}
+                own = {name: value for name, value in vars(kind).items() if name[0] != "_"}
+                methods |= {
+                    f"{kind.__qualname__}.{name}": value.__doc__
+                    for name, value in own.items()
+                    if name not in bases and (inspect.isfunction(value) or isinstance(value, property))
+                }
+    assert len(methods) > 20
+    assert [name for name, text in methods.items() if not text] == []

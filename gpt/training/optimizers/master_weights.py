@@ -42,12 +42,10 @@ class MasterWeights(CombinedOptimizer):
             weight.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The masters and their optimizer's state dict."""
         (inner,) = super().state_dict()["parts"]
         return {"masters": [master.detach() for master in self.masters], "inner": inner}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse of `state_dict`."""
         torch._foreach_copy_(list(map(local, self.masters)), list(map(local, state_dict["masters"])))
         super().load_state_dict({"parts": [state_dict["inner"]]})
