@@ -64,7 +64,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        with engine:
+        async with engine:
             watching = asyncio.create_task(engine.watch(exit_when_stalled))
             yield
             watching.cancel()
