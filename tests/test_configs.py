@@ -23,12 +23,12 @@ def test_a_config_parses_and_builds(path, monkeypatch, tmp_path, text_file):
         def instantiate_classes(self):
             pass
 
-        def _run_subcommand(self, subcommand):
+        def run(self):
             pass
 
     monkeypatch.chdir(tmp_path)
     # The size of a vocabulary that is learned depends on the text.
-    options = main(["fit", "--config", str(path), "--data.corpus", str(text_file)], Parsed).config.fit
+    options = main(["fit", "--config", str(path), "--data.corpus", str(text_file)], Parsed).config
     config = GPTConfig(**options.model.config.as_dict())
     with torch.device("meta"):
         module = LanguageModel(config, OptimizerConfig(**options.model.optimizer.as_dict()))

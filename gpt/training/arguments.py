@@ -26,6 +26,7 @@ _SCANNED = ("run", "resume", "ckpt_path", "model.init_from")
 class Arguments:
     """A command line for LightningCLI, and what it resumes."""
 
+    command: str  # fit or validate
     args: list[str]
     found: Found | None  # the checkpoint that `fit` resumes
     saved: dict[str, Any]  # the options that it carries
@@ -78,7 +79,8 @@ def complete(args: list[str]) -> Arguments:
     if not configs and not help_only:
         configs = [str(recipe)]
     return Arguments(
-        args=[command, *(f"--config={config}" for config in configs), *kept, *rest],
+        command=command,
+        args=[*(f"--config={config}" for config in configs), *kept, *rest],
         found=found if command == "fit" else None,
         saved=saved,
         restart=resume == AUTO_OR_NEW,

@@ -7,7 +7,7 @@ import yaml
 from jsonargparse import set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.strategies import StrategyRegistry
 
@@ -18,7 +18,7 @@ from gpt.training.arguments import Arguments, complete
 from gpt.training.device import allow_tf32, default_precision, keep_freed_memory
 from gpt.training.ends import Ends, NothingLeft, StopEarly
 from gpt.training.folder import RunFolder, folder_of_checkpoint, folder_to_restart
-from gpt.training.lightning_private import CommandLine, silence_warnings
+from gpt.training.lightning_private import silence_warnings
 from gpt.training.lora import AdaptersAlone
 from gpt.training.micro_batch import FitMicroBatch, is_out_of_memory
 from gpt.training.module import LanguageModel
@@ -35,13 +35,11 @@ from gpt.training.vocabulary import choose_vocabulary
 from gpt.weights.checkpoint import RUNS, check_shape
 
 
-class TrainingCLI(CommandLine):
+class TrainingCLI(LightningCLI):
     """LightningCLI over `LanguageModel` and `TokenData`; each run has a folder of its own."""
 
     def __init__(self, arguments: Arguments) -> None:
-        self.given, self.found, self.trained = arguments, arguments.found, True
-        strict: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
-        shown = {**strict, "default_config_files": [str(path) for path in arguments.defaults]}
+        self.given, self.found = arguments, arguments.found
         super().__init__(
             LanguageModel,
             TokenData,
@@ -49,14 +47,15 @@ class TrainingCLI(CommandLine):
             seed_everything_default=1337,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
-            parser_kwargs={**strict, arguments.args[0]: shown},
+            parser_kwargs={
+                "prog": f"gpt {arguments.command}",
+                "exit_on_error": False,
+                "allow_abbrev": False,
+                "default_config_files": [str(path) for path in arguments.defaults],
+            },
             args=arguments.args,
+            run=False,
         )
-
-    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        """The one that is called, as a parser takes half a second to build."""
-        command = self.given.args[0]
-        return {command: super().subcommands()[command]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add a run's options, links between the model and the data, and this project's defaults."""
@@ -67,6 +66,7 @@ class TrainingCLI(CommandLine):
             help="resume a run: its folder, a checkpoint, 'auto' for the newest checkpoint of --run or of "
             "all runs, 'auto_or_new' to begin --run if it has none",
         )
+        group.add_argument("--ckpt_path", help="checkpoint or folder of the run that 'gpt validate' scores")
         group.add_argument("--checkpoint_every", type=int, default=500, help="steps between two last.ckpt")
         group.add_argument("--keep_checkpoints", type=int, default=2, help="newest checkpoints to keep")
         group.add_argument("--log_every", type=int, default=20, help="steps between two rows of metrics.csv")
@@ -92,13 +92,13 @@ class TrainingCLI(CommandLine):
             super().parse_arguments(parser, args)
         except (UnicodeDecodeError, RecursionError) as error:
             raise InputError(f"a file given with --config cannot be read: {error}") from None
-        seed = self.config[self.config["subcommand"]].seed_everything
+        seed = self.config.seed_everything
         if not 0 <= int(seed) < 1 << 32:
             raise InputError(f"--seed_everything must be from 0 to {2**32 - 1}, got {seed}")
 
     def before_instantiate_classes(self) -> None:
         """Check the Trainer's options, and choose the precision and the shape of given weights."""
-        options = self.config[self.subcommand]
+        options = self.config
         trainer, init_from = options.trainer, options.model.init_from
         check_trainer_options(trainer.as_dict())
         if options.get("ckpt_path"):
@@ -127,11 +127,11 @@ class TrainingCLI(CommandLine):
         trainer.default_root_dir = str(folder or RUNS)
 
     def _lasting_options(self) -> str:
-        return self.options_parser.dump(self.lasting, skip_unset=False)
+        return self.parser.dump(self.lasting, skip_unset=False)
 
     def _resume_lines(self, found: Found) -> list[str]:
         """Which checkpoint the run resumes, and which options changed."""
-        now = yaml.safe_load(self.options_parser.dump(self.config[self.subcommand], skip_unset=False))
+        now = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
         return [
             f"resuming {found.path}, after step {found.step}",
             *(f"skipped {path}, which is broken" for path in found.skipped),
@@ -149,8 +149,8 @@ class TrainingCLI(CommandLine):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the run's loggers, callbacks and checkpoints to those that the options name."""
-        options = self.config[self.subcommand]
-        if self.subcommand != "fit":
+        options = self.config
+        if self.given.command != "fit":
             return self._trainer(logger=False, callbacks=[], enable_progress_bar=False)
         folder, stop, plain = self.folder, StopRequest(), options.trainer
         metrics, show = MetricsCSV(folder), plain.enable_progress_bar is not False
@@ -169,7 +169,7 @@ class TrainingCLI(CommandLine):
             stop,
             self.meter,
             *([AdaptersAlone(folder)] if options.model.lora.rank else []),
-            *([TensorBoard(folder, done or None)] if self.trainer_option("logger") is not False else []),
+            *([TensorBoard(folder, done or None)] if self.config_init.trainer.logger is not False else []),
             Samples(folder, show),
             *([self.stop_early] if self.stop_early else []),
             *([Profile(folder)] if options.profile else []),
@@ -189,7 +189,7 @@ class TrainingCLI(CommandLine):
 
     def _several(self, name: str) -> list[Any]:
         """A Trainer option that may be one thing, a list or nothing."""
-        value = self.trainer_option(name)
+        value = self.config_init.trainer[name]
         return list(value) if isinstance(value, list) else [value] if value is not None else []
 
     def _save_batch_size(self, batch_size: int) -> None:
@@ -199,20 +199,27 @@ class TrainingCLI(CommandLine):
         if self.trainer.is_global_zero:
             self.folder.write_config()
 
-    def before_fit(self) -> None:
-        """Find errors in the data before a folder is made for the run."""
-        self.datamodule.prepare_data()
+    def run(self) -> None:
+        """Train or validate."""
+        if self.given.command == "fit":
+            self.fit()
+            return
+        self.trainer.validate(self.model, datamodule=self.datamodule, ckpt_path=self.config.ckpt_path)
+        metrics = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
+        if self.trainer.is_global_zero:
+            print(json.dumps(metrics, indent=2))
+
+    def fit(self) -> None:
+        """Train; a run that a signal ended exits with the status that the signal has in a shell."""
+        self.datamodule.prepare_data()  # find errors in the data before a folder is made for the run
         self.datamodule.setup("fit")
         self.datamodule.train_dataloader()
         self.inherited.warn(self.datamodule)
-
-    def fit(self, **kwargs: Any) -> None:
-        """Train; a run that a signal ended exits with the status that the signal has in a shell."""
         try:
-            self.trainer.fit(**kwargs)
+            self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=self.config.ckpt_path)
         except NothingLeft as end:
             report(str(end))
-            self.trained = False
+            return
         except Stopped as stopped:
             report(str(stopped))
             raise SystemExit(stopped.status) from None
@@ -221,11 +228,11 @@ class TrainingCLI(CommandLine):
             raise (KeyboardInterrupt if interrupted else leaving) from None
         finally:
             self.folder.release()
+        if self.trainer.is_global_zero:
+            self.summarize()
 
-    def after_fit(self) -> None:
+    def summarize(self) -> None:
         """Print how it ended and what to do next."""
-        if not self.trainer.is_global_zero or not self.trained:
-            return
         reason = (self.stop_early.reason if self.stop_early else None) or self.ends.reason
         report(f"ended after step {self.trainer.global_step}: {reason}", prefix="")
         folder = self.folder / ""
@@ -234,12 +241,6 @@ class TrainingCLI(CommandLine):
         print(f"{folder}/ holds the checkpoints, metrics.csv, loss.png and summary.json")
         what = "--interactive" if self.datamodule.prepared.template else "--prompt 'The '"
         print(f"next: gpt generate --checkpoint {folder} {what}")
-
-    def after_validate(self) -> None:
-        """Print the validation metrics."""
-        metrics = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
-        if self.trainer.is_global_zero:
-            print(json.dumps(metrics, indent=2))
 
 
 def main(args: list[str], cli: type[TrainingCLI] = TrainingCLI) -> TrainingCLI:
@@ -257,4 +258,6 @@ def main(args: list[str], cli: type[TrainingCLI] = TrainingCLI) -> TrainingCLI:
     if "fsdp2" not in StrategyRegistry:
         StrategyRegistry.register("fsdp2", ShardedStrategy)
     with output_may_end():
-        return cli(complete(args))
+        built = cli(complete(args))
+        built.run()
+        return built

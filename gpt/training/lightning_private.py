@@ -12,7 +12,6 @@ from typing import Any
 
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Trainer
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 _WARNINGS_THAT_DO_NOT_APPLY = (
     ".*treespec, LeafSpec.*",
@@ -68,22 +67,6 @@ def requeue_signal(trainer: Trainer) -> int:
     if sys.platform == "win32" or not isinstance(environment, SLURMEnvironment):
         return 0
     return (environment.requeue_signal or signal.SIGUSR1) if environment.auto_requeue else 0
-
-
-class CommandLine(LightningCLI):
-    """LightningCLI, its private methods under public names."""
-
-    def _parse_ckpt_path(self) -> None:
-        """Do nothing: LightningCLI lets a checkpoint's options override the command line."""
-
-    @property
-    def options_parser(self) -> LightningArgumentParser:
-        """The parser of the subcommand."""
-        return self._parser(self.subcommand)
-
-    def trainer_option(self, name: str) -> Any:
-        """A Trainer option, instantiated where it names a class."""
-        return self._get(self.config_init, "trainer").get(name)
 
 
 def silence_warnings() -> None:

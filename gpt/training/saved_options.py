@@ -38,7 +38,7 @@ _LONGEST = 1 << 16
 
 _FIXED = ("model.config.", "model.optimizer.name")  # what the saved tensors depend on
 _FREE = ("model.config.dropout",)
-_NOT_COMPARED = (*_CHOSEN_ANEW, "run", "weights_only", "model.init_from")
+_NOT_COMPARED = (*_CHOSEN_ANEW, "run", "model.init_from")
 
 
 def plain_options(
@@ -62,7 +62,7 @@ def plain_options(
     options: dict[str, Any] = {}
     for name, value in _leaves(saved):
         name = OLD_NAMES.get(name, name)
-        if name in _CHOSEN_ANEW or name in dropped:
+        if name in (*_CHOSEN_ANEW, *dropped) or (name == "weights_only" and value is None):  # of older runs
             continue
         if not (reason := _objection(name, value)):
             options[name] = value

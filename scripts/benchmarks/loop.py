@@ -24,7 +24,7 @@ QUICK = Path(__file__).parents[2] / "configs" / "quick.yaml"
 class Measured(TrainingCLI):
     """A run without summary and loss curve."""
 
-    def after_fit(self) -> None:
+    def summarize(self) -> None:
         """Write nothing."""
 
 

@@ -93,7 +93,7 @@ def test_a_shipped_config_is_named_by_its_name(tmp_path, monkeypatch):
     complete = arguments.complete(["fit", "--config", "tinyshakespeare"]).args
     assert complete == ["fit", f"--config={ROOT / 'configs' / 'tinyshakespeare.yaml'}"]
     (tmp_path / "tinyshakespeare").write_text("run: mine\n", encoding="utf-8")  # a file comes first
-    assert arguments.complete(["fit", "--config", "tinyshakespeare"]).args[1] == "--config=tinyshakespeare"
+    assert arguments.complete(["fit", "--config", "tinyshakespeare"]).args[0] == "--config=tinyshakespeare"
 
 
 @pytest.mark.parametrize("name", ["tinyshakespear", "mine.yaml", "configs/mine.yml", "../quick"])
@@ -107,4 +107,4 @@ def test_a_config_that_is_not_there(name, tmp_path, monkeypatch, capsys):
 def test_options_may_be_given_as_yaml(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = "{trainer: {max_steps: 3}}"
-    assert arguments.complete(["fit", "--config", text]).args == ["fit", f"--config={text}"]
+    assert arguments.complete(["fit", "--config", text]).args == [f"--config={text}"]

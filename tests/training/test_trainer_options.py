@@ -107,7 +107,7 @@ def test_the_honoured_options_reach_the_trainer(tmp_path, monkeypatch, text_file
     from gpt.training.fit import TrainingCLI, main
 
     class Built(TrainingCLI):
-        def _run_subcommand(self, subcommand):
+        def run(self):
             pass
 
     monkeypatch.chdir(tmp_path)
