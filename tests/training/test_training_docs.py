@@ -47,5 +47,5 @@ def test_public_methods_that_no_base_class_defines_have_docstrings():
                     for name, value in own.items()
                     if name not in bases and (inspect.isfunction(value) or isinstance(value, property))
                 }
-    assert len(methods) > 20
+    assert "Guard.passes" in methods and "Meter.elapsed" in methods
     assert [name for name, text in methods.items() if not text] == []
