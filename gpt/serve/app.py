@@ -64,7 +64,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with engine:
+        with engine:
             watching = asyncio.create_task(engine.watch(exit_when_stalled))
             yield
             watching.cancel()

@@ -1,17 +1,19 @@
-"""The engine in a thread of its own, and its interface to asyncio."""
+"""The engine in its own thread, and its interface to asyncio."""
 
 import asyncio
-import itertools
 import logging
 import math
 import os
+import queue
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
 
@@ -36,24 +38,31 @@ class Handle:
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.requests = requests
+        self.samples: list[Sample] = []  # those of the requests, once the engine has them
         self.running = self.unread = sum(one.samples for one in requests if one.max_new_tokens or one.echo)
-        self.tokens: asyncio.Queue[tuple[int, Token] | Exception] = asyncio.Queue()
+        self._tokens: asyncio.Queue[tuple[int, Token] | Exception] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
 
     async def next(self) -> tuple[int, Token]:
-        """The next token, with the index of its sample among those of all requests; raises a queued error."""
-        token = await self.tokens.get()
+        """The next token, with the index of its sample among those of all requests; raises a `put` error."""
+        token = await self._tokens.get()
         if isinstance(token, Exception):
             raise token
         self.unread -= token[1].finished is not None
         return token
 
+    def put(self, token: tuple[int, Token] | Exception) -> None:
+        """Add a token or an error, from the engine's thread."""
+        with suppress(RuntimeError):  # the event loop is closed: no one waits
+            self._loop.call_soon_threadsafe(self._tokens.put_nowait, token)
+
 
 class EngineThread:
-    """Runs an engine while there is work; use as an asynchronous context manager.
+    """Runs an engine while there is work; use as a context manager.
 
     At most `max_samples` are decoded together, and at most `max_samples + max_waiting` handles and calls are
     open. Between two steps of the engine at most one call runs. A step of more than `stalled_after` seconds
-    is a problem. The thread alone uses the engine; the event loop leaves it orders and hands out the tokens.
+    is a problem.
     """
 
     def __init__(
@@ -69,24 +78,21 @@ class EngineThread:
         self.stalled_after = stalled_after
         self._new_engine = partial(Engine, self.model, tokenizer, max_samples=max_samples, chunk=_CHUNK)
         self._engine = self._new_engine()
-        self._orders: deque[Callable[[], None]] = deque()
-        self._found: deque[tuple[Handle, tuple[int, Token] | Exception]] = deque()
+        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._open: set[Handle] = set()
-        self._owners: dict[Sample, tuple[Handle, int]] = {}
-        self._calls = 0
-        self._decoding: asyncio.Task[None] | None = None
-        self._busy_since = math.inf  # when the thread began what it does now; infinity while it waits
+        self._owners: dict[Sample, Handle] = {}
+        self._stopping = False
+        self._busy_since = math.inf  # when the present step began; infinity between two steps
 
-    async def __aenter__(self) -> "EngineThread":
-        self._thread, self._one_call = ThreadPoolExecutor(1, "decoding"), asyncio.Lock()
+    def __enter__(self) -> "EngineThread":
+        self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
+        self._thread.start()
         return self
 
-    async def __aexit__(self, *exception: object) -> None:
-        for handle in list(self._open):
-            self.cancel(handle)
-        if self._decoding:
-            await asyncio.wait([self._decoding], timeout=self.stalled_after)
-        self._thread.shutdown(wait=False)
+    def __exit__(self, *exception: object) -> None:
+        self._orders.put(partial(setattr, self, "_stopping", True))
+        self._thread.join(timeout=self.stalled_after)
 
     @property
     def running(self) -> int:
@@ -96,13 +102,16 @@ class EngineThread:
     @property
     def open(self) -> int:
         """Handles and calls that are not finished."""
-        return len(self._open) + self._calls
+        return len(self._open) + len(self._calls)
 
     @property
     def problem(self) -> str | None:
         """Why nothing is decoded; None if all is well."""
-        stalled = time.monotonic() - self._busy_since > self.stalled_after
-        return f"a decoding step has taken more than {self.stalled_after} s" if stalled else None
+        if not self._thread.is_alive():
+            return "the decoding thread has ended"
+        if time.monotonic() - self._busy_since > self.stalled_after:
+            return f"a decoding step has taken more than {self.stalled_after} s"
+        return None
 
     async def watch(self, exit_when_stalled: bool) -> None:
         """End the process when a step has taken twice `stalled_after`: the step cannot be ended alone."""
@@ -117,88 +126,89 @@ class EngineThread:
         handle = Handle(requests)
         if handle.running:
             self._open.add(handle)
-            self._orders.append(lambda: self._add(handle))
-            if self._decoding is None or self._decoding.done():
-                self._decoding = asyncio.create_task(self._decode())
+            self._orders.put(lambda: self._add(handle))
         return handle
 
     def cancel(self, handle: Handle) -> None:
         """Stop the work on a handle; nothing happens if it is finished."""
-        if handle in self._open:
-            self._orders.append(lambda: self._cancel(handle))
+        self._orders.put(lambda: self._cancel(handle))
 
     async def call(self, function: Callable[[], Result]) -> Result:
         """Run a function of the model in the engine's thread, unless it is cancelled; errors as `submit`."""
         self._check_queue()
-        self._calls += 1
-        try:
-            async with self._one_call:  # the thread takes turns between it and the steps
-                return await self._in_thread(function)
-        finally:
-            self._calls -= 1
+        future: Future[Result] = Future()
+        self._calls.append((function, future))
+        self._orders.put(lambda: None)  # wakes the thread
+        return await asyncio.wrap_future(future)
 
     def _check_queue(self) -> None:
         if self.open >= self.max_open:
             raise HTTPException(503, "too many requests are waiting, try again later")
 
-    async def _in_thread(self, function: Callable[[], Result]) -> Result:
-        def timed() -> Result:
-            self._busy_since = time.monotonic()
+    def _run(self) -> None:
+        while not self._stopping:
             try:
-                return function()
-            finally:
-                self._busy_since = math.inf
+                self._turn()
+            except BaseException as error:  # SystemExit too: nothing else serves
+                self._fail(error)
 
-        return await asyncio.get_running_loop().run_in_executor(self._thread, timed)
-
-    async def _decode(self) -> None:
-        """Run steps until there is no more work, and hand out their tokens while the next one runs."""
-        while self._orders or self._engine.busy:
-            await self._in_thread(self._step)
-            while self._found:
-                handle, token = self._found.popleft()
-                handle.tokens.put_nowait(token)
+    def _turn(self) -> None:
+        """Take all orders, then run a step and a call."""
+        self._busy_since = math.inf
+        idle = not (self._engine.busy or self._calls)
+        while idle or not self._orders.empty():
+            self._orders.get()()
+            idle = False
+        self._busy_since = time.monotonic()
+        if self._engine.busy:
+            self._step()
+        while self._calls:
+            function, future = self._calls.popleft()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except Exception as error:
+                    future.set_exception(error)
+                break
 
     def _step(self) -> None:
-        """Carry out all orders, then run a step."""
-        try:
-            while self._orders:
-                self._orders.popleft()()
-            for token in self._engine.step():
-                handle, index = self._owners[token.sample]
-                if token.finished:
-                    del self._owners[token.sample]
-                    handle.running -= 1
-                    if not handle.running:
-                        self._open.discard(handle)
-                self._found.append((handle, (index, token)))
-            for sample, error in self._engine.failed.items():
-                _log.error("a sample failed: %r", error, exc_info=error)
-                if sample in self._owners:  # not if another sample of its handle failed too
-                    self._end(self._owners[sample][0], server_failed())
-        except BaseException as error:
-            _log.error("decoding failed: %r", error, exc_info=error)
-            self._owners.clear()
-            for handle in list(self._open):  # a copy: the event loop adds to the set
-                self._end(handle, server_failed())
-            self._engine = self._new_engine()
+        for token in self._engine.step():
+            handle = self._owners[token.sample]
+            if token.finished:
+                del self._owners[token.sample]
+                handle.running -= 1
+                if not handle.running:
+                    self._open.discard(handle)
+            handle.put((handle.samples.index(token.sample), token))
+        for sample, error in self._engine.failed.items():
+            _log.error("a sample failed: %r", error, exc_info=error)
+            if sample in self._owners:  # not if another sample of its handle failed too
+                self._end(self._owners[sample], server_failed())
 
     def _add(self, handle: Handle) -> None:
-        index = itertools.count()
         try:
             for request in handle.requests:
-                self._owners |= {sample: (handle, next(index)) for sample in self._engine.add(request)}
+                added = self._engine.add(request)
+                handle.samples += added
+                self._owners |= dict.fromkeys(added, handle)
         except Exception as error:
             if not isinstance(error, InputError):
                 _log.error("a request failed: %r", error, exc_info=error)
             self._end(handle, error if isinstance(error, InputError) else server_failed())
 
     def _end(self, handle: Handle, error: Exception) -> None:
-        self._found.append((handle, error))
+        handle.put(error)
         self._cancel(handle)
 
     def _cancel(self, handle: Handle) -> None:
-        for sample in [sample for sample, (owner, _) in self._owners.items() if owner is handle]:
+        for sample in handle.samples:
             self._engine.cancel(sample)
-            del self._owners[sample]
+            self._owners.pop(sample, None)
         self._open.discard(handle)
+
+    def _fail(self, error: BaseException) -> None:
+        """Report the error to every handle, and serve the next ones with a new engine."""
+        _log.error("decoding failed: %r", error, exc_info=error)
+        self._engine = self._new_engine()
+        for handle in list(self._open):  # a copy: the event loop adds to the set
+            self._end(handle, server_failed())
