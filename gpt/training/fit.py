@@ -23,7 +23,7 @@ from gpt.training.lora import AdaptersAlone
 from gpt.training.micro_batch import FitMicroBatch, is_out_of_memory
 from gpt.training.module import LanguageModel
 from gpt.training.output import output_may_end, report
-from gpt.training.profiling import Profile
+from gpt.training.profiling import profiler
 from gpt.training.record import Meter, MetricsCSV, Samples, TensorBoard, write_summary
 from gpt.training.resume import Found, Resume
 from gpt.training.save import AtomicCheckpointIO, Checkpoints
@@ -172,7 +172,7 @@ class TrainingCLI(LightningCLI):
             *([TensorBoard(folder, done or None)] if self.config_init.trainer.logger is not False else []),
             Samples(folder, show),
             *([self.stop_early] if self.stop_early else []),
-            *([Profile(folder)] if options.profile else []),
+            *([profiler(folder)] if options.profile else []),
             Checkpoints(folder, options.checkpoint_every, options.keep_checkpoints, stop),
         ]
         loggers = [metrics, *(item for item in self._several("logger") if isinstance(item, Logger))]
