@@ -30,7 +30,6 @@ class Arguments:
     args: list[str]
     found: Found | None  # the checkpoint that `fit` resumes
     saved: dict[str, Any]  # the options that it carries
-    init_from: str | None  # the weights that its run began with
     restart: bool  # whether to begin in the run's own folder although it exists
     defaults: tuple[Path, ...]  # files of options whose values the help shows as defaults
 
@@ -63,15 +62,13 @@ def complete(args: list[str]) -> Arguments:
         raise InputError("nothing to validate: give a checkpoint or a run's folder with --ckpt_path")
     found = find(wanted, values.get("run")) if wanted else None
     saved: dict[str, Any] = {}
-    init_from = None
     if found:
         folder = folder_of_checkpoint(found.path)
         if folder and known["run"] not in (None, folder.name):
             raise InputError(
                 f"--run {known['run']} is not the run that is resumed, {folder}: leave --run out"
             )
-        saved = plain_options(found.options, found.path, given, dropped=("model.init_from",))
-        init_from = yaml.safe_load(found.options).get("model", {}).get("init_from")
+        saved = plain_options(found.options, found.path, given, unused=("model.init_from",))
         configs.insert(0, as_argument(saved))
         rest.append(f"--ckpt_path={found.path}")
     name = "quick.yaml" if known["model.init_from"] is None else "finetune.yaml"
@@ -85,7 +82,6 @@ def complete(args: list[str]) -> Arguments:
         saved=saved,
         restart=resume == AUTO_OR_NEW,
         defaults=(recipe,) if help_only and command == "fit" else (),
-        init_from=init_from,
     )
 
 

@@ -119,7 +119,7 @@ class TrainingCLI(LightningCLI):
         name = str(options.get("run") or "run")
         self.lasting = lasting = options.clone()  # without what this start alone is asked for
         lasting.run, lasting.resume, lasting.ckpt_path = name, None, None
-        lasting.model.init_from = self.given.init_from if self.found else init_from
+        lasting.model.init_from = init_from
         folder = folder_to_restart(name) if self.given.restart else None
         if self.found:
             folder = folder_of_checkpoint(self.found.path)

@@ -42,13 +42,13 @@ _NOT_COMPARED = (*_CHOSEN_ANEW, "run", "model.init_from")
 
 
 def plain_options(
-    text: str, source: Path, given: Collection[str] = (), dropped: Collection[str] = ()
+    text: str, source: Path, given: Collection[str] = (), unused: Collection[str] = ()
 ) -> dict[str, Any]:
     """The options in the YAML `text` of `source`, nested, without those that each run chooses anew.
 
     Args:
         given: names of options on the command line, which replace the saved ones.
-        dropped: names of more options to leave out.
+        unused: names of options that may be anything, since nothing follows them.
 
     Raises:
         InputError: an option could import, fetch or unpickle something, or is not one that a run saves.
@@ -62,9 +62,9 @@ def plain_options(
     options: dict[str, Any] = {}
     for name, value in _leaves(saved):
         name = OLD_NAMES.get(name, name)
-        if name in (*_CHOSEN_ANEW, *dropped) or (name == "weights_only" and value is None):  # of older runs
+        if name in _CHOSEN_ANEW or (name == "weights_only" and value is None):  # of older runs
             continue
-        if not (reason := _objection(name, value)):
+        if name in unused or not (reason := _objection(name, value)):
             options[name] = value
         elif name not in given:
             raise InputError(

@@ -150,8 +150,8 @@ def test_a_runs_config_repeats_the_run(trained, workplace):
 
 def test_what_is_decided_anew_is_left_out():
     text = "ckpt_path: https://x.org/a\nweights_only: null\nmodel: {init_from: gpt2, config: {emb_dim: 8}}\n"
-    dropped = ("model.init_from",)
-    assert plain_options(text, Path("a.ckpt"), dropped=dropped) == {"model": {"config": {"emb_dim": 8}}}
+    expected = {"model": {"init_from": "gpt2", "config": {"emb_dim": 8}}}
+    assert plain_options(text, Path("a.ckpt"), unused=("model.init_from",)) == expected
     with pytest.raises(InputError, match=r"model\.init_from"):
         plain_options(text, Path("a.ckpt"))
 
