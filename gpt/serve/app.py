@@ -58,8 +58,7 @@ def create_app(
         template: of the examples that the model was tuned on; without one there are no chat completions.
     """
     limits = limits or Limits()
-    running, waiting, seconds = limits.running, limits.waiting, limits.seconds
-    engine = EngineThread(model, tokenizer, max_samples=running, max_waiting=waiting, stalled_after=seconds)
+    engine = EngineThread(model, tokenizer, limits)
     service = _Service(engine, tokenizer, name, limits, template)
 
     @asynccontextmanager

@@ -21,6 +21,7 @@ from gpt.errors import InputError
 from gpt.generation import Engine, Request, Sample, Token, for_decoding
 from gpt.model import GPT
 from gpt.serve.errors import server_failed
+from gpt.serve.limits import Limits
 from gpt.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
@@ -60,23 +61,14 @@ class Handle:
 class EngineThread:
     """Runs an engine while there is work; use as a context manager.
 
-    At most `max_samples` are decoded together, and at most `max_samples + max_waiting` handles and calls are
-    open. Between two steps of the engine at most one call runs. A step of more than `stalled_after` seconds
-    is a problem.
+    At most `limits.running` samples are decoded together, and at most `limits.running + limits.waiting` handles
+    and calls are open. Between two steps of the engine at most one call runs. A step of more than
+    `limits.seconds` is a problem.
     """
 
-    def __init__(
-        self,
-        model: GPT,
-        tokenizer: Tokenizer,
-        *,
-        max_samples: int,
-        max_waiting: int,
-        stalled_after: float = 300,
-    ) -> None:
-        self.model, self.max_open = for_decoding(model), max_samples + max_waiting
-        self.stalled_after = stalled_after
-        self._new_engine = partial(Engine, self.model, tokenizer, max_samples=max_samples, chunk=_CHUNK)
+    def __init__(self, model: GPT, tokenizer: Tokenizer, limits: Limits) -> None:
+        self.model, self.limits = for_decoding(model), limits
+        self._new_engine = partial(Engine, self.model, tokenizer, max_samples=limits.running, chunk=_CHUNK)
         self._engine = self._new_engine()
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -92,7 +84,7 @@ class EngineThread:
 
     def __exit__(self, *exception: object) -> None:
         self._orders.put(partial(setattr, self, "_stopping", True))
-        self._thread.join(timeout=self.stalled_after)
+        self._thread.join(timeout=self.limits.seconds)
 
     @property
     def running(self) -> int:
@@ -109,13 +101,13 @@ class EngineThread:
         """Why nothing is decoded; None if all is well."""
         if not self._thread.is_alive():
             return "the decoding thread has ended"
-        if time.monotonic() - self._busy_since > self.stalled_after:
-            return f"a decoding step has taken more than {self.stalled_after} s"
+        if time.monotonic() - self._busy_since > self.limits.seconds:
+            return f"a decoding step has taken more than {self.limits.seconds} s"
         return None
 
     async def watch(self, exit_when_stalled: bool) -> None:
-        """End the process when a step has taken twice `stalled_after`: the step cannot be ended alone."""
-        while not exit_when_stalled or time.monotonic() - self._busy_since <= 2 * self.stalled_after:
+        """End the process when a step has taken twice `limits.seconds`: the step cannot be ended alone."""
+        while not exit_when_stalled or time.monotonic() - self._busy_since <= 2 * self.limits.seconds:
             await asyncio.sleep(_WATCH)
         print(f"gpt serve: {self.problem}: the server ends, start it again", file=sys.stderr, flush=True)
         os._exit(1)
@@ -142,7 +134,7 @@ class EngineThread:
         return await asyncio.wrap_future(future)
 
     def _check_queue(self) -> None:
-        if self.open >= self.max_open:
+        if self.open >= self.limits.running + self.limits.waiting:
             raise HTTPException(503, "too many requests are waiting, try again later")
 
     def _run(self) -> None:
