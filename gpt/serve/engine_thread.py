@@ -61,8 +61,8 @@ class Handle:
 class EngineThread:
     """Runs an engine while there is work; use as a context manager.
 
-    At most `limits.running` samples are decoded together, and at most `limits.running + limits.waiting` handles
-    and calls are open. Between two steps of the engine at most one call runs. A step of more than
+    At most `limits.running` samples are decoded together, and at most `limits.running + limits.waiting`
+    handles and calls are open. Between two steps of the engine at most one call runs. A step of more than
     `limits.seconds` is a problem.
     """
 
