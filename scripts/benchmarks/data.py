@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -34,9 +35,15 @@ SHAPES = [(12, 128), (12, 1024), (64, 1024)]
 PEAK = r"""
 import re, sys, time
 from pathlib import Path
+from gpt.data.corpus import find_corpus
 from gpt.data.prepare import prepare
+from gpt.data.vocabularies import Learned, learn
+import tokenizers
 began = time.perf_counter()
-prepare(sys.argv[1], sys.argv[2])
+if sys.argv[2].startswith("learn:"):
+    learn(find_corpus(sys.argv[1]), Learned(n_vocab=int(sys.argv[2][6:])), 0.1)
+else:
+    prepare(sys.argv[1], sys.argv[2])
 seconds = time.perf_counter() - began
 status = Path("/proc/self/status").read_text(encoding="utf-8")
 print(int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1e3, seconds)
@@ -91,6 +98,11 @@ def run(quick: bool) -> Report:
             peak, seconds = peak_memory(folder, size)
             add(f"peak memory of preparing {size} MB", peak, "MB")
             add(f"time of preparing {size} MB", seconds, "s")
+        for size in (1, 20) if quick else (1, 200, 1000):
+            say(f"learning a vocabulary of 4,096 from {size} MB")
+            peak, seconds = peak_memory(folder, size, learned=4096)
+            add(f"peak memory of learning 4,096 tokens from {size} MB", peak, "MB")
+            add(f"time of learning 4,096 tokens from {size} MB", seconds, "s")
         say("start on ten billion tokens")
         add("first batch of ten billion tokens", start(folder, 10**10), "s")
         say("input wait")
@@ -119,6 +131,8 @@ def tokenizing(folder: Path, copies: int, rounds: int) -> tuple[float, dict[str,
     for number, text in enumerate(texts):
         (source / f"{number:05}.txt").write_bytes(text.encode())
     encoding = Tokenizer().encoding
+    with redirect_stderr(StringIO()):
+        own = Prepared(prepare(str(source), folder / "own", vocabulary="learn:4096")).tokenizer
 
     def ours() -> None:
         shutil.rmtree(folder / "out", ignore_errors=True)
@@ -128,7 +142,11 @@ def tokenizing(folder: Path, copies: int, rounds: int) -> tuple[float, dict[str,
     def bare() -> None:
         encoding.encode_ordinary_batch(texts, num_threads=threads)
 
-    timings = interleave({"gpt prepare": ours, "tiktoken, bare": bare}, rounds)
+    def learned() -> None:
+        own.encoding.encode_ordinary_batch(texts, num_threads=threads)
+
+    contenders = {"gpt prepare": ours, "tiktoken, bare": bare, "tiktoken, bare, learned vocabulary": learned}
+    timings = interleave(contenders, rounds)
     return sum(len(text.encode()) for text in texts) / 1e6, timings
 
 
@@ -162,16 +180,25 @@ def windows(folder: Path, batch_size: int, length: int, rounds: int) -> tuple[in
     return batches * batch_size * length, timings
 
 
-def peak_memory(folder: Path, megabytes: int) -> tuple[float, float]:
-    """Peak MB and seconds of preparing `megabytes` MB: the standard library's source, repeated."""
+def peak_memory(folder: Path, megabytes: int, learned: int = 0) -> tuple[float, float]:
+    """Peak MB and seconds of preparing `megabytes` MB, or of learning `learned` tokens from it.
+
+    The text is the standard library's source, repeated. To learn from, the lines of each copy are in another
+    order, as the sample is chosen by hash.
+    """
     library = "\n".join(python_stdlib()).encode()
-    source, out = folder / f"{megabytes}MB", folder / f"{megabytes}MB-out"
+    source, out, size = folder / f"{megabytes}MB", folder / f"{megabytes}MB-out", int(megabytes * 1e6)
     source.mkdir()
-    for number in range(max(1, round(megabytes * 1e6 / len(library)))):
-        (source / f"{number:04}.txt").write_bytes(library)
-    peak, seconds = child(PEAK, source, out).split()
+    for number in range(-(-size // len(library))):
+        text = library[: size - number * len(library)]
+        if learned:
+            lines = text.splitlines(keepends=True)
+            random.Random(number).shuffle(lines)
+            text = b"".join(lines)
+        (source / f"{number:04}.txt").write_bytes(text)
+    peak, seconds = child(PEAK, source, f"learn:{learned}" if learned else out).split()
     shutil.rmtree(source)
-    shutil.rmtree(out)
+    shutil.rmtree(out, ignore_errors=True)
     return float(peak), float(seconds)
 
 
@@ -220,7 +247,7 @@ def input_wait(steps: int, rounds: int) -> float:
     return median(measure() for _ in range(rounds))
 
 
-def child(code: str, *arguments: Path) -> str:
+def child(code: str, *arguments: Path | str) -> str:
     """The output of `code` in a new Python process."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
