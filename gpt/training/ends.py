@@ -45,6 +45,10 @@ class Ends(Callback):
         self._step = 0
         self._seconds_per_step: float | None = None
         self._begin = (0, 0.0)  # the step and the time from which on it is measured
+        self._last, self._fastest = (
+            0.0,
+            0.0,
+        )  # the time after the last step, and the shortest step but the first
         self._compiles = False
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
@@ -86,6 +90,9 @@ class Ends(Callback):
                 self._begin, self._compiles = (step, elapsed), False
             else:
                 self._seconds_per_step = (elapsed - self._begin[1]) / (step - self._begin[0])
+            if self._last:
+                self._fastest = min(self._fastest or elapsed, elapsed - self._last)
+            self._last = elapsed
             estimate = max(self._estimate(step, elapsed), trainer.min_steps or 0)
             pl_module.planned_steps = min(self._limit, estimate)
             if step == estimate < self._limit:
@@ -98,7 +105,8 @@ class Ends(Callback):
         left = (self.max_seconds or 0.0) - elapsed
         if self._seconds_per_step is None:
             return sys.maxsize if left > 0 else step
-        return step + max(0, int(left / self._seconds_per_step))
+        # A run that was held up for a moment has not become slower: it stops where no step fits any more.
+        return step + max(int(left >= self._fastest), int(left / self._seconds_per_step))
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.max_seconds is None else {"seconds_per_step": self._seconds_per_step}

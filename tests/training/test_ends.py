@@ -91,6 +91,13 @@ def test_a_compiled_first_step_longer_than_the_limit_is_the_only_one(workplace, 
     assert rows("r")[-1]["val_loss"]
 
 
+def test_a_slow_first_step_does_not_end_the_run(workplace, clock, capsys):
+    """Of 2 seconds the first update takes 1.625; its speed alone would allow no other."""
+    clock(first=1.5)
+    assert fit(*ADAMW, *NO_STEPS, "--trainer.max_time", "00:00:00:02", "--run", "r") == 0
+    assert "ended after step 4: max_time 0:00:02" in capsys.readouterr().err
+
+
 def test_a_resumed_run_goes_on_with_the_learning_rate_of_its_time_limit(workplace, clock):
     """Its first update too: 8 of 16 updates are made when half of the 2 seconds is over."""
     used = clock()
