@@ -62,11 +62,16 @@ def train_nanochat(
         run_python(arguments, checkout, environment)
         return time.perf_counter() - began
 
+    def train(steps: int) -> float:
+        return timed((TRAIN + str(steps)).split())
+
     tokenizer = timed(TOKENIZER)
-    timed([*TRAIN.split()[:-1], TRAIN.split()[-1] + "20"])
-    few, many = (timed([*TRAIN.split()[:-1], TRAIN.split()[-1] + str(steps)]) for steps in (20, 70))
-    a_step = (many - few) / 50
-    steps = max(20, int(0.98 * (budget - tokenizer - (few - 20 * a_step)) / a_step))
-    seconds = tokenizer + timed([*TRAIN.split()[:-1], TRAIN.split()[-1] + str(steps)])
+    train(20)
+    few = train(20)
+    steps = 20 + int((budget - tokenizer - few) / ((train(120) - few) / 100))
+    seconds = tokenizer + train(steps)
+    if not 0.95 <= seconds / budget <= 1.0:  # the short runs misjudged its speed
+        steps = int(steps * (0.98 * budget - tokenizer) / (seconds - tokenizer))
+        seconds = tokenizer + train(steps)
     scored = run_python(["-c", SCORE, str(held_out)], checkout, environment)
     return float(scored.split()[-1]), seconds
