@@ -29,6 +29,13 @@ def shipped(folder: str) -> Path:
     return found
 
 
+def cache_folder() -> Path:
+    """Where data and programs are kept: `$GPT_CACHE`, or `minimal-gpt` in the user's cache folder."""
+    if chosen := os.environ.get("GPT_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minimal-gpt"
+
+
 @contextmanager
 def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
     """Open a temporary file beside `path`; when the block succeeds, flush it and rename it to `path`.

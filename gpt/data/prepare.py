@@ -21,6 +21,7 @@ from gpt.data.shard_writer import ShardWriter, check_ours, clear
 from gpt.data.shards import FORMAT, META, Prepared
 from gpt.data.vocabularies import Learned, find_vocabulary, learn
 from gpt.errors import InputError
+from gpt.files import cache_folder
 from gpt.progress import notice, progress
 from gpt.template import DEFAULT_TEMPLATE, Template
 from gpt.tokenizer import Tokenizer
@@ -133,13 +134,6 @@ def prepare_for(
             if template and writer.empty:
                 notice(f"left out {writer.empty:,} examples whose completion is empty")
     return folder
-
-
-def cache_folder() -> Path:
-    """Where prepared data goes by default: `$GPT_CACHE`, or `minimal-gpt` in the user's cache folder."""
-    if chosen := os.environ.get("GPT_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minimal-gpt"
 
 
 def _is_done(folder: Path, key: str, verify: bool) -> bool:

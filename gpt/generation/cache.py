@@ -55,19 +55,24 @@ class RowCache:
             layer[1, row, :, :used] = cache.values[0, :, :used]
         self.lengths[row] = used
 
+    def append(self) -> tuple[Tensor, Tensor]:
+        """Add a column to every row; return all (layers, 2, rows, H, L, K) and the new positions (N,)."""
+        self._reserve(max(self.lengths) + 1)
+        positions = torch.tensor(self.lengths, device=self._store.device)
+        self.lengths = [length + 1 for length in self.lengths]
+        return self._store, positions
+
     def next_step(self) -> "tuple[list[StepCache], Tensor, Tensor]":
         """Add a column to every row, and return what the model needs to append one token to each: a cache for
         each layer, the tokens' positions (N, 1) and the key padding mask (N, S).
         """
-        self._reserve(max(self.lengths) + 1)
-        device, columns = self._store.device, self._blocks(max(self.lengths) + 1)
-        lengths = torch.tensor(self.lengths, device=device)  # (N,)
+        store, lengths = self.append()
+        device, columns = store.device, self._blocks(max(self.lengths))
         masked = torch.arange(columns, device=device) > lengths[:, None]  # (N, S)
         rows = torch.arange(len(self.lengths), device=device)
-        self.lengths = [length + 1 for length in self.lengths]
-        bias = torch.zeros(masked.shape, device=device, dtype=self._store.dtype)
+        bias = torch.zeros(masked.shape, device=device, dtype=store.dtype)
         bias = bias.masked_fill_(masked, -torch.inf)[:, None, None]  # (N, 1, 1, S)
-        caches = [StepCache(keys, values, columns - 1, rows, lengths, bias) for keys, values in self._store]
+        caches = [StepCache(keys, values, columns - 1, rows, lengths, bias) for keys, values in store]
         return caches, lengths[:, None], masked
 
     def _blocks(self, columns: int) -> int:

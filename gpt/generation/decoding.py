@@ -98,7 +98,7 @@ def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
                 pack_children(child)
 
     pack_children(fast)
-    if all(_is_plain(module, _KNOWN) for module in fast.modules()):
+    if is_packed(fast):
         for module in fast.modules():
             if isinstance(module, nn.Embedding | nn.LayerNorm):
                 for name, parameter in module.named_parameters():
@@ -111,6 +111,11 @@ _KNOWN = (
     *(GPT, PretrainedGPT, nn.ModuleList, TransformerBlock, FeedForward, FusedAttention, PackedLinear),
     *(Int8Linear, nn.Embedding, nn.LayerNorm, nn.Dropout, nn.GELU),
 )
+
+
+def is_packed(model: nn.Module) -> bool:
+    """Whether the model computes exactly what `GPT` does, with layers that `for_decoding` made."""
+    return all(_is_plain(module, _KNOWN) for module in model.modules())
 
 
 def has_hooks(module: nn.Module) -> bool:

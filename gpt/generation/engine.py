@@ -21,6 +21,7 @@ from torch import Tensor
 
 from gpt.errors import InputError
 from gpt.generation.cache import RowCache
+from gpt.generation.compiled import CompiledStep
 from gpt.generation.prefill import UNSCORED, Forward, Prefill, Score, scores, window_start
 from gpt.generation.sampling import Sampling, sample_tokens
 from gpt.generation.text import TextStream
@@ -122,6 +123,8 @@ class Engine:
         self._running: list[Sample] = []  # sample i has row i of the cache
         self._forward = Forward(model)
         self._cache = RowCache(model.config, self._forward.device, self._forward.dtype)
+        self._compiled = CompiledStep.of(model)
+        self._use_compiled = False  # decided while nothing runs, so that no text changes over
 
     @property
     def busy(self) -> bool:
@@ -185,7 +188,9 @@ class Engine:
                     self._read_window(sample)
         if not self._running:
             return []
-        if not self._forward.cached:
+        if self._compiled and self._use_compiled:
+            logits = self._compiled([sample.tokens[-1] for sample in self._running], self._cache)
+        elif not self._forward.cached:
             windows = [sample.tokens[sample.start :] for sample in self._running]
             logits = torch.cat([self._forward([window])[:, -1] for window in windows])  # (N, V)
         else:
@@ -208,6 +213,8 @@ class Engine:
         """Read at most about a chunk of the waiting prompts and start their samples."""
         tokens: list[Token] = []
         budget = self.chunk
+        if not self._running:
+            self._use_compiled = self._compiled is not None and self._compiled.ready
         while self._waiting and budget > 0 and len(self._running) < self.max_samples:
             samples, prefill = self._waiting[0]
             try:

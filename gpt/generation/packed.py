@@ -40,15 +40,16 @@ class PackedLinear(nn.Module):
     in another order, so a single row is computed twice; the weights are still read once.
 
     The weights are rounded to `dtype`. The products are computed in it where the processor can, and in
-    float32 where it cannot, which is faster there than PyTorch's emulation.
+    float32 where it cannot, which is faster there than PyTorch's emulation. The weight itself is kept too:
+    the compiled step reads it.
     """
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.dtype = dtype if can_pack(dtype) else torch.float32
-        weight = linear.weight.detach().to(dtype).to(self.dtype)
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, 2)
+        self.weight = linear.weight.detach().to(dtype).contiguous()  # (O, I)
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.to(self.dtype), 2)
         self.bias = None if linear.bias is None else linear.bias.detach().to(dtype).to(self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:

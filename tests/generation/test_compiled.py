@@ -1,0 +1,168 @@
+"""The compiled decoding step beside the model that it stands for."""
+
+import shutil
+
+import pytest
+import torch
+
+from gpt import GPT, GPTConfig
+from gpt.generation import Engine, Request, Sampling, compiled, for_decoding
+from gpt.generation.compiled import CompiledStep
+from tests.generation.conftest import sharp, slow_greedy
+
+PRECISIONS = ["float32", "bfloat16", "int8"]
+PROMPTS = [[5, 6, 7], [250] * 40, [9], list(range(100)), [1, 2, 3, 4] * 5, [77, 3] * 31]
+CONFIG = GPTConfig(vocab_size=301, context_length=64, emb_dim=64, num_heads=4, num_layers=2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A cache folder that holds the program."""
+    if shutil.which("g++") is None:
+        pytest.skip("there is no compiler")
+    cache = tmp_path_factory.mktemp("compiled")
+    compiled.compile_step(cache / "compiled" / compiled._name())
+    return cache
+
+
+@pytest.fixture
+def program(folder, monkeypatch):
+    monkeypatch.setenv("GPT_CACHE", str(folder))
+
+
+@pytest.fixture
+def no_program(monkeypatch, tmp_path):
+    monkeypatch.setenv("GPT_CACHE", str(tmp_path))
+
+
+def write(model: GPT, prompts: list[list[int]], count: int, **options) -> list[tuple]:
+    """The ids of each text with their log-probabilities."""
+    engine = Engine(model, **options)
+    how = {"max_new_tokens": count, "sampling": Sampling(temperature=0), "alternatives": 2}
+    samples = [engine.add(Request(tokens=prompt, **how))[0] for prompt in prompts]
+    texts = {id(sample): [] for sample in samples}
+    while engine.busy:
+        for token in engine.step():
+            texts[id(token.sample)].append((token.id, token.log_probability, token.alternatives))
+        assert not engine.running or engine._use_compiled
+        assert not engine.failed
+    return [(sample.tokens, texts[id(sample)]) for sample in samples]
+
+
+@pytest.mark.usefixtures("program")
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("exact", [False, True], ids=["tanh", "exact GELU"])
+def test_greedy_with_the_cache_is_greedy_without(precision, exact):
+    """Of the packed model, in each precision, past the context of 64 tokens."""
+    fast = for_decoding(sharp(GPTConfig(**{**vars(CONFIG), "exact_gelu": exact})), precision)
+    texts = [tokens for tokens, _ in write(fast, PROMPTS, 40)]
+    assert texts == [slow_greedy(fast, prompt, 40) for prompt in PROMPTS]
+
+
+@pytest.mark.usefixtures("program")
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_row_depends_neither_on_the_others_nor_on_the_threads(precision):
+    fast = for_decoding(sharp(CONFIG), precision)
+    together, threads = write(fast, PROMPTS, 40, max_samples=5, chunk=16), torch.get_num_threads()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            assert [write(fast, [prompt], 40, chunk=16)[0] for prompt in PROMPTS] == together
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("program")
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_logits_are_the_models(precision):
+    """At GPT-2's width of a head, in a vocabulary that is no multiple of a vector, with a bias or without."""
+    for bias in (True, False):
+        config = GPTConfig(
+            vocab_size=307, context_length=99, emb_dim=128, num_heads=2, num_layers=2, qkv_bias=bias
+        )
+        fast = for_decoding(sharp(config), precision)
+        (tokens, scored), *_ = write(fast, [[4, 5, 6] * 20], 30)
+        expected = fast(torch.tensor([tokens]))[0].log_softmax(-1)
+        given = torch.tensor([log_probability for _, log_probability, _ in scored])
+        wanted = expected[59:-1].gather(-1, torch.tensor(tokens[60:])[:, None])[:, 0]
+        torch.testing.assert_close(given, wanted, atol=1e-4 if precision == "float32" else 0.2, rtol=0)
+
+
+@pytest.mark.usefixtures("program")
+def test_damaged_weights_are_noticed():
+    model = sharp(CONFIG)
+    engine = Engine(for_decoding(model))
+    engine.add(Request(tokens=[1], max_new_tokens=9))
+    engine.step()
+    engine.model.blocks[0].feed_forward.down.weight[:] = torch.nan
+    engine.step()
+    (error,) = engine.failed.values()
+    assert "not finite" in str(error)
+
+
+@pytest.mark.usefixtures("program")
+def test_a_changed_model_has_no_compiled_step():
+    assert CompiledStep.of(for_decoding(sharp(CONFIG))).ready
+    for name, value in (("eps", 1e-3), ("forward", lambda x: x)):
+        fast = for_decoding(sharp(CONFIG))
+        setattr(fast.blocks[1].attention_norm, name, value)
+        assert CompiledStep.of(fast) is None
+    fast = for_decoding(sharp(CONFIG))
+    fast.blocks[0].register_forward_hook(lambda *_: None)
+    assert CompiledStep.of(fast) is None
+    assert CompiledStep.of(sharp(CONFIG)) is None
+    narrow = GPTConfig(vocab_size=50, context_length=8, emb_dim=48, num_heads=3, num_layers=1)
+    assert CompiledStep.of(for_decoding(sharp(narrow))) is None
+
+
+def test_a_text_stays_with_what_it_began_with(folder, monkeypatch):
+    monkeypatch.setenv("GPT_CACHE", str(folder))
+    engine = Engine(for_decoding(sharp(CONFIG)))
+    monkeypatch.setattr(CompiledStep, "ready", False)
+    engine.add(Request(tokens=[1], max_new_tokens=6))
+    engine.step()
+    monkeypatch.setattr(CompiledStep, "ready", True)
+    engine.add(Request(tokens=[2], max_new_tokens=3))
+    while engine.running:
+        assert not engine._use_compiled
+        engine.step()
+    engine.add(Request(tokens=[1], max_new_tokens=6))
+    engine.step()
+    assert engine._use_compiled
+
+
+@pytest.mark.usefixtures("no_program")
+def test_only_a_model_that_is_large_enough_is_compiled_for(monkeypatch):
+    begun = []
+    monkeypatch.setattr(compiled, "_compile_once", begun.append)
+    fast = for_decoding(sharp(CONFIG))
+    Engine(fast)
+    assert not begun
+    monkeypatch.setattr(compiled, "_WORTH", 1000)
+    assert not Engine(fast)._compiled.ready
+    assert [path.name for path in begun] == [compiled._name()]
+
+
+@pytest.mark.usefixtures("no_program")
+@pytest.mark.parametrize("compiler", ["/no/such/compiler", "false"])
+def test_without_a_compiler_one_line_says_so(compiler, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("CXX", compiler)
+    compiled.compile_step(tmp_path / "compiled" / "step.so")
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+    fast = for_decoding(sharp(CONFIG))
+    engine = Engine(fast)
+    (sample,) = engine.add(Request(tokens=[1], max_new_tokens=6, sampling=Sampling(temperature=0)))
+    while engine.busy:
+        engine.step()
+    assert sample.tokens == slow_greedy(fast, [1], 6)
+
+
+def test_a_program_that_cannot_be_loaded_is_left_out(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("GPT_CACHE", str(tmp_path))
+    (tmp_path / "compiled").mkdir()
+    (tmp_path / "compiled" / compiled._name()).write_bytes(b"of another machine")
+    fast = for_decoding(sharp(CONFIG))
+    for _ in range(2):
+        assert not CompiledStep.of(fast).ready
+    assert len(capsys.readouterr().err.splitlines()) == 1
