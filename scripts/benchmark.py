@@ -16,7 +16,7 @@ NAMES = {
     "attention": "attention modules, forward and backward",
     "checkpoint": "saving and loading beside bare torch.save and torch.load",
     "data": "tokenizing, reading windows, waiting for batches",
-    "generate": "generation beside transformers",
+    "generate": "generation beside transformers, and llama.cpp with --llamacpp",
     "languages": "a learned vocabulary beside GPT-2's on a text of any language (needs --text)",
     "learn": "bits per byte reached in nanoGPT's training time (needs --nanogpt and --text)",
     "loop": "the Trainer beside a bare loop of the same step",
@@ -51,14 +51,16 @@ def main() -> None:
     parser.add_argument("--nanochat", type=Path, metavar="DIR", help="a checkout of nanochat")
     parser.add_argument("--book", type=Path, metavar="DIR", help="a checkout of LLMs-from-scratch")
     parser.add_argument(
+        "--llamacpp", type=Path, metavar="DIR", help="llama.cpp's programs, from scripts/llamacpp.py"
+    )
+    parser.add_argument(
         "--text", type=Path, metavar="FILE", help="the tinyshakespeare text; a folder of manual pages"
     )
     options = parser.parse_args()
     run = import_module(f"benchmarks.{options.name}").run
     accepted = inspect.signature(run).parameters
-    given = {
-        name: getattr(options, name) for name in ("device", "batch", "nanogpt", "nanochat", "book", "text")
-    }
+    peers = ("nanogpt", "nanochat", "book", "llamacpp")
+    given = {name: getattr(options, name) for name in ("device", "batch", *peers, "text")}
     given = {name: value for name, value in given.items() if value is not None}
     for name in given:
         if name not in accepted:

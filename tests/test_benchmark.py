@@ -49,6 +49,12 @@ def test_peak_memory_counts_what_was_held_at_once(common) -> None:
     assert 5_000_000 <= common.peak_memory(call) < 5_010_000
 
 
+def test_a_candidate_may_measure_itself(common) -> None:
+    timings = common.interleave({"own": lambda: common.Seconds(7), "timed": lambda: 7.0}, rounds=3)
+    assert timings["own"].median == 7
+    assert timings["timed"].median < 1
+
+
 def test_report(common, tmp_path: Path) -> None:
     report = common.Report(
         title="A comparison",

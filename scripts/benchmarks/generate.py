@@ -1,117 +1,126 @@
-"""`benchmark.py generate`: greedy generation beside `transformers`; GPT-2 small, random weights.
+"""`benchmark.py generate`: greedy generation beside transformers and llama.cpp; GPT-2 small, random weights.
 
 Each round times every candidate once on the same prompts. A time covers the whole call including the prompt.
-Weights are packed for decoding once, which is timed separately.
+Weights are packed for decoding and the decoding step is compiled before.
 """
 
 import copy
+import json
 import math
 import statistics
+import subprocess
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.common import Report, interleave, say, synchronize
+from benchmarks.common import Report, Seconds, interleave, say, synchronize
 
 from gpt import GPT, GPTConfig, Tokenizer, generate
 from gpt.generation import Engine, Request, Sampling, for_decoding
+from gpt.generation.compiled import CompiledStep
+from gpt.weights.formats import gguf
 
 GREEDY = Sampling(temperature=0)
+BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # of a weight
+SHORT = {"float32": "fp32", "bfloat16": "bf16", "int8": "int8"}
+LLAMA = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
+PROMPT = 32
+Candidates = dict[str, Callable[[], object]]
 
 
-def run(quick: bool, device: str = "cpu") -> Report:
+def run(quick: bool, device: str = "cpu", llamacpp: Path | None = None) -> Report:
     """Measure speed, memory bandwidth, late tokens, the first token, and the loss in int8."""
     torch.manual_seed(0)
     config = GPTConfig.from_name("gpt2-small", **({"num_layers": 2} if quick else {}))
     model = GPT(config).eval().to(device)
     theirs = {kind: their_model(config, getattr(torch, kind)).to(device) for kind in ("float32", "bfloat16")}
-    rows: list[dict[str, Any]] = []
-    ready = {}
-    for kind in ("float32", "bfloat16", "int8") if device == "cpu" else ("float32", "bfloat16"):
+    ready, rounds, new = {}, 2 if quick else 5, 8 if quick else 64
+    for kind in BYTES if device == "cpu" else theirs:
         began = time.perf_counter()
         ready[kind] = decoder(model, kind)
         say(f"{kind} weights packed in {time.perf_counter() - began:.2f} s")
+    wait_until_compiled(ready["float32"])
 
-    rounds, new = (2, 8) if quick else (5, 64)
-    prompt = torch.randint(0, config.vocab_size, (1, 32))
-    say("batch 1, prompt 32")
-    candidates: dict[str, Callable[[], object]] = {
-        f"this program, {kind}": lambda kind=kind: generate(
-            ready[kind], prompt, max_new_tokens=new, temperature=0
-        )
-        for kind in ready
-    }
-    candidates |= {
-        f"transformers, {kind}": lambda kind=kind: their_text(theirs[kind], prompt.to(device), None, new)
-        for kind in theirs
-    }
-    candidates["memory"] = lambda: read_memory(device)
-    one = interleave(candidates, rounds)
-    bandwidth = {i: MEMORY_BYTES / seconds for i, seconds in one.pop("memory").seconds.items()}
-    for name, timing in one.items():
-        rows.append(row("prompt 32, batch 1", name, new / timing.median, timing.spread))
+    rows: list[dict[str, Any]] = []
+    bars: dict[str, dict[str, float]] = {}
 
-    say("\n".join(f"  {entry['candidate']}: {entry['tokens/s']:.1f} tokens/s" for entry in rows))
-    say("batch 8, prompts of 288 to 512")
-    longest = 64 if quick else 512
-    prompts = [torch.randint(0, config.vocab_size, (longest - i * longest // 16,)).tolist() for i in range(8)]
-    padded, mask = pad_left(prompts)
-    eight = interleave(
-        {
-            "this program, bfloat16": lambda: generate(
-                ready["bfloat16"], prompts, max_new_tokens=new, temperature=0
-            ),
-            "transformers, bfloat16": lambda: their_text(
-                theirs["bfloat16"], padded.to(device), mask.to(device), new
-            ),
-        },
-        2 if quick else 3,
+    def race(
+        setting: str, prompts: list[list[int]], kinds: Sequence[str], more: Candidates, rounds: int
+    ) -> Any:
+        """Time all on the prompts, transformers in some `kinds` only, and add their rows to the report."""
+        say(setting)
+        tokens, mask = (tensor.to(device) for tensor in pad_left(prompts))
+        candidates: Candidates = {
+            f"this program, {kind}": lambda fast=fast: generate(
+                fast, prompts, max_new_tokens=new, temperature=0
+            )
+            for kind, fast in ready.items()
+        }
+        for kind in kinds:
+            candidates[f"transformers, {kind}"] = partial(their_text, theirs[kind], tokens, mask, new)
+        taken = interleave({**candidates, **more}, rounds)
+        bars[setting] = {}
+        for name, timing in taken.items():
+            if name != "memory":
+                speed = bars[setting][name] = len(prompts) * new / timing.median
+                row = {"setting": setting, "candidate": name, "tokens/s": speed, "spread": timing.spread}
+                rows.append(row)
+                say(f"  {name}: {speed:.1f} tokens/s")
+        return taken
+
+    def prompts(count: int, longest: int) -> list[list[int]]:
+        """The shortest is half as long as the longest."""
+        lengths = [longest - i * longest // (2 * count) for i in range(count)]
+        return [torch.randint(0, config.vocab_size, (length,)).tolist() for length in lengths]
+
+    ratios: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        llama = their_files(llamacpp, Path(folder), model) if llamacpp and device == "cpu" else {}
+        others: Candidates = {
+            f"llama.cpp, {kind}": partial(llama_seconds, llamacpp, file, new) for kind, file in llama.items()
+        }
+        others["memory"] = partial(read_memory, device)
+        one = race(f"prompt {PROMPT}, batch 1", prompts(1, PROMPT), list(theirs), others, rounds)
+    longest, few = (64, 2) if quick else (512, 3)
+    eight, sixteen, long = (
+        race(f"prompts to {most}, batch {batch}", prompts(batch, most), ["bfloat16"], {}, few)
+        for batch, most in ((8, PROMPT), (16, PROMPT), (8, longest))
     )
-    for name, timing in eight.items():
-        rows.append(row("prompts to 512, batch 8", name, 8 * new / timing.median, timing.spread))
 
-    # Every token reads all matrices, including the head, in bfloat16.
-    matrices = sum(
-        p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "embedding" not in name
-    )
-    matrices += model.token_embedding.weight.numel()  # the head
-    bound = {i: read / (2 * matrices) for i, read in bandwidth.items()}  # tokens a second
-    reached = one["this program, bfloat16"].seconds
-    fraction = statistics.median(new / reached[i] / bound[i] for i in bound)
-
-    say("\n".join(f"  {entry['candidate']}: {entry['tokens/s']:.1f} tokens/s" for entry in rows[-2:]))
-    say("late tokens, first token, int8's loss")
-    late = late_over_early(ready["bfloat16"], quick)
-    first = first_over_forward(ready["bfloat16"], quick)
-    loss = bits_per_byte(model, ready)
-    ratios = {
-        "b1_fp32_vs_transformers": one["this program, float32"].times_faster_than(
-            one["transformers, float32"]
-        ),
-        "b1_bf16_vs_transformers": one["this program, bfloat16"].times_faster_than(
-            one["transformers, bfloat16"]
-        ),
-        "b1_bf16_bandwidth_fraction": fraction,
-        "b8_bf16_vs_transformers": eight["this program, bfloat16"].times_faster_than(
-            eight["transformers, bfloat16"]
-        ),
-        **late,
-        "forward_vs_first_token": 1 / first,
-    }
+    ours = {kind: one[f"this program, {kind}"] for kind in ready}
+    for kind, short in SHORT.items():
+        for name in ("transformers", "llama.cpp"):
+            if kind in ours and (other := one.get(f"{name}, {kind}")):
+                ratios[f"b1_{short}_vs_{name.replace('.', '')}"] = ours[kind].times_faster_than(other)
+    for batch, taken in (("b8", long), ("b8_short", eight), ("b16_short", sixteen)):
+        other = taken["transformers, bfloat16"]
+        ratios[f"{batch}_bf16_vs_transformers"] = taken["this program, bfloat16"].times_faster_than(other)
+    # Every token reads all matrices, of the embeddings the head's alone.
+    weights = model.num_parameters() - model.position_embedding.weight.numel()
+    read = {i: MEMORY_BYTES / seconds / weights for i, seconds in one["memory"].seconds.items()}
+    for kind, timing in ours.items():
+        fractions = [new / timing.seconds[i] * BYTES[kind] / read[i] for i in read]
+        ratios[f"b1_{SHORT[kind]}_bandwidth_fraction"] = statistics.median(fractions)
     if "int8" in ready:
-        bfloat16 = one["this program, bfloat16"]
-        ratios["int8_vs_bf16"] = one["this program, int8"].times_faster_than(bfloat16)
+        ratios["int8_vs_bf16"] = ours["int8"].times_faster_than(ours["bfloat16"])
+
+    say("late tokens, first token, int8's loss")
+    ratios |= late_over_early(ready["bfloat16"], quick)
+    ratios["forward_vs_first_token"] = 1 / first_over_forward(ready["bfloat16"], quick)
+    loss, speed = bits_per_byte(model, ready), statistics.median(read.values()) * weights
+    bounds = ", ".join(f"{speed / weights / BYTES[kind]:.0f} in {kind}" for kind in ready)
     return Report(
         title=f"Generation, GPT-2 small, {new} new tokens, on {device}",
         rows=rows,
         ratios=ratios,
-        bars={"prompt 32, batch 1": {name: new / t.median for name, t in one.items()}},
+        bars=bars,
         unit="tokens per second",
         notes=[
-            f"Memory read: {statistics.median(bandwidth.values()) / 1e9:.1f} GB/s, so at most "
-            f"{statistics.median(bound.values()):.0f} tokens per second in bfloat16.",
+            f"Memory read: {speed / 1e9:.1f} GB/s; the most tokens per second at batch 1: {bounds}.",
             "Bits per byte of the same text under the same random weights: "
             + ", ".join(f"{kind} {value:.4f}" for kind, value in loss.items())
             + ".",
@@ -119,15 +128,39 @@ def run(quick: bool, device: str = "cpu") -> Report:
     )
 
 
+def wait_until_compiled(model: GPT) -> None:
+    """Start compiling the decoding step if need be, and wait."""
+    if step := CompiledStep.of(model):
+        began = time.perf_counter()
+        while not step.ready and time.perf_counter() < began + 60:
+            time.sleep(0.1)
+        say(f"decoding step compiled: {step.ready}, after {time.perf_counter() - began:.1f} s")
+
+
+def their_files(programs: Path, folder: Path, model: GPT) -> dict[str, Path]:
+    """The model in llama.cpp's format, in each of its precisions."""
+    gguf.write(model.config, model.state_dict(), folder, Tokenizer())
+    files = {kind: folder / f"{name}.gguf" for kind, name in LLAMA.items()}
+    (folder / "model.gguf").rename(files["float32"])
+    for kind in list(files)[1:]:
+        command = [programs / "llama-quantize", files["float32"], files[kind], LLAMA[kind]]
+        subprocess.run(command, check=True, capture_output=True)
+    return files
+
+
+def llama_seconds(programs: Path, file: Path, new: int) -> Seconds:
+    """llama.cpp reads a prompt and writes `new` tokens; it times that itself, after loading the weights."""
+    sizes = ("-p", "0", "-n", "0", "-pg", f"{PROMPT},{new}", "-r", "1", "-t", str(torch.get_num_threads()))
+    command = [programs / "llama-bench", "-m", file, *sizes, "-o", "json"]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return Seconds(json.loads(told)[0]["avg_ns"] / 1e9)
+
+
 def decoder(model: GPT, kind: str) -> GPT:
     """The model prepared for decoding: packed on a CPU, a copy in another type on a GPU."""
     if model.head.weight.device.type == "cpu":
         return for_decoding(model, kind)
     return copy.deepcopy(model).to(getattr(torch, kind))
-
-
-def row(setting: str, name: str, speed: float, spread: float) -> dict[str, Any]:
-    return {"setting": setting, "candidate": name, "tokens/s": speed, "spread": spread}
 
 
 def their_model(config: GPTConfig, dtype: torch.dtype) -> Any:
