@@ -4,6 +4,7 @@ The names load on first use, so that `import gpt` and `gpt --help` cost next to 
 `from gpt.attention import MultiHeadAttention` imports torch alone.
 """
 
+import time
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,10 @@ _HOME = {
     "Tokenizer": "gpt.tokenizer",
     "generate": "gpt.generation",
 }
+
+
+STARTED = time.perf_counter()
+"""About when the process began: what `gpt fit --minutes` counts from."""
 
 
 def __getattr__(name: str) -> Any:

@@ -20,6 +20,7 @@ NAMES = {
     "languages": "a learned vocabulary beside GPT-2's on a text of any language (needs --text)",
     "learn": "bits per byte reached in nanoGPT's training time (needs --nanogpt and --text)",
     "loop": "the Trainer beside a bare loop of the same step",
+    "plan": "runs by --minutes: their time, prediction and result beside a grid chosen by hand",
     "serve": "concurrent requests beside one after another",
     "step": "a GPT-2 small training step beside other implementations",
 }

@@ -16,10 +16,18 @@ from gpt.errors import InputError
 from gpt.files import shipped
 from gpt.training.folder import folder_of_checkpoint
 from gpt.training.output import report
+from gpt.training.plan.command import PLANNED_AROUND, number, planner
+from gpt.training.plan.law import Law
+from gpt.training.plan.plan import Plan
 from gpt.training.resume import AUTO_OR_NEW, Found, find
-from gpt.training.saved_options import OLD_NAMES, as_argument, plain_options, with_new_names
+from gpt.training.saved_options import OLD_NAMES, as_argument, leaves, plain_options, with_new_names
 
-_SCANNED = ("run", "resume", "ckpt_path", "model.init_from")
+_SCANNED = ("run", "resume", "ckpt_path", "model.init_from", "minutes")
+_UNPLANNED = (
+    *("resume", "model.init_from", "data.tokens_per_update"),
+    *(f"trainer.{name}" for name in ("max_steps", "max_epochs", "max_time", "limit_val_batches")),
+    *(f"trainer.{name}" for name in ("devices", "num_nodes", "strategy")),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +40,7 @@ class Arguments:
     saved: dict[str, Any]  # the options that it carries
     restart: bool  # whether to begin in the run's own folder although it exists
     defaults: tuple[Path, ...]  # files of options whose values the help shows as defaults
+    plan: Plan | None  # what --minutes has planned
 
 
 def complete(args: list[str]) -> Arguments:
@@ -50,10 +59,12 @@ def complete(args: list[str]) -> Arguments:
     kept = [f"--{name}={known[name]}" for name in ("run", "model.init_from") if known[name] is not None]
     configs: list[str] = []
     values: dict[str, Any] = {}  # from the files, and above them from the command line
+    flat: dict[str, Any] = {}  # the files' options by their whole names
     for config in known["config"]:
         argument, options = _read_config(config, given)
         configs.append(argument)
         values.update({name: str(value) for name, value in options.items() if value is not None})
+        flat.update(leaves(options))
     values.update({name: value for name, value in known.items() if value})
     help_only = bool({"-h", "--help"} & set(rest))
     resume = values.get("resume") if command == "fit" else None
@@ -71,6 +82,10 @@ def complete(args: list[str]) -> Arguments:
         saved = plain_options(found.options, found.path, given, unused=("model.init_from",))
         configs.insert(0, as_argument(saved))
         rest.append(f"--ckpt_path={found.path}")
+    plan = None
+    if values.get("minutes") and command == "fit" and not help_only:
+        plan = _plan(values["minutes"], flat, args)
+        configs.insert(0, as_argument(plan.options(Law.load())))
     name = "quick.yaml" if known["model.init_from"] is None else "finetune.yaml"
     recipe = shipped("configs") / (name if "model.lora.rank" not in given else "lora.yaml")
     if not configs and not help_only:
@@ -82,7 +97,21 @@ def complete(args: list[str]) -> Arguments:
         saved=saved,
         restart=resume == AUTO_OR_NEW,
         defaults=(recipe,) if help_only and command == "fit" else (),
+        plan=plan,
     )
+
+
+def _plan(minutes: str, flat: dict[str, Any], args: list[str]) -> Plan:
+    """The plan for `--minutes`, around the options of files and of the command line."""
+    scanner = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in (*PLANNED_AROUND, *_UNPLANNED):
+        scanner.add_argument(f"--{name}")
+    given = flat | {name: value for name, value in vars(scanner.parse_known_args(args)[0]).items() if value}
+    if others := [f"--{name}" for name in _UNPLANNED if given.get(name) is not None]:
+        raise InputError(
+            f"--minutes plans a new run of one process to its end: leave {', '.join(others)} out"
+        )
+    return planner(given)(number("minutes", minutes))
 
 
 def _with_new_names(args: list[str]) -> list[str]:

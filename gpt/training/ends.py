@@ -100,6 +100,17 @@ class Ends(Callback):
         if step >= pl_module.planned_steps:
             trainer.should_stop = True
 
+    def move(self, trainer: Trainer, pl_module: Any, total: int) -> None:
+        """Plan for another number of steps from here on, and the learning rate with it."""
+        self._limit, self.reason, pl_module.planned_steps = total, f"max_steps {total}", total
+        limit_steps(trainer, total)
+        schedule: Any = trainer.lr_scheduler_configs[0].scheduler
+        for group, base, factor in zip(
+            trainer.optimizers[0].param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True
+        ):
+            group["lr"] = base * factor(schedule.last_epoch)
+        trainer.should_stop = trainer.should_stop or trainer.global_step >= total
+
     def _estimate(self, step: int, elapsed: float) -> int:
         """The last step before the time limit, seen from `step` after so many seconds."""
         left = (self.max_seconds or 0.0) - elapsed

@@ -1,6 +1,7 @@
 """`gpt fit` and `gpt validate`: LightningCLI with this project's defaults."""
 
 import json
+import time
 from typing import Any
 
 import yaml
@@ -11,9 +12,11 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.strategies import StrategyRegistry
 
+from gpt import STARTED
 from gpt.config import GPTConfig
 from gpt.data.module import TokenData
 from gpt.errors import InputError
+from gpt.files import write_json
 from gpt.training.arguments import Arguments, complete
 from gpt.training.device import allow_tf32, default_precision, keep_freed_memory
 from gpt.training.ends import Ends, NothingLeft, StopEarly
@@ -23,6 +26,8 @@ from gpt.training.lora import AdaptersAlone
 from gpt.training.micro_batch import FitMicroBatch, is_out_of_memory
 from gpt.training.module import LanguageModel
 from gpt.training.output import output_may_end, report
+from gpt.training.plan.follow import FollowPlan
+from gpt.training.plan.plan import END_SECONDS
 from gpt.training.profiling import profiler
 from gpt.training.record import Meter, MetricsCSV, Samples, TensorBoard, write_summary
 from gpt.training.resume import Found, Resume
@@ -72,6 +77,9 @@ class TrainingCLI(LightningCLI):
         group.add_argument("--log_every", type=int, default=20, help="steps between two rows of metrics.csv")
         without = "stop after so many validations in a row in which val_loss has not improved"
         group.add_argument("--early_stopping", type=int, help=without)
+        minutes = "train the best model for the text that this time allows, from start to end"
+        group.add_argument("--minutes", type=float, help=minutes)
+        group.add_argument("--planned_steps", help="STEP:TOTAL,...: how a planned run kept its time")
         group.add_argument("--profile", action="store_true", help="trace some steps: profile.json and .txt")
         parser.link_arguments("model.config.vocab_size", "data.vocab_size")
         parser.link_arguments("model.config.context_length", "data.context_length")
@@ -118,7 +126,7 @@ class TrainingCLI(LightningCLI):
             report(f"validation every {whole} batches, not {interval}: after whole updates")
         name = str(options.get("run") or "run")
         self.lasting = lasting = options.clone()  # without what this start alone is asked for
-        lasting.run, lasting.resume, lasting.ckpt_path = name, None, None
+        lasting.run, lasting.resume, lasting.ckpt_path, lasting.minutes = name, None, None, None
         lasting.model.init_from = init_from
         folder = folder_to_restart(name) if self.given.restart else None
         if self.found:
@@ -173,6 +181,7 @@ class TrainingCLI(LightningCLI):
             Samples(folder, show),
             *([self.stop_early] if self.stop_early else []),
             *([profiler(folder)] if options.profile else []),
+            *self._follow_plan(options),
             Checkpoints(folder, options.checkpoint_every, options.keep_checkpoints, stop),
         ]
         loggers = [metrics, *(item for item in self._several("logger") if isinstance(item, Logger))]
@@ -192,9 +201,29 @@ class TrainingCLI(LightningCLI):
         value = self.config_init.trainer[name]
         return list(value) if isinstance(value, list) else [value] if value is not None else []
 
+    def _follow_plan(self, options: Any) -> list[Callback]:
+        """What keeps a planned run on time, and a resumed or repeated one equal to it."""
+        plan, changes = self.given.plan, str(options.planned_steps or "")
+        if plan is None and changes.rpartition(":")[2] != str(options.trainer.max_steps):
+            return []  # not planned, or extended by hand
+        if plan is None:
+            return [FollowPlan(changes, self.ends, self._save_steps)]
+        deadline = STARTED + 60 * plan.minutes - END_SECONDS if plan.takes_all_of_it else None
+        first = f"0:{plan.steps}"
+        return [FollowPlan(first, self.ends, self._save_steps, deadline, plan.validation)]
+
+    def _save_steps(self, changes: str) -> None:
+        """Write how the number of steps has changed into config.yaml and the checkpoints."""
+        self.lasting.planned_steps = changes
+        self.lasting.trainer.max_steps = int(changes.rpartition(":")[2])
+        self._save_options()
+
     def _save_batch_size(self, batch_size: int) -> None:
         """Write the micro-batch that fits into config.yaml and the checkpoints."""
         self.lasting.data.batch_size = batch_size
+        self._save_options()
+
+    def _save_options(self) -> None:
         self.folder.config = self._lasting_options()
         if self.trainer.is_global_zero:
             self.folder.write_config()
@@ -237,7 +266,13 @@ class TrainingCLI(LightningCLI):
         report(f"ended after step {self.trainer.global_step}: {reason}", prefix="")
         folder = self.folder / ""
         summary = write_summary(folder, self.trainer, self.model.model.num_parameters(), self.meter)
+        if plan := self.given.plan:
+            summary |= plan.compared(time.perf_counter() - STARTED, summary)
+            write_json(folder / "summary.json", summary)
         print(json.dumps(summary, indent=2))
+        if plan:
+            what = "{}: {seconds:.1f} s, {tokens:,} tokens, {bits_per_byte:.4} bits per byte"
+            report(", ".join(what.format(n, **summary[n]) for n in ("planned", "reached")), prefix="")
         print(f"{folder}/ holds the checkpoints, metrics.csv, loss.png and summary.json")
         what = "--interactive" if self.datamodule.prepared.template else "--prompt 'The '"
         print(f"next: gpt generate --checkpoint {folder} {what}")

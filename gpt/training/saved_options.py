@@ -21,7 +21,7 @@ OLD_NAMES = {"model.config.tied_head": "model.config.tie_embeddings"}
 _GROUPS = ("model", "model.config", "model.optimizer", "model.lora", "data", "data.template", "trainer")
 _UNGROUPED = (
     *("seed_everything", "run", "checkpoint_every", "keep_checkpoints", "log_every", "early_stopping"),
-    "profile",
+    *("profile", "minutes", "planned_steps"),
 )
 _DURATIONS = ("trainer.max_time", "trainer.val_check_interval")  # may be {hours: 1}
 _CLASSES = {  # options that can name a class, and the harmless names among their values
@@ -38,7 +38,7 @@ _LONGEST = 1 << 16
 
 _FIXED = ("model.config.", "model.optimizer.name")  # what the saved tensors depend on
 _FREE = ("model.config.dropout",)
-_NOT_COMPARED = (*_CHOSEN_ANEW, "run", "model.init_from")
+_NOT_COMPARED = (*_CHOSEN_ANEW, "run", "minutes", "model.init_from")
 
 
 def plain_options(
@@ -60,7 +60,7 @@ def plain_options(
     if not isinstance(saved, dict):
         raise InputError(f"{source}: its saved options are not YAML options of at most {_LONGEST} characters")
     options: dict[str, Any] = {}
-    for name, value in _leaves(saved):
+    for name, value in leaves(saved):
         name = OLD_NAMES.get(name, name)
         if name in _CHOSEN_ANEW or (name == "weights_only" and value is None):  # of older runs
             continue
@@ -76,10 +76,10 @@ def plain_options(
 
 def with_new_names(options: dict[str, Any]) -> dict[str, Any]:
     """Nested options, those with an old name renamed."""
-    leaves = dict(_leaves(options))
-    if not OLD_NAMES.keys() & leaves:
+    flat = dict(leaves(options))
+    if not OLD_NAMES.keys() & flat:
         return options
-    return _nested({OLD_NAMES.get(name, name): value for name, value in leaves.items()})
+    return _nested({OLD_NAMES.get(name, name): value for name, value in flat.items()})
 
 
 def as_argument(options: dict[str, Any]) -> str:
@@ -93,7 +93,7 @@ def as_argument(options: dict[str, Any]) -> str:
 def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """The options that differ, as `name: old -> new`; InputError for one that the weights depend on."""
     default = {"data": {"template": asdict(DEFAULT_TEMPLATE)}}  # of runs from before there were templates
-    old, new = (dict(_leaves(default)) | dict(_leaves(options)) for options in (saved, now))
+    old, new = (dict(leaves(default)) | dict(leaves(options)) for options in (saved, now))
     changed = []
     for name in sorted({*old, *new} - set(_NOT_COMPARED)):
         before, after = old.get(name), new.get(name)
@@ -116,12 +116,12 @@ def _nested(options: dict[str, Any]) -> dict[str, Any]:
     return nested
 
 
-def _leaves(values: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(values: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Each option with its dotted name."""
     for key, value in values.items():
         name = f"{prefix}{key}"
         if name in _GROUPS and isinstance(value, dict):
-            yield from _leaves(value, f"{name}.")
+            yield from leaves(value, f"{name}.")
         else:
             yield name, value
 

@@ -1,0 +1,134 @@
+"""What a training step costs on this machine: a few shapes are timed, the rest is arithmetic."""
+
+import os
+import statistics
+import time
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gpt.config import GPTConfig
+from gpt.model import GPT
+from gpt.training.loss import linear_cross_entropy
+from gpt.training.optimizers import OptimizerConfig, build_optimizer
+
+_TIMED = 3  # steps of each shape, after one that is not timed
+_TRAINER = 1.05  # a step by the Trainer with a run's callbacks, over a bare one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A model and its batch, which decide the time of a step: numbers, or arrays of candidates."""
+
+    vocab_size: Any
+    context_length: Any
+    emb_dim: Any
+    num_layers: Any
+    batch_size: Any
+
+    @property
+    def tokens(self) -> Any:
+        """Tokens of a step."""
+        return self.batch_size * self.context_length
+
+    @property
+    def blocks(self) -> Any:
+        """Weights of the blocks' matrices."""
+        return 12 * self.num_layers * self.emb_dim**2
+
+    @property
+    def table(self) -> Any:
+        """Weights of the token embedding, which is also the head."""
+        return self.vocab_size * self.emb_dim
+
+    def work(self) -> NDArray[np.float64]:
+        """How much of each kind of work a step has, (kinds, ...); the first four grow with its tokens."""
+        n, d, layers = self.tokens, self.emb_dim, self.num_layers
+        per_token = (self.blocks, self.table, layers * self.context_length * d, layers * d)
+        per_step = (np.ones_like(d), layers, layers * d**3, self.table)  # calls; Muon; AdamW's embeddings
+        return np.stack([*(n * amount for amount in per_token), *per_step]).astype(np.float64)
+
+    def memory(self) -> Any:
+        """About the bytes of a step: weights, gradients and moments, activations, a chunk's logits."""
+        activations = self.tokens * self.emb_dim * (36 * self.num_layers + 8)
+        return 16 * (self.blocks + self.table) + 2 * activations + 8 * 1024 * self.vocab_size
+
+
+# Narrow and wide, shallow and deep, with few and many ids, short and long windows and batches.
+_PROBES = [
+    Shape(vocab_size=v, context_length=t, emb_dim=d, num_layers=layers, batch_size=b)
+    for v, t, d, layers, b in (
+        *((512, 64, 32, 1, 12), (512, 64, 64, 6, 24), (2048, 128, 128, 4, 12), (8192, 64, 96, 1, 24)),
+        *((1024, 512, 128, 2, 3), (2048, 64, 256, 4, 24), (4096, 64, 128, 2, 72)),
+    )
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Seconds for a unit of each kind of work, and the bytes of memory that a run may take."""
+
+    seconds: tuple[float, ...]
+    memory: float
+
+    def step(self, shape: Shape) -> Any:
+        """Seconds of a training step."""
+        return np.tensordot(self.seconds, shape.work(), 1)
+
+    def validation(self, shape: Shape, tokens: Any) -> Any:
+        """Seconds to score so many tokens: a third of the work that grows with them."""
+        return np.tensordot(self.seconds[:4], shape.work()[:4], 1) / 3 * tokens / shape.tokens
+
+
+def probe(device: torch.device, precision: str) -> Cost:
+    """Time a few steps of each of a handful of shapes: some seconds on two cores."""
+    timed = [(shape, _TRAINER * _time_step(shape, device, precision)) for shape in _PROBES]
+    return fit_cost(timed, _free_memory(device))
+
+
+def fit_cost(timed: list[tuple[Shape, float]], memory: float) -> Cost:
+    """The cost with the least relative errors over the timed shapes; no work takes negative time."""
+    work = np.stack([shape.work() / seconds for shape, seconds in timed])
+    scale = work.sum(axis=0)
+    squares = (work / scale).T @ (work / scale) + 1e-6 * np.eye(len(scale)) / len(timed)
+    target, found = (work / scale).sum(axis=0), np.zeros(len(scale))
+    for _ in range(3000):  # coordinate descent: each in turn takes its best value that is not negative
+        for i in range(len(found)):
+            found[i] = max(0.0, found[i] + (target[i] - squares[i] @ found) / squares[i, i])
+    return Cost(seconds=tuple((found / scale).tolist()), memory=memory)
+
+
+def _time_step(shape: Shape, device: torch.device, precision: str) -> float:
+    """The median seconds of a step, without the Trainer."""
+    sizes = {name: value for name, value in asdict(shape).items() if name != "batch_size"}
+    model = GPT(GPTConfig(**sizes, num_heads=shape.emb_dim // 32)).to(device)
+    optimizer = build_optimizer(model, OptimizerConfig())
+    bfloat16 = torch.autocast(device.type, torch.bfloat16) if "bf16" in precision else nullcontext()
+    x = torch.randint(shape.vocab_size, (shape.batch_size, shape.context_length), device=device)
+    seconds = []
+    for _ in range(1 + _TIMED):
+        began = time.perf_counter()
+        with bfloat16:
+            rows = model.features(x).flatten(0, 1)
+            loss = linear_cross_entropy(rows, model.head.weight, x.flatten())
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[1:])
+
+
+def _free_memory(device: torch.device) -> float:
+    """Most of the bytes that are free on the device; infinite where the system does not say."""
+    if device.type == "cuda":
+        return 0.9 * torch.cuda.mem_get_info(device)[0]
+    if "SC_AVPHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+        return float("inf")
+    return 0.7 * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,93 @@
+"""Held-out bits per byte as a function of the text, the model and the training: docs/scaling.md explains it.
+
+The form is that of Hoffmann et al. 2022 (equation 10) in bytes instead of tokens, with a term for the
+vocabulary as in Tao et al. 2024, one for the length of the context, and passes over the same text that count
+less and less, as in Muennighoff et al. 2023 (section 5).
+"""
+
+import json
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class Law:
+    """The constants, which scripts/scaling/fit.py has fitted to scripts/scaling/sweep.csv."""
+
+    floor: float
+    """What remains of an endless text, model and training."""
+    blocks: float
+    blocks_power: float
+    table: float
+    """Of the embeddings' weights."""
+    table_power: float
+    bytes: float
+    """Of the bytes seen, after the two discounts below."""
+    bytes_power: float
+    context: float
+    """Of the bytes in a window."""
+    context_power: float
+    passes: float
+    """After about so many passes more of them teach nothing."""
+    batch: float
+    """Tokens of a batch with which half of its work is lost."""
+    overfit: float
+    overfit_power: float
+    """Of the weights for each byte of text."""
+    again_power: float
+    """Of the passes after the first."""
+    text_power: float
+    """Of how well the text compresses."""
+    lr: float
+    """The peak learning rate of the blocks' matrices at width 128."""
+    lr_power: float
+    """Of the width over 128."""
+    weight_decay: float
+    measured: dict[str, tuple[float, float]]
+    """The least and the most of each number that was measured."""
+
+    def bits_per_byte(
+        self, *, blocks: Any, table: Any, context: Any, seen: Any, unique: Any, batch: Any, compressed: Any
+    ) -> Any:
+        """Numbers or arrays.
+
+        Args:
+            blocks, table: weights of the blocks' matrices and of the token embedding.
+            context: bytes of text in a window.
+            seen: bytes trained on, over all passes.
+            unique: bytes of the text that is trained on.
+            batch: tokens of an update.
+            compressed: bits per byte of the text as `gpt.training.plan.text` measures it.
+        """
+        passes = np.maximum(seen / unique, 1.0)
+        effective = np.where(
+            seen > unique, unique * (1 + self.passes * -np.expm1((1 - passes) / self.passes)), seen
+        )
+        effective = effective / (1 + batch / self.batch)
+        overfit = ((blocks + table) / unique) ** self.overfit_power * (passes - 1) ** self.again_power
+        return compressed**self.text_power * (
+            self.floor
+            + self.blocks * blocks**-self.blocks_power
+            + self.table * table**-self.table_power
+            + self.bytes * effective**-self.bytes_power
+            + self.context * context**-self.context_power
+            + self.overfit * overfit
+        )
+
+    def learning_rate(self, width: int) -> float:
+        """The peak learning rate of the blocks' matrices."""
+        return round(self.lr * (width / 128) ** self.lr_power, 6)
+
+    def covers(self, **numbers: float) -> bool:
+        """Whether numbers by their names in `bits_per_byte` lie in the range that was measured."""
+        return all(
+            self.measured[name][0] <= number <= self.measured[name][1] for name, number in numbers.items()
+        )
+
+    @classmethod
+    def load(cls) -> "Law":
+        """The law that comes with this package."""
+        return cls(**json.loads(files("gpt").joinpath("assets", "law.json").read_text(encoding="utf-8")))

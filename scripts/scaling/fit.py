@@ -1,0 +1,181 @@
+"""Fit the scaling law to sweep.csv: `python scripts/scaling/fit.py`.
+
+Writes gpt/assets/law.json and docs/scaling.png (points, curves, residuals), and prints the errors, for each
+kind of text also where the law is fitted without it. Errors are of the logarithm of bits per byte; Huber's
+weights keep single cells from deciding (Hoffmann et al. 2022, section 3.3).
+"""
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from gpt.files import atomic_write, write_json
+from gpt.training.plan.law import Law
+
+ROOT, TABLE = Path(__file__).parents[2], Path(__file__).with_name("sweep.csv")
+# Where the search begins, and the width of a weak prior on the logarithm of each constant.
+START = {
+    **{"floor": (0.15, 1.0), "blocks": (3.0, 1.5), "blocks_power": (0.3, 0.4), "table": (3.0, 1.5)},
+    **{"table_power": (0.3, 0.4), "bytes": (60.0, 2.0), "bytes_power": (0.35, 0.4), "context": (1.0, 1.5)},
+    **{"context_power": (0.6, 0.5), "passes": (10.0, 1.0), "batch": (3000.0, 1.0)},
+    **{
+        "overfit": (0.01, 2.0),
+        "overfit_power": (0.7, 0.5),
+        "again_power": (0.7, 0.5),
+        "text_power": (0.7, 0.5),
+    },
+}
+HUBER = 0.03
+
+
+def read() -> list[dict[str, Any]]:
+    """The rows of both tables as numbers, with the law's arguments; docs/benchmarks.md has the earlier."""
+    rows: list[dict[str, Any]] = []
+    for table in (TABLE, TABLE.with_name("earlier.csv")):
+        with table.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                rows.append({name: text if name == "text" else float(text) for name, text in row.items()})
+    for row in rows:
+        width, layers, context = row["emb_dim"], row["num_layers"], row["context_length"]
+        row["blocks"] = 12 * layers * width**2
+        row["table"] = row["parameters"] - row["blocks"] - width * (13 * layers + context + 2)
+        row["unique"], row["batch"] = row["train_bytes"], row["batch_tokens"]
+        row["context"] = context * row["bytes_per_token"]
+        row["seen"] = row["steps"] * row["batch_tokens"] * row["bytes_per_token"]
+    return rows
+
+
+NUMBERS = ("blocks", "table", "context", "seen", "unique", "batch", "compressed")
+
+
+def predict(logs: np.ndarray, rows: list[dict[str, Any]]) -> np.ndarray:
+    """Bits per byte by the law whose constants have these logarithms."""
+    constants = dict(zip(START, np.exp(logs).tolist(), strict=True))
+    law = Law(**constants, lr=0.0, lr_power=0.0, weight_decay=0.0, measured={})
+    return law.bits_per_byte(**{name: np.array([row[name] for row in rows]) for name in NUMBERS})
+
+
+def fit(rows: list[dict[str, Any]], rounds: int = 60) -> np.ndarray:
+    """The logarithms of the constants: Levenberg and Marquardt's method with Huber's weights."""
+    start = np.log([value for value, _ in START.values()])
+    width = np.array([width for _, width in START.values()])
+    target = np.log([row["bits_per_byte"] for row in rows])
+
+    def residuals(logs: np.ndarray) -> np.ndarray:
+        return np.log(predict(logs, rows)) - target
+
+    def objective(logs: np.ndarray) -> float:
+        error = np.abs(residuals(logs))
+        huber = np.where(error < HUBER, error**2, 2 * HUBER * error - HUBER**2).sum() / HUBER**2
+        return float(huber + (((logs - start) / width) ** 2).sum())
+
+    logs, damping, best = start, 1.0, objective(start)
+    for _ in range(rounds):
+        error = residuals(logs)
+        slopes = np.stack([(residuals(logs + d) - error) / 1e-5 for d in 1e-5 * np.eye(len(logs))], axis=1)
+        weights = np.minimum(1, HUBER / np.maximum(np.abs(error), 1e-12)) / HUBER**2
+        curvature = (slopes * weights[:, None]).T @ slopes + np.diag(1 / width**2)
+        gradient = slopes.T @ (weights * error) + (logs - start) / width**2
+        while damping < 1e9:
+            tried = logs - np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), gradient)
+            if (value := objective(tried)) < best:
+                logs, best, damping = tried, value, max(damping / 5, 1e-6)
+                break
+            damping *= 4
+    return logs
+
+
+def recipe(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """The learning rate by width, and the decay: the lowest points of parabolas through three cells."""
+    names = ("text", "text_bytes", "vocab_size", "context_length", "emb_dim", "num_layers", "steps")
+    groups: dict[tuple[Any, ...], dict[tuple[float, float], float]] = {}
+    for row in rows:
+        if row["batch_tokens"] == 1536:
+            found = groups.setdefault(tuple(row[name] for name in names), {})
+            found[row["lr"], row["weight_decay"]] = math.log(row["bits_per_byte"])
+    rates: list[tuple[float, float]] = []  # width, logarithm of the best over the usual rate
+    decays: list[float] = []
+    for key, found in groups.items():
+        for low, high, out in (((0.0025, 0.4), (0.01, 0.4), "lr"), ((0.005, 0.1), (0.005, 0.8), "decay")):
+            if {low, high, (0.005, 0.4)} <= found.keys():
+                at = (0.005, 0.4)
+                x = [
+                    math.log(one[0 if out == "lr" else 1] / at[0 if out == "lr" else 1])
+                    for one in (low, at, high)
+                ]
+                a, b, _ = np.polyfit(x, [found[low], found[at], found[high]], 2)
+                lowest = float(np.clip(-b / (2 * a), x[0], x[2])) if a > 0 else min(x, key=lambda v: b * v)
+                if out == "lr":
+                    rates.append((math.log(key[4] / 128), lowest))
+                else:
+                    decays.append(lowest)
+    power, level = np.polyfit(*zip(*rates, strict=True), 1) if len(rates) > 3 else (0.0, 0.0)
+    middle = float(np.median(decays)) if len(decays) > 3 else 0.0
+    print(
+        f"learning rate: {len(rates)} parabolas, {5e-3 * math.exp(level):.4g} * (width / 128) ** {power:.2f}"
+    )
+    print(f"weight decay: {len(decays)} parabolas, {0.4 * math.exp(middle):.3g}")
+    lr, decay = round(5e-3 * math.exp(level), 5), round(0.4 * math.exp(middle), 2)
+    return {"lr": lr, "lr_power": round(float(power), 3), "weight_decay": decay}
+
+
+def main() -> None:
+    """Fit, leave one kind out each time, draw and write."""
+    rows = read()
+    usual = [row for row in rows if (row["lr"], row["weight_decay"]) == (0.005, 0.4)]
+    logs = fit(usual)
+    constants = dict(zip(START, (float(f"{value:.4g}") for value in np.exp(logs)), strict=True))
+    error = np.log(predict(logs, usual)) - np.log([row["bits_per_byte"] for row in usual])
+    print(
+        f"{len(usual)} cells: median error {np.median(np.abs(error)):.1%}, nine in ten below "
+        f"{np.quantile(np.abs(error), 0.9):.1%}"
+    )
+    for name in sorted({row["text"] for row in usual}):
+        rest, left = ([row for row in usual if (row["text"] == name) is own] for own in (False, True))
+        outside = np.log(predict(fit(rest), left)) - np.log([row["bits_per_byte"] for row in left])
+        print(
+            f"without {name}, {len(left)} cells: mean error {outside.mean():+.1%}, median of sizes "
+            f"{np.median(np.abs(outside)):.1%}"
+        )
+    print(json.dumps(constants))
+    measured = {n: [min(row[n] for row in usual), max(row[n] for row in usual)] for n in NUMBERS}
+    write_json(ROOT / "gpt" / "assets" / "law.json", {**constants, **recipe(rows), "measured": measured})
+    draw(usual, logs, error)
+
+
+def draw(rows: list[dict[str, Any]], logs: np.ndarray, error: np.ndarray) -> None:
+    """Points with the law's curves through them, and the residuals."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    for color, name in zip(
+        ("#0072B2", "#D55E00", "#009E73", "#CC79A7"), sorted({r["text"] for r in rows}), strict=False
+    ):
+        own = [i for i, row in enumerate(rows) if row["text"] == name]
+        seen = np.array([rows[i]["seen"] for i in own])
+        left.scatter(seen, [rows[i]["bits_per_byte"] for i in own], s=9, color=color, label=name)
+        middle = {n: float(np.median([rows[i][n] for i in own])) for n in NUMBERS}
+        line = np.geomspace(seen.min(), seen.max(), 50)
+        curve = predict(
+            logs, [{**middle, "unique": max(middle["unique"], 1e6), "seen": value} for value in line]
+        )
+        left.plot(line, curve, color=color, linewidth=1)
+        right.scatter(seen, 100 * error[own], s=9, color=color)
+    left.set(xscale="log", xlabel="bytes seen", ylabel="bits per byte, held out")
+    left.set_title("Points, and the law at their median shape", fontsize=10)
+    left.legend(fontsize=8)
+    right.axhline(0, color="black", linewidth=0.6)
+    right.set(xscale="log", xlabel="bytes seen", ylabel="law over measurement, %")
+    right.set_title("Residuals", fontsize=10)
+    with atomic_write(ROOT / "docs" / "scaling.png", "wb") as file:
+        figure.savefig(file, format="png", dpi=110)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Plans for a time: the shapes they choose, the options they keep, and a run that ends when promised."""
+
+import json
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from tiny_runs import result
+
+from gpt.cli import main
+from gpt.errors import InputError
+from gpt.training.plan import command, follow
+from gpt.training.plan.cost import _PROBES, Cost, Shape, fit_cost
+from gpt.training.plan.law import Law
+from gpt.training.plan.plan import Plan, choose
+from gpt.training.plan.text import Text, measure
+
+# Seconds of a step of each probe, recorded with one thread of an AMD EPYC with bfloat16 instructions.
+RECORDED = (0.0064, 0.0429, 0.0791, 0.0567, 0.0701, 0.2393, 0.1439)
+MACHINE = fit_cost(list(zip(_PROBES, RECORDED, strict=True)), memory=16e9)
+BYTES_PER_TOKEN = {512: 1.9, 1024: 2.3, 2048: 2.75, 4096: 3.2, 8192: 3.6, 16384: 3.9}
+
+
+def text_of(size: int) -> Text:
+    """A text like English prose, with the vocabularies that it supports."""
+    kept = {n: each for n, each in BYTES_PER_TOKEN.items() if n * 20 <= size}
+    return Text(size=size, compressed=2.4, bytes_per_token=kept)
+
+
+def plan(size: int, minutes: float, **given: float) -> Plan:
+    names = {name.replace("__", "."): value for name, value in given.items()}
+    return choose(text_of(size), MACHINE, Law.load(), minutes, names)
+
+
+def test_the_cost_of_a_step_follows_the_timed_shapes():
+    assert min(MACHINE.seconds) >= 0.0
+    for shape, seconds in zip(_PROBES, RECORDED, strict=True):
+        assert MACHINE.step(shape) == pytest.approx(seconds, rel=0.15)
+
+
+def test_a_cost_is_found_again():
+    true = Cost(seconds=(2e-11, 1e-11, 5e-11, 3e-9, 2e-3, 1e-3, 1e-9, 2e-8), memory=1.0)
+    found = fit_cost([(shape, true.step(shape)) for shape in _PROBES], memory=1.0)
+    other = Shape(vocab_size=4096, context_length=128, emb_dim=192, num_layers=6, batch_size=12)
+    assert found.step(other) == pytest.approx(true.step(other), rel=0.05)
+    assert true.validation(other, 3 * other.tokens) == pytest.approx(
+        np.dot(true.seconds[:4], other.work()[:4])
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "minutes", "widest", "passes"),
+    [
+        *((20_000, 1, 128, 200), (20_000, 480, 192, 400), (200_000, 10, 256, 100), (2_000_000, 1, 256, 10)),
+        *((2_000_000, 60, 640, 100), (20_000_000, 60, 640, 20), (20_000_000_000, 480, 1024, 1)),
+    ],
+)
+def test_a_text_gets_a_model_of_its_size(size, minutes, widest, passes):
+    found = plan(size, minutes)
+    assert 32 <= found.shape.emb_dim <= widest
+    assert found.passes <= passes
+    assert found.seconds <= 60 * minutes
+    assert 0.5 < found.bits_per_byte < 4.5
+
+
+def test_more_text_and_more_time_are_better():
+    assert plan(2_000_000, 10).bits_per_byte < plan(2_000_000, 1).bits_per_byte
+    assert (
+        plan(2_000_000, 10).bits_per_byte < plan(200_000, 10).bits_per_byte < plan(20_000, 10).bits_per_byte
+    )
+
+
+def test_options_given_by_hand_are_kept():
+    found = plan(2_000_000, 5, model__config__emb_dim=96, model__config__num_layers=5, data__batch_size=7)
+    assert (found.shape.emb_dim, found.shape.num_layers, found.shape.batch_size) == (96, 5, 7)
+    assert plan(2_000_000, 5, model__config__num_heads=2).num_heads == 2
+
+
+@pytest.mark.parametrize(
+    ("size", "minutes", "given", "line"),
+    [
+        (2_000_000, 0.1, {}, r"0.1 minutes do not suffice to start: give at least 0\.\d+"),
+        (20_000_000_000, 10, {}, r"10 minutes do not suffice to start: give at least 1\d\d"),
+        (2_000_000, 1, {"model__config__emb_dim": 4096}, "1 minutes do not suffice"),
+        (2_000_000, 60, {"model__config__emb_dim": 20480}, "no model fits"),
+        (2_000_000, 60, {"model__config__emb_dim": 96, "model__config__num_heads": 5}, "no model fits"),
+        (20_000, 60, {"model__config__context_length": 4096}, "no model fits"),
+    ],
+)
+def test_what_cannot_be_planned_is_said_in_a_line(size, minutes, given, line):
+    with pytest.raises(InputError, match=line):
+        plan(size, minutes, **given)
+
+
+def test_a_text_is_measured(tmp_path):
+    (tmp_path / "long.txt").write_text(
+        "".join(f"{n} bottles of beer on the wall\n" for n in range(9000)), "utf-8"
+    )
+    text = measure(str(tmp_path / "long.txt"))
+    assert text.size == (tmp_path / "long.txt").stat().st_size
+    assert 0 < text.compressed < 2.0
+    assert measure(str(tmp_path / "long.txt"), "gpt2:300").bytes_per_token.keys() == {300}
+    assert measure(str(tmp_path / "long.txt"), None, 280).bytes_per_token.keys() == {280}
+    (tmp_path / "short.txt").write_text("too short", "utf-8")
+    with pytest.raises(InputError, match="has 9 bytes, a plan needs at least 2,000"):
+        measure(str(tmp_path / "short.txt"))
+
+
+@pytest.fixture
+def hurry(workplace, monkeypatch):
+    """A process that begins now, on a machine that is not timed but thought three times as slow as it is."""
+    slow = replace(MACHINE, seconds=tuple(3 * seconds for seconds in MACHINE.seconds))
+    for module in (command, __import__("gpt.training.fit", fromlist=["fit"])):
+        monkeypatch.setattr(module, "STARTED", time.perf_counter())
+    monkeypatch.setattr(command, "probe", lambda *_: slow)
+    monkeypatch.setattr(command, "_REST_OF_START", 0.5)
+    monkeypatch.setattr("gpt.training.plan.plan.END_SECONDS", 1.0)
+    monkeypatch.setattr("gpt.training.fit.END_SECONDS", 1.0)
+    draw = random.Random(0)
+    words = ["".join(draw.choices("etaoinshrdlu", k=draw.randint(1, 8))) for _ in range(3000)]
+    Path("text.txt").write_text(" ".join(draw.choices(words, k=100_000)), "utf-8")
+    return workplace
+
+
+PLAIN = ["--trainer.logger", "false", "--trainer.accelerator", "cpu", "--data.corpus", "text.txt"]
+
+
+def test_a_run_keeps_its_time_and_repeats_exactly(hurry, capsys):
+    began = time.perf_counter()
+    small = ["--model.config.emb_dim", "32", "--model.config.num_layers", "1"]
+    assert main(["fit", "--minutes", "0.12", *small, *PLAIN, "--run", "one"]) == 0
+    taken = time.perf_counter() - began
+    assert 4.0 < taken < 9.0
+    out = capsys.readouterr()
+    assert ", reached: " in out.err
+    summary = json.loads(Path("runs/one/summary.json").read_text("utf-8"))
+    assert summary["planned"]["seconds"] == pytest.approx(7.2, rel=0.1)
+    assert summary["reached"]["seconds"] == pytest.approx(taken, abs=0.5)
+    assert summary["reached"]["tokens"] == summary["tokens"]
+    options = yaml.safe_load(Path("runs/one/config.yaml").read_text("utf-8"))
+    assert options["minutes"] is None
+    assert options["planned_steps"].startswith("0:")  # it was faster than planned, and made more steps
+    assert options["trainer"]["max_steps"] == summary["steps"]
+    assert options["model"]["config"]["emb_dim"] == 32
+    assert main(["fit", "--config", "runs/one/config.yaml", "--run", "two"]) == 0
+    assert result(Path("runs/two"))[0] == result(Path("runs/one"))[0]
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        (["--minutes", "0.001"], "do not suffice to start: give at least"),
+        (["--minutes", "1", "--trainer.max_steps", "5"], "leave --trainer.max_steps out"),
+        (["--minutes", "long"], "--minutes long: expected a number"),
+        (["--minutes", "1", "--model.init_from", "gpt2"], "leave --model.init_from out"),
+    ],
+)
+def test_minutes_that_cannot_be_planned(hurry, more, line, capsys):
+    assert main(["fit", *PLAIN, *more]) == 2
+    err = capsys.readouterr().err
+    assert line in err and err.count("\n") == 1
+    assert not Path("runs").exists()
+
+
+def test_a_table_for_several_times(hurry, capsys):
+    assert main(["plan", "--data.corpus", "text.txt", "--minutes", "10,1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("minutes  width x layers")
+    assert [line.split()[0] for line in lines[1:3]] == ["1", "10"]
+    assert any(line.startswith("more minutes than") for line in lines)
+    assert main(["plan", "--data.corpus", "text.txt", "--minutes", "soon"]) == 2
+    assert "--minutes soon: expected a number" in capsys.readouterr().err
+
+
+def test_the_speed_decides_the_number_of_steps(monkeypatch):
+    """A tenth of a second is planned for a step, but each takes a fifth: half of the steps fit."""
+    now = 0.0
+    monkeypatch.setattr(follow.time, "perf_counter", lambda: now)
+    told: list[str] = []
+
+    class Ends:
+        def move(self, trainer, module, total):
+            module.planned_steps = total
+
+    class Bare:
+        global_step, planned_steps, val_check_interval, accumulate_grad_batches = 0, 0, 1000, 1
+        should_stop = False
+
+    one = follow.FollowPlan("0:600", Ends(), told.append, deadline=60.0)
+    one.on_train_start(Bare, Bare)
+    while Bare.global_step < Bare.planned_steps:
+        Bare.global_step, now = Bare.global_step + 1, now + 0.2
+        one.on_train_batch_end(Bare, Bare)
+    assert now == pytest.approx(60.0, rel=0.01)
+    assert told == ["0:600,15:300"]
+    again = follow.FollowPlan(told[0], Ends(), told.append, deadline=None)
+    Bare.global_step = 30
+    again.on_train_start(Bare, Bare)
+    assert Bare.planned_steps == 300
