@@ -12,13 +12,14 @@ from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpt.errors import InputError
-from gpt.vocabulary import END_OF_TEXT, PATTERNS, check_table, pack, unpack
+from gpt.vocabulary import END_OF_TEXT, PATTERNS, check_table, pack, read_table, unpack
 
 if TYPE_CHECKING:
     import tiktoken
@@ -81,8 +82,9 @@ class Tokenizer:
         return tokenizer
 
     @classmethod
-    def from_table(cls, table: list[bytes], pattern: str) -> "Tokenizer":
-        """GPT-2's tokenizer where the table is a prefix of its ranks, or else one of its own."""
+    def from_file(cls, path: Path) -> "Tokenizer":
+        """The tokenizer in a file of `read_table`: GPT-2's where the table is a prefix of its ranks."""
+        table, pattern = read_table(path)
         own = cls("own", table=table, pattern=pattern)
         if pattern == "gpt2" and own.n_vocab <= _FULL_SIZE and _table()[: own.eot] == table:
             return cls("gpt2", own.n_vocab)

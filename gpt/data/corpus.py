@@ -16,7 +16,7 @@ from gpt.data.documents import Piece, compression, cut, file_format, file_pieces
 from gpt.errors import InputError
 from gpt.files import file_sha256, shipped
 from gpt.progress import notice
-from gpt.template import DEFAULT_TEMPLATE, Template
+from gpt.template import DEFAULT_TEMPLATE, Part, Template
 
 _BUILTIN = {"python-docs": builtin.python_docs, "python-stdlib": builtin.python_stdlib}
 
@@ -76,19 +76,32 @@ class Corpus:
         known = (not (is_url(n) or compression(n)) and file_format(n) == "text" for n in self.files)
         return sum(os.stat(name).st_size for name in self.files) if self.files and all(known) else None
 
-    def pieces(self) -> Iterator[Piece]:
-        """The documents in order, each as pieces of at most `LONGEST_PIECE` characters.
+    def pieces(self, val_fraction: float = 0.0) -> Iterator[Piece]:
+        """The documents in order, each as pieces of at most `LONGEST_PIECE` characters with the same split.
 
         An InputError says what is wrong with the content; an OSError, that a file cannot be opened.
         """
+        split = ""
+        for piece in self._pieces():
+            if piece.first:
+                split = choose_split(piece.text.encode("utf-8", "replace"), val_fraction)
+            yield piece._replace(split=split)
+
+    def _pieces(self) -> Iterator[Piece]:
         if self.builtin:
-            yield from cut(_BUILTIN[self.builtin]())
+            yield from cut([Part(text, True)] for text in _BUILTIN[self.builtin]())
         elif self.hub:
             options = {"split": self.split, "revision": self.revision, "streaming": self.streaming}
             rows = hub_rows(self.text_column, self.template, self.hub, self.subset, **options)
             yield from cut(join(rows, self.document_starts) if self.document_starts else rows)
         for name in self.files:
             yield from file_pieces(name, self.text_column, self.errors, self.template)
+
+
+def choose_split(text: bytes, val_fraction: float) -> str:
+    """`train` or `val`, by a hash of a document's first piece: equal documents are in the same split."""
+    draw = int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
+    return "val" if draw < val_fraction * 2**64 else "train"
 
 
 def find_corpus(name: str, **options: Any) -> Corpus:
@@ -135,9 +148,7 @@ def _read_recipe(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is not a recipe: it needs a mapping under `corpus`") from error
     known = [field.name for field in fields(Corpus) if field.name != "template"]
     if unknown := sorted(set(corpus) - set(known)):
-        raise InputError(
-            f"{path}: unknown setting {', '.join(unknown)} of a corpus, expected {', '.join(known)}"
-        )
+        raise InputError(f"{path}: unknown setting {', '.join(unknown)}, expected {', '.join(known)}")
     files = corpus.get("files", [])
     return {**corpus, "files": tuple(files if isinstance(files, list) else [files])}
 
@@ -154,13 +165,11 @@ def _matching_files(pattern: Path) -> tuple[str, ...]:
 
 def _folder_files(folder: Path) -> tuple[str, ...]:
     """The files of a folder that are not hidden; where they are rows, without the data set's card."""
-    names = [os.path.join(place, name) for place, files in _walk(folder) for name in files]
-    names.sort(key=lambda name: Path(name).parts)
+    names = sorted(_walk(folder), key=lambda name: Path(name).parts)
     if not names:
         raise InputError(f"the folder {folder} has no files")
-    for name in names:
-        if not os.path.isfile(name):
-            raise InputError(f"{name} is not a file, or a link to one that is missing")
+    if missing := [name for name in names if not os.path.isfile(name)]:
+        raise InputError(f"{missing[0]} is not a file, or a link to one that is missing")
     texts = [name for name in names if file_format(name) == "text"]
     rows = [name for name in names if file_format(name) != "text"]
     if not rows or not texts:
@@ -174,14 +183,14 @@ def _folder_files(folder: Path) -> tuple[str, ...]:
     return tuple(rows)
 
 
-def _walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """Each folder below `folder` that is not hidden, and the names of its files."""
+def _walk(folder: Path) -> Iterator[str]:
+    """The files below `folder` that are not hidden, nor in hidden folders."""
     seen: dict[str, str] = {}
     for place, folders, files in os.walk(folder, onerror=_raise, followlinks=True):
         if (first := seen.setdefault(os.path.realpath(place), place)) != place:
             raise InputError(f"the folder {place} is a link to {first}: its files would be read twice")
         folders[:] = [name for name in folders if not name.startswith(".")]
-        yield place, [name for name in files if not name.startswith(".")]
+        yield from (os.path.join(place, name) for name in files if not name.startswith("."))
 
 
 def _raise(error: OSError) -> None:

@@ -6,6 +6,7 @@ at once, and cannot say which byte is not UTF-8. Rows are read by `datasets`, im
 
 import codecs
 import io
+import json
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -16,7 +17,6 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from gpt.data.examples import MESSAGES, choose_columns, read_example
 from gpt.errors import InputError
 from gpt.template import Part, Template
 from gpt.tokenizer import split_at_words
@@ -37,8 +37,10 @@ _NOT_TEXT = {
     codecs.BOM_UTF16_BE: "UTF-16",
     codecs.BOM_UTF32_BE: "UTF-32",
 }
-Document = str | list[Part]
-"""A text, or an example in parts: none where it is left out."""
+Document = list[Part]
+"""A text in one part, or an example in several; an example that is left out has none."""
+MESSAGES = "messages"
+_EXAMPLES = [MESSAGES], ["prompt", "completion"]
 
 _ROWS_AT_ONCE = 256
 _BYTES_AT_ONCE = 1 << 20
@@ -54,6 +56,8 @@ class Piece(NamedTuple):
     """Whether `<|endoftext|>` follows it, as it also does inside a conversation."""
     scored: bool = True
     """Whether a model learns to write it; of an example, the first piece is not."""
+    split: str = ""
+    """`train` or `val`, see `gpt.data.corpus.choose_split`."""
 
 
 def file_pieces(name: str, column: str, errors: str, template: Template) -> Iterator[Piece]:
@@ -105,30 +109,27 @@ def _named(name: str) -> Iterator[None]:
         raise InputError(f"cannot read {what}: {line}") from error
 
 
-def join(rows: Iterable[Document], starts: str) -> Iterator[str]:
+def join(rows: Iterable[Document], starts: str) -> Iterator[Document]:
     """Documents from rows that are parts of them: a row that matches the expression `starts` begins one."""
     document: list[str] = []
     for row in rows:
-        if not isinstance(row, str):
+        if [scored for _, scored in row] != [True]:
             raise InputError("document_starts joins rows of text, these are examples")
-        if document and re.match(starts, row):
-            yield "".join(document)
+        if document and re.match(starts, row[0].text):
+            yield [Part("".join(document), True)]
             document = []
-        document.append(row)
+        document.append(row[0].text)
     if document:
-        yield "".join(document)
+        yield [Part("".join(document), True)]
 
 
 def cut(documents: Iterable[Document]) -> Iterator[Piece]:
-    """Documents cut into pieces; an example without parts has no text."""
+    """Documents cut into pieces; an example without parts is one without text."""
     for document in documents:
-        if isinstance(document, str):
-            yield from _document([document])
-            continue
-        for number, (text, scored) in enumerate(document or [Part("", True)]):
+        for number, (text, scored) in enumerate(document or [Part("", False)]):
             for piece in _document([text]):
-                first, last = piece.first and number == 0, piece.last and scored
-                yield Piece(piece.text, first, last, scored=scored and bool(document))
+                last = piece.last and (scored or not document)
+                yield Piece(piece.text, piece.first and number == 0, last, scored)
 
 
 def _document(blocks: Iterable[str]) -> Iterator[Piece]:
@@ -183,22 +184,53 @@ def _file_rows(name: str, column: str, errors: str, template: Template) -> Itera
 
 
 def _documents(rows: Any, column: str, name: str, template: Template) -> Iterator[Document]:
-    """The document of each row; a missing value is an empty text."""
+    """The document of each row."""
     number = 0
     for table in rows.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
-        names = choose_columns(column, table.column_names, name)
-        for values in zip(*(table.column(name).to_pylist() for name in names), strict=True):
+        names = _choose_columns(column, table.column_names, name)
+        for row in table.select(names).to_pylist():
             number += 1
-            if names != (MESSAGES,) and len(values) == 1 and not isinstance(values[0], list):
-                if not isinstance(values[0], str | None):
-                    kind = type(values[0]).__name__
-                    raise InputError(f"column {column!r} of {name} holds {kind}, expected text")
-                yield values[0] or ""
-                continue
             try:
-                yield read_example(values, template)
+                yield _read_row(row, template)
             except InputError as error:
                 raise InputError(f"{name}, row {number}: {error}") from None
+
+
+def _choose_columns(column: str, present: list[str], name: str) -> list[str]:
+    """The columns to read: one of texts or messages, or two, of prompts and completions.
+
+    Where there is no `text`, the default, columns of examples are. An InputError if any is missing.
+    """
+    wanted = [column] if column in present else column.split(",")
+    if wanted == ["text"]:
+        wanted = next((names for names in _EXAMPLES if {*names} <= {*present}), wanted)
+    if len(wanted) > 2 or not {*wanted} <= {*present}:
+        raise InputError(
+            f"{name} has no column {column!r}, it has {', '.join(present)}: choose one with --text_column, "
+            "or PROMPT,COMPLETION (gpt fit: --data.text_column)"
+        )
+    return wanted
+
+
+def _read_row(row: dict[str, Any], template: Template) -> Document:
+    """The document of a row's chosen columns: a missing text or completion is empty."""
+    (name, messages), *others = row.items()
+    if others:
+        pair = zip(("user", "assistant"), row.values(), strict=True)
+        messages = [{"role": role, "content": "" if text is None else text} for role, text in pair]
+    elif name != MESSAGES and not isinstance(messages, list):
+        if not isinstance(messages, str | None):
+            raise InputError(f"column {name!r} holds {type(messages).__name__}, expected text")
+        return [Part(messages or "", True)]
+    elif isinstance(messages, str):
+        try:
+            messages = json.loads(messages)
+        except ValueError as error:
+            raise InputError(f"its messages are not JSON: {error}") from None
+    *parts, (rest, _) = template.parts(messages)
+    if rest or messages[-1]["role"] != "assistant":
+        raise InputError(f"its last message is the {messages[-1]['role']}'s, expected the assistant's")
+    return parts if all(text.strip() for text, scored in parts if scored) else []
 
 
 def _check_text(head: bytes, name: str) -> None:
@@ -215,23 +247,24 @@ def _check_text(head: bytes, name: str) -> None:
 
 def _check_lines(name: str) -> None:
     """Raise an error about a line too long for `datasets`, which reads lines whole: gigabytes, compressed."""
-    length = 0
-    for block in _blocks(name):
-        first, *others = block.split(b"\n")
-        length += len(first)
-        longest = max(length, *map(len, others), 0)
-        if longest > _LONGEST_LINE:
-            raise InputError(f"{name} has a line of more than {_LONGEST_LINE:,} bytes, the limit")
-        length = len(others[-1]) if others else length
+    with _opened(name) as file:
+        for line in iter(partial(file.readline, _LONGEST_LINE + 2), b""):
+            if len(line.removesuffix(b"\n")) > _LONGEST_LINE:
+                raise InputError(f"{name} has a line of more than {_LONGEST_LINE:,} bytes, the limit")
 
 
 def _blocks(name: str) -> Iterator[bytes]:
-    """The bytes of a file or URL, decompressed according to its ending."""
+    with _opened(name) as file:
+        yield from iter(partial(file.read, _BYTES_AT_ONCE), b"")
+
+
+def _opened(name: str) -> Any:
+    """The file of the bytes at a path or URL, decompressed according to its ending."""
     import fsspec
 
-    is_plain = not is_url(name) and not compression(name)
-    with open(name, "rb") if is_plain else fsspec.open(name, "rb", compression=compression(name)) as file:
-        yield from iter(partial(file.read, _BYTES_AT_ONCE), b"")
+    if is_url(name) or compression(name):
+        return fsspec.open(name, "rb", compression=compression(name))
+    return open(name, "rb")
 
 
 def _open_zstd(file: IO[bytes], **_: Any) -> io.BufferedReader:

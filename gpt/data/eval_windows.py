@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from gpt.data.shards import TokenStream
+from gpt.data.shards import Stream
 from gpt.data.windows import Batch, Packed, Spans, make_batch
 
 
@@ -30,7 +30,7 @@ class EvalWindows(Dataset[Batch]):
     summed over targets and divided by their number.
     """
 
-    stream: TokenStream
+    stream: Stream
     context_length: int
     batch_size: int
     rank: int = 0

@@ -12,7 +12,6 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from gpt.data.eval_windows import EvalWindows
-from gpt.data.examples import check_examples
 from gpt.data.prepare import prepare_for
 from gpt.data.shards import Prepared
 from gpt.data.vocabularies import find_vocabulary
@@ -91,7 +90,7 @@ class TokenData(pl.LightningDataModule):
     def prepared(self) -> Prepared:
         """The files on disk, prepared on first use if they are not yet."""
         prepared = Prepared(prepare_for(self.vocabulary, self.corpus, verify=False, **self._options))
-        check_examples(prepared, self.context_length, self.isolate)
+        prepared.check_examples(self.context_length, self.isolate)
         return prepared
 
     @property

@@ -8,15 +8,20 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gpt.data.corpus import find_corpus
-from gpt.data.encode import encode
+from gpt.data.documents import Piece
 from gpt.data.shard_writer import ShardWriter, check_ours, clear
 from gpt.data.shards import FORMAT, META, Prepared
 from gpt.data.vocabularies import Learned, find_vocabulary, learn
@@ -25,6 +30,10 @@ from gpt.files import cache_folder
 from gpt.progress import notice, progress
 from gpt.template import DEFAULT_TEMPLATE, Template
 from gpt.tokenizer import Tokenizer
+
+_BLOCK_CHARACTERS = 1 << 18
+Block = list[tuple[Piece, NDArray[Any]]]
+"""Pieces, each with its tokens as they are stored, see `gpt.data.shards`."""
 
 
 def prepare(
@@ -114,26 +123,61 @@ def prepare_for(
             notice(f"{folder} is damaged and is prepared again")
             clear(folder)
         tokenizer = learn(source, vocabulary, val_fraction) if isinstance(vocabulary, Learned) else vocabulary
-        pieces = source.pieces()
+        pieces = source.pieces(val_fraction)
         first = list(islice(pieces, 1))
         template = source.template if first and not first[0].scored else None
         writer = ShardWriter(folder, key, tokenizer, lambda: source.stamps() == stamps, template)
         with closing(writer):
-            done, threads = writer.count("bytes"), workers or os.cpu_count() or 1
-            pieces = chain(first, pieces)
-            blocks = encode(pieces, writer.parts, tokenizer, val_fraction, threads, template is not None)
-            label = f"tokenizing {corpus}"
-            with closing(blocks), progress(label, source.size(), done=done) as advance:
+            left = islice(chain(first, pieces), writer.parts, None)
+            blocks = _encode(left, tokenizer, writer.dtype, workers or os.cpu_count() or 1)
+            bar = progress(f"tokenizing {corpus}", source.size(), done=writer.count("bytes"))
+            with closing(blocks), bar as advance:
                 for block in blocks:
                     with _full_disk(folder):
-                        writer.add(block)
-                    advance(sum(block.text_bytes.values()))
+                        advance(writer.add(block))
             source_set = {n: value for n, value in asdict(source).items() if value and n != "template"}
             with _full_disk(folder):
                 writer.finish(val_fraction, {"corpus": corpus, **source_set})
             if template and writer.empty:
                 notice(f"left out {writer.empty:,} examples whose completion is empty")
     return folder
+
+
+def _encode(pieces: Iterable[Piece], tokenizer: Tokenizer, dtype: Any, threads: int) -> Generator[Block]:
+    """Tokenize pieces on threads, as tiktoken releases Python's lock, in order.
+
+    At most 2 * threads blocks wait, so memory does not grow with the corpus.
+    """
+
+    def stored(piece: Piece) -> NDArray[Any]:
+        ids: NDArray[Any] = tokenizer.encode_array(piece.text)
+        ids = ids if piece.scored else ~ids.astype(np.int64)
+        return (np.append(ids, tokenizer.eot) if piece.last else ids).astype(dtype)
+
+    pool = ThreadPoolExecutor(threads)
+    pending: deque[Future[Block]] = deque()
+    try:
+        for block in _blocks(pieces):
+            pending.append(pool.submit(lambda block: [(piece, stored(piece)) for piece in block], block))
+            if len(pending) > 2 * threads:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _blocks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Lists of pieces of about `_BLOCK_CHARACTERS` in all."""
+    block: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        block.append(piece)
+        size += len(piece.text)
+        if size >= _BLOCK_CHARACTERS:
+            yield block
+            block, size = [], 0
+    yield block
 
 
 def _is_done(folder: Path, key: str, verify: bool) -> bool:
@@ -150,9 +194,7 @@ def _is_done(folder: Path, key: str, verify: bool) -> bool:
         if folder.name.endswith(f"-{key[:16]}") or key.encode() in (folder / META).read_bytes():
             return False
         raise
-    raise InputError(
-        f"{folder} holds other text, or was prepared with other options: delete it, or choose another folder"
-    )
+    raise InputError(f"{folder} holds other text or has other options: delete it, or choose another folder")
 
 
 def _check_vocabulary(folder: Path, wanted: Tokenizer | Learned) -> Path:

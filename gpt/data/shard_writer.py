@@ -9,7 +9,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,15 +18,15 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt.data.encode import Block
-from gpt.data.shards import FORMAT, INDEX_DTYPE, META, SPLITS, Segment, token_dtype, token_ids
+from gpt.data.documents import Piece
+from gpt.data.shards import FORMAT, INDEX_DTYPE, META, SPLITS, Segment, Stream, token_dtype, token_ids
 from gpt.errors import InputError
 from gpt.files import file_sha256, write_json
 from gpt.template import Template
 from gpt.tokenizer import Tokenizer
 
 PROGRESS = "progress.json"
-_STATE = ("parts", "empty", "largest_id", "splits")
+_STATE = ("parts", "empty", "splits")
 _SHARDS = r"(train|val)-(documents|\d{5})\.bin"
 _OURS = re.compile(rf"{_SHARDS}|(lengths|scored)\.png|\.({META}|{PROGRESS})\..*\.tmp|{META}|{PROGRESS}")
 _SECONDS_BETWEEN_COMMITS = 5.0
@@ -52,7 +52,7 @@ class ShardWriter:
     ) -> None:
         self.folder, self.key, self.tokenizer, self.unchanged = folder, key, tokenizer, unchanged
         self.template, self.dtype = template, token_dtype(tokenizer.n_vocab, template is not None)
-        self.parts = self.empty = self.largest_id = 0  # parts: the pieces of text written
+        self.parts = self.empty = 0  # pieces of text written; documents without any
         self.splits = {split: {"tokens": 0, "documents": 0, "bytes": 0} for split in SPLITS}
         self._open: dict[str, IO[bytes]] = {}
         self._resume()
@@ -62,28 +62,40 @@ class ShardWriter:
         """The `tokens`, `documents` or `bytes` of UTF-8 text written so far."""
         return sum(counts[what] for counts in self.splits.values())
 
-    def add(self, block: Block) -> None:
-        """Append a block; commit if the last commit is some seconds old."""
-        for split in SPLITS:
-            self._append(split, block.ids[split], block.starts[split], block.text_bytes[split])
-        self.parts += block.pieces
-        self.empty += block.empty
+    def add(self, pieces: Iterable[tuple[Piece, NDArray[Any]]]) -> int:
+        """Append pieces with their tokens, as they are stored; commit if the last commit is some seconds old.
+
+        Documents without text are left out. Texts among examples, or the reverse, are an InputError. Returns
+        the bytes of text.
+        """
+        before = self.count("bytes")
+        for (text, first, last, scored, split), tokens in pieces:
+            counts = self.splits[split]
+            self.parts += 1
+            if first and scored is (self.template is not None):
+                raise InputError("the corpus mixes texts with examples: give one kind")
+            if first and last and not text:
+                self.empty += 1
+                continue
+            if first:
+                self._file(f"{split}-documents.bin").write(np.array(counts["tokens"], INDEX_DTYPE).tobytes())
+                counts["documents"] += 1
+            counts["bytes"] += len(text.encode("utf-8", "replace"))
+            self._append(split, tokens)
         if time.monotonic() - self._committed > _SECONDS_BETWEEN_COMMITS:
             self.commit()
+        return self.count("bytes") - before
 
     def commit(self) -> None:
         """Make what was added survive a power cut; if the text changed, delete it with an InputError."""
         if not self.unchanged():
             self.close()
             clear(self.folder)
-            raise InputError(
-                "the corpus changed while it was read: run the command again when it is complete"
-            )
+            raise InputError("the corpus changed while it was read: run this again when it is complete")
         for file in self._open.values():
             file.flush()
             os.fsync(file.fileno())
-        state = {name: getattr(self, name) for name in _STATE}
-        state["tokenizer"] = self.tokenizer.fingerprint
+        state = {name: getattr(self, name) for name in _STATE} | {"tokenizer": self.tokenizer.fingerprint}
         write_json(self.folder / PROGRESS, {"key": self.key, **state})
         self._committed = time.monotonic()
 
@@ -95,32 +107,14 @@ class ShardWriter:
     def finish(self, val_fraction: float, source: dict[str, Any]) -> None:
         """Divide the text into splits, take checksums, and write `meta.json`, which completes the folder.
 
-        The documents chosen by their hash are held out, or the end of the text if they are far more or far
-        fewer than `val_fraction`: of the tokens, or of the bytes where the vocabulary may have been learned
-        from the text. It was then learned from what comes before `cut_at`, see `gpt.data.vocabularies.learn`.
         No text at all is an InputError.
         """
+        for split in SPLITS:
+            self._file(f"{split}-documents.bin")
         self.commit()
         self.close()
-        tokens, held_out = self.count("tokens"), self.splits["val"]["tokens"]
-        if tokens == 0:
-            raise InputError(
-                f"the corpus {source['corpus']} is empty: {self.empty} documents, none with text"
-            )
-        own = self.tokenizer.name == "own"
-        found = self.splits["val"]["bytes"] / self.count("bytes") if own else held_out / tokens
-        by_document = is_by_document(found, val_fraction)
-        if not by_document and own:
-            held_out = tokens - self._token_at(cut_at(self.count("bytes"), val_fraction))
-        elif not by_document:
-            held_out = max(1, round(tokens * val_fraction))
-        if self.template and not by_document:
-            held_out = tokens - self._document_at(tokens - held_out)
-        train, val = self._view(0, tokens - held_out), self._view(tokens - held_out, tokens)
-        val["bytes"] = self.splits["val"]["bytes"]
-        if not by_document:
-            val["bytes"] = sum(int(lengths.sum()) for lengths in self._byte_lengths(tokens - held_out))
-        train["bytes"] = self.count("bytes") - val["bytes"]
+        if not self.count("tokens"):
+            raise InputError(f"{source['corpus']} is empty: {self.empty} documents, none with text")
         files = sorted(path for path in self.folder.iterdir() if re.fullmatch(_SHARDS, path.name))
         with ThreadPoolExecutor() as pool:
             digests = list(pool.map(file_sha256, files))
@@ -131,10 +125,7 @@ class ShardWriter:
             "tokenizer": {**self.tokenizer.to_dict(), "fingerprint": self.tokenizer.fingerprint},
             "dtype": self.dtype.str,
             "val_fraction": val_fraction,
-            "split_by": "document" if by_document else "position",
-            "empty_documents": self.empty,
-            "largest_id": self.largest_id,
-            "splits": {"train": train, "val": val},
+            **self._divided(val_fraction),
             **({"template": asdict(self.template)} if self.template else {}),
             "files": {
                 path.name: {"bytes": path.stat().st_size, "sha256": digest}
@@ -144,17 +135,59 @@ class ShardWriter:
         write_json(self.folder / META, meta)
         (self.folder / PROGRESS).unlink()
 
-    def _append(self, split: str, ids: NDArray[Any], starts: NDArray[np.int64], text_bytes: int) -> None:
-        counts = self.splits[split]
-        self._file(f"{split}-documents.bin").write((starts + counts["tokens"]).astype(INDEX_DTYPE).tobytes())
-        self.largest_id = max(self.largest_id, int(token_ids(ids).max(initial=0)))
-        while len(ids):
-            shard, within = divmod(counts["tokens"], _SHARD_TOKENS)
-            fitting, ids = ids[: _SHARD_TOKENS - within], ids[_SHARD_TOKENS - within :]
+    def _divided(self, val_fraction: float) -> dict[str, Any]:
+        """What `meta.json` says of the splits.
+
+        The documents chosen by their hash are held out, or the end of the text if they are far more or far
+        fewer than `val_fraction`: of the tokens, or of the bytes where the vocabulary may have been learned
+        from the text. It was then learned from what comes before `cut_at`, see `gpt.data.vocabularies.learn`.
+        """
+        train, val = self.splits["train"], self.splits["val"]
+        tokens, size, own = self.count("tokens"), self.count("bytes"), self.tokenizer.name == "own"
+        found = val["bytes"] / size if own else val["tokens"] / tokens
+        # Both splits as one text, and where its documents begin.
+        shards = [Segment(file=shard, start=0, stop=length) for shard, length in self._shards()]
+        text = Stream(self.folder, shards, self.dtype)
+        of_train = Segment(file="train-documents.bin", start=0, stop=train["documents"])
+        of_val = Segment(file="val-documents.bin", start=0, stop=val["documents"], shift=train["tokens"])
+        index = Stream(self.folder, [of_train, of_val], INDEX_DTYPE)
+
+        def documents_before(token: int) -> int:
+            return sum(int(np.searchsorted(starts, token)) for starts in index.parts)
+
+        cut, val_bytes = train["tokens"], val["bytes"]
+        if not (by_document := is_by_document(found, val_fraction)):
+            cut = tokens - max(1, round(tokens * val_fraction))
+            if own:
+                cut = self._token_at(text, cut_at(size, val_fraction))
+            if self.template:
+                first = min(documents_before(cut), self.count("documents") - 1)
+                cut = int(index.cut(first, first + 1).parts[0][0])
+            val_bytes = sum(int(lengths.sum()) for lengths in self._byte_lengths(text.cut(cut, tokens)))
+        splits = {}
+        for split, start, stop, n in (("train", 0, cut, size - val_bytes), ("val", cut, tokens, val_bytes)):
+            first, last = documents_before(start), documents_before(stop)
+            documents = [replace(part, shift=part.shift - start) for part in index.cut(first, last).segments]
+            splits[split] = {
+                "tokens": stop - start,
+                "documents": last - first,
+                "tokens_in": [asdict(part) for part in text.cut(start, stop).segments],
+                "documents_in": [asdict(part) for part in documents],
+                "bytes": n,
+            }
+        return {
+            "split_by": "document" if by_document else "position",
+            "empty_documents": self.empty,
+            "largest_id": self.tokenizer.eot,  # the last of every document
+            "splits": splits,
+        }
+
+    def _append(self, split: str, tokens: NDArray[Any]) -> None:
+        while len(tokens):
+            shard, within = divmod(self.splits[split]["tokens"], _SHARD_TOKENS)
+            fitting, tokens = tokens[: _SHARD_TOKENS - within], tokens[_SHARD_TOKENS - within :]
             self._file(f"{split}-{shard:05d}.bin").write(fitting.tobytes())
-            counts["tokens"] += len(fitting)
-        counts["documents"] += len(starts)
-        counts["bytes"] += text_bytes
+            self.splits[split]["tokens"] += len(fitting)
 
     def _file(self, name: str) -> IO[bytes]:
         if name not in self._open:
@@ -195,61 +228,23 @@ class ShardWriter:
             for number, start in enumerate(range(0, tokens, _SHARD_TOKENS)):
                 yield f"{split}-{number:05d}.bin", min(_SHARD_TOKENS, tokens - start)
 
-    def _tokens_in(self, start: int, stop: int) -> list[Segment]:
-        """Where the tokens `start` to `stop` of both splits taken as one text lie."""
-        segments, before = [], 0
-        for shard, tokens in self._shards():
-            first, last = max(start - before, 0), min(stop - before, tokens)
-            if first < last:
-                segments.append(Segment(file=shard, start=first, stop=last))
-            before += tokens
-        return segments
-
-    def _view(self, start: int, stop: int) -> dict[str, Any]:
-        """The tokens `start` to `stop` of both splits taken as one text, as `meta.json` records them."""
-        documents_in, before = [], 0
-        for split in SPLITS:
-            index = Segment(file=f"{split}-documents.bin", start=0, stop=self.splits[split]["documents"])
-            places = index.view(self.folder, INDEX_DTYPE)
-            first, last = np.searchsorted(places, [start - before, stop - before]).tolist()
-            if first < last:
-                documents_in.append(replace(index, start=first, stop=last, shift=before - start))
-            before += self.splits[split]["tokens"]
-        return {
-            "tokens": stop - start,
-            "documents": sum(segment.stop - segment.start for segment in documents_in),
-            "tokens_in": [asdict(segment) for segment in self._tokens_in(start, stop)],
-            "documents_in": [asdict(segment) for segment in documents_in],
-        }
-
-    def _document_at(self, position: int) -> int:
-        """The first document that begins at a token of both splits or after it; else the last one."""
-        starts, before = list[NDArray[np.int64]](), 0
-        for split, counts in self.splits.items():
-            name, documents = f"{split}-documents.bin", counts["documents"]
-            segment = Segment(file=name, start=0, stop=documents, shift=before)
-            starts.append(segment.view(self.folder, INDEX_DTYPE))
-            before += counts["tokens"]
-        places = np.concatenate(starts)
-        return int(places[min(int(np.searchsorted(places, position)), len(places) - 1)])
-
-    def _token_at(self, position: int) -> int:
+    def _token_at(self, text: Stream, position: int) -> int:
         """The first token that begins at a byte of the text or after it; at least one follows it."""
-        total, before, tokens = self.count("tokens"), 0, 0
-        for lengths in self._byte_lengths(0):
+        before = tokens = 0
+        for lengths in self._byte_lengths(text):
             ends = before + np.cumsum(lengths)
             if ends[-1] >= position:
-                return min(tokens + int(np.searchsorted(ends, position)) + 1, total - 1)
+                tokens += int(np.searchsorted(ends, position)) + 1
+                break
             before, tokens = int(ends[-1]), tokens + len(ends)
-        return total - 1
+        return min(tokens, len(text) - 1)
 
-    def _byte_lengths(self, start: int) -> Iterator[NDArray[np.int64]]:
-        """UTF-8 bytes of each token from `start` on, of both splits taken as one text, in blocks."""
+    def _byte_lengths(self, text: Stream) -> Iterator[NDArray[np.int64]]:
+        """UTF-8 bytes of each token, in blocks."""
         lengths = self.tokenizer.byte_lengths()
-        for segment in self._tokens_in(start, self.count("tokens")):
-            ids = segment.view(self.folder, self.dtype)
-            for at in range(0, len(ids), _COUNTED_AT_ONCE):
-                yield lengths[token_ids(ids[at : at + _COUNTED_AT_ONCE])]
+        for start in range(0, len(text), _COUNTED_AT_ONCE):
+            for ids in text.cut(start, start + _COUNTED_AT_ONCE).parts:
+                yield lengths[token_ids(ids)]
 
 
 def is_by_document(held_out: float, val_fraction: float) -> bool:

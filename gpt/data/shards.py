@@ -7,9 +7,9 @@ their template. `meta.json` is written last: a folder without it is unfinished.
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from gpt.errors import InputError
 from gpt.files import file_sha256
+from gpt.progress import notice
 from gpt.template import Template
 from gpt.tokenizer import Tokenizer
 
@@ -57,21 +58,19 @@ class Segment:
 
     def view(self, folder: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
         """The items, memory-mapped."""
-        if self.start == self.stop:  # an empty file cannot be mapped
-            return np.empty(0, dtype)
         items = np.asarray(np.memmap(folder / self.file, dtype, mode="r"))[self.start : self.stop]
         return items + self.shift if self.shift else items
 
 
-class TokenStream:
-    """Segments of token files read as one stream, memory-mapped; a pickle holds their names alone.
+class Stream:
+    """Segments of files of integers read as one sequence, memory-mapped; a pickle holds their names alone.
 
-    `eot` is the id of `<|endoftext|>`, which precedes the first token.
+    Of tokens, `eot` is the id of `<|endoftext|>`, which precedes the first one.
     """
 
-    def __init__(self, folder: Path, segments: Sequence[Segment], dtype: np.dtype[Any], eot: int) -> None:
+    def __init__(self, folder: Path, segments: Iterable[Segment], dtype: np.dtype[Any], eot: int = 0) -> None:
         self.folder, self.dtype, self.eot = folder, dtype, eot
-        self.segments = [segment for segment in segments if segment.start < segment.stop]
+        self.segments = [segment for segment in segments if segment.start != segment.stop]
         self.bounds = [0, *accumulate(segment.stop - segment.start for segment in self.segments)]
 
     def __len__(self) -> int:
@@ -82,8 +81,17 @@ class TokenStream:
 
     @cached_property
     def parts(self) -> list[NDArray[Any]]:
-        """The token arrays, mapped on first use."""
+        """The arrays of the segments, mapped on first use."""
         return [segment.view(self.folder, self.dtype) for segment in self.segments]
+
+    def cut(self, start: int, stop: int) -> "Stream":
+        """The items `start` to `stop` of the sequence."""
+        segments = []
+        for segment, begin in zip(self.segments, self.bounds, strict=False):
+            places = np.array([start, stop]) - begin + segment.start
+            first, last = np.clip(places, segment.start, segment.stop).tolist()
+            segments.append(replace(segment, start=first, stop=last))
+        return Stream(self.folder, segments, self.dtype, self.eot)
 
     def scored(self) -> NDArray[np.bool_]:
         """Which tokens are scored, (tokens,)."""
@@ -110,81 +118,62 @@ class Prepared:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        path = self.folder / META
         try:
-            self.meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            self._check(path)
+            self.meta: dict[str, Any] = json.loads((self.folder / META).read_text(encoding="utf-8"))
+            self._check()
         except FileNotFoundError as error:
-            raise InputError(
-                f"{folder} is not prepared data: it has no {META}; "
-                "run gpt prepare, again if it was interrupted"
-            ) from error
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} is not JSON; delete {folder} and prepare it again") from error
-        except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(
-                f"{path} is not as gpt prepare writes it ({type(error).__name__}: {error}); prepare it again"
-            ) from None
+            raise InputError(f"{folder} is not prepared data: it has no {META}; run gpt prepare") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            found = f"{META} is not as gpt prepare writes it ({type(error).__name__}: {error})"
+            found = str(error) if isinstance(error, InputError) else found
+            raise InputError(f"{folder}: {found}; prepare it again") from error
 
-    def _check(self, path: Path) -> None:
+    def _check(self) -> None:
         if (found := self.meta.get("format")) != FORMAT:
-            raise InputError(f"{path} has format {found}, expected {FORMAT}; prepare it again")
+            raise InputError(f"{META} has format {found}, expected {FORMAT}")
         self.tokenizer = Tokenizer.from_dict(self.meta["tokenizer"])
         if self.meta["tokenizer"]["fingerprint"] != self.tokenizer.fingerprint:
-            raise InputError(
-                f"{self.folder} was made with another tokenizer than this {self.tokenizer}; prepare it again"
-            )
+            raise InputError(f"it was made with another tokenizer than this {self.tokenizer}")
         self.template = Template.from_dict(self.meta["template"]) if "template" in self.meta else None
         self.dtype = token_dtype(self.tokenizer.n_vocab, self.template is not None)
         if (found := self.meta["dtype"]) != self.dtype.str:
-            raise InputError(f"{path} has dtype {found}, expected {self.dtype.str}")
+            raise InputError(f"{META} has dtype {found}, expected {self.dtype.str}")
         for name, recorded in self.meta["files"].items():
             if Path(name).name != name or not name.endswith(".bin"):
-                raise InputError(f"{path} names {name!r}, expected a .bin file of the folder")
+                raise InputError(f"{META} names {name!r}, expected a .bin file of the folder")
             file = self.folder / name
             size = file.stat().st_size if file.exists() else 0
             if size != recorded["bytes"]:
-                raise InputError(f"{file} has {size} bytes, expected {recorded['bytes']}; prepare it again")
-        self._check_items(path, "tokens", self.dtype)
-        self._check_items(path, "documents", INDEX_DTYPE)
-        largest = {str(self.folder): self.meta["largest_id"]}
+                raise InputError(f"{name} has {size} bytes, expected {recorded['bytes']}")
+        largest = {META: self.meta["largest_id"]}
+        ends = dict.fromkeys(self.meta["files"], 0)  # segments neither overlap nor go past the end of a file
         for split in SPLITS:
+            for what in ("tokens", "documents"):
+                items = self.stream(split, what)
+                for segment in items.segments:
+                    size = self.meta["files"][segment.file]["bytes"] // items.dtype.itemsize
+                    if not ends[segment.file] <= segment.start <= segment.stop <= size:
+                        raise InputError(f"{META} claims items that {segment.file} does not have")
+                    ends[segment.file] = segment.stop
+                if (claimed := self.count(split, what)) != len(items):
+                    raise InputError(f"{META} claims {claimed} {what} of {split}")
             if not 0 <= (size := self.count(split, "bytes")) < 1 << 60:
-                raise InputError(f"{path} claims {size} bytes of {split}")
+                raise InputError(f"{META} claims {size} bytes of {split}")
             for part in self.stream(split).parts[:1]:
-                largest[f"the {split} split of {self.folder}"] = int(token_ids(part[:_CHECKED_TOKENS]).max())
+                largest[f"the {split} split"] = int(token_ids(part[:_CHECKED_TOKENS]).max())
         for where, found in largest.items():
-            if found >= self.tokenizer.n_vocab:
-                raise InputError(
-                    f"{where} has id {found}, outside the vocabulary of {self.tokenizer.n_vocab}: "
-                    "prepare it again"
-                )
+            if found >= (ids := self.tokenizer.n_vocab):
+                raise InputError(f"{where} has id {found}, outside the vocabulary of {ids}")
 
-    def _check_items(self, path: Path, what: str, dtype: np.dtype[Any]) -> None:
-        """The segments lie within the files, do not overlap, and have as many items as is claimed."""
-        ends = dict.fromkeys(self.meta["files"], 0)
-        for split in SPLITS:
-            items = 0
-            for segment in self._segments(split, what):
-                size = self.meta["files"][segment.file]["bytes"] // dtype.itemsize
-                if not ends[segment.file] <= segment.start <= segment.stop <= size:
-                    raise InputError(f"{path} claims items that {segment.file} does not have")
-                ends[segment.file] = segment.stop
-                items += segment.stop - segment.start
-            if (claimed := self.count(split, what)) != items:
-                raise InputError(f"{path} claims {claimed} {what} of {split}")
-
-    def _segments(self, split: str, what: str) -> list[Segment]:
-        return [Segment(**segment) for segment in self.meta["splits"][split][f"{what}_in"]]
-
-    def stream(self, split: str) -> TokenStream:
-        """The tokens of `train` or `val`."""
-        return TokenStream(self.folder, self._segments(split, "tokens"), self.dtype, self.tokenizer.eot)
+    def stream(self, split: str, what: str = "tokens") -> Stream:
+        """The `tokens` of `train` or `val`, or where its `documents` begin."""
+        segments = [Segment(**segment) for segment in self.meta["splits"][split][f"{what}_in"]]
+        dtype = self.dtype if what == "tokens" else INDEX_DTYPE
+        return Stream(self.folder, segments, dtype, self.tokenizer.eot)
 
     def document_starts(self, split: str) -> NDArray[np.int64]:
         """The position in `stream(split)` of each document's first token."""
-        parts = [segment.view(self.folder, INDEX_DTYPE) for segment in self._segments(split, "documents")]
-        starts = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, INDEX_DTYPE), *parts])
+        starts = np.concatenate([np.empty(0, INDEX_DTYPE), *self.stream(split, "documents").parts])
         tokens = self.count(split, "tokens")
         if np.any(np.diff(starts, append=tokens) <= 0):
             raise InputError(f"the documents of {self.folder} are not in order; prepare it again")
@@ -208,6 +197,21 @@ class Prepared:
             return self.count(split, "tokens"), self.count(split, "bytes")
         lengths, found = self.tokenizer.byte_lengths(), [part[part >= 0] for part in self.stream(split).parts]
         return sum(map(len, found)), sum(int(lengths[ids].sum()) for ids in found)
+
+    def check_examples(self, context_length: int, isolate: bool) -> None:
+        """Warn of examples that no window holds; an InputError if `isolate` would cut others."""
+        if self.template is None:
+            return
+        lengths = np.concatenate([self.document_lengths(split) for split in SPLITS])
+        replies = sum(int((part == self.tokenizer.eot).sum()) for part in self.stream("train").parts)
+        if isolate and replies > self.count("train", "documents"):
+            raise InputError("isolate would separate the turns of a conversation: leave it out")
+        if long := int((lengths > context_length).sum()):
+            notice(
+                f"{long:,} of {len(lengths):,} examples are longer than the context_length of "
+                f"{context_length}: they are cut, so a completion may lack its prompt; "
+                f"the longest has {lengths.max():,} tokens"
+            )
 
     def verify(self) -> None:
         """Compare each file's checksum with the recorded one: an InputError names a file that was altered."""

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpt.data.corpus import Corpus
-from gpt.data.encode import with_splits
 from gpt.data.shard_writer import cut_at, is_by_document
 from gpt.data.shards import SPLITS
 from gpt.errors import InputError
 from gpt.tokenizer import SMALLEST_SIZE, Tokenizer, split_at_words
-from gpt.vocabulary import LIBRARY_PATTERNS, PATTERNS, byte_letters, read_table, unspell
+from gpt.vocabulary import LIBRARY_PATTERNS, PATTERNS, byte_letters, unspell
 
 _SCANNED_BYTES = 1 << 30  # of text that is read to learn from: of a larger corpus, the beginning
 _SAMPLE_BYTES = 32 << 20  # of text that is learned from, in memory: of more, parts are chosen by their hash
@@ -53,10 +52,8 @@ def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
         return Learned(n_vocab=vocab_size, at_most=True)
     if name == "learn:chars":
         return Learned(n_vocab=None, pattern="chars")
-    if name == "gpt2":
-        return Tokenizer()
-    if found := re.fullmatch(r"gpt2:(\d+)", name):
-        return Tokenizer("gpt2", int(found[1]))
+    if found := re.fullmatch(r"gpt2(?::(\d+))?", name):
+        return Tokenizer("gpt2", int(found[1] or 50257))
     if found := re.fullmatch(r"learn:(\d+)(?::(.*))?", name):
         return Learned(n_vocab=int(found[1]), pattern=found[2] or "gpt2")
     if name.partition(":")[0] in ("gpt2", "learn") or not Path(name).exists():
@@ -64,7 +61,7 @@ def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
             f"unknown vocabulary {name!r}: expected gpt2, gpt2:SIZE, learn, learn:SIZE, learn:SIZE:PATTERN, "
             "learn:chars or a .tiktoken or tokenizer.json file"
         )
-    return Tokenizer.from_table(*read_table(Path(name)))
+    return Tokenizer.from_file(Path(name))
 
 
 def learn(source: Corpus, wanted: Learned, val_fraction: float) -> Tokenizer:
@@ -74,7 +71,8 @@ def learn(source: Corpus, wanted: Learned, val_fraction: float) -> Tokenizer:
     """
     sample: list[tuple[int, str, int, bytes]] = []  # hash, split, first byte in it, UTF-8 text
     sizes, kept, limit = dict.fromkeys(SPLITS, 0), 0, 1 << 64
-    for piece, split in with_splits(source.pieces(), val_fraction):
+    for piece in source.pieces(val_fraction):
+        split = piece.split
         for part in split_at_words(piece.text, _PART_CHARACTERS):
             data = part.encode("utf-8", "replace")
             draw = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
@@ -92,14 +90,9 @@ def learn(source: Corpus, wanted: Learned, val_fraction: float) -> Tokenizer:
     # Of a text that was not read to its end, take only what is trained on however it is divided.
     read_all = total <= _SCANNED_BYTES
     by_document = is_by_document(sizes["val"] / max(total, 1), val_fraction)
-    texts = []
-    for _, split, first, data in sample:
-        if split == "val" and (by_document or not read_all):
-            continue
-        if not by_document or not read_all:
-            before = first + (sizes["train"] if split == "val" else 0)
-            data = data[: max(0, cut_at(total, val_fraction) - before)]
-        texts.append(data.decode("utf-8", "ignore"))
+    cut = total if by_document and read_all else cut_at(total, val_fraction)
+    ends = {"train": cut, "val": 0 if by_document or not read_all else cut - sizes["train"]}
+    texts = [data[: max(0, ends[split] - at)].decode("utf-8", "ignore") for _, split, at, data in sample]
     if wanted.n_vocab is None:
         characters = sorted({character for text in texts for character in text if ord(character) > 127})
         table = [*(bytes([byte]) for byte in range(256)), *(c.encode() for c in characters)]
@@ -127,7 +120,5 @@ def learn_table(texts: Iterable[str], vocab_size: int, pattern: str, at_most: bo
     library.train_from_iterator(texts, trainer)
     ids = library.get_vocab()
     if len(ids) < vocab_size - 1 and not at_most:
-        raise InputError(
-            f"the text supports a vocabulary of at most {len(ids) + 1} ids, got learn:{vocab_size}"
-        )
+        raise InputError(f"the text supports at most {len(ids) + 1} ids, got learn:{vocab_size}")
     return [unspell(token) for token in sorted(ids, key=ids.__getitem__)]

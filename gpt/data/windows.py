@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from gpt.data.shards import TokenStream, token_ids
+from gpt.data.shards import Stream, token_ids
 from gpt.errors import InputError
 
 IGNORE_INDEX = -100
@@ -132,7 +132,7 @@ def _check_length(tokens: int, context_length: int) -> None:
         )
 
 
-def make_batch(stream: TokenStream, spans: Spans, context_length: int, isolate: bool) -> Batch:
+def make_batch(stream: Stream, spans: Spans, context_length: int, isolate: bool) -> Batch:
     """Inputs x and targets y of B windows, (B, T) int64 each.
 
     Padding is 0 in x; in y it is IGNORE_INDEX, as is a token of an example that is not scored.
@@ -161,7 +161,7 @@ class TrainWindows(Dataset[Batch]):
     epochs, and no window is left over.
     """
 
-    stream: TokenStream
+    stream: Stream
     windows: Grid | Packed
     batch_size: int
     seed: int = 0

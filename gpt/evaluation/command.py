@@ -2,8 +2,6 @@
 
 import json as json_format
 import math
-from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -118,15 +116,13 @@ def score_text(
 
 def score_last_words(model: GPT, tokenizer: Tokenizer, path: Path, batch_size: int = 8) -> dict[str, Any]:
     """LAMBADA's accuracy of greedy decoding and perplexity of the last word (Paperno et al. 2016)."""
-
-    def questions() -> Iterator[Question]:
-        for number, line in _read_lines(path, ("text",)):
-            before, blank, word = str(line["text"]).rstrip().rpartition(" ")
-            if not blank or not before:
-                raise InputError(f"{path}, line {number}: the text has no last word after others")
-            yield tokenizer.encode(before), tokenizer.encode(f" {word}")
-
-    nats, correct = zip(*answer(model, tokenizer.eot, questions(), batch_size), strict=True)
+    questions = []
+    for number, line in _read_lines(path, ("text",)):
+        before, blank, word = str(line["text"]).rstrip().rpartition(" ")
+        if not blank or not before:
+            raise InputError(f"{path}, line {number}: the text has no last word after others")
+        questions.append((tokenizer.encode(before), tokenizer.encode(f" {word}")))
+    nats, correct = zip(*answer(model, tokenizer.eot, questions, batch_size, f"scoring {path}"), strict=True)
     return {
         "examples": len(nats),
         "accuracy": sum(correct) / len(nats),
@@ -140,36 +136,32 @@ def score_endings(model: GPT, tokenizer: Tokenizer, path: Path, batch_size: int 
     `accuracy_per_character` divides the log-probabilities by the endings' lengths, like acc_norm of
     lm-evaluation-harness.
     """
-    labels: list[int] = []
-    lengths: list[list[int]] = []
-
-    def questions() -> Iterator[Question]:
-        for number, line in _read_lines(path, ("ctx", "endings", "label")):
-            endings, label = line["endings"], str(line["label"])
-            if not isinstance(endings, list) or label not in map(str, range(len(endings))):
-                raise InputError(f"{path}, line {number}: the label {label} is not the index of an ending")
-            labels.append(int(label))
-            lengths.append([len(str(ending)) for ending in endings])
-            context = tokenizer.encode(str(line["ctx"]).rstrip())
-            yield from ((context, tokenizer.encode(f" {ending}")) for ending in endings)
-
-    answers = iter([nats for nats, _ in answer(model, tokenizer.eot, questions(), batch_size)])
+    questions: list[Question] = []
+    examples: list[tuple[int, list[int]]] = []  # the label and the endings' lengths
+    for number, line in _read_lines(path, ("ctx", "endings", "label")):
+        endings, label = line["endings"], str(line["label"])
+        if not isinstance(endings, list) or label not in map(str, range(len(endings))):
+            raise InputError(f"{path}, line {number}: the label {label} is not the index of an ending")
+        examples.append((int(label), [len(str(ending)) for ending in endings]))
+        context = tokenizer.encode(str(line["ctx"]).rstrip())
+        questions += [(context, tokenizer.encode(f" {ending}")) for ending in endings]
+    answers = answer(model, tokenizer.eot, questions, batch_size, f"scoring {path}")
     right, right_per_character = [], []
-    for label, sizes in zip(labels, lengths, strict=True):
-        nats = np.array(list(islice(answers, len(sizes))))
-        right.append(nats.argmin() == label)
-        right_per_character.append((nats / np.maximum(1, sizes)).argmin() == label)
+    for expected, sizes in examples:
+        nats = np.array([next(answers)[0] for _ in sizes])
+        right.append(nats.argmin() == expected)
+        right_per_character.append((nats / np.maximum(1, sizes)).argmin() == expected)
     return {
-        "examples": len(labels),
+        "examples": len(examples),
         "accuracy": float(np.mean(right)),
         "accuracy_per_character": float(np.mean(right_per_character)),
     }
 
 
-def _read_lines(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a JSON lines file with their line numbers, under a progress bar."""
-    found, size = False, path.stat().st_size
-    with open(path, encoding="utf-8") as file, progress(f"scoring {path}", size) as advance:
+def _read_lines(path: Path, keys: tuple[str, ...]) -> list[tuple[int, dict[str, Any]]]:
+    """The objects of a JSON lines file with their line numbers."""
+    lines = []
+    with open(path, encoding="utf-8") as file:
         for number, text in enumerate(file, start=1):
             if not text.strip():
                 continue
@@ -179,8 +171,7 @@ def _read_lines(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[int, dict[s
                 line = None
             if not isinstance(line, dict) or any(key not in line for key in keys):
                 raise InputError(f"{path}, line {number}: expected a JSON object with {', '.join(keys)}")
-            found = True
-            yield number, line
-            advance(len(text.encode()))
-    if not found:
+            lines.append((number, line))
+    if not lines:
         raise InputError(f"{path} has no lines to score")
+    return lines

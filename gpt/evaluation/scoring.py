@@ -4,8 +4,7 @@ Shapes: B rows, T tokens in a row, N scored tokens, D emb_dim, V vocab_size.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -15,10 +14,11 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from gpt.data.eval_windows import each_token_once
-from gpt.data.shards import TokenStream, token_ids
-from gpt.data.windows import IGNORE_INDEX
+from gpt.data.shards import Stream
+from gpt.data.windows import IGNORE_INDEX, make_batch
 from gpt.errors import InputError
 from gpt.model import GPT
+from gpt.progress import progress
 
 _LOGITS_AT_ONCE = 1 << 26  # in memory; those of one GPT-2 window take 206 MB
 Question = tuple[list[int], list[int]]  # the tokens of a context, and those of a possible ending
@@ -26,7 +26,7 @@ Question = tuple[list[int], list[int]]  # the tokens of a context, and those of 
 
 def total_nats(
     model: GPT,
-    stream: TokenStream,
+    stream: Stream,
     *,
     context_length: int | None = None,
     stride: int | None = None,
@@ -49,17 +49,14 @@ def total_nats(
             raise InputError(f"stride must be 1 to the context_length {length}, got {stride}")
         starts = np.arange(1 + math.ceil(max(0, len(stream) - length) / stride)) * stride
         lengths = np.minimum(len(stream) - starts, length)
-    ends = starts + lengths
-    scored_until = np.append(0, ends[:-1])
+    scored_until = np.append(0, (starts + lengths)[:-1])
     total = 0.0
     for first in range(0, len(starts), batch_size):
         batch = slice(first, first + batch_size)
-        rows = stream.rows(starts[batch], length)  # (B, T + 1)
-        position = starts[batch, None] + np.arange(length)  # (B, T) in the stream
-        left_out = (position < scored_until[batch, None]) | (position >= ends[batch, None])
-        stored = torch.from_numpy(rows[:, 1:].astype(np.int64))  # (B, T)
-        targets = stored.masked_fill(torch.from_numpy(left_out) | (stored < 0), IGNORE_INDEX)
-        nats, _ = score(model, torch.from_numpy(token_ids(rows[:, :-1])).to(device), targets.to(device))
+        x, y = make_batch(stream, (starts[batch], lengths[batch]), length, isolate=False)  # (B, T) each
+        before = starts[batch, None] + np.arange(length) < scored_until[batch, None]
+        targets = y.masked_fill(torch.from_numpy(before), IGNORE_INDEX)
+        nats, _ = score(model, x.to(device), targets.to(device))
         total += float(nats.sum())
         scored(targets[targets != IGNORE_INDEX])
     return total
@@ -84,23 +81,24 @@ def score(model: GPT, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def answer(
-    model: GPT, eot: int, questions: Iterable[Question], batch_size: int
+    model: GPT, eot: int, questions: Sequence[Question], batch_size: int, label: str
 ) -> Iterator[tuple[float, bool]]:
-    """For each question the nats of its ending, and whether greedy decoding writes it.
+    """For each question the nats of its ending, and whether greedy decoding writes it; a bar has the `label`.
 
     Questions longer than the context length keep their last tokens; an empty context is `<|endoftext|>`.
     """
-    waiting = iter(questions)
     device = next(model.parameters()).device
-    while batch := list(islice(waiting, batch_size)):
-        rows, targets = [], []
-        for context, ending in batch:
-            tokens = torch.tensor([*(context or [eot]), *ending])
-            scored = torch.arange(len(tokens)) >= len(tokens) - len(ending)
-            rows.append(tokens[-model.config.context_length - 1 : -1])
-            targets.append(tokens.where(scored, IGNORE_INDEX)[1:][-model.config.context_length :])
-        x = pad_sequence(rows, batch_first=True)  # padding on the right, which no token attends to
-        y = pad_sequence(targets, batch_first=True, padding_value=IGNORE_INDEX)
-        nats, most_likely = score(model, x.to(device), y.to(device))
-        found = (most_likely | (y == IGNORE_INDEX)).all(dim=1)  # (B,)
-        yield from zip(nats.sum(dim=1).tolist(), found.tolist(), strict=True)
+    with progress(label, len(questions), unit="endings") as advance:
+        for first in range(0, len(questions), batch_size):
+            rows, targets = [], []
+            for context, ending in questions[first : first + batch_size]:
+                tokens = torch.tensor([*(context or [eot]), *ending])
+                scored = torch.arange(len(tokens)) >= len(tokens) - len(ending)
+                rows.append(tokens[-model.config.context_length - 1 : -1])
+                targets.append(tokens.where(scored, IGNORE_INDEX)[1:][-model.config.context_length :])
+            x = pad_sequence(rows, batch_first=True)  # padding on the right, which no token attends to
+            y = pad_sequence(targets, batch_first=True, padding_value=IGNORE_INDEX)
+            nats, most_likely = score(model, x.to(device), y.to(device))
+            found = (most_likely | (y == IGNORE_INDEX)).all(dim=1)  # (B,)
+            yield from zip(nats.sum(dim=1).tolist(), found.tolist(), strict=True)
+            advance(len(rows))

@@ -5,6 +5,8 @@ it in `gpt/training/save.py` (the run), `resume.py` (the processes) or `module.p
 """
 
 import os
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -13,7 +15,7 @@ from torch import Tensor
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.weights.adapters import AdapterPart, base_folder, with_base
-from gpt.weights.formats.table import check_complete
+from gpt.weights.formats.table import Weights, check_complete
 from gpt.weights.tensors import load_pickle, strip_prefixes
 
 RUNS = Path("runs")
@@ -77,6 +79,12 @@ def read(path: str | os.PathLike[str], *, checksums: bool = True) -> Checkpoint:
     return saved  # type: ignore[return-value]  # older files lack some of the keys
 
 
+def unpack(path: str | os.PathLike[str], saved: Mapping[str, Any]) -> tuple[GPTConfig, Weights]:
+    """The shape and all weights of the checkpoint at `path`; errors as `with_base`, or by a wrong type."""
+    config, state = GPTConfig.from_dict(saved["gpt"]["config"]), strip_prefixes(saved["state_dict"], "model.")
+    return config, with_base(path, config, saved.get("adapters"), state)
+
+
 def check_shape(path: str | os.PathLike[str], config: GPTConfig, rank: int = 0) -> Path | None:
     """Check that a checkpoint's settings and tensors fit `config`, before it is built; errors as `to_gpt`.
 
@@ -85,13 +93,13 @@ def check_shape(path: str | os.PathLike[str], config: GPTConfig, rank: int = 0) 
     """
     saved = read(path, checksums=False)
     try:
-        part, state = saved.get("adapters"), strip_prefixes(saved["state_dict"], "model.")
-        if GPTConfig.from_dict({**saved["gpt"]["config"], "dropout": config.dropout}) != config:
+        stored, weights = unpack(path, saved)
+        if replace(stored, dropout=config.dropout) != config:
             raise InputError("its settings are not those of its options")
-        check_complete(config, with_base(path, config, part, state))
-    except (InputError, TypeError, LookupError, ValueError) as error:
+        check_complete(config, weights)
+    except (InputError, TypeError, AttributeError, LookupError, ValueError) as error:
         raise InputError(f"{path}: {error}") from None
-    if (found := part["rank"] if part else 0) != rank:
+    if (found := saved["adapters"]["rank"] if saved.get("adapters") else 0) != rank:
         raise InputError(f"{path} has adapters of rank {found}: give --model.lora.rank {found}")
     return base_folder(path) if rank else None
 

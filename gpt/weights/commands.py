@@ -10,8 +10,7 @@ from gpt.files import check_free
 from gpt.tokenizer import Tokenizer
 from gpt.weights.formats import book, gguf, hf, nanogpt
 from gpt.weights.formats.table import Weights
-from gpt.weights.load import GPT, find
-from gpt.weights.read import crop, read_weights
+from gpt.weights.load import GPT, Found, read_weights
 
 ExportFormat = Literal["hf", "nanogpt", "book", "gguf"]
 _WRITERS = {"hf": hf.write, "nanogpt": nanogpt.write, "book": book.write}
@@ -37,7 +36,8 @@ def import_weights(
     found = read_weights(source, num_heads)
     if format is not None and found.format != format:
         raise InputError(f"{source} is in the format {found.format}, expected {format}")
-    model = GPT.from_weights(*crop(found.config, found.weights, vocab_size=found.vocab_size))
+    found = found.cropped()
+    model = GPT.from_weights(found.config, found.weights)
     model.save_pretrained(output)
     if found.own_tokenizer:
         hf.write_tokenizer(found.own_tokenizer, output, model.config.context_length)
@@ -61,7 +61,7 @@ def export_weights(
         format: hf, nanogpt, book or gguf.
     """
     check_free(output)
-    found = read_weights(find(checkpoint))
+    found = read_weights(checkpoint)
     write_export(found.config, found.weights, output, format, found.own_tokenizer)
     print(f"{output}/ holds the model in the format {format}")
 
@@ -73,14 +73,15 @@ def write_export(
 
     `own` is the tokenizer, if it is not GPT-2's; nanogpt and book get a tokenizer.json beside the weights.
     """
-    config, weights = crop(config, weights, vocab_size=(own or Tokenizer()).n_vocab)
+    found = Found("gpt", config, weights, own).cropped()
+    config, weights = found.config, found.weights
     if _EXACT_GELU.get(format, config.exact_gelu) != config.exact_gelu:
         names = {True: "the exact GELU", False: "GELU's tanh approximation"}
         here, there = names[config.exact_gelu], names[not config.exact_gelu]
         print(f"note: {format} computes {there}, this model {here}: logits differ slightly", file=sys.stderr)
     if format == "gguf":
-        gguf.write(config, weights, folder, own or Tokenizer(vocab_size=config.vocab_size))
+        gguf.write(config, weights, folder, found.tokenizer)
         return
     if own or format == "hf":
-        hf.write_tokenizer(own or Tokenizer(vocab_size=config.vocab_size), folder, config.context_length)
+        hf.write_tokenizer(found.tokenizer, folder, config.context_length)
     _WRITERS[format](config, weights, folder)

@@ -1,7 +1,12 @@
-"""From a path to a model and its tokenizer, and from a model to a folder; `from gpt import GPT`."""
+"""From a path or a hub's name to a model and its tokenizer, whichever program wrote them.
+
+A path leads to a file or folder (`find`), that to its weights and what comes with them (`Found`), and these
+to a model (`GPT`).
+"""
 
 import os
-from dataclasses import replace
+import sys
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -14,12 +19,58 @@ from gpt.errors import InputError
 from gpt.files import atomic_write, write_json
 from gpt.template import Template
 from gpt.tokenizer import Tokenizer
-from gpt.weights.checkpoint import RUNS, checkpoints_of, newest_run
+from gpt.weights.checkpoint import RUNS, checkpoints_of, newest_run, unpack
+from gpt.weights.formats import book, hf, nanogpt
 from gpt.weights.formats.table import Weights, check_complete
-from gpt.weights.read import Found, crop, locate, read_weights
+from gpt.weights.tensors import load_pickle, read_json, read_tensors, strip_prefixes
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
+Format = Literal["gpt", "hf", "nanogpt", "book"]
+_SHORT_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2")
 _MASK_BYTES = 1 << 28  # of a context of 16,384 tokens
+
+
+@dataclass(frozen=True)
+class Found:
+    """Weights by a GPT's names, and the format they were stored in; this project's own is `gpt`."""
+
+    format: Format
+    config: GPTConfig
+    weights: Weights
+    own_tokenizer: Tokenizer | None = None  # where the weights come with one that is not GPT-2's
+    bytes_per_token: float | None = None  # of the text that the weights were trained on, where known
+    template: Template | None = None  # of the examples that they were trained on
+
+    def __post_init__(self) -> None:
+        if self.own_tokenizer and self.vocab_size > self.config.vocab_size:
+            rows = f"{self.config.vocab_size} rows"
+            raise InputError(f"the tokenizer has {self.vocab_size} ids, but the weights have {rows}")
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids of the tokenizer; the rows past them are padding."""
+        return (self.own_tokenizer or Tokenizer()).n_vocab
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the weights; InputError where they have fewer rows than any has ids."""
+        return self.own_tokenizer or Tokenizer(vocab_size=min(self.config.vocab_size, self.vocab_size))
+
+    def cropped(self, context_length: int | None = None) -> "Found":
+        """The same without rows that pad the vocabulary past the tokenizer's, so no such id is ever sampled.
+
+        Only `context_length` positions are kept; more than the weights have raise InputError.
+        """
+        tokens = min(self.vocab_size, self.config.vocab_size)
+        positions = self.config.context_length if context_length is None else context_length
+        if positions > self.config.context_length:
+            there = f"the weights' {self.config.context_length} positions"
+            raise InputError(f"context_length {positions} is more than {there}")
+        kept = {f"{name}.weight": tokens for name in ("token_embedding", "head")}
+        kept["position_embedding.weight"] = positions
+        weights = {name: t[: kept[name]] if name in kept else t for name, t in self.weights.items()}
+        config = replace(self.config, vocab_size=tokens, context_length=positions)
+        return replace(self, config=config, weights=weights)
 
 
 class GPT(model.GPT):
@@ -41,9 +92,9 @@ class GPT(model.GPT):
     def from_pretrained(cls, path: str | os.PathLike[str]) -> "GPT":
         """Read weights in any known format; the model is on the CPU, in evaluation mode.
 
-        `path` is a folder written by `save_pretrained`; a checkpoint of `gpt fit`; GPT-2's weights in a
-        Hugging Face folder or by hub name (`gpt2`, `hub:OWNER/NAME`); a nanoGPT checkpoint; a state dict of
-        the book's GPTModel. Anything else, or a weight that is missing or of another shape, is an InputError.
+        `path` is a folder written by `save_pretrained`; a run of `gpt fit` or its checkpoint; GPT-2's weights
+        in a Hugging Face folder or by hub name (`gpt2`, `hub:OWNER/NAME`); a nanoGPT checkpoint; a state dict
+        of the book's GPTModel. Anything else, or a weight missing or of another shape, is an InputError.
         """
         found = read_weights(path)
         return cls.from_weights(found.config, found.weights)
@@ -72,18 +123,15 @@ def load_with_template(
     path: str | os.PathLike[str] | None = None, device: Device = "cpu"
 ) -> tuple[GPT, Tokenizer, Template | None]:
     """`load`, and the template of a run that was trained on examples."""
-    found = read_cropped(path)
+    found = read_weights(path).cropped()
     model = GPT.from_weights(found.config, found.weights).to(choose_device(device))
     return model, found.tokenizer, found.template
 
 
 def load(path: str | os.PathLike[str] | None = None, device: Device = "cpu") -> tuple[GPT, Tokenizer]:
-    """The model, in evaluation mode, and its tokenizer.
+    """The model at `path` of `find`, cropped and in evaluation mode, and its tokenizer.
 
-    `path` is a run folder (its best checkpoint is taken, else its newest), what `GPT.from_pretrained` reads,
-    or None for the run under `runs/` that was started or resumed last. Rows that pad the vocabulary past the
-    tokenizer's are left out, so no such id can ever be sampled. Where there is no model, one with fewer
-    tokens than any tokenizer, or no such device: InputError.
+    Where there is no model, one with fewer tokens than any tokenizer, or no such device: InputError.
     """
     return load_with_template(path, device)[:2]
 
@@ -98,30 +146,10 @@ def start_from(path: str | os.PathLike[str], config: GPTConfig) -> GPT:
     return model
 
 
-def read_cropped(path: str | os.PathLike[str] | None, context_length: int | None = None) -> Found:
-    """What `load` and `start_from` read, without the rows that pad a vocabulary past the tokenizer's."""
-    found = read_weights(find(path))
-    sizes = {"vocab_size": found.vocab_size, "context_length": context_length}
-    config, weights = crop(found.config, found.weights, **sizes)
-    return replace(found, config=config, weights=weights)
-
-
-read_once = lru_cache(maxsize=1)(read_cropped)  # a run needs the vocabulary before it needs the model
-
-
-def find(path: str | os.PathLike[str] | None = None) -> Path:
-    """The checkpoint file, or the folder with weights, that `path` of `load` stands for, or InputError."""
-    path = newest_run() if path is None else path
-    if path is None:
-        raise InputError(f"no checkpoint under {RUNS}/: train a model with 'gpt fit' or name --checkpoint")
-    path = locate(path)
-    if path.is_file() or (path / "config.json").is_file() or (path / "ckpt.pt").is_file():
-        return path
-    best = path / "checkpoints" / "best.ckpt"
-    found = [best] if best.is_file() else checkpoints_of(path, broken_first=False)
-    if not found:
-        raise InputError(f"{path} holds neither checkpoints/best.ckpt nor another checkpoint nor config.json")
-    return found[0]
+@lru_cache(maxsize=1)
+def read_once(path: str, context_length: int) -> Found:
+    """The cropped weights: a run needs their vocabulary before it needs the model."""
+    return read_weights(path).cropped(context_length)
 
 
 def choose_device(name: Device = "auto") -> torch.device:
@@ -134,3 +162,101 @@ def choose_device(name: Device = "auto") -> torch.device:
     if name not in ("auto", *usable):
         raise InputError(f"there is no device {name} here, expected auto or one of {', '.join(usable)}")
     return torch.device(usable[0] if name == "auto" else name)
+
+
+def find(path: str | os.PathLike[str] | None = None) -> Path:
+    """The file or the folder of the weights that `path` names, those of the newest run without one.
+
+    A run's folder stands for its best checkpoint, else its newest. Unless they exist, `gpt2` and the other
+    sizes, `openai-community/NAME` and `hub:OWNER/NAME` are models on the hub: config.json and weights are
+    downloaded into the hub's own cache; with `HF_HUB_OFFLINE=1` they must be there. Any other OWNER/NAME is
+    taken for a mistyped path. Where there are no weights: InputError.
+    """
+    path = newest_run() if path is None else path
+    if path is None:
+        raise InputError(f"no checkpoint under {RUNS}/: train a model with 'gpt fit' or name --checkpoint")
+    name, path = str(path).replace(os.sep, "/"), Path(path)
+    if not path.exists():
+        if name in _SHORT_NAMES or name.startswith(("openai-community/", "hub:")):
+            return _download(name.removeprefix("hub:"))
+        raise InputError(f"no checkpoint at {path}, expected a file, a folder, gpt2 or hub:OWNER/NAME")
+    if not path.is_dir() and not path.is_file():  # a device or a pipe may never end
+        raise InputError(f"{path} is neither a file nor a folder")
+    if path.is_file() or (path / "config.json").is_file() or (path / "ckpt.pt").is_file():
+        return path
+    best = path / "checkpoints" / "best.ckpt"
+    found = [best] if best.is_file() else checkpoints_of(path, broken_first=False)
+    if not found:
+        raise InputError(f"{path} holds neither checkpoints/best.ckpt nor another checkpoint nor config.json")
+    return found[0]
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    print(f"looking for {name} on the Hugging Face hub", file=sys.stderr)
+    try:
+        for weights in ("model*.safetensors", "pytorch_model*.bin"):
+            files = ["config.json", weights, f"{weights}.index.json".replace("*", "")]
+            folder = Path(snapshot_download(name, allow_patterns=files))
+            if any(folder.glob(weights)):
+                return folder
+    except (OSError, HFValidationError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"no file or folder {name}, and not available on the hub: {reason}") from None
+    raise InputError(f"{name} on the hub has neither safetensors nor a pytorch_model.bin")
+
+
+def read_weights(path: str | os.PathLike[str] | None, num_heads: int | None = None) -> Found:
+    """Read what `find` takes, errors as `GPT.from_pretrained`; a state dict of the book lacks `num_heads`."""
+    path = find(path)
+    if path.suffix == ".safetensors" and (path.parent / "config.json").is_file():
+        path = path.parent
+    if path.is_dir() and not (path / "config.json").is_file():
+        path = path / "ckpt.pt"  # nanoGPT's out_dir
+    try:
+        found = _read_folder(path, num_heads) if path.is_dir() else _read_file(path, num_heads)
+        beside = (path if path.is_dir() else path.parent) / "tokenizer.json"
+        if found.own_tokenizer is None and beside.is_file():
+            return replace(found, own_tokenizer=_own(Tokenizer.from_file(beside)))
+        return found
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    except (TypeError, AttributeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
+        # A text in place of a number, a list in place of a mapping, ...
+        raise InputError(f"{path}: its settings are not a GPT-2's") from error
+
+
+def _read_folder(folder: Path, num_heads: int | None) -> Found:
+    values = read_json(folder / "config.json")
+    if "model_type" not in values and "n_heads" in values:
+        return Found("book", *book.read(read_tensors(folder), values, num_heads))
+    if values.get("model_type") == "minimal-gpt":
+        del values["model_type"]
+        return Found("gpt", GPTConfig.from_dict(values), read_tensors(folder))
+    config = hf.read_config(values)
+    return Found("hf", config, hf.import_weights(config, read_tensors(folder)))
+
+
+def _read_file(path: Path, num_heads: int | None) -> Found:
+    saved = load_pickle(path)
+    if not isinstance(saved, dict):
+        raise InputError(f"expected a dictionary of tensors, got {type(saved).__name__}")
+    if "gpt" in saved and "state_dict" in saved:
+        part = saved["gpt"]
+        own = _own(Tokenizer.from_dict(part["tokenizer"])) if part.get("tokenizer") else None
+        template = Template.from_dict(part["template"]) if part.get("template") else None
+        return Found("gpt", *unpack(path, saved), own, part.get("bytes_per_token"), template)
+    if "model_args" in saved and "model" in saved:
+        return Found("nanogpt", *nanogpt.read(saved))
+    state = strip_prefixes(saved.get("model_state_dict", saved))
+    if not any(name.startswith(("tok_emb.", "trf_blocks.")) for name in state):
+        raise InputError("expected a checkpoint of gpt fit or of nanoGPT, or the book's state dict")
+    beside = path.parent / "config.json"
+    values = read_json(beside) if beside.is_file() else {}
+    return Found("book", *book.read(state, values, num_heads))
+
+
+def _own(tokenizer: Tokenizer) -> Tokenizer | None:
+    return None if tokenizer.name == "gpt2" else tokenizer

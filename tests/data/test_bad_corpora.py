@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt.data import encode, shard_writer
+from gpt.data import shard_writer
 from gpt.data.corpus import find_corpus
 from gpt.data.module import TokenData
 from gpt.data.prepare import prepare
@@ -195,12 +195,13 @@ def test_a_file_name_that_is_not_utf8(tmp_path, capsys):
 def test_a_corpus_edited_while_it_is_read_is_not_kept(tmp_path, monkeypatch, cache):
     path = tmp_path / "a.txt"
     path.write_text(TEXT * 100, encoding="utf-8")
-    monkeypatch.setattr(encode, "_BLOCK_CHARACTERS", 1000)
+    monkeypatch.setattr("gpt.data.prepare._BLOCK_CHARACTERS", 1000)
     add = shard_writer.ShardWriter.add
 
     def edit(self, block):
-        add(self, block)
+        size = add(self, block)
         path.write_text(TEXT.upper() * 100, encoding="utf-8")
+        return size
 
     monkeypatch.setattr(shard_writer.ShardWriter, "add", edit)
     for output in (None, tmp_path / "out"):

@@ -294,18 +294,18 @@ def test_isolate_takes_pairs_and_refuses_conversations(pairs, tmp_path):
 
 
 def test_a_preparation_resumes_in_the_middle(pairs, tmp_path, monkeypatch):
-    from gpt.data import encode, shard_writer
+    from gpt.data import shard_writer
 
     whole = Prepared(prepare(pairs, tmp_path / "whole", vocab_size=300))
-    monkeypatch.setattr(encode, "_BLOCK_CHARACTERS", 200)
+    monkeypatch.setattr("gpt.data.prepare._BLOCK_CHARACTERS", 200)
     monkeypatch.setattr(shard_writer, "_SECONDS_BETWEEN_COMMITS", 0)
     add, added = shard_writer.ShardWriter.add, []
 
     def stop(self, block):
-        add(self, block)
-        added.append(block)
+        added.append(add(self, block))
         if len(added) == 5:
             raise KeyboardInterrupt
+        return added[-1]
 
     with monkeypatch.context() as patch:
         patch.setattr(shard_writer.ShardWriter, "add", stop)

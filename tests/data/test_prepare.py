@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpt.data import documents, encode, shard_writer
+from gpt.data import documents, shard_writer
 from gpt.data.prepare import prepare
 from gpt.data.shards import META, SPLITS, Prepared
 from gpt.errors import InputError
@@ -87,7 +87,7 @@ def test_every_text_survives(tmp_path_factory, documents, size):
 @pytest.mark.parametrize("workers", [2, 5])
 def test_bytes_do_not_depend_on_workers_or_blocks(rows, tmp_path, monkeypatch, workers):
     one = prepare(str(rows), tmp_path / "one", vocab_size=500, workers=1)
-    monkeypatch.setattr(encode, "_BLOCK_CHARACTERS", 700)
+    monkeypatch.setattr("gpt.data.prepare._BLOCK_CHARACTERS", 700)
     many = prepare(str(rows), tmp_path / "many", vocab_size=500, workers=workers)
     assert contents(one) == contents(many)
 
@@ -184,7 +184,7 @@ def test_prepared_data_is_found_again_until_something_changes(rows, tmp_path):
 
 
 def test_a_second_call_goes_on_where_the_first_stopped(rows, tmp_path, monkeypatch):
-    monkeypatch.setattr(encode, "_BLOCK_CHARACTERS", 700)
+    monkeypatch.setattr("gpt.data.prepare._BLOCK_CHARACTERS", 700)
     monkeypatch.setattr(shard_writer, "_SECONDS_BETWEEN_COMMITS", -1.0)
     whole = prepare(str(rows), tmp_path / "whole", vocab_size=500)
     add, seen = shard_writer.ShardWriter.add, []
@@ -192,8 +192,8 @@ def test_a_second_call_goes_on_where_the_first_stopped(rows, tmp_path, monkeypat
     def stop_at_nine(self, block):
         if len(seen) == 9:
             raise KeyboardInterrupt
-        seen.append(block.pieces)
-        add(self, block)
+        seen.append(len(block))
+        return add(self, block)
 
     monkeypatch.setattr(shard_writer.ShardWriter, "add", stop_at_nine)
     with pytest.raises(KeyboardInterrupt):
@@ -214,9 +214,10 @@ def test_a_second_call_goes_on_where_the_first_stopped(rows, tmp_path, monkeypat
 
 KILLED = """
 import os, signal, sys
-from gpt.data import encode, shard_writer
+import gpt.data.prepare
+from gpt.data import shard_writer
 from gpt.data.prepare import prepare
-encode._BLOCK_CHARACTERS = 20_000
+gpt.data.prepare._BLOCK_CHARACTERS = 20_000
 shard_writer._SECONDS_BETWEEN_COMMITS = 0.0
 shard_writer._SHARD_TOKENS = 100_000
 left = int(sys.argv[3])
@@ -256,7 +257,7 @@ def test_killed_twenty_times_it_ends_with_the_same_bytes(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_keeps_what_is_written(rows, tmp_path, monkeypatch):
-    monkeypatch.setattr(encode, "_BLOCK_CHARACTERS", 700)
+    monkeypatch.setattr("gpt.data.prepare._BLOCK_CHARACTERS", 700)
     whole = prepare(str(rows), tmp_path / "whole", vocab_size=500)
     append, calls = shard_writer.ShardWriter._append, []
 
@@ -295,7 +296,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
     ("damage", "message"),
     [
         (lambda f: (f / META).unlink(), "not prepared data"),
-        (lambda f: (f / META).write_text("{", encoding="utf-8"), "not JSON"),
+        (lambda f: (f / META).write_text("{", encoding="utf-8"), "not as gpt prepare writes it .JSON"),
         (lambda f: os.truncate(f / "train-00000.bin", 10), "train-00000.bin has 10 bytes, expected"),
         (lambda f: (f / "val-00000.bin").unlink(), "val-00000.bin has 0 bytes"),
         (lambda f: edit(f, "tokenizer", fingerprint="0" * 64), "another tokenizer"),

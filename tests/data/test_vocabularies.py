@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from processes import forked
 
 from gpt.data import vocabularies
-from gpt.data.corpus import find_corpus
-from gpt.data.encode import choose_split
+from gpt.data.corpus import choose_split, find_corpus
 from gpt.data.module import TokenData
 from gpt.data.prepare import prepare
 from gpt.data.shards import Prepared
@@ -220,7 +219,7 @@ def test_prepared_text_of_any_vocabulary_not_above_the_limit(tmp_path):
 
 
 def test_more_than_the_text_supports():
-    with pytest.raises(InputError, match=r"supports a vocabulary of at most \d+ ids, got learn:5000"):
+    with pytest.raises(InputError, match=r"supports at most \d+ ids, got learn:5000"):
         learn_table(["a short text, a short text"], 5000, "gpt2")
 
 

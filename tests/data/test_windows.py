@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt.data.eval_windows import EvalWindows
-from gpt.data.shards import Segment, TokenStream
+from gpt.data.shards import Segment, Stream
 from gpt.data.windows import (
     IGNORE_INDEX,
     Grid,
@@ -35,7 +35,7 @@ def make_stream(folder, ids, cuts=(100, 613)):
     for number, part in enumerate(np.split(np.asarray(ids), cuts)):
         np.concatenate([[7] * number, part, [7] * number]).astype("<u2").tofile(folder / f"{number}.bin")
         segments.append(Segment(file=f"{number}.bin", start=number, stop=number + len(part)))
-    return TokenStream(folder, segments, np.dtype("<u2"), EOT)
+    return Stream(folder, segments, np.dtype("<u2"), EOT)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 10, 99, 100, 101, 1000, 4096, 65537])
@@ -68,7 +68,7 @@ def test_a_huge_permutation_costs_nothing():
 
 
 def windows_of(count, batch_size, world=1, rank=0, seed=0):
-    empty = TokenStream(Path(), [], np.dtype("<u2"), EOT)
+    empty = Stream(Path(), [], np.dtype("<u2"), EOT)
     return TrainWindows(empty, Grid(count * 4, 4), batch_size, seed, rank, world)
 
 

@@ -8,8 +8,7 @@ import gpt.weights.load
 from gpt import GPT, GPTConfig
 from gpt.cli import main
 from gpt.weights.commands import write_export
-from gpt.weights.load import load, start_from
-from gpt.weights.read import read_weights
+from gpt.weights.load import load, read_weights, start_from
 
 SHAPE = GPTConfig(vocab_size=300, context_length=24, emb_dim=32, num_heads=2, num_layers=2, qkv_bias=False)
 FAST = [

@@ -17,8 +17,7 @@ from gpt.errors import InputError
 from gpt.training.lora import LoRAConfig, add_adapters
 from gpt.training.module import LanguageModel
 from gpt.weights.adapters import merge
-from gpt.weights.load import find, load
-from gpt.weights.read import read_weights
+from gpt.weights.load import find, load, read_weights
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
 

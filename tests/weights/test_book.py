@@ -8,7 +8,7 @@ from gpt import GPT, GPTConfig
 from gpt.errors import InputError
 from gpt.weights.commands import write_export
 from gpt.weights.formats.book import read_config
-from gpt.weights.read import read_weights
+from gpt.weights.load import read_weights
 
 
 @pytest.mark.parametrize("qkv_bias", [True, False])

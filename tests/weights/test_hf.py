@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from gpt import GPT, generate
 from gpt.errors import InputError
 from gpt.weights.commands import write_export
-from gpt.weights.read import read_weights
+from gpt.weights.load import read_weights
 
 
 @pytest.fixture

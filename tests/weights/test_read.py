@@ -8,11 +8,11 @@ import pytest
 import torch
 from other_programs import huggingface_model
 
-from gpt import GPT, GPTConfig
+from gpt import GPT, GPTConfig, Tokenizer
 from gpt.cli import main
 from gpt.errors import InputError
 from gpt.weights.commands import write_export
-from gpt.weights.read import crop, locate, read_weights
+from gpt.weights.load import Found, find, read_weights
 
 FORMATS = ("hf", "nanogpt", "book")
 
@@ -92,7 +92,7 @@ def test_a_truncated_file_is_refused(tmp_path):
 @pytest.mark.parametrize("name", ["runs/none", "none.ckpt", "owner/name", "gpt3"])
 def test_an_unknown_name_never_asks_the_network(name):
     with pytest.raises(InputError, match="no checkpoint at"):
-        locate(name)
+        find(name)
 
 
 def test_a_hub_name_is_read_from_the_hubs_cache(tmp_path):
@@ -113,13 +113,15 @@ def test_a_hub_name_is_read_from_the_hubs_cache(tmp_path):
 
 
 def test_a_cropped_model_gives_the_logits_of_the_first_tokens(model, config, tokens):
-    cropped = GPT.from_weights(*crop(config, model.state_dict(), vocab_size=260, context_length=10))
+    tokenizer = Tokenizer("own", table=[*(bytes([byte]) for byte in range(256)), b"ab", b"cd", b"ef"])
+    found = Found("gpt", config, model.state_dict(), tokenizer).cropped(context_length=10)
+    cropped = GPT.from_weights(found.config, found.weights)
     assert (cropped.config.vocab_size, cropped.config.context_length) == (260, 10)
     tokens = tokens[:, :10] % 260
     torch.testing.assert_close(cropped(tokens), model(tokens)[..., :260], atol=1e-5, rtol=0)
-    assert crop(config, {}, vocab_size=1000)[0].vocab_size == 300
+    assert Found("gpt", config, {}).cropped().config.vocab_size == 300
     with pytest.raises(InputError, match="context_length 25 is more than the weights' 24 positions"):
-        crop(config, {}, context_length=25)
+        Found("gpt", config, {}).cropped(context_length=25)
 
 
 def test_export_and_import_are_inverse(model, tokens, tmp_path, monkeypatch, capsys):

@@ -12,22 +12,8 @@ from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.tokenizer import Tokenizer
 from gpt.vocabulary import to_json
-from gpt.weights.formats import hf
+from gpt.weights.formats import hf, nanogpt
 from gpt.weights.formats.table import Weights, from_gpt
-
-_NAMES = {
-    "transformer.wte": "token_embd",
-    "transformer.wpe": "position_embd",
-    "transformer.h.{}.ln_1": "blk.{}.attn_norm",
-    "transformer.h.{}.attn.c_attn": "blk.{}.attn_qkv",
-    "transformer.h.{}.attn.c_proj": "blk.{}.attn_output",
-    "transformer.h.{}.ln_2": "blk.{}.ffn_norm",
-    "transformer.h.{}.mlp.c_fc": "blk.{}.ffn_up",
-    "transformer.h.{}.mlp.c_proj": "blk.{}.ffn_down",
-    "transformer.ln_f": "output_norm",
-    "lm_head": "output",
-}
-ROWS = [replace(row, theirs=_NAMES[row.theirs], transposed=False) for row in hf.ROWS]
 
 
 def write(config: GPTConfig, weights: Weights, folder: Path, tokenizer: Tokenizer) -> None:
@@ -59,8 +45,10 @@ def write(config: GPTConfig, weights: Weights, folder: Path, tokenizer: Tokenize
     for add_special in (writer.add_bos_token_id, writer.add_eos_token_id, writer.add_pad_token_id):
         add_special(tokenizer.eot)
     writer.add_add_bos_token(False)
-    for name, tensor in from_gpt(replace(config, qkv_bias=True), weights, ROWS).items():
-        writer.add_tensor(name, tensor.float().numpy())
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, config.num_layers)  # from Hugging Face's
+    for name, tensor in from_gpt(replace(config, qkv_bias=True), weights, nanogpt.ROWS).items():
+        layer, _, parameter = name.rpartition(".")
+        writer.add_tensor(f"{names[layer]}.{parameter}", tensor.float().numpy())
     try:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
