@@ -22,7 +22,13 @@ ROOT, TABLE = Path(__file__).parents[2], Path(__file__).with_name("sweep.csv")
 # Where the search begins, and the width of a weak prior on the logarithm of each constant.
 START = {
     **{"floor": (0.15, 1.0), "blocks": (3.0, 1.5), "blocks_power": (0.3, 0.4), "table": (3.0, 1.5)},
-    **{"table_power": (0.3, 0.4), "bytes": (60.0, 2.0), "bytes_power": (0.35, 0.4), "context": (1.0, 1.5)},
+    **{
+        "table_power": (0.3, 0.4),
+        "bytes": (60.0, 2.0),
+        "bytes_power": (0.35, 0.4),
+        "token_power": (1.0, 1.0),
+        "context": (1.0, 1.5),
+    },
     **{"context_power": (0.6, 0.5), "passes": (10.0, 1.0), "batch": (3000.0, 1.0)},
     **{
         "overfit": (0.01, 2.0),
@@ -46,12 +52,13 @@ def read() -> list[dict[str, Any]]:
         row["blocks"] = 12 * layers * width**2
         row["table"] = row["parameters"] - row["blocks"] - width * (13 * layers + context + 2)
         row["unique"], row["batch"] = row["train_bytes"], row["batch_tokens"]
+        row["per_token"] = row["bytes_per_token"]
         row["context"] = context * row["bytes_per_token"]
         row["seen"] = row["steps"] * row["batch_tokens"] * row["bytes_per_token"]
     return rows
 
 
-NUMBERS = ("blocks", "table", "context", "seen", "unique", "batch", "compressed")
+NUMBERS = ("blocks", "table", "context", "seen", "unique", "batch", "per_token", "compressed")
 
 
 def predict(logs: np.ndarray, rows: list[dict[str, Any]]) -> np.ndarray:

@@ -27,6 +27,8 @@ class Law:
     bytes: float
     """Of the bytes seen, after the two discounts below."""
     bytes_power: float
+    token_power: float
+    """Of the bytes of a token: with 0 the bytes seen count, with 1 the tokens seen."""
     context: float
     """Of the bytes in a window."""
     context_power: float
@@ -50,7 +52,16 @@ class Law:
     """The least and the most of each number that was measured."""
 
     def bits_per_byte(
-        self, *, blocks: Any, table: Any, context: Any, seen: Any, unique: Any, batch: Any, compressed: Any
+        self,
+        *,
+        blocks: Any,
+        table: Any,
+        context: Any,
+        seen: Any,
+        unique: Any,
+        batch: Any,
+        per_token: Any,
+        compressed: Any,
     ) -> Any:
         """Numbers or arrays.
 
@@ -60,13 +71,14 @@ class Law:
             seen: bytes trained on, over all passes.
             unique: bytes of the text that is trained on.
             batch: tokens of an update.
+            per_token: bytes of a token.
             compressed: bits per byte of the text as `gpt.training.plan.text` measures it.
         """
         passes = np.maximum(seen / unique, 1.0)
         effective = np.where(
             seen > unique, unique * (1 + self.passes * -np.expm1((1 - passes) / self.passes)), seen
         )
-        effective = effective / (1 + batch / self.batch)
+        effective = effective / (1 + batch / self.batch) / per_token**self.token_power
         overfit = ((blocks + table) / unique) ** self.overfit_power * (passes - 1) ** self.again_power
         return compressed**self.text_power * (
             self.floor

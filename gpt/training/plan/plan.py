@@ -149,6 +149,7 @@ def choose(
         seen=seen,
         unique=unique,
         batch=shape.tokens,
+        per_token=per_token,
         compressed=text.compressed,
     )
     bits = np.where(fits & (steps >= _FEWEST_STEPS), bits, np.inf)
