@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from gpt.files import atomic_write, cache_folder
 from gpt.generation.cache import RowCache
-from gpt.generation.decoding import is_packed
+from gpt.generation.decoding import FusedAttention, is_packed
 from gpt.generation.packed import Int8Linear
 from gpt.model import GPT
 from gpt.progress import notice
@@ -48,7 +48,8 @@ class CompiledStep:
         for block in whole.blocks:
             layers += [block.attention_norm, block.attention.W_qkv, block.attention.out_proj]
             layers += [block.feed_forward_norm, block.feed_forward.up, block.feed_forward.down]
-        self._tensors = [whole.token_embedding.weight, whole.position_embedding.weight]
+        embeddings = whole.token_embedding, whole.position_embedding
+        self._tensors = [embedding.weight.contiguous() for embedding in embeddings]
         self._tensors += [tensor for layer in layers for tensor in _tensors(layer)]
         addresses = [None if tensor is None else tensor.data_ptr() for tensor in self._tensors]
         self._model = (ctypes.c_void_p * len(addresses))(*addresses)
@@ -64,15 +65,8 @@ class CompiledStep:
     def of(cls, model: GPT) -> "CompiledStep | None":
         """The step of a model from `for_decoding`; None if the program does not compute what it does."""
         width, heads = model.config.emb_dim, model.config.num_heads
-        if width % (2 * _LANES) or width // heads % _LANES or not is_packed(model):
-            return None
-        gelu = "none" if model.config.exact_gelu else "tanh"
-        as_built = all(
-            module.eps == 1e-5 if isinstance(module, nn.LayerNorm) else module.approximate == gelu
-            for module in model.modules()
-            if isinstance(module, nn.LayerNorm | nn.GELU)
-        )
-        return cls(model) if as_built else None
+        fits = width % (2 * _LANES) == 0 == width // heads % _LANES
+        return cls(model) if fits and is_packed(model) and _as_built(model) else None
 
     @property
     def ready(self) -> bool:
@@ -88,6 +82,32 @@ class CompiledStep:
         program = cast(ctypes.CDLL, _load(self._path))
         program.step(self._model, (ctypes.c_int64 * len(shape))(*shape), *addresses)
         return logits
+
+
+def _as_built(model: GPT) -> bool:
+    """Whether the modules have the sizes and options that `GPT` gives them."""
+    config, width = model.config, model.config.emb_dim
+    shapes = {
+        "token_embedding": (config.vocab_size, width),
+        "position_embedding": (config.context_length, width),
+        "W_qkv": (3 * width, width),
+        "out_proj": (width, width),
+        "up": (4 * width, width),
+        "down": (width, 4 * width),
+        "head": (config.vocab_size, width),
+    }
+
+    def same(name: str, module: Any) -> bool:
+        if isinstance(module, nn.LayerNorm):
+            return module.eps == 1e-5 and module.normalized_shape == (width,) and module.bias is not None
+        if isinstance(module, nn.GELU):
+            return module.approximate == ("none" if config.exact_gelu else "tanh")
+        if isinstance(module, FusedAttention):
+            return module.num_heads == config.num_heads and module.mask is not None
+        return name not in shapes or module.weight.shape == shapes[name]
+
+    modules = ((path.rpartition(".")[2], module) for path, module in model.named_modules())
+    return len(model.blocks) == config.num_layers and all(same(*one) for one in modules)
 
 
 def _tensors(layer: Any) -> list[Tensor | None]:

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import torch
+from torch import nn
 
 from gpt import GPT, GPTConfig
 from gpt.generation import Engine, Request, Sampling, compiled, for_decoding
@@ -99,17 +100,43 @@ def test_damaged_weights_are_noticed():
     assert "not finite" in str(error)
 
 
+def replaced(path: str, module: nn.Module):
+    def change(model):
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, module)
+
+    return change
+
+
+CHANGES = {
+    "another epsilon": lambda model: setattr(model.final_norm, "eps", 1e-3),
+    "a norm without weights": replaced("final_norm", nn.LayerNorm(64, elementwise_affine=False)),
+    "a norm without a bias": replaced("blocks.1.attention_norm", nn.LayerNorm(64, bias=False)),
+    "another GELU": replaced("blocks.0.feed_forward.activation", nn.GELU()),
+    "a narrow layer": lambda model: (
+        replaced("blocks.0.feed_forward.up", nn.Linear(64, 96))(model),
+        replaced("blocks.0.feed_forward.down", nn.Linear(96, 64))(model),
+    ),
+    "a smaller head": replaced("head", nn.Linear(64, 300, bias=False)),
+    "another number of heads": lambda model: setattr(model.blocks[1].attention, "num_heads", 2),
+    "a block less": lambda model: model.blocks.__delitem__(0),
+    "a hook": lambda model: model.blocks[0].register_forward_hook(lambda *_: None),
+    "a replaced method": lambda model: setattr(model.final_norm, "forward", lambda x: x),
+    "LoRA": replaced("blocks.0.attention.W_query", nn.Sequential(nn.Linear(64, 64))),
+}
+
+
 @pytest.mark.usefixtures("program")
-def test_a_changed_model_has_no_compiled_step():
-    assert CompiledStep.of(for_decoding(sharp(CONFIG))).ready
-    for name, value in (("eps", 1e-3), ("forward", lambda x: x)):
-        fast = for_decoding(sharp(CONFIG))
-        setattr(fast.blocks[1].attention_norm, name, value)
-        assert CompiledStep.of(fast) is None
-    fast = for_decoding(sharp(CONFIG))
-    fast.blocks[0].register_forward_hook(lambda *_: None)
-    assert CompiledStep.of(fast) is None
-    assert CompiledStep.of(sharp(CONFIG)) is None
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_model_has_no_compiled_step(name):
+    model = sharp(CONFIG)
+    assert CompiledStep.of(model) is None
+    assert CompiledStep.of(for_decoding(model)).ready
+    CHANGES[name](model)
+    assert CompiledStep.of(for_decoding(model)) is None
+
+
+def test_widths_that_are_no_whole_vectors_have_no_compiled_step():
     narrow = GPTConfig(vocab_size=50, context_length=8, emb_dim=48, num_heads=3, num_layers=1)
     assert CompiledStep.of(for_decoding(sharp(narrow))) is None
 
