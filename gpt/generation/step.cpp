@@ -12,9 +12,11 @@
 #endif
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #ifdef __AVX512F__
@@ -229,6 +231,7 @@ static void run(const Model& model, const Shape& s, const int64_t* tokens, const
   std::vector<Line> shared(N * D / W * 7);
   float *x = shared[0].values, *queries = x + N * D;
   Input *context = (Input*)(queries + N * D), *inner = context + N * D;
+  std::atomic<int64_t> arrived = 0;
 
 #pragma omp parallel num_threads((int)s.threads)
   {
@@ -236,12 +239,19 @@ static void run(const Model& model, const Shape& s, const int64_t* tokens, const
     std::vector<Line> own(N * D / W + longest / W + 1);
     float* scores = own[N * D / W].values;
     Input* h = (Input*)own[0].values;
+    int64_t expected = 0;
+    // Wait for the other threads. OpenMP's barrier sleeps where several threads of a process use it, as in a server.
+    auto meet = [&] {
+      arrived++, expected += step.T;
+      for (int64_t spins = 1; arrived < expected; spins++)
+        if (spins % 1024 == 0) std::this_thread::yield();
+    };
     auto add = [&](int64_t n, int64_t o, Floats values) { store(x + n * D + o, load(x + n * D + o) + values); };
 
     for (int64_t n = step.t; n < N; n += step.T)
       for (int64_t i = 0; i < D; i++)
         x[n * D + i] = model.tokens[tokens[n] * D + i] + model.positions[lengths[n] * D + i];
-#pragma omp barrier
+    meet();
     for (int64_t layer = 0; layer < s.layers; layer++) {
       const Block& block = model.blocks[layer];
       auto column = [&](int64_t part, int64_t n, int64_t head) {
@@ -251,21 +261,21 @@ static void run(const Model& model, const Shape& s, const int64_t* tokens, const
       step.product(block.qkv, h, D, 3 * D, [&](int64_t n, int64_t o, Floats values) {
         store(o < D ? queries + n * D + o : column(o / D - 1, n, o % D / K) + lengths[n] * K + o % K, values);
       });
-#pragma omp barrier
+      meet();
       for (int64_t i = step.t; i < N * s.H; i += step.T) {
         int64_t n = i / s.H, head = i % s.H, at = n * D + head * K;
         step.attend(queries + at, column(0, n, head), column(1, n, head), lengths[n] + 1, scores, context + at);
       }
-#pragma omp barrier
+      meet();
       step.product(block.out, context, D, D, add);
-#pragma omp barrier
+      meet();
       step.normalise(block.feed_forward_norm, x, h);
       step.product(block.up, h, D, 4 * D, [&](int64_t n, int64_t o, Floats values) {
         store(inner + n * 4 * D + o, step.activate(values));
       });
-#pragma omp barrier
+      meet();
       step.product(block.down, inner, 4 * D, D, add);
-#pragma omp barrier
+      meet();
     }
     step.normalise(model.final_norm, x, h);
     step.product(model.head, h, D, s.V, [&](int64_t n, int64_t o, Floats values) {
