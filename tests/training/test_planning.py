@@ -5,6 +5,7 @@ import random
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,11 +14,13 @@ from tiny_runs import result
 
 from gpt.cli import main
 from gpt.errors import InputError
+from gpt.training.ends import Ends
 from gpt.training.plan import command, follow
 from gpt.training.plan.cost import _PROBES, Cost, Shape, fit_cost
 from gpt.training.plan.law import Law
 from gpt.training.plan.plan import Plan, choose
 from gpt.training.plan.text import Text, measure
+from gpt.training.record import Meter
 
 # Seconds of a step of each probe, recorded with one thread of an AMD EPYC with bfloat16 instructions.
 RECORDED = (0.0064, 0.0429, 0.0791, 0.0567, 0.0701, 0.2393, 0.1439)
@@ -201,3 +204,23 @@ def test_the_speed_decides_the_number_of_steps(monkeypatch):
     Bare.global_step = 30
     again.on_train_start(Bare, Bare)
     assert Bare.planned_steps == 300
+
+
+def test_the_next_step_has_the_learning_rate_of_the_new_total():
+    """A run that resumes right after a change begins with it."""
+    group, module = {"lr": 0.5}, SimpleNamespace(planned_steps=100)
+    schedule = SimpleNamespace(
+        base_lrs=[1.0], lr_lambdas=[lambda step: 1 - step / module.planned_steps], last_epoch=50
+    )
+    trainer = SimpleNamespace(
+        fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(max_steps=100), max_epochs=1),
+        lr_scheduler_configs=[SimpleNamespace(scheduler=schedule)],
+        optimizers=[SimpleNamespace(param_groups=[group])],
+        **{"global_step": 50, "should_stop": False},
+    )
+    ends = Ends(SimpleNamespace(max_time=None, max_steps=100, max_epochs=-1), 0, Meter(1))
+    ends.move(trainer, module, 200)
+    assert group["lr"] == 0.75
+    assert (trainer.fit_loop.epoch_loop.max_steps, trainer.should_stop) == (200, False)
+    ends.move(trainer, module, 40)
+    assert trainer.should_stop
