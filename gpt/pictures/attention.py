@@ -19,10 +19,10 @@ from gpt.attention.capture import capture_weights
 from gpt.errors import InputError
 from gpt.files import check_free
 from gpt.model import GPT
-from gpt.pictures.figures import labelled_tokens, save
+from gpt.pictures.figures import labelled_tokens, save_each
 from gpt.progress import progress
 from gpt.tokenizer import Tokenizer
-from gpt.weights.load import Device, load
+from gpt.weights.load import Device, load_each
 
 # The square root spreads the many small weights: most heads give most of their weight to one token. Masked
 # cells are grey, cells with weight zero white.
@@ -37,6 +37,7 @@ def attention_maps(
     head: str = "all",
     output: Path = Path("attention"),
     device: Device = "auto",
+    snapshots: bool = False,
 ) -> None:
     """Draw where each head of a trained GPT attends while it reads a text.
 
@@ -50,22 +51,25 @@ def attention_maps(
         head: "all", or a head's number, 0 for the first.
         output: the folder for the pictures, new or empty.
         device: where the model runs; auto takes a GPU if there is one.
+        snapshots: animate the pictures, .gif, with a frame for each snapshot of the run.
     """
     check_free(output)
-    model, tokenizer = load(checkpoint, device)
-    layers = _selected("layer", layer, model.config.num_layers)
-    heads = _selected("head", head, model.config.num_heads)
-    weights, labels = attention_weights(model, tokenizer, text)
-    line = " ".join(text.split())
+    models = load_each(checkpoint, device, snapshots)
+    read = [(step, *attention_weights(model, tokenizer, text)) for step, model, tokenizer in models]
+    labels, (num_layers, num_heads) = read[0][2], read[0][1].shape[:2]
+    layers, heads = _selected("layer", layer, num_layers), _selected("head", head, num_heads)
+    suffix, line = "gif" if snapshots else "png", " ".join(text.split())
     title = f'Attention in "{line if len(line) <= 60 else line[:59] + "…"}"'
-    save(overview(weights, title), output / "overview.png")
+    figures = (overview(weights, f"{title}  {step}") for step, weights, _ in read)
+    save_each(figures, output / f"overview.{suffix}", snapshots)
     pictures = [(i, j) for i in layers for j in heads]
     with progress("drawing", len(pictures), unit="pictures") as advance:
         for i, j in pictures:
-            figure = heat_map(weights[i, j], labels, f"Layer {i}, head {j}")
-            save(figure, output / f"layer-{i:02}-head-{j:02}.png")
+            name = f"Layer {i}, head {j}"
+            figures = (heat_map(weights[i, j], labels, f"{name}  {step}") for step, weights, _ in read)
+            save_each(figures, output / f"layer-{i:02}-head-{j:02}.{suffix}", snapshots)
             advance(1)
-    print(f"{len(pictures)} heat maps and overview.png are in {output}")
+    print(f"{len(pictures)} heat maps and overview.{suffix} are in {output}")
 
 
 def attention_weights(model: GPT, tokenizer: Tokenizer, text: str) -> tuple[NDArray[np.float32], list[str]]:

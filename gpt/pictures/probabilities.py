@@ -15,9 +15,9 @@ from matplotlib.patches import Rectangle
 from gpt.evaluation.scoring import score
 from gpt.files import check_free
 from gpt.model import GPT
-from gpt.pictures.figures import labelled_tokens, save
+from gpt.pictures.figures import labelled_tokens, save_each
 from gpt.tokenizer import Tokenizer
-from gpt.weights.load import Device, load
+from gpt.weights.load import Device, load_each
 
 # One hue from light to dark needs no colour vision; black letters are legible on the darkest shade.
 _COLOURS, _DARKEST, _SMALLEST = "Oranges", 0.7, 1e-4
@@ -30,24 +30,27 @@ _ROW_INCHES = 0.3
 def probabilities(
     checkpoint: str | None = None,
     text: str = "",
-    output: Path = Path("probabilities.png"),
+    output: Path | None = None,
     device: Device = "auto",
     overwrite: bool = False,
+    snapshots: bool = False,
 ) -> None:
     """Draw a text with each token shaded by its probability: the darker, the less likely.
 
     Args:
         checkpoint: a checkpoint file, a run folder or an imported folder; the newest run by default.
         text: what the model reads, at most its context length.
-        output: the picture to write, .png or .svg.
+        output: the picture to write, .png or .svg, .gif with snapshots; probabilities.png or .gif by default.
         device: where the model runs; auto takes a GPU if there is one.
         overwrite: replace an existing picture.
+        snapshots: animate it, with a frame for each snapshot of the run.
     """
+    output = output or Path(f"probabilities.{'gif' if snapshots else 'png'}")
     check_free(output, overwrite)
-    model, tokenizer = load(checkpoint, device)
-    found, labels = token_probabilities(model, tokenizer, text)
-    save(shaded_text(found, labels), output)
-    print(f"{output} shows {len(labels)} tokens")
+    models = load_each(checkpoint, device, snapshots)
+    read = [(step, *token_probabilities(model, tokenizer, text)) for step, model, tokenizer in models]
+    save_each((shaded_text(found, labels, step) for step, found, labels in read), output, snapshots)
+    print(f"{output} shows {len(read[0][2])} tokens{f' in {len(read)} frames' * snapshots}")
 
 
 def token_probabilities(model: GPT, tokenizer: Tokenizer, text: str) -> tuple[list[float], list[str]]:
@@ -74,8 +77,8 @@ def boxes(labels: list[str], colours: Iterable[Any]) -> tuple[Figure, float]:
     return figure, height
 
 
-def shaded_text(found: list[float], labels: list[str]) -> Figure:
-    """The tokens, each on the shade of its probability, and a scale of the shades below."""
+def shaded_text(found: list[float], labels: list[str], step: str = "") -> Figure:
+    """The tokens, each on the shade of its probability; below them a scale of the shades, and the step."""
     shades = ListedColormap(colormaps[_COLOURS]([_DARKEST * (1 - i / 255) for i in range(256)]))
     scale = ScalarMappable(LogNorm(_SMALLEST, 1.0, clip=True), shades)
     figure, height = boxes(labels, scale.to_rgba(np.array(found)))
@@ -83,6 +86,8 @@ def shaded_text(found: list[float], labels: list[str]) -> Figure:
     figure.colorbar(scale, cax=bar, orientation="horizontal", ticks=[1e-4, 1e-3, 1e-2, 0.1, 1.0])
     bar.set_xticklabels(["1/10,000 or less", "1/1,000", "1/100", "1/10", "1"])
     bar.set_xlabel("probability of the token given those before it")
+    note = f"{step}\n{-np.log(found).mean():.2f} nats per token" if step else ""
+    figure.text(0.985, 0.52 / height, note, ha="right", va="center")
     return figure
 
 

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -24,11 +26,13 @@ from gpt.generation import Token
 from gpt.model import GPT
 from gpt.serve.engine_thread import EngineThread
 from gpt.serve.errors import body_too_large, error_body, error_reply
+from gpt.serve.history import History
 from gpt.serve.limits import Guard, Limits
 from gpt.serve.metrics import Metrics
 from gpt.serve.requests import AttentionRequest, ChatRequest, CompletionRequest, log_probabilities
 from gpt.template import Template
 from gpt.tokenizer import Tokenizer
+from gpt.weights.load import load
 
 Form = TypeVar("Form", bound=BaseModel)
 Result = TypeVar("Result")
@@ -45,6 +49,7 @@ def create_app(
     api_key: str | None = None,
     exit_when_stalled: bool = False,
     template: Template | None = None,
+    run: Path | None = None,
 ) -> FastAPI:
     """The application; its engine runs during its lifespan and is `app.state.engine`.
 
@@ -56,10 +61,16 @@ def create_app(
         api_key: what clients must send; None lets everyone in.
         exit_when_stalled: end the process with status 1 when a step has taken twice `limits.seconds`.
         template: of the examples that the model was tuned on; without one there are no chat completions.
+        run: the folder of the run whose training the page shows.
     """
     limits = limits or Limits()
-    engine = EngineThread(model, tokenizer, limits)
-    service = _Service(engine, tokenizer, name, limits, template)
+    engine, device = EngineThread(model, tokenizer, limits), model.token_embedding.weight.device
+
+    def read_snapshot(file: Path) -> EngineThread:
+        return EngineThread(load(file)[0].to(device), tokenizer, limits)
+
+    history = History(engine, run or Path(os.devnull), read_snapshot, limits.snapshots)
+    service = _Service(engine, tokenizer, name, limits, template, history)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -67,6 +78,8 @@ def create_app(
             watching = asyncio.create_task(engine.watch(exit_when_stalled))
             yield
             watching.cancel()
+        for other in history.engines.values():
+            other.stop()
 
     # FastAPI's own documentation pages load their scripts from another host.
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
@@ -77,6 +90,7 @@ def create_app(
     app.add_api_route("/v1/models/{name:path}", service.model, methods=["GET"])
     app.add_api_route("/v1/chat/completions", service.chat, methods=["POST"], response_model=None)
     app.add_api_route("/v1/completions", service.completions, methods=["POST"], response_model=None)
+    app.add_api_route("/training", history.curves, methods=["GET"])
     app.add_api_route("/attention", service.attention, methods=["POST"])
     for kind in (InputError, HTTPException, Exception):
         app.add_exception_handler(kind, service.error)
@@ -94,6 +108,7 @@ class _Service:
     name: str
     limits: Limits
     template: Template | None
+    history: History
 
     def __post_init__(self) -> None:
         self.metrics, self.started = Metrics(), int(time.time())
@@ -128,13 +143,13 @@ class _Service:
         tokens = self.tokenizer.encode(form.prompt) + form.tokens
         self.tokenizer.decode_bytes(tokens)  # raises for an id outside the vocabulary
         tokens = tokens[-min(self.limits.attention_tokens, self.engine.model.config.context_length) :]
-        call = self.engine.call(lambda: self.last_token_attention(tokens or [self.tokenizer.eot]))
+        engine = await self.wait(self.history.engine(form.snapshot), request, started)
+        call = engine.call(lambda: self.last_token_attention(engine.model, tokens or [self.tokenizer.eot]))
         return await self.wait(call, request, started)
 
     @torch.inference_mode()
-    def last_token_attention(self, tokens: list[int]) -> dict[str, Any]:
+    def last_token_attention(self, model: GPT, tokens: list[int]) -> dict[str, Any]:
         """The text of T tokens, and the weights (layers, heads, T) of the last one, rounded."""
-        model = self.engine.model
         with capture_weights(model) as captured:
             model.features(torch.tensor([tokens], device=model.token_embedding.weight.device))
         weights = torch.stack([layer[0, :, -1] for layer in captured.values()])  # (layers, heads, T)
@@ -159,7 +174,8 @@ class _Service:
         await self.model(self.name if form.model is None else form.model)
         # Long texts take a while to encode, which must not hold up the event loop.
         requests = await asyncio.to_thread(form.requests, self.tokenizer, self.limits, self.template)
-        answer = answers(self, form, requests, request, started)
+        engine = await self.wait(self.history.engine(form.snapshot), request, started)
+        answer = answers(self, engine, form, requests, request, started)
         if form.stream:
             return _EventStream(answer.events(), media_type="text/event-stream")
         return JSONResponse(await answer.complete())
@@ -212,13 +228,14 @@ class _Answer:
     """The answer to one completion request."""
 
     service: _Service
+    engine: EngineThread
     form: CompletionRequest
     requests: list[EngineRequest]
     request: Request
     started: float
 
     def __post_init__(self) -> None:
-        self.handle = self.service.engine.submit(self.requests)
+        self.handle = self.engine.submit(self.requests)
         self.lengths = [0] * sum(one.samples for one in self.requests)  # of the texts so far
         self.prompt_tokens, self.new_tokens = sum(len(one.tokens) for one in self.requests), 0
         name, created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
@@ -267,7 +284,7 @@ class _Answer:
             _, status = error_body(error)
             raise
         finally:
-            self.service.engine.cancel(self.handle)
+            self.engine.cancel(self.handle)
             if self.form.stream or status == 200:  # other errors are counted where they are answered
                 metrics.requests[status] += 1
             metrics.prompt_tokens += self.prompt_tokens

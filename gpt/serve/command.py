@@ -4,9 +4,11 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from gpt.errors import InputError
 from gpt.generation.decoding import Precision, for_decoding
+from gpt.weights.checkpoint import run_of
 from gpt.weights.load import Device, find, load_with_template
 
 _LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -61,10 +63,10 @@ def serve(
     path = find(checkpoint)
     loaded, tokenizer, template = load_with_template(path, device)
     model = for_decoding(loaded, precision)
-    name, address = name or model_name(path), f"{host}:{port}"
-    app = create_app(
-        model, tokenizer, name=name, limits=limits, api_key=api_key, exit_when_stalled=True, template=template
-    )
+    run, address = run_of(path.resolve()), f"{host}:{port}"
+    name = name or (run.name if run else path.resolve().stem)
+    options: dict[str, Any] = {"limits": limits, "api_key": api_key, "template": template, "run": run}
+    app = create_app(model, tokenizer, name=name, exit_when_stalled=True, **options)
     if host in _LOCAL:  # stops DNS rebinding by pages of other sites
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "[::1]", "::1"])
     if api_key is None and host not in _LOCAL:
@@ -74,10 +76,3 @@ def serve(
     server = new_server(app, limits, host=host, port=port)
     with suppress(KeyboardInterrupt):  # uvicorn raises it again once it has shut down
         server.run()
-
-
-def model_name(path: Path) -> str:
-    """The name of a checkpoint: that of its run or its folder."""
-    if path.suffix and path.parent.name == "checkpoints":
-        return path.parent.parent.resolve().name
-    return path.resolve().stem

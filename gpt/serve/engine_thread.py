@@ -83,8 +83,13 @@ class EngineThread:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._orders.put(partial(setattr, self, "_stopping", True))
+        self.stop()
         self._thread.join(timeout=self.limits.seconds)
+
+    def stop(self) -> None:
+        """End the thread after its present step; what is open gets no answer, and nothing more is taken."""
+        self._stopping = True
+        self._orders.put(lambda: None)  # wakes the thread
 
     @property
     def running(self) -> int:
@@ -134,11 +139,11 @@ class EngineThread:
         return await asyncio.wrap_future(future)
 
     def _check_queue(self) -> None:
-        if self.open >= self.limits.running + self.limits.waiting:
+        if self.open >= self.limits.running + self.limits.waiting or self._stopping:
             raise HTTPException(503, "too many requests are waiting, try again later")
 
     def _run(self) -> None:
-        while not self._stopping:
+        while not (self._stopping and self._orders.empty()):
             try:
                 self._turn()
             except BaseException as error:  # SystemExit too: nothing else serves

@@ -29,6 +29,7 @@ class Limits:
     write_seconds: int = 30  # for the client to take a part of the answer
     connections: int = 256  # that are open together
     attention_tokens: int = 256  # whose attention is computed
+    snapshots: int = 4  # of a run that are in memory
 
     def __post_init__(self) -> None:
         for name, limit in asdict(self).items():

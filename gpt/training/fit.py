@@ -35,6 +35,7 @@ from gpt.training.save import AtomicCheckpointIO, Checkpoints
 from gpt.training.saved_options import changes
 from gpt.training.shard import ShardedStrategy
 from gpt.training.signals import Stopped, StopRequest
+from gpt.training.snapshots import Snapshots
 from gpt.training.trainer_options import check_trainer_options
 from gpt.training.vocabulary import choose_vocabulary
 from gpt.weights.checkpoint import RUNS, check_shape
@@ -75,6 +76,8 @@ class TrainingCLI(LightningCLI):
         group.add_argument("--checkpoint_every", type=int, default=500, help="steps between two last.ckpt")
         group.add_argument("--keep_checkpoints", type=int, default=2, help="newest checkpoints to keep")
         group.add_argument("--log_every", type=int, default=20, help="steps between two rows of metrics.csv")
+        megabytes = "of small snapshots to watch it learn with gpt serve, at most; 0 for none"
+        group.add_argument("--snapshot_megabytes", type=int, default=100, help=megabytes)
         without = "stop after so many validations in a row in which val_loss has not improved"
         group.add_argument("--early_stopping", type=int, help=without)
         minutes = "train the best model for the text that this time allows, from start to end"
@@ -182,6 +185,7 @@ class TrainingCLI(LightningCLI):
             *([self.stop_early] if self.stop_early else []),
             *([profiler(folder)] if options.profile else []),
             *self._follow_plan(options),
+            Snapshots(folder, options.snapshot_megabytes),
             Checkpoints(folder, options.checkpoint_every, options.keep_checkpoints, stop),
         ]
         loggers = [metrics, *(item for item in self._several("logger") if isinstance(item, Logger))]

@@ -18,7 +18,7 @@ from lightning.pytorch import Callback, Trainer
 from gpt.errors import InputError
 from gpt.files import atomic_write, write_json
 from gpt.training.lightning_private import set_root_folder
-from gpt.weights.checkpoint import RUNS
+from gpt.weights.checkpoint import RUNS, run_of
 
 _OURS = {"model", "data", "trainer", "checkpoint_every"}  # groups and options of every config.yaml of a run
 _SECONDS_FOR_WORKERS = 10.0  # a killed process's data workers hold its lock until they notice
@@ -104,7 +104,7 @@ def folder_to_restart(name: str) -> Path:
 
 def folder_of_checkpoint(checkpoint: Path) -> Path | None:
     """The run that a checkpoint belongs to; None for a checkpoint that was moved elsewhere."""
-    folder = checkpoint.parents[1] if checkpoint.parent.name == "checkpoints" else checkpoint.parent
+    folder = run_of(checkpoint) or checkpoint.parent
     return folder if is_run(folder) else None
 
 

@@ -21,7 +21,7 @@ OLD_NAMES = {"model.config.tied_head": "model.config.tie_embeddings"}
 _GROUPS = ("model", "model.config", "model.optimizer", "model.lora", "data", "data.template", "trainer")
 _UNGROUPED = (
     *("seed_everything", "run", "checkpoint_every", "keep_checkpoints", "log_every", "early_stopping"),
-    *("profile", "minutes", "planned_steps"),
+    *("profile", "minutes", "planned_steps", "snapshot_megabytes"),
 )
 _DURATIONS = ("trainer.max_time", "trainer.val_check_interval")  # may be {hours: 1}
 _CLASSES = {  # options that can name a class, and the harmless names among their values
@@ -38,7 +38,7 @@ _LONGEST = 1 << 16
 
 _FIXED = ("model.config.", "model.optimizer.name")  # what the saved tensors depend on
 _FREE = ("model.config.dropout",)
-_NOT_COMPARED = (*_CHOSEN_ANEW, "run", "minutes", "model.init_from")
+_NOT_COMPARED = (*_CHOSEN_ANEW, "run", "minutes", "snapshot_megabytes", "model.init_from")
 
 
 def plain_options(

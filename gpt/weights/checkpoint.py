@@ -5,6 +5,7 @@ it in `gpt/training/save.py` (the run), `resume.py` (the processes) or `module.p
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from gpt.weights.formats.table import Weights, check_complete
 from gpt.weights.tensors import load_pickle, strip_prefixes
 
 RUNS = Path("runs")
+Snapshot = tuple[int, float, Path]  # a step, the loss of its batch in nats per token, the weights after it
 
 
 class ModelPart(TypedDict):
@@ -121,6 +123,19 @@ def next_session(run: Path) -> int:
     """A number above the session of every checkpoint of this run and of all runs in `runs/`."""
     files = [file for folder in {run, *RUNS.glob("*")} for file in _files(folder)]
     return 1 + int(max((_order(file, 0.0)[0] for file in files), default=0))
+
+
+def snapshots_of(run: Path) -> list[Snapshot]:
+    """The snapshots of a run in the order of their steps."""
+    name = re.compile(r"step-(\d{1,15})-loss-(\d+\.\d+|nan|inf)\.ckpt")
+    found = [(name.fullmatch(path.name), path) for path in run.glob("snapshots/*.ckpt")]
+    return sorted((int(match[1]), float(match[2]), path) for match, path in found if match)
+
+
+def run_of(checkpoint: Path) -> Path | None:
+    """The folder of the run in which a checkpoint or a snapshot is; None for one that was moved elsewhere."""
+    inside = checkpoint.suffix == ".ckpt" and checkpoint.parent.name in ("checkpoints", "snapshots")
+    return checkpoint.parent.parent if inside else None
 
 
 def _files(run: Path) -> list[Path]:

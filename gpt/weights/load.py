@@ -6,6 +6,7 @@ to a model (`GPT`).
 
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +20,7 @@ from gpt.errors import InputError
 from gpt.files import atomic_write, write_json
 from gpt.template import Template
 from gpt.tokenizer import Tokenizer
-from gpt.weights.checkpoint import RUNS, checkpoints_of, newest_run, unpack
+from gpt.weights.checkpoint import RUNS, checkpoints_of, newest_run, run_of, snapshots_of, unpack
 from gpt.weights.formats import book, hf, nanogpt
 from gpt.weights.formats.table import Weights, check_complete
 from gpt.weights.tensors import load_pickle, read_json, read_tensors, strip_prefixes
@@ -136,6 +137,19 @@ def load(path: str | os.PathLike[str] | None = None, device: Device = "cpu") -> 
     return load_with_template(path, device)[:2]
 
 
+def load_each(
+    path: str | os.PathLike[str] | None, device: Device, snapshots: bool
+) -> Iterator[tuple[str, GPT, Tokenizer]]:
+    """What `load` gives, or that of each snapshot of its run after the words "step N"; errors as `load`."""
+    row = [("", file := find(path))]
+    if snapshots:
+        row = [(f"step {step:,}", one) for step, _, one in snapshots_of(run_of(file) or file)]
+    if not row:
+        raise InputError(f"{file} is of no run with snapshots: gpt fit keeps them (--snapshot_megabytes)")
+    for step, one in row:
+        yield step, *load(one, device)
+
+
 def start_from(path: str | os.PathLike[str], config: GPTConfig) -> GPT:
     """A model in training mode with the weights at `path`, and context length and dropout of `config`."""
     found = read_once(str(path), config.context_length)
@@ -186,6 +200,7 @@ def find(path: str | os.PathLike[str] | None = None) -> Path:
         return path
     best = path / "checkpoints" / "best.ckpt"
     found = [best] if best.is_file() else checkpoints_of(path, broken_first=False)
+    found = found or [file for _, _, file in snapshots_of(path)[::-1]]
     if not found:
         raise InputError(f"{path} holds neither checkpoints/best.ckpt nor another checkpoint nor config.json")
     return found[0]

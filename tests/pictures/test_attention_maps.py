@@ -30,7 +30,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> tuple[GPT, Tokenizer]:
     """Stands in for the checkpoint: a tiny GPT with random weights."""
     config = GPTConfig(vocab_size=300, context_length=40, emb_dim=12, num_heads=3, num_layers=2)
     pair = GPT(config).eval(), Tokenizer("gpt2", vocab_size=300)
-    monkeypatch.setattr(gpt.pictures.attention, "load", lambda *_: pair)
+    monkeypatch.setattr(gpt.pictures.attention, "load_each", lambda *_: [("", *pair)])
     return pair
 
 

@@ -1,12 +1,17 @@
 import io
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
+from PIL import Image, ImageSequence
 
-from gpt import Tokenizer
+from gpt import GPT, Tokenizer
 from gpt.cli import main
+from gpt.pictures import probabilities
 from gpt.pictures.probabilities import COLUMNS, shaded_text, token_probabilities
+from tests.conftest import TINY
+from tests.snapshots import add_snapshot
 
 TOKENIZER = Tokenizer("gpt2", vocab_size=300)
 
@@ -66,3 +71,67 @@ def test_a_path_that_the_terminal_cannot_print(model, tmp_path, monkeypatch):
     stdout.flush()
     assert stdout.buffer.getvalue().strip() == b"\\u65e5.svg shows 2 tokens"
     assert (tmp_path / "日.svg").is_file()
+
+
+@pytest.fixture
+def run(tmp_path, config):
+    """A run with snapshots of three models."""
+    for step in (1, 2, 12):
+        torch.manual_seed(step)
+        add_snapshot(tmp_path / "run", step, GPT(config), TOKENIZER)
+    return tmp_path / "run"
+
+
+def frames(path):
+    with Image.open(path) as picture:
+        return [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(picture)]
+
+
+def test_snapshots_make_an_animation(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    drawn = []
+    monkeypatch.setattr(probabilities, "shaded_text", lambda *args: drawn.append(args) or shaded_text(*args))
+    assert main(["probabilities", "--checkpoint", str(run), "--text", "hi you", "--snapshots"]) == 0
+    assert capsys.readouterr().out == "probabilities.gif shows 5 tokens in 3 frames\n"
+    found = frames(tmp_path / "probabilities.gif")
+    assert len(found) == 3 and len({frame.tobytes() for frame in found}) == 3
+    for (values, _, step), number in zip(drawn, (1, 2, 12), strict=True):
+        torch.manual_seed(number)
+        model = GPT(TINY)
+        model.load_state_dict({name: t.bfloat16().float() for name, t in model.state_dict().items()})
+        assert step == f"step {number}"
+        assert values == pytest.approx(token_probabilities(model.eval(), TOKENIZER, "hi you")[0], rel=1e-5)
+
+
+def test_attention_over_the_snapshots(run, tmp_path):
+    options = ["attention", "--checkpoint", str(run), "--text", "hi you", "--layer", "1", "--head", "2"]
+    assert main([*options, "--snapshots", "--output", str(tmp_path / "maps")]) == 0
+    assert sorted(path.name for path in (tmp_path / "maps").iterdir()) == [
+        "layer-01-head-02.gif",
+        "overview.gif",
+    ]
+    for path in (tmp_path / "maps").iterdir():
+        assert len({frame.tobytes() for frame in frames(path)}) == 3
+
+
+@pytest.mark.parametrize("command", ["probabilities", "attention"])
+def test_what_cannot_be_animated_is_one_line(command, run, model, tmp_path, capsys):
+    model.save_pretrained(tmp_path / "model")
+    output = tmp_path / "new.gif"
+
+    def refused(checkpoint, text="hi", *more):
+        words = ["--checkpoint", str(tmp_path / checkpoint), "--text", text, "--output", str(output), *more]
+        assert main([command, "--snapshots", *words]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and not output.exists()
+        return error
+
+    assert "has no snapshots" in refused("model")
+    assert "no checkpoint at" in refused("nowhere")
+    assert "more than the context_length 16" in refused("run", "x" * 17)
+    if command == "probabilities":
+        output = output.with_suffix(".svg")
+        assert "ends in .gif" in refused("run")
+    damaged = next(run.glob("snapshots/step-2-*"))
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    assert f"{damaged}: not a file of tensors, or it is broken" in refused("run")

@@ -1,11 +1,14 @@
 """The page in a real browser: Chromium and its driver, Debian's packages chromium and chromium-driver."""
 
+import copy
 import shutil
 import time
 
 import pytest
+import torch
 
-from tests.serve.server import TOKENIZER, listening, new_app, slow
+from tests.serve.server import MODEL, TOKENIZER, listening, new_app, slow
+from tests.snapshots import add_snapshot
 
 selenium = pytest.importorskip("selenium", reason="selenium is not installed")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -146,9 +149,115 @@ def test_an_error_is_shown_and_the_key_asked_for(start):
         wait_for(lambda: "seed" in find(browser, "#error").text)
 
 
+def trained(run, *steps: int) -> None:
+    """Snapshots that differ more from the first model with each step."""
+    for step in steps:
+        model = copy.deepcopy(MODEL)
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight += torch.randn(weight.shape, generator=generator) * weight.std() * step / 8
+        add_snapshot(run, step, model, TOKENIZER, 6 / (1 + step))
+    rows = (f"{step},{6 / (1 + step)},\n" for step in range(4, max(steps), 4))
+    (run / "metrics.csv").write_text(f"step,train_loss,val_loss\n{''.join(rows)}", encoding="utf-8")
+
+
+def test_the_slider_moves_text_shades_attention_and_point_together(start, tmp_path):
+    trained(tmp_path, 1, 4, 16)
+    with listening(new_app(run=tmp_path)) as address:
+        browser = start(1100, 1000)
+        browser.get(address)
+        wait_for(lambda: find(browser, "#training").is_displayed())
+        served = generate(browser, "Hello you", 20)
+        assert "served" in find(browser, "#when").text and not find_all(browser, "#curve circle")
+        assert not find(browser, "#attention").is_displayed()
+
+        def state() -> list:
+            marks = find_all(browser, "#text .token")
+            circle = find(browser, "#curve circle")
+            return [
+                find(browser, "#text").get_property("textContent"),
+                [mark.get_attribute("style") for mark in marks],
+                [cell.get_attribute("style") for cell in find_all(browser, "#grid button")],
+                [circle.get_attribute("cx"), circle.get_attribute("cy")],
+            ]
+
+        def at(place: int) -> list:
+            before = find(browser, "#chosen").get_property("textContent")
+            browser.execute_script("document.getElementById('chosen').textContent = ''")
+            set_slider(browser, "moment", place)
+            wait_for(lambda: find(browser, "#chosen").get_property("textContent"))
+            wait_for(lambda: find(browser, "#generate").is_enabled())
+            assert before != "" or place == 0
+            return state()
+
+        first, last = at(0), at(2)
+        assert find(browser, "#when").text == "step 16, training loss 0.46"
+        for one, other in zip(first, last, strict=True):
+            assert one != other
+        assert first[0].startswith("Hello you") and last[0].startswith("Hello you") and served != first[0]
+        assert len(find_all(browser, "#text .token.prompt")) == len(TOKENIZER.encode("Hello you"))
+        assert float(first[3][0]) < float(last[3][0]) and float(first[3][1]) < float(last[3][1])  # down
+        assert at(0) == first  # the same random numbers
+
+        find_all(browser, "#grid button")[6].click()  # the head and the token stay
+        find_all(browser, "#text .token")[5].click()
+        wait_for(lambda: find(browser, ".token.chosen").get_property("textContent"))
+        at(1)
+        assert find(browser, "#which").text.startswith("Layer 1, head 2")
+        assert find(browser, "#seen").get_property("textContent") == "Hello"
+
+        set_slider(browser, "moment", 3)  # the served checkpoint again
+        wait_for(lambda: find(browser, "#generate").is_enabled())
+        assert not find(browser, "#attention").is_displayed()
+        assert not find_all(browser, "#text .token.prompt")
+        assert not [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
+
+
+def test_the_page_follows_a_run_and_plays_it(start, tmp_path):
+    trained(tmp_path, 1, 4)
+    with listening(new_app(run=tmp_path)) as address:
+        browser = start(1100, 1000)
+        browser.get(address)
+        wait_for(lambda: find(browser, "#training").is_displayed())
+        set_slider(browser, "max_tokens", 10)
+        set_slider(browser, "moment", 1)
+        wait_for(lambda: find(browser, "#when").text.startswith("step 4,"))
+        trained(tmp_path, 1, 4, 6)
+        wait_for(lambda: find(browser, "#when").text.startswith("step 6,"))
+        assert find(browser, "#moment").get_property("max") == "3"
+        next(tmp_path.glob("snapshots/step-4-*")).unlink()  # thinned: the slider stays at its step
+        wait_for(lambda: find(browser, "#moment").get_property("max") == "2")
+        assert find(browser, "#when").text.startswith("step 6,")
+        trained(tmp_path, 1, 4, 6)
+
+        wait_for(lambda: find(browser, "#moment").get_property("max") == "3")
+        seen = []
+        find(browser, "#play").click()
+        while find(browser, "#play").text == "Pause":
+            if (now := find(browser, "#when").text.split(",")[0]) not in seen:
+                seen.append(now)
+        assert seen == ["step 1", "step 4", "step 6"]
+
+
+def test_a_damaged_snapshot_is_an_error_on_the_page(start, tmp_path):
+    trained(tmp_path, 1, 4)
+    next(tmp_path.glob("snapshots/step-4-*")).write_bytes(b"half")
+    with listening(new_app(run=tmp_path)) as address:
+        browser = start(1100, 1000)
+        browser.get(address)
+        wait_for(lambda: find(browser, "#training").is_displayed())
+        set_slider(browser, "moment", 1)
+        wait_for(lambda: "step 4 cannot be read" in find(browser, "#error").text)
+        set_slider(browser, "moment", 0)
+        wait_for(lambda: find_all(browser, "#text .token"))
+        assert find(browser, "#error").text == ""
+
+
 @pytest.mark.parametrize("width", [320, 390])
-def test_a_phones_width_needs_no_scrolling_sideways(start, width):
-    with listening(new_app()) as address:
+def test_a_phones_width_needs_no_scrolling_sideways(start, width, tmp_path):
+    trained(tmp_path, 1, 4, 1000)
+    with listening(new_app(run=tmp_path)) as address:
         browser = start(500, 800)
         # Chromium's windows are at least 500 wide; a phone is emulated.
         browser.execute_cdp_cmd(

@@ -15,7 +15,7 @@ import torch
 from tiny_runs import TINY
 from torch.distributed import run as torchrun
 
-from gpt.weights.checkpoint import read
+from gpt.weights.checkpoint import read, snapshots_of
 
 FORKS = Path(__file__).with_name("forks.py")
 PLAIN = [
@@ -87,6 +87,10 @@ def test_two_processes_do_what_one_does_and_go_on_with_each_others_runs(strategy
     assert sorted(os.listdir("runs")) == ["one", "two"]  # the processes agreed on the folder
     assert len(losses("two")) == 10 + 2
     assert_same("one", "two")
+    *_, (step, _, path) = snapshots_of(Path("runs/two"))
+    assert step == 10
+    for name, weight in read(path)["state_dict"].items():
+        assert torch.equal(weight, weights("two")[name].bfloat16())
     shutil.copytree("runs/one", "runs/from-one")
     shutil.copytree("runs/two", "runs/from-two")
 

@@ -17,6 +17,7 @@ from gpt.errors import InputError
 from gpt.training.lora import LoRAConfig, add_adapters
 from gpt.training.module import LanguageModel
 from gpt.weights.adapters import merge
+from gpt.weights.checkpoint import snapshots_of
 from gpt.weights.load import find, load, read_weights
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
@@ -89,6 +90,16 @@ def test_only_adapters_are_trained_and_saved(weights, optimizer):
             *("feed_forward.up", "feed_forward.down"),
         )
     }
+
+
+def test_a_snapshot_holds_adapters_alone_and_is_merged(run_a):
+    *_, (step, _, path) = snapshots_of(Path("runs/a"))
+    state = torch.load(path, weights_only=True)["state_dict"]
+    assert state.keys() == saved("a")["state_dict"].keys()
+    merged, last = load(path)[0].state_dict(), load("runs/a/checkpoints/last.ckpt")[0].state_dict()
+    assert step == 12
+    for name, tensor in merged.items():
+        torch.testing.assert_close(tensor, last[name], atol=1e-2, rtol=1e-2)
 
 
 def test_a_rank_above_the_width(weights):

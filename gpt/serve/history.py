@@ -1,0 +1,70 @@
+"""A run's training for the page: the curves of its loss, and engines that write with its snapshots."""
+
+import asyncio
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from starlette.exceptions import HTTPException
+
+from gpt.errors import InputError
+from gpt.pictures.runs import Metrics
+from gpt.serve.engine_thread import EngineThread
+from gpt.weights.checkpoint import snapshots_of
+
+
+class History:
+    """The snapshots of the run of the model that is served, `own`.
+
+    At most `most` are in memory, the one used last the longest. `load` makes an engine that does not run yet.
+    """
+
+    def __init__(self, own: EngineThread, run: Path, load: Callable[[Path], EngineThread], most: int) -> None:
+        self.own, self.run, self.load, self.most = own, run, load, most
+        self.engines: dict[Path, EngineThread] = {}
+        self._lock = asyncio.Lock()
+
+    def curves(self) -> dict[str, Any]:
+        """The steps of the snapshots, and (step, loss) pairs in nats per token of training and validation."""
+        found = snapshots_of(self.run)
+        try:
+            metrics = Metrics.read(self.run / "metrics.csv")
+            train, validation = (
+                # At most 128 points of each doubling of their number, as the page draws them.
+                [pair for i, pair in enumerate(pairs) if i % (1 << max(0, i.bit_length() - 7)) == 0]
+                for pairs in (
+                    zip(*metrics.points("step", y), strict=True) for y in ("train_loss", "val_loss")
+                )
+            )
+        except ValueError:  # there is none yet, or it is damaged
+            train, validation = [], []
+        first = train[0][0] if train else math.inf
+        early = [(step, loss) for step, loss, _ in found if step < first and math.isfinite(loss)]
+        return {"snapshots": [one[0] for one in found], "train": early + train, "validation": validation}
+
+    async def engine(self, step: int | None) -> EngineThread:
+        """The engine of a step's snapshot, or the model's own for None.
+
+        HTTPException 404 where there is none, 500 where its file is damaged, 503 where all engines are busy.
+        """
+        if step is None:
+            return self.own
+        async with self._lock:
+            found = {one[0]: one[2] for one in await asyncio.to_thread(snapshots_of, self.run)}
+            if step not in found:
+                raise HTTPException(404, f"there is no snapshot of step {step}")
+            engine = self.engines.pop(found[step], None)
+            if engine is None or engine.problem:
+                if len(self.engines) >= self.most:
+                    idle = next((file for file, other in self.engines.items() if not other.open), None)
+                    if idle is None:
+                        raise HTTPException(503, "too many snapshots are in use, try again later")
+                    self.engines.pop(idle).stop()
+                try:
+                    loaded = await asyncio.to_thread(self.load, found[step])
+                except (InputError, OSError):
+                    raise HTTPException(500, f"the snapshot of step {step} cannot be read") from None
+                engine = loaded.__enter__()  # not in the thread: the client may have left meanwhile
+            self.engines[found[step]] = engine
+            return engine

@@ -1,0 +1,77 @@
+"""Snapshots of a run's weights, kept so that one can watch it learn."""
+
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+
+from gpt.errors import InputError
+from gpt.training.folder import RunFolder
+from gpt.training.lightning_private import dump_checkpoint
+from gpt.training.output import report
+from gpt.training.save import AtomicCheckpointIO
+from gpt.weights.checkpoint import Snapshot, snapshots_of
+
+_LEAST = 8  # fewer show little, and each of them would take a while to write
+
+
+class Snapshots(Callback):
+    """Keeps the weights in bfloat16 after steps 1 to 8, 10, 12, 14, 16, 20, ..., and after the last.
+
+    All together take at most `megabytes`: the closest ones go first, so that the others stay evenly spread.
+    A model of which fewer than eight fit has none. A snapshot is a checkpoint without what resuming needs.
+    """
+
+    def __init__(self, folder: RunFolder, megabytes: int) -> None:
+        if megabytes < 0:
+            raise InputError(f"snapshot_megabytes must be at least 0, got {megabytes}")
+        self.run, self.most = folder, megabytes * 1_000_000
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Remove the snapshots of steps that are still to come: they are another future's."""
+        self._step = self._saved = trainer.global_step
+        trained = sum(weight.numel() for weight in pl_module.parameters() if weight.requires_grad)
+        self._keeps_any = self.most >= _LEAST * 2 * trained
+        if trainer.is_global_zero:
+            later = [file for step, _, file in snapshots_of(self.run / "") if step > self._step]
+            for file in [*later, *(self.run / "snapshots").glob(".*.tmp")]:
+                file.unlink(missing_ok=True)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
+        """Keep a step that is due, four for each doubling; gradients may accumulate, without an update."""
+        before, self._step = self._step, trainer.global_step
+        if self._step != before and self._step % (1 << max(0, self._step.bit_length() - 3)) == 0:
+            self._save(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Keep the last step."""
+        if self._step != self._saved:
+            self._save(trainer, pl_module)
+
+    def _save(self, trainer: Trainer, module: Any) -> None:
+        if not self._keeps_any:
+            return
+        self._saved = step = self._step
+        saved = dump_checkpoint(trainer)  # on all processes: each may have a part
+        if not trainer.is_global_zero:
+            return
+        weights = {name: t.to("cpu", torch.bfloat16) for name, t in saved["state_dict"].items()}
+        if module.config.tie_embeddings:
+            weights.pop("model.head.weight", None)  # it would be written twice
+        kept = {name: saved[name] for name in ("global_step", "gpt", "adapters") if name in saved}
+        file = self.run / "snapshots" / f"step-{step}-loss-{float(module.last_loss):.4f}.ckpt"
+        try:
+            AtomicCheckpointIO().save_checkpoint({**kept, "state_dict": weights}, file)
+            thin(snapshots_of(self.run / ""), self.most)
+        except OSError as error:  # not worth a run's end
+            report(f"no snapshot of step {step}: {error}")
+        for logger in trainer.loggers:
+            logger.save()  # whoever watches sees the loss so far
+
+
+def thin(found: list[Snapshot], most: int) -> None:
+    """Delete snapshots until they take at most so many bytes, the ones first whose neighbours are closest."""
+    while len(found) > 2 and sum(file.stat().st_size for *_, file in found) > most:
+        gaps = [after[0] / before[0] for before, after in zip(found, found[2:], strict=False)]
+        *_, file = found.pop(1 + gaps.index(min(gaps)))
+        file.unlink(missing_ok=True)

@@ -1,0 +1,171 @@
+"""The training of a run: its curves, and text and attention of its snapshots."""
+
+import asyncio
+
+import pytest
+import torch
+
+from gpt.generation import for_decoding, generate
+from gpt.serve.history import History
+from gpt.serve.limits import Limits
+from gpt.weights.load import load
+from tests.serve.server import MODEL, TOKENIZER, new_app, post, talk
+from tests.snapshots import add_snapshot
+
+CSV = "step,train_loss,val_loss\n20,4.5,\n40,4.0,\n40,,4.25\n60,nan,\n"
+FORM = {"prompt": "Hi", "max_tokens": 12, "temperature": 0}
+
+
+def other(seed: int):
+    """A model with other weights."""
+    torch.manual_seed(seed)
+    model = type(MODEL)(MODEL.config)
+    return model.eval()
+
+
+@pytest.fixture
+def run(tmp_path):
+    for step, loss in ((1, 6.0), (16, 5.0), (64, 3.5)):
+        add_snapshot(tmp_path / "run", step, other(step), TOKENIZER, loss)
+    (tmp_path / "run" / "metrics.csv").write_text(CSV, encoding="utf-8")
+    return tmp_path / "run"
+
+
+def get(app, path="/training"):
+    return talk(app, lambda client: client.get(path))
+
+
+def test_the_curves_begin_with_the_snapshots_losses(run):
+    assert get(new_app(run=run)).json() == {
+        "snapshots": [1, 16, 64],
+        "train": [[1, 6.0], [16, 5.0], [20, 4.5], [40, 4.0]],
+        "validation": [[40, 4.25]],
+    }
+
+
+def test_without_a_run_or_metrics_there_are_none(run, tmp_path):
+    none = {"snapshots": [], "train": [], "validation": []}
+    assert get(new_app()).json() == none
+    assert get(new_app(run=tmp_path)).json() == none
+    (tmp_path / "metrics.csv").write_bytes(b"step,train_loss\n\xff,1\n")
+    assert get(new_app(run=tmp_path)).json() == none
+    (run / "metrics.csv").unlink()
+    assert get(new_app(run=run)).json()["train"] == [[1, 6.0], [16, 5.0], [64, 3.5]]
+    assert get(new_app(run=run, api_key="secret")).status_code == 401
+
+
+def test_long_curves_are_thinned_where_steps_are_many(tmp_path):
+    rows = "".join(f"{step},{1000 / step},\n" for step in range(1, 20_001))
+    (tmp_path / "metrics.csv").write_text(f"step,train_loss,val_loss\n{rows}", encoding="utf-8")
+    train = get(new_app(run=tmp_path)).json()["train"]
+    steps = [step for step, _ in train]
+    assert steps[:130] == [*range(1, 130), 131]
+    assert max(after / before for before, after in zip(steps[64:], [*steps[65:], 20_000], strict=True)) < 1.02
+    assert len(train) < 700
+
+
+def test_a_snapshot_writes_the_text_of_its_weights(run):
+    for step in (1, 16, 64):
+        response = post(new_app(run=run), **FORM, snapshot=step)
+        path = next(run.glob(f"snapshots/step-{step}-*"))
+        model = for_decoding(load(path)[0])
+        (row,) = generate(model, [TOKENIZER.encode("Hi")], max_new_tokens=12, temperature=0)
+        assert response.json()["choices"][0]["text"] == TOKENIZER.decode(row[2:])
+
+
+def test_the_attention_is_the_snapshots(run):
+    async def use(client):
+        form = {"prompt": "Hiya"}
+        return [
+            (await client.post("/attention", json={**form, **more})).json()["weights"]
+            for more in ({}, {"snapshot": 1}, {"snapshot": 64})
+        ]
+
+    own, first, last = talk(new_app(run=run), use)
+    assert own != first != last
+    assert (len(last), len(last[0]), len(last[0][0])) == (2, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "status", "message"),
+    [
+        (2, 404, "there is no snapshot of step 2"),
+        (-1, 400, "snapshot"),
+        ("x", 400, "snapshot"),
+        (16, 500, "the snapshot of step 16 cannot be read"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/attention"])
+def test_what_cannot_be_shown_is_one_line(path, snapshot, status, message, run):
+    damaged = next(run.glob("snapshots/step-16-*"))
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 1
+    damaged.write_bytes(data)
+    form = {"prompt": "Hi", "snapshot": snapshot}
+    response = talk(new_app(run=run), lambda client: client.post(path, json=form))
+    assert response.status_code == status
+    error = response.json()["error"]["message"]
+    assert message in error and "\n" not in error and str(run) not in error
+
+
+def test_a_server_without_a_run_has_no_snapshots():
+    assert post(new_app(), **FORM, snapshot=1).status_code == 404
+
+
+def test_few_are_in_memory_and_none_that_is_in_use_goes(run):
+    class Engine:
+        """Stands in for a thread with a model."""
+
+        problem, open, stopped = None, 0, False
+
+        def __enter__(self):
+            return self
+
+        def stop(self):
+            self.stopped = True
+
+    async def main():
+        loaded = []
+        history = History(None, run, lambda path: loaded.append(path) or Engine(), 2)
+        first, second = await history.engine(1), await history.engine(16)
+        assert await history.engine(1) is first and len(loaded) == 2
+        third = await history.engine(64)  # the one that was used last stays
+        assert second.stopped and not first.stopped
+        first.open = 1
+        again = await history.engine(16)
+        assert third.stopped and not first.stopped
+        again.open = 1
+        with pytest.raises(Exception, match="too many snapshots are in use") as caught:
+            await history.engine(64)
+        assert caught.value.status_code == 503
+        first.open, first.problem = 0, "the decoding thread has ended"
+        assert await history.engine(1) is not first
+
+    asyncio.run(main())
+
+
+def test_many_clients_at_many_steps(run):
+    """With room for one, some wait or are told to come again; nobody gets another step's text."""
+    app = new_app(run=run, limits=Limits(snapshots=1))
+
+    async def use(client):
+        forms = [{**FORM, "snapshot": step} for step in (1, 16, 64) * 6]
+        answers = await asyncio.gather(*(client.post("/v1/completions", json=form) for form in forms))
+        return [(form["snapshot"], answer) for form, answer in zip(forms, answers, strict=True)]
+
+    texts = {}
+    for step, answer in talk(app, use):
+        assert answer.status_code in (200, 503)
+        if answer.status_code == 200:
+            texts.setdefault(step, set()).add(answer.json()["choices"][0]["text"])
+    assert texts and all(len(some) == 1 for some in texts.values())
+
+
+def test_new_snapshots_appear_while_the_server_runs(run):
+    async def use(client):
+        assert (await client.post("/v1/completions", json={**FORM, "snapshot": 80})).status_code == 404
+        add_snapshot(run, 80, other(80), TOKENIZER)
+        assert (await client.get("/training")).json()["snapshots"] == [1, 16, 64, 80]
+        return (await client.post("/v1/completions", json={**FORM, "snapshot": 80})).status_code
+
+    assert talk(new_app(run=run), use) == 200
