@@ -68,7 +68,7 @@ class CompletionRequest(_Form):
     min_p: Number | None = Field(default=None, ge=0, le=1)
     repetition_penalty: Number = Field(default=1.0, ge=0.01, le=100)
     allow_special: bool = False
-    snapshot: int | None = Field(default=None, ge=0)
+    snapshot: int | None = Field(default=None, ge=0, lt=2**63)
     """The step of a snapshot of the run, which answers in the place of the model."""
 
     @property
@@ -176,7 +176,7 @@ class AttentionRequest(_Form):
     prompt: str = ""
     tokens: Ids = []
     """Ids that follow the prompt."""
-    snapshot: int | None = Field(default=None, ge=0)
+    snapshot: int | None = Field(default=None, ge=0, lt=2**63)
 
 
 def log_probabilities(tokenizer: Tokenizer, tokens: Sequence[Token], offset: int) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Snapshots of a run's weights, kept so that one can watch it learn."""
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -8,7 +9,6 @@ from lightning.pytorch import Callback, Trainer
 from gpt.errors import InputError
 from gpt.training.folder import RunFolder
 from gpt.training.lightning_private import dump_checkpoint
-from gpt.training.output import report
 from gpt.training.save import AtomicCheckpointIO
 from gpt.weights.checkpoint import Snapshot, snapshots_of
 
@@ -60,11 +60,9 @@ class Snapshots(Callback):
             weights.pop("model.head.weight", None)  # it would be written twice
         kept = {name: saved[name] for name in ("global_step", "gpt", "adapters") if name in saved}
         file = self.run / "snapshots" / f"step-{step}-loss-{float(module.last_loss):.4f}.ckpt"
-        try:
+        with suppress(OSError):  # a disk that is full ends the run at its next checkpoint, with a line
             AtomicCheckpointIO().save_checkpoint({**kept, "state_dict": weights}, file)
             thin(snapshots_of(self.run / ""), self.most)
-        except OSError as error:  # not worth a run's end
-            report(f"no snapshot of step {step}: {error}")
         for logger in trainer.loggers:
             logger.save()  # whoever watches sees the loss so far
 

@@ -126,7 +126,7 @@ def test_what_cannot_be_animated_is_one_line(command, run, model, tmp_path, caps
         assert error.count("\n") == 1 and not output.exists()
         return error
 
-    assert "has no snapshots" in refused("model")
+    assert "is of no run with snapshots" in refused("model")
     assert "no checkpoint at" in refused("nowhere")
     assert "more than the context_length 16" in refused("run", "x" * 17)
     if command == "probabilities":

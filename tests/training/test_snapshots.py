@@ -107,7 +107,7 @@ def _with(megabytes):
     return init
 
 
-def test_a_full_disk_costs_the_snapshot_and_not_the_run(workplace, monkeypatch, capsys):
+def test_a_full_disk_costs_the_snapshot_and_not_the_run(workplace, monkeypatch):
     def save(self, saved, path, original=AtomicCheckpointIO.save_checkpoint, **options):
         if "step-2-" in path.name:
             raise OSError(28, "No space left on device", str(path))
@@ -116,7 +116,6 @@ def test_a_full_disk_costs_the_snapshot_and_not_the_run(workplace, monkeypatch, 
     monkeypatch.setattr(AtomicCheckpointIO, "save_checkpoint", save)
     assert fit("--run", "full", "--trainer.max_steps", "3") == 0
     assert steps_of(Path("runs/full")) == [1, 3]
-    assert "no snapshot of step 2: [Errno 28] No space left on device" in capsys.readouterr().err
 
 
 def test_bad_options_and_what_a_snapshot_cannot_do(whole, workplace, capsys):
