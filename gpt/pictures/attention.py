@@ -59,14 +59,15 @@ def attention_maps(
     labels, (num_layers, num_heads) = read[0][2], read[0][1].shape[:2]
     layers, heads = _selected("layer", layer, num_layers), _selected("head", head, num_heads)
     suffix, line = "gif" if snapshots else "png", " ".join(text.split())
-    title = f'Attention in "{line if len(line) <= 60 else line[:59] + "…"}"'
-    figures = (overview(weights, f"{title}  {step}") for step, weights, _ in read)
+    most = min(60, 10 * num_heads)  # the picture is as wide as there are heads
+    title = f'Attention in "{line if len(line) <= most else line[: most - 1] + "…"}"'
+    figures = (overview(weights, f"{title}\n{step}".rstrip()) for step, weights, _ in read)
     save_each(figures, output / f"overview.{suffix}", snapshots)
     pictures = [(i, j) for i in layers for j in heads]
     with progress("drawing", len(pictures), unit="pictures") as advance:
         for i, j in pictures:
-            name = f"Layer {i}, head {j}"
-            figures = (heat_map(weights[i, j], labels, f"{name}  {step}") for step, weights, _ in read)
+            name = f"Layer {i}, head {j}{', ' * snapshots}"
+            figures = (heat_map(weights[i, j], labels, name + step) for step, weights, _ in read)
             save_each(figures, output / f"layer-{i:02}-head-{j:02}.{suffix}", snapshots)
             advance(1)
     print(f"{len(pictures)} heat maps and overview.{suffix} are in {output}")

@@ -37,7 +37,7 @@ def save_each(figures: Iterator["Figure"], path: Path, animate: bool) -> None:
     frames = []
     for figure in figures:
         figure.savefig(drawn := io.BytesIO(), dpi=100)
-        frames.append(Image.open(drawn).convert("RGB").quantize(64, dither=Image.Dither.NONE))
+        frames.append(Image.open(drawn).convert("RGB").quantize(dither=Image.Dither.NONE))
     times = [400] * (len(frames) - 1) + [2000]  # milliseconds
     with atomic_write(path, "wb") as file:
         frames[0].save(file, "GIF", save_all=True, append_images=frames[1:], duration=times, loop=0)

@@ -30,15 +30,16 @@ class History:
         found = snapshots_of(self.run)
         try:
             metrics = Metrics.read(self.run / "metrics.csv")
+            pairs = (zip(*metrics.points("step", y), strict=True) for y in ("train_loss", "val_loss"))
+            # At most 128 points of each doubling of their number, as the page draws them.
             train, validation = (
-                # At most 128 points of each doubling of their number, as the page draws them.
-                [pair for i, pair in enumerate(pairs) if i % (1 << max(0, i.bit_length() - 7)) == 0]
-                for pairs in (
-                    zip(*metrics.points("step", y), strict=True) for y in ("train_loss", "val_loss")
-                )
+                [pair for i, pair in enumerate(some) if i % (1 << max(0, i.bit_length() - 7)) == 0]
+                for some in pairs
             )
         except ValueError:  # there is none yet, or it is damaged
             train, validation = [], []
+        # A row is the mean of an interval: coarse at first, where the snapshots have the loss of a step.
+        train = [pair for pair in train if pair[0] >= 4 * train[0][0]]
         first = train[0][0] if train else math.inf
         early = [(step, loss) for step, loss, _ in found if step < first and math.isfinite(loss)]
         return {"snapshots": [one[0] for one in found], "train": early + train, "validation": validation}

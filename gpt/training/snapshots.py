@@ -58,10 +58,10 @@ class Snapshots(Callback):
         weights = {name: t.to("cpu", torch.bfloat16) for name, t in saved["state_dict"].items()}
         if module.config.tie_embeddings:
             weights.pop("model.head.weight", None)  # it would be written twice
-        kept = {name: saved[name] for name in ("global_step", "gpt", "adapters") if name in saved}
+        parts: dict[str, Any] = {name: saved.get(name) for name in ("global_step", "gpt", "adapters")}
         file = self.run / "snapshots" / f"step-{step}-loss-{float(module.last_loss):.4f}.ckpt"
         with suppress(OSError):  # a disk that is full ends the run at its next checkpoint, with a line
-            AtomicCheckpointIO().save_checkpoint({**kept, "state_dict": weights}, file)
+            AtomicCheckpointIO().save_checkpoint({**parts, "state_dict": weights}, file)
             thin(snapshots_of(self.run / ""), self.most)
         for logger in trainer.loggers:
             logger.save()  # whoever watches sees the loss so far

@@ -12,7 +12,7 @@ from gpt.weights.load import load
 from tests.serve.server import MODEL, TOKENIZER, new_app, post, talk
 from tests.snapshots import add_snapshot
 
-CSV = "step,train_loss,val_loss\n20,4.5,\n40,4.0,\n40,,4.25\n60,nan,\n"
+CSV = "step,train_loss,val_loss\n20,4.5,\n40,4.0,\n40,,4.25\n60,nan,\n80,3.25,\n"
 FORM = {"prompt": "Hi", "max_tokens": 12, "temperature": 0}
 
 
@@ -38,7 +38,7 @@ def get(app, path="/training"):
 def test_the_curves_begin_with_the_snapshots_losses(run):
     assert get(new_app(run=run)).json() == {
         "snapshots": [1, 16, 64],
-        "train": [[1, 6.0], [16, 5.0], [20, 4.5], [40, 4.0]],
+        "train": [[1, 6.0], [16, 5.0], [64, 3.5], [80, 3.25]],
         "validation": [[40, 4.25]],
     }
 
@@ -59,8 +59,8 @@ def test_long_curves_are_thinned_where_steps_are_many(tmp_path):
     (tmp_path / "metrics.csv").write_text(f"step,train_loss,val_loss\n{rows}", encoding="utf-8")
     train = get(new_app(run=tmp_path)).json()["train"]
     steps = [step for step, _ in train]
-    assert steps[:130] == [*range(1, 130), 131]
-    assert max(after / before for before, after in zip(steps[64:], [*steps[65:], 20_000], strict=True)) < 1.02
+    assert steps[:127] == [*range(4, 130), 131]
+    assert max(after / before for before, after in zip(steps[61:], [*steps[62:], 20_000], strict=True)) < 1.02
     assert len(train) < 700
 
 

@@ -192,7 +192,7 @@ def test_the_slider_moves_text_shades_attention_and_point_together(start, tmp_pa
             return state()
 
         first, last = at(0), at(2)
-        assert find(browser, "#when").text == "step 16, training loss 0.46"
+        assert find(browser, "#when").text == "step 16, training loss 0.35"
         for one, other in zip(first, last, strict=True):
             assert one != other
         assert first[0].startswith("Hello you") and last[0].startswith("Hello you") and served != first[0]
