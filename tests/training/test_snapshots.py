@@ -12,7 +12,7 @@ from gpt.cli import main
 from gpt.training.save import AtomicCheckpointIO
 from gpt.training.snapshots import thin
 from gpt.weights.checkpoint import read, snapshots_of
-from gpt.weights.load import load
+from gpt.weights.load import find, load
 
 OPTIONS = ("--checkpoint_every", "1", "--keep_checkpoints", "100", "--trainer.max_steps", "21")
 STEPS = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 21]
@@ -76,6 +76,11 @@ def test_more_steps_continue_the_row(whole, workplace):
     more = ["--trainer.max_steps", "25", "--model.optimizer.schedule", "constant"]
     assert main(["fit", "--resume", str(run), *more]) == 0
     assert steps_of(run) == [*STEPS, 24, 25]
+
+
+def test_a_run_without_a_checkpoint_is_its_newest_snapshot(whole, workplace):
+    shutil.copytree(whole / "snapshots", "runs/young/snapshots")
+    assert find("runs/young").name.startswith("step-21-")
 
 
 def test_the_closest_go_first(tmp_path):
