@@ -34,6 +34,7 @@ def picture(address: str, prompt: str, profile: str, width: int, height: int) ->
     from selenium.webdriver.chrome.service import Service
 
     options = ChromeOptions()
+    options.binary_location = shutil.which("chromium") or ""
     for switch in (*SWITCHES.split(), f"user-data-dir={profile}"):
         options.add_argument(f"--{switch}")
     browser = Chrome(
