@@ -75,10 +75,16 @@ def test_a_row_depends_neither_on_the_others_nor_on_the_threads(precision):
 @pytest.mark.usefixtures("program")
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_logits_are_the_models(precision):
-    """At GPT-2's width of a head, in a vocabulary that is no multiple of a vector, with a bias or without."""
+    """At GPT-2's width of a head, a vocabulary that is no multiple of a vector, with and without biases."""
     for bias in (True, False):
         config = GPTConfig(
-            vocab_size=307, context_length=99, emb_dim=128, num_heads=2, num_layers=2, qkv_bias=bias
+            vocab_size=307,
+            context_length=99,
+            emb_dim=128,
+            num_heads=2,
+            num_layers=2,
+            qkv_bias=bias,
+            exact_gelu=bias,
         )
         fast = for_decoding(sharp(config), precision)
         (tokens, scored), *_ = write(fast, [[4, 5, 6] * 20], 30)
