@@ -40,7 +40,8 @@ TEXT = "The quick brown fox jumps over the lazy dog, and on it goes.\n" * 300
 RUN = [
     *("fit", "--data.corpus", "text.txt", "--trainer.logger", "false", "--trainer.accelerator", "cpu"),
     *("--trainer.precision", "32-true", "--model.compile", "false", "--model.config.dropout", "0.1"),
-    *("--model.config.vocab_size", "300", "--model.config.context_length", "16", "--log_every", "3"),
+    *("--data.vocabulary", "null", "--model.config.vocab_size", "300"),
+    *("--model.config.context_length", "16", "--log_every", "3"),
     *("--model.config.emb_dim", "32", "--model.config.num_heads", "2", "--model.config.num_layers", "1"),
     *("--trainer.max_steps", "30", "--trainer.accumulate_grad_batches", "2", "--checkpoint_every", "4"),
     *("--trainer.val_check_interval", "14"),

@@ -35,7 +35,8 @@ WINDOWS, CONTEXT = 9, 16
 TEXT = "The quick brown fox jumps over the lazy dog.\n" * 300
 OPTIONS = [
     *("fit", "--data.corpus", "text.txt", "--trainer.logger", "false", "--trainer.accelerator", "cpu"),
-    *("--model.config.vocab_size", "300", "--model.config.context_length", str(CONTEXT)),
+    *("--data.vocabulary", "null", "--model.config.vocab_size", "300"),
+    *("--model.config.context_length", str(CONTEXT)),
     *("--model.config.emb_dim", "32", "--model.config.num_heads", "2", "--model.config.num_layers", "2"),
     *("--data.batch_size", str(WINDOWS), "--trainer.val_check_interval", "3", "--trainer.max_steps", "8"),
     *(

@@ -71,6 +71,8 @@ def complete(args: list[str]) -> Arguments:
     wanted = resume or values.get("ckpt_path")
     if command == "validate" and not wanted and not help_only:
         raise InputError("nothing to validate: give a checkpoint or a run's folder with --ckpt_path")
+    if command == "validate" and values.get("minutes"):
+        raise InputError(f"--minutes {values['minutes']} plans a training: it is for gpt fit")
     found = find(wanted, values.get("run")) if wanted else None
     saved: dict[str, Any] = {}
     if found:
@@ -83,7 +85,7 @@ def complete(args: list[str]) -> Arguments:
         configs.insert(0, as_argument(saved))
         rest.append(f"--ckpt_path={found.path}")
     plan = None
-    if values.get("minutes") and command == "fit" and not help_only:
+    if values.get("minutes") and not help_only:
         plan = _plan(values["minutes"], flat, args)
         configs.insert(0, as_argument(plan.options(Law.load())))
     name = "quick.yaml" if known["model.init_from"] is None else "finetune.yaml"

@@ -69,7 +69,10 @@ class Found:
             raise InputError(f"context_length {positions} is more than {there}")
         kept = {f"{name}.weight": tokens for name in ("token_embedding", "head")}
         kept["position_embedding.weight"] = positions
-        weights = {name: t[: kept[name]] if name in kept else t for name, t in self.weights.items()}
+        weights = {
+            name: tensor[: kept[name]] if name in kept and tensor.dim() else tensor
+            for name, tensor in self.weights.items()
+        }
         config = replace(self.config, vocab_size=tokens, context_length=positions)
         return replace(self, config=config, weights=weights)
 

@@ -18,7 +18,8 @@ from gpt.weights.checkpoint import read
 from gpt.weights.load import load
 
 FAST = [
-    *("--model.config.vocab_size", "300", "--model.config.context_length", "16"),
+    *("--data.vocabulary", "null", "--model.config.vocab_size", "300"),
+    *("--model.config.context_length", "16"),
     *("--model.config.emb_dim", "32", "--model.config.num_heads", "2", "--model.config.num_layers", "1"),
     *("--data.batch_size", "8", "--log_every", "5", "--trainer.accelerator", "cpu"),
     *("--trainer.precision", "32-true"),

@@ -9,7 +9,8 @@ import pytest
 from gpt.cli import main
 
 FAST = [
-    *("--model.config.vocab_size", "300", "--model.config.context_length", "16"),
+    *("--data.vocabulary", "null", "--model.config.vocab_size", "300"),
+    *("--model.config.context_length", "16"),
     *("--model.config.emb_dim", "32", "--model.config.num_layers", "1", "--model.optimizer.name", "adamw"),
     *("--data.batch_size", "4", "--trainer.max_steps", "4", "--trainer.val_check_interval", "2"),
     *("--trainer.accelerator", "cpu", "--trainer.precision", "32-true", "--log_every", "1", "--run", "r"),

@@ -224,3 +224,8 @@ def test_the_next_step_has_the_learning_rate_of_the_new_total():
     assert (trainer.fit_loop.epoch_loop.max_steps, trainer.should_stop) == (200, False)
     ends.move(trainer, module, 40)
     assert trainer.should_stop
+
+
+def test_validation_takes_no_minutes(capsys):
+    assert main(["validate", "--minutes", "1", "--ckpt_path", "runs/r"]) == 2
+    assert "--minutes" in capsys.readouterr().err

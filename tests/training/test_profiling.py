@@ -3,7 +3,8 @@ import json
 from gpt.cli import main
 
 TINY = [
-    *("--model.config.vocab_size", "300", "--model.config.context_length", "16"),
+    *("--data.vocabulary", "null", "--model.config.vocab_size", "300"),
+    *("--model.config.context_length", "16"),
     *("--model.config.emb_dim", "32", "--model.config.num_heads", "2", "--model.config.num_layers", "1"),
     *("--data.batch_size", "4", "--trainer.accelerator", "cpu", "--trainer.precision", "32-true"),
 ]

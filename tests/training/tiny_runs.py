@@ -9,7 +9,8 @@ from gpt.cli import main
 TINY = [
     *("fit", "--data.corpus", "text.txt", "--trainer.logger", "false", "--trainer.accelerator", "cpu"),
     *("--trainer.precision", "32-true", "--model.compile", "false", "--model.config.dropout", "0.2"),
-    *("--model.config.vocab_size", "300", "--model.config.context_length", "16", "--log_every", "4"),
+    *("--data.vocabulary", "null", "--model.config.vocab_size", "300"),
+    *("--model.config.context_length", "16", "--log_every", "4"),
     *("--model.config.emb_dim", "32", "--model.config.num_heads", "2", "--model.config.num_layers", "1"),
     *("--data.batch_size", "37", "--trainer.accumulate_grad_batches", "2"),
     *("--trainer.val_check_interval", "14", "--trainer.max_steps", "20"),

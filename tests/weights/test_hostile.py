@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from other_programs import BOOK_SETTINGS, BookGPT, huggingface_model, nanogpt_checkpoint
+from safetensors.torch import load_file
 
 from gpt import GPT, GPTConfig
 from gpt.cli import main
@@ -122,6 +123,13 @@ def test_a_mask_that_is_larger_than_the_weights(refused, tmp_path):
         state = GPT(config).state_dict()
     state = {name: torch.zeros(tensor.shape) for name, tensor in state.items() if name != "head.weight"}
     refused(folder(tmp_path / "w", {"model_type": "minimal-gpt", **config.to_dict()}, state), "mask")
+
+
+def test_an_embedding_without_rows(model, refused, tmp_path):
+    model.save_pretrained(tmp_path)
+    state = {**load_file(tmp_path / "model.safetensors"), "token_embedding.weight": torch.tensor(1.0)}
+    config = {**model.config.to_dict(), "model_type": "minimal-gpt"}
+    refused(folder(tmp_path / "w", config, state), "token_embedding")
 
 
 @pytest.mark.parametrize(
