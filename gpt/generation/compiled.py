@@ -146,7 +146,9 @@ def compile_step(path: Path) -> None:
         built = Path(folder, path.name)
         command = [os.environ.get("CXX", "g++"), str(_SOURCE), *map(str, openmp), *_OPTIONS, "-o", str(built)]
         try:
-            subprocess.run(command, check=True, capture_output=True, text=True)
+            subprocess.run(
+                command, check=True, capture_output=True, text=True, encoding="utf-8", errors="replace"
+            )
             with atomic_write(path, "wb") as file:
                 file.write(built.read_bytes())
         except (OSError, subprocess.CalledProcessError) as error:

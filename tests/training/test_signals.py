@@ -60,7 +60,7 @@ def test_a_signal_saves_the_step_and_the_run_resumes_from_it(number, expected, w
 
 def test_a_second_ctrl_c_leaves_at_once(workplace):
     slow = "import time, torch; torch.save = lambda *_: time.sleep(60)"
-    with started(workplace / "log", *LONG, "--run", "cut", code=slow) as process:
+    with started(workplace / "log", *LONG, "--snapshot_megabytes", "0", "--run", "cut", code=slow) as process:
         for _ in range(2):
             os.kill(process.pid, signal.SIGINT)
             time.sleep(0.3)
