@@ -93,19 +93,20 @@ def learn(source: Corpus, wanted: Learned, val_fraction: float) -> Tokenizer:
     cut = total if by_document and read_all else cut_at(total, val_fraction)
     ends = {"train": cut, "val": 0 if by_document or not read_all else cut - sizes["train"]}
     texts = [data[: max(0, ends[split] - at)].decode("utf-8", "ignore") for _, split, at, data in sample]
-    if wanted.n_vocab is None:
-        characters = sorted({character for text in texts for character in text if ord(character) > 127})
-        table = [*(bytes([byte]) for byte in range(256)), *(c.encode() for c in characters)]
-    else:
-        table = learn_table(texts, wanted.n_vocab, wanted.pattern, wanted.at_most)
+    table = learn_table(texts, wanted.n_vocab, wanted.pattern, wanted.at_most)
     return Tokenizer("own", table=table, pattern=wanted.pattern)
 
 
-def learn_table(texts: Iterable[str], vocab_size: int, pattern: str, at_most: bool = False) -> list[bytes]:
-    """The bytes and the merges of the most frequent pairs by rank.
+def learn_table(
+    texts: Iterable[str], vocab_size: int | None, pattern: str, at_most: bool = False
+) -> list[bytes]:
+    """The bytes, then the merges of the most frequent pairs by rank; without a size all characters.
 
     An InputError if too few pairs stand twice, unless `at_most` asks for as many as there are.
     """
+    if vocab_size is None:
+        characters = sorted({character for text in texts for character in text if ord(character) > 127})
+        return [*(bytes([byte]) for byte in range(256)), *(c.encode() for c in characters)]
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # it warns of workers forked later otherwise
     from tokenizers import Regex, models, pre_tokenizers, trainers
     from tokenizers import Tokenizer as Library

@@ -89,12 +89,8 @@ def describe(prepared: Prepared) -> list[str]:
         scored = ", {:,} of them scored, of {:,} bytes".format(*prepared.scored(split))
         ratio += scored if prepared.template else ""
         lines.append(f"{split:<12}{documents:,} documents, {size:,} bytes, {tokens:,} tokens{ratio}")
-    ids = _first_ids(prepared)
+    ids = prepared.first_ids(_COUNTED_TOKENS)
     return [*lines, *kinds_of_tokens(tokenizer, ids), f"beginning   {_show(tokenizer, ids[:16])}"]
-
-
-def _first_ids(prepared: Prepared) -> NDArray[np.int64]:
-    return token_ids(prepared.stream("train").parts[0][:_COUNTED_TOKENS])
 
 
 def kinds_of_tokens(tokenizer: Tokenizer, ids: NDArray[Any]) -> list[str]:
@@ -117,7 +113,7 @@ def compare(corpus: str, vocabularies: list[str], picture: Path) -> None:
     line, labels, colours = "", [], []
     for name in vocabularies:
         prepared = Prepared(prepare(corpus, vocabulary=name))
-        tokenizer, ids = prepared.tokenizer, _first_ids(prepared)
+        tokenizer, ids = prepared.tokenizer, prepared.first_ids(_COUNTED_TOKENS)
         line = line or _sample_line(tokenizer.decode(ids[:_LINE_FROM_TOKENS]))
         cut = [token_label(tokenizer.decode_bytes([i])) for i in tokenizer.encode(line)]
         a_token = prepared.count("train", "bytes") / prepared.count("train", "tokens")

@@ -45,10 +45,8 @@ class Ends(Callback):
         self._step = 0
         self._seconds_per_step: float | None = None
         self._begin = (0, 0.0)  # the step and the time from which on it is measured
-        self._last, self._fastest = (
-            0.0,
-            0.0,
-        )  # the time after the last step, and the shortest step but the first
+        self._last = 0.0  # the time after the last step
+        self._fastest = 0.0  # the seconds of the shortest step but the first
         self._compiles = False
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:

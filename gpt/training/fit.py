@@ -1,7 +1,6 @@
 """`gpt fit` and `gpt validate`: LightningCLI with this project's defaults."""
 
 import json
-import time
 from typing import Any
 
 import yaml
@@ -16,7 +15,6 @@ from gpt import STARTED
 from gpt.config import GPTConfig
 from gpt.data.module import TokenData
 from gpt.errors import InputError
-from gpt.files import write_json
 from gpt.training.arguments import Arguments, complete
 from gpt.training.device import allow_tf32, default_precision, keep_freed_memory
 from gpt.training.ends import Ends, NothingLeft, StopEarly
@@ -269,10 +267,8 @@ class TrainingCLI(LightningCLI):
         reason = (self.stop_early.reason if self.stop_early else None) or self.ends.reason
         report(f"ended after step {self.trainer.global_step}: {reason}", prefix="")
         folder = self.folder / ""
-        summary = write_summary(folder, self.trainer, self.model.model.num_parameters(), self.meter)
-        if plan := self.given.plan:
-            summary |= plan.compared(time.perf_counter() - STARTED, summary)
-            write_json(folder / "summary.json", summary)
+        parameters, plan = self.model.model.num_parameters(), self.given.plan
+        summary = write_summary(folder, self.trainer, parameters, self.meter, plan)
         print(json.dumps(summary, indent=2))
         if plan:
             what = "{}: {seconds:.1f} s, {tokens:,} tokens, {bits_per_byte:.4} bits per byte"

@@ -14,11 +14,13 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from gpt import STARTED
 from gpt.errors import InputError
 from gpt.files import atomic_write, write_json
 from gpt.pictures.runs import loss_curve
 from gpt.progress import progress
 from gpt.training.folder import RunFolder
+from gpt.training.plan.plan import Plan
 from gpt.training.shard import is_sharded
 
 COLUMNS = (
@@ -217,11 +219,16 @@ class Samples(Callback):
         self.file.cut(state_dict["characters"])
 
 
-def write_summary(folder: Path, trainer: Trainer, parameters: int, meter: Meter) -> dict[str, Any]:
-    """Write loss.png and summary.json, and return the latter; sizes in bytes, times in seconds."""
+def write_summary(
+    folder: Path, trainer: Trainer, parameters: int, meter: Meter, plan: Plan | None
+) -> dict[str, Any]:
+    """Write loss.png and summary.json, and return the latter; sizes in bytes, times in seconds.
+
+    Of a planned run it also tells what was planned.
+    """
     loss_curve(folder / "metrics.csv", folder / "loss.png", title=f"Loss of {folder.name}")
     device = trainer.strategy.root_device
-    summary = {
+    summary: dict[str, Any] = {
         "val_bits_per_byte": meter.last_validation.get("val_bits_per_byte"),
         "val_loss": meter.last_validation.get("val_loss"),
         "train_seconds": round(meter.train_seconds, 2),
@@ -233,6 +240,8 @@ def write_summary(folder: Path, trainer: Trainer, parameters: int, meter: Meter)
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "precision": str(trainer.precision),
     }
+    if plan:
+        summary |= plan.compared(time.perf_counter() - STARTED, summary)
     write_json(folder / "summary.json", summary)
     return summary
 

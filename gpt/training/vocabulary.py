@@ -54,9 +54,8 @@ def choose_vocabulary(options: Any) -> Inherited:
     if data.vocabulary is not None:
         wanted = find_vocabulary(data.vocabulary, data.vocab_size)
         size = wanted.n_vocab
-        if size is None or (
-            isinstance(wanted, Learned) and wanted.at_most
-        ):  # the text decides: prepare it now
+        if size is None or (isinstance(wanted, Learned) and wanted.at_most):
+            # The text decides: prepare it now.
             template = Template(**data.template.as_dict())
             size = TokenData(**data.as_dict() | {"template": template}).tokenizer.n_vocab
         model.config.vocab_size = data.vocab_size = size

@@ -5,17 +5,13 @@ time from the start of the process to its end. All end by the clock: plan and gr
 """
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import Report, say
+from benchmarks.common import Report, run_python, say
 
-ROOT = Path(__file__).parents[2]
 # Width, layers, vocabulary, context, windows: what someone might choose who knows the field.
 GRID = (
     *((64, 2, 1024, 64, 24), (64, 4, 2048, 128, 12), (96, 3, 2048, 64, 24), (128, 2, 2048, 64, 24)),
@@ -71,28 +67,9 @@ def _fit(corpus: str, minutes: float, options: dict[str, int]) -> tuple[float, d
     """Seconds of a whole process and its summary; the first run of a text prepares it, as a user's does."""
     with tempfile.TemporaryDirectory() as folder:
         words = [f"--{name}={value}" for name, value in options.items()]
-        command = [
-            sys.executable,
-            "-m",
-            "gpt.cli",
-            "fit",
-            f"--minutes={minutes}",
-            f"--data.corpus={corpus}",
-            *words,
-        ]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "GPT_CACHE": str(Path(folder) / "cache")}
+        command = ["-m", "gpt.cli", "fit", f"--minutes={minutes}", f"--data.corpus={corpus}", *words]
         began = time.perf_counter()
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            check=False,
-        )
+        run_python(command, Path(folder), {"GPT_CACHE": str(Path(folder) / "cache")})
         seconds = time.perf_counter() - began
-        if done.returncode:
-            raise SystemExit(f"{' '.join(command)}\n{done.stderr[-3000:]}")
         summary = json.loads(Path(folder, "runs", "planned", "summary.json").read_text(encoding="utf-8"))
         return seconds, summary

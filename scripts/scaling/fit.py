@@ -85,10 +85,10 @@ def fit(rows: list[dict[str, Any]], rounds: int = 60) -> np.ndarray:
     logs, damping, best = start, 1.0, objective(start)
     for _ in range(rounds):
         error = residuals(logs)
-        slopes = np.stack([(residuals(logs + d) - error) / 1e-5 for d in 1e-5 * np.eye(len(logs))], axis=1)
+        jacobian = np.stack([(residuals(logs + d) - error) / 1e-5 for d in 1e-5 * np.eye(len(logs))], axis=1)
         weights = np.minimum(1, HUBER / np.maximum(np.abs(error), 1e-12)) / HUBER**2
-        curvature = (slopes * weights[:, None]).T @ slopes + np.diag(1 / width**2)
-        gradient = slopes.T @ (weights * error) + (logs - start) / width**2
+        curvature = (jacobian * weights[:, None]).T @ jacobian + np.diag(1 / width**2)
+        gradient = jacobian.T @ (weights * error) + (logs - start) / width**2
         while damping < 1e9:
             tried = logs - np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), gradient)
             if (value := objective(tried)) < best:

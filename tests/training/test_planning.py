@@ -117,8 +117,8 @@ def test_a_text_is_measured(tmp_path):
 def hurry(workplace, monkeypatch):
     """A process that begins now, on a machine that is not timed but thought three times as slow as it is."""
     slow = replace(MACHINE, seconds=tuple(3 * seconds for seconds in MACHINE.seconds))
-    for module in (command, __import__("gpt.training.fit", fromlist=["fit"])):
-        monkeypatch.setattr(module, "STARTED", time.perf_counter())
+    for module in ("plan.command", "fit", "record"):
+        monkeypatch.setattr(f"gpt.training.{module}.STARTED", time.perf_counter())
     monkeypatch.setattr(command, "probe", lambda *_: slow)
     monkeypatch.setattr(command, "_REST_OF_START", 0.5)
     monkeypatch.setattr("gpt.training.plan.plan.END_SECONDS", 1.0)
@@ -229,3 +229,11 @@ def test_the_next_step_has_the_learning_rate_of_the_new_total():
 def test_validation_takes_no_minutes(capsys):
     assert main(["validate", "--minutes", "1", "--ckpt_path", "runs/r"]) == 2
     assert "--minutes" in capsys.readouterr().err
+
+
+def test_of_characters_each_is_a_token(tmp_path):
+    """Of three bytes too, which no merges lead to."""
+    text = "".join(chr(0x4E00 + i % 200) for i in range(4000))
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    found = measure(str(tmp_path / "text.txt"), "learn:chars")
+    assert found.bytes_per_token == {257 + 200: 3.0}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from tiny_runs import TEXT, fit, result
+from tiny_runs import fit, result, run_in
 
 from gpt.cli import main
 from gpt.training.save import Checkpoints
@@ -19,12 +19,7 @@ from gpt.weights.checkpoint import read
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
     """A run over more than two epochs, with dropout, that kept a checkpoint of every step."""
-    folder = tmp_path_factory.mktemp("whole")
-    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert fit("--run", "whole", "--checkpoint_every", "1", "--keep_checkpoints", "100") == 0
-    return folder / "runs" / "whole"
+    return run_in(tmp_path_factory.mktemp("whole"), "--checkpoint_every", "1", "--keep_checkpoints", "100")
 
 
 def interrupted(whole: Path, step: int, name: str = "cut") -> Path:

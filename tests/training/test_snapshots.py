@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import TEXT, fit, result
+from tiny_runs import fit, result, run_in
 
 from gpt.cli import main
 from gpt.training.save import AtomicCheckpointIO
@@ -20,12 +20,7 @@ STEPS = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 21]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("whole")
-    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert fit("--run", "whole", *OPTIONS) == 0
-    return folder / "runs" / "whole"
+    return run_in(tmp_path_factory.mktemp("whole"), *OPTIONS)
 
 
 def steps_of(run: Path) -> list[int]:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from faults.fingerprint import fingerprint
 
 from gpt.cli import main
@@ -21,6 +22,15 @@ TEXT = "The quick brown fox jumps over the lazy dog.\n" * 300
 def fit(*options: str) -> int:
     """`gpt fit` on the tiny run."""
     return main([*TINY, *options])
+
+
+def run_in(folder: Path, *options: str) -> Path:
+    """The tiny run as `folder`/runs/whole, and a text beside it."""
+    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert fit("--run", "whole", *options) == 0
+    return folder / "runs" / "whole"
 
 
 def result(run: Path) -> tuple[str, list[dict[str, str]], str]:

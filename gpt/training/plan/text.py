@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpt.data.corpus import find_corpus
-from gpt.data.shards import META, Prepared, token_ids
+from gpt.data.shards import META, Prepared
 from gpt.data.vocabularies import Learned, find_vocabulary, learn_table
 from gpt.errors import InputError
 from gpt.tokenizer import Tokenizer
@@ -39,7 +39,7 @@ def measure(corpus: str, vocabulary: str | None = None, vocab_size: int | None =
     """
     if (Path(corpus) / META).is_file():
         prepared = Prepared(Path(corpus))
-        text = prepared.tokenizer.decode(token_ids(prepared.stream("train").parts[0][: _SAMPLE // 4]))
+        text = prepared.tokenizer.decode(prepared.first_ids(_SAMPLE // 4))
         return describe(
             text, sum(prepared.count(split, "bytes") for split in ("train", "val")), prepared.tokenizer
         )
@@ -59,8 +59,7 @@ def measure(corpus: str, vocabulary: str | None = None, vocab_size: int | None =
         raise InputError(f"{corpus} has {size} bytes, a plan needs at least {_SHORTEST:,}: give more text")
     wanted = find_vocabulary(vocabulary or "learn", vocab_size or _SIZES[-1])
     if isinstance(wanted, Learned) and wanted.n_vocab is None:
-        others = sorted({character for character in text if ord(character) > 127})
-        wanted = Tokenizer("own", table=[*map(bytes, zip(range(256))), *(other.encode() for other in others)])
+        wanted = Tokenizer("own", table=learn_table([text], None, wanted.pattern), pattern=wanted.pattern)
     step = max(1, len(text) // _SAMPLE)
     text = "".join(text[i : i + _PART] for i in range(0, len(text), step * _PART))
     return describe(text, size, wanted, free=vocabulary in (None, "learn") and vocab_size is None)
@@ -72,7 +71,6 @@ def describe(text: str, size: int, vocabulary: Tokenizer | Learned, free: bool =
     if isinstance(vocabulary, Tokenizer):
         tokenizers = [vocabulary]
     else:  # learned from one half and tried on the other, as common merges are common in both
-        assert vocabulary.n_vocab
         table = learn_table([text[: len(text) // 2]], vocabulary.n_vocab, vocabulary.pattern, at_most=True)
         sizes = [size for size in _SIZES if size <= len(table)] if free else []
         tokenizers = [Tokenizer("own", table=table[: n - 1], pattern=vocabulary.pattern) for n in sizes]
