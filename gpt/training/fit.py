@@ -32,6 +32,7 @@ from gpt.training.resume import Found, Resume
 from gpt.training.save import AtomicCheckpointIO, Checkpoints
 from gpt.training.saved_options import changes
 from gpt.training.shard import ShardedStrategy
+from gpt.training.sharing import ShareCores
 from gpt.training.signals import Stopped, StopRequest
 from gpt.training.snapshots import Snapshots
 from gpt.training.trainer_options import check_trainer_options
@@ -170,6 +171,7 @@ class TrainingCLI(LightningCLI):
         if self.stop_early and plain.limit_val_batches == 0:
             raise InputError("early_stopping needs validation: leave out --trainer.limit_val_batches 0")
         callbacks: list[Callback] = [
+            ShareCores(),
             self.ends,
             folder,
             FitMicroBatch(self._save_batch_size),
