@@ -83,6 +83,10 @@ def run(name: str, arguments: list[str]) -> None:
         raise InputError(f"unknown command, expected one of {', '.join(COMMANDS)}")
     import jsonargparse
 
+    if name in LIGHTNING:
+        from gpt.training.lean_start import load_lightning
+
+        load_lightning()
     code, _, example = COMMANDS[name]
     function = resolve_name(f"gpt.{code}")
     try:

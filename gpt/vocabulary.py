@@ -96,7 +96,7 @@ def read_table(path: Path) -> tuple[list[bytes], str]:
             raise InputError("its merges do not make its tokens in the order of their ids")
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise InputError(f"{path} is neither a .tiktoken file nor a tokenizer.json: {error}") from None
     return tokens, pattern
 

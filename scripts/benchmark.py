@@ -57,11 +57,12 @@ def main() -> None:
     parser.add_argument(
         "--text", type=Path, metavar="FILE", help="the tinyshakespeare text; a folder of manual pages"
     )
+    parser.add_argument("--script", help="Unicode's name of it: only the lines that are written in it")
     options = parser.parse_args()
     run = import_module(f"benchmarks.{options.name}").run
     accepted = inspect.signature(run).parameters
     peers = ("nanogpt", "nanochat", "book", "llamacpp")
-    given = {name: getattr(options, name) for name in ("device", "batch", *peers, "text")}
+    given = {name: getattr(options, name) for name in ("device", "batch", *peers, "text", "script")}
     given = {name: value for name, value in given.items() if value is not None}
     for name in given:
         if name not in accepted:

@@ -1,19 +1,21 @@
-"""FSDP2: weights, gradients and optimizer states spread over the processes."""
+"""FSDP2: weights, gradients and optimizer states spread over the processes.
+
+PyTorch's part is imported where it is used: that takes a second, of which other runs would have nothing.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from gpt.model import GPT
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -42,6 +44,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """The state dict with whole tensors, as without sharding; empty on all processes but one."""
+        from torch.distributed.tensor import DTensor
 
         def whole(part: DTensor) -> Tensor | None:
             tensor = part.full_tensor()
@@ -52,6 +55,8 @@ class ShardedStrategy(ModelParallelStrategy):
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Read it on every process, and keep each process's part."""
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
         saved = self.checkpoint_io.load_checkpoint(self.broadcast(checkpoint_path))
         assert self.model is not None
         set_model_state_dict(self.model, saved["state_dict"], options=StateDictOptions(full_state_dict=True))
@@ -80,13 +85,17 @@ def _part(whole: Any, like: Any) -> Any:
     """This process's rows of a tensor of the shape of `like`; anything else as it is."""
     if not isinstance(whole, Tensor) or whole.shape != like.shape:
         return whole
+    from torch.distributed.tensor import distribute_tensor
+
     return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def shard(model: GPT, mesh: DeviceMesh) -> None:
+def shard(model: GPT, mesh: "DeviceMesh") -> None:
     """Shard each block by itself, so that only one at a time is whole in memory, and then the rest."""
     if is_sharded(model):
         return
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
     for block in [*model.blocks, model]:
         fully_shard(block, mesh=mesh)
     register_fsdp_forward_method(model, "features")  # what training calls in the place of `forward`
@@ -94,4 +103,4 @@ def shard(model: GPT, mesh: DeviceMesh) -> None:
 
 def is_sharded(model: GPT) -> bool:
     """Whether each process has a part of the weights."""
-    return isinstance(model, FSDPModule)
+    return hasattr(model, "set_requires_gradient_sync")  # as FSDPModule has

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from gpt import model
 from gpt.config import GPTConfig
@@ -112,7 +113,7 @@ class GPT(model.GPT):
         weights = check_complete(config, weights)
         if config.context_length**2 > max(_MASK_BYTES, sum(tensor.nbytes for tensor in weights.values())):
             raise InputError(f"context_length {config.context_length} needs a mask larger than the weights")
-        with torch.device("meta"):  # no memory, no random numbers
+        with torch.device("meta"), _Unfilled():  # no memory, no random numbers
             model = cls(config)
         try:
             copies = {name: tensor.to(torch.float32, copy=True) for name, tensor in weights.items()}
@@ -121,6 +122,14 @@ class GPT(model.GPT):
             raise InputError(f"the model does not fit into memory: {error}") from None
         model._share(config.tie_embeddings)
         return model.eval()
+
+
+class _Unfilled(TorchFunctionMode):
+    """Skips torch.nn.init, which on the meta device fills nothing, but loads torch's compiler: a second."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        skip = getattr(function, "__module__", None) == "torch.nn.init"
+        return kwargs["tensor"] if skip else function(*args, **(kwargs or {}))
 
 
 def load_with_template(

@@ -240,6 +240,7 @@ def as_tiktoken(tokens):
         (as_tiktoken(BYTES) + b64encode(b"ab") + b" 300\n", "ranks are not 0 to 256"),
         (b"no table", "neither a .tiktoken file nor a tokenizer.json"),
         (b'{"model": 1}', "neither"),
+        pytest.param(b'{"model": ' + b"[" * 200_000, "neither", id="too deep"),
         (b'{"model": {"type": "Unigram"}}', "expected byte-level BPE"),
         (b"\n\x0e\n\x05<unk>", "sentencepiece model, which changes blanks"),
     ],

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gpt.training import compilation
+from gpt.training import compilation, device
 from gpt.training.device import allow_tf32, default_precision
 
 
@@ -11,12 +11,14 @@ from gpt.training.device import allow_tf32, default_precision
 def machine(monkeypatch):
     """Lets the machine have a GPU or not, bfloat16 or not."""
 
-    def install(gpu: bool = False, gpu_bf16: bool = False, mps: bool = False, cpu_bf16: bool = False) -> None:
+    def install(gpu=False, gpu_bf16=False, mps=False, cpu_bf16=False, amx=False, slow_bf16=False) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: gpu_bf16)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: cpu_bf16)
-        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+        seconds = {torch.float32: 2.0, torch.bfloat16: 3.0 if slow_bf16 else 1.0}
+        monkeypatch.setattr(device, "_seconds", seconds.__getitem__)
 
     return install
 
@@ -30,12 +32,18 @@ def machine(monkeypatch):
         ({"mps": True, "cpu_bf16": True}, "auto", "32-true"),
         ({"mps": True}, "mps", "32-true"),
         ({"cpu_bf16": True}, "auto", "bf16-mixed"),
+        ({"cpu_bf16": True, "slow_bf16": True}, "auto", "32-true"),
+        ({"cpu_bf16": True, "slow_bf16": True, "amx": True}, "auto", "bf16-mixed"),
         ({}, "auto", "32-true"),
     ],
 )
 def test_the_default_precision(parts, accelerator, precision, machine):
     machine(**parts)
     assert default_precision(accelerator) == precision
+
+
+def test_the_types_are_timed():
+    assert all(0 < device._seconds(dtype) < 1 for dtype in (torch.bfloat16, torch.float32))
 
 
 def test_tf32_is_on_where_there_is_a_gpu(machine, monkeypatch):

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from gpt.training.device import orthogonal_dtype
 
@@ -18,7 +17,12 @@ Transform = Callable[[Tensor], Tensor]  # matrices of one shape (N, R, C) to as 
 
 def local(tensor: Any) -> Any:
     """This process's part of a sharded tensor; any other as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_part(tensor) else tensor
+
+
+def is_part(tensor: Any) -> bool:
+    """Whether it is a DTensor, whose import takes half a second."""
+    return hasattr(tensor, "to_local")
 
 
 def divide(shapes: Sequence[tuple[int, ...]], processes: int) -> list[list[int]]:
@@ -45,8 +49,9 @@ def transform_shared(weights: list[Tensor], matrices: list[Tensor], transform: T
             of the results is this process's rows, maybe none; else every process has them whole.
         transform: what is computed, see `Transform`.
     """
-    shapes, first = [weight.shape for weight in weights], weights[0]
-    if isinstance(first, DTensor):
+    shapes = [weight.shape for weight in weights]
+    first: Any = weights[0]
+    if is_part(first):
         group = first.device_mesh.get_group()
         return _exchange(matrices, transform, divide(shapes, group.size()), shapes, group)
     if dist.is_initialized() and dist.get_world_size() > 1:
