@@ -89,7 +89,7 @@ def test_the_text_of_a_script(common, tmp_path: Path) -> None:
     from benchmarks.languages import _extract
 
     (tmp_path / "book").mkdir()
-    page = "<head><title>العنوان</title></head><p>" + "نص عربي with a word</p><p>Not translated</p>" * 20
+    page = "<head><title>العنوان</title></head><p>" + "نص عربي طويل with a word</p><p>Not translated</p>" * 20
     (tmp_path / "book" / "page.html").write_text(page, encoding="utf-8")
     translated = {"": "Content-Type: text/plain; charset=UTF-8\n"} | {
         f"Open {number}": f"افت_ح {number} " + "مرة أخرى " * 40 for number in range(2)
@@ -98,5 +98,5 @@ def test_the_text_of_a_script(common, tmp_path: Path) -> None:
     size = _extract(tmp_path / "book", tmp_path / "text", "arabic")
     texts = [path.read_text(encoding="utf-8") for path in sorted((tmp_path / "text").iterdir())]
     assert texts[0].startswith("افتح 0 مرة أخرى ") and texts[0].count("\n") == 2  # menu.mo
-    assert texts[1] == "نص عربي with a word\n" * 20
+    assert texts[1] == "نص عربي طويل with a word\n" * 20
     assert size == sum(map(len, texts))

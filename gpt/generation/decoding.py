@@ -16,6 +16,7 @@ from gpt.errors import InputError
 from gpt.generation.cache import StepCache
 from gpt.generation.packed import Int8Linear, PackedLinear, can_pack
 from gpt.model import GPT, FeedForward, TransformerBlock
+from gpt.weights.formats.table import on_meta
 from gpt.weights.load import GPT as PretrainedGPT
 
 Precision = Literal["float32", "bfloat16", "int8"]
@@ -31,7 +32,8 @@ class FusedAttention(MultiHeadAttention):
         nn.Module.__init__(self)  # that of MultiHeadAttention would initialise new weights
         self.__dict__.update(vars(attention), _modules=dict(attention._modules))
         three = (self.W_query, self.W_key, self.W_value)
-        fused = nn.Linear(self.d_in, 3 * self.d_out, bias=three[0].bias is not None, device="meta")
+        with on_meta():
+            fused = nn.Linear(self.d_in, 3 * self.d_out, bias=three[0].bias is not None)
         fused.weight = nn.Parameter(torch.cat([W.weight.detach() for W in three]))  # (3 * d_out, d_in)
         if fused.bias is not None:
             fused.bias = nn.Parameter(torch.cat([W.bias.detach() for W in three]))  # (3 * d_out,)

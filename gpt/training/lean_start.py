@@ -19,9 +19,11 @@ def load_lightning() -> None:
 
     has: Any = RequirementCache.__bool__
     requirements: Any = RequirementCache
-    # Lightning asks whether a model is one that torch.compile returns. `compile_blocks` makes none.
+    # Lightning asks whether a model is one that torch.compile returns, and keeps its own code from it.
+    # `compile_blocks` makes no such model and compiles no code of Lightning's.
     compiler: Any = ModuleType("torch._dynamo")
     compiler.OptimizedModule = type("OptimizedModule", (), {})
+    compiler.disable = lambda function, *_, **__: function
     try:
         requirements.__bool__ = lambda wanted: has(wanted) and str(wanted.requirement).startswith("torch>")
         import torchmetrics  # noqa: F401 - its core, which needs neither transformers nor matplotlib

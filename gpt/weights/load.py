@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from gpt import model
 from gpt.config import GPTConfig
@@ -23,7 +22,7 @@ from gpt.template import Template
 from gpt.tokenizer import Tokenizer
 from gpt.weights.checkpoint import RUNS, checkpoints_of, newest_run, run_of, snapshots_of, unpack
 from gpt.weights.formats import book, hf, nanogpt
-from gpt.weights.formats.table import Weights, check_complete
+from gpt.weights.formats.table import Weights, check_complete, on_meta
 from gpt.weights.tensors import load_pickle, read_json, read_tensors, strip_prefixes
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
@@ -113,7 +112,7 @@ class GPT(model.GPT):
         weights = check_complete(config, weights)
         if config.context_length**2 > max(_MASK_BYTES, sum(tensor.nbytes for tensor in weights.values())):
             raise InputError(f"context_length {config.context_length} needs a mask larger than the weights")
-        with torch.device("meta"), _Unfilled():  # no memory, no random numbers
+        with on_meta():
             model = cls(config)
         try:
             copies = {name: tensor.to(torch.float32, copy=True) for name, tensor in weights.items()}
@@ -122,14 +121,6 @@ class GPT(model.GPT):
             raise InputError(f"the model does not fit into memory: {error}") from None
         model._share(config.tie_embeddings)
         return model.eval()
-
-
-class _Unfilled(TorchFunctionMode):
-    """Skips torch.nn.init, which on the meta device fills nothing, but loads torch's compiler: a second."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        skip = getattr(function, "__module__", None) == "torch.nn.init"
-        return kwargs["tensor"] if skip else function(*args, **(kwargs or {}))
 
 
 def load_with_template(

@@ -6,10 +6,13 @@ are one matrix. The same rows serve import and export.
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from gpt.config import GPTConfig
 from gpt.errors import InputError
@@ -30,10 +33,27 @@ class Row:
     parameters: tuple[str, str] = ("weight", "bias")  # what the other program calls them
 
 
+class _Unfilled(TorchFunctionMode):
+    """Skips what on the meta device computes nothing, but loads torch's compiler, which takes a second."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is Tensor.triu:
+            return args[0]
+        is_init = getattr(function, "__module__", None) == "torch.nn.init"
+        return kwargs["tensor"] if is_init else function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """New modules take no memory and no random numbers."""
+    with torch.device("meta"), _Unfilled():
+        yield
+
+
 def shapes(config: GPTConfig) -> dict[str, Shape]:
     """The shape of each tensor in a GPT's state dict, blocks once as `blocks.{}`; without a tied head."""
     try:
-        with torch.device("meta"):
+        with on_meta():
             state = GPT(replace(config, num_layers=1)).state_dict()
     except RuntimeError as error:
         raise InputError(f"the model's sizes are too large: {error}") from None
