@@ -58,11 +58,15 @@ def main() -> None:
         "--text", type=Path, metavar="FILE", help="the tinyshakespeare text; a folder of manual pages"
     )
     parser.add_argument("--script", help="Unicode's name of it: only the lines that are written in it")
+    parser.add_argument("--texts", help="of plan: names of corpora; shakespeare is that of --text")
+    parser.add_argument("--minutes", help="of plan: such as 1,4")
+    parser.add_argument("--part", help="of plan: some of plan,grid,neighbours,stolen")
     options = parser.parse_args()
     run = import_module(f"benchmarks.{options.name}").run
     accepted = inspect.signature(run).parameters
+    plan = ("texts", "minutes", "part")
     peers = ("nanogpt", "nanochat", "book", "llamacpp")
-    given = {name: getattr(options, name) for name in ("device", "batch", *peers, "text", "script")}
+    given = {name: getattr(options, name) for name in ("device", "batch", *peers, *plan, "text", "script")}
     given = {name: value for name, value in given.items() if value is not None}
     for name in given:
         if name not in accepted:

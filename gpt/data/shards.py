@@ -171,9 +171,9 @@ class Prepared:
         dtype = self.dtype if what == "tokens" else INDEX_DTYPE
         return Stream(self.folder, segments, dtype, self.tokenizer.eot)
 
-    def first_ids(self, most: int) -> NDArray[np.int64]:
-        """The ids that the text to train on begins with."""
-        return token_ids(self.stream("train").parts[0][:most])
+    def first_ids(self, most: int, split: str = "train") -> NDArray[np.int64]:
+        """The ids that a split begins with."""
+        return token_ids(self.stream(split).parts[0][:most])
 
     def document_starts(self, split: str) -> NDArray[np.int64]:
         """The position in `stream(split)` of each document's first token."""

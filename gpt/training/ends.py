@@ -1,6 +1,9 @@
 """How a run ends: after a number of steps or epochs, after a time, or when validation stops improving."""
 
 import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -9,26 +12,55 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 
 from gpt.errors import InputError
-from gpt.training.lightning_private import limit_steps
+from gpt.training.lightning_private import limit_steps, steps_per_epoch
 from gpt.training.output import report
 from gpt.training.record import Meter
 
 _COMPILED_SECONDS = 600.0  # a run limited to less time is not compiled unless asked to
+_RECENT = 0.2  # of the time: the speed is that of so much at most
+_OFF = 0.01  # of the time: a planned run that is off by less is not corrected
+_EVERY = 0.05  # of the time: between two corrections, and before the first
 
 
 class NothingLeft(Exception):
     """The run that is resumed has ended already."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """A run whose number of steps was planned for a time: what keeps it on time, and what repeats it.
+
+    Args:
+        changes: the option `planned_steps`, STEP:TOTAL,...: each total, after the step that it is planned at.
+        save: is called with the option when it has changed.
+        deadline: when training has to end, as `time.perf_counter` counts; None changes nothing by itself.
+        validation: seconds that one is expected to take.
+    """
+
+    changes: str
+    save: Callable[[str], None]
+    deadline: float | None = None
+    validation: float = 0.0
+
+    def parsed(self) -> dict[int, int]:
+        """The totals by the steps after which they were planned."""
+        try:
+            pairs = (change.partition(":") for change in self.changes.split(","))
+            return {int(step): int(total) for step, _, total in pairs}
+        except ValueError:
+            raise InputError(f"planned_steps {self.changes}: expected STEP:TOTAL,STEP:TOTAL") from None
+
+
 class Ends(Callback):
     """Plans the end of a run from the Trainer's `options`, and stops there; `done` steps are made already.
 
     Lightning gets one limit, in steps, so that a run limited by epochs resumes exactly too. With a time limit
-    the number of steps is estimated after each step from the speed so far. The last step is validated. All
-    limits count over all resumes.
+    the number of steps is estimated after each step from the speed of late. A `timed` run changes it only
+    where it would miss its time, and keeps each change: the run resumes and repeats exactly. The last step
+    is validated. All limits count over all resumes.
     """
 
-    def __init__(self, options: Any, done: int, meter: Meter) -> None:
+    def __init__(self, options: Any, done: int, meter: Meter, timed: Timed | None = None) -> None:
         try:
             max_seconds = Timer(options.max_time).time_remaining()
         except (MisconfigurationException, TypeError) as error:
@@ -39,15 +71,18 @@ class Ends(Callback):
         if max_steps < 0 and max_epochs < 0 and max_seconds is None:
             raise InputError("the run needs an end: give --trainer.max_steps, max_epochs or max_time")
         self.max_steps, self.max_epochs, self.max_seconds = max_steps, max_epochs, max_seconds
-        self.done, self.meter = done, meter
+        self.done, self.meter, self.timed = done, meter, timed
+        self.changes = timed.parsed() if timed else {}
         self.reason = ""
         self._limit = sys.maxsize  # steps
         self._step = 0
         self._seconds_per_step: float | None = None
-        self._begin = (0, 0.0)  # the step and the time from which on it is measured
-        self._last = 0.0  # the time after the last step
+        self._marks: list[tuple[int, float]] = []  # steps, and seconds without validations, of late
+        self._warming = False  # the next step says nothing of the speed
         self._fastest = 0.0  # the seconds of the shortest step but the first
-        self._compiles = False
+        self._corrected = 0.0  # when, in seconds
+        self._paused: float | None = None  # since when it validates
+        self._validating, self._validation = 0.0, timed.validation if timed else 0.0  # all, and the last
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Turn epochs into steps, before the optimizer asks for them."""
@@ -55,7 +90,7 @@ class Ends(Callback):
             pl_module.compile_blocks = False
         if self.max_steps > 0:
             self._limit, self.reason = self.max_steps, f"max_steps {self.max_steps}"
-        if self.max_epochs > 0 and self.max_epochs * (epoch := _steps_per_epoch(trainer)) < self._limit:
+        if self.max_epochs > 0 and self.max_epochs * (epoch := steps_per_epoch(trainer)) < self._limit:
             self._limit = self.max_epochs * epoch
             self.reason = f"max_epochs {self.max_epochs} of {epoch} steps"
         if self.done >= self._limit:
@@ -65,16 +100,31 @@ class Ends(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Print the plan, and note where this process begins."""
+        self._step = trainer.global_step
+        if self.changes:
+            self._move(trainer, pl_module, self.changes[max(at for at in self.changes if at <= self._step)])
         plans = [f"{self._limit} steps ({self.reason})"] if self.reason else []
         if self.max_seconds is not None:
             plans.append(f"{timedelta(seconds=round(self.max_seconds))} of training (max_time)")
         first = ", whichever comes first" if plans[1:] else ""
-        report(f"planned: {', or '.join(plans)}{first}", prefix="")
-        self._step = trainer.global_step
-        self._begin = (self._step, self.meter.train_seconds)
-        self._compiles = bool(pl_module.compile_blocks)
+        report(f"planned: {', '.join(plans)}{first}", prefix="")
+        begin = self.meter.train_seconds
+        self._marks = [(self._step, begin)]
+        if self.timed and self.timed.deadline is not None:
+            self.max_seconds = begin + self.timed.deadline - time.perf_counter()
+        self._warming = bool(pl_module.compile_blocks or self.timed)
         if self.max_seconds is not None and self._seconds_per_step is not None:  # it resumes: see `Resume`
-            pl_module.planned_steps = min(self._limit, self._estimate(*self._begin))
+            pl_module.planned_steps = min(self._limit, self._estimate(trainer, self._step, begin))
+
+    def on_validation_start(self, *_: Any) -> None:
+        """Note the time."""
+        self._paused = self.meter.elapsed()
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        """Note how long a validation took, with its sample."""
+        if self._paused is not None:
+            self._validation, self._paused = self.meter.elapsed() - self._paused, None
+            self._validating += self._validation
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Estimate the number of steps; ask Lightning to stop after the last, which it then validates."""
@@ -83,22 +133,57 @@ class Ends(Callback):
             return
         self._step = step
         if self.max_seconds is not None:
-            elapsed = trainer.strategy.broadcast(self.meter.elapsed())
-            if self._compiles:  # the first step says nothing of the speed
-                self._begin, self._compiles = (step, elapsed), False
+            clocks = self.meter.elapsed(), self._validating, self._validation
+            elapsed, self._validating, self._validation = trainer.strategy.broadcast(clocks)
+            self._measure(step, elapsed - self._validating)
+            estimate = max(self._estimate(trainer, step, elapsed), trainer.min_steps or 0)
+            if self.timed:
+                self._follow(self.timed, elapsed, pl_module.planned_steps, estimate)
             else:
-                self._seconds_per_step = (elapsed - self._begin[1]) / (step - self._begin[0])
-            if self._last:
-                self._fastest = min(self._fastest or elapsed, elapsed - self._last)
-            self._last = elapsed
-            estimate = max(self._estimate(step, elapsed), trainer.min_steps or 0)
-            pl_module.planned_steps = min(self._limit, estimate)
-            if step == estimate < self._limit:
-                self.reason = f"max_time {timedelta(seconds=round(self.max_seconds))}"
+                pl_module.planned_steps = min(self._limit, estimate)
+                if step == estimate < self._limit:
+                    self.reason = f"max_time {timedelta(seconds=round(self.max_seconds))}"
+        if step in self.changes:
+            self._move(trainer, pl_module, self.changes[step])
         if step >= pl_module.planned_steps:
             trainer.should_stop = True
 
-    def move(self, trainer: Trainer, pl_module: Any, total: int) -> None:
+    def _measure(self, step: int, now: float) -> None:
+        """The speed of the last part of the time, from the seconds without validations."""
+        if self._warming:
+            self._marks, self._warming = [(step, now)], False
+            return
+        if self._seconds_per_step is not None:
+            self._fastest = min(self._fastest or now, now - self._marks[-1][1])
+        self._marks.append((step, now))
+        while len(self._marks) > 2 and now - self._marks[1][1] > _RECENT * (self.max_seconds or 0.0):
+            del self._marks[0]
+        self._seconds_per_step = (now - self._marks[0][1]) / (step - self._marks[0][0])
+
+    def _estimate(self, trainer: Trainer, step: int, elapsed: float) -> int:
+        """The last step before the time limit, seen from `step` after so many seconds."""
+        left = (self.max_seconds or 0.0) - elapsed
+        if self._seconds_per_step is None:
+            return sys.maxsize if left > 0 else step
+        interval = trainer.val_check_interval
+        every = interval // trainer.accumulate_grad_batches if isinstance(interval, int) else sys.maxsize
+        steps = int(left / self._seconds_per_step)
+        for _ in range(2):  # those within the steps that they leave; max_time does not count the last
+            validations = (step + steps) // every - (step - 1) // every + bool(self.timed)
+            steps = int((left - validations * self._validation) / self._seconds_per_step)
+        # A run that was held up for a moment has not become slower: it stops where no step fits any more.
+        return step + max(int(left >= self._fastest), steps)
+
+    def _follow(self, timed: Timed, elapsed: float, planned: int, estimate: int) -> None:
+        """Plan for the estimated steps where those planned would miss the time by far."""
+        allowed = self.max_seconds or 0.0
+        off = abs(estimate - planned) * (self._seconds_per_step or 0.0)
+        if elapsed > self._corrected + _EVERY * allowed and off > _OFF * allowed:
+            self._corrected, self.changes[self._step] = elapsed, estimate
+            timed.save(",".join(f"{at}:{to}" for at, to in sorted(self.changes.items())))
+            report(f"after step {self._step}: {estimate} steps in the time, not {planned}")
+
+    def _move(self, trainer: Trainer, pl_module: Any, total: int) -> None:
         """Plan for another number of steps from here on, and the learning rate with it."""
         self._limit, self.reason, pl_module.planned_steps = total, f"max_steps {total}", total
         limit_steps(trainer, total)
@@ -108,14 +193,6 @@ class Ends(Callback):
         ):
             group["lr"] = base * factor(schedule.last_epoch)
         trainer.should_stop = trainer.should_stop or trainer.global_step >= total
-
-    def _estimate(self, step: int, elapsed: float) -> int:
-        """The last step before the time limit, seen from `step` after so many seconds."""
-        left = (self.max_seconds or 0.0) - elapsed
-        if self._seconds_per_step is None:
-            return sys.maxsize if left > 0 else step
-        # A run that was held up for a moment has not become slower: it stops where no step fits any more.
-        return step + max(int(left >= self._fastest), int(left / self._seconds_per_step))
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.max_seconds is None else {"seconds_per_step": self._seconds_per_step}
@@ -146,10 +223,3 @@ class StopEarly(EarlyStopping):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the counts; the patience is the current option."""
         super().load_state_dict({**state_dict, "patience": self.patience})
-
-
-def _steps_per_epoch(trainer: Trainer) -> int:
-    batches = len(trainer.datamodule.train_dataloader())  # type: ignore[attr-defined]
-    limit = trainer.limit_train_batches
-    batches = min(batches, limit) if isinstance(limit, int) else int(batches * (limit or 1.0))
-    return max(1, -(-batches // trainer.accumulate_grad_batches))

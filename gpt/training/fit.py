@@ -17,14 +17,13 @@ from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.training.arguments import Arguments, complete
 from gpt.training.device import allow_tf32, default_precision, keep_freed_memory
-from gpt.training.ends import Ends, NothingLeft, StopEarly
+from gpt.training.ends import Ends, NothingLeft, StopEarly, Timed
 from gpt.training.folder import RunFolder, folder_of_checkpoint, folder_to_restart
 from gpt.training.lightning_private import silence_warnings
 from gpt.training.lora import AdaptersAlone
 from gpt.training.micro_batch import FitMicroBatch, is_out_of_memory
 from gpt.training.module import LanguageModel
 from gpt.training.output import output_may_end, report
-from gpt.training.plan.follow import FollowPlan
 from gpt.training.plan.plan import END_SECONDS
 from gpt.training.profiling import profiler
 from gpt.training.record import Meter, MetricsCSV, Samples, TensorBoard, write_summary
@@ -166,7 +165,7 @@ class TrainingCLI(LightningCLI):
         metrics, show = MetricsCSV(folder), plain.enable_progress_bar is not False
         self.meter = Meter(options.log_every, metrics, show)
         done = self.found.step if self.found else 0
-        self.ends = Ends(plain, done, self.meter)
+        self.ends = Ends(plain, done, self.meter, self._timed(options))
         self.stop_early = StopEarly(options.early_stopping) if options.early_stopping is not None else None
         if self.stop_early and plain.limit_val_batches == 0:
             raise InputError("early_stopping needs validation: leave out --trainer.limit_val_batches 0")
@@ -184,7 +183,6 @@ class TrainingCLI(LightningCLI):
             Samples(folder, show),
             *([self.stop_early] if self.stop_early else []),
             *([profiler(folder)] if options.profile else []),
-            *self._follow_plan(options),
             Snapshots(folder, options.snapshot_megabytes),
             Checkpoints(folder, options.checkpoint_every, options.keep_checkpoints, stop),
         ]
@@ -205,16 +203,16 @@ class TrainingCLI(LightningCLI):
         value = self.config_init.trainer[name]
         return list(value) if isinstance(value, list) else [value] if value is not None else []
 
-    def _follow_plan(self, options: Any) -> list[Callback]:
+    def _timed(self, options: Any) -> Timed | None:
         """What keeps a planned run on time, and a resumed or repeated one equal to it."""
         plan, changes = self.given.plan, str(options.planned_steps or "")
         if plan is None and changes.rpartition(":")[2] != str(options.trainer.max_steps):
-            return []  # not planned, or extended by hand
+            return None  # not planned, or extended by hand
         if plan is None:
-            return [FollowPlan(changes, self.ends, self._save_steps)]
+            return Timed(changes=changes, save=self._save_steps)
         deadline = STARTED + 60 * plan.minutes - END_SECONDS if plan.takes_all_of_it else None
         first = f"0:{plan.steps}"
-        return [FollowPlan(first, self.ends, self._save_steps, deadline, plan.validation)]
+        return Timed(changes=first, save=self._save_steps, deadline=deadline, validation=plan.validation)
 
     def _save_steps(self, changes: str) -> None:
         """Write how the number of steps has changed into config.yaml and the checkpoints."""

@@ -19,6 +19,7 @@ from gpt.data.windows import IGNORE_INDEX
 from gpt.errors import InputError
 from gpt.training.compilation import compile_blocks, should_compile
 from gpt.training.guard import Guard
+from gpt.training.lightning_private import steps_per_epoch
 from gpt.training.lora import LoRAConfig, add_adapters
 from gpt.training.loss import linear_cross_entropy
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
@@ -150,8 +151,7 @@ class LanguageModel(LightningModule):
             return int(trainer.max_steps)
         if not isinstance(trainer.datamodule, TokenData):  # whose place in the text this would move:
             return int(trainer.estimated_stepping_batches)
-        batches = len(trainer.datamodule.train_dataloader())
-        return max(1, (trainer.max_epochs or 1) * math.ceil(batches / trainer.accumulate_grad_batches))
+        return (trainer.max_epochs or 1) * steps_per_epoch(trainer)
 
     def on_fit_start(self) -> None:
         """Compile the blocks, if asked to or if it saves time, before a resumed run makes up a validation."""

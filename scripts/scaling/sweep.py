@@ -34,7 +34,8 @@ from gpt.training.schedule import learning_rate_factor
 TABLE = Path(__file__).with_name("sweep.csv")
 HELD_OUT = 100_000  # bytes, the same for all cells of a kind
 CELLS = 240
-RESULTS = ("parameters", "train_bytes", "bytes_per_token", "passes", "compressed", "bits_per_byte")
+RESULTS = ("parameters", "train_bytes", "bytes_per_token", "held_out_bytes_per_token", "passes", "compressed")
+RESULTS += ("bits_per_byte",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,31 +76,62 @@ def kinds(shakespeare: Path | None) -> dict[str, str]:
 
 
 def design() -> Iterator[Cell]:
-    """A random design over the kinds, sizes and shapes, then one change of the recipe at a time."""
-    draw = random.Random(17)
-    texts = ("python-docs", "shakespeare", "python-stdlib") * 3 + ("headers",)
-    for number in range(CELLS):
-        cell = Cell(
-            text=texts[number % len(texts)],
-            text_bytes=draw.choice((20_000, 60_000, 200_000, 600_000, 1_000_000, 2_000_000, 8_000_000)),
-            vocab_size=draw.choice((512, 1024, 2048, 4096)),
-            context_length=draw.choice((32, 64, 64, 128, 128, 256)),
-            emb_dim=draw.choice((32, 64, 96, 128, 160, 192)),
-            num_layers=draw.choice((1, 2, 3, 4, 6)),
-            steps=1,
+    """One question at a time: vocabularies and shapes at equal compute, repeated text, the recipe."""
+    texts = ("shakespeare", "python-docs", "python-stdlib")
+    whole = 20_000_000
+
+    def cell(text: str, size: int, shape: tuple[int, int], vocab: int, seconds: float, context: int) -> Cell:
+        one = Cell(
+            **{"text": text, "text_bytes": size, "vocab_size": vocab, "context_length": context, "steps": 1},
+            **{"emb_dim": shape[0], "num_layers": shape[1]},
         )
-        seconds = math.exp(draw.uniform(math.log(1.5), math.log(25)))
-        if number % 15 == 14:
-            seconds = 75
-        cell = replace(cell, steps=round(min(4000, max(40, seconds / cell.seconds()))))
-        yield cell
-        if number % 12 == 11:  # the recipe: one change at a time
-            yield replace(cell, lr=cell.lr / 2)
-            yield replace(cell, lr=cell.lr * 2)
-            yield replace(cell, weight_decay=cell.weight_decay / 4)
-            yield replace(cell, weight_decay=cell.weight_decay * 2)
-            yield replace(cell, batch_tokens=768, steps=cell.steps * 2)
-            yield replace(cell, batch_tokens=3072, steps=max(20, cell.steps // 2))
+        return replace(one, steps=max(30, round(seconds / one.seconds())))
+
+    for vocab in (1024, 4096):  # at equal compute
+        for text in texts:
+            yield cell(text, whole, (128, 2), vocab, 12, 128)
+    yield from _short_texts(texts)
+    for text, size, shape, seconds in (  # the recipe: one change at a time
+        *(("shakespeare", whole, (64, 2), 5), ("python-stdlib", whole, (192, 3), 8)),
+        *(("python-docs", whole, (32, 1), 2), ("python-docs", 20_000, (64, 2), 4)),
+    ):
+        one = cell(text, size, shape, 1024, seconds, 64)
+        yield one
+        yield replace(one, lr=one.lr / 2)
+        yield replace(one, lr=one.lr * 2)
+        yield replace(one, batch_tokens=768, steps=one.steps * 2)
+        yield replace(one, batch_tokens=3072, steps=max(20, one.steps // 2))
+        yield replace(one, weight_decay=one.weight_decay / 4)
+        yield replace(one, weight_decay=one.weight_decay * 2)
+    for vocab in (512, 2048, 8192):  # at equal compute
+        for text in texts:
+            yield cell(text, whole, (128, 2), vocab, 12, 128)
+    for text in texts:  # shapes, from small to large
+        for shape, seconds in (((32, 1), 2), ((192, 3), 20), ((96, 2), 10)):
+            yield cell(text, whole, shape, 2048, seconds, 64)
+    for text in texts:  # longer
+        for vocab in (1024, 4096, 2048, 8192):
+            yield cell(text, whole, (128, 2), vocab, 50, 64)
+    for text in texts:
+        yield cell(text, whole, (64, 4), 2048, 12, 64)
+        yield cell(text, whole, (256, 4), 2048, 60, 64)
+        yield cell(text, whole, (64, 2), 512, 25, 256)
+        yield cell(text, whole, (128, 4), 2048, 60, 32)
+        yield cell(text, 200_000, (128, 4), 2048, 60, 64)
+
+
+def _short_texts(texts: tuple[str, ...]) -> Iterator[Cell]:
+    """Cells in which the text is the limit: it is read up to 64 times."""
+    for size, shape, vocab, steps in (
+        *((20_000, (64, 2), 1024, 24), (20_000, (64, 2), 1024, 96), (200_000, (64, 2), 1024, 150)),
+        *((20_000, (32, 1), 512, 96), (20_000, (32, 1), 512, 384), (200_000, (128, 2), 2048, 250)),
+        *((20_000, (128, 2), 1024, 96), (200_000, (64, 2), 512, 600), (200_000, (64, 2), 4096, 400)),
+    ):
+        for text in texts:
+            yield Cell(
+                **{"text": text, "text_bytes": size, "vocab_size": vocab, "context_length": 64},
+                **{"emb_dim": shape[0], "num_layers": shape[1], "steps": steps},
+            )
 
 
 def measure(cell: Cell, corpus: Path, held_out: Path) -> dict[str, float]:
@@ -151,14 +183,15 @@ def measure(cell: Cell, corpus: Path, held_out: Path) -> dict[str, float]:
         windows = EvalWindows(prepared.stream("train"), cell.context_length, data.batch_size)
         batches_scored = (windows[number] for number in range(len(windows)))
         scored = [(float(loss(x, y)), int((y != -100).sum())) for x, y in batches_scored]
-    nats = sum(mean * tokens for mean, tokens in scored)
-    tokens = len(data.prepared.stream("train"))
+    nats = sum(mean * count for mean, count in scored)
+    tokens_scored, tokens = sum(count for _, count in scored), len(data.prepared.stream("train"))
     return {
         "parameters": model.num_parameters(),
         "train_bytes": data.prepared.count("train", "bytes"),
         "bytes_per_token": data.bytes_per_token,
+        "held_out_bytes_per_token": prepared.count("train", "bytes") / tokens_scored,
         "passes": cell.steps * cell.batch_tokens / tokens,
-        "compressed": compressed(corpus.read_bytes()[:1_000_000]),
+        "compressed": compressed((corpus.read_bytes() + held_out.read_bytes())[-1_000_000:]),
         "bits_per_byte": nats / math.log(2) / prepared.count("train", "bytes"),
     }
 
@@ -180,30 +213,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shakespeare", type=Path, help="the tinyshakespeare text")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no cell after so long")
+    parser.add_argument(
+        "--share", type=int, nargs=2, default=(0, 1), metavar=("I", "N"), help="every Nth cell"
+    )
     options = parser.parse_args()
     began = time.perf_counter()
     keep_freed_memory()
     texts = kinds(options.shakespeare)
-    rows = []
-    if TABLE.exists():
-        with TABLE.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
     names = [field.name for field in fields(Cell)]
-    done = {tuple(row[name] for name in names) for row in rows}
-    for cell in design():
+    for number, cell in enumerate(design()):
+        if number % options.share[1] != options.share[0] or cell.text not in texts:
+            continue
         if time.perf_counter() - began > options.seconds:
             return
-        key = tuple(str(value) for value in asdict(cell).values())
-        if cell.text not in texts or key in done:
-            continue
+        key = [str(value) for value in asdict(cell).values()]
+        with TABLE.open(encoding="utf-8", newline="") as file:
+            if key in ([row[name] for name in names] for row in csv.DictReader(file)):
+                continue
         started = time.perf_counter()
         results = measure(cell, *corpus_of(cell, texts))
-        rows.append({**dict(zip(names, key, strict=True)), **{n: f"{results[n]:.6g}" for n in RESULTS}})
-        with atomic_write(TABLE) as file:
-            writer = csv.DictWriter(file, [*names, *RESULTS], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-        print(f"{time.perf_counter() - started:.1f} s (about {cell.seconds() * cell.steps:.1f}) {rows[-1]}")
+        row = [*key, *(f"{results[name]:.6g}" for name in RESULTS)]
+        with TABLE.open("a", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerow(row)
+        print(
+            f"{time.perf_counter() - started:.1f} s (about {cell.seconds() * cell.steps:.1f}) {row}",
+            flush=True,
+        )
     print("all cells are measured")
 
 

@@ -1,9 +1,10 @@
 """Plans for a time: the shapes they choose, the options they keep, and a run that ends when promised."""
 
 import json
+import math
 import random
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,9 +14,10 @@ import yaml
 from tiny_runs import result
 
 from gpt.cli import main
+from gpt.data.corpus import choose_split
 from gpt.errors import InputError
-from gpt.training.ends import Ends
-from gpt.training.plan import command, follow
+from gpt.training.ends import Ends, Timed
+from gpt.training.plan import command
 from gpt.training.plan.cost import _PROBES, Cost, Shape, fit_cost
 from gpt.training.plan.law import Law
 from gpt.training.plan.plan import Plan, choose
@@ -180,30 +182,46 @@ def test_a_table_for_several_times(hurry, capsys):
 
 
 def test_the_speed_decides_the_number_of_steps(monkeypatch):
-    """A tenth of a second is planned for a step, but each takes a fifth: half of the steps fit."""
+    """A tenth of a second is planned for a step, but each takes a fifth: half of the steps fit.
+
+    From half-way on another process slows it down; validations of two seconds each are counted in.
+    """
     now = 0.0
-    monkeypatch.setattr(follow.time, "perf_counter", lambda: now)
+    monkeypatch.setattr("time.perf_counter", lambda: now)
     told: list[str] = []
+    module = SimpleNamespace(planned_steps=600, compile_blocks=False)
 
-    class Ends:
-        def move(self, trainer, module, total):
-            module.planned_steps = total
+    def trainer(at: int) -> SimpleNamespace:
+        schedule = SimpleNamespace(base_lrs=[], lr_lambdas=[], last_epoch=0)
+        loop = SimpleNamespace(epoch_loop=SimpleNamespace(max_steps=600), max_epochs=1)
+        return SimpleNamespace(
+            **{"global_step": at, "min_steps": None, "should_stop": False, "fit_loop": loop},
+            **{"val_check_interval": 100, "accumulate_grad_batches": 1},
+            lr_scheduler_configs=[SimpleNamespace(scheduler=schedule)],
+            optimizers=[SimpleNamespace(param_groups=[])],
+            strategy=SimpleNamespace(broadcast=lambda value: value),
+        )
 
-    class Bare:
-        global_step, planned_steps, val_check_interval, accumulate_grad_batches = 0, 0, 1000, 1
-        should_stop = False
+    def ends(changes: str, deadline: float | None) -> Ends:
+        options = SimpleNamespace(max_time=None, max_steps=600, max_epochs=-1)
+        timed = Timed(changes=changes, save=told.append, deadline=deadline, validation=2.0)
+        return Ends(options, 0, Meter(1), timed)
 
-    one = follow.FollowPlan("0:600", Ends(), told.append, deadline=60.0)
-    one.on_train_start(Bare, Bare)
-    while Bare.global_step < Bare.planned_steps:
-        Bare.global_step, now = Bare.global_step + 1, now + 0.2
-        one.on_train_batch_end(Bare, Bare)
+    one, run = ends("0:600", 60.0), trainer(0)
+    one.on_train_start(run, module)
+    while not run.should_stop:
+        one.on_train_batch_start()
+        run.global_step, now = run.global_step + 1, now + (0.2 if now < 30 else 0.4)
+        one.on_train_batch_end(run, module)
+        if run.global_step % 100 == 0 or run.should_stop:
+            one.on_validation_start()
+            now += 2.0
     assert now == pytest.approx(60.0, rel=0.01)
-    assert told == ["0:600,15:300"]
-    again = follow.FollowPlan(told[0], Ends(), told.append, deadline=None)
-    Bare.global_step = 30
-    again.on_train_start(Bare, Bare)
-    assert Bare.planned_steps == 300
+    assert told[0].startswith("0:600,15:2")  # as soon as a twentieth of the time is over
+    assert 200 < run.global_step == module.planned_steps < 215
+    again, later = ends(told[-1], None), trainer(29)
+    again.on_train_start(later, module)
+    assert module.planned_steps == int(told[0].rpartition(":")[2])
 
 
 def test_the_next_step_has_the_learning_rate_of_the_new_total():
@@ -219,16 +237,78 @@ def test_the_next_step_has_the_learning_rate_of_the_new_total():
         **{"global_step": 50, "should_stop": False},
     )
     ends = Ends(SimpleNamespace(max_time=None, max_steps=100, max_epochs=-1), 0, Meter(1))
-    ends.move(trainer, module, 200)
+    ends._move(trainer, module, 200)
     assert group["lr"] == 0.75
     assert (trainer.fit_loop.epoch_loop.max_steps, trainer.should_stop) == (200, False)
-    ends.move(trainer, module, 40)
+    ends._move(trainer, module, 40)
     assert trainer.should_stop
 
 
 def test_validation_takes_no_minutes(capsys):
     assert main(["validate", "--minutes", "1", "--ckpt_path", "runs/r"]) == 2
     assert "--minutes" in capsys.readouterr().err
+
+
+def test_the_law_is_its_formula():
+    """With powers of one and two, so that each term can be counted by hand."""
+    ones = dict.fromkeys([field.name for field in fields(Law)], 1.0)
+    law = Law(
+        **{
+            **ones,
+            "table_overfit": 3.0,
+            "measured": {},
+            "batch": 100.0,
+            "window": 50.0,
+            "passes": 2.0,
+            "text_power": 2.0,
+        }
+    )
+    numbers = {
+        "blocks": 10.0,
+        "table": 5.0,
+        "context": 50,
+        "unique": 1000.0,
+        "batch": 300.0,
+        "per_token": 2.0,
+    }
+    seen_once = 1 + 1 / 10 + 1 / 5 + 1 / (800 / 4 / 2 / 2) + 1 / (50 * 2)
+    assert law.bits_per_byte(seen=800.0, compressed=3.0, **numbers) == pytest.approx(9 * seen_once)
+    effective = 1000 * (1 + 2 * (1 - math.exp(-2 / 2))) / 4 / 2 / 2
+    thrice = 1 + 1 / 10 + 1 / 5 + 1 / effective + 1 / (50 * 2) + 25 / 1000 * (2 * 1000 / 300)
+    assert law.bits_per_byte(seen=3000.0, compressed=3.0, **numbers) == pytest.approx(9 * thrice)
+
+
+def test_a_text_supports_an_id_for_each_hundred_tokens():
+    for size in (200_000, 1_000_000, 4_000_000):
+        found = plan(size, 60)
+        ids = found.shape.vocab_size
+        assert ids == 512 or size / found.text.bytes_per_token[ids] > 100 * ids
+    given = replace(text_of(200_000), bytes_per_token={4096: 3.2})
+    assert choose(given, MACHINE, Law.load(), 60, {}).shape.vocab_size == 4096
+
+
+def test_what_is_held_out_is_measured(tmp_path):
+    """The end of one document, or the documents that the training holds out."""
+    draw = random.Random(0)
+    words = ["".join(draw.choices("etaoinshrdlu", k=6)) for _ in range(300)]
+    plain, digits = " ".join(draw.choices(words, k=30_000)), "0123456789 " * 2000
+    (tmp_path / "one.txt").write_text(plain + digits, "utf-8")
+    (tmp_path / "other.txt").write_text(digits + plain, "utf-8")
+    ends = [
+        measure(str(tmp_path / f"{name}.txt"), "gpt2:600").bytes_per_token[600] for name in ("one", "other")
+    ]
+    assert ends[0] != pytest.approx(ends[1], rel=0.1)
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for n in range(100):  # those of plain words are held out
+        texts = (f"{n} {plain[n * 1000 :][:1000]}", f"{n} {digits[:1000]}")
+        splits = [choose_split(text.encode(), 0.1) for text in texts]
+        if splits == ["val", "train"] or splits[1] == "train":
+            (folder / f"{n:02}.txt").write_text(texts[splits[0] != "val"], "utf-8")
+    many = measure(str(folder), "gpt2:600", val_fraction=0.1).bytes_per_token[600]
+    assert many == pytest.approx(ends[1], rel=0.05)
+    with pytest.raises(InputError, match="leave --data"):
+        measure(str(tmp_path / "one.txt"), val_fraction=0.0)
 
 
 def test_of_characters_each_is_a_token(tmp_path):

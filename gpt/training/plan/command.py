@@ -73,7 +73,7 @@ def planner(given: Mapping[str, Any]) -> Callable[[float], Plan]:
     numbers = {name: number(name, given[name]) for name in GIVEN if name in given}
     vocab_size = int(numbers.get("model.config.vocab_size", 0)) or None
     corpus = given.get("data.corpus", GivenData.corpus)
-    text = measure(corpus, given.get("data.vocabulary"), vocab_size)
+    text = measure(corpus, given.get("data.vocabulary"), vocab_size, numbers.get("data.val_fraction"))
     keep_freed_memory()
     accelerator = given.get("trainer.accelerator", "auto")
     device = torch.device("cuda" if torch.cuda.is_available() and accelerator != "cpu" else "cpu")

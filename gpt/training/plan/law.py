@@ -28,7 +28,7 @@ class Law:
     """Of the bytes seen, after the two discounts below."""
     bytes_power: float
     token_power: float
-    """Of the bytes of a token: with 0 the bytes seen count, with 1 the tokens seen."""
+    """Of the bytes of a token: with 0 the bytes seen count, with 1 the tokens, above it rare ids cost."""
     context: float
     """Of the bytes in a window."""
     context_power: float
@@ -36,11 +36,15 @@ class Law:
     """After about so many passes more of them teach nothing."""
     batch: float
     """Tokens of a batch with which half of its work is lost."""
+    window: float
+    """Tokens of a window with which half of it is lost: neighbours tell less than text from elsewhere."""
     overfit: float
     overfit_power: float
     """Of the weights for each byte of text."""
+    table_overfit: float
+    """So many times a weight of the embeddings counts there."""
     again_power: float
-    """Of the passes after the first."""
+    """Of the passes after the first, for each thousand tokens of a batch: the updates count."""
     text_power: float
     """Of how well the text compresses."""
     lr: float
@@ -67,25 +71,27 @@ class Law:
 
         Args:
             blocks, table: weights of the blocks' matrices and of the token embedding.
-            context: bytes of text in a window.
+            context: tokens of a window.
             seen: bytes trained on, over all passes.
             unique: bytes of the text that is trained on.
             batch: tokens of an update.
-            per_token: bytes of a token.
+            per_token: bytes of a token, in held-out text.
             compressed: bits per byte of the text as `gpt.training.plan.text` measures it.
         """
         passes = np.maximum(seen / unique, 1.0)
         effective = np.where(
             seen > unique, unique * (1 + self.passes * -np.expm1((1 - passes) / self.passes)), seen
         )
-        effective = effective / (1 + batch / self.batch) / per_token**self.token_power
-        overfit = ((blocks + table) / unique) ** self.overfit_power * (passes - 1) ** self.again_power
+        effective = effective / (1 + batch / self.batch) / (1 + context / self.window)
+        effective = effective / per_token**self.token_power
+        weights = (blocks + self.table_overfit * table) / unique
+        overfit = weights**self.overfit_power * (1000 * (passes - 1) / batch) ** self.again_power
         return compressed**self.text_power * (
             self.floor
             + self.blocks * blocks**-self.blocks_power
             + self.table * table**-self.table_power
             + self.bytes * effective**-self.bytes_power
-            + self.context * context**-self.context_power
+            + self.context * (context * per_token) ** -self.context_power
             + self.overfit * overfit
         )
 
@@ -93,11 +99,12 @@ class Law:
         """The peak learning rate of the blocks' matrices."""
         return round(self.lr * (width / 128) ** self.lr_power, 6)
 
-    def covers(self, **numbers: float) -> bool:
+    def covers(self, **numbers: Any) -> Any:
         """Whether numbers by their names in `bits_per_byte` lie in the range that was measured."""
-        return all(
-            self.measured[name][0] <= number <= self.measured[name][1] for name, number in numbers.items()
-        )
+        inside = [
+            (n >= self.measured[name][0]) & (n <= self.measured[name][1]) for name, n in numbers.items()
+        ]
+        return np.logical_and.reduce(np.broadcast_arrays(*inside))
 
     @classmethod
     def load(cls) -> "Law":

@@ -1,19 +1,22 @@
 """What a plan needs to know of a text: its size, how well it compresses, and what vocabularies make of it."""
 
 import bz2
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt.data.corpus import find_corpus
-from gpt.data.shards import META, Prepared
+from gpt.data.corpus import choose_split, find_corpus
+from gpt.data.shard_writer import cut_at, is_by_document
+from gpt.data.shards import META, SPLITS, Prepared
 from gpt.data.vocabularies import Learned, find_vocabulary, learn_table
 from gpt.errors import InputError
 from gpt.tokenizer import Tokenizer
 
 _READ = 32 << 20  # characters: of a longer text, the beginning stands for the rest
-_SAMPLE = 1_000_000  # characters, in pieces from all of what is read
+_SAMPLE = 1_000_000  # characters, in parts from all of what is read
 _PART = 100_000  # bytes that are compressed at a time
+_HELD_OUT = 100_000  # bytes: enough to measure, at most a tenth of the text
 _SMALLER = 0.13  # a text of less than a part compresses worse, by this power of its size
 _SIZES = (512, 1024, 2048, 4096, 8192, 16384)
 _SHORTEST = 2_000  # bytes
@@ -28,59 +31,82 @@ class Text:
     compressed: float
     """Bits that bz2 takes for each of 100,000 bytes."""
     bytes_per_token: Mapping[int, float]
-    """By the number of ids of the vocabularies to choose from."""
+    """Of held-out text, by the number of ids of the vocabularies to choose from."""
 
 
-def measure(corpus: str, vocabulary: str | None = None, vocab_size: int | None = None) -> Text:
+def held_out(size: int, given: float | None = None) -> float:
+    """The fraction of a text of so many bytes to hold out."""
+    return min(0.1, _HELD_OUT / size) if given is None else given
+
+
+def measure(
+    corpus: str,
+    vocabulary: str | None = None,
+    vocab_size: int | None = None,
+    val_fraction: float | None = None,
+) -> Text:
     """Read a corpus, of a long one the beginning; InputError if there is none or it is too short to plan for.
 
     Args:
-        corpus, vocabulary, vocab_size: as `TokenData` takes them, None for what is left to choose.
+        corpus, vocabulary, vocab_size, val_fraction: as `TokenData` takes them, None for what is not given.
     """
     if (Path(corpus) / META).is_file():
         prepared = Prepared(Path(corpus))
-        text = prepared.tokenizer.decode(prepared.first_ids(_SAMPLE // 4))
-        return describe(
-            text, sum(prepared.count(split, "bytes") for split in ("train", "val")), prepared.tokenizer
-        )
-    source, parts, read = find_corpus(corpus), list[str](), 0
+        split = "val" if prepared.count("val", "tokens") else "train"
+        text = prepared.tokenizer.decode(prepared.first_ids(_SAMPLE // 4, split))
+        size = sum(prepared.count(split, "bytes") for split in SPLITS)
+        return describe("", text, size, prepared.tokenizer)
+    source, documents, read = find_corpus(corpus), list[list[str]](), 0
     for piece in source.pieces():
-        parts.append(piece.text)
+        documents += [[]] if piece.first else []
+        documents[-1].append(piece.text)
         read += len(piece.text)
         if read > _READ:
             break
-    text = "".join(parts)
-    size = source.size() or len(text.encode("utf-8", "replace"))
+    size = source.size() or sum(len(part.encode("utf-8", "replace")) for parts in documents for part in parts)
     if read > _READ and not source.size():
         raise InputError(
             f"the size of {corpus} is not known: plan for the folder that 'gpt prepare' makes of it"
         )
     if size < _SHORTEST:
         raise InputError(f"{corpus} has {size} bytes, a plan needs at least {_SHORTEST:,}: give more text")
+    fraction = held_out(size, val_fraction)
+    # Divided as `ShardWriter` does. In the order of the hash no neighbours are alike.
+    documents.sort(key=lambda parts: hashlib.sha256(parts[0].encode("utf-8", "replace")).digest())
+    whole = ["".join(parts) for parts in documents]
+    splits = [choose_split(parts[0].encode("utf-8", "replace"), fraction) for parts in documents]
+    cut = sum(len(text) for text, split in zip(whole, splits, strict=True) if split == "val")
+    text = "".join(whole)
+    if is_by_document(cut / read, fraction):
+        train, val = text[cut:], text[:cut]
+    else:
+        cut = cut_at(len(text), fraction)
+        train, val = text[:cut], text[cut:]
+    if not val:
+        raise InputError(f"a plan needs held-out text to predict: leave --data.val_fraction {fraction:g} out")
     wanted = find_vocabulary(vocabulary or "learn", vocab_size or _SIZES[-1])
     if isinstance(wanted, Learned) and wanted.n_vocab is None:
-        wanted = Tokenizer("own", table=learn_table([text], None, wanted.pattern), pattern=wanted.pattern)
-    step = max(1, len(text) // _SAMPLE)
-    text = "".join(text[i : i + _PART] for i in range(0, len(text), step * _PART))
-    return describe(text, size, wanted, free=vocabulary in (None, "learn") and vocab_size is None)
+        table = learn_table([text], None, wanted.pattern)
+        wanted = Tokenizer("own", table=table, pattern=wanted.pattern)
+    free = vocabulary in (None, "learn") and vocab_size is None
+    return describe(_sample(train), _sample(val), size, wanted, free)
 
 
-def describe(text: str, size: int, vocabulary: Tokenizer | Learned, free: bool = False) -> Text:
-    """The numbers of a sample, of a vocabulary or, where it is `free`, of several learned ones."""
-    scored = text[len(text) // 2 :]
+def describe(train: str, val: str, size: int, vocabulary: Tokenizer | Learned, free: bool = False) -> Text:
+    """The numbers of a text and a vocabulary or, where it is `free`, several learned from `train`."""
     if isinstance(vocabulary, Tokenizer):
         tokenizers = [vocabulary]
-    else:  # learned from one half and tried on the other, as common merges are common in both
-        table = learn_table([text[: len(text) // 2]], vocabulary.n_vocab, vocabulary.pattern, at_most=True)
+    else:
+        table = learn_table([train], vocabulary.n_vocab, vocabulary.pattern, at_most=True)
         sizes = [size for size in _SIZES if size <= len(table)] if free else []
         tokenizers = [Tokenizer("own", table=table[: n - 1], pattern=vocabulary.pattern) for n in sizes]
         tokenizers = tokenizers or [Tokenizer("own", table=table, pattern=vocabulary.pattern)]
-    counts = {one.n_vocab: len(one.encode_array(scored)) for one in tokenizers}
-    bytes_scored = len(scored.encode("utf-8", "replace"))
+    counts = {one.n_vocab: len(one.encode_array(val)) for one in tokenizers}
+    scored = len(val.encode("utf-8", "replace"))
     return Text(
         size=size,
-        compressed=compressed(text.encode("utf-8", "replace")),
-        bytes_per_token={n: bytes_scored / tokens for n, tokens in counts.items()},
+        compressed=compressed((train + val).encode("utf-8", "replace")),
+        bytes_per_token={n: scored / tokens for n, tokens in counts.items()},
     )
 
 
@@ -89,3 +115,9 @@ def compressed(sample: bytes) -> float:
     parts = [sample[i : i + _PART] for i in range(0, max(1, len(sample) - _PART + 1), _PART)]
     bits = sum(8 * len(bz2.compress(part)) / len(part) for part in parts) / len(parts)
     return bits * (min(len(sample), _PART) / _PART) ** _SMALLER
+
+
+def _sample(text: str) -> str:
+    """Parts from all of a text."""
+    step = -(-len(text) // _SAMPLE) * _PART
+    return "".join(text[i : i + _PART] for i in range(0, len(text), max(step, _PART)))
