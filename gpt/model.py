@@ -64,6 +64,7 @@ class GPT(nn.Module):
             raise InputError(f"num_layers must be at most {MOST_LAYERS}, got {config.num_layers}")
         self.config = config
         self.checkpoint_activations = False  # recompute each block in the backward pass, to save memory
+        self.bfloat16_residual = False  # under autocast, blocks add to a sum of this type
         self.token_embedding = nn.Embedding(config.vocab_size, config.emb_dim)
         self.position_embedding = nn.Embedding(config.context_length, config.emb_dim)
         self.dropout = nn.Dropout(config.dropout)
@@ -103,6 +104,8 @@ class GPT(nn.Module):
         if positions is None:
             positions = torch.arange(cached, cached + tokens.shape[1], device=tokens.device)  # (T,)
         x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))  # (B, T, D)
+        if self.bfloat16_residual and torch.is_autocast_enabled(x.device.type):
+            x = x.bfloat16()
         per_block: Sequence[KeyValueCache | None] = caches or [None] * len(self.blocks)
         for block, cache in zip(self.blocks, per_block, strict=True):
             run = partial(block, cache=cache, **masks)

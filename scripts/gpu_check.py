@@ -40,7 +40,8 @@ from torch.nn import functional as F
 
 from gpt import GPT, GPTConfig, generate
 from gpt.files import write_json
-from gpt.training.compilation import compile_blocks, missing_compiler
+from gpt.training.compilation import compile_model, missing_compiler
+from gpt.training.loss import cross_entropy
 from gpt.training.module import LanguageModel
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.weights.checkpoint import read
@@ -168,7 +169,7 @@ def precision(plan: Plan) -> Iterator[Row]:
         if in_bfloat16:
             module.bfloat16()
         if compiled:
-            compile_blocks(module.model)
+            compile_model(module)
         scale = SCALE if dtype is torch.float16 else 1.0
         with plan.autocast(dtype):
             found = module.loss((x.to(plan.device), y.to(plan.device)))
@@ -183,6 +184,75 @@ def precision(plan: Plan) -> Iterator[Row]:
         }
         passed = max(measured["gradients"], measured["logits"]) < limit and measured["loss"] < limit
         yield Row(check="precision", case=case, passed=passed, measured=measured)
+
+
+# By case: whether the loss is one kernel, query, key and value one product, and the residual in bfloat16.
+KERNELS = {
+    "all": (True, True, True),
+    "without the loss in one kernel": (False, True, True),
+    "without one product": (True, False, True),
+    "without a bfloat16 residual": (True, True, False),
+    "none": (False, False, False),
+    "all, and the model as a whole": (True, True, True),
+}
+
+
+def kernels(plan: Plan) -> Iterator[Row]:
+    """What `compile_model` fuses on a GPU, each left out in turn: gradients against float64, and speed."""
+    config, windows = (TINY, 1) if plan.dry else (GPTConfig(), 32)
+    torch.manual_seed(0)
+    model = GPT(config)
+    batch = tuple(torch.randint(0, config.vocab_size, (2, 1, config.context_length)))
+    exact = LanguageModel(config)
+    exact.model.load_state_dict(model.state_dict())
+    exact.double().loss(batch).backward()
+    gradient = torch.cat([parameter.grad.flatten() for parameter in exact.parameters()])
+    missing = missing_compiler(torch.device(plan.device))
+    for case, (one_kernel, one_product, residual) in KERNELS.items():
+        whole = "whole" in case
+        if whole and (missing or plan.dry):
+            yield Row(check="kernels", case=case, passed=None, not_run=missing or NOT_IN_DRY_RUN)
+            continue
+        torch._dynamo.reset()
+        module = LanguageModel(config, OptimizerConfig(name="adamw"), compile="whole" if whole else True)
+        module.model.load_state_dict(model.state_dict())
+        module.to(plan.device)
+        if not plan.dry:
+            compile_model(module)
+        compiled = cross_entropy if plan.dry else torch.compile(cross_entropy)
+        module.kernel, module.model.bfloat16_residual = compiled if one_kernel else None, residual
+        for block in module.model.blocks:
+            block.attention.one_product = one_product
+        with plan.autocast(torch.bfloat16):
+            module.loss(tuple(part.to(plan.device) for part in batch)).backward()
+        error = relative(torch.cat([p.grad.double().flatten() for p in module.parameters()]), gradient)
+        module.zero_grad()
+        measured = {"gradients": error, **speed(plan, module, windows)}
+        yield Row(check="kernels", case=case, passed=error < PRECISIONS["bf16"][-1], measured=measured)
+
+
+def speed(plan: Plan, module: LanguageModel, windows: int) -> dict[str, float]:
+    """Of an update by AdamW: tokens per second, the median of ten, and peak memory."""
+    config, optimizer = module.config, build_optimizer(module.model, module.optimizer_config)
+    shape = 2, windows, config.context_length
+    batch = tuple(torch.randint(0, config.vocab_size, shape, device=plan.device))
+    seconds = []
+    for _ in range(3 if plan.dry else 13):
+        began = time.perf_counter()
+        with plan.autocast(torch.bfloat16):
+            loss = module.loss(batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0, foreach=True)
+        optimizer.step()
+        optimizer.zero_grad()
+        if plan.device == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    measured = {"tokens/s": batch[0].numel() / statistics.median(seconds[-10:])}
+    if plan.device == "cuda":
+        measured["peak GB"] = torch.cuda.max_memory_allocated() / 1e9
+        torch.cuda.reset_peak_memory_stats()
+    return measured
 
 
 def synchronisation(plan: Plan) -> Iterator[Row]:
@@ -376,6 +446,7 @@ CHECKS = (
         quick,
         checkpoint_on_the_cpu,
         steps,
+        kernels,
         resuming,
         generation,
         sizes,

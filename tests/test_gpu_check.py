@@ -10,8 +10,8 @@ import pytest
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "gpu_check.py"
 CHECKS = (
-    *("precision", "synchronisation", "quick", "checkpoint", "steps", "resuming", "generation", "sizes"),
-    "strategies",
+    *("precision", "synchronisation", "quick", "checkpoint", "steps", "kernels", "resuming", "generation"),
+    *("sizes", "strategies"),
 )
 
 

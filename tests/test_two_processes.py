@@ -21,7 +21,7 @@ def test_two_processes_train_as_one(tmp_path):
 def test_a_difference_fails_and_is_not_measured_again(tmp_path, monkeypatch, capsys):
     script, measured = importlib.import_module("two_processes"), []
 
-    def measure(case, folder):
+    def measure(case, folder, own_order):
         measured.append(case)
         bad = case.optimizer == "muon" and case.accumulation == 4
         return script.Result(losses=1e-7, weights=2e-5 if bad else 1e-6)

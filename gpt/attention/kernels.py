@@ -75,7 +75,7 @@ def attend(
     scores = query @ key.transpose(-2, -1) / math.sqrt(key.shape[-1])  # (..., T, S)
     if masked is not None:
         scores = scores.masked_fill(masked, -torch.inf)
-    weights = _drop(torch.softmax(scores, dim=-1), dropout_p)  # (..., T, S)
+    weights = torch.dropout(torch.softmax(scores, dim=-1), dropout_p, train=True)  # (..., T, S)
     return weights @ value, weights
 
 
@@ -95,13 +95,11 @@ def attend_in_blocks(
         start, end = end, end + queries.shape[1]
         keys = key[:, :end].transpose(1, 2)  # (B * H, K, end)
         scores = torch.baddbmm(bias[start:end, :end], queries, keys, alpha=1 / math.sqrt(width))
-        weights = _drop(torch.softmax(scores, dim=-1).to(value.dtype), dropout_p)  # (B * H, block, end)
+        weights = torch.dropout(
+            torch.softmax(scores, dim=-1).to(value.dtype), dropout_p, train=True
+        )  # (B * H, block, end)
         contexts.append(weights @ value[:, :end])  # (B * H, block, V)
     return torch.cat(contexts, dim=1).view(batch, heads, length, value.shape[2])
-
-
-def _drop(weights: Tensor, dropout_p: float) -> Tensor:
-    return torch.dropout(weights, dropout_p, train=True) if dropout_p else weights
 
 
 def _use_blocks(query: Tensor) -> bool:

@@ -38,6 +38,7 @@ class MultiHeadAttention(nn.Module):
 
     mask: Tensor | None
     """The causal mask (context_length, context_length), boolean, in no state dict; None if not causal."""
+    one_product = False  # for query, key and value, over the weights side by side: faster on a GPU
 
     def __init__(
         self,
@@ -107,8 +108,13 @@ class MultiHeadAttention(nn.Module):
             out = out.masked_fill(empty.all(dim=-3), 0.0)
         return out if weights is None else (out, weights)
 
-    def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, ...]:
         """Queries (B, T, d_out), keys and values (B, S, d_out) of all heads side by side."""
+        layers = (self.W_query, self.W_key, self.W_value)
+        if self.one_product and context is None and all(type(layer) is nn.Linear for layer in layers):
+            weight = torch.cat([layer.weight for layer in layers])  # (3 * d_out, d_in)
+            bias = None if self.W_query.bias is None else torch.cat([layer.bias for layer in layers])
+            return nn.functional.linear(x, weight, bias).chunk(3, dim=-1)
         keys = x if context is None else context
         return self.W_query(x), self.W_key(keys), self.W_value(keys)
 

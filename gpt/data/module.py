@@ -67,8 +67,9 @@ class TokenData(pl.LightningDataModule):
         template: Template = DEFAULT_TEMPLATE,
     ) -> None:
         super().__init__()
-        if batch_size < 1:
-            raise InputError(f"batch_size must be at least 1, got {batch_size}")
+        for name, value, least in (("batch_size", batch_size, 1), ("num_workers", num_workers, 0)):
+            if value < least:
+                raise InputError(f"{name} must be at least {least}, got {value}")
         if tokens_per_update is not None and (tokens_per_update < 1 or tokens_per_update % context_length):
             fitting = max(1, round(tokens_per_update / context_length)) * context_length
             raise InputError(

@@ -4,35 +4,68 @@ import os
 import shutil
 import sys
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
+from gpt.data.module import TokenData
+from gpt.errors import InputError
 from gpt.model import GPT
+from gpt.training.loss import cross_entropy
+from gpt.training.shard import is_sharded
 
 # Compiling the blocks takes about twenty seconds. Runs below these sizes save less time than that.
 _CPU_FLOPS = 3e14
 _GPU_STEPS = 500
 
 
-def compile_blocks(model: GPT) -> None:
-    """Compile the forward pass of each block in place; without a compiler, only say so.
+def compile_as_asked(module: Any) -> None:
+    """Compile as `--model.compile` says or, if it says nothing, where it saves time."""
+    if module.compile_blocks is None:
+        module.compile_blocks = should_compile(module)
+    if module.compile_blocks:
+        compile_model(module)
 
-    All blocks share one compilation, so its time does not grow with depth.
+
+def compile_model(module: Any) -> None:
+    """Compile a LanguageModel's blocks in place, or its model as a whole; without a compiler, only say so.
+
+    All blocks share one compilation, so its time does not grow with depth. What is fused on a GPU beside them
+    would make a CPU slower (docs/benchmarks.md).
     """
-    if missing := missing_compiler(next(model.parameters()).device):
+    model: GPT = module.model
+    device = next(model.parameters()).device
+    if missing := missing_compiler(device):
         rank_zero_warn(f"not compiled: {missing}. Training is slower without it.")
         return
     torch._dynamo.config.optimize_ddp = False  # DDP reduces one block while another computes: split none
-    for block in model.blocks:
-        block.compile()
-
-
-def should_compile(device: torch.device, *, steps: int, tokens_per_step: int, parameters: int) -> bool:
-    """Whether a run is long enough to save more time than compilation takes."""
     if device.type == "cuda":
-        return steps >= _GPU_STEPS
-    return device.type == "cpu" and 6.0 * parameters * tokens_per_step * steps >= _CPU_FLOPS
+        module.kernel = torch.compile(cross_entropy)  # softmax and gradient in one pass over the logits
+        model.bfloat16_residual = torch.cuda.is_bf16_supported(including_emulation=False)
+        for block in model.blocks:
+            block.attention.one_product = True  # type: ignore[union-attr]
+    if module.compile_blocks != "whole":
+        for block in model.blocks:
+            block.compile()
+    elif is_sharded(model):
+        raise InputError("with fsdp2 each block is compiled by itself: give --model.compile true")
+    else:
+        module.features = torch.compile(model.features)  # the model's own computes samples
+
+
+def should_compile(module: Any) -> bool:
+    """Whether a run is long enough to save more time than compilation takes.
+
+    A resumed run counts the steps before it too: it computes as an uninterrupted one.
+    """
+    trainer, data = module.trainer, module.trainer.datamodule
+    if module.device.type == "cuda":
+        return bool(module.planned_steps >= _GPU_STEPS)
+    if module.device.type != "cpu" or not isinstance(data, TokenData):
+        return False
+    tokens = data.batch_size * data.context_length * trainer.accumulate_grad_batches * module.planned_steps
+    return bool(6.0 * module.model.num_parameters() * tokens >= _CPU_FLOPS)
 
 
 def missing_compiler(device: torch.device) -> str | None:

@@ -18,7 +18,9 @@ _MULTIPLE = 64  # on any device, products are faster where the vocabulary is a m
 _CACHED = 1 << 19  # logits that take two megabytes in float32, which fit in a core's cache
 
 
-def linear_cross_entropy(features: Tensor, weight: Tensor, targets: Tensor, chunk: int = 1024) -> Tensor:
+def linear_cross_entropy(
+    features: Tensor, weight: Tensor, targets: Tensor, chunk: int | None = None, kernel: Any = None
+) -> Tensor:
     """The mean of `cross_entropy(features @ weight.T, targets)` in nats; NaN where no position is scored.
 
     Products are computed in autocast's type where it is on, all else in float32. The gradients are computed
@@ -27,17 +29,19 @@ def linear_cross_entropy(features: Tensor, weight: Tensor, targets: Tensor, chun
     Args:
         features, weight: (N, D) and (V, D).
         targets: (N,) int64 in [0, V), or IGNORE_INDEX for a position that is not scored.
-        chunk: rows whose logits exist at the same time.
+        chunk: rows whose logits exist at the same time, by default 8,192 on a GPU and 1,024 elsewhere.
+        kernel: `cross_entropy` compiled for a GPU; by default it runs as it is.
     """
     if not torch.is_grad_enabled():  # a Function asks only whether its inputs require gradients
         features, weight = features.detach(), weight.detach()
-    loss: Tensor = _LinearCrossEntropy.apply(features, weight, targets, chunk)  # type: ignore[no-untyped-call]
+    chunk = chunk or (8192 if features.is_cuda else 1024)
+    loss: Tensor = _LinearCrossEntropy.apply(features, weight, targets, chunk, kernel or _in_cache)  # type: ignore[no-untyped-call]
     return loss
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, features: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> Tensor:
+    def forward(ctx: Any, features: Tensor, weight: Tensor, targets: Tensor, chunk: int, loss: Any) -> Tensor:
         device = features.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else features.dtype
         needs_features, needs_weight = ctx.needs_input_grad[:2]
@@ -56,7 +60,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 part = slice(start, start + chunk)
                 logits = torch.mm(rows[part], table.T, out=logits_buffer[: len(rows[part])])  # (C, P)
                 logits[:, len(weight) :] = -torch.inf
-                losses = _cross_entropy(logits, target[part], needs_features or needs_weight)
+                losses = loss(logits, target[part], needs_features or needs_weight)
                 total += (losses * row_weights[part]).sum()
                 gradients = logits  # in their place
                 if features_grad is not None:
@@ -72,23 +76,28 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (scale,) = gradients
         found = ctx.saved_tensors
         if scale.is_cuda or scale != 1:  # on a GPU the comparison would wait for the device
             found = [None if grad is None else grad * scale.to(grad.dtype) for grad in found]
-        return *found, None, None
+        return *found, None, None, None
 
 
-def _cross_entropy(logits: Tensor, target: Tensor, differentiate: bool) -> Tensor:
-    """Cross-entropy (C, 1) of logits (C, P); its gradient, softmax - one-hot, replaces them if asked for."""
-    losses = []
+def cross_entropy(x: Tensor, y: Tensor, differentiate: bool) -> Tensor:
+    """(R, 1) of logits (R, P) and targets (R, 1). Its gradient, softmax - one-hot, replaces x if asked."""
+    below = x.gather(1, y).float() - x.amax(dim=1, keepdim=True)  # (R, 1), under the highest logit
+    p = torch.softmax(x, dim=1, dtype=torch.float32)  # (R, P)
+    losses = -(below + p.amax(dim=1, keepdim=True).log())  # the highest logit's p is 1 / sum(exp)
+    if differentiate and torch.compiler.is_compiling():  # in the pass that writes; scattering is another
+        x.copy_(p - (torch.arange(x.shape[1], device=x.device) == y).float())
+    elif differentiate:
+        x.copy_(p.scatter_add_(1, y, p.new_full(y.shape, -1.0)))
+    return losses
+
+
+def _in_cache(logits: Tensor, target: Tensor, differentiate: bool) -> Tensor:
+    """The same of a whole chunk (C, P), on a CPU as many rows at a time as fit in its cache."""
     size = len(logits) if logits.is_cuda else max(1, _CACHED // logits.shape[1])
-    for start in range(0, len(logits), size):
-        x, y = logits[start : start + size], target[start : start + size]  # (R, P), (R, 1)
-        below = x.gather(1, y).float() - x.amax(dim=1, keepdim=True)  # (R, 1), under the highest logit
-        p = torch.softmax(x, dim=1, dtype=torch.float32)  # (R, P)
-        losses.append(-(below + p.amax(dim=1, keepdim=True).log()))  # the highest logit's p is 1 / sum(exp)
-        if differentiate:
-            x.copy_(p.scatter_add_(1, y, p.new_full(y.shape, -1.0)))
-    return torch.cat(losses)
+    parts = zip(torch.split(logits, size), torch.split(target, size), strict=True)
+    return torch.cat([cross_entropy(x, y, differentiate) for x, y in parts])

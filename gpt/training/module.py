@@ -4,7 +4,7 @@ Shapes: B batch, T tokens, D emb_dim, V vocab_size.
 """
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
@@ -17,7 +17,7 @@ from gpt.config import GPTConfig
 from gpt.data.module import TokenData
 from gpt.data.windows import IGNORE_INDEX
 from gpt.errors import InputError
-from gpt.training.compilation import compile_blocks, should_compile
+from gpt.training.compilation import compile_as_asked
 from gpt.training.guard import Guard
 from gpt.training.lightning_private import steps_per_epoch
 from gpt.training.lora import LoRAConfig, add_adapters
@@ -36,8 +36,8 @@ class LanguageModel(LightningModule):
     Args:
         config: the model's shape.
         optimizer: the recipe of its updates.
-        loss_chunk: tokens whose logits are in memory at the same time.
-        compile: compile the blocks; None does so where the run is long enough to save time by it.
+        loss_chunk: tokens whose logits are in memory at the same time, by default 8,192 on a GPU, else 1,024.
+        compile: the blocks, or the model as a "whole"; None compiles the blocks where it saves a run time.
         checkpoint_activations: keep only each block's input for the backward pass and compute the rest again:
             a third more time, a fraction of the memory (Chen et al. 2016).
         skip_nonfinite: updates to skip, because their loss or gradient is not finite, before the run stops.
@@ -50,16 +50,17 @@ class LanguageModel(LightningModule):
         self,
         config: GPTConfig,
         optimizer: OptimizerConfig = _DEFAULT_RECIPE,
-        loss_chunk: int = 1024,
-        compile: bool | None = None,
+        loss_chunk: int | None = None,
+        compile: bool | Literal["whole"] | None = None,
         checkpoint_activations: bool = False,
         skip_nonfinite: int = 0,
         init_from: str | None = None,
         lora: LoRAConfig = _NO_ADAPTERS,
     ) -> None:
         super().__init__()
+        if loss_chunk is not None and loss_chunk < 1:
+            raise InputError(f"loss_chunk must be at least 1, got {loss_chunk}")
         self.optimizer_config, self.loss_chunk, self.compile_blocks = optimizer, loss_chunk, compile
-        self.lora = lora
         if lora.rank and init_from is None:
             raise InputError("model.lora.rank needs weights to adapt: give --model.init_from")
         self.model = GPT(config) if init_from is None else start_from(init_from, config)
@@ -67,7 +68,8 @@ class LanguageModel(LightningModule):
             add_adapters(self.model, lora)
             self.strict_loading = False  # checkpoints of `gpt fit` hold the adapters alone
         self.model.checkpoint_activations = checkpoint_activations
-        self.guard = Guard(skip_nonfinite)
+        self.features, self.kernel = None, None  # where `compile_model` compiles them
+        self.guard, self.lora = Guard(skip_nonfinite), lora
         self.config = self.model.config
         self.planned_steps = 0  # set when training begins
         self.logs_itself = True  # the `Meter` of `gpt fit` logs at less cost, and turns this off
@@ -84,8 +86,8 @@ class LanguageModel(LightningModule):
         """
         x, y = batch[:2]
         documents = batch[2] if len(batch) > 2 else None
-        rows = self.model.features(x, document_ids=documents).flatten(0, 1)  # (B * T, D)
-        return linear_cross_entropy(rows, self.model.head.weight, y.flatten(), self.loss_chunk)
+        rows = (self.features or self.model.features)(x, document_ids=documents).flatten(0, 1)  # (B * T, D)
+        return linear_cross_entropy(rows, self.model.head.weight, y.flatten(), self.loss_chunk, self.kernel)
 
     def loss(self, batch: tuple[Tensor, ...]) -> Tensor:
         """What training minimises: a subclass may add terms here, which validation does not measure."""
@@ -154,17 +156,8 @@ class LanguageModel(LightningModule):
         return (trainer.max_epochs or 1) * steps_per_epoch(trainer)
 
     def on_fit_start(self) -> None:
-        """Compile the blocks, if asked to or if it saves time, before a resumed run makes up a validation."""
-        if self.compile_blocks is None:
-            data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
-            tokens = data.batch_size * data.context_length if isinstance(data, TokenData) else 0  # unknown
-            tokens *= self.trainer.accumulate_grad_batches
-            steps = self.planned_steps  # not those left: a resumed run computes as an uninterrupted one
-            parameters = self.model.num_parameters()
-            sizes = {"tokens_per_step": tokens, "parameters": parameters}
-            self.compile_blocks = should_compile(self.device, steps=steps, **sizes)
-        if self.compile_blocks:
-            compile_blocks(self.model)
+        """Compile, if asked to or if it saves time, before a resumed run makes up a validation."""
+        compile_as_asked(self)
 
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, *_: Any, **__: Any

@@ -50,6 +50,11 @@ def check_trainer_options(options: dict[str, Any]) -> None:
         value = options.get(name, allowed[0])
         if not any(value == other and type(value) is type(other) for other in allowed):
             raise InputError(f"--trainer.{name} {value} is not supported: {instead}")
+    for name, least in (("accumulate_grad_batches", 1), ("gradient_clip_val", 0)):
+        if (value := options.get(name)) is not None and value < least:
+            raise InputError(f"--trainer.{name} {value} is not supported: give at least {least}")
+    if options.get("limit_train_batches") == 0:
+        raise InputError("--trainer.limit_train_batches 0 is not supported: give at least 1, or 1.0 for all")
     if options.get("accelerator") == "gpu" and not torch.accelerator.is_available():
         raise InputError("--trainer.accelerator gpu: there is no GPU that PyTorch can use; give cpu or auto")
     if str(options.get("precision")) in ("16-true", "16"):

@@ -48,21 +48,19 @@ def matrix_limit(device: str, precision: str, width: int = 4096) -> float:
 def ours(precision: str, compiled: bool, device: str, context: int, folder: str) -> tuple[Any, Any, Any]:
     """The module that `gpt fit` trains, its loss and its optimizer."""
     from gpt.config import GPTConfig
-    from gpt.training.compilation import compile_blocks
+    from gpt.training.compilation import compile_model
     from gpt.training.device import keep_freed_memory
     from gpt.training.module import LanguageModel
     from gpt.training.optimizers import OptimizerConfig, build_optimizer
 
     keep_freed_memory()
     recipe = OptimizerConfig(name="adamw")
-    module = LanguageModel(
-        GPTConfig(context_length=context, **SHAPE), recipe, loss_chunk=8192 if device != "cpu" else 1024
-    )
+    module = LanguageModel(GPTConfig(context_length=context, **SHAPE), recipe)
     module.to(device)
     if precision == "bf16-master":
         module.bfloat16()
     if compiled:
-        compile_blocks(module.model)
+        compile_model(module)
     return module, module.loss, build_optimizer(module.model, recipe)
 
 

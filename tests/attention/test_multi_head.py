@@ -384,3 +384,33 @@ def test_a_cache_for_quantized_projections(x: Tensor) -> None:
 def test_a_cache_longer_than_the_context_is_refused() -> None:
     with pytest.raises(InputError, match="cache of 9 tokens is more than the context_length 8"):
         build().new_cache(BATCH, max_length=9)
+
+
+@pytest.mark.parametrize("qkv_bias", [True, False])
+def test_one_product_for_query_key_and_value_equals_three(x: Tensor, qkv_bias: bool, monkeypatch) -> None:
+    """Same result, and the same gradient in each of the three weights, which keep their names."""
+    three = build(qkv_bias=qkv_bias)
+    one = copy.deepcopy(three)
+    one.one_product = True
+    products = []
+    linear = nn.functional.linear
+    monkeypatch.setattr(nn.functional, "linear", lambda *args: products.append(args) or linear(*args))
+    outs = [layer(x) for layer in (three, one)]
+    assert len(products) == 4 + 2  # with the one after attention
+    torch.testing.assert_close(*outs)
+    for out in outs:
+        out.square().sum().backward()
+    assert one.state_dict().keys() == three.state_dict().keys()
+    for (name, mine), other in zip(one.named_parameters(), three.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, msg=name)
+
+
+def test_a_context_and_replaced_layers_are_projected_as_they_are(x: Tensor) -> None:
+    layer = MultiHeadAttention(4, 6, 8, 0.0, 2, causal=False)
+    layer.one_product = True
+    context = torch.randn(x.shape[0], 3, 4, dtype=layer.W_key.weight.dtype)
+    inputs = torch.randn(x.shape[0], 5, 4)
+    assert [part.shape[1] for part in layer.project(inputs, context)] == [5, 3, 3]
+    layer.W_query = nn.Sequential(layer.W_query, nn.Dropout(1.0))
+    assert not layer.project(inputs)[0].any()
+    assert layer.project(inputs)[1].all()

@@ -11,7 +11,7 @@ from tiny_runs import fit, result
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpt.cli import main
-from gpt.training import compilation, module
+from gpt.training import compilation
 from gpt.training.module import LanguageModel
 
 # What raises on a GPU by the documentation of torch.use_deterministic_algorithms, as far as a model could
@@ -91,7 +91,7 @@ def test_a_validation_made_up_on_resume_runs_compiled_as_the_others_do(workplace
         happened.append("validated")
         return original(self, *arguments)
 
-    monkeypatch.setattr(module, "compile_blocks", lambda model: happened.append("compiled"))
+    monkeypatch.setattr(compilation, "compile_model", lambda module: happened.append("compiled"))
     monkeypatch.setattr(LanguageModel, "validation_step", validate)
     assert fit(*EVERY_STEP, "--run", "whole") == 0
     happened.clear()

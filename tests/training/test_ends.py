@@ -8,7 +8,7 @@ import pytest
 from tiny_runs import fit, result
 
 from gpt.cli import main
-from gpt.training import module
+from gpt.training import compilation
 from gpt.training.module import LanguageModel
 from gpt.weights.checkpoint import read
 
@@ -73,7 +73,7 @@ LINEAR = ["--model.optimizer.schedule", "linear", "--model.optimizer.lr", "0.01"
 
 def test_the_time_of_compiling_does_not_count_as_speed(workplace, clock, monkeypatch, capsys):
     """Of 8 seconds the first update takes 6.125: the 15 updates that fit into the rest are planned for."""
-    monkeypatch.setattr(module, "compile_blocks", lambda model: None)
+    monkeypatch.setattr(compilation, "compile_model", lambda module: None)
     used = clock(first=6.0)
     limit = [*NO_STEPS, "--trainer.max_time", "00:00:00:08", "--model.compile", "true"]
     assert fit(*ADAMW, *LINEAR, *limit, "--run", "r") == 0
@@ -83,7 +83,7 @@ def test_the_time_of_compiling_does_not_count_as_speed(workplace, clock, monkeyp
 
 
 def test_a_compiled_first_step_longer_than_the_limit_is_the_only_one(workplace, clock, monkeypatch, capsys):
-    monkeypatch.setattr(module, "compile_blocks", lambda model: None)
+    monkeypatch.setattr(compilation, "compile_model", lambda module: None)
     clock(first=6.0)
     limit = [*NO_STEPS, "--trainer.max_time", "00:00:00:02", "--model.compile", "true"]
     assert fit(*ADAMW, *limit, "--run", "r") == 0
@@ -111,7 +111,7 @@ def test_a_resumed_run_goes_on_with_the_learning_rate_of_its_time_limit(workplac
 @pytest.mark.parametrize(("limit", "compiled"), [("00:00:09:59", False), ("00:00:10:00", True)])
 def test_a_run_limited_to_minutes_is_not_compiled_unasked(limit, compiled, workplace, monkeypatch):
     asked = []
-    monkeypatch.setattr(module, "compile_blocks", lambda model: asked.append(True))
+    monkeypatch.setattr(compilation, "compile_model", lambda module: asked.append(True))
     monkeypatch.setattr(LanguageModel, "training_step", lambda *_: pytest.fail("far enough"))
     options = [*NO_STEPS, "--trainer.max_time", limit, "--model.compile", "null"]
     with pytest.raises(pytest.fail.Exception):

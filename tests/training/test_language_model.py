@@ -4,9 +4,11 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
+from tiny_runs import TINY
 from torch.nn import functional as F
 
 from gpt import GPTConfig
+from gpt.cli import main
 from gpt.data.module import TokenData
 from gpt.training.module import LanguageModel
 from gpt.training.optimizers import OptimizerConfig
@@ -55,3 +57,9 @@ def test_float16_gradients_are_unscaled_before_they_are_clipped(optimizer, workp
         trainer(max_steps=1, limit_val_batches=0, gradient_clip_val=1.0, plugins=plugins).fit(module, data)
         norms.append(float(module.last_gradient_norm))
     assert norms[1] == pytest.approx(norms[0], rel=0.02)
+
+
+@pytest.mark.parametrize("chunk", ["0", "-3"])
+def test_a_loss_chunk_without_a_row_is_refused_in_one_line(chunk, workplace, capsys):
+    assert main([*TINY, "--model.loss_chunk", chunk]) == 2
+    assert capsys.readouterr().err == f"gpt fit: loss_chunk must be at least 1, got {chunk}\n"

@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gpt.training import loss
+from gpt.training.compilation import missing_compiler
 from gpt.training.loss import linear_cross_entropy
 
 
@@ -121,3 +122,20 @@ def test_the_mean_is_exact_with_bfloat16_as_the_default_type():
         assert torch.equal(linear_cross_entropy(features, weight, targets), expected)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_compiled_into_one_pass_it_is_the_same(precision):
+    """As on a GPU, with the last chunk shorter than the others."""
+    if missing_compiler(torch.device("cpu")):
+        pytest.skip("no C++ compiler")
+    features, weight, targets = leaves()
+    targets[3] = -100
+    found = []
+    for kernel in (None, torch.compile(loss.cross_entropy)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
+            ours = linear_cross_entropy(features, weight, targets, 20, kernel)
+        found.append((ours, *torch.autograd.grad(ours, [features, weight])))
+    for mine, other in zip(*found, strict=True):
+        torch.testing.assert_close(mine, other, atol=1e-7, rtol=1e-6)

@@ -13,6 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from gpt import GPT, GPTConfig
 from gpt.training import compilation
+from gpt.training.module import LanguageModel
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.shard import ShardedStrategy, shard
 
@@ -109,8 +110,8 @@ def test_ddp_does_not_split_a_compiled_block(group, monkeypatch, config):
 
     monkeypatch.setattr(torch.nn.Module, "compile", compile_with_keep)
     torch._dynamo.reset()
-    model = GPT(config)
-    compilation.compile_blocks(model)
-    DistributedDataParallel(model, bucket_cap_mb=0.001)(torch.zeros(2, 8, dtype=torch.int64))
+    module = LanguageModel(config)
+    compilation.compile_model(module)
+    DistributedDataParallel(module.model, bucket_cap_mb=0.001)(torch.zeros(2, 8, dtype=torch.int64))
     torch._dynamo.reset()
     assert len(graphs) == 1

@@ -1,12 +1,17 @@
 """bfloat16 weights with float32 masters, activation checkpointing, compilation: the same training."""
 
 import copy
+import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from gpt import GPTConfig
+from gpt.data.module import TokenData
+from gpt.errors import InputError
 from gpt.training import compilation
+from gpt.training.loss import cross_entropy
 from gpt.training.module import LanguageModel
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.optimizers.master_weights import MasterWeights
@@ -103,13 +108,15 @@ def test_checkpointed_activations_change_no_gradient():
 @pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf"
 )  # torch's own tracing
-def test_compiled_equals_eager_and_keeps_the_names():
+@pytest.mark.parametrize("what", [True, "whole"])
+def test_compiled_equals_eager_and_keeps_the_names(what):
     if compilation.missing_compiler(torch.device("cpu")):
         pytest.skip("no C++ compiler")
     torch.manual_seed(0)
     eager = LanguageModel(CONFIG, OptimizerConfig())
     compiled = copy.deepcopy(eager)
-    compilation.compile_blocks(compiled.model)
+    compiled.compile_blocks = what
+    compilation.compile_model(compiled)
     batch = text(2)
     losses = [module.loss(batch) for module in (eager, compiled)]
     torch.testing.assert_close(losses[0], losses[1])
@@ -124,17 +131,82 @@ def test_compiled_equals_eager_and_keeps_the_names():
 def test_without_a_compiler_one_line_says_so(monkeypatch, recwarn):
     monkeypatch.setattr(compilation.shutil, "which", lambda name: None)
     module = LanguageModel(CONFIG, OptimizerConfig())
-    compilation.compile_blocks(module.model)
+    compilation.compile_model(module)
     assert torch.isfinite(module.loss(text(0)))
     (warning,) = recwarn.list
     assert "no C++ compiler found" in str(warning.message)
     assert "\n" not in str(warning.message)
 
 
-def test_compilation_has_to_earn_its_time():
-    cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    quick = {"tokens_per_step": 1536, "parameters": 1_071_872}
-    assert not compilation.should_compile(cpu, steps=1600, **quick)
-    assert compilation.should_compile(cpu, steps=100_000, **quick)
-    assert not compilation.should_compile(cuda, steps=100, **quick)
-    assert compilation.should_compile(cuda, steps=1600, **quick)
+@pytest.mark.parametrize(
+    ("device", "steps", "width", "worth"),
+    [
+        ("cpu", 1600, 128, False),
+        ("cpu", 100_000, 128, True),
+        ("cuda", 100, 128, False),
+        ("cuda", 1600, 1, True),
+    ],
+)
+def test_compilation_has_to_earn_its_time(device, steps, width, worth, text_file):
+    data = TokenData(str(text_file), context_length=width, batch_size=12)
+    trainer = SimpleNamespace(datamodule=data, accumulate_grad_batches=1)
+    model = SimpleNamespace(num_parameters=lambda: 1_071_872)
+    module = SimpleNamespace(
+        trainer=trainer, device=torch.device(device), planned_steps=steps, model=model, compile_blocks=None
+    )
+    assert compilation.should_compile(module) == worth
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_a_gpu_fuses_more(supported, monkeypatch):
+    """All three on a GPU, none of them elsewhere; the residual where there is bfloat16."""
+    made = []
+
+    def compile_block(block):
+        made.append(block)
+
+    monkeypatch.setattr(compilation, "missing_compiler", lambda device: None)
+    monkeypatch.setattr(torch, "compile", lambda function: made.append(function) or function)
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_block)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
+    for device in ("cpu", "cuda"):
+        module = LanguageModel(CONFIG, OptimizerConfig(), compile=True)
+        weight = SimpleNamespace(device=torch.device(device))
+        module.model.parameters = lambda weight=weight: iter([weight])
+        compilation.compile_model(module)
+        gpu, model = device == "cuda", module.model
+        assert model.bfloat16_residual == (gpu and supported)
+        assert [block.attention.one_product for block in model.blocks] == [gpu, gpu]
+        assert (module.kernel is cross_entropy) == gpu
+        assert made == ([cross_entropy] if gpu else []) + list(model.blocks)
+        made.clear()
+
+
+def test_a_residual_in_bfloat16_is_as_exact_as_autocast():
+    """Its products round to bfloat16 anyway. Without autocast nothing is rounded."""
+    torch.manual_seed(0)
+    module, batch = LanguageModel(CONFIG, OptimizerConfig()), text(3)
+
+    def gradient(autocast, residual):
+        module.model.bfloat16_residual = residual
+        module.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            rows = module.model.blocks[0].attention_norm.register_forward_pre_hook(
+                lambda _, args: seen.append(args[0].dtype)
+            )
+            module.loss(batch).backward()
+        rows.remove()
+        return torch.cat([p.grad.flatten() for p in module.model.parameters()])
+
+    seen = []
+    exact, same, plain, rounded = (gradient(*case) for case in itertools.product((False, True), repeat=2))
+    assert seen == [torch.float32, torch.float32, torch.float32, torch.bfloat16]
+    assert torch.equal(exact, same)
+    assert (rounded - exact).norm() < 1.5 * (plain - exact).norm() < 0.02 * exact.norm()
+
+
+def test_a_sharded_model_is_not_compiled_as_a_whole(monkeypatch):
+    monkeypatch.setattr(compilation, "missing_compiler", lambda device: None)
+    monkeypatch.setattr(compilation, "is_sharded", lambda model: True)
+    with pytest.raises(InputError, match=r"give --model\.compile true"):
+        compilation.compile_model(LanguageModel(CONFIG, OptimizerConfig(), compile="whole"))

@@ -61,6 +61,10 @@ def test_a_refused_option_names_what_to_use(name):
 @pytest.mark.parametrize(
     "options",
     [
+        {"accumulate_grad_batches": 0},
+        {"gradient_clip_val": -0.5},
+        {"limit_train_batches": 0},
+        {"limit_train_batches": 0.0},
         {"limit_val_batches": 1},
         {"limit_val_batches": 0.5},
         {"val_check_interval": 0},
