@@ -21,6 +21,21 @@ from gpt.config import GPTConfig
 _BLOCK = 64
 
 
+@dataclass(eq=False)
+class Read:
+    """Tokens to read after those that a cache holds already; their keys and values are added to it."""
+
+    tokens: Sequence[int]
+    held: int  # how many tokens the cache holds
+    store: Tensor  # (layers, 2, H, L, K)
+    every: bool = False  # whether to compute the logits of every token, or of the last alone
+
+    @property
+    def scored(self) -> int:
+        """How many logits there will be."""
+        return len(self.tokens) if self.every else 1
+
+
 class RowCache:
     """Storage for rows that grows by doubling; `lengths` counts the tokens of each row in use."""
 
@@ -46,27 +61,28 @@ class RowCache:
             self.lengths[row] = used
         self.lengths.pop()
 
-    def fill(self, row: int, prompt: Sequence[KeyValueCache]) -> None:
-        """Copy a prompt into `row`, from one cache of batch size 1 for each layer; nothing without caches."""
-        used = prompt[0].length if prompt else 0
+    def fill(self, row: int, prompt: Tensor) -> None:
+        """Copy the keys and values of a prompt (layers, 2, H, S, K) into `row`."""
+        used = prompt.shape[3]
         self._reserve(used)
-        for layer, cache in zip(self._store, prompt, strict=False):
-            layer[0, row, :, :used] = cache.keys[0, :, :used]
-            layer[1, row, :, :used] = cache.values[0, :, :used]
+        self._store[: len(prompt), :, row, :, :used] = prompt
         self.lengths[row] = used
 
-    def append(self) -> tuple[Tensor, Tensor]:
-        """Add a column to every row; return all (layers, 2, rows, H, L, K) and the new positions (N,)."""
+    def append(self, tokens: Sequence[int]) -> list[Read]:
+        """Add a column to every row, for its next token."""
+        lengths, store = self.lengths, self._append()
+        return [Read([token], lengths[row], store[:, :, row]) for row, token in enumerate(tokens)]
+
+    def _append(self) -> Tensor:
         self._reserve(max(self.lengths) + 1)
-        positions = torch.tensor(self.lengths, device=self._store.device)
         self.lengths = [length + 1 for length in self.lengths]
-        return self._store, positions
+        return self._store
 
     def next_step(self) -> "tuple[list[StepCache], Tensor, Tensor]":
         """Add a column to every row, and return what the model needs to append one token to each: a cache for
         each layer, the tokens' positions (N, 1) and the key padding mask (N, S).
         """
-        store, lengths = self.append()
+        lengths, store = torch.tensor(self.lengths, device=self._store.device), self._append()
         device, columns = store.device, self._blocks(max(self.lengths))
         masked = torch.arange(columns, device=device) > lengths[:, None]  # (N, S)
         rows = torch.arange(len(self.lengths), device=device)
@@ -86,6 +102,13 @@ class RowCache:
         more = min(max(needed, 2 * held), self.context_length) - held if needed > held else 0
         if more_rows or more:
             self._store = F.pad(self._store, (0, 0, 0, more, 0, 0, 0, more_rows))
+
+
+class LayerCache(KeyValueCache):
+    """The cache of one layer and of one text, kept in memory (2, H, L, K) that is given."""
+
+    def __init__(self, store: Tensor, length: int) -> None:
+        (self.keys, self.values), self.length = store[:, None], length  # (1, H, L, K) each
 
 
 @dataclass(eq=False)

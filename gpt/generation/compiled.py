@@ -1,9 +1,9 @@
-"""The decoding step as one compiled program, `step.cpp`, in the place of some 700 operations of PyTorch.
+"""The model as one compiled program, `step.cpp`, in the place of some 700 operations of PyTorch.
 
 The program depends on neither the shape nor the weights of a model. It is compiled once for a processor, in a
 thread, and kept in the cache folder.
 
-Shapes: N rows, V vocab_size.
+Shapes: N logits, V vocab_size.
 """
 
 import ctypes
@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gpt.files import atomic_write, cache_folder
-from gpt.generation.cache import RowCache
+from gpt.generation.cache import Read
 from gpt.generation.decoding import FusedAttention, is_packed
 from gpt.generation.packed import Int8Linear
 from gpt.model import GPT
@@ -37,9 +38,10 @@ _KINDS = (torch.float32, torch.bfloat16, torch.int8)
 
 
 class CompiledStep:
-    """Appends a token to each row of a cache in one call; `ready` says whether the program is compiled.
+    """Reads tokens into caches, of one text or of many, in one call; `ready`: the program is compiled.
 
-    The logits of a row depend neither on the other rows nor on the number of threads.
+    Logits depend neither on what is read beside them nor on the number of threads, and not on whether the
+    tokens before were read in the same call.
     """
 
     def __init__(self, model: GPT) -> None:
@@ -57,9 +59,9 @@ class CompiledStep:
         rounds = isinstance(whole.head, Int8Linear) or whole.head.dtype == torch.bfloat16
         sizes = config.num_layers, config.emb_dim, config.num_heads, config.vocab_size, config.exact_gelu
         self._shape, self._vocab_size = (kind, rounds, *sizes), config.vocab_size
-        self._path = cache_folder() / "compiled" / _name()
+        self._path = _folder() / _name()
         if sum(tensor.numel() for tensor in self._tensors if tensor is not None) >= _WORTH:
-            _compile_once(self._path)
+            self.compile()
 
     @classmethod
     def of(cls, model: GPT) -> "CompiledStep | None":
@@ -71,14 +73,28 @@ class CompiledStep:
     @property
     def ready(self) -> bool:
         """Whether it can be called."""
-        return self._path.is_file() and _load(self._path) is not None
+        return _is_mine(self._path) and _load(self._path) is not None
 
-    def __call__(self, tokens: Sequence[int], cache: RowCache) -> Tensor:
-        """Logits (N, V) after one more token of each row."""
-        store, lengths = cache.append()  # (layers, 2, rows, H, columns, K) and (N,)
-        newest, logits = torch.tensor(tokens), torch.empty(len(tokens), self._vocab_size)
-        shape = (*self._shape, torch.get_num_threads(), len(tokens), *store.stride()[:4])
-        addresses = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (newest, lengths, store, logits))
+    def compile(self) -> None:
+        """Begin to compile the program unless it is there."""
+        if not _is_mine(self._path):
+            _compile_once(self._path)
+
+    def read(self, reads: Sequence[Read]) -> tuple[Tensor, ...]:
+        """The logits (T, V) or (1, V) of each read."""
+        return torch.split(self(reads), [one.scored for one in reads]) if reads else ()
+
+    def __call__(self, reads: Sequence[Read]) -> Tensor:
+        """The logits (N, V) of all reads."""
+        tokens = []
+        for read in reads:
+            last, cache = len(read.tokens) - 1, (read.store.data_ptr(), *read.store.stride()[:3])
+            tokens += [
+                (id_, read.held + i, *cache, read.every or i == last) for i, id_ in enumerate(read.tokens)
+            ]
+        given, logits = torch.tensor(tokens), torch.empty(sum(one.scored for one in reads), self._vocab_size)
+        shape = (*self._shape, torch.get_num_threads(), len(tokens))
+        addresses = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (given, logits))
         program = cast(ctypes.CDLL, _load(self._path))
         program.step(self._model, (ctypes.c_int64 * len(shape))(*shape), *addresses)
         return logits
@@ -132,10 +148,28 @@ def _name() -> str:
     return f"step-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
 
 
+def _folder() -> Path:
+    """Where the program is kept: it is run, so where others can write it is made anew for each process."""
+    folder = cache_folder() / "compiled"
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder if _is_mine(folder) else Path(_private_folder().name)
+
+
+_private_folder = functools.cache(tempfile.TemporaryDirectory)  # until the process ends
+
+
+def _is_mine(path: Path) -> bool:
+    """Whether it exists and nobody else can have written it."""
+    if os.name == "nt" or not path.exists():
+        return path.exists()
+    status = path.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
 @functools.cache
 def _compile_once(path: Path) -> None:
-    if not path.is_file():
-        threading.Thread(target=compile_step, args=(path,), name="compiling").start()
+    threading.Thread(target=compile_step, args=(path,), name="compiling").start()
 
 
 def compile_step(path: Path) -> None:
@@ -151,6 +185,7 @@ def compile_step(path: Path) -> None:
             )
             with atomic_write(path, "wb") as file:
                 file.write(built.read_bytes())
+            path.chmod(0o700)  # for a umask that lets the group write
         except (OSError, subprocess.CalledProcessError) as error:
             reason = getattr(error, "stderr", "").partition("\n")[0] or str(error)
             notice(f"decoding is slower than it could be: its program cannot be compiled: {reason}")

@@ -124,7 +124,7 @@ class Engine:
         self._forward = Forward(model)
         self._cache = RowCache(model.config, self._forward.device, self._forward.dtype)
         self._compiled = CompiledStep.of(model)
-        self._use_compiled = False  # decided while nothing runs, so that no text changes over
+        self._program: CompiledStep | None = None  # that computes all texts of now, so that none changes over
 
     @property
     def busy(self) -> bool:
@@ -155,6 +155,8 @@ class Engine:
             for sample in samples:
                 sample.finished = "length"
         else:
+            if not self.busy:
+                self._program = self._compiled if self._compiled and self._compiled.ready else None
             scored = request.alternatives if request.echo else None
             self._waiting.append((deque(samples), Prefill(self._forward, request.tokens, self.chunk, scored)))
         return samples
@@ -188,8 +190,9 @@ class Engine:
                     self._read_window(sample)
         if not self._running:
             return []
-        if self._compiled and self._use_compiled:
-            logits = self._compiled([sample.tokens[-1] for sample in self._running], self._cache)
+        if self._program:
+            reads = self._cache.append([sample.tokens[-1] for sample in self._running])
+            logits = self._program(reads)
         elif not self._forward.cached:
             windows = [sample.tokens[sample.start :] for sample in self._running]
             logits = torch.cat([self._forward([window])[:, -1] for window in windows])  # (N, V)
@@ -202,46 +205,64 @@ class Engine:
     def _read_window(self, sample: Sample) -> None:
         """Read a window that has moved, but for its newest token, which `_decode` reads."""
         prefill = Prefill(self._forward, sample.tokens[sample.start : -1], self.chunk)
-        try:
-            deque(prefill.chunks, maxlen=0)
-        except Exception as error:
-            self._fail(sample, error)
-        else:
-            self._cache.fill(self._running.index(sample), prefill.caches)
+        while prefill.next:
+            if error := self._read([prefill]).get(prefill):
+                return self._fail(sample, error)
+        self._cache.fill(self._running.index(sample), prefill.store)
+
+    def _read(self, prompts: Sequence[Prefill]) -> dict[Prefill, Exception]:
+        """Read the next part of each prompt, with the compiled program all at once; return what failed."""
+        failed: dict[Prefill, Exception] = {}
+        read = (self._program or self._forward).read
+        for some in [prompts] if self._program else [[prompt] for prompt in prompts]:
+            try:
+                for prompt, logits in zip(some, read([one.next for one in some if one.next]), strict=True):
+                    prompt.take(logits)
+            except Exception as error:
+                failed |= dict.fromkeys(some, error)
+        return failed
 
     def _admit(self) -> list[Token]:
         """Read at most about a chunk of the waiting prompts and start their samples."""
         tokens: list[Token] = []
         budget = self.chunk
-        if not self._running:
-            self._use_compiled = self._compiled is not None and self._compiled.ready
         while self._waiting and budget > 0 and len(self._running) < self.max_samples:
-            samples, prefill = self._waiting[0]
-            try:
-                read = next(prefill.chunks, 0)
-            except Exception as error:
-                self._waiting.popleft()
-                for sample in samples:
-                    self._fail(sample, error)
-                continue
-            if read:
-                budget -= read
-                continue
-            free = self.max_samples - len(self._running)
-            started = [samples.popleft() for _ in range(min(free, len(samples)))]
-            if not samples:
-                self._waiting.popleft()
-            request = started[0].request
-            if request.echo:
-                tokens += [token for sample in started for token in self._echo(sample, prefill.scores)]
-            if request.max_new_tokens == 0:
-                continue
-            for sample in started:
-                sample.start = prefill.start
-                self._running.append(sample)
-                self._cache.fill(self._cache.join(), prefill.caches)
-            tokens += self._draw(started, prefill.logits.expand(len(started), -1))
+            waiting, prompts, rows = (
+                list[tuple[deque[Sample], Prefill]](),
+                list[Prefill](),
+                len(self._running),
+            )
+            while self._waiting and budget > 0 and rows < self.max_samples:
+                samples, prefill = self._waiting.popleft()
+                waiting.append((samples, prefill))
+                rows += len(samples)
+                if prefill.next:
+                    prompts.append(prefill)
+                    budget -= len(prefill.next.tokens)
+            failed = self._read(prompts)
+            for samples, prefill in waiting:
+                if error := failed.get(prefill):
+                    while samples:
+                        self._fail(samples.popleft(), error)
+                elif prefill.next is None:
+                    tokens += self._start(samples, prefill)
+            self._waiting.extendleft(one for one in waiting[::-1] if one[0])
         return tokens
+
+    def _start(self, samples: deque[Sample], prefill: Prefill) -> list[Token]:
+        """Take those samples of a prompt for which there are free rows, and draw their first tokens."""
+        free = self.max_samples - len(self._running)
+        started = [samples.popleft() for _ in range(min(free, len(samples)))]
+        tokens: list[Token] = []
+        if started and started[0].request.echo:
+            tokens += [token for sample in started for token in self._echo(sample, prefill.scores)]
+        if not started or started[0].request.max_new_tokens == 0:
+            return tokens
+        for sample in started:
+            sample.start = prefill.start
+            self._running.append(sample)
+            self._cache.fill(self._cache.join(), prefill.store)
+        return tokens + self._draw(started, prefill.logits.expand(len(started), -1))
 
     def _echo(self, sample: Sample, scored: Sequence[Score]) -> list[Token]:
         """The tokens of the prompt; they end a sample that has no new ones."""

@@ -4,13 +4,13 @@ Shapes: N rows, T tokens of each, V vocab_size.
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpt.attention import KeyValueCache
+from gpt.generation.cache import LayerCache, Read
 from gpt.generation.decoding import has_hooks
 from gpt.model import GPT
 
@@ -49,10 +49,21 @@ class Forward:
         features = self.model.features(given, **inputs)  # (N, T, D)
         return self.model.head(features if every else features[:, -1:])
 
+    def read(self, reads: Sequence[Read]) -> list[Tensor]:
+        """The logits (T, V) or (1, V) of each read, which are computed one after the other."""
+        return [self._read(read) for read in reads]
+
+    def _read(self, read: Read) -> Tensor:
+        caches = [LayerCache(layer, read.held) for layer in read.store]
+        logits = self([read.tokens], every=read.every, **({"caches": caches} if caches else {}))
+        if any(cache.length != read.held + len(read.tokens) for cache in caches):
+            self.cached = False  # the model ignores its caches
+        return logits[0]
+
 
 class Prefill:
-    """Reads the last window of a prompt, at most `chunk` tokens at a time, into caches where the model takes
-    them. To compute the scores of all tokens, with `scored` alternatives of each, it reads every window.
+    """Reads the last window of a prompt, at most `chunk` tokens at a time, into a cache where the model takes
+    one. To compute the scores of all tokens, with `scored` alternatives of each, it reads every window.
     """
 
     def __init__(
@@ -60,36 +71,48 @@ class Prefill:
     ) -> None:
         self.forward, self.tokens, self.chunk, self.scored = forward, tokens, chunk, scored
         self.start = 0  # the first token in the window
-        self.caches: list[KeyValueCache] = []
+        self.store = torch.empty(0)  # its keys and values (layers, 2, H, T, K)
         self.logits = torch.empty(0)  # (1, V), of the token after the last one read
         self.scores = [UNSCORED] * (1 if scored is not None else len(tokens))  # nothing predicts the first
-        self.chunks = self._read()  # each `next` reads a chunk and gives its length
+        self._reads = self._read()
+        self._next: Read | None = None
 
-    def _read(self) -> Iterator[int]:
+    @property
+    def next(self) -> Read | None:
+        """What to read next; None at the end."""
+        if inspect.getgeneratorstate(self._reads) == inspect.GEN_CREATED:
+            self.take(None)  # only now, because those that wait should take no memory
+        return self._next
+
+    def take(self, logits: Tensor | None) -> None:
+        """The logits (T, V) or (1, V) of what `next` was."""
+        try:
+            self._next = self._reads.send(logits)
+        except StopIteration:
+            self._next = None
+
+    def _read(self) -> Generator[Read, Any, None]:
         forward, tokens, config = self.forward, self.tokens, self.forward.config
         first = len(tokens) if self.scored is None else 1
         for start in sorted({window_start(n, config.context_length) for n in range(first, len(tokens) + 1)}):
             read, last = start, min(start + config.context_length, len(tokens))
-            shape = (1, config.num_heads, max(1, last - start), config.emb_dim // config.num_heads)
-            layers = range(config.num_layers if forward.cached else 0)
-            self.caches = [KeyValueCache(*shape, device=forward.device, dtype=forward.dtype) for _ in layers]
+            shape = (config.num_layers, 2, config.num_heads, last - start, config.emb_dim // config.num_heads)
+            self.store = torch.zeros(shape, device=forward.device, dtype=forward.dtype)
             self.start = start
             while read < last:
+                if not forward.cached:
+                    read, self.store = start, self.store[:0, :, :, :0]
                 end = min(read + self.chunk, last) if forward.cached else last
-                inputs = {"caches": self.caches} if forward.cached else {}
-                logits = forward([tokens[read:end]], every=self.scored is not None, **inputs)
-                if any(cache.length != end - start for cache in self.caches):
-                    forward.cached, self.caches, read = False, [], start  # the model ignores its caches
+                logits = yield Read(tokens[read:end], read - start, self.store, self.scored is not None)
+                if len(self.store) and not forward.cached:  # this model has just ignored its cache
                     continue
                 if self.scored is not None:
                     # The logits at a position predict the next token; earlier windows may have scored it.
                     known = len(self.scores)
                     targets = tokens[known : end + 1]
-                    predicting = logits[0, known - 1 - read :][: len(targets)].float()
+                    predicting = logits[known - 1 - read :][: len(targets)].float()
                     self.scores += scores(predicting, targets, self.scored)
-                self.logits = logits[:, -1]
-                yield end - read
-                read = end
+                self.logits, read = logits[-1:], end
 
 
 def scores(logits: Tensor, ids: Sequence[int], count: int) -> list[Score]:

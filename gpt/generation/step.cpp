@@ -1,10 +1,10 @@
-// One decoding step of a GPT, from the ids of N new tokens to their logits; `compiled.py` builds and calls it.
+// A GPT from N tokens to their logits: a prompt, or one new token of each text; `compiled.py` builds and calls it.
 //
 // One parallel region with five barriers a layer takes the place of some 700 operations. Each weight is read once,
-// where `nn.Linear` keeps it. The sums of a row have the same order whatever the other rows are and however many
-// threads there are, so its logits depend on neither.
+// where `nn.Linear` keeps it. The sums of a token have the same order whatever is read beside it and however many
+// threads there are. So its logits depend on neither, nor on whether the tokens before it were read with it.
 //
-// Shapes: N rows, D emb_dim, H heads, K = D / H, V vocab_size, I inputs and O outputs of a layer; T threads.
+// Shapes: N tokens, D emb_dim, H heads, K = D / H, V vocab_size, I inputs and O outputs of a layer; T threads.
 
 #include <omp.h>
 #ifdef __AVX512BF16__
@@ -36,10 +36,9 @@ struct Norm { const float *weight, *bias; };
 struct Linear { const void* weight; const float *scale, *bias; };  // (O, I), (O,) or null, (O,) or null
 struct Block { Norm attention_norm; Linear qkv, out; Norm feed_forward_norm; Linear up, down; };
 struct Model { const float *tokens, *positions; Norm final_norm; Linear head; Block blocks[]; };
-struct Shape {
-  int64_t kind, rounds, layers, D, H, V, exact_gelu, threads, N;
-  int64_t per_layer, per_part, per_row, per_head;  // strides of the cache (layers, 2, rows, H, columns, K)
-};
+struct Shape { int64_t kind, rounds, layers, D, H, V, exact_gelu, threads, N; };
+// `cache` holds the keys and values of its text, with these strides (layers, 2, H, columns, K).
+struct Token { int64_t id, position; float* cache; int64_t per_layer, per_part, per_head, scored; };
 
 template <class Vector>
 static Vector read(const void* from) {
@@ -105,24 +104,31 @@ static Floats exponential(Floats x) {
   return (Floats)((Ints)series + (n << 23));
 }
 
-// The products of ROWS rows of x with W / ROWS rows of the weight (count, I each).
-template <int ROWS, class Type, class Input>
-static Floats tile(const Type* weight, int64_t outputs, const Input* x, int64_t rows, int64_t I) {
-  constexpr int OUTS = W / ROWS, STEP = 4 * W / sizeof(Input);
-  const Type* w[OUTS];
+constexpr int64_t CHUNK = 1024;  // inputs whose products are added first: so many of some rows fit into the L1 cache
+
+constexpr int64_t MOST = 128;  // rows that are multiplied with a weight while it is near: so many fit into the L2 cache
+
+// What to fetch from memory while a tile is computed: every `every`-th line from the `first` of those that it has time for.
+struct Ahead { const char* from; int first, every; };
+
+// The products of ROWS rows of x with W / ROWS rows of the weight, over `count` inputs; rows are `stride` and I apart.
+template <int ROWS, class Type, class Weight, class Input>
+static Floats tile(const Weight* weight, int64_t stride, int64_t outputs, const Input* x, int64_t rows, int64_t I, int64_t count, Ahead ahead) {
+  constexpr int OUTS = W / ROWS, STEP = 4 * W / sizeof(Input), BYTES = OUTS * STEP * sizeof(Type);
+  const Weight* w[OUTS];
   const Input* in[ROWS];
-  for (int o = 0; o < OUTS; o++) w[o] = weight + std::min<int64_t>(o, outputs - 1) * I;
+  for (int o = 0; o < OUTS; o++) w[o] = weight + std::min<int64_t>(o, outputs - 1) * stride;
   for (int n = 0; n < ROWS; n++) in[n] = x + std::min<int64_t>(n, rows - 1) * I;
   Floats total[W] = {};
-  for (int64_t i = 0; i < I; i += STEP) {
+  for (int64_t i = 0; i < count; i += STEP, ahead.from += BYTES) {
+    for (int line = 64 * ahead.first; line < BYTES; line += 64 * ahead.every)
+      __builtin_prefetch(ahead.from + line, 0, ROWS == 1 ? 3 : 2);  // into the L2 cache where the L1 is for the inputs
     decltype(load(x)) inputs[ROWS];
 #pragma GCC unroll 16
     for (int n = 0; n < ROWS; n++) inputs[n] = load(in[n] + i);
 #pragma GCC unroll 16
     for (int o = 0; o < OUTS; o++) {
       auto weights = load(w[o] + i);
-      if (sizeof(Type) < 4 && o * STEP * sizeof(Type) % 64 == 0)  // the next tile: processors foresee only long rows
-        __builtin_prefetch(weight + (I + i) * OUTS + o * STEP);
 #pragma GCC unroll 16
       for (int n = 0; n < ROWS; n++) total[n * OUTS + o] = multiply_add(total[n * OUTS + o], inputs[n], weights);
     }
@@ -154,30 +160,64 @@ struct Step {
 
   // Call write(row, output, values) for each row of x (N, I) and each W of this thread's outputs (N, O).
   template <class Write>
-  void product(const Linear& linear, const Input* x, int64_t I, int64_t O, Write write) const {
+  void product(const Linear& linear, const Input* x, int64_t N, int64_t I, int64_t O, Write write) const {
+    for (int64_t n = 0; n < N; n += MOST)
+      some_rows(linear, x + n * I, std::min(MOST, N - n), I, O, [&](int64_t row, int64_t o, Floats values) {
+        write(n + row, o, values);
+      });
+  }
+
+  template <class Write>
+  void some_rows(const Linear& linear, const Input* x, int64_t N, int64_t I, int64_t O, Write write) const {
+    constexpr int ROWS = 4, OUTS = W / ROWS;
+    const int64_t panels = (N + ROWS - 1) / ROWS;
+    std::vector<Line> partial(N == 1 ? 1 : panels * ROWS);
+    alignas(64) Input wide[W / 2 * CHUNK];
+    Floats* totals = (Floats*)partial.data();
     const Range own = part(O);
     for (int64_t o = own.begin; o < own.end; o += W) {
       const Type* weight = (const Type*)linear.weight + o * I;
-      Floats bias = linear.bias ? load(linear.bias + o) : Floats{}, scale = linear.scale ? load(linear.scale + o) : Floats{};
-      auto finish = [&](int64_t n, Floats values) {
-        write(n, o, linear.scale ? narrow(values * scale) + bias : narrow(values + bias));
-      };
-      if (s.N == 1) finish(0, tile<1>(weight, own.end - o, x, 1, I));
-      else
-        for (int64_t n = 0; n < s.N; n += 4) {
-          Floats rows[4];
-          for (int k = 0; k < W && k < own.end - o; k += W / 4) {
-            Floats values = tile<4>(weight + k * I, own.end - o - k, x + n * I, s.N - n, I);
-            for (int row = 0; row < 4; row++) memcpy((float*)(rows + row) + k, (float*)&values + W / 4 * row, W);
-          }
-          for (int row = 0; row < 4 && row < s.N - n; row++) finish(n + row, rows[row]);
+      for (int64_t c = 0, count; c < I; c += count) {
+        count = std::min(CHUNK, I - c);
+        if (N == 1) {  // in float32 the processor fetches ahead better by itself
+          Ahead ahead{(const char*)(weight + I * W + c * W), sizeof(Type) < 4 ? 0 : W, 1};
+          Floats values = tile<1, Type>(weight + c, I, own.end - o, x + c, 1, I, count, ahead);
+          totals[0] = c ? totals[0] + values : values;
+          continue;
         }
+        for (int64_t k = 0; k < W && k < own.end - o; k += W / 2) {  // half of the outputs, so that they stay in the cache
+          const int64_t outputs = std::min<int64_t>(W / 2, own.end - o - k);
+          const bool widen = sizeof(Type) != sizeof(Input) && panels > 1;
+          if (widen)
+            for (int64_t u = 0; u < outputs; u++)
+              for (int64_t i = 0; i < count; i += 4 * W / sizeof(Input)) {
+                auto vector = load(weight + (k + u) * I + c + i);
+                memcpy(wide + u * CHUNK + i, &vector, sizeof vector);
+              }
+          for (int64_t p = 0; p < panels; p++)
+            for (int u = 0; u < outputs; u += OUTS) {
+              Ahead ahead{(const char*)(weight + (W + k + u) * I + c * OUTS), (int)std::min<int64_t>(p, W), (int)panels};
+              const Input* rows = x + p * ROWS * I + c;
+              Floats values = widen
+                ? tile<ROWS, Type>(wide + u * CHUNK, CHUNK, outputs - u, rows, N - p * ROWS, I, count, ahead)
+                : tile<ROWS, Type>(weight + (k + u) * I + c, I, outputs - u, rows, N - p * ROWS, I, count, ahead);
+              for (int row = 0; row < ROWS; row++)
+                for (int lane = 0; lane < OUTS; lane++) {
+                  float &to = partial[p * ROWS + row].values[k + u + lane], value = values[row * OUTS + lane];
+                  to = c ? to + value : value;
+                }
+            }
+        }
+      }
+      Floats bias = linear.bias ? load(linear.bias + o) : Floats{}, scale = linear.scale ? load(linear.scale + o) : Floats{};
+      for (int64_t n = 0; n < N; n++)
+        write(n, o, linear.scale ? narrow(totals[n] * scale) + bias : narrow(totals[n] + bias));
     }
   }
 
   // x (N, D) -> out (N, D)
-  void normalise(const Norm& norm, const float* x, Input* out) const {
-    for (const float* end = x + s.N * s.D; x < end; x += s.D, out += s.D) {
+  void normalise(const Norm& norm, const float* x, int64_t N, Input* out) const {
+    for (const float* end = x + N * s.D; x < end; x += s.D, out += s.D) {
       Floats total = {}, squares = {};
       for (int64_t i = 0; i < s.D; i += W) total += load(x + i);
       float mean = sum(total) / s.D;
@@ -209,7 +249,10 @@ struct Step {
     float divisor = sum(total);
     for (int64_t i = 0; i < K; i += W) {
       Floats context[4] = {};  // several sums, because one would wait for itself
-      for (int64_t j = 0; j < count; j++) context[j % 4] += scores[j] * load(values + j * K + i);
+      for (int64_t j = 0; j < count; j += 4)
+#pragma GCC unroll 4
+        for (int u = 0; u < 4; u++)
+          if (j + u < count) context[u] += scores[j + u] * load(values + (j + u) * K + i);
       store(out + i, narrow((context[0] + context[1] + (context[2] + context[3])) / divisor));
     }
   }
@@ -225,9 +268,11 @@ struct Step {
 };
 
 template <class Type>
-static void run(const Model& model, const Shape& s, const int64_t* tokens, const int64_t* lengths, float* cache, float* logits) {
+static void run(const Model& model, const Shape& s, const Token* tokens, float* logits) {
   typedef typename Step<Type>::Input Input;
-  const int64_t N = s.N, D = s.D, K = s.D / s.H, longest = 1 + *std::max_element(lengths, lengths + N);
+  const int64_t N = s.N, D = s.D, K = s.D / s.H;
+  int64_t longest = 1;
+  for (int64_t n = 0; n < N; n++) longest = std::max(longest, tokens[n].position + 1);
   std::vector<Line> shared(N * D / W * 7);
   float *x = shared[0].values, *queries = x + N * D;
   Input *context = (Input*)(queries + N * D), *inner = context + N * D;
@@ -250,42 +295,45 @@ static void run(const Model& model, const Shape& s, const int64_t* tokens, const
 
     for (int64_t n = step.t; n < N; n += step.T)
       for (int64_t i = 0; i < D; i++)
-        x[n * D + i] = model.tokens[tokens[n] * D + i] + model.positions[lengths[n] * D + i];
+        x[n * D + i] = model.tokens[tokens[n].id * D + i] + model.positions[tokens[n].position * D + i];
     meet();
     for (int64_t layer = 0; layer < s.layers; layer++) {
       const Block& block = model.blocks[layer];
       auto column = [&](int64_t part, int64_t n, int64_t head) {
-        return cache + layer * s.per_layer + part * s.per_part + n * s.per_row + head * s.per_head;
+        const Token& token = tokens[n];
+        return token.cache + layer * token.per_layer + part * token.per_part + head * token.per_head;
       };
-      step.normalise(block.attention_norm, x, h);
-      step.product(block.qkv, h, D, 3 * D, [&](int64_t n, int64_t o, Floats values) {
-        store(o < D ? queries + n * D + o : column(o / D - 1, n, o % D / K) + lengths[n] * K + o % K, values);
+      step.normalise(block.attention_norm, x, N, h);
+      step.product(block.qkv, h, N, D, 3 * D, [&](int64_t n, int64_t o, Floats values) {
+        store(o < D ? queries + n * D + o : column(o / D - 1, n, o % D / K) + tokens[n].position * K + o % K, values);
       });
       meet();
-      for (int64_t i = step.t; i < N * s.H; i += step.T) {
-        int64_t n = i / s.H, head = i % s.H, at = n * D + head * K;
-        step.attend(queries + at, column(0, n, head), column(1, n, head), lengths[n] + 1, scores, context + at);
+      for (int64_t i = step.t; i < N * s.H; i += step.T) {  // head by head: its keys stay in the cache
+        int64_t n = i % N, head = i / N, at = n * D + head * K;
+        step.attend(queries + at, column(0, n, head), column(1, n, head), tokens[n].position + 1, scores, context + at);
       }
       meet();
-      step.product(block.out, context, D, D, add);
+      step.product(block.out, context, N, D, D, add);
       meet();
-      step.normalise(block.feed_forward_norm, x, h);
-      step.product(block.up, h, D, 4 * D, [&](int64_t n, int64_t o, Floats values) {
+      step.normalise(block.feed_forward_norm, x, N, h);
+      step.product(block.up, h, N, D, 4 * D, [&](int64_t n, int64_t o, Floats values) {
         store(inner + n * 4 * D + o, step.activate(values));
       });
       meet();
-      step.product(block.down, inner, 4 * D, D, add);
+      step.product(block.down, inner, N, 4 * D, D, add);
       meet();
     }
-    step.normalise(model.final_norm, x, h);
-    step.product(model.head, h, D, s.V, [&](int64_t n, int64_t o, Floats values) {
+    int64_t scored = 0;
+    for (int64_t n = 0; n < N; n++)
+      if (tokens[n].scored) step.normalise(model.final_norm, x + n * D, 1, h + scored++ * D);
+    step.product(model.head, h, scored, D, s.V, [&](int64_t n, int64_t o, Floats values) {
       memcpy(logits + n * s.V + o, &values, 4 * std::min<int64_t>(W, s.V - o));
     });
   }
 }
 
-// tokens (N,) and lengths (N,), the tokens of each row before this one; the cache gets their keys and values.
-extern "C" void step(const Model* model, const Shape* shape, const int64_t* tokens, const int64_t* lengths, float* cache, float* logits) {
+// Writes the keys and values of the tokens to their caches, and the logits of those `scored`, in their order.
+extern "C" void step(const Model* model, const Shape* shape, const Token* tokens, float* logits) {
   auto typed = shape->kind == 0 ? run<float> : shape->kind == 1 ? run<uint16_t> : run<int8_t>;
-  typed(*model, *shape, tokens, lengths, cache, logits);
+  typed(*model, *shape, tokens, logits);
 }

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt.errors import InputError
+from gpt.generation.compiled import CompiledStep
 from gpt.generation.decoding import Precision, for_decoding
 from gpt.weights.checkpoint import run_of
 from gpt.weights.load import Device, find, load_with_template
@@ -63,6 +64,8 @@ def serve(
     path = find(checkpoint)
     loaded, tokenizer, template = load_with_template(path, device)
     model = for_decoding(loaded, precision)
+    if step := CompiledStep.of(model):
+        step.compile()  # for a small model too: a server has the time
     run, address = run_of(path.resolve()), f"{host}:{port}"
     name = name or (run.name if run else path.resolve().stem)
     options: dict[str, Any] = {"limits": limits, "api_key": api_key, "template": template, "run": run}

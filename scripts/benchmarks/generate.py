@@ -132,6 +132,7 @@ def wait_until_compiled(model: GPT) -> None:
     """Start compiling the decoding step if need be, and wait."""
     if step := CompiledStep.of(model):
         began = time.perf_counter()
+        step.compile()
         while not step.ready and time.perf_counter() < began + 60:
             time.sleep(0.1)
         say(f"decoding step compiled: {step.ready}, after {time.perf_counter() - began:.1f} s")

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from benchmarks.common import Report, interleave, say
+from benchmarks.generate import wait_until_compiled
 
 from gpt import GPT, GPTConfig, Tokenizer
 from gpt.generation import for_decoding
@@ -26,7 +27,9 @@ def run(quick: bool) -> Report:
     config = GPTConfig.from_name("gpt2-small", **({"num_layers": 2} if quick else {}))
     new = 8 if quick else 32
     asked = forms(new)
-    with listening(create_app(for_decoding(GPT(config), "bfloat16"), Tokenizer(), name="random")) as address:
+    model = for_decoding(GPT(config), "bfloat16")
+    wait_until_compiled(model)
+    with listening(create_app(model, Tokenizer(), name="random")) as address:
         say(f"{CLIENTS} requests of {new} tokens, at once and one after another")
         taken = interleave(
             {

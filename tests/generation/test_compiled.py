@@ -1,5 +1,7 @@
 """The compiled decoding step beside the model that it stands for."""
 
+import os
+import platform
 import shutil
 
 import pytest
@@ -16,14 +18,22 @@ PROMPTS = [[5, 6, 7], [250] * 40, [9], list(range(100)), [1, 2, 3, 4] * 5, [77, 
 CONFIG = GPTConfig(vocab_size=301, context_length=64, emb_dim=64, num_heads=4, num_layers=2)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A cache folder that holds the program."""
+OPTIONS = {"this processor": (), "no bfloat16": ("-mno-avx512bf16",), "AVX2": ("-mno-avx512f",)}
+
+
+@pytest.fixture(scope="module", params=OPTIONS)
+def folder(tmp_path_factory, request):
+    """A cache folder that holds the program, also as it is compiled for processors that can do less."""
     if shutil.which("g++") is None:
         pytest.skip("there is no compiler")
-    cache = tmp_path_factory.mktemp("compiled")
-    compiled.compile_step(cache / "compiled" / compiled._name())
-    return cache
+    with pytest.MonkeyPatch.context() as patch:
+        if platform.machine() == "x86_64":
+            patch.setattr(compiled, "_OPTIONS", (*compiled._OPTIONS, *OPTIONS[request.param]))
+        compiled._name.cache_clear()
+        cache = tmp_path_factory.mktemp("compiled")
+        compiled.compile_step(cache / "compiled" / compiled._name())
+        yield cache
+    compiled._name.cache_clear()
 
 
 @pytest.fixture
@@ -45,7 +55,7 @@ def write(model: GPT, prompts: list[list[int]], count: int, **options) -> list[t
     while engine.busy:
         for token in engine.step():
             texts[id(token.sample)].append((token.id, token.log_probability, token.alternatives))
-        assert not engine.running or engine._use_compiled
+        assert not engine.running or engine._program
         assert not engine.failed
     return [(sample.tokens, texts[id(sample)]) for sample in samples]
 
@@ -53,10 +63,48 @@ def write(model: GPT, prompts: list[list[int]], count: int, **options) -> list[t
 @pytest.mark.usefixtures("program")
 @pytest.mark.parametrize("exact", [False, True], ids=["tanh", "exact GELU"])
 def test_greedy_with_the_cache_is_greedy_without(exact):
-    """Past the context of 64 tokens. In bfloat16 and int8 roundings can fall differently where two tie."""
+    """The model in float32, past the context of 64 tokens."""
     model = sharp(GPTConfig(**{**vars(CONFIG), "exact_gelu": exact}))
     texts = [tokens for tokens, _ in write(for_decoding(model), PROMPTS, 90)]
     assert texts == [slow_greedy(model, prompt, 90) for prompt in PROMPTS]
+
+
+@pytest.mark.usefixtures("program")
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_what_was_read_before_counts_bit_for_bit(precision):
+    """Texts written with the cache, and each of their tokens by reading the whole text before it anew."""
+    for seed in range(4):
+        fast = for_decoding(sharp(CONFIG, seed), precision)
+        for tokens, scored in write(fast, PROMPTS, 30, chunk=16):
+            first = len(tokens) - 30
+            for i in range(first, len(tokens)):
+                assert write(fast, [tokens[:i]], 1) == [(tokens[: i + 1], scored[i - first : i - first + 1])]
+
+
+@pytest.mark.usefixtures("program")
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_scores_of_a_prompt_are_those_it_was_written_with(precision):
+    fast = for_decoding(sharp(CONFIG), precision)
+    ((tokens, scored),) = write(fast, [[4, 5, 6]], 50)
+    engine = Engine(fast, chunk=16)
+    engine.add(Request(tokens=tokens, max_new_tokens=0, echo=True, alternatives=2))
+    echoed = [token for _ in range(4) for token in engine.step()]
+    assert [(token.id, token.log_probability, token.alternatives) for token in echoed[3:]] == scored
+
+
+@pytest.mark.usefixtures("program")
+def test_waiting_prompts_are_read_at_once(monkeypatch):
+    read, engine = [], Engine(for_decoding(sharp(CONFIG)), chunk=64)
+    compute = CompiledStep.__call__
+    monkeypatch.setattr(
+        CompiledStep, "__call__", lambda step, reads: read.append(reads) or compute(step, reads)
+    )
+    for prompt in PROMPTS:
+        engine.add(Request(tokens=prompt, max_new_tokens=2))
+    while engine.busy:
+        engine.step()
+    prompts = [[len(one.tokens) for one in reads if len(one.tokens) > 1 or not one.held] for reads in read]
+    assert [lengths for lengths in prompts if lengths] == [[3, 40, 1, 36], [20, 62]]
 
 
 @pytest.mark.usefixtures("program")
@@ -156,11 +204,36 @@ def test_a_text_stays_with_what_it_began_with(folder, monkeypatch):
     monkeypatch.setattr(CompiledStep, "ready", True)
     engine.add(Request(tokens=[2], max_new_tokens=3))
     while engine.running:
-        assert not engine._use_compiled
+        assert not engine._program
         engine.step()
     engine.add(Request(tokens=[1], max_new_tokens=6))
     engine.step()
-    assert engine._use_compiled
+    assert engine._program
+
+
+@pytest.mark.usefixtures("program")
+def test_what_others_can_write_is_not_run(folder, monkeypatch):
+    fast, place = for_decoding(sharp(CONFIG)), folder / "compiled"
+    for path, mode in ((place / compiled._name(), 0o722), (place, 0o777)):
+        assert CompiledStep.of(fast).ready
+        path.chmod(mode)
+        assert not CompiledStep.of(fast).ready
+        path.chmod(0o700)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)  # whose files are not those of this user
+    step = CompiledStep.of(fast)
+    assert not step.ready and step._path.parent != place
+
+
+@pytest.mark.usefixtures("no_program")
+def test_a_program_is_kept_where_others_cannot_write(tmp_path):
+    before = os.umask(0o002)
+    try:
+        step = CompiledStep.of(for_decoding(sharp(CONFIG)))
+        compiled.compile_step(step._path)
+    finally:
+        os.umask(before)
+    assert step.ready and step._path.parent == tmp_path / "compiled"
+    assert [path.stat().st_mode & 0o777 for path in (step._path, step._path.parent)] == [0o700, 0o700]
 
 
 @pytest.mark.usefixtures("no_program")

@@ -275,19 +275,12 @@ def test_a_token_outside_the_vocabulary_is_refused(model):
 
 def test_rows_keep_their_tokens_while_others_come_and_go(config):
     """The cache against a dictionary that does the same."""
-    from gpt.attention import KeyValueCache
-
     cache = RowCache(config, torch.device("cpu"), torch.float32)
     heads, width = config.num_heads, config.emb_dim // config.num_heads
     expected: list[float] = []
     for i in range(9):
-        prompt = [KeyValueCache(1, heads, 5, width) for _ in range(config.num_layers)]
-        for layer in prompt:
-            layer.update(
-                torch.full((1, heads, i % 5, width), float(i)),
-                torch.full((1, heads, i % 5, width), -float(i)),
-            )
-        cache.fill(cache.join(), prompt)
+        numbers = torch.tensor([float(i), -float(i)]).view(1, 2, 1, 1, 1)
+        cache.fill(cache.join(), numbers.expand(config.num_layers, 2, heads, i % 5, width))
         expected.append(float(i))
         if i % 3 == 2:
             cache.leave(1)
