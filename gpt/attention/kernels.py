@@ -95,9 +95,8 @@ def attend_in_blocks(
         start, end = end, end + queries.shape[1]
         keys = key[:, :end].transpose(1, 2)  # (B * H, K, end)
         scores = torch.baddbmm(bias[start:end, :end], queries, keys, alpha=1 / math.sqrt(width))
-        weights = torch.dropout(
-            torch.softmax(scores, dim=-1).to(value.dtype), dropout_p, train=True
-        )  # (B * H, block, end)
+        weights = torch.softmax(scores, dim=-1).to(value.dtype)  # (B * H, block, end)
+        weights = torch.dropout(weights, dropout_p, train=True)
         contexts.append(weights @ value[:, :end])  # (B * H, block, V)
     return torch.cat(contexts, dim=1).view(batch, heads, length, value.shape[2])
 

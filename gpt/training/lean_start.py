@@ -9,6 +9,14 @@ import sys
 from types import ModuleType
 from typing import Any
 
+import torch
+
+
+class AdamW(torch.optim.AdamW):
+    """PyTorch's, whose step is decorated to load the compiler: a second of every start."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
 
 def load_lightning() -> None:
     """Import Lightning, but not torch's compiler, nor the packages that some of torchmetrics' scores need."""

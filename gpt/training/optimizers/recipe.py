@@ -1,6 +1,5 @@
 """The recipe of the weights' updates: AdamW, or Muon for the blocks' matrices with AdamW for the rest."""
 
-import inspect
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gpt.errors import InputError
+from gpt.training.lean_start import AdamW
 from gpt.training.optimizers.combined import CombinedOptimizer
 from gpt.training.optimizers.master_weights import MasterWeights
 from gpt.training.optimizers.muon import StackedMuon
@@ -51,12 +51,6 @@ class OptimizerConfig:
                 raise InputError(f"{name} must be in [0, 1], got {getattr(self, name)}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise InputError(f"betas must be in [0, 1), got {self.betas}")
-
-
-class AdamW(torch.optim.AdamW):
-    """PyTorch's, whose step is decorated to load the compiler: a second of every start."""
-
-    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
