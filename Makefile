@@ -1,9 +1,9 @@
-# make train: install, train, generate.  make test: every check.
+# make train: install, train, generate.  make test: every check.  make test-install: README's ways to install.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install setup train test lint typecheck imports budget unit clean
+.PHONY: install setup train test test-install lint typecheck imports budget unit clean
 
 install: $(VENV)/.package
 setup: $(VENV)/.dev
@@ -41,6 +41,10 @@ budget: setup
 # Two processes of one thread each: more threads do not speed up tiny models.
 unit: setup
 	OMP_NUM_THREADS=1 PYTHONWARNDEFAULTENCODING=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Minutes, and a package index: apart from the tests, which need no network.
+test-install:
+	$(PYTHON) scripts/check_install.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

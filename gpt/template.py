@@ -3,15 +3,20 @@
 A template is plain text: `{content}` is replaced by the message, and nothing in it is ever evaluated.
 """
 
+import ast
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from gpt.errors import InputError
 from gpt.tokenizer import Tokenizer
+from gpt.vocabulary import END_OF_TEXT
 
 _PLACE = "{content}"
 _LONGEST = 1 << 12
+_LITERAL = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")  # of Python and of Jinja alike
 
 
 class Part(NamedTuple):
@@ -49,6 +54,36 @@ class Template:
         if not isinstance(saved, dict) or saved.keys() != asdict(cls()).keys():
             raise InputError(f"not a saved template: {saved!r:.80}")
         return cls(**saved)
+
+    def to_jinja(self) -> str:
+        """The template as transformers and llama.cpp read it; their `add_generation_prompt` begins a reply.
+
+        They encode the text as a whole: a message that begins with blanks can give other ids than `prompt`.
+        """
+        cases = ""
+        for role, text in vars(self).items():
+            before, after = text.split(_PLACE)
+            after = END_OF_TEXT if role == "assistant" else after
+            test = f"{'elif' if cases else 'if'} message['role'] == {role!r}"
+            cases += f"{{% {test} %}}{{{{ {before!a} + message['content'] + {after!a} }}}}"
+        reply = self.assistant.removesuffix(_PLACE)
+        return (
+            f"{{{{ {END_OF_TEXT!r} }}}}{{% for message in messages %}}{cases}"
+            "{% else %}{{ raise_exception('unknown role') }}{% endif %}{% endfor %}"
+            f"{{% if add_generation_prompt %}}{{{{ {reply!a} }}}}{{% endif %}}"
+        )
+
+    @classmethod
+    def from_jinja(cls, text: str) -> "Template | None":
+        """The inverse of `to_jinja`; None for any other text, of which nothing is evaluated."""
+        if _LITERAL.sub("", text) != _LITERAL.sub("", cls().to_jinja()):
+            return None
+        with suppress(ValueError, SyntaxError, InputError):
+            literals = [ast.literal_eval(literal) for literal in _LITERAL.findall(text)]
+            system, user, assistant = map(_PLACE.join, zip(literals[3:14:5], literals[5:16:5], strict=True))
+            found = cls(system=system, user=user, assistant=assistant.removesuffix(END_OF_TEXT))
+            return found if found.to_jinja() == text else None
+        return None
 
     def parts(self, messages: Any) -> list[Part]:
         """The text of [{"role": ..., "content": ...}, ...] in parts; what follows the last reply is the last.

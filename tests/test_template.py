@@ -1,4 +1,5 @@
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gpt.errors import InputError
 from gpt.template import DEFAULT_TEMPLATE, Part, Template
@@ -34,6 +35,31 @@ def test_a_prompt_is_encoded_part_by_part_and_its_text_is_plain():
     expected = [eot, *TOKENIZER.encode("Ua:A"), *TOKENIZER.encode("b"), eot]
     assert found == [*expected, *TOKENIZER.encode("U<|endoftext|>:A")]
     assert found.count(eot) == 2
+
+
+HARD = Template(system="S'\n{content}\"é🤖", user="{{ 7 * 7 }}{content}\\", assistant="{% x %}\n{content}")
+
+
+@pytest.mark.parametrize("template", [DEFAULT_TEMPLATE, PLAIN, HARD])
+def test_jinja_renders_the_same_text(template):
+    """Without and with an unfinished reply; a message in braces stays text."""
+    render = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string
+    compiled = render(template.to_jinja())
+    messages = [{"role": "system", "content": "{{ 1 }}"}, *said("a'\"\n", "b", "ü{content}")]
+    prompt = TOKENIZER.decode(template.prompt(TOKENIZER, messages))
+    assert compiled.render(messages=messages, add_generation_prompt=True) == prompt
+    reply = template.assistant.removesuffix("{content}")
+    assert compiled.render(messages=messages) == prompt.removesuffix(reply)
+    assert Template.from_jinja(template.to_jinja()) == template
+
+
+def test_jinja_of_others_is_not_read():
+    ours = PLAIN.to_jinja()
+    assert Template.from_jinja("{% for message in messages %}{{ message['content'] }}{% endfor %}") is None
+    assert Template.from_jinja("") is Template.from_jinja(ours + " ") is None
+    for old, new in (("'A'", "'B'"), ("'S'", "'S{content}'"), ("'S'", "'\\x'"), ("'user'", "'tool'")):
+        changed = ours.replace(old, new, 1)
+        assert changed != ours and Template.from_jinja(changed) is None
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Literal
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import check_free
+from gpt.template import Template
 from gpt.tokenizer import Tokenizer
 from gpt.weights.formats import book, gguf, hf, nanogpt
 from gpt.weights.formats.table import Weights
@@ -39,8 +40,8 @@ def import_weights(
     found = found.cropped()
     model = GPT.from_weights(found.config, found.weights)
     model.save_pretrained(output)
-    if found.own_tokenizer:
-        hf.write_tokenizer(found.own_tokenizer, output, model.config.context_length)
+    if found.own_tokenizer or found.template:
+        hf.write_tokenizer(found.tokenizer, output, model.config.context_length, found.template)
     print(f"{output}/ holds {model.num_parameters():,} weights, read from the format {found.format}")
     print(f"next: gpt generate --checkpoint {output} --prompt 'The '")
     print(f"or:   gpt fit --model.init_from {output} --data.corpus my.txt")
@@ -62,16 +63,22 @@ def export_weights(
     """
     check_free(output)
     found = read_weights(checkpoint)
-    write_export(found.config, found.weights, output, format, found.own_tokenizer)
+    write_export(found.config, found.weights, output, format, found.own_tokenizer, found.template)
     print(f"{output}/ holds the model in the format {format}")
 
 
 def write_export(
-    config: GPTConfig, weights: Weights, folder: Path, format: ExportFormat, own: Tokenizer | None = None
+    config: GPTConfig,
+    weights: Weights,
+    folder: Path,
+    format: ExportFormat,
+    own: Tokenizer | None = None,
+    template: Template | None = None,
 ) -> None:
     """Write a GPT's state dict in another format, without token rows past the tokenizer's.
 
-    `own` is the tokenizer, if it is not GPT-2's; nanogpt and book get a tokenizer.json beside the weights.
+    `own` is the tokenizer, if it is not GPT-2's, `template` that of a chat; nanogpt and book get the
+    tokenizer's files beside the weights where there is one of the two.
     """
     found = Found("gpt", config, weights, own).cropped()
     config, weights = found.config, found.weights
@@ -80,8 +87,8 @@ def write_export(
         here, there = names[config.exact_gelu], names[not config.exact_gelu]
         print(f"note: {format} computes {there}, this model {here}: logits differ slightly", file=sys.stderr)
     if format == "gguf":
-        gguf.write(config, weights, folder, found.tokenizer)
+        gguf.write(config, weights, folder, found.tokenizer, template)
         return
-    if own or format == "hf":
-        hf.write_tokenizer(found.tokenizer, folder, config.context_length)
+    if own or template or format == "hf":
+        hf.write_tokenizer(found.tokenizer, folder, config.context_length, template)
     _WRITERS[format](config, weights, folder)

@@ -235,10 +235,10 @@ def read_weights(path: str | os.PathLike[str] | None, num_heads: int | None = No
         path = path / "ckpt.pt"  # nanoGPT's out_dir
     try:
         found = _read_folder(path, num_heads) if path.is_dir() else _read_file(path, num_heads)
-        beside = (path if path.is_dir() else path.parent) / "tokenizer.json"
-        if found.own_tokenizer is None and beside.is_file():
-            return replace(found, own_tokenizer=_own(Tokenizer.from_file(beside)))
-        return found
+        folder = path if path.is_dir() else path.parent
+        if found.own_tokenizer is None and (folder / "tokenizer.json").is_file():
+            found = replace(found, own_tokenizer=_own(Tokenizer.from_file(folder / "tokenizer.json")))
+        return found if found.template else replace(found, template=hf.read_template(folder))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except (TypeError, AttributeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:

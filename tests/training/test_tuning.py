@@ -98,6 +98,33 @@ def test_a_chat_in_the_terminal(capsys, monkeypatch):
     assert said == f"{expected}> \n"
 
 
+def test_an_export_carries_the_template(tmp_path, capsys):
+    """transformers gives the same ids, and the template survives what it saves and an import of that."""
+    transformers = pytest.importorskip("transformers")
+    for form in ("hf", "gguf"):
+        words = ["export", "--checkpoint", "runs/a", "--format", form, "--output", str(tmp_path / form)]
+        assert main(words) == 0
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    _, tokenizer, template = load_with_template("runs/a")
+    messages = [{"role": role, "content": f"{role} says"} for role in ("system", "user", "assistant", "user")]
+    ids = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert ids == template.prompt(tokenizer, messages)
+    with pytest.raises(Exception, match="unknown role"):
+        theirs.apply_chat_template([{"role": "tool", "content": "x"}])
+    theirs.save_pretrained(tmp_path / "hf")
+    assert (tmp_path / "hf" / "chat_template.jinja").is_file()
+    assert main(["import", str(tmp_path / "hf"), "--output", str(tmp_path / "back")]) == 0
+    for folder in ("hf", "back"):
+        _, loaded, found = load_with_template(tmp_path / folder)
+        assert (loaded, found) == (tokenizer, TEMPLATE)
+    assert "chat template" not in capsys.readouterr().err
+    (tmp_path / "hf" / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-8")
+    assert load_with_template(tmp_path / "hf")[2] is None
+    assert "has a chat template of another program, which is not read" in capsys.readouterr().err
+    fields = pytest.importorskip("gguf").GGUFReader(tmp_path / "gguf" / "model.gguf").fields
+    assert fields["tokenizer.chat_template"].contents() == TEMPLATE.to_jinja()
+
+
 @pytest.mark.parametrize(
     ("template", "said"),
     [

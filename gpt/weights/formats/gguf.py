@@ -10,13 +10,16 @@ from pathlib import Path
 
 from gpt.config import GPTConfig
 from gpt.errors import InputError
+from gpt.template import Template
 from gpt.tokenizer import Tokenizer
 from gpt.vocabulary import to_json
 from gpt.weights.formats import hf, nanogpt
 from gpt.weights.formats.table import Weights, from_gpt
 
 
-def write(config: GPTConfig, weights: Weights, folder: Path, tokenizer: Tokenizer) -> None:
+def write(
+    config: GPTConfig, weights: Weights, folder: Path, tokenizer: Tokenizer, template: Template | None
+) -> None:
     """Write model.gguf in float32; a tied head is left out. Without the `gguf` package: InputError."""
     try:
         import gguf
@@ -45,6 +48,8 @@ def write(config: GPTConfig, weights: Weights, folder: Path, tokenizer: Tokenize
     for add_special in (writer.add_bos_token_id, writer.add_eos_token_id, writer.add_pad_token_id):
         add_special(tokenizer.eot)
     writer.add_add_bos_token(False)
+    if template:
+        writer.add_chat_template(template.to_jinja())
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, config.num_layers)  # from Hugging Face's
     for name, tensor in from_gpt(replace(config, qkv_bias=True), weights, nanogpt.ROWS).items():
         layer, _, parameter = name.rpartition(".")

@@ -4,6 +4,7 @@ Its linear layers, called Conv1D, store matrices as (in, out); query, key and va
 """
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from safetensors.torch import save
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import atomic_write, write_json
+from gpt.template import Template
 from gpt.tokenizer import Tokenizer
 from gpt.vocabulary import END_OF_TEXT, to_json
 from gpt.weights.formats.table import Row, Weights, from_gpt, to_gpt
+from gpt.weights.tensors import read_json
 
 _QKV = ("blocks.{}.attention.W_query", "blocks.{}.attention.W_key", "blocks.{}.attention.W_value")
 ROWS = [
@@ -102,8 +105,13 @@ def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
     write_json(folder / "config.json", settings)
 
 
-def write_tokenizer(tokenizer: Tokenizer, folder: str | os.PathLike[str], context_length: int) -> None:
-    """Write the files from which transformers and tokenizers produce the same ids.
+def write_tokenizer(
+    tokenizer: Tokenizer,
+    folder: str | os.PathLike[str],
+    context_length: int,
+    template: Template | None = None,
+) -> None:
+    """Write the files from which transformers and tokenizers produce the same ids, and the same chats.
 
     The padding token is `<|endoftext|>`. They encode `<|endoftext|>` in a text as the special token, as
     `Tokenizer.encode` does with `allow_special`. vocab.json and merges.txt are for GPT-2's words alone.
@@ -130,8 +138,21 @@ def write_tokenizer(tokenizer: Tokenizer, folder: str | os.PathLike[str], contex
         **dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), END_OF_TEXT),
         "clean_up_tokenization_spaces": False,
         "model_max_length": context_length,
+        **({"chat_template": template.to_jinja()} if template else {}),
     }
     write_json(folder / "tokenizer_config.json", settings)
+
+
+def read_template(folder: Path) -> Template | None:
+    """The chat template of a tokenizer's files, if it is one that `write_tokenizer` wrote; else a line."""
+    jinja, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"
+    text = read_json(settings).get("chat_template") if settings.is_file() else None
+    if jinja.is_file():  # where transformers puts it
+        text = jinja.read_text(encoding="utf-8")
+    template = Template.from_jinja(text) if isinstance(text, str) else None
+    if text and not template:
+        print(f"note: {folder} has a chat template of another program, which is not read", file=sys.stderr)
+    return template
 
 
 def spelled(content: dict[str, Any]) -> tuple[dict[str, int], list[str]]:
