@@ -58,7 +58,8 @@ class Template:
     def to_jinja(self) -> str:
         """The template as transformers and llama.cpp read it; their `add_generation_prompt` begins a reply.
 
-        They encode the text as a whole: a message that begins with blanks can give other ids than `prompt`.
+        They encode a reply and the text before it together: with a blank at the seam the ids can differ from
+        those of `prompt`.
         """
         cases = ""
         for role, text in vars(self).items():

@@ -99,7 +99,7 @@ def test_a_chat_in_the_terminal(capsys, monkeypatch):
 
 
 def test_an_export_carries_the_template(tmp_path, capsys):
-    """transformers gives the same ids, and the template survives what it saves and an import of that."""
+    """transformers gives the same text, and the template survives what it saves and an import of that."""
     transformers = pytest.importorskip("transformers")
     for form in ("hf", "gguf"):
         words = ["export", "--checkpoint", "runs/a", "--format", form, "--output", str(tmp_path / form)]
@@ -107,8 +107,8 @@ def test_an_export_carries_the_template(tmp_path, capsys):
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     _, tokenizer, template = load_with_template("runs/a")
     messages = [{"role": role, "content": f"{role} says"} for role in ("system", "user", "assistant", "user")]
-    ids = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert ids == template.prompt(tokenizer, messages)
+    text = theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert text == tokenizer.decode(template.prompt(tokenizer, messages))
     with pytest.raises(Exception, match="unknown role"):
         theirs.apply_chat_template([{"role": "tool", "content": "x"}])
     theirs.save_pretrained(tmp_path / "hf")

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt import Tokenizer
+from gpt.template import DEFAULT_TEMPLATE
 from gpt.vocabulary import byte_letters, merges
 from gpt.weights.formats.hf import write_tokenizer
 
@@ -69,6 +70,19 @@ def test_tokenizer_json_alone_gives_the_same_ids(size, tmp_path):
         assert theirs.encode(text).ids == ours.encode(text)
         assert theirs.decode(ours.encode(text)) == text
     assert theirs.encode("one<|endoftext|>two").ids == ours.encode("one<|endoftext|>two", allow_special=True)
+
+
+@pytest.mark.parametrize("size", [300, 50257])
+def test_transformers_gives_the_same_ids_of_a_chat(size, tmp_path):
+    from transformers import AutoTokenizer
+
+    ours = Tokenizer("gpt2", vocab_size=size)
+    write_tokenizer(ours, tmp_path, 1024, DEFAULT_TEMPLATE)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    texts = {"system": TEXTS[2], "user": TEXTS[4], "assistant": TEXTS[3]}
+    messages = [{"role": role, "content": texts[role]} for role in ("system", "user", "assistant", "user")]
+    ids = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert ids == DEFAULT_TEMPLATE.prompt(ours, messages)
 
 
 def test_merges_of_a_small_table():
