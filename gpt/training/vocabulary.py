@@ -19,6 +19,7 @@ class Inherited:
 
     tokenizer: Tokenizer | None = None
     bytes_per_token: float | None = None  # of the text that they were trained on
+    new_weights: bool = False  # random ones
 
     def use(self, data: TokenData) -> None:
         """Encode with the tokenizer of the weights, unless the options lead to the same one."""
@@ -26,7 +27,9 @@ class Inherited:
             data.use(self.tokenizer)
 
     def warn(self, data: TokenData) -> None:
-        """Report a text that the tokenizer of the weights encodes badly."""
+        """Report a text that the tokenizer of the weights encodes badly, and examples for new weights."""
+        if self.new_weights and data.prepared.template:
+            report("examples alone teach new weights little: tune trained ones with --model.init_from")
         before, now = self.bytes_per_token, data.bytes_per_token
         if isinstance(before, float) and now < 0.6 * before:
             compared = f"{now:.2f} bytes a token, {before:.2f} on the text it was trained on"
@@ -61,4 +64,4 @@ def choose_vocabulary(options: Any) -> Inherited:
         model.config.vocab_size = data.vocab_size = size
     path = options.get("ckpt_path")
     saved = read(path, checksums=False)["gpt"].get("tokenizer") if path else None
-    return Inherited(tokenizer=Tokenizer.from_dict(saved) if saved else None)
+    return Inherited(tokenizer=Tokenizer.from_dict(saved) if saved else None, new_weights=path is None)

@@ -65,8 +65,10 @@ class Found:
         tokens = min(self.vocab_size, self.config.vocab_size)
         positions = self.config.context_length if context_length is None else context_length
         if positions > self.config.context_length:
-            there = f"the weights' {self.config.context_length} positions"
-            raise InputError(f"context_length {positions} is more than {there}")
+            most = self.config.context_length
+            raise InputError(
+                f"context_length {positions} is more than the weights' {most} positions: set {most}"
+            )
         kept = {f"{name}.weight": tokens for name in ("token_embedding", "head")}
         kept["position_embedding.weight"] = positions
         weights = {

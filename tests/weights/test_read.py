@@ -120,7 +120,7 @@ def test_a_cropped_model_gives_the_logits_of_the_first_tokens(model, config, tok
     tokens = tokens[:, :10] % 260
     torch.testing.assert_close(cropped(tokens), model(tokens)[..., :260], atol=1e-5, rtol=0)
     assert Found("gpt", config, {}).cropped().config.vocab_size == 300
-    with pytest.raises(InputError, match="context_length 25 is more than the weights' 24 positions"):
+    with pytest.raises(InputError, match="context_length 25 is more than the weights' 24 positions: set 24"):
         Found("gpt", config, {}).cropped(context_length=25)
 
 
