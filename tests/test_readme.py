@@ -22,6 +22,7 @@ from processes import forked
 
 from gpt import GPT, GPTConfig
 from gpt.weights.commands import write_export
+from gpt.weights.load import Found
 
 ROOT = Path(__file__).parents[1]
 INSTALLS = re.compile("pip install|scripts/install.py")
@@ -87,9 +88,10 @@ def folder(tmp_path_factory) -> Iterator[Path]:
     (folder / "bin" / "gpt").write_text(SHIM, encoding="utf-8")
     (folder / "bin" / "gpt").chmod(0o755)
     small = GPT(GPTConfig(context_length=256, emb_dim=32, num_heads=2, num_layers=1))
-    write_export(small.config, small.state_dict(), folder / "hub" / "models--gpt2" / "snapshots" / "1", "hf")
-    (folder / "hub" / "models--gpt2" / "refs").mkdir()
-    (folder / "hub" / "models--gpt2" / "refs" / "main").write_text("1", encoding="utf-8")
+    hub = folder / "hub" / "models--gpt2"
+    write_export(Found("gpt", small.config, small.state_dict()), hub / "snapshots" / "1", "hf")
+    (hub / "refs").mkdir()
+    (hub / "refs" / "main").write_text("1", encoding="utf-8")
     (folder / "bin" / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n', encoding="utf-8")
     (folder / "bin" / "python").chmod(0o755)
     (folder / "lambada_test.jsonl").write_text('{"text": "Once upon a time"}\n', encoding="utf-8")

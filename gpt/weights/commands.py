@@ -4,17 +4,14 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import check_free
-from gpt.template import Template
-from gpt.tokenizer import Tokenizer
 from gpt.weights.formats import book, gguf, hf, nanogpt
-from gpt.weights.formats.table import Weights
 from gpt.weights.load import GPT, Found, read_weights
 
 ExportFormat = Literal["hf", "nanogpt", "book", "gguf"]
 _WRITERS = {"hf": hf.write, "nanogpt": nanogpt.write, "book": book.write}
+_GELUS = "GELU's tanh approximation", "the exact GELU"
 _EXACT_GELU = {"nanogpt": True, "book": False, "gguf": False}  # what the program always computes
 
 
@@ -62,33 +59,22 @@ def export_weights(
         format: hf, nanogpt, book or gguf.
     """
     check_free(output)
-    found = read_weights(checkpoint)
-    write_export(found.config, found.weights, output, format, found.own_tokenizer, found.template)
+    write_export(read_weights(checkpoint), output, format)
     print(f"{output}/ holds the model in the format {format}")
 
 
-def write_export(
-    config: GPTConfig,
-    weights: Weights,
-    folder: Path,
-    format: ExportFormat,
-    own: Tokenizer | None = None,
-    template: Template | None = None,
-) -> None:
-    """Write a GPT's state dict in another format, without token rows past the tokenizer's.
+def write_export(found: Found, folder: Path, format: ExportFormat) -> None:
+    """Write weights in another format, without token rows past the tokenizer's.
 
-    `own` is the tokenizer, if it is not GPT-2's, `template` that of a chat; nanogpt and book get the
-    tokenizer's files beside the weights where there is one of the two.
+    nanogpt and book get the tokenizer's files where it is not GPT-2's or there is a template of a chat.
     """
-    found = Found("gpt", config, weights, own).cropped()
-    config, weights = found.config, found.weights
-    if _EXACT_GELU.get(format, config.exact_gelu) != config.exact_gelu:
-        names = {True: "the exact GELU", False: "GELU's tanh approximation"}
-        here, there = names[config.exact_gelu], names[not config.exact_gelu]
+    found = found.cropped()
+    exact = found.config.exact_gelu
+    if _EXACT_GELU.get(format, exact) != exact:
+        here, there = _GELUS[exact], _GELUS[not exact]
         print(f"note: {format} computes {there}, this model {here}: logits differ slightly", file=sys.stderr)
     if format == "gguf":
-        gguf.write(config, weights, folder, found.tokenizer, template)
-        return
-    if own or template or format == "hf":
-        hf.write_tokenizer(found.tokenizer, folder, config.context_length, template)
-    _WRITERS[format](config, weights, folder)
+        return gguf.write(found.config, found.weights, folder, found.tokenizer, found.template)
+    if found.own_tokenizer or found.template or format == "hf":
+        hf.write_tokenizer(found.tokenizer, folder, found.config.context_length, found.template)
+    _WRITERS[format](found.config, found.weights, folder)

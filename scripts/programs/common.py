@@ -12,6 +12,7 @@ from benchmarks.serve import listening
 from gpt import GPT, GPTConfig, Tokenizer, generate
 from gpt.serve.app import create_app
 from gpt.weights.commands import write_export
+from gpt.weights.load import Found
 
 PROMPT = "The quick brown fox jumps over"
 NEW = 24
@@ -70,7 +71,7 @@ class Place:
         folder = self.folder / form
         if not folder.exists():
             model = self.model
-            write_export(model.config, model.state_dict(), folder, form)
+            write_export(Found("gpt", model.config, model.state_dict()), folder, form)
         return folder
 
 

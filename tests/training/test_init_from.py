@@ -8,7 +8,7 @@ import gpt.weights.load
 from gpt import GPT, GPTConfig
 from gpt.cli import main
 from gpt.weights.commands import write_export
-from gpt.weights.load import load, read_weights, start_from
+from gpt.weights.load import Found, load, read_weights, start_from
 
 SHAPE = GPTConfig(vocab_size=300, context_length=24, emb_dim=32, num_heads=2, num_layers=2, qkv_bias=False)
 FAST = [
@@ -24,7 +24,7 @@ def weights(tmp_path, monkeypatch):
     """Weights in the book's form, which differs from the defaults in everything a shape can differ in."""
     monkeypatch.chdir(tmp_path)
     model = GPT(SHAPE)
-    write_export(SHAPE, model.state_dict(), tmp_path / "weights", "book")
+    write_export(Found("gpt", SHAPE, model.state_dict()), tmp_path / "weights", "book")
     return model
 
 

@@ -8,7 +8,7 @@ from gpt import GPT, GPTConfig
 from gpt.errors import InputError
 from gpt.weights.commands import write_export
 from gpt.weights.formats.book import read_config
-from gpt.weights.load import read_weights
+from gpt.weights.load import Found, read_weights
 
 
 @pytest.mark.parametrize("qkv_bias", [True, False])
@@ -31,7 +31,7 @@ def test_logits_of_an_imported_state_dict(qkv_bias, tied, wrapped, tokens, tmp_p
 @pytest.mark.parametrize("changes", [{}, {"qkv_bias": False}, {"tie_embeddings": False}])
 def test_the_book_loads_an_export_strictly(changes, config, tokens, tmp_path):
     model = randomised(GPT(GPTConfig.from_dict({**config.to_dict(), **changes})))
-    write_export(model.config, model.state_dict(), tmp_path, "book")
+    write_export(Found("gpt", model.config, model.state_dict()), tmp_path, "book")
     book = BookGPT(json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))).eval()
     book.load_state_dict(torch.load(tmp_path / "model.pth", weights_only=True))
     torch.testing.assert_close(book(tokens), model(tokens), atol=1e-4, rtol=0)

@@ -7,6 +7,7 @@ import torch
 from gpt import GPT, Tokenizer
 from gpt.cli import main
 from gpt.weights.commands import write_export
+from gpt.weights.load import Found
 
 HEADER = {"context_length": 24, "embedding_length": 48, "block_count": 2, "feed_forward_length": 192}
 
@@ -16,7 +17,7 @@ def test_the_file_read_back(changes, config, tmp_path):
     gguf = pytest.importorskip("gguf")
     model = GPT(type(config).from_dict({**config.to_dict(), **changes}))
     torch.nn.init.normal_(model.blocks[0].attention.out_proj.bias)
-    write_export(model.config, model.state_dict(), tmp_path, "gguf")
+    write_export(Found("gpt", model.config, model.state_dict()), tmp_path, "gguf")
     assert [file.name for file in tmp_path.iterdir()] == ["model.gguf"]
     reader = gguf.GGUFReader(tmp_path / "model.gguf")
     value = {name: field.contents() for name, field in reader.fields.items()}
@@ -47,8 +48,8 @@ def test_the_tokenizer_is_gpt2s_with_a_small_vocabulary(model, tmp_path):
     gguf = pytest.importorskip("gguf")
     from transformers import AutoTokenizer
 
-    write_export(model.config, model.state_dict(), tmp_path / "gguf", "gguf")
-    write_export(model.config, model.state_dict(), tmp_path / "hf", "hf")
+    write_export(Found("gpt", model.config, model.state_dict()), tmp_path / "gguf", "gguf")
+    write_export(Found("gpt", model.config, model.state_dict()), tmp_path / "hf", "hf")
     fields = gguf.GGUFReader(tmp_path / "gguf" / "model.gguf").fields
     value = {name.removeprefix("tokenizer.ggml."): field.contents() for name, field in fields.items()}
     assert (value["model"], value["pre"]) == ("gpt2", "gpt-2")

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from gpt import GPT, generate
 from gpt.errors import InputError
 from gpt.weights.commands import write_export
-from gpt.weights.load import read_weights
+from gpt.weights.load import Found, read_weights
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_either_direction_keeps_the_logits(changes, tokens, tmp_path):
     theirs.save_pretrained(tmp_path / "theirs")
     found = read_weights(tmp_path / "theirs")
     assert found.format == "hf"
-    write_export(found.config, found.weights, tmp_path / "ours", "hf")
+    write_export(found, tmp_path / "ours", "hf")
     exported, report = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
     torch.testing.assert_close(exported.eval()(tokens).logits, theirs(tokens).logits, atol=1e-4, rtol=0)
@@ -59,7 +59,7 @@ def test_a_model_without_query_biases_is_exported_with_zeros(config, tokens, tmp
     from gpt import GPTConfig
 
     model = GPT(GPTConfig.from_dict({**config.to_dict(), "qkv_bias": False})).eval()
-    write_export(model.config, model.state_dict(), tmp_path / "out", "hf")
+    write_export(Found("gpt", model.config, model.state_dict()), tmp_path / "out", "hf")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     torch.testing.assert_close(theirs(tokens).logits, model(tokens), atol=1e-4, rtol=0)
 
@@ -80,7 +80,7 @@ def test_the_older_bin_with_masks_and_without_prefix(folder, tokens, tmp_path):
 def test_a_padded_batch_of_an_export(model, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-    write_export(model.config, model.state_dict(), tmp_path, "hf")
+    write_export(Found("gpt", model.config, model.state_dict()), tmp_path, "hf")
     theirs, tokenizer = (
         AutoModelForCausalLM.from_pretrained(tmp_path),
         AutoTokenizer.from_pretrained(tmp_path),

@@ -5,7 +5,7 @@ from other_programs import NanoGPT, nanogpt_checkpoint, tanh_gelu
 from gpt import GPT
 from gpt.errors import InputError
 from gpt.weights.commands import write_export
-from gpt.weights.load import load
+from gpt.weights.load import Found, load
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -35,7 +35,7 @@ def test_the_exact_gelu_is_needed(tokens):
 
 
 def test_logits_of_an_exported_checkpoint(model, tokens, tmp_path):
-    write_export(model.config, model.state_dict(), tmp_path, "nanogpt")
+    write_export(Found("gpt", model.config, model.state_dict()), tmp_path, "nanogpt")
     checkpoint = torch.load(tmp_path / "ckpt.pt", weights_only=True)
     assert set(checkpoint["model_args"]) == set(nanogpt_checkpoint()["model_args"])
     assert set(checkpoint["model"]) == set(nanogpt_checkpoint()["model"])
@@ -60,7 +60,7 @@ def test_rows_that_pad_the_vocabulary_are_cropped_for_generation(tmp_path):
 def test_an_untie_embeddings_is_refused(config, tmp_path):
     untied = GPT(type(config).from_dict({**config.to_dict(), "tie_embeddings": False}))
     with pytest.raises(InputError, match="always ties the head"):
-        write_export(untied.config, untied.state_dict(), tmp_path / "out", "nanogpt")
+        write_export(Found("gpt", untied.config, untied.state_dict()), tmp_path / "out", "nanogpt")
     assert not (tmp_path / "out").exists()
 
 

@@ -19,9 +19,9 @@ FORMATS = ("hf", "nanogpt", "book")
 
 @pytest.mark.parametrize(("first", "second"), [*product(FORMATS, FORMATS)])
 def test_round_trips_of_every_pair_keep_each_weight(first, second, model, tokens, tmp_path):
-    write_export(model.config, model.state_dict(), tmp_path / "a", first)
+    write_export(Found("gpt", model.config, model.state_dict()), tmp_path / "a", first)
     found = read_weights(tmp_path / "a")
-    write_export(found.config, found.weights, tmp_path / "b", second)
+    write_export(found, tmp_path / "b", second)
     read_back = GPT.from_pretrained(tmp_path / "b")
     assert read_back.config == model.config
     for (name, expected), tensor in zip(
@@ -142,7 +142,7 @@ def test_export_and_import_are_inverse(model, tokens, tmp_path, monkeypatch, cap
 def test_a_padded_vocabulary_is_exported_without_the_padding(tmp_path):
     padded = GPT(GPTConfig(vocab_size=50304, context_length=4, emb_dim=8, num_heads=2, num_layers=1)).eval()
     for format in FORMATS:
-        write_export(padded.config, padded.state_dict(), tmp_path / format, format)
+        write_export(Found("gpt", padded.config, padded.state_dict()), tmp_path / format, format)
         exported = GPT.from_pretrained(tmp_path / format)
         assert exported.config.vocab_size == 50257
         tokens = torch.tensor([[50256, 5]])
