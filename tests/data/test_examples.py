@@ -176,19 +176,19 @@ def test_a_changed_prompt_changes_no_target(tmp_path):
 def test_every_completion_is_a_target_once_behind_its_whole_prompt(pairs):
     data = data_of(pairs)
     expected = [[id_ for id_ in part if id_ >= 0] for part in documents(data.prepared)]
+    uncut = {f"### Instruction:\n{prompt}\n\n### Response:\n{completion}" for prompt, completion in PAIRS}
     for loader, split in ((data.train_dataloader(), "train"), (data.val_dataloader(), "val")):
         found, count = [], data.prepared.count(split, "documents")
         for x, y in loader:
             for inputs, targets in zip(x.tolist(), y.tolist(), strict=True):
-                text = TOKENIZER.decode([i for i in inputs if i != EOT])
-                completion: list[int] = []
-                for target in targets:
+                completion, begun = [], 0
+                for read, target in enumerate(targets, start=1):
                     if target != IGNORE_INDEX:
                         completion.append(target)
                     if target == EOT:
                         found.append(completion)
-                        assert "### Instruction:" in text
-                        completion = []
+                        assert TOKENIZER.decode([i for i in inputs[begun:read] if i != EOT]) in uncut
+                        completion, begun = [], read
                 assert not completion
         unique = {tuple(completion) for completion in found}
         assert len(unique) == count
