@@ -127,10 +127,8 @@ def compare(corpus: str, vocabularies: list[str], picture: Path) -> None:
 
 def _sample_line(text: str) -> str:
     """The longest line that fits a row of the picture; the first characters where none does."""
-    return (
-        max((line for line in text.splitlines() if len(line) <= COLUMNS), key=len, default="")
-        or text[:COLUMNS]
-    )
+    fitting = (line for line in text.splitlines() if len(line) <= COLUMNS)
+    return max(fitting, key=len, default="") or text[:COLUMNS]
 
 
 def draw_scored(prepared: Prepared, row: NDArray[Any], picture: Path) -> None:

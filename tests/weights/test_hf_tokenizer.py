@@ -1,4 +1,5 @@
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -26,7 +27,7 @@ def pair(size: int):
 
     from transformers import AutoTokenizer
 
-    folder = tempfile.mkdtemp()
+    folder = Path(tempfile.mkdtemp())
     tokenizer = Tokenizer("gpt2", vocab_size=size)
     write_tokenizer(tokenizer, folder, context_length=64)
     return tokenizer, AutoTokenizer.from_pretrained(folder)

@@ -3,7 +3,6 @@
 Its linear layers, called Conv1D, store matrices as (in, out); query, key and value are one matrix.
 """
 
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -106,18 +105,14 @@ def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
 
 
 def write_tokenizer(
-    tokenizer: Tokenizer,
-    folder: str | os.PathLike[str],
-    context_length: int,
-    template: Template | None = None,
+    tokenizer: Tokenizer, folder: Path, context_length: int, template: Template | None = None
 ) -> None:
     """Write the files from which transformers and tokenizers produce the same ids, and the same chats.
 
     The padding token is `<|endoftext|>`. They encode `<|endoftext|>` in a text as the special token, as
     `Tokenizer.encode` does with `allow_special`. vocab.json and merges.txt are for GPT-2's words alone.
     """
-    folder, is_gpt2 = Path(folder), tokenizer.name == "gpt2"
-    content = to_json(tokenizer.tokens, tokenizer.pattern)
+    is_gpt2, content = tokenizer.name == "gpt2", to_json(tokenizer.tokens, tokenizer.pattern)
     if is_gpt2:
         vocabulary, pairs = spelled(content)
         write_json(folder / "vocab.json", vocabulary)
