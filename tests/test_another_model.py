@@ -21,7 +21,9 @@ def test_a_forecast_does_not_depend_on_later_values(example):
     changed = series.clone()
     changed[:, 20:] += 1.0
     before, after = model(series), model(changed)
-    assert torch.equal(before[:, :20], after[:, :20])
+    torch.testing.assert_close(
+        before[:, :20], after[:, :20], rtol=0, atol=1e-6
+    )  # MKL's sums depend on alignment
     assert not torch.allclose(before[:, 20:], after[:, 20:])
 
 

@@ -76,7 +76,7 @@ def seconds_waited() -> float:
     nanoseconds = 0
     for thread in Path("/proc/self/task").glob("*/schedstat"):
         try:
-            nanoseconds += int(thread.read_text().split()[1])
+            nanoseconds += int(thread.read_bytes().split()[1])
         except OSError:  # it has ended
             continue
     return nanoseconds / 1e9
