@@ -140,7 +140,7 @@ def wait_until_compiled(model: GPT) -> None:
 
 def their_files(programs: Path, folder: Path, model: GPT) -> dict[str, Path]:
     """The model in llama.cpp's format, in each of its precisions."""
-    gguf.write(model.config, model.state_dict(), folder, Tokenizer())
+    gguf.write(model.config, model.state_dict(), folder, Tokenizer(), None)
     files = {kind: folder / f"{name}.gguf" for kind, name in LLAMA.items()}
     (folder / "model.gguf").rename(files["float32"])
     for kind in list(files)[1:]:
