@@ -46,7 +46,7 @@ unit: setup
 test-install:
 	$(PYTHON) scripts/check_install.py
 
-# A part of the tests with the lowest and the newest versions that pyproject.toml allows. Needs uv.
+# A part of the tests with the lowest and the newest versions that pyproject.toml allows, whose warnings are theirs. Needs uv.
 PART := tests/attention tests/test_model.py tests/test_cli.py tests/test_template.py tests/training/test_fit.py \
 	tests/training/test_tuning.py tests/generation/test_command.py tests/serve/test_app.py tests/serve/test_chat.py \
 	tests/weights/test_hf.py
@@ -55,7 +55,7 @@ test-newest: RESOLUTION := highest
 test-lowest test-newest:
 	uv venv --clear --python $(PYTHON) $(VENV)-$@
 	uv pip install --python $(VENV)-$@/bin/python --resolution $(RESOLUTION) --editable '.[dev]'
-	OMP_NUM_THREADS=1 $(VENV)-$@/bin/python -m pytest $(PART)
+	OMP_NUM_THREADS=1 $(VENV)-$@/bin/python -m pytest -W default $(PART)
 
 clean:
 	rm -rf $(VENV) $(VENV)-* .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
