@@ -227,11 +227,9 @@ class Engine:
         tokens: list[Token] = []
         budget = self.chunk
         while self._waiting and budget > 0 and len(self._running) < self.max_samples:
-            waiting, prompts, rows = (
-                list[tuple[deque[Sample], Prefill]](),
-                list[Prefill](),
-                len(self._running),
-            )
+            waiting: list[tuple[deque[Sample], Prefill]] = []
+            prompts: list[Prefill] = []
+            rows = len(self._running)
             while self._waiting and budget > 0 and rows < self.max_samples:
                 samples, prefill = self._waiting.popleft()
                 waiting.append((samples, prefill))

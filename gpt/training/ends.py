@@ -12,9 +12,10 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 
 from gpt.errors import InputError
-from gpt.training.lightning_private import limit_steps, steps_per_epoch
+from gpt.training.lightning_private import limit_steps
 from gpt.training.output import report
 from gpt.training.record import Meter
+from gpt.training.trainer_options import steps_per_epoch
 
 _COMPILED_SECONDS = 600.0  # a run limited to less time is not compiled unless asked to
 _RECENT = 0.2  # of the time: the speed is that of so much at most

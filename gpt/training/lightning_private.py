@@ -56,14 +56,6 @@ def limit_steps(trainer: Trainer, steps: int) -> None:
     trainer.fit_loop.max_epochs = -1
 
 
-def steps_per_epoch(trainer: Trainer) -> int:
-    """Updates in one pass over the data module's training batches."""
-    batches = len(trainer.datamodule.train_dataloader())  # type: ignore[attr-defined]
-    limit = trainer.limit_train_batches
-    batches = min(batches, limit) if isinstance(limit, int) else int(batches * (limit or 1.0))
-    return max(1, -(-batches // trainer.accumulate_grad_batches))
-
-
 def skip_sigterm_broadcast(trainer: Trainer) -> None:
     """Leave out the broadcast by which processes agree on SIGTERM before each batch."""
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]

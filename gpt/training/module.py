@@ -19,12 +19,12 @@ from gpt.data.windows import IGNORE_INDEX
 from gpt.errors import InputError
 from gpt.training.compilation import compile_as_asked
 from gpt.training.guard import Guard
-from gpt.training.lightning_private import steps_per_epoch
 from gpt.training.lora import LoRAConfig, add_adapters
 from gpt.training.loss import linear_cross_entropy
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.schedule import learning_rate_factor
 from gpt.training.shard import is_sharded, shard
+from gpt.training.trainer_options import steps_per_epoch
 from gpt.weights.load import GPT, start_from
 
 _DEFAULT_RECIPE, _NO_ADAPTERS = OptimizerConfig(), LoRAConfig()

@@ -1,4 +1,4 @@
-"""Which options of Lightning's Trainer `gpt fit` refuses, and what to use instead.
+"""Which options of Lightning's Trainer `gpt fit` refuses, what to use instead, and what others come to.
 
 docs/options.md has a table of all options. A test compares it with this file and the Trainer's signature.
 """
@@ -6,6 +6,7 @@ docs/options.md has a table of all options. A test compares it with this file an
 from typing import Any
 
 import torch
+from lightning.pytorch import Trainer
 
 from gpt.errors import InputError
 
@@ -77,3 +78,11 @@ def check_trainer_options(options: dict[str, Any]) -> None:
         for instead, names in _OTHER_LOOPS.items():
             if name in names:
                 raise InputError(f"the callback {name} is not supported: give {instead}")
+
+
+def steps_per_epoch(trainer: Trainer) -> int:
+    """Updates in one pass over the data module's training batches."""
+    batches = len(trainer.datamodule.train_dataloader())  # type: ignore[attr-defined]
+    limit = trainer.limit_train_batches
+    batches = min(batches, limit) if isinstance(limit, int) else int(batches * (limit or 1.0))
+    return max(1, -(-batches // trainer.accumulate_grad_batches))

@@ -71,7 +71,7 @@ def measure(
     if size < _SHORTEST:
         raise InputError(f"{corpus} has {size} bytes, a plan needs at least {_SHORTEST:,}: give more text")
     fraction = held_out(size, val_fraction)
-    # Divided as `ShardWriter` does. In the order of the hash no neighbours are alike.
+    # Divided as `ShardWriter` does. By the hash those held out come first, and no neighbours are alike.
     documents.sort(key=lambda parts: hashlib.sha256(parts[0].encode("utf-8", "replace")).digest())
     whole = ["".join(parts) for parts in documents]
     splits = [choose_split(parts[0].encode("utf-8", "replace"), fraction) for parts in documents]
