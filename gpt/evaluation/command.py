@@ -2,6 +2,7 @@
 
 import json as json_format
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from gpt.data.prepare import prepare_for
 from gpt.data.shards import META, Prepared
 from gpt.errors import InputError
-from gpt.evaluation.scoring import Question, answer, total_nats
+from gpt.evaluation.scoring import answer, total_nats
 from gpt.files import check_free, write_json
 from gpt.model import GPT
 from gpt.progress import progress
@@ -61,11 +62,11 @@ def evaluate(
         check_free(json, overwrite)
     model, tokenizer, template = load_with_template(checkpoint, device)
     if task == "text":
-        result = score_text(model, tokenizer, data, split, val_fraction, stride, batch_size, template)
+        found = score_text(model, tokenizer, data, split, val_fraction, stride, batch_size, template)
     else:
-        score_questions = {"lambada": score_last_words, "hellaswag": score_endings}[task]
-        result = score_questions(model, tokenizer, Path(data), batch_size)
-    result = {"task": task, "data": data, **result}
+        score = {"lambada": score_last_words, "hellaswag": score_endings}[task]
+        found = score(model, tokenizer, Path(data), batch_size)
+    result = {"task": task, "data": data, **found}
     print(json_format.dumps(result, indent=2))
     if json is not None:
         write_json(json, result)
@@ -88,28 +89,27 @@ def score_text(
     count. A split without text raises InputError.
     """
     split = "val" if split is None and (Path(data) / META).is_file() else split
-    part = split or "train"  # nothing is held out without a split
-    fraction = val_fraction if split else 0.0
+    part, fraction = (split, val_fraction) if split else ("train", 0.0)  # without a split nothing is held out
     prepared = Prepared(prepare_for(tokenizer, data, val_fraction=fraction, template=template))
     stream, (tokens, size) = prepared.stream(part), prepared.scored(part)
     if not tokens:
         raise InputError(f"{data} has no text to score in its split {part}")
     lengths = tokenizer.byte_lengths()
+    starts = prepared.document_starts(part) if prepared.template else None
     with progress(f"scoring {data}", size) as advance:
 
         def show(targets: Tensor) -> None:
             advance(int(lengths[targets].sum()))
 
-        starts = prepared.document_starts(part) if prepared.template else None
-        options: dict[str, Any] = {"stride": stride, "batch_size": batch_size, "document_starts": starts}
-        nats = total_nats(model, stream, scored=show, **options)
-    per_token = nats / tokens
+        nats = total_nats(
+            model, stream, stride=stride, batch_size=batch_size, document_starts=starts, scored=show
+        )
     return {
         "split": split or "all",
         "tokens": tokens,
         "bytes": size,
-        "nats_per_token": per_token,
-        "perplexity": math.exp(min(per_token, 700.0)),
+        "nats_per_token": nats / tokens,
+        "perplexity": _perplexity(nats / tokens),
         "bits_per_byte": nats / math.log(2) / size,
     }
 
@@ -117,17 +117,14 @@ def score_text(
 def score_last_words(model: GPT, tokenizer: Tokenizer, path: Path, batch_size: int = 8) -> dict[str, Any]:
     """LAMBADA's accuracy of greedy decoding and perplexity of the last word (Paperno et al. 2016)."""
     questions = []
-    for number, line in _read_lines(path, ("text",)):
+    for where, line in _lines(path, "text"):
         before, blank, word = str(line["text"]).rstrip().rpartition(" ")
         if not blank or not before:
-            raise InputError(f"{path}, line {number}: the text has no last word after others")
+            raise InputError(f"{where}: the text has no last word after others")
         questions.append((tokenizer.encode(before), tokenizer.encode(f" {word}")))
     nats, correct = zip(*answer(model, tokenizer.eot, questions, batch_size, f"scoring {path}"), strict=True)
-    return {
-        "examples": len(nats),
-        "accuracy": sum(correct) / len(nats),
-        "perplexity": math.exp(min(sum(nats) / len(nats), 700.0)),
-    }
+    perplexity = _perplexity(float(np.mean(nats)))
+    return {"examples": len(nats), "accuracy": float(np.mean(correct)), "perplexity": perplexity}
 
 
 def score_endings(model: GPT, tokenizer: Tokenizer, path: Path, batch_size: int = 8) -> dict[str, Any]:
@@ -136,42 +133,41 @@ def score_endings(model: GPT, tokenizer: Tokenizer, path: Path, batch_size: int 
     `accuracy_per_character` divides the log-probabilities by the endings' lengths, like acc_norm of
     lm-evaluation-harness.
     """
-    questions: list[Question] = []
-    examples: list[tuple[int, list[int]]] = []  # the label and the endings' lengths
-    for number, line in _read_lines(path, ("ctx", "endings", "label")):
+    questions, examples = [], []
+    for where, line in _lines(path, "ctx", "endings", "label"):
         endings, label = line["endings"], str(line["label"])
         if not isinstance(endings, list) or label not in map(str, range(len(endings))):
-            raise InputError(f"{path}, line {number}: the label {label} is not the index of an ending")
-        examples.append((int(label), [len(str(ending)) for ending in endings]))
+            raise InputError(f"{where}: the label {label} is not the index of an ending")
+        examples.append((int(label), [max(1, len(str(ending))) for ending in endings]))
         context = tokenizer.encode(str(line["ctx"]).rstrip())
         questions += [(context, tokenizer.encode(f" {ending}")) for ending in endings]
     answers = answer(model, tokenizer.eot, questions, batch_size, f"scoring {path}")
-    right, right_per_character = [], []
+    right = []  # in total, and per character
     for expected, sizes in examples:
         nats = np.array([next(answers)[0] for _ in sizes])
-        right.append(nats.argmin() == expected)
-        right_per_character.append((nats / np.maximum(1, sizes)).argmin() == expected)
-    return {
-        "examples": len(examples),
-        "accuracy": float(np.mean(right)),
-        "accuracy_per_character": float(np.mean(right_per_character)),
-    }
+        right.append([nats.argmin() == expected, (nats / sizes).argmin() == expected])
+    accuracy, per_character = np.mean(right, axis=0).tolist()
+    return {"examples": len(examples), "accuracy": accuracy, "accuracy_per_character": per_character}
 
 
-def _read_lines(path: Path, keys: tuple[str, ...]) -> list[tuple[int, dict[str, Any]]]:
-    """The objects of a JSON lines file with their line numbers."""
-    lines = []
+def _perplexity(nats: float) -> float:
+    return math.exp(min(nats, 700.0))
+
+
+def _lines(path: Path, *keys: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The place and the object of each JSON line that is not blank."""
+    where = ""
     with open(path, encoding="utf-8") as file:
         for number, text in enumerate(file, start=1):
             if not text.strip():
                 continue
+            where = f"{path}, line {number}"
             try:
                 line = json_format.loads(text)
             except ValueError:
                 line = None
             if not isinstance(line, dict) or any(key not in line for key in keys):
-                raise InputError(f"{path}, line {number}: expected a JSON object with {', '.join(keys)}")
-            lines.append((number, line))
-    if not lines:
+                raise InputError(f"{where}: expected a JSON object with {', '.join(keys)}")
+            yield where, line
+    if not where:
         raise InputError(f"{path} has no lines to score")
-    return lines

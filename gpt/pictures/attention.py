@@ -1,4 +1,4 @@
-"""`gpt attention`: a labelled heat map of each head's attention weights, and an overview of all heads.
+"""`gpt attention`: a heat map of each head's attention weights, and an overview of all heads.
 
 Shapes: L layers, H heads, T tokens.
 """
@@ -24,9 +24,6 @@ from gpt.progress import progress
 from gpt.tokenizer import Tokenizer
 from gpt.weights.load import Device, load_each
 
-# The square root spreads the many small weights: most heads give most of their weight to one token. Masked
-# cells are grey, cells with weight zero white.
-_COLOURS, _POWER, _MASKED = "Blues", 0.5, "#e4e4e4"
 MOST_LABELS = 64  # on an axis; with more tokens, every second, third, ... label is written
 
 
@@ -76,11 +73,9 @@ def attention_maps(
 def attention_weights(model: GPT, tokenizer: Tokenizer, text: str) -> tuple[NDArray[np.float32], list[str]]:
     """The attention weights (L, H, T, T) of a model reading a text, and a label for each token."""
     ids, labels = labelled_tokens(tokenizer, text, model.config.context_length)
-    device = next(model.parameters()).device
     with torch.inference_mode(), capture_weights(model) as captured:
-        model.features(torch.tensor([ids], device=device))
-    weights = torch.stack([layer[0] for layer in captured.values()])  # (L, H, T, T)
-    return weights.float().cpu().numpy(), labels
+        model.features(torch.tensor([ids], device=model.token_embedding.weight.device))
+    return torch.cat(list(captured.values())).float().cpu().numpy(), labels
 
 
 def heat_map(weights: ArrayLike, labels: Sequence[str], title: str) -> Figure:
@@ -107,21 +102,22 @@ def overview(weights: NDArray[np.float32], title: str) -> Figure:
     for (i, j), axes in np.ndenumerate(grid):
         image = _draw(axes, weights[i, j])
         axes.set(xticks=[], yticks=[])
-        if i == 0:
-            axes.set_title(f"head {j}", fontsize=9)
-        if j == 0:
-            axes.set_ylabel(f"layer {i}", fontsize=9)
+    for j, axes in enumerate(grid[0]):
+        axes.set_title(f"head {j}", fontsize=9)
+    for i, axes in enumerate(grid[:, 0]):
+        axes.set_ylabel(f"layer {i}", fontsize=9)
     figure.suptitle(title, parse_math=False)
     figure.colorbar(image, ax=grid, label="attention weight", aspect=40, fraction=0.02)
     return figure
 
 
 def _draw(axes: Axes, weights: ArrayLike) -> AxesImage:
+    """Masked cells are grey, cells with weight zero white; a square root spreads the many small weights."""
     weights = np.asarray(weights)
     later = np.triu(np.ones_like(weights, dtype=bool), k=1)
+    axes.set_facecolor("#e4e4e4")
     shown = np.ma.masked_where(later & (weights == 0), weights)
-    axes.set_facecolor(_MASKED)
-    return axes.imshow(shown, cmap=_COLOURS, norm=PowerNorm(_POWER, 0.0, 1.0), interpolation="nearest")
+    return axes.imshow(shown, cmap="Blues", norm=PowerNorm(0.5, 0.0, 1.0), interpolation="nearest")
 
 
 def _selected(name: str, choice: str, count: int) -> Sequence[int]:

@@ -54,10 +54,7 @@ def labelled_tokens(tokenizer: Tokenizer, text: str, context_length: int) -> tup
 
 
 def token_label(token: bytes) -> str:
-    """A token's bytes in readable form: spaces and line ends visible, incomplete characters in hex.
-
-    Characters that the pictures' font lacks are written as code points.
-    """
+    """A token with visible spaces and line ends, hex for part of a character, code points the font lacks."""
     try:
         text = token.decode("utf-8").translate(_VISIBLE)
     except UnicodeDecodeError:
@@ -67,7 +64,6 @@ def token_label(token: bytes) -> str:
 
 @cache
 def _font() -> frozenset[int]:
-    """The code points in matplotlib's own font."""
     from matplotlib.font_manager import findfont, get_font
 
     return frozenset(get_font(findfont("DejaVu Sans")).get_charmap())

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
@@ -17,6 +16,7 @@ from gpt.pictures.probabilities import COLUMNS, boxes
 from gpt.tokenizer import Tokenizer
 
 _COUNTED_TOKENS, _LINE_FROM_TOKENS = 1 << 22, 2000
+_ORANGE, _GREY, _BLUE = "#FDB366", "#E4E4E4", "#A6D5FA"
 
 
 def inspect(
@@ -29,10 +29,10 @@ def inspect(
     seed: int = 0,
     picture: str | None = None,
 ) -> None:
-    """Print what prepared data holds, check every file against its checksum, and draw document lengths.
+    """Print what prepared data holds, and check every file against its checksum.
 
-    Of examples it also draws scored.png: the tokens of a training window, those that are scored shaded. With
-    several vocabularies it compares them instead: what their tokens are like, and how they cut a line.
+    Of examples it also draws the tokens of a training window, those that are scored shaded. With several
+    vocabularies it compares them instead: what their tokens are like, and how they cut a line.
 
     Args:
         data: a prepared folder, or a corpus, which is prepared first.
@@ -41,24 +41,21 @@ def inspect(
         windows: how many training windows to print.
         context_length: tokens in each window.
         seed: of the choice of windows.
-        picture: the file for the histogram of document lengths, by default lengths.png in the folder, or for
-            the cut lines, by default vocabularies.png.
+        picture: the file for the scored tokens, by default scored.png in the folder, or for the cut lines, by
+            default vocabularies.png.
 
     Raises:
         InputError: not prepared data, or a file that was altered.
     """
     if vocabulary and "," in vocabulary:
-        return compare(data, vocabulary.split(","), Path(picture or "vocabularies.png"))
+        return _compare(data, vocabulary.split(","), Path(picture or "vocabularies.png"))
     folder = Path(data)
     if not (folder / META).is_file():
         folder = prepare(data, vocabulary=vocabulary, vocab_size=vocab_size)
     prepared = Prepared(folder)
-    print(*describe(prepared), sep="\n")
+    print(*_describe(prepared), sep="\n")
     prepared.verify()
     print(f"checksums   all {len(prepared.meta['files'])} files are as they were written")
-    target = Path(picture) if picture else folder / "lengths.png"
-    draw_lengths({split: prepared.document_lengths(split) for split in SPLITS}, target)
-    print(f"histogram   {target}")
     stream = prepared.stream("train")
     cut: Grid | Packed = Grid(len(stream), context_length)
     if prepared.template:
@@ -67,15 +64,15 @@ def inspect(
     starts, lengths = cut.spans(chosen, epoch=0)
     rows = [row[1 : 1 + n] for row, n in zip(stream.rows(starts, context_length), lengths, strict=True)]
     if prepared.template and rows:
-        draw_scored(prepared, rows[0], target.with_name("scored.png"))
-        print(f"window      {target.with_name('scored.png')}")
+        target = Path(picture) if picture else folder / "scored.png"
+        _draw_scored(prepared.tokenizer, rows[0], target)
+        print(f"window      {target}")
     for row in rows:
         text = prepared.tokenizer.decode(token_ids(row))
         print(f"\n--- a training window of {context_length} tokens\n{text}")
 
 
-def describe(prepared: Prepared) -> list[str]:
-    """The counts of a prepared folder, and what the tokens of its training split are like, a line each."""
+def _describe(prepared: Prepared) -> list[str]:
     meta, tokenizer = prepared.meta, prepared.tokenizer
     lines = [
         f"folder      {prepared.folder}",
@@ -85,15 +82,17 @@ def describe(prepared: Prepared) -> list[str]:
     ]
     for split in SPLITS:
         documents, size, tokens = (prepared.count(split, what) for what in ("documents", "bytes", "tokens"))
-        ratio = f", {size / tokens:.2f} bytes a token" if tokens else ""
-        scored = ", {:,} of them scored, of {:,} bytes".format(*prepared.scored(split))
-        ratio += scored if prepared.template else ""
-        lines.append(f"{split:<12}{documents:,} documents, {size:,} bytes, {tokens:,} tokens{ratio}")
+        line = f"{split:<12}{documents:,} documents, {size:,} bytes, {tokens:,} tokens"
+        if tokens:
+            line += f", {size / tokens:.2f} bytes a token"
+        if prepared.template:
+            line += ", {:,} of them scored, of {:,} bytes".format(*prepared.scored(split))
+        lines.append(line)
     ids = prepared.first_ids(_COUNTED_TOKENS)
-    return [*lines, *kinds_of_tokens(tokenizer, ids), f"beginning   {_show(tokenizer, ids[:16])}"]
+    return [*lines, *_kinds_of_tokens(tokenizer, ids), f"beginning   {_show(tokenizer, ids[:16])}"]
 
 
-def kinds_of_tokens(tokenizer: Tokenizer, ids: NDArray[Any]) -> list[str]:
+def _kinds_of_tokens(tokenizer: Tokenizer, ids: NDArray[Any]) -> list[str]:
     """How many ids of the vocabulary occur in `ids`, the most frequent and the longest of them."""
     counts, lengths = np.bincount(ids, minlength=tokenizer.n_vocab), tokenizer.byte_lengths()
     used = np.flatnonzero(counts)
@@ -108,50 +107,34 @@ def _show(tokenizer: Tokenizer, ids: NDArray[Any]) -> str:
     return " ".join(repr(tokenizer.decode([i])) for i in ids.tolist())
 
 
-def compare(corpus: str, vocabularies: list[str], picture: Path) -> None:
+def _labels(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    return [token_label(tokenizer.decode_bytes([i])) for i in ids]
+
+
+def _compare(corpus: str, vocabularies: list[str], picture: Path) -> None:
     """Print what the tokens of each vocabulary are like, and print and draw how each cuts the same line."""
     line, labels, colours = "", [], []
     for name in vocabularies:
         prepared = Prepared(prepare(corpus, vocabulary=name))
         tokenizer, ids = prepared.tokenizer, prepared.first_ids(_COUNTED_TOKENS)
-        line = line or _sample_line(tokenizer.decode(ids[:_LINE_FROM_TOKENS]))
-        cut = [token_label(tokenizer.decode_bytes([i])) for i in tokenizer.encode(line)]
+        if not line:  # the longest that fits a row of the picture; the first characters where none does
+            text = tokenizer.decode(ids[:_LINE_FROM_TOKENS])
+            fitting = (one for one in text.splitlines() if len(one) <= COLUMNS)
+            line = max(fitting, key=len, default="") or text[:COLUMNS]
+        cut = _labels(tokenizer, tokenizer.encode(line))
         a_token = prepared.count("train", "bytes") / prepared.count("train", "tokens")
         heading = f"{name}: {a_token:.2f} bytes a token"
-        print(heading, *kinds_of_tokens(tokenizer, ids), f"cut         {'|'.join(cut)}", "", sep="\n")
+        print(heading, *_kinds_of_tokens(tokenizer, ids), f"cut         {'|'.join(cut)}", "", sep="\n")
         labels += [heading.ljust(COLUMNS), *cut, " " * COLUMNS]
-        colours += ["white", *islice(cycle(("#FDB366", "#A6D5FA")), len(cut)), "white"]
-    save(boxes(labels, colours)[0], picture)
+        colours += ["white", *islice(cycle((_ORANGE, _BLUE)), len(cut)), "white"]
+    save(boxes(labels, colours), picture)
     print(f"picture     {picture}")
 
 
-def _sample_line(text: str) -> str:
-    """The longest line that fits a row of the picture; the first characters where none does."""
-    fitting = (line for line in text.splitlines() if len(line) <= COLUMNS)
-    return max(fitting, key=len, default="") or text[:COLUMNS]
-
-
-def draw_scored(prepared: Prepared, row: NDArray[Any], picture: Path) -> None:
+def _draw_scored(tokenizer: Tokenizer, row: NDArray[Any], picture: Path) -> None:
     """Draw the stored tokens (T,) of a window in reading order, those that are scored in another colour."""
-    labels = [token_label(prepared.tokenizer.decode_bytes([id_])) for id_ in token_ids(row).tolist()]
-    kinds = {True: "#FDB366", False: "#E4E4E4"}
-    figure, _ = boxes(labels, [kinds[scored] for scored in (row >= 0).tolist()])
-    names = {True: "scored: the model learns to write it", False: "not scored: only read"}
-    figure.legend(handles=[Patch(color=kinds[k], label=names[k]) for k in kinds], loc="lower center", ncols=2)
-    save(figure, picture)
-
-
-def draw_lengths(lengths: dict[str, NDArray[np.int64]], picture: Path) -> None:
-    """Draw a histogram of document lengths over a logarithmic axis."""
-    every = np.concatenate(list(lengths.values()))
-    bins = np.geomspace(every.min(), every.max() + 1, 40).tolist()
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    for (split, values), colour in zip(lengths.items(), ("#56B4E9", "#D55E00"), strict=True):
-        if len(values):
-            axes.hist(values, bins, color=colour, label=f"{split}: median {int(np.median(values)):,}")
-    axes.set(xscale="log", title="Length of documents", xlabel="tokens in a document", ylabel="documents")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    figure = boxes(_labels(tokenizer, token_ids(row).tolist()), np.where(row >= 0, _ORANGE, _GREY).tolist())
+    names = {_ORANGE: "scored: the model learns to write it", _GREY: "not scored: only read"}
+    patches = [Patch(color=colour, label=name) for colour, name in names.items()]
+    figure.legend(handles=patches, loc="lower center", ncols=2)
     save(figure, picture)

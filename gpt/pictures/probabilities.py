@@ -19,8 +19,6 @@ from gpt.pictures.figures import labelled_tokens, save_each
 from gpt.tokenizer import Tokenizer
 from gpt.weights.load import Device, load_each
 
-# One hue from light to dark needs no colour vision; black letters are legible on the darkest shade.
-_COLOURS, _DARKEST, _SMALLEST = "Oranges", 0.7, 1e-4
 COLUMNS = 88
 _FONT_SIZE = 11
 _COLUMN_INCHES = 0.602 * _FONT_SIZE / 72  # the width of a letter of DejaVu Sans Mono
@@ -56,43 +54,13 @@ def probabilities(
 def token_probabilities(model: GPT, tokenizer: Tokenizer, text: str) -> tuple[list[float], list[str]]:
     """The probability of each token given those before it, `<|endoftext|>` first, and a label for each."""
     ids, labels = labelled_tokens(tokenizer, text, model.config.context_length)
-    rows = torch.tensor([[tokenizer.eot, *ids]], device=next(model.parameters()).device)  # (1, T + 1)
+    rows = torch.tensor([[tokenizer.eot, *ids]], device=model.token_embedding.weight.device)  # (1, T + 1)
     nats, _ = score(model, rows[:, :-1], rows[:, 1:])  # (1, T)
     return (-nats[0]).exp().tolist(), labels
 
 
-def boxes(labels: list[str], colours: Iterable[Any]) -> tuple[Figure, float]:
-    """The tokens in reading order, a box behind each, and 0.95 inches below them; the figure's height too."""
-    places, rows = _lay_out(labels)
-    width, height = COLUMNS * _COLUMN_INCHES + 0.4, rows * _ROW_INCHES + 1.2
-    figure = Figure(figsize=(width, height))
-    text_height = rows * _ROW_INCHES / height
-    axes = figure.add_axes((0.2 / width, 0.95 / height, 1 - 0.4 / width, text_height))
-    axes.set(xlim=(0, COLUMNS), ylim=(rows, 0))
-    axes.axis("off")
-    for colour, label, (row, column) in zip(colours, labels, places, strict=True):
-        axes.add_patch(Rectangle((column, row + 0.06), len(label), 0.88, facecolor=colour, edgecolor="white"))
-        font = {"family": "DejaVu Sans Mono", "size": _FONT_SIZE}
-        axes.text(column, row + 0.5, label, fontdict=font, va="center", parse_math=False)
-    return figure, height
-
-
-def shaded_text(found: list[float], labels: list[str], step: str = "") -> Figure:
-    """The tokens, each on the shade of its probability; below them a scale of the shades, and the step."""
-    shades = ListedColormap(colormaps[_COLOURS]([_DARKEST * (1 - i / 255) for i in range(256)]))
-    scale = ScalarMappable(LogNorm(_SMALLEST, 1.0, clip=True), shades)
-    figure, height = boxes(labels, scale.to_rgba(np.array(found)))
-    bar = figure.add_axes((0.25, 0.52 / height, 0.5, 0.14 / height))
-    figure.colorbar(scale, cax=bar, orientation="horizontal", ticks=[1e-4, 1e-3, 1e-2, 0.1, 1.0])
-    bar.set_xticklabels(["1/10,000 or less", "1/1,000", "1/100", "1/10", "1"])
-    bar.set_xlabel("probability of the token given those before it")
-    note = f"{step}\n{-np.log(found).mean():.2f} nats per token" if step else ""
-    figure.text(0.985, 0.52 / height, note, ha="right", va="center")
-    return figure
-
-
-def _lay_out(labels: list[str]) -> tuple[list[tuple[int, int]], int]:
-    """The row and column where each label begins, and the number of rows. A line end begins a new row."""
+def boxes(labels: list[str], colours: Iterable[Any]) -> Figure:
+    """The tokens in reading order, a box behind each, and 0.95 inches below them. A line end ends a row."""
     places, row, column = [], 0, 0
     for label in labels:
         if column and column + len(label) > COLUMNS:
@@ -101,4 +69,30 @@ def _lay_out(labels: list[str]) -> tuple[list[tuple[int, int]], int]:
         column += len(label)
         if label.endswith("\u21b5"):
             row, column = row + 1, 0
-    return places, row + (column > 0)
+    rows = row + (column > 0)
+    width, height = COLUMNS * _COLUMN_INCHES + 0.4, rows * _ROW_INCHES + 1.2
+    figure = Figure(figsize=(width, height))
+    axes = figure.add_axes((0.2 / width, 0.95 / height, 1 - 0.4 / width, rows * _ROW_INCHES / height))
+    axes.set(xlim=(0, COLUMNS), ylim=(rows, 0))
+    axes.axis("off")
+    font = {"family": "DejaVu Sans Mono", "size": _FONT_SIZE}
+    for colour, label, (row, column) in zip(colours, labels, places, strict=True):
+        axes.add_patch(Rectangle((column, row + 0.06), len(label), 0.88, facecolor=colour, edgecolor="white"))
+        axes.text(column, row + 0.5, label, fontdict=font, va="center", parse_math=False)
+    return figure
+
+
+def shaded_text(found: list[float], labels: list[str], step: str = "") -> Figure:
+    """The tokens, each on the shade of its probability; below them a scale of the shades, and the step."""
+    # One hue from light to dark needs no colour vision; black letters are legible on the darkest shade.
+    shades = ListedColormap(colormaps["Oranges"](np.linspace(0.7, 0.0, 256)))
+    scale = ScalarMappable(LogNorm(1e-4, 1.0, clip=True), shades)
+    figure = boxes(labels, scale.to_rgba(np.array(found)))
+    height = figure.get_figheight()
+    bar = figure.add_axes((0.25, 0.52 / height, 0.5, 0.14 / height))
+    figure.colorbar(scale, cax=bar, orientation="horizontal", ticks=[1e-4, 1e-3, 1e-2, 0.1, 1.0])
+    bar.set_xticklabels(["1/10,000 or less", "1/1,000", "1/100", "1/10", "1"])
+    bar.set_xlabel("probability of the token given those before it")
+    note = f"{step}\n{-np.log(found).mean():.2f} nats per token" if step else ""
+    figure.text(0.985, 0.52 / height, note, ha="right", va="center")
+    return figure

@@ -1,4 +1,4 @@
-"""`gpt plot` and loss.png: loss, learning rate, gradient norm and throughput from a run's metrics.csv."""
+"""`gpt plot` and loss.png: training and validation loss from a run's metrics.csv."""
 
 import csv
 import math
@@ -13,19 +13,16 @@ from gpt.files import check_free
 from gpt.pictures.figures import save
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, made for all kinds of colour vision, without its yellow, too light on white.
 # From the eighth run on, colours repeat with another line style.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = ("-", "--", ":", "-.")
-PANELS = ("learning_rate", "gradient_norm", "tokens_per_second")
-
 X = Literal["step", "tokens", "seconds"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class Metrics:
     """The rows of a run's metrics.csv; a cell is empty where a row has no value."""
 
@@ -42,7 +39,7 @@ class Metrics:
             rows = list(csv.DictReader(opened))
         if not rows:
             raise InputError(f"{file} has no rows yet")
-        return cls(name=file.resolve().parent.name, rows=rows)
+        return cls(file.resolve().parent.name, rows)
 
     def points(self, x: str, y: str) -> tuple[list[float], list[float]]:
         """Columns `x` and `y` of the rows with finite values in both; InputError without `x` or numbers."""
@@ -57,7 +54,7 @@ class Metrics:
 
 
 def plot(runs: list[str], output: Path = Path("runs.png"), x: X = "step", overwrite: bool = False) -> None:
-    """Draw the losses of runs in one picture, and below them learning rate, gradient norm and throughput.
+    """Draw the training and validation losses of runs in one picture.
 
     Args:
         runs: run folders, or metrics.csv files.
@@ -74,57 +71,35 @@ def plot(runs: list[str], output: Path = Path("runs.png"), x: X = "step", overwr
 
 def loss_curve(metrics: str | os.PathLike[str], picture: str | os.PathLike[str], title: str) -> None:
     """Draw a run's training and validation loss over steps, in nats per token, as .png or .svg."""
+    save(compare([Metrics.read(metrics)], title=title), picture)
+
+
+def compare(runs: Sequence[Metrics], x: X = "step", title: str | None = None) -> "Figure":
+    """Training losses thin; validation losses thick, with markers, and their last values in the legend."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
-    _draw_losses(figure.add_subplot(), [Metrics.read(metrics)], "step", title)
-    save(figure, picture)
-
-
-def compare(runs: Sequence[Metrics], x: X = "step") -> "Figure":
-    """The losses of runs in one picture, with a small panel for each other column that any run has."""
-    from matplotlib.figure import Figure
-
-    panels = [name for name in PANELS if any(run.points(x, name)[1] for run in runs)]
-    figure = Figure(figsize=(9, 7.5 if panels else 5), layout="constrained")
-    heights = [2.2, 1.0] if panels else [1.0]
-    grid = figure.add_gridspec(len(heights), max(1, len(panels)), height_ratios=heights)
-    title = f"Loss of {runs[0].name}" if len(runs) == 1 else f"Loss of {len(runs)} runs"
-    _draw_losses(figure.add_subplot(grid[0, :]), runs, x, title)
-    for column, name in enumerate(panels):
-        axes = figure.add_subplot(grid[1, column])
-        for number, run in enumerate(runs):
-            axes.plot(*run.points(x, name), linewidth=1.2, **_style(number))
-        _finish(axes, name.replace("_", " "), x)
-        highest = max(value for run in runs for value in run.points(x, name)[1])
-        axes.set_ylim(0, 1.1 * highest or 1.0)
-        axes.yaxis.set_major_formatter(_short if name == "tokens_per_second" else "{x:.3g}")
-    return figure
-
-
-def _draw_losses(axes: "Axes", runs: Sequence[Metrics], x: X, title: str) -> None:
-    """Training loss thin; validation loss thick, with markers, and its last value in the legend."""
-    alone = len(runs) == 1
+    axes, alone = figure.add_subplot(), len(runs) == 1
     for number, run in enumerate(runs):
+        line = LINES[number // len(COLOURS) % len(LINES)]
+        style: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "linestyle": line}
         train, validation = run.points(x, "train_loss"), run.points(x, "val_loss")
         label = "validation" if alone else run.name
         if validation[1]:
             label = f"{label}: {validation[1][-1]:.3f}"
-        axes.plot(*train, linewidth=1.0, alpha=0.45, label="training" if alone else None, **_style(number))
-        axes.plot(*validation, linewidth=2.0, marker="o", markersize=4.5, label=label, **_style(number))
-    _finish(axes, title, x)
-    axes.set_ylabel("loss (nats per token)")
-    heading = None if alone else "validation loss (thin lines: training)"
-    axes.legend(frameon=False, title=heading, alignment="left")
-
-
-def _finish(axes: "Axes", title: str, x: X) -> None:
-    axes.set_title(title, parse_math=False)
+        axes.plot(*train, linewidth=1.0, alpha=0.45, label="training" if alone else None, **style)
+        axes.plot(*validation, linewidth=2.0, marker="o", markersize=4.5, label=label, **style)
+    default = f"Loss of {runs[0].name}" if alone else f"Loss of {len(runs)} runs"
+    axes.set_title(title or default, parse_math=False)
     axes.set_xlabel("seconds of training" if x == "seconds" else x)
+    axes.set_ylabel("loss (nats per token)")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(_short)
+    heading = None if alone else "validation loss (thin lines: training)"
+    axes.legend(frameon=False, title=heading, alignment="left")
+    return figure
 
 
 def _short(value: float, position: float) -> str:
@@ -133,8 +108,3 @@ def _short(value: float, position: float) -> str:
         if abs(value) >= size:
             return f"{value / size:.3g}{letter}"
     return f"{value:.3g}"
-
-
-def _style(number: int) -> dict[str, Any]:
-    line = LINES[number // len(COLOURS) % len(LINES)]
-    return {"color": COLOURS[number % len(COLOURS)], "linestyle": line}
