@@ -1,7 +1,6 @@
 """From files, URLs and rows to documents, piece by piece: text, JSON, CSV, Parquet; plain or compressed.
 
-Plain text is read here, not through `datasets`, which turns `\\r\\n` into `\\n`, reads a whole line or file
-at once, and cannot say which byte is not UTF-8. Rows are read by `datasets`, imported on need.
+`datasets` reads rows alone: of text it changes line ends, reads whole lines and does not name a wrong byte.
 """
 
 import codecs
@@ -21,8 +20,7 @@ from gpt.errors import InputError
 from gpt.template import Part, Template
 from gpt.tokenizer import split_at_words
 
-LONGEST_PIECE = 1 << 20
-"""Characters in a piece. A longer document comes as several, so memory does not grow with documents."""
+LONGEST_PIECE = 1 << 20  # characters
 
 _ENDINGS = {"json": (".json", ".jsonl", ".ndjson"), "csv": (".csv", ".tsv"), "parquet": (".parquet",)}
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
@@ -37,8 +35,7 @@ _NOT_TEXT = {
     codecs.BOM_UTF16_BE: "UTF-16",
     codecs.BOM_UTF32_BE: "UTF-32",
 }
-Document = list[Part]
-"""A text in one part, or an example in several; an example that is left out has none."""
+Document = list[Part]  # a text in one part, or an example in several; one that is left out has none
 MESSAGES = "messages"
 _EXAMPLES = [MESSAGES], ["prompt", "completion"]
 
@@ -52,19 +49,13 @@ class Piece(NamedTuple):
 
     text: str
     first: bool = True
-    last: bool = True
-    """Whether `<|endoftext|>` follows it, as it also does inside a conversation."""
-    scored: bool = True
-    """Whether a model learns to write it; of an example, the first piece is not."""
-    split: str = ""
-    """`train` or `val`, see `gpt.data.corpus.choose_split`."""
+    last: bool = True  # `<|endoftext|>` follows it, also inside a conversation
+    scored: bool = True  # a model learns to write it; of an example, the first piece is not
+    split: str = ""  # `train` or `val`, see `gpt.data.corpus.choose_split`
 
 
 def file_pieces(name: str, column: str, errors: str, template: Template) -> Iterator[Piece]:
-    """The documents of a file or URL: a text file is one, and each row of the other formats is one.
-
-    An InputError says what is wrong with its content; an OSError, that it cannot be opened.
-    """
+    """The documents of a file or URL: the text, or each row. An OSError if it cannot be opened."""
     if compression(name) == "zstd":
         from fsspec.compression import register_compression
 
@@ -79,7 +70,7 @@ def file_pieces(name: str, column: str, errors: str, template: Template) -> Iter
 def hub_rows(
     column: str, template: Template, path: str, subset: str | None, **options: Any
 ) -> Iterator[Document]:
-    """The documents of a Hugging Face data set; the options are those of `datasets.load_dataset`."""
+    """The documents of a Hugging Face data set; the options are `load_dataset`'s."""
     from datasets import load_dataset
 
     with _named(f"hub:{path}"):
@@ -110,7 +101,7 @@ def _named(name: str) -> Iterator[None]:
 
 
 def join(rows: Iterable[Document], starts: str) -> Iterator[Document]:
-    """Documents from rows that are parts of them: a row that matches the expression `starts` begins one."""
+    """Documents from rows of text: one that matches the expression `starts` begins a document."""
     document: list[str] = []
     for row in rows:
         if [scored for _, scored in row] != [True]:
@@ -133,7 +124,7 @@ def cut(documents: Iterable[Document]) -> Iterator[Piece]:
 
 
 def _document(blocks: Iterable[str]) -> Iterator[Piece]:
-    """The pieces of one document that is read in blocks, cut where `split_at_words` would cut all of it."""
+    """The pieces of one document, cut where `split_at_words` would cut all of it."""
     text, first = "", True
     for block in blocks:
         *complete, text = list(split_at_words(text + block, LONGEST_PIECE)) or [""]
@@ -184,7 +175,6 @@ def _file_rows(name: str, column: str, errors: str, template: Template) -> Itera
 
 
 def _documents(rows: Any, column: str, name: str, template: Template) -> Iterator[Document]:
-    """The document of each row."""
     number = 0
     for table in rows.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
         names = _choose_columns(column, table.column_names, name)
@@ -197,10 +187,7 @@ def _documents(rows: Any, column: str, name: str, template: Template) -> Iterato
 
 
 def _choose_columns(column: str, present: list[str], name: str) -> list[str]:
-    """The columns to read: one of texts or messages, or two, of prompts and completions.
-
-    Where there is no `text`, the default, columns of examples are. An InputError if any is missing.
-    """
+    """The columns to read: texts, messages, or prompts and completions. `text` may stand for examples."""
     wanted = [column] if column in present else column.split(",")
     if wanted == ["text"]:
         wanted = next((names for names in _EXAMPLES if {*names} <= {*present}), wanted)
@@ -213,7 +200,7 @@ def _choose_columns(column: str, present: list[str], name: str) -> list[str]:
 
 
 def _read_row(row: dict[str, Any], template: Template) -> Document:
-    """The document of a row's chosen columns: a missing text or completion is empty."""
+    """The document of a row's columns: a missing text or completion is empty."""
     (name, messages), *others = row.items()
     if others:
         pair = zip(("user", "assistant"), row.values(), strict=True)
@@ -234,7 +221,7 @@ def _read_row(row: dict[str, Any], template: Template) -> Document:
 
 
 def _check_text(head: bytes, name: str) -> None:
-    """Raise an error about the beginning of a file that is known not to be UTF-8 text."""
+    """An InputError for the beginning of a file that is known not to be UTF-8 text."""
     found = next((kind for magic, kind in _NOT_TEXT.items() if head.startswith(magic)), "")
     fewer, more = sorted((head[::2].count(0), head[1::2].count(0)))
     if head[257:262] == b"ustar":
@@ -246,7 +233,7 @@ def _check_text(head: bytes, name: str) -> None:
 
 
 def _check_lines(name: str) -> None:
-    """Raise an error about a line too long for `datasets`, which reads lines whole: gigabytes, compressed."""
+    """An InputError for a line too long for `datasets`, which reads it whole: gigabytes, compressed."""
     with _opened(name) as file:
         for line in iter(partial(file.readline, _LONGEST_LINE + 2), b""):
             if len(line.removesuffix(b"\n")) > _LONGEST_LINE:
@@ -268,8 +255,7 @@ def _opened(name: str) -> Any:
 
 
 def _open_zstd(file: IO[bytes], **_: Any) -> io.BufferedReader:
-    """Arrow's reader, as zstandard's own does not report a truncated file."""
-    from pyarrow import CompressedInputStream
+    from pyarrow import CompressedInputStream  # zstandard's own reader does not report a truncated file
 
     return io.BufferedReader(CompressedInputStream(file, "zstd"))
 

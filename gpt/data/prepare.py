@@ -1,8 +1,4 @@
-"""`gpt prepare`: from a corpus to token shards, once for the same text, tokenizer and options.
-
-The calling thread reads documents and writes shards while others tokenize. Blocks are written in the order of
-the text, so the files do not depend on the number of threads.
-"""
+"""`gpt prepare`: from a corpus to token shards, once for the same text, tokenizer and options."""
 
 import hashlib
 import json
@@ -32,8 +28,7 @@ from gpt.template import DEFAULT_TEMPLATE, Template
 from gpt.tokenizer import Tokenizer
 
 _BLOCK_CHARACTERS = 1 << 18
-Block = list[tuple[Piece, NDArray[Any]]]
-"""Pieces, each with its tokens as they are stored, see `gpt.data.shards`."""
+Block = list[tuple[Piece, NDArray[Any]]]  # pieces, each with its tokens as they are stored
 
 
 def prepare(
@@ -55,7 +50,7 @@ def prepare(
 ) -> Path:
     """Tokenize a corpus into files that training memory-maps.
 
-    A second call resumes an interrupted one, and returns at once where the first has finished.
+    A second call returns at once where the first has finished, and begins again where it was interrupted.
 
     Args:
         corpus: a file, a folder, a pattern, a URL, hub:OWNER/NAME, a recipe's name or a prepared folder.
@@ -113,41 +108,39 @@ def prepare_for(
         return folder
     from filelock import FileLock
 
-    if not (folder / META).is_file():
-        check_ours(folder)
+    check_ours(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):  # another process may be preparing it: then wait and use its work
         if _is_done(folder, key, verify):
             return folder
         if (folder / META).is_file():
             notice(f"{folder} is damaged and is prepared again")
-            clear(folder)
+        clear(folder)
         tokenizer = learn(source, vocabulary, val_fraction) if isinstance(vocabulary, Learned) else vocabulary
         pieces = source.pieces(val_fraction)
         first = list(islice(pieces, 1))
         template = source.template if first and not first[0].scored else None
-        writer = ShardWriter(folder, key, tokenizer, lambda: source.stamps() == stamps, template)
-        with closing(writer):
-            left = islice(chain(first, pieces), writer.parts, None)
-            blocks = _encode(left, tokenizer, writer.dtype, workers or os.cpu_count() or 1)
-            bar = progress(f"tokenizing {corpus}", source.size(), done=writer.count("bytes"))
-            with closing(blocks), bar as advance:
-                for block in blocks:
-                    with _full_disk(folder):
-                        advance(writer.add(block))
-            source_set = {n: value for n, value in asdict(source).items() if value and n != "template"}
+        writer = ShardWriter(folder, tokenizer, template)
+        blocks = _encode(chain(first, pieces), tokenizer, writer.dtype, workers or os.cpu_count() or 1)
+        bar = progress(f"tokenizing {corpus}", source.size())
+        with closing(writer), closing(blocks), bar as advance:
+            for block in blocks:
+                with _full_disk(folder):
+                    advance(writer.add(block))
+            if source.stamps() != stamps:
+                writer.close()
+                clear(folder)
+                raise InputError("the corpus changed while it was read: run this again when it is complete")
+            known = {name: value for name, value in asdict(source).items() if value and name != "template"}
             with _full_disk(folder):
-                writer.finish(val_fraction, {"corpus": corpus, **source_set})
-            if template and writer.empty:
-                notice(f"left out {writer.empty:,} examples whose completion is empty")
+                writer.finish(key, val_fraction, {"corpus": corpus, **known})
+        if template and writer.empty:
+            notice(f"left out {writer.empty:,} examples whose completion is empty")
     return folder
 
 
 def _encode(pieces: Iterable[Piece], tokenizer: Tokenizer, dtype: Any, threads: int) -> Generator[Block]:
-    """Tokenize pieces on threads, as tiktoken releases Python's lock, in order.
-
-    At most 2 * threads blocks wait, so memory does not grow with the corpus.
-    """
+    """Tokenize pieces on threads, as tiktoken releases Python's lock, in order; few blocks wait in memory."""
 
     def stored(piece: Piece) -> NDArray[Any]:
         ids: NDArray[Any] = tokenizer.encode_array(piece.text)
@@ -168,7 +161,6 @@ def _encode(pieces: Iterable[Piece], tokenizer: Tokenizer, dtype: Any, threads: 
 
 
 def _blocks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Lists of pieces of about `_BLOCK_CHARACTERS` in all."""
     block: list[Piece] = []
     size = 0
     for piece in pieces:
@@ -220,13 +212,9 @@ def _full_disk(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(
-            f"cannot write {folder}: {error.strerror or error}; what is written is kept, "
-            "and the same command resumes there"
-        ) from error
+        raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
 
 
 def _short_name(corpus: str) -> str:
-    """A readable beginning of the folder's name."""
     name = Path(corpus.rstrip("/")).stem if "/" in corpus or "." in corpus else corpus
     return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")[:40] or "corpus"

@@ -1,15 +1,8 @@
-"""Writes a prepared folder. An interruption at any point loses seconds of work and nothing else.
+"""Writes a prepared folder: shards while the text is read, `meta.json` last."""
 
-A folder with `progress.json` and no `meta.json` is unfinished. Shards are appended to; every few seconds they
-are flushed to disk, and then `progress.json` records, atomically, how much of them counts. What a killed
-process wrote after that is cut off when the next one resumes.
-"""
-
-import json
 import os
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,53 +18,30 @@ from gpt.files import file_sha256, write_json
 from gpt.template import Template
 from gpt.tokenizer import Tokenizer
 
-PROGRESS = "progress.json"
-_STATE = ("parts", "empty", "splits")
-_SHARDS = r"(train|val)-(documents|\d{5})\.bin"
-_OURS = re.compile(rf"{_SHARDS}|(lengths|scored)\.png|\.({META}|{PROGRESS})\..*\.tmp|{META}|{PROGRESS}")
-_SECONDS_BETWEEN_COMMITS = 5.0
+_UNFINISHED = ".unfinished"  # marks a folder until it is complete
+_OURS = re.compile(rf"(train|val)-(documents|\d{{5}})\.bin|(lengths|scored)\.png|{META}|\.{META}\..*\.tmp")
 _SHARD_TOKENS = 1 << 27
 _COUNTED_AT_ONCE = 1 << 20
 
 
 class ShardWriter:
-    """Appends blocks to a folder that the caller has locked, resuming at the last commit of the same `key`.
+    """Writes documents to a folder after `clear`. Examples have a `template`."""
 
-    The key is a hash of text, tokenizer and options; `unchanged` tells before each commit whether the text is
-    still that of the key. Examples have a `template`. Other files in the folder, or another unfinished
-    preparation, are an InputError.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        key: str,
-        tokenizer: Tokenizer,
-        unchanged: Callable[[], bool],
-        template: Template | None = None,
-    ) -> None:
-        self.folder, self.key, self.tokenizer, self.unchanged = folder, key, tokenizer, unchanged
-        self.template, self.dtype = template, token_dtype(tokenizer.n_vocab, template is not None)
-        self.parts = self.empty = 0  # pieces of text written; documents without any
+    def __init__(self, folder: Path, tokenizer: Tokenizer, template: Template | None = None) -> None:
+        self.folder, self.tokenizer, self.template = folder, tokenizer, template
+        self.dtype = token_dtype(tokenizer.n_vocab, template is not None)
+        self.empty = 0  # documents without text
         self.splits = {split: {"tokens": 0, "documents": 0, "bytes": 0} for split in SPLITS}
-        self._open: dict[str, IO[bytes]] = {}
-        self._resume()
-        self._committed = time.monotonic()
-
-    def count(self, what: str) -> int:
-        """The `tokens`, `documents` or `bytes` of UTF-8 text written so far."""
-        return sum(counts[what] for counts in self.splits.values())
+        self._files: dict[str, IO[bytes]] = {}
 
     def add(self, pieces: Iterable[tuple[Piece, NDArray[Any]]]) -> int:
-        """Append pieces with their tokens, as they are stored; commit if the last commit is some seconds old.
+        """Append pieces with their tokens, as they are stored, and return their bytes of UTF-8 text.
 
-        Documents without text are left out. Texts among examples, or the reverse, are an InputError. Returns
-        the bytes of text.
+        Documents without text are left out. Texts among examples, or the reverse, are an InputError.
         """
-        before = self.count("bytes")
+        added = 0
         for (text, first, last, scored, split), tokens in pieces:
             counts = self.splits[split]
-            self.parts += 1
             if first and scored is (self.template is not None):
                 raise InputError("the corpus mixes texts with examples: give one kind")
             if first and last and not text:
@@ -80,47 +50,36 @@ class ShardWriter:
             if first:
                 self._file(f"{split}-documents.bin").write(np.array(counts["tokens"], INDEX_DTYPE).tobytes())
                 counts["documents"] += 1
-            counts["bytes"] += len(text.encode("utf-8", "replace"))
-            self._append(split, tokens)
-        if time.monotonic() - self._committed > _SECONDS_BETWEEN_COMMITS:
-            self.commit()
-        return self.count("bytes") - before
-
-    def commit(self) -> None:
-        """Make what was added survive a power cut; if the text changed, delete it with an InputError."""
-        if not self.unchanged():
-            self.close()
-            clear(self.folder)
-            raise InputError("the corpus changed while it was read: run this again when it is complete")
-        for file in self._open.values():
-            file.flush()
-            os.fsync(file.fileno())
-        state = {name: getattr(self, name) for name in _STATE} | {"tokenizer": self.tokenizer.fingerprint}
-        write_json(self.folder / PROGRESS, {"key": self.key, **state})
-        self._committed = time.monotonic()
+            while len(tokens):
+                shard, within = divmod(counts["tokens"], _SHARD_TOKENS)
+                fitting, tokens = tokens[: _SHARD_TOKENS - within], tokens[_SHARD_TOKENS - within :]
+                self._file(f"{split}-{shard:05d}.bin").write(fitting.tobytes())
+                counts["tokens"] += len(fitting)
+            size = len(text.encode("utf-8", "replace"))
+            counts["bytes"] += size
+            added += size
+        return added
 
     def close(self) -> None:
         """Close the files."""
-        while self._open:
-            self._open.popitem()[1].close()
+        for file in self._files.values():
+            file.close()
 
-    def finish(self, val_fraction: float, source: dict[str, Any]) -> None:
-        """Divide the text into splits, take checksums, and write `meta.json`, which completes the folder.
-
-        No text at all is an InputError.
-        """
+    def finish(self, key: str, val_fraction: float, source: dict[str, Any]) -> None:
+        """Divide the text into splits and write `meta.json`; no text at all is an InputError."""
         for split in SPLITS:
             self._file(f"{split}-documents.bin")
-        self.commit()
-        self.close()
-        if not self.count("tokens"):
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+        if not any(counts["tokens"] for counts in self.splits.values()):
             raise InputError(f"{source['corpus']} is empty: {self.empty} documents, none with text")
-        files = sorted(path for path in self.folder.iterdir() if re.fullmatch(_SHARDS, path.name))
+        files = [self.folder / name for name in sorted(self._files)]
         with ThreadPoolExecutor() as pool:
-            digests = list(pool.map(file_sha256, files))
+            digests = pool.map(file_sha256, files)
         meta = {
             "format": FORMAT,
-            "key": self.key,
+            "key": key,
             "source": source,
             "tokenizer": {**self.tokenizer.to_dict(), "fingerprint": self.tokenizer.fingerprint},
             "dtype": self.dtype.str,
@@ -133,40 +92,36 @@ class ShardWriter:
             },
         }
         write_json(self.folder / META, meta)
-        (self.folder / PROGRESS).unlink()
+        (self.folder / _UNFINISHED).unlink()
 
     def _divided(self, val_fraction: float) -> dict[str, Any]:
         """What `meta.json` says of the splits.
 
-        The documents chosen by their hash are held out, or the end of the text if they are far more or far
-        fewer than `val_fraction`: of the tokens, or of the bytes where the vocabulary may have been learned
-        from the text. It was then learned from what comes before `cut_at`, see `gpt.data.vocabularies.learn`.
+        The documents chosen by their hash are held out, or the end of the text if they are far from
+        `val_fraction`: of the tokens, or of the bytes if the vocabulary may have been learned from the text
+        before `cut_at`, see `gpt.data.vocabularies.learn`.
         """
         train, val = self.splits["train"], self.splits["val"]
-        tokens, size, own = self.count("tokens"), self.count("bytes"), self.tokenizer.name == "own"
-        found = val["bytes"] / size if own else val["tokens"] / tokens
+        tokens, size = train["tokens"] + val["tokens"], train["bytes"] + val["bytes"]
+        own = self.tokenizer.name == "own"
         # Both splits as one text, and where its documents begin.
-        shards = [Segment(file=shard, start=0, stop=length) for shard, length in self._shards()]
-        text = Stream(self.folder, shards, self.dtype)
+        text = Stream(self.folder, self._shards(), self.dtype)
         of_train = Segment(file="train-documents.bin", start=0, stop=train["documents"])
         of_val = Segment(file="val-documents.bin", start=0, stop=val["documents"], shift=train["tokens"])
         index = Stream(self.folder, [of_train, of_val], INDEX_DTYPE)
-
-        def documents_before(token: int) -> int:
-            return sum(int(np.searchsorted(starts, token)) for starts in index.parts)
-
+        starts = np.concatenate(index.parts)
         cut, val_bytes = train["tokens"], val["bytes"]
-        if not (by_document := is_by_document(found, val_fraction)):
+        held_out = val_bytes / size if own else val["tokens"] / tokens
+        if not (by_document := is_by_document(held_out, val_fraction)):
             cut = tokens - max(1, round(tokens * val_fraction))
             if own:
                 cut = self._token_at(text, cut_at(size, val_fraction))
             if self.template:
-                first = min(documents_before(cut), self.count("documents") - 1)
-                cut = int(index.cut(first, first + 1).parts[0][0])
+                cut = int(starts[min(int(np.searchsorted(starts, cut)), len(starts) - 1)])
             val_bytes = sum(int(lengths.sum()) for lengths in self._byte_lengths(text.cut(cut, tokens)))
         splits = {}
         for split, start, stop, n in (("train", 0, cut, size - val_bytes), ("val", cut, tokens, val_bytes)):
-            first, last = documents_before(start), documents_before(stop)
+            first, last = np.searchsorted(starts, (start, stop)).tolist()
             documents = [replace(part, shift=part.shift - start) for part in index.cut(first, last).segments]
             splits[split] = {
                 "tokens": stop - start,
@@ -182,51 +137,16 @@ class ShardWriter:
             "splits": splits,
         }
 
-    def _append(self, split: str, tokens: NDArray[Any]) -> None:
-        while len(tokens):
-            shard, within = divmod(self.splits[split]["tokens"], _SHARD_TOKENS)
-            fitting, tokens = tokens[: _SHARD_TOKENS - within], tokens[_SHARD_TOKENS - within :]
-            self._file(f"{split}-{shard:05d}.bin").write(fitting.tobytes())
-            self.splits[split]["tokens"] += len(fitting)
-
     def _file(self, name: str) -> IO[bytes]:
-        if name not in self._open:
-            self._open[name] = open(self.folder / name, "ab")  # noqa: SIM115 (closed by `close`)
-        return self._open[name]
+        if name not in self._files:
+            self._files[name] = open(self.folder / name, "wb")  # noqa: SIM115 (closed by `close`)
+        return self._files[name]
 
-    def _resume(self) -> None:
-        """Go back to the last commit, or begin."""
-        state = check_ours(self.folder)
-        if state is None:
-            self.commit()
-            return
-        same = state.get("tokenizer", self.tokenizer.fingerprint) == self.tokenizer.fingerprint
-        if state["key"] == self.key and same:
-            for name in _STATE:
-                setattr(self, name, state[name])
-        elif state["parts"]:  # with no parts, nothing is lost
-            raise InputError(
-                f"{self.folder} holds an unfinished preparation of other text or with other options: "
-                "delete it, or choose another folder"
-            )
-        kept = {shard: tokens * self.dtype.itemsize for shard, tokens in self._shards()}
+    def _shards(self) -> Iterator[Segment]:
         for split, counts in self.splits.items():
-            kept[f"{split}-documents.bin"] = counts["documents"] * INDEX_DTYPE.itemsize
-        for path in self.folder.iterdir():
-            if _OURS.fullmatch(path.name) and path.name not in (*kept, PROGRESS):
-                path.unlink()
-        for name, size in kept.items():
-            with open(self.folder / name, "ab") as file:
-                if file.tell() < size:
-                    raise InputError(f"{file.name} is shorter than {PROGRESS} says: delete {self.folder}")
-                file.truncate(size)
-
-    def _shards(self) -> Iterator[tuple[str, int]]:
-        """The files of tokens, and how many each has."""
-        for split in SPLITS:
-            tokens = self.splits[split]["tokens"]
-            for number, start in enumerate(range(0, tokens, _SHARD_TOKENS)):
-                yield f"{split}-{number:05d}.bin", min(_SHARD_TOKENS, tokens - start)
+            for number, start in enumerate(range(0, counts["tokens"], _SHARD_TOKENS)):
+                stop = min(_SHARD_TOKENS, counts["tokens"] - start)
+                yield Segment(file=f"{split}-{number:05d}.bin", start=0, stop=stop)
 
     def _token_at(self, text: Stream, position: int) -> int:
         """The first token that begins at a byte of the text or after it; at least one follows it."""
@@ -257,25 +177,18 @@ def cut_at(text_bytes: int, val_fraction: float) -> int:
     return int(text_bytes * (1 - val_fraction))
 
 
-def check_ours(folder: Path) -> dict[str, Any] | None:
-    """The state of the unfinished preparation in `folder`, None if it is empty; an InputError otherwise."""
-    present = sorted(path.name for path in folder.glob("*") if not path.name.startswith("."))
-    if PROGRESS in present:
-        size = sum(path.stat().st_size for path in folder.glob("*.bin"))
-        try:
-            state: dict[str, Any] = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
-            counts = [state["splits"][split][what] for split in SPLITS for what in ("tokens", "documents")]
-            if {"key", *_STATE} <= state.keys() and min(counts) >= 0 and max(counts) <= size:
-                return state
-        except (ValueError, TypeError, KeyError, AttributeError):
-            pass
-    if present:
-        raise InputError(f"{folder} holds other files ({present[0]}): choose an empty folder to prepare in")
-    return None
+def check_ours(folder: Path) -> None:
+    """Raise an InputError where a folder holds files that no preparation wrote."""
+    present = sorted(path.name for path in folder.glob("[!.]*"))
+    if present and not {META, _UNFINISHED} & {path.name for path in folder.iterdir()}:
+        raise InputError(
+            f"{folder} holds other files ({present[0]}): delete them, or choose an empty folder to prepare in"
+        )
 
 
 def clear(folder: Path) -> None:
-    """Delete what a `ShardWriter` wrote, `meta.json` and `progress.json` last, so that it can be repeated."""
-    for path in sorted(folder.iterdir(), key=lambda path: path.name in (META, PROGRESS)):
+    """Mark a folder of `check_ours` as unfinished, and delete what an earlier preparation wrote."""
+    (folder / _UNFINISHED).touch()
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == META):
         if _OURS.fullmatch(path.name):
             path.unlink()

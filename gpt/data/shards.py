@@ -1,8 +1,7 @@
 """A prepared folder: token shards, an index of document starts, and `meta.json`.
 
-Shards are plain little-endian integers, uint16 or uint32, one document after another, each followed by
-`<|endoftext|>`. Those of examples are int32, with -1 - id for a token that is not scored, and `meta.json` has
-their template. `meta.json` is written last: a folder without it is unfinished.
+Shards are little-endian uint16 or uint32, one document after another, each followed by `<|endoftext|>`. Those
+of examples are int32, with -1 - id for a token that is not scored.
 """
 
 import json
@@ -27,9 +26,8 @@ from gpt.tokenizer import Tokenizer
 META = "meta.json"
 SPLITS = ("train", "val")
 FORMAT = 1
-_CHECKED_TOKENS = 1 << 22
-"""Tokens of a split whose ids are checked when it is opened, in milliseconds. `verify` covers all."""
 INDEX_DTYPE = np.dtype("<i8")
+_CHECKED_TOKENS = 1 << 22  # of each split, when a folder is opened; `verify` covers all
 
 
 def token_dtype(vocab_size: int, examples: bool = False) -> np.dtype[Any]:
@@ -63,10 +61,7 @@ class Segment:
 
 
 class Stream:
-    """Segments of files of integers read as one sequence, memory-mapped; a pickle holds their names alone.
-
-    Of tokens, `eot` is the id of `<|endoftext|>`, which precedes the first one.
-    """
+    """Segments read as one sequence, memory-mapped; `eot` is the id of `<|endoftext|>`, which precedes it."""
 
     def __init__(self, folder: Path, segments: Iterable[Segment], dtype: np.dtype[Any], eot: int = 0) -> None:
         self.folder, self.dtype, self.eot = folder, dtype, eot
@@ -76,7 +71,7 @@ class Stream:
     def __len__(self) -> int:
         return self.bounds[-1]
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, Any]:  # not the mapped arrays, which would be copied
         return {name: value for name, value in vars(self).items() if name != "parts"}
 
     @cached_property
@@ -98,10 +93,9 @@ class Stream:
         return np.concatenate([np.empty(0, bool), *(part >= 0 for part in self.parts)])
 
     def rows(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
-        """`length` tokens from each start on, with the token before them: (len(starts), length + 1).
+        """`length` stored tokens from each start on, and the one before them: (len(starts), length + 1).
 
-        They are as stored, see `token_ids`. The token before the first is `<|endoftext|>`. Past the last
-        token, rows are filled with zeros.
+        The token before the first is `<|endoftext|>`; past the last, rows are filled with zeros.
         """
         rows = np.zeros((len(starts), length + 1), self.dtype)
         rows[starts == 0, 0] = self.eot
