@@ -19,8 +19,7 @@ from typing import Literal
 from gpt.errors import InputError
 
 # Each command's MODULE:FUNCTION within this package, its purpose, and an example of its arguments. The
-# function's typed arguments are the options, its docstring their help. LightningCLI parses those of `fit` and
-# `validate` itself.
+# function's typed arguments are the options, its docstring their help; `fit` and `validate` parse their own.
 COMMANDS = {
     "fit": ("training.fit:main", "train a model, the quick run by default", "--data.corpus my.txt"),
     "validate": ("training.fit:main", "score a checkpoint as fit does", "--ckpt_path runs/quick"),
@@ -83,16 +82,13 @@ def run(name: str, arguments: list[str]) -> None:
         raise InputError(f"unknown command, expected one of {', '.join(COMMANDS)}")
     import jsonargparse
 
-    if name in LIGHTNING:
-        from gpt.training.lean_start import load_lightning
-
-        load_lightning()
     code, _, example = COMMANDS[name]
-    function = resolve_name(f"gpt.{code}")
     try:
         if name in LIGHTNING:
-            function([name, *arguments])
+            resolve_name("gpt.training.lean_start:load_lightning")()
+            resolve_name(f"gpt.{code}")([name, *arguments])
             return
+        function = resolve_name(f"gpt.{code}")
         output = jsonargparse.auto_cli(
             function,
             args=_spell_out(arguments, function),
@@ -109,8 +105,7 @@ def run(name: str, arguments: list[str]) -> None:
 
 def _suggestion(name: str, error: str) -> str:
     """The option that an unknown one may stand for."""
-    unknown = re.search(r"unrecognized arguments.*?--([\w.]+)", error)
-    if not unknown:
+    if not (unknown := re.search(r"unrecognized arguments.*?--([\w.]+)", error)):
         return ""
     options = options_of(name)
     meant = [option for option in options if option.endswith(f".{unknown[1]}")]
@@ -127,11 +122,7 @@ def options_of(name: str) -> list[str]:
 
 
 def completion(shell: Literal["bash", "zsh"]) -> None:
-    """Print a script that completes commands and options: `eval "$(gpt completion bash)"`.
-
-    Args:
-        shell: what the script is for.
-    """
+    """Print a script that completes commands and options: `eval "$(gpt completion bash)"`."""
     if shell == "zsh":
         print("autoload -Uz bashcompinit && bashcompinit")
     print("_gpt() {", '  case "${COMP_WORDS[1]}" in', sep="\n")
@@ -149,18 +140,14 @@ def _spell_out(arguments: list[str], function: Callable[..., object]) -> list[st
         words = list(takewhile(lambda argument: not argument.startswith("-"), arguments))
         arguments = [*([json.dumps(words)] if words else []), *arguments[len(words) :]]
     flags = {f"--{parameter.name}" for parameter in parameters if parameter.annotation is bool}
-    spelled = []
-    for argument, following in zip(arguments, [*arguments[1:], "--"], strict=False):
-        alone = argument in flags and following.startswith("--")
-        spelled.append(f"{argument}=true" if alone else argument)
-    return spelled
+    pairs = zip(arguments, [*arguments[1:], "--"], strict=False)
+    return [f"{now}=true" if now in flags and then.startswith("--") else now for now, then in pairs]
 
 
 def one_line(error: BaseException) -> str:
     """An error's message without its line breaks."""
     if isinstance(error, OSError) and error.strerror:
-        named = f"{error.filename}: " if error.filename else ""
-        return f"{named}{error.strerror}"
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return " ".join(str(error).split())
 
 

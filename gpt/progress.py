@@ -30,13 +30,11 @@ def progress(
     from rich import progress as rich
     from rich.console import Console
 
-    counts: tuple[rich.ProgressColumn, ...] = rich.DownloadColumn(), rich.TransferSpeedColumn()
+    counts: list[str | rich.ProgressColumn] = [rich.DownloadColumn(), rich.TransferSpeedColumn()]
     if unit != "bytes":
-        counts = rich.MofNCompleteColumn(), rich.TextColumn(unit), rich.TextColumn("{task.fields[figures]}")
-    columns = rich.TextColumn("{task.description}"), rich.BarColumn(), *counts, rich.TimeRemainingColumn()
-    with rich.Progress(
-        *columns, rich.TextColumn("left"), console=Console(stderr=True), refresh_per_second=4
-    ) as bar:
+        counts = [rich.MofNCompleteColumn(), unit, "{task.fields[figures]}"]
+    columns = ["{task.description}", rich.BarColumn(), *counts, rich.TimeRemainingColumn(), "left"]
+    with rich.Progress(*columns, console=Console(stderr=True), refresh_per_second=4) as bar:
         task = bar.add_task(label, total=total, completed=done, figures="")
 
         def advance(more: int, figures: str = "", total: int | None = None) -> None:
@@ -45,9 +43,9 @@ def progress(
         yield advance
 
 
-def _plain_lines(label: str, total: int | None, done: int, unit: str) -> Callable[..., None]:
+def _plain_lines(label: str, total: int | None, before: int, unit: str) -> Callable[..., None]:
     start = last = time.monotonic()
-    before = done
+    done = before
 
     def advance(more: int, figures: str = "", total: int | None = total) -> None:
         nonlocal done, last
@@ -55,10 +53,9 @@ def _plain_lines(label: str, total: int | None, done: int, unit: str) -> Callabl
         if (now := time.monotonic()) - last < _SECONDS_BETWEEN_LINES:
             return
         last, speed = now, (done - before) / (now - start)
+        count = f"{done} of {total} {unit}" if total else f"{done} {unit}"
         if unit == "bytes":
             count = f"{done / 1e6:.0f} MB, {speed / 1e6:.1f} MB/s"
-        else:
-            count = f"{done} of {total} {unit}" if total else f"{done} {unit}"
         left = f"{(total - done) / speed:.0f} s left" if total and speed else ""
         print(f"{label}: {', '.join(filter(None, (count, figures, left)))}", file=sys.stderr, flush=True)
 

@@ -49,49 +49,43 @@ def complete(args: list[str]) -> Arguments:
     A run that does not exist, or a file of options that cannot be used, is an InputError.
     """
     command, *args = _with_new_names(args)
-    scanner = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    scanner.add_argument("-c", "--config", action="append", default=[])
-    for name in _SCANNED:
-        scanner.add_argument(f"--{name}")
-    scanned, rest = scanner.parse_known_args(args)
-    known = vars(scanned)
-    given = {argument.partition("=")[0].removeprefix("--") for argument in args if argument.startswith("--")}
-    kept = [f"--{name}={known[name]}" for name in ("run", "model.init_from") if known[name] is not None]
+    known, rest = _scan(args, _SCANNED)
+    named = {argument.partition("=")[0].removeprefix("--") for argument in args if argument.startswith("--")}
+    help_only = bool({"-h", "--help"} & {*rest})
     configs: list[str] = []
-    values: dict[str, Any] = {}  # from the files, and above them from the command line
-    flat: dict[str, Any] = {}  # the files' options by their whole names
-    for config in known["config"]:
-        argument, options = _read_config(config, given)
+    given: dict[str, Any] = {}  # options of the files, and above them of the command line
+    for config in known.pop("config", []):
+        argument, options = _read_config(config, named)
         configs.append(argument)
-        values.update({name: str(value) for name, value in options.items() if value is not None})
-        flat.update(leaves(options))
-    values.update({name: value for name, value in known.items() if value})
-    help_only = bool({"-h", "--help"} & set(rest))
-    resume = values.get("resume") if command == "fit" else None
-    wanted = resume or values.get("ckpt_path")
+        given |= {name: value for name, value in leaves(options) if value is not None}
+    given |= known
+    given |= {name: str(given[name]) for name in _SCANNED if name in given}
+    resume = given.get("resume") if command == "fit" else None
+    wanted = resume or given.get("ckpt_path")
     if command == "validate" and not wanted and not help_only:
         raise InputError("nothing to validate: give a checkpoint or a run's folder with --ckpt_path")
-    if command == "validate" and values.get("minutes"):
-        raise InputError(f"--minutes {values['minutes']} plans a training: it is for gpt fit")
-    found = find(wanted, values.get("run")) if wanted else None
+    if command == "validate" and given.get("minutes"):
+        raise InputError(f"--minutes {given['minutes']} plans a training: it is for gpt fit")
+    found = find(wanted, given.get("run")) if wanted else None
     saved: dict[str, Any] = {}
     if found:
         folder = folder_of_checkpoint(found.path)
-        if folder and known["run"] not in (None, folder.name):
+        if folder and known.get("run", folder.name) != folder.name:
             raise InputError(
                 f"--run {known['run']} is not the run that is resumed, {folder}: leave --run out"
             )
-        saved = plain_options(found.options, found.path, given, unused=("model.init_from",))
+        saved = plain_options(found.options, found.path, named, unused=("model.init_from",))
         configs.insert(0, as_argument(saved))
         rest.append(f"--ckpt_path={found.path}")
     plan = None
-    if values.get("minutes") and not help_only:
-        plan = _plan(values["minutes"], flat, args)
+    if given.get("minutes") and not help_only:
+        plan = _plan(given | _scan(args, (*PLANNED_AROUND, *_UNPLANNED))[0])
         configs.insert(0, as_argument(plan.options(Law.load())))
-    name = "quick.yaml" if known["model.init_from"] is None else "finetune.yaml"
-    recipe = shipped("configs") / (name if "model.lora.rank" not in given else "lora.yaml")
+    name = "quick" if "model.init_from" not in known else "finetune"
+    recipe = shipped("configs") / f"{'lora' if 'model.lora.rank' in named else name}.yaml"
     if not configs and not help_only:
         configs = [str(recipe)]
+    kept = [f"--{name}={known[name]}" for name in ("run", "model.init_from") if name in known]
     return Arguments(
         command=command,
         args=[*(f"--config={config}" for config in configs), *kept, *rest],
@@ -103,17 +97,25 @@ def complete(args: list[str]) -> Arguments:
     )
 
 
-def _plan(minutes: str, flat: dict[str, Any], args: list[str]) -> Plan:
-    """The plan for `--minutes`, around the options of files and of the command line."""
-    scanner = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in (*PLANNED_AROUND, *_UNPLANNED):
+def _scan(args: list[str], names: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
+    """The values of these options and of `--config`, as far as they are given, and the other arguments."""
+    scanner = argparse.ArgumentParser(
+        add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS
+    )
+    scanner.add_argument("-c", "--config", action="append")
+    for name in names:
         scanner.add_argument(f"--{name}")
-    given = flat | {name: value for name, value in vars(scanner.parse_known_args(args)[0]).items() if value}
-    if others := [f"--{name}" for name in _UNPLANNED if given.get(name) is not None]:
+    scanned, rest = scanner.parse_known_args(args)
+    return vars(scanned), rest
+
+
+def _plan(given: dict[str, Any]) -> Plan:
+    """The plan for `--minutes` around the other options."""
+    if others := [f"--{name}" for name in _UNPLANNED if name in given]:
         raise InputError(
             f"--minutes plans a new run of one process to its end: leave {', '.join(others)} out"
         )
-    return planner(given)(number("minutes", minutes))
+    return planner(given)(number("minutes", given["minutes"]))
 
 
 def _with_new_names(args: list[str]) -> list[str]:

@@ -1,8 +1,9 @@
-"""What suits a device and its memory: precision, TF32, and what the C library does with freed memory."""
+"""What suits a device and its memory."""
 
 import ctypes
 import sys
 import time
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -22,8 +23,8 @@ def default_precision(accelerator: str | Any) -> str:
 def cpu_multiplies_bfloat16() -> bool:
     """Whether the processor multiplies matrices faster in bfloat16 than in float32.
 
-    Without instructions for it that takes ten times as long. Those of AVX-512 alone are no proof: products
-    were 3.4 times as fast on an AMD EPYC and half as fast on an Intel Xeon, so two of them are timed.
+    AVX-512's instructions for it are no proof: products were 3.4 times as fast on an AMD EPYC and half as
+    fast on an Intel Xeon, so they are timed.
     """
     if torch.cpu._is_amx_tile_supported():
         return True
@@ -32,7 +33,7 @@ def cpu_multiplies_bfloat16() -> bool:
 
 @cache
 def _seconds(dtype: torch.dtype) -> float:
-    """Of a product of matrices, the shortest of a few, which other programs disturb least."""
+    """The shortest time of a few matrix products, which other programs disturb least."""
     matrix, found = torch.ones(512, 512, dtype=dtype), []
     for _ in range(6):
         began = time.perf_counter()
@@ -59,11 +60,8 @@ def keep_freed_memory() -> None:
     By default it returns every large block to the system at once, which clears each page anew when it is
     touched: a good part of a GPT-2 step on a CPU (docs/benchmarks.md).
     """
-    if not sys.platform.startswith("linux"):
-        return
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):  # another C library
-        return
-    mallopt(_M_MMAP_MAX, 0)  # large blocks come from the heap, which is kept, and not from mmap, which is not
-    mallopt(_M_TRIM_THRESHOLD, -1)  # never trim it
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):  # another C library
+            mallopt = ctypes.CDLL(None).mallopt
+            mallopt(_M_MMAP_MAX, 0)  # large blocks come from the heap, not from mmap
+            mallopt(_M_TRIM_THRESHOLD, -1)  # and the heap is never trimmed

@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +10,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 
-from gpt.errors import InputError
+from gpt.errors import InputError, check_least
 from gpt.training.lightning_private import limit_steps
 from gpt.training.output import report
 from gpt.training.record import Meter
@@ -27,41 +26,32 @@ class NothingLeft(Exception):
     """The run that is resumed has ended already."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timed:
-    """A run whose number of steps was planned for a time: what keeps it on time, and what repeats it.
-
-    Args:
-        changes: the option `planned_steps`, STEP:TOTAL,...: each total, after the step that it is planned at.
-        save: is called with the option when it has changed.
-        deadline: when training has to end, as `time.perf_counter` counts; None changes nothing by itself.
-        validation: seconds that one is expected to take.
-    """
-
-    changes: str
-    save: Callable[[str], None]
-    deadline: float | None = None
-    validation: float = 0.0
-
-    def parsed(self) -> dict[int, int]:
-        """The totals by the steps after which they were planned."""
-        try:
-            pairs = (change.partition(":") for change in self.changes.split(","))
-            return {int(step): int(total) for step, _, total in pairs}
-        except ValueError:
-            raise InputError(f"planned_steps {self.changes}: expected STEP:TOTAL,STEP:TOTAL") from None
-
-
 class Ends(Callback):
     """Plans the end of a run from the Trainer's `options`, and stops there; `done` steps are made already.
 
     Lightning gets one limit, in steps, so that a run limited by epochs resumes exactly too. With a time limit
-    the number of steps is estimated after each step from the speed of late. A `timed` run changes it only
-    where it would miss its time, and keeps each change: the run resumes and repeats exactly. The last step
-    is validated. All limits count over all resumes.
+    the number of steps is estimated after each step from the recent speed. The last step is validated. All
+    limits count over all resumes.
+
+    A run planned for a time keeps each change of its number of steps, so that it resumes and repeats exactly.
+
+    Args:
+        changes: the option `planned_steps`, STEP:TOTAL,...: each total, after the step that it is planned at.
+        deadline: when training has to end, as `time.perf_counter` counts; None changes nothing by itself.
+        validation: seconds that one is expected to take.
+        save: is called with `planned_steps` when it has changed.
     """
 
-    def __init__(self, options: Any, done: int, meter: Meter, timed: Timed | None = None) -> None:
+    def __init__(
+        self,
+        options: Any,
+        done: int,
+        meter: Meter,
+        changes: str = "",
+        deadline: float | None = None,
+        validation: float = 0.0,
+        save: Callable[[str], None] = print,
+    ) -> None:
         try:
             max_seconds = Timer(options.max_time).time_remaining()
         except (MisconfigurationException, TypeError) as error:
@@ -71,19 +61,24 @@ class Ends(Callback):
             raise InputError("max_steps, max_epochs and max_time must be positive, or -1 for no limit")
         if max_steps < 0 and max_epochs < 0 and max_seconds is None:
             raise InputError("the run needs an end: give --trainer.max_steps, max_epochs or max_time")
+        try:
+            pairs = (change.split(":") for change in changes.split(",") if changes)
+            self.changes = {int(step): int(total) for step, total in pairs}
+        except ValueError:
+            raise InputError(f"planned_steps {changes}: expected STEP:TOTAL,STEP:TOTAL") from None
         self.max_steps, self.max_epochs, self.max_seconds = max_steps, max_epochs, max_seconds
-        self.done, self.meter, self.timed = done, meter, timed
-        self.changes = timed.parsed() if timed else {}
+        self.done, self.meter, self.deadline, self.save = done, meter, deadline, save
+        self.planned = bool(changes)
         self.reason = ""
         self._limit = sys.maxsize  # steps
         self._step = 0
         self._seconds_per_step: float | None = None
-        self._marks: list[tuple[int, float]] = []  # steps, and seconds without validations, of late
+        self._marks: list[tuple[int, float]] = []  # recent steps, with the seconds without validations
         self._warming = False  # the next step says nothing of the speed
         self._fastest = 0.0  # the seconds of the shortest step but the first
         self._corrected = 0.0  # when, in seconds
         self._paused: float | None = None  # since when it validates
-        self._validating, self._validation = 0.0, timed.validation if timed else 0.0  # all, and the last
+        self._validating, self._validation = 0.0, validation  # seconds of all, and of the last
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Turn epochs into steps, before the optimizer asks for them."""
@@ -102,7 +97,7 @@ class Ends(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Print the plan, and note where this process begins."""
         self._step = trainer.global_step
-        if self.changes:
+        if self.planned:
             self._move(trainer, pl_module, self.changes[max(at for at in self.changes if at <= self._step)])
         plans = [f"{self._limit} steps ({self.reason})"] if self.reason else []
         if self.max_seconds is not None:
@@ -111,19 +106,17 @@ class Ends(Callback):
         report(f"planned: {', '.join(plans)}{first}", prefix="")
         begin = self.meter.train_seconds
         self._marks = [(self._step, begin)]
-        if self.timed and self.timed.deadline is not None:
-            self.max_seconds = begin + self.timed.deadline - time.perf_counter()
-        self._warming = bool(pl_module.compile_blocks or self.timed)
+        if self.deadline is not None:
+            self.max_seconds = begin + self.deadline - time.perf_counter()
+        self._warming = bool(pl_module.compile_blocks or self.planned)
         if self.max_seconds is not None and self._seconds_per_step is not None:  # it resumes: see `Resume`
             pl_module.planned_steps = min(self._limit, self._estimate(trainer, self._step, begin))
 
     def on_validation_start(self, *_: Any) -> None:
-        """Note the time."""
         self._paused = self.meter.elapsed()
 
     def on_train_batch_start(self, *_: Any) -> None:
-        """Note how long a validation took, with its sample."""
-        if self._paused is not None:
+        if self._paused is not None:  # a validation has ended, with its sample
             self._validation, self._paused = self.meter.elapsed() - self._paused, None
             self._validating += self._validation
 
@@ -138,8 +131,8 @@ class Ends(Callback):
             elapsed, self._validating, self._validation = trainer.strategy.broadcast(clocks)
             self._measure(step, elapsed - self._validating)
             estimate = max(self._estimate(trainer, step, elapsed), trainer.min_steps or 0)
-            if self.timed:
-                self._follow(self.timed, elapsed, pl_module.planned_steps, estimate)
+            if self.planned:
+                self._follow(elapsed, self.max_seconds, pl_module.planned_steps, estimate)
             else:
                 pl_module.planned_steps = min(self._limit, estimate)
                 if step == estimate < self._limit:
@@ -170,18 +163,17 @@ class Ends(Callback):
         every = interval // trainer.accumulate_grad_batches if isinstance(interval, int) else sys.maxsize
         steps = int(left / self._seconds_per_step)
         for _ in range(2):  # those within the steps that they leave; max_time does not count the last
-            validations = (step + steps) // every - (step - 1) // every + bool(self.timed)
+            validations = (step + steps) // every - (step - 1) // every + self.planned
             steps = int((left - validations * self._validation) / self._seconds_per_step)
         # A run that was held up for a moment has not become slower: it stops where no step fits any more.
         return step + max(int(left >= self._fastest), steps)
 
-    def _follow(self, timed: Timed, elapsed: float, planned: int, estimate: int) -> None:
+    def _follow(self, elapsed: float, allowed: float, planned: int, estimate: int) -> None:
         """Plan for the estimated steps where those planned would miss the time by far."""
-        allowed = self.max_seconds or 0.0
         off = abs(estimate - planned) * (self._seconds_per_step or 0.0)
         if elapsed > self._corrected + _EVERY * allowed and off > _OFF * allowed:
             self._corrected, self.changes[self._step] = elapsed, estimate
-            timed.save(",".join(f"{at}:{to}" for at, to in sorted(self.changes.items())))
+            self.save(",".join(f"{at}:{to}" for at, to in sorted(self.changes.items())))
             report(f"after step {self._step}: {estimate} steps in the time, not {planned}")
 
     def _move(self, trainer: Trainer, pl_module: Any, total: int) -> None:
@@ -189,9 +181,8 @@ class Ends(Callback):
         self._limit, self.reason, pl_module.planned_steps = total, f"max_steps {total}", total
         limit_steps(trainer, total)
         schedule: Any = trainer.lr_scheduler_configs[0].scheduler
-        for group, base, factor in zip(
-            trainer.optimizers[0].param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True
-        ):
+        groups = trainer.optimizers[0].param_groups
+        for group, base, factor in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
             group["lr"] = base * factor(schedule.last_epoch)
         trainer.should_stop = trainer.should_stop or trainer.global_step >= total
 
@@ -206,8 +197,7 @@ class StopEarly(EarlyStopping):
     """Stops when `val_loss` has not improved for `patience` validations in a row."""
 
     def __init__(self, patience: int) -> None:
-        if patience < 1:
-            raise InputError(f"early_stopping must be at least 1 validation, got {patience}")
+        check_least(1, early_stopping=patience)
         super().__init__(monitor="val_loss", mode="min", patience=patience, check_on_train_epoch_end=False)
 
     @property

@@ -1,6 +1,7 @@
 """`gpt fit` and `gpt validate`: LightningCLI with this project's defaults."""
 
 import json
+from functools import partial
 from typing import Any
 
 import yaml
@@ -17,7 +18,7 @@ from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.training.arguments import Arguments, complete
 from gpt.training.device import allow_tf32, default_precision, keep_freed_memory
-from gpt.training.ends import Ends, NothingLeft, StopEarly, Timed
+from gpt.training.ends import Ends, NothingLeft, StopEarly
 from gpt.training.folder import RunFolder, folder_of_checkpoint, folder_to_restart
 from gpt.training.lightning_private import silence_warnings
 from gpt.training.lora import AdaptersAlone
@@ -25,9 +26,8 @@ from gpt.training.micro_batch import FitMicroBatch, is_out_of_memory
 from gpt.training.module import LanguageModel
 from gpt.training.output import output_may_end, report
 from gpt.training.plan.plan import END_SECONDS
-from gpt.training.profiling import profiler
 from gpt.training.record import Meter, MetricsCSV, Samples, TensorBoard, write_summary
-from gpt.training.resume import Found, Resume
+from gpt.training.resume import Resume
 from gpt.training.save import AtomicCheckpointIO, Checkpoints
 from gpt.training.saved_options import changes
 from gpt.training.shard import ShardedStrategy
@@ -37,6 +37,29 @@ from gpt.training.snapshots import Snapshots
 from gpt.training.trainer_options import check_trainer_options
 from gpt.training.vocabulary import choose_vocabulary
 from gpt.weights.checkpoint import RUNS, check_shape
+
+_AUTO = "'auto' for the newest checkpoint of --run or of all runs, 'auto_or_new' to begin --run without one"
+# The options of a run: type, default and help.
+_OPTIONS: dict[str, tuple[type | None, Any, str]] = {
+    "run": (None, "run", "name of the folder under runs/ to write to"),
+    "resume": (None, None, f"resume a run: its folder, a checkpoint, {_AUTO}"),
+    "ckpt_path": (None, None, "checkpoint or folder of the run that 'gpt validate' scores"),
+    "checkpoint_every": (int, 500, "steps between two last.ckpt"),
+    "keep_checkpoints": (int, 2, "newest checkpoints to keep"),
+    "log_every": (int, 20, "steps between two rows of metrics.csv"),
+    "snapshot_megabytes": (int, 100, "of snapshots to watch it learn with gpt serve, at most; 0 for none"),
+    "early_stopping": (int, None, "stop after so many validations in a row that do not improve val_loss"),
+    "minutes": (float, None, "train the best model for the text that this time allows, from start to end"),
+    "planned_steps": (None, None, "STEP:TOTAL,...: how a planned run kept its time"),
+}
+_DEFAULTS = {
+    "trainer.max_epochs": -1,
+    "trainer.use_distributed_sampler": False,  # the loader shards by rank itself
+    "trainer.check_val_every_n_epoch": None,  # val_check_interval counts batches, over epochs
+    "trainer.num_sanity_val_steps": 0,
+    "trainer.enable_model_summary": False,
+    "trainer.gradient_clip_val": 1.0,
+}
 
 
 class TrainingCLI(LightningCLI):
@@ -64,37 +87,12 @@ class TrainingCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add a run's options, links between the model and the data, and this project's defaults."""
         group = parser.add_argument_group("a run: its folder, what it resumes, saves and logs, when it stops")
-        group.add_argument("--run", default="run", help="name of the folder under runs/ to write to")
-        group.add_argument(
-            "--resume",
-            help="resume a run: its folder, a checkpoint, 'auto' for the newest checkpoint of --run or of "
-            "all runs, 'auto_or_new' to begin --run if it has none",
-        )
-        group.add_argument("--ckpt_path", help="checkpoint or folder of the run that 'gpt validate' scores")
-        group.add_argument("--checkpoint_every", type=int, default=500, help="steps between two last.ckpt")
-        group.add_argument("--keep_checkpoints", type=int, default=2, help="newest checkpoints to keep")
-        group.add_argument("--log_every", type=int, default=20, help="steps between two rows of metrics.csv")
-        megabytes = "of small snapshots to watch it learn with gpt serve, at most; 0 for none"
-        group.add_argument("--snapshot_megabytes", type=int, default=100, help=megabytes)
-        without = "stop after so many validations in a row in which val_loss has not improved"
-        group.add_argument("--early_stopping", type=int, help=without)
-        minutes = "train the best model for the text that this time allows, from start to end"
-        group.add_argument("--minutes", type=float, help=minutes)
-        group.add_argument("--planned_steps", help="STEP:TOTAL,...: how a planned run kept its time")
-        group.add_argument("--profile", action="store_true", help="trace some steps: profile.json and .txt")
+        for name, (kind, default, text) in _OPTIONS.items():
+            group.add_argument(f"--{name}", type=kind, default=default, help=text)
         parser.link_arguments("model.config.vocab_size", "data.vocab_size")
         parser.link_arguments("model.config.context_length", "data.context_length")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
-        parser.set_defaults(
-            {
-                "trainer.max_epochs": -1,
-                "trainer.use_distributed_sampler": False,  # the loader shards by rank itself
-                "trainer.check_val_every_n_epoch": None,  # val_check_interval counts batches, over epochs
-                "trainer.num_sanity_val_steps": 0,
-                "trainer.enable_model_summary": False,
-                "trainer.gradient_clip_val": 1.0,
-            }
-        )
+        parser.set_defaults(_DEFAULTS)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         try:
@@ -107,14 +105,19 @@ class TrainingCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Check the Trainer's options, and choose the precision and the shape of given weights."""
-        options = self.config
+        options, found = self.config, self.found
         trainer, init_from = options.trainer, options.model.init_from
         check_trainer_options(trainer.as_dict())
-        if options.get("ckpt_path"):
+        if options.ckpt_path:
             options.model.init_from = None  # the checkpoint has newer weights
-        lines = self._resume_lines(self.found) if self.found else []
+        lines = []
+        if found:
+            now = yaml.safe_load(self.parser.dump(options, skip_unset=False))
+            lines += [f"resuming {found.path}, after step {found.step}"]
+            lines += [f"skipped {path}, which is broken" for path in found.skipped]
+            lines += [f"changed {change}" for change in changes(self.given.saved, now)]
         self.inherited = choose_vocabulary(options)
-        if options.get("ckpt_path"):
+        if options.ckpt_path:
             config = GPTConfig.from_dict(options.model.config.as_dict())
             base = check_shape(options.ckpt_path, config, options.model.lora.rank)
             options.model.init_from = str(base) if base else None
@@ -125,27 +128,18 @@ class TrainingCLI(LightningCLI):
         if isinstance(interval, int) and interval % batches:
             trainer.val_check_interval = whole = interval + batches - interval % batches
             report(f"validation every {whole} batches, not {interval}: after whole updates")
-        name = str(options.get("run") or "run")
-        self.lasting = lasting = options.clone()  # without what this start alone is asked for
-        lasting.run, lasting.resume, lasting.ckpt_path, lasting.minutes = name, None, None, None
-        lasting.model.init_from = init_from
+        name = str(options.run or "run")
+        self.lasting = options.clone()  # without what this start alone is asked for
+        vars(self.lasting).update(run=name, resume=None, ckpt_path=None, minutes=None)
+        self.lasting.model.init_from = init_from
         folder = folder_to_restart(name) if self.given.restart else None
-        if self.found:
-            folder = folder_of_checkpoint(self.found.path)
+        if found:
+            folder = folder_of_checkpoint(found.path)
         self.folder = RunFolder(name, folder, self._lasting_options())
         trainer.default_root_dir = str(folder or RUNS)
 
     def _lasting_options(self) -> str:
         return self.parser.dump(self.lasting, skip_unset=False)
-
-    def _resume_lines(self, found: Found) -> list[str]:
-        """Which checkpoint the run resumes, and which options changed."""
-        now = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
-        return [
-            f"resuming {found.path}, after step {found.step}",
-            *(f"skipped {path}, which is broken" for path in found.skipped),
-            *(f"changed {change}" for change in changes(self.given.saved, now)),
-        ]
 
     def instantiate_classes(self) -> None:
         try:
@@ -165,7 +159,7 @@ class TrainingCLI(LightningCLI):
         metrics, show = MetricsCSV(folder), plain.enable_progress_bar is not False
         self.meter = Meter(options.log_every, metrics, show)
         done = self.found.step if self.found else 0
-        self.ends = Ends(plain, done, self.meter, self._timed(options))
+        self.ends = self._ends(done)
         self.stop_early = StopEarly(options.early_stopping) if options.early_stopping is not None else None
         if self.stop_early and plain.limit_val_batches == 0:
             raise InputError("early_stopping needs validation: leave out --trainer.limit_val_batches 0")
@@ -173,7 +167,7 @@ class TrainingCLI(LightningCLI):
             ShareCores(),
             self.ends,
             folder,
-            FitMicroBatch(self._save_batch_size),
+            FitMicroBatch(partial(self._save_option, "data.batch_size")),
             *self._several("callbacks"),
             Resume(options.seed_everything, self.meter),
             stop,
@@ -182,7 +176,6 @@ class TrainingCLI(LightningCLI):
             *([TensorBoard(folder, done or None)] if self.config_init.trainer.logger is not False else []),
             Samples(folder, show),
             *([self.stop_early] if self.stop_early else []),
-            *([profiler(folder)] if options.profile else []),
             Snapshots(folder, options.snapshot_megabytes),
             Checkpoints(folder, options.checkpoint_every, options.keep_checkpoints, stop),
         ]
@@ -203,29 +196,24 @@ class TrainingCLI(LightningCLI):
         value = self.config_init.trainer[name]
         return list(value) if isinstance(value, list) else [value] if value is not None else []
 
-    def _timed(self, options: Any) -> Timed | None:
-        """What keeps a planned run on time, and a resumed or repeated one equal to it."""
-        plan, changes = self.given.plan, str(options.planned_steps or "")
-        if plan is None and changes.rpartition(":")[2] != str(options.trainer.max_steps):
-            return None  # not planned, or extended by hand
-        if plan is None:
-            return Timed(changes=changes, save=self._save_steps)
-        deadline = STARTED + 60 * plan.minutes - END_SECONDS if plan.takes_all_of_it else None
-        first = f"0:{plan.steps}"
-        return Timed(changes=first, save=self._save_steps, deadline=deadline, validation=plan.validation)
+    def _ends(self, done: int) -> Ends:
+        """What ends the run, keeps a planned one on time, and a resumed or repeated one equal to it."""
+        plan, trainer, changes = self.given.plan, self.config.trainer, str(self.config.planned_steps or "")
+        deadline, validation = None, 0.0
+        if plan:
+            changes, validation = f"0:{plan.steps}", plan.validation
+            deadline = STARTED + 60 * plan.minutes - END_SECONDS if plan.takes_all_of_it else None
+        elif changes.rpartition(":")[2] != str(trainer.max_steps):
+            changes = ""  # not planned, or extended by hand
+        return Ends(trainer, done, self.meter, changes, deadline, validation, self._save_steps)
 
     def _save_steps(self, changes: str) -> None:
-        """Write how the number of steps has changed into config.yaml and the checkpoints."""
-        self.lasting.planned_steps = changes
         self.lasting.trainer.max_steps = int(changes.rpartition(":")[2])
-        self._save_options()
+        self._save_option("planned_steps", changes)
 
-    def _save_batch_size(self, batch_size: int) -> None:
-        """Write the micro-batch that fits into config.yaml and the checkpoints."""
-        self.lasting.data.batch_size = batch_size
-        self._save_options()
-
-    def _save_options(self) -> None:
+    def _save_option(self, name: str, value: Any) -> None:
+        """Write an option that the run has found out into config.yaml and the checkpoints."""
+        self.lasting[name] = value
         self.folder.config = self._lasting_options()
         if self.trainer.is_global_zero:
             self.folder.write_config()
@@ -266,9 +254,8 @@ class TrainingCLI(LightningCLI):
         """Print how it ended and what to do next."""
         reason = (self.stop_early.reason if self.stop_early else None) or self.ends.reason
         report(f"ended after step {self.trainer.global_step}: {reason}", prefix="")
-        folder = self.folder / ""
-        parameters, plan = self.model.model.num_parameters(), self.given.plan
-        summary = write_summary(folder, self.trainer, parameters, self.meter, plan)
+        folder, plan = self.folder / "", self.given.plan
+        summary = write_summary(folder, self.trainer, self.meter, plan)
         print(json.dumps(summary, indent=2))
         if plan:
             what = "{}: {seconds:.1f} s, {tokens:,} tokens, {bits_per_byte:.4} bits per byte"
@@ -279,10 +266,7 @@ class TrainingCLI(LightningCLI):
 
 
 def main(args: list[str], cli: type[TrainingCLI] = TrainingCLI) -> TrainingCLI:
-    """Run `fit ...` or `validate ...`.
-
-    InputError for options, a corpus or a checkpoint that cannot be used.
-    """
+    """Run `fit ...` or `validate ...`; what cannot be used is an InputError."""
     silence_warnings()
     keep_freed_memory()
     allow_tf32()

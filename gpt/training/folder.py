@@ -8,6 +8,7 @@ import os
 import socket
 from contextlib import suppress
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -119,13 +120,12 @@ def is_run(folder: Path) -> bool:
 
 def _reserve(first: Path) -> Path:
     """Make the first of `runs/NAME`, `runs/NAME-2`, ... that does not exist, one for each caller."""
-    folder, number = first, 1
-    while True:
+    names = (first.name if number == 1 else f"{first.name}-{number}" for number in count(1))
+    for folder in map(first.with_name, names):
         with suppress(FileExistsError):
             folder.mkdir(parents=True)
-            return folder
-        number += 1
-        folder = first.with_name(f"{first.name}-{number}")
+            break
+    return folder
 
 
 def _locked(folder: Path) -> FileLock:

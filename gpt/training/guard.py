@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from gpt.errors import InputError
+from gpt.errors import InputError, check_least
 from gpt.training.output import report
 
 
@@ -15,33 +15,30 @@ class Guard:
     """Stops the run, or skips at most `limit` updates, between the backward pass and the update.
 
     All losses and gradients are reduced to one flag. Only reading it makes an update wait for the device and
-    for other processes, so they agree on a signal in the same moment: `signal` is the one received here, and
-    `agreed` one that any process has received.
+    for other processes, so they agree on a signal in the same moment: `signal` gives the one received here,
+    `agreed` is one that any process has received.
     """
 
     def __init__(self, limit: int = 0) -> None:
-        if limit < 0:
-            raise InputError(f"skip_nonfinite must be at least 0, got {limit}")
-        self.limit, self.skipped = limit, 0
-        self._losses: Tensor | float = 0.0
+        check_least(0, skip_nonfinite=limit)
+        self.limit, self.skipped, self.agreed = limit, 0, 0
         self.signal: Callable[[], int] = lambda: 0
-        self.agreed = 0
+        self._losses: Tensor | float = 0.0
 
     def add(self, loss: Tensor) -> None:
         """Include a batch's loss."""
         self._losses = self._losses + loss
 
     def passes(self, trainer: Trainer, norm: Tensor) -> bool:
-        """Whether to make the update, on all processes; InputError where no more may be skipped.
+        """Whether all processes make the update, by the norm of all gradients.
 
-        `norm` is that of all gradients.
+        InputError where no more updates may be skipped.
         """
         losses, self._losses = torch.as_tensor(self._losses, device=norm.device), 0.0
         scaled = getattr(trainer.precision_plugin, "scaler", None)  # it checks the gradients itself
         total = losses if scaled else losses + norm  # infinity and NaN survive addition
-        flags: Any = torch.stack(
-            [~total.isfinite(), torch.full_like(total, self.signal(), dtype=torch.int32)]
-        )
+        signal = torch.full_like(total, self.signal(), dtype=torch.int32)
+        flags: Any = torch.stack([~total.isfinite(), signal])
         if trainer.world_size > 1:
             flags = trainer.strategy.reduce(flags, reduce_op="max")
         broken, self.agreed = read(flags)

@@ -1,8 +1,4 @@
-"""Lightning without the libraries that it loads for their names alone: seconds of every start.
-
-The command line calls this before anything imports Lightning. A program that has imported Lightning or
-torchmetrics itself is left as it is, and all the libraries can still be imported later.
-"""
+"""Lightning without the libraries that it loads for their names alone: seconds of every start."""
 
 import inspect
 import sys
@@ -19,16 +15,18 @@ class AdamW(torch.optim.AdamW):
 
 
 def load_lightning() -> None:
-    """Import Lightning, but not torch's compiler, nor the packages that some of torchmetrics' scores need."""
+    """Import Lightning, but not torch's compiler, nor the packages that some of torchmetrics' scores need.
+
+    A program that has imported Lightning or torchmetrics is left as it is. All can be imported later.
+    """
     if {"lightning", "torchmetrics", "torch._dynamo"} & sys.modules.keys():
         return
     from lightning_utilities.core.imports import RequirementCache
     from torch.optim import Optimizer
 
-    has: Any = RequirementCache.__bool__
     requirements: Any = RequirementCache
-    # Lightning asks whether a model is one that torch.compile returns, and keeps its own code from it.
-    # `compile_blocks` makes no such model and compiles no code of Lightning's.
+    has = requirements.__bool__
+    # Lightning asks whether a model is one that torch.compile returns. There is none before `fit` begins.
     compiler: Any = ModuleType("torch._dynamo")
     compiler.OptimizedModule = type("OptimizedModule", (), {})
     compiler.disable = lambda function, *_, **__: function

@@ -1,7 +1,4 @@
-"""The private parts of Lightning that this project needs, all in this file.
-
-Tried with lightning 2.6.6; pyproject.toml allows 2.6 alone.
-"""
+"""All private parts of Lightning that are used; tried with 2.6.6, and pyproject.toml allows 2.6 alone."""
 
 import logging
 import signal

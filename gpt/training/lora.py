@@ -1,13 +1,12 @@
 """Training of low-rank adapters (LoRA, Hu et al. 2021) through peft, the other weights fixed."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 from torch import nn
 
-from gpt.errors import InputError
+from gpt.errors import InputError, check_least
 from gpt.files import file_sha256
 from gpt.training.folder import RunFolder
 from gpt.weights.adapters import LAYERS, AdapterPart, adapters_of, without_adapters
@@ -26,8 +25,7 @@ class LoRAConfig:
     """Of the adapters' input."""
 
     def __post_init__(self) -> None:
-        if self.rank < 0:
-            raise InputError(f"rank must be at least 0, got {self.rank}")
+        check_least(0, rank=self.rank)
         if not self.alpha > 0:
             raise InputError(f"alpha must be above 0, got {self.alpha}")
         if not 0 <= self.dropout < 1:
@@ -41,9 +39,8 @@ class AdaptersAlone(Callback):
         self.run = folder
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Write the fixed weights; a resumed run began with them."""
-        folder: Path = self.run / "base"
-        if trainer.is_global_zero and trainer.ckpt_path is None:
+        folder = self.run / "base"
+        if trainer.is_global_zero and trainer.ckpt_path is None:  # a resumed run has them
             weights = without_adapters(pl_module.model.state_dict())
             GPT.from_weights(pl_module.config, weights).save_pretrained(folder)
         trainer.strategy.barrier()
@@ -62,12 +59,8 @@ def add_adapters(model: nn.Module, config: LoRAConfig) -> None:
         import peft
     except ImportError:
         raise InputError("model.lora needs one more package: pip install 'minimal-gpt[lora]'") from None
-    peft.inject_adapter_in_model(
-        peft.LoraConfig(
-            r=config.rank,
-            lora_alpha=config.alpha,  # type: ignore[arg-type]  # peft's annotation alone wants an int
-            lora_dropout=config.dropout,
-            target_modules=list(LAYERS),
-        ),
-        model,
+    alpha: Any = config.alpha  # which peft annotates as an int
+    adapters = peft.LoraConfig(
+        r=config.rank, lora_alpha=alpha, lora_dropout=config.dropout, target_modules=list(LAYERS)
     )
+    peft.inject_adapter_in_model(adapters, model)

@@ -8,6 +8,7 @@ from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
 from gpt.errors import InputError
+from gpt.training.optimizers.shares import local
 from gpt.training.resume import random_state, set_random_state
 
 
@@ -43,8 +44,7 @@ def _fits(trainer: Trainer, module: Any, batch: tuple[Tensor, ...]) -> bool:
     device, fits = trainer.strategy.root_device, True
     try:
         with trainer.precision_plugin.train_step_context():
-            parts = [getattr(weight, "to_local", lambda w=weight: w)() for weight in module.parameters()]
-            moments = [torch.empty(2, part.numel(), device=device) for part in parts]
+            moments = [torch.empty(2, local(weight).numel(), device=device) for weight in module.parameters()]
             module.loss(tuple(part.to(device) for part in batch)).backward()
             del moments
     except (RuntimeError, MemoryError) as error:

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, TextIO
 
 from lightning.pytorch.utilities import rank_zero_only
@@ -19,14 +19,14 @@ def report(*lines: str, prefix: str = "gpt fit: ") -> None:
 @contextmanager
 def output_may_end() -> Iterator[None]:
     """Continue silently when stdout or stderr cannot be written: `| head -1` ended, or a terminal closed."""
-    before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _MayEnd(before[0]), _MayEnd(before[1])
-    try:
-        yield
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        sys.stdout, sys.stderr = before
+    out: Any = _MayEnd(sys.stdout)
+    err: Any = _MayEnd(sys.stderr)
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            yield
+        finally:
+            out.flush()
+            err.flush()
 
 
 class _MayEnd:
@@ -49,6 +49,5 @@ class _MayEnd:
         try:
             call(*args)
         except OSError:
-            descriptor = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(descriptor, self._stream.fileno())
-            os.close(descriptor)
+            with open(os.devnull, "wb") as nothing:
+                os.dup2(nothing.fileno(), self._stream.fileno())

@@ -15,7 +15,7 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from gpt import STARTED
-from gpt.errors import InputError
+from gpt.errors import check_least
 from gpt.files import atomic_write, write_json
 from gpt.pictures.runs import loss_curve
 from gpt.progress import progress
@@ -68,7 +68,6 @@ class MetricsCSV(Logger):
 
     @rank_zero_only
     def save(self) -> None:
-        """Write all rows; a run that never began leaves no file."""
         self.file.write()
 
 
@@ -92,15 +91,13 @@ class Meter(Callback):
     """
 
     def __init__(self, every: int, metrics: MetricsCSV | None = None, show: bool = False) -> None:
-        if every < 1:
-            raise InputError(f"log_every must be at least 1, got {every}")
+        check_least(1, log_every=every)
         self.every, self.metrics, self.show = every, metrics, show
         self._advance: Callable[..., None] = lambda *_: None
         self._bar, self._shown = ExitStack(), 0  # steps
         self.steps = self.tokens = self.interval_batches = self.interval_tokens = 0
-        self.seconds = self.train_seconds = 0.0
+        self.train_seconds = 0.0
         self.loss_sum: torch.Tensor | float = 0.0
-        self.train_loss = self.tokens_per_second = float("nan")
         self.last_validation: dict[str, float] = {}
         self._started = self._interval_started = self._validation_started = 0.0
 
@@ -127,21 +124,19 @@ class Meter(Callback):
         if self.steps % self.every and self.steps != pl_module.planned_steps:
             return
         mean = torch.as_tensor(self.loss_sum, device=pl_module.device) / self.interval_batches
-        self.train_loss = float(trainer.strategy.reduce(mean, reduce_op="mean"))  # over all processes
-        now = time.perf_counter()
+        loss = float(trainer.strategy.reduce(mean, reduce_op="mean"))  # over all processes
+        before, self._interval_started = self._interval_started, time.perf_counter()
+        speed = self.interval_tokens / (self._interval_started - before)
         self.tokens += self.interval_tokens
-        self.tokens_per_second = self.interval_tokens / (now - self._interval_started)
-        self.seconds = now - self._started
+        self.loss_sum, self.interval_batches, self.interval_tokens = 0.0, 0, 0
         metrics = {
-            "train_loss": self.train_loss,
+            "train_loss": loss,
             "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
             "gradient_norm": float(pl_module.last_gradient_norm),
-            "tokens_per_second": self.tokens_per_second,
+            "tokens_per_second": speed,
         }
-        self.loss_sum, self.interval_batches, self.interval_tokens = 0.0, 0, 0
-        self._interval_started = now
-        self._log(trainer, self.seconds, metrics)
-        figures = f"loss {self.train_loss:.3f}, {self.tokens_per_second:,.0f} tokens/s"
+        self._log(trainer, metrics)
+        figures = f"loss {loss:.3f}, {speed:,.0f} tokens/s"
         self._advance(self.steps - self._shown, figures, pl_module.planned_steps)
         self._shown = self.steps
 
@@ -149,9 +144,9 @@ class Meter(Callback):
         self._validation_started = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
-        names = [name for name in COLUMNS if name.startswith("val_") and name in trainer.callback_metrics]
-        self.last_validation = {name: float(trainer.callback_metrics[name]) for name in names}
-        self._log(trainer, self.elapsed(), self.last_validation)
+        found = trainer.callback_metrics
+        self.last_validation = {name: float(found[name]) for name in COLUMNS[-3:] if name in found}
+        self._log(trainer, self.last_validation)
         for logger in trainer.loggers:
             logger.save()
         if self.show and trainer.is_global_zero:
@@ -167,9 +162,9 @@ class Meter(Callback):
         self._bar.close()
 
     def state_dict(self) -> dict[str, Any]:
-        names = ("steps", "tokens", "seconds", "interval_batches", "interval_tokens", "train_loss")
+        names = ("steps", "tokens", "interval_batches", "interval_tokens", "last_validation")
         return {
-            **{name: getattr(self, name) for name in (*names, "last_validation")},
+            **{name: getattr(self, name) for name in names},
             "train_seconds": self.elapsed(),
             "interval_seconds": time.perf_counter() - self._interval_started,
             "csv": len(self.metrics.file.text) if self.metrics else 0,
@@ -182,8 +177,8 @@ class Meter(Callback):
         if self.metrics:
             self.metrics.file.cut(written)
 
-    def _log(self, trainer: Trainer, seconds: float, metrics: dict[str, float]) -> None:
-        metrics = {**metrics, "tokens": self.tokens + self.interval_tokens, "seconds": seconds}
+    def _log(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+        metrics = {**metrics, "tokens": self.tokens + self.interval_tokens, "seconds": self.elapsed()}
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=trainer.global_step)
 
@@ -219,13 +214,8 @@ class Samples(Callback):
         self.file.cut(state_dict["characters"])
 
 
-def write_summary(
-    folder: Path, trainer: Trainer, parameters: int, meter: Meter, plan: Plan | None
-) -> dict[str, Any]:
-    """Write loss.png and summary.json, and return the latter; sizes in bytes, times in seconds.
-
-    Of a planned run it also tells what was planned.
-    """
+def write_summary(folder: Path, trainer: Any, meter: Meter, plan: Plan | None) -> dict[str, Any]:
+    """Write loss.png and summary.json, and return the latter; sizes in bytes, times in seconds."""
     loss_curve(folder / "metrics.csv", folder / "loss.png", title=f"Loss of {folder.name}")
     device = trainer.strategy.root_device
     summary: dict[str, Any] = {
@@ -236,7 +226,7 @@ def write_summary(
         "tokens": meter.tokens,
         "tokens_per_second": round(meter.tokens / max(meter.train_seconds, 1e-9)),
         "peak_memory_bytes": _peak_memory_bytes(device),
-        "parameters": parameters,
+        "parameters": trainer.lightning_module.model.num_parameters(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "precision": str(trainer.precision),
     }

@@ -13,7 +13,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from gpt.errors import InputError
+from gpt.errors import InputError, check_least
 from gpt.files import atomic_write
 from gpt.training.folder import RunFolder
 from gpt.training.lightning_private import dump_checkpoint, validate_now, validation_is_due
@@ -52,23 +52,22 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class EarlyWriter:
-    """A file that Linux writes to disk while it grows, so that the final flush is short.
+    """A file that Linux writes to disk every 16 MiB while it grows, so that the final flush is short.
 
     POSIX_FADV_DONTNEED starts to write dirty pages and frees clean ones: the page cache does not fill up.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
-        self.file, self.flush = file, file.flush
-        self._written = self._advised = 0
+        self.file, self.flush, self._pending = file, file.flush, 0
 
     def write(self, data: Any) -> int:
-        """Write, and have the system write back every 16 MiB."""
+        """Write as the file does."""
         count = self.file.write(data)
-        self._written += count
-        if self._written - self._advised >= 1 << 24 and sys.platform == "linux":
+        self._pending += count
+        if self._pending >= 1 << 24 and sys.platform == "linux":
             self.flush()
-            os.posix_fadvise(self.file.fileno(), 0, self._written, os.POSIX_FADV_DONTNEED)
-            self._advised = self._written
+            os.posix_fadvise(self.file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            self._pending = 0
         return count
 
 
@@ -81,10 +80,7 @@ class Checkpoints(Checkpoint):
     """
 
     def __init__(self, folder: RunFolder, every: int, keep: int, stop: StopRequest) -> None:
-        if every < 1 or keep < 1:
-            raise InputError(
-                f"checkpoint_every and keep_checkpoints must be at least 1, got {every} and {keep}"
-            )
+        check_least(1, checkpoint_every=every, keep_checkpoints=keep)
         self.run, self.every, self.keep, self.stop = folder, every, keep, stop
         self.best_loss = float("inf")
         self._step = self._session = self._saves = 0
@@ -93,9 +89,9 @@ class Checkpoints(Checkpoint):
         self._loops: dict[str, Any] = {}  # Lightning's counters between two steps
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Identify the text by its tokens, whatever folder it is in."""
         self.folder = self.run / "checkpoints"
         meta = trainer.datamodule.prepared.meta  # type: ignore[attr-defined]
+        # The text is identified by its tokens, whatever folder it is in.
         tokens = [meta["tokenizer"], {name: file["sha256"] for name, file in meta["files"].items()}]
         self._corpus = hashlib.sha256(json.dumps(tokens, sort_keys=True).encode()).hexdigest()
 
@@ -124,7 +120,7 @@ class Checkpoints(Checkpoint):
         if self._mid_update:
             return
         self._step = step
-        signal = self.stop.agreed(trainer, pl_module)
+        signal = pl_module.guard.agreed
         last_step = step >= pl_module.planned_steps
         if not (signal or last_step or step % self.every == 0 or validation_is_due(trainer)):
             return
@@ -146,7 +142,6 @@ class Checkpoints(Checkpoint):
             self._save(trainer, self.folder / "best.ckpt")
 
     def on_train_end(self, trainer: Trainer, *_: Any) -> None:
-        """Save the last steps, and that they are validated."""
         if (trainer.global_step, self._validated) > self._saved:
             self._save_last(trainer)
 
@@ -164,7 +159,6 @@ class Checkpoints(Checkpoint):
         )
 
     def on_load_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
-        """Restore Lightning's counters, and whether the step is validated; notice another text."""
         self._loops, self._validated = checkpoint["loops"]["fit_loop"], checkpoint["run"]["validated"]
         if checkpoint["run"].get("corpus", self._corpus) != self._corpus:
             report("the text is not the one that this run was trained on: the best checkpoint begins again")

@@ -1,8 +1,7 @@
-"""The options that a checkpoint or a run's config.yaml carries, read as data.
+"""The options that a checkpoint or a run's config.yaml carries: plain values of known groups, or refused.
 
 jsonargparse imports and instantiates what an option names, and reads files and URLs that stand where a group
-of options belongs; Lightning unpickles where `weights_only` is false. A user may ask for all that, a file may
-not: its options are plain values of known groups, or they are refused by name.
+of options belongs; Lightning unpickles where `weights_only` is false. Users may ask for that, files may not.
 """
 
 from collections.abc import Collection, Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonargparse import Namespace
 
 from gpt.errors import InputError
 from gpt.template import DEFAULT_TEMPLATE
@@ -21,7 +21,7 @@ OLD_NAMES = {"model.config.tied_head": "model.config.tie_embeddings"}
 _GROUPS = ("model", "model.config", "model.optimizer", "model.lora", "data", "data.template", "trainer")
 _UNGROUPED = (
     *("seed_everything", "run", "checkpoint_every", "keep_checkpoints", "log_every", "early_stopping"),
-    *("profile", "minutes", "planned_steps", "snapshot_megabytes"),
+    *("minutes", "planned_steps", "snapshot_megabytes"),
 )
 _DURATIONS = ("trainer.max_time", "trainer.val_check_interval")  # may be {hours: 1}
 _CLASSES = {  # options that can name a class, and the harmless names among their values
@@ -33,7 +33,7 @@ _CLASSES = {  # options that can name a class, and the harmless names among thei
     "trainer.profiler": ("simple", "advanced"),
     **dict.fromkeys(("trainer.logger", "trainer.callbacks", "trainer.plugins", "trainer.model_registry"), ()),
 }
-_CHOSEN_ANEW = ("config", "resume", "ckpt_path", "trainer.default_root_dir")
+_CHOSEN_ANEW = ("config", "resume", "ckpt_path", "trainer.default_root_dir", "profile")  # or of older runs
 _LONGEST = 1 << 16
 
 _FIXED = ("model.config.", "model.optimizer.name")  # what the saved tensors depend on
@@ -46,12 +46,8 @@ def plain_options(
 ) -> dict[str, Any]:
     """The options in the YAML `text` of `source`, nested, without those that each run chooses anew.
 
-    Args:
-        given: names of options on the command line, which replace the saved ones.
-        unused: names of options that may be anything, since nothing follows them.
-
-    Raises:
-        InputError: an option could import, fetch or unpickle something, or is not one that a run saves.
+    InputError: an option could import, fetch or unpickle something, or is not one that a run saves. Names in
+    `given` are on the command line, which replaces them; those in `unused` may be anything.
     """
     try:
         saved = yaml.safe_load(text) if isinstance(text, str) and len(text) <= _LONGEST else None
@@ -71,7 +67,7 @@ def plain_options(
                 f"{source}: its saved option {name} {reason}; nothing that a file names is imported or "
                 f"fetched. If you trust it, give it yourself: --{name} ..."
             )
-    return _nested(options)
+    return Namespace(options).as_dict()  # type: ignore[no-untyped-call]
 
 
 def with_new_names(options: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +75,8 @@ def with_new_names(options: dict[str, Any]) -> dict[str, Any]:
     flat = dict(leaves(options))
     if not OLD_NAMES.keys() & flat:
         return options
-    return _nested({OLD_NAMES.get(name, name): value for name, value in flat.items()})
+    renamed = {OLD_NAMES.get(name, name): value for name, value in flat.items()}
+    return Namespace(renamed).as_dict()  # type: ignore[no-untyped-call]
 
 
 def as_argument(options: dict[str, Any]) -> str:
@@ -102,18 +99,6 @@ def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
                 raise InputError(f"{name} is {before} in the checkpoint and cannot become {after}")
             changed.append(f"{name}: {before} -> {after}".replace("\n", "\\n"))
     return changed
-
-
-def _nested(options: dict[str, Any]) -> dict[str, Any]:
-    """Options with dotted names, nested as in a config file."""
-    nested: dict[str, Any] = {}
-    for name, value in options.items():
-        *groups, last = name.split(".")
-        group = nested
-        for part in groups:
-            group = group.setdefault(part, {})
-        group[last] = value
-    return nested
 
 
 def leaves(values: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

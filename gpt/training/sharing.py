@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +17,20 @@ _BUSY, _QUIET = 0.2, 0.05  # seconds, in a second, that threads wait for a core
 class ShareCores(Callback):
     """Lets OpenMP's threads sleep while they wait for each other, as long as other programs need the cores.
 
-    By default they spin, which is the fastest way on an idle machine. On a busy one they take the core from
-    the thread that they wait for, and small steps take ten times as long (docs/benchmarks.md). GNU's OpenMP
-    hardly spins in a process that has more OpenMP threads than cores; so while the cores are busy, this keeps
-    teams of threads that sleep. The threads that compute are the same, and so are the results. Tried with
-    the libgomp of torch 2.13; with another OpenMP nothing changes.
+    By default they spin, which on a busy machine takes the core from the thread that they wait for: small
+    steps take ten times as long (docs/benchmarks.md). GNU's OpenMP hardly spins in a process that has more
+    OpenMP threads than cores; so while the cores are busy, this keeps teams of threads that sleep. The
+    threads that compute, and so the results, stay the same. With another OpenMP nothing changes.
     """
 
     def __init__(self) -> None:
-        chosen = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & {*os.environ}
-        self._helps = sys.platform == "linux" and not chosen and torch.get_num_threads() > 1
         self._waited = seconds_waited()
         self._teams: threading.Event | None = None
         self._ended = threading.Event()
 
     def setup(self, *_: Any, **__: Any) -> None:
-        if self._helps:
+        chosen = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & {*os.environ}
+        if sys.platform == "linux" and not chosen and torch.get_num_threads() > 1:
             threading.Thread(target=self._watch, daemon=True).start()
 
     def teardown(self, *_: Any, **__: Any) -> None:
@@ -75,8 +74,6 @@ def seconds_waited() -> float:
     """How long the threads of this process have been ready to run without a core, in sum."""
     nanoseconds = 0
     for thread in Path("/proc/self/task").glob("*/schedstat"):
-        try:
+        with suppress(OSError):  # it has ended
             nanoseconds += int(thread.read_bytes().split()[1])
-        except OSError:  # it has ended
-            continue
     return nanoseconds / 1e9

@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
@@ -46,10 +45,6 @@ class StopRequest(Callback):
             if number != hangup or signal.getsignal(hangup) is not signal.SIG_IGN:  # nohup ignores it
                 signal.signal(number, self._receive)
 
-    def agreed(self, trainer: Trainer, pl_module: Any) -> int:
-        """The signal that any of the processes received before the update, or 0."""
-        return self.received if trainer.world_size == 1 else pl_module.guard.agreed
-
     def act(self, trainer: Trainer, number: int, saved: Path) -> None:
         """End the run after it was saved, by raising `Stopped`, or let Lightning queue it again."""
         if number == self._requeue[0]:
@@ -59,8 +54,8 @@ class StopRequest(Callback):
         stopped = f"{signal.Signals(number).name}: stopped after step {trainer.global_step}, saved in {saved}"
         raise Stopped(f"{stopped}; continue with 'gpt fit --resume {saved.parents[1]}'", number)
 
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.received and number == self.received:
+    def _receive(self, number: int, _: Any) -> None:
+        if number == self.received:
             os._exit(128 + number)
         self.received = number
         if number == signal.SIGINT:

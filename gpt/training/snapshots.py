@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, Trainer
 
-from gpt.errors import InputError
+from gpt.errors import check_least
 from gpt.training.folder import RunFolder
 from gpt.training.lightning_private import dump_checkpoint
 from gpt.training.save import AtomicCheckpointIO
@@ -23,8 +23,7 @@ class Snapshots(Callback):
     """
 
     def __init__(self, folder: RunFolder, megabytes: int) -> None:
-        if megabytes < 0:
-            raise InputError(f"snapshot_megabytes must be at least 0, got {megabytes}")
+        check_least(0, snapshot_megabytes=megabytes)
         self.run, self.most = folder, megabytes * 1_000_000
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
@@ -44,7 +43,6 @@ class Snapshots(Callback):
             self._save(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Keep the last step."""
         if self._step != self._saved:
             self._save(trainer, pl_module)
 

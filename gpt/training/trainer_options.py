@@ -1,8 +1,6 @@
-"""Which options of Lightning's Trainer `gpt fit` refuses, what to use instead, and what others come to.
+"""Which options of Lightning's Trainer `gpt fit` refuses; docs/options.md has a table of all of them."""
 
-docs/options.md has a table of all options. A test compares it with this file and the Trainer's signature.
-"""
-
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,13 +21,31 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "enable_checkpointing": ((None, True), "a run always saves; give --checkpoint_every"),
     "gradient_clip_algorithm": ((None, "norm"), "gradients are clipped by norm"),
     "use_distributed_sampler": ((False,), "the data loader gives each process its part"),
-    "profiler": ((None,), "give --profile"),
     "barebones": ((False,), "give --log_every and --checkpoint_every high values"),
     "sync_batchnorm": ((False,), "the model has no batch normalisation"),
     "reload_dataloaders_every_n_epochs": ((0,), "the text does not change during a run"),
     "default_root_dir": ((None,), "name the run's folder with --run"),
     "enable_autolog_hparams": ((True,), "the run's config.yaml has all options"),
     "model_registry": ((None,), "upload the checkpoint yourself"),
+}
+
+# Values that would do something else than they say, and what to give instead.
+_LIMITED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "accumulate_grad_batches": (lambda v: v < 1, "give at least 1"),
+    "gradient_clip_val": (lambda v: v < 0, "give at least 0"),
+    "limit_train_batches": (lambda v: v == 0, "give at least 1, or 1.0 for all"),
+    "limit_val_batches": (
+        lambda v: v not in (0, 1) or (v == 1 and isinstance(v, int)),
+        "bits per byte need all of the validation text; give 0 or 1.0, or a smaller --data.val_fraction",
+    ),
+    "val_check_interval": (lambda v: not isinstance(v, int) or v < 1, "give a positive, whole number"),
+    "accelerator": (
+        lambda v: v == "gpu" and not torch.accelerator.is_available(),
+        "there is no GPU that PyTorch can use; give cpu or auto",
+    ),
+    "precision": (lambda v: str(v) in ("16-true", "16"), "give 16-mixed or bf16-mixed"),
+    "deterministic": (lambda v: v == "warn", "give true or false: attention's backward pass would not be"),
+    "profiler": (lambda v: isinstance(v, str), "give PyTorchProfiler, its dirpath and its filename"),
 }
 
 # Callbacks of Lightning that change how a run trains, ends or saves, by what to use instead.
@@ -51,26 +67,9 @@ def check_trainer_options(options: dict[str, Any]) -> None:
         value = options.get(name, allowed[0])
         if not any(value == other and type(value) is type(other) for other in allowed):
             raise InputError(f"--trainer.{name} {value} is not supported: {instead}")
-    for name, least in (("accumulate_grad_batches", 1), ("gradient_clip_val", 0)):
-        if (value := options.get(name)) is not None and value < least:
-            raise InputError(f"--trainer.{name} {value} is not supported: give at least {least}")
-    if options.get("limit_train_batches") == 0:
-        raise InputError("--trainer.limit_train_batches 0 is not supported: give at least 1, or 1.0 for all")
-    if options.get("accelerator") == "gpu" and not torch.accelerator.is_available():
-        raise InputError("--trainer.accelerator gpu: there is no GPU that PyTorch can use; give cpu or auto")
-    if str(options.get("precision")) in ("16-true", "16"):
-        raise InputError("--trainer.precision 16-true is not supported: give 16-mixed or bf16-mixed")
-    if options.get("deterministic") == "warn":  # attention's backward pass would not be
-        raise InputError("--trainer.deterministic warn is not supported: give true or false")
-    validation = options.get("limit_val_batches")
-    if validation not in (None, 0, 1) or (validation == 1 and isinstance(validation, int)):
-        raise InputError(
-            f"--trainer.limit_val_batches {validation} is not supported: bits per byte need all of the "
-            "validation text; give 0 or 1.0, or a smaller --data.val_fraction"
-        )
-    interval = options.get("val_check_interval")
-    if interval is not None and not (isinstance(interval, int) and interval > 0):  # not parts of an epoch
-        raise InputError(f"--trainer.val_check_interval must be a positive, whole number, got {interval}")
+    for name, (refused, instead) in _LIMITED.items():
+        if (value := options.get(name)) is not None and refused(value):
+            raise InputError(f"--trainer.{name} {value} is not supported: {instead}")
     callbacks = options.get("callbacks") or []
     for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
         path = callback.get("class_path", "") if hasattr(callback, "get") else callback

@@ -19,7 +19,7 @@ class Inherited:
 
     tokenizer: Tokenizer | None = None
     bytes_per_token: float | None = None  # of the text that they were trained on
-    new_weights: bool = False  # random ones
+    new_weights: bool = False
 
     def use(self, data: TokenData) -> None:
         """Encode with the tokenizer of the weights, unless the options lead to the same one."""
@@ -47,18 +47,15 @@ def choose_vocabulary(options: Any) -> Inherited:
             raise InputError("--data.vocabulary: weights to start from keep their own, leave it out")
         data.vocabulary = None
         found = read_once(model.init_from, model.config.context_length)
-        for name, value in {**found.config.to_dict(), "dropout": model.config.dropout}.items():
-            model.config[name] = value
+        vars(model.config).update({**found.config.to_dict(), "dropout": model.config.dropout})
         data.vocab_size = found.config.vocab_size
         if found.template and Template(**data.template.as_dict()) == DEFAULT_TEMPLATE:
-            for role, text in asdict(found.template).items():
-                data.template[role] = text
+            vars(data.template).update(asdict(found.template))
         return Inherited(tokenizer=found.own_tokenizer, bytes_per_token=found.bytes_per_token)
     if data.vocabulary is not None:
         wanted = find_vocabulary(data.vocabulary, data.vocab_size)
         size = wanted.n_vocab
-        if size is None or (isinstance(wanted, Learned) and wanted.at_most):
-            # The text decides: prepare it now.
+        if size is None or (isinstance(wanted, Learned) and wanted.at_most):  # the text decides: prepare it
             template = Template(**data.template.as_dict())
             size = TokenData(**data.as_dict() | {"template": template}).tokenizer.n_vocab
         model.config.vocab_size = data.vocab_size = size

@@ -19,7 +19,6 @@ from gpt.training.lightning_private import skip_sigterm_broadcast
 from gpt.training.module import LanguageModel
 from gpt.training.optimizers import OptimizerConfig
 from gpt.training.record import Meter
-from gpt.training.signals import StopRequest
 
 CONFIG = GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=2, num_layers=2, dropout=0.1)
 
@@ -75,7 +74,7 @@ def update(
 
 
 def run_updates(module: LanguageModel, processes: int) -> None:
-    trainer, meter, stop = Trainer(processes), Meter(every=10), StopRequest()
+    trainer, meter = Trainer(processes), Meter(every=10)
     module._trainer, module.logs_itself = trainer, False
     configured = module.configure_optimizers()
     optimizer, scheduler = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
@@ -90,7 +89,7 @@ def run_updates(module: LanguageModel, processes: int) -> None:
             optimizer.zero_grad()
             scheduler.step()
             trainer.global_step += 1
-            assert stop.agreed(trainer, module) == 0
+            assert module.guard.agreed == 0
         meter.on_train_batch_end(trainer, module, None, batch, index)
 
 

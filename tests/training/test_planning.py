@@ -16,7 +16,7 @@ from tiny_runs import result
 from gpt.cli import main
 from gpt.data.corpus import choose_split
 from gpt.errors import InputError
-from gpt.training.ends import Ends, Timed
+from gpt.training.ends import Ends
 from gpt.training.plan import command
 from gpt.training.plan.cost import _PROBES, Cost, Shape, fit_cost
 from gpt.training.plan.law import Law
@@ -204,8 +204,7 @@ def test_the_speed_decides_the_number_of_steps(monkeypatch):
 
     def ends(changes: str, deadline: float | None) -> Ends:
         options = SimpleNamespace(max_time=None, max_steps=600, max_epochs=-1)
-        timed = Timed(changes=changes, save=told.append, deadline=deadline, validation=2.0)
-        return Ends(options, 0, Meter(1), timed)
+        return Ends(options, 0, Meter(1), changes, deadline, validation=2.0, save=told.append)
 
     one, run = ends("0:600", 60.0), trainer(0)
     one.on_train_start(run, module)

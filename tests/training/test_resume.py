@@ -220,8 +220,8 @@ def test_an_accumulated_batch_is_a_batch(workplace):
 
 def test_changes_are_named_flat():
     saved = {"data": {"batch_size": 1, "c": [2]}, "run": "x"}
-    now = {"data": {"batch_size": 3, "c": [2]}, "run": "y", "profile": True}
-    assert changes(saved, now) == ["data.batch_size: 1 -> 3", "profile: None -> True"]
+    now = {"data": {"batch_size": 3, "c": [2]}, "run": "y", "log_every": 5}
+    assert changes(saved, now) == ["data.batch_size: 1 -> 3", "log_every: None -> 5"]
     template = {"data": {"template": {"user": "Q\n{content}"}}}
     (changed,) = (change for change in changes({}, template) if "user" in change)
     assert changed == r"data.template.user: ### Instruction:\n{content}\n\n -> Q\n{content}"

@@ -26,7 +26,6 @@ OTHER = {  # a value that each refused option must not have
     "enable_checkpointing": False,
     "gradient_clip_algorithm": "value",
     "use_distributed_sampler": True,
-    "profiler": "simple",
     "barebones": True,
     "sync_batchnorm": True,
     "reload_dataloaders_every_n_epochs": 1,
@@ -72,6 +71,7 @@ def test_a_refused_option_names_what_to_use(name):
         {"val_check_interval": 1.0},
         {"val_check_interval": 1000.0},
         {"deterministic": "warn"},
+        {"profiler": "simple"},
         {"val_check_interval": "00:00:10:00"},
         {"precision": "16-true"},
         *(
