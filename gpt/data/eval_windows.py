@@ -24,10 +24,9 @@ def each_token_once(
 
 @dataclass
 class EvalWindows(Dataset[Batch]):
-    """A split once, in order: each token is in exactly one row, in `each_token_once` of the arguments.
+    """A split once, in order, in the windows of `each_token_once`.
 
-    All processes have equally many batches of B rows, the last ones filled up with padding. So a loss must be
-    summed over targets and divided by their number.
+    All processes have equally many batches of B rows, the last ones filled up with padding.
     """
 
     stream: Stream
@@ -39,8 +38,8 @@ class EvalWindows(Dataset[Batch]):
     document_starts: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
-        arguments = len(self.stream), self.context_length, self.document_starts
-        self._spans = np.stack(each_token_once(*arguments))  # (2, windows)
+        spans = each_token_once(len(self.stream), self.context_length, self.document_starts)
+        self._spans = np.stack(spans)  # (2, windows)
 
     def __len__(self) -> int:
         return math.ceil(self._spans.shape[1] / (self.batch_size * self.world_size))

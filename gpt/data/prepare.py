@@ -50,7 +50,7 @@ def prepare(
 ) -> Path:
     """Tokenize a corpus into files that training memory-maps.
 
-    A second call returns at once where the first has finished, and begins again where it was interrupted.
+    A second call resumes an interrupted one, and returns at once where the first has finished.
 
     Args:
         corpus: a file, a folder, a pattern, a URL, hub:OWNER/NAME, a recipe's name or a prepared folder.
@@ -108,34 +108,33 @@ def prepare_for(
         return folder
     from filelock import FileLock
 
-    check_ours(folder)
+    if not (folder / META).is_file():
+        check_ours(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):  # another process may be preparing it: then wait and use its work
         if _is_done(folder, key, verify):
             return folder
         if (folder / META).is_file():
             notice(f"{folder} is damaged and is prepared again")
-        clear(folder)
+            clear(folder)
         tokenizer = learn(source, vocabulary, val_fraction) if isinstance(vocabulary, Learned) else vocabulary
         pieces = source.pieces(val_fraction)
         first = list(islice(pieces, 1))
         template = source.template if first and not first[0].scored else None
-        writer = ShardWriter(folder, tokenizer, template)
-        blocks = _encode(chain(first, pieces), tokenizer, writer.dtype, workers or os.cpu_count() or 1)
-        bar = progress(f"tokenizing {corpus}", source.size())
+        writer = ShardWriter(folder, key, tokenizer, lambda: source.stamps() == stamps, template)
+        left = islice(chain(first, pieces), writer.state["parts"], None)
+        blocks = _encode(left, tokenizer, writer.dtype, workers or os.cpu_count() or 1)
+        done = sum(counts["bytes"] for counts in writer.state["splits"].values())
+        bar = progress(f"tokenizing {corpus}", source.size(), done=done)
         with closing(writer), closing(blocks), bar as advance:
             for block in blocks:
                 with _full_disk(folder):
                     advance(writer.add(block))
-            if source.stamps() != stamps:
-                writer.close()
-                clear(folder)
-                raise InputError("the corpus changed while it was read: run this again when it is complete")
             known = {name: value for name, value in asdict(source).items() if value and name != "template"}
             with _full_disk(folder):
-                writer.finish(key, val_fraction, {"corpus": corpus, **known})
-        if template and writer.empty:
-            notice(f"left out {writer.empty:,} examples whose completion is empty")
+                writer.finish(val_fraction, {"corpus": corpus, **known})
+        if template and (empty := writer.state["empty"]):
+            notice(f"left out {empty:,} examples whose completion is empty")
     return folder
 
 
@@ -212,7 +211,10 @@ def _full_disk(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
+        raise InputError(
+            f"cannot write {folder}: {error.strerror or error}; what is written is kept, "
+            "and the same command resumes there"
+        ) from error
 
 
 def _short_name(corpus: str) -> str:

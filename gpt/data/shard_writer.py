@@ -1,10 +1,17 @@
-"""Writes a prepared folder: shards while the text is read, `meta.json` last."""
+"""Writes a prepared folder. An interruption at any point loses seconds of work and nothing else.
 
+Shards are appended to. Every few seconds they are flushed to disk, and then `progress.json` records how much
+of them counts; what a killed process wrote after that is cut off. `meta.json` comes last.
+"""
+
+import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,27 +19,51 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt.data.documents import Piece
-from gpt.data.shards import FORMAT, INDEX_DTYPE, META, SPLITS, Segment, Stream, token_dtype, token_ids
+from gpt.data.shards import FORMAT, INDEX_DTYPE, META, SPLITS, Stream, all_starts, token_dtype, token_ids
 from gpt.errors import InputError
 from gpt.files import file_sha256, write_json
 from gpt.template import Template
 from gpt.tokenizer import Tokenizer
 
-_UNFINISHED = ".unfinished"  # marks a folder until it is complete
-_OURS = re.compile(rf"(train|val)-(documents|\d{{5}})\.bin|(lengths|scored)\.png|{META}|\.{META}\..*\.tmp")
+PROGRESS = "progress.json"
+_SHARDS = r"(train|val)-(documents|\d{5})\.bin"
+_OURS = re.compile(rf"{_SHARDS}|(lengths|scored)\.png|\.({META}|{PROGRESS})\..*\.tmp|{META}|{PROGRESS}")
+_SECONDS_BETWEEN_COMMITS = 5.0
 _SHARD_TOKENS = 1 << 27
 _COUNTED_AT_ONCE = 1 << 20
 
 
 class ShardWriter:
-    """Writes documents to a folder after `clear`. Examples have a `template`."""
+    """Appends documents to a folder that the caller has locked, from the last commit of the same `key` on.
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, template: Template | None = None) -> None:
-        self.folder, self.tokenizer, self.template = folder, tokenizer, template
+    The key is a hash of text, tokenizer and options; `unchanged` tells before each commit whether the text is
+    still that of the key. Examples have a `template`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        key: str,
+        tokenizer: Tokenizer,
+        unchanged: Callable[[], bool],
+        template: Template | None = None,
+    ) -> None:
+        self.folder, self.tokenizer, self.unchanged, self.template = folder, tokenizer, unchanged, template
         self.dtype = token_dtype(tokenizer.n_vocab, template is not None)
-        self.empty = 0  # documents without text
-        self.splits = {split: {"tokens": 0, "documents": 0, "bytes": 0} for split in SPLITS}
+        splits = {split: {"tokens": 0, "documents": 0, "bytes": 0} for split in SPLITS}
+        # `parts` are pieces of text written, `empty` documents without text.
+        new = {"key": key, "tokenizer": tokenizer.fingerprint, "parts": 0, "empty": 0, "splits": splits}
+        found = check_ours(folder) or new
+        same = (found["key"], found["tokenizer"]) == (key, tokenizer.fingerprint)
+        if found["parts"] and not same:
+            raise InputError(
+                f"{folder} holds an unfinished preparation of other text or with other options: "
+                "delete it, or choose another folder"
+            )
+        self.state: dict[str, Any] = found if same else new
         self._files: dict[str, IO[bytes]] = {}
+        self.commit()
+        self._cut_off()
 
     def add(self, pieces: Iterable[tuple[Piece, NDArray[Any]]]) -> int:
         """Append pieces with their tokens, as they are stored, and return their bytes of UTF-8 text.
@@ -41,11 +72,12 @@ class ShardWriter:
         """
         added = 0
         for (text, first, last, scored, split), tokens in pieces:
-            counts = self.splits[split]
+            counts = self.state["splits"][split]
+            self.state["parts"] += 1
             if first and scored is (self.template is not None):
                 raise InputError("the corpus mixes texts with examples: give one kind")
             if first and last and not text:
-                self.empty += 1
+                self.state["empty"] += 1
                 continue
             if first:
                 self._file(f"{split}-documents.bin").write(np.array(counts["tokens"], INDEX_DTYPE).tobytes())
@@ -58,33 +90,43 @@ class ShardWriter:
             size = len(text.encode("utf-8", "replace"))
             counts["bytes"] += size
             added += size
+        if time.monotonic() - self._committed > _SECONDS_BETWEEN_COMMITS:
+            self.commit()
         return added
+
+    def commit(self) -> None:
+        """Make what was added survive a power cut; if the text changed, delete it with an InputError."""
+        if not self.unchanged():
+            self.close()
+            clear(self.folder)
+            raise InputError("the corpus changed while it was read: run this again when it is complete")
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+        write_json(self.folder / PROGRESS, self.state)
+        self._committed = time.monotonic()
 
     def close(self) -> None:
         """Close the files."""
         for file in self._files.values():
             file.close()
 
-    def finish(self, key: str, val_fraction: float, source: dict[str, Any]) -> None:
+    def finish(self, val_fraction: float, source: dict[str, Any]) -> None:
         """Divide the text into splits and write `meta.json`; no text at all is an InputError."""
-        for split in SPLITS:
-            self._file(f"{split}-documents.bin")
-        for file in self._files.values():
-            file.flush()
-            os.fsync(file.fileno())
-        if not any(counts["tokens"] for counts in self.splits.values()):
-            raise InputError(f"{source['corpus']} is empty: {self.empty} documents, none with text")
-        files = [self.folder / name for name in sorted(self._files)]
+        self.commit()
+        if not any(counts["tokens"] for counts in self.state["splits"].values()):
+            raise InputError(f"{source['corpus']} is empty: {self.state['empty']} documents, none with text")
+        files = sorted(path for path in self.folder.iterdir() if re.fullmatch(_SHARDS, path.name))
         with ThreadPoolExecutor() as pool:
             digests = pool.map(file_sha256, files)
         meta = {
             "format": FORMAT,
-            "key": key,
+            "key": self.state["key"],
             "source": source,
             "tokenizer": {**self.tokenizer.to_dict(), "fingerprint": self.tokenizer.fingerprint},
             "dtype": self.dtype.str,
             "val_fraction": val_fraction,
-            **self._divided(val_fraction),
+            **self._divided(val_fraction, [path for path in files if "documents" not in path.name]),
             **({"template": asdict(self.template)} if self.template else {}),
             "files": {
                 path.name: {"bytes": path.stat().st_size, "sha256": digest}
@@ -92,79 +134,78 @@ class ShardWriter:
             },
         }
         write_json(self.folder / META, meta)
-        (self.folder / _UNFINISHED).unlink()
+        (self.folder / PROGRESS).unlink()
 
-    def _divided(self, val_fraction: float) -> dict[str, Any]:
+    def _divided(self, val_fraction: float, shards: list[Path]) -> dict[str, Any]:
         """What `meta.json` says of the splits.
 
         The documents chosen by their hash are held out, or the end of the text if they are far from
         `val_fraction`: of the tokens, or of the bytes if the vocabulary may have been learned from the text
         before `cut_at`, see `gpt.data.vocabularies.learn`.
         """
-        train, val = self.splits["train"], self.splits["val"]
+        train, val = (self.state["splits"][split] for split in SPLITS)
         tokens, size = train["tokens"] + val["tokens"], train["bytes"] + val["bytes"]
         own = self.tokenizer.name == "own"
-        # Both splits as one text, and where its documents begin.
-        text = Stream(self.folder, self._shards(), self.dtype)
-        of_train = Segment(file="train-documents.bin", start=0, stop=train["documents"])
-        of_val = Segment(file="val-documents.bin", start=0, stop=val["documents"], shift=train["tokens"])
-        index = Stream(self.folder, [of_train, of_val], INDEX_DTYPE)
-        starts = np.concatenate(index.parts)
+        starts = all_starts(self.folder, train["tokens"])
         cut, val_bytes = train["tokens"], val["bytes"]
         held_out = val_bytes / size if own else val["tokens"] / tokens
         if not (by_document := is_by_document(held_out, val_fraction)):
             cut = tokens - max(1, round(tokens * val_fraction))
             if own:
-                cut = self._token_at(text, cut_at(size, val_fraction))
+                cut = self._token_at(shards, cut_at(size, val_fraction), tokens - 1)
             if self.template:
                 cut = int(starts[min(int(np.searchsorted(starts, cut)), len(starts) - 1)])
-            val_bytes = sum(int(lengths.sum()) for lengths in self._byte_lengths(text.cut(cut, tokens)))
-        splits = {}
-        for split, start, stop, n in (("train", 0, cut, size - val_bytes), ("val", cut, tokens, val_bytes)):
-            first, last = np.searchsorted(starts, (start, stop)).tolist()
-            documents = [replace(part, shift=part.shift - start) for part in index.cut(first, last).segments]
-            splits[split] = {
-                "tokens": stop - start,
-                "documents": last - first,
-                "tokens_in": [asdict(part) for part in text.cut(start, stop).segments],
-                "documents_in": [asdict(part) for part in documents],
-                "bytes": n,
-            }
+            val_bytes = sum(int(lengths.sum()) for lengths in self._byte_lengths(shards, cut))
+        documents = int(np.searchsorted(starts, cut))
         return {
             "split_by": "document" if by_document else "position",
-            "empty_documents": self.empty,
+            "empty_documents": self.state["empty"],
             "largest_id": self.tokenizer.eot,  # the last of every document
-            "splits": splits,
+            "splits": {
+                "train": {"tokens": cut, "documents": documents, "bytes": size - val_bytes},
+                "val": {"tokens": tokens - cut, "documents": len(starts) - documents, "bytes": val_bytes},
+            },
         }
 
     def _file(self, name: str) -> IO[bytes]:
         if name not in self._files:
-            self._files[name] = open(self.folder / name, "wb")  # noqa: SIM115 (closed by `close`)
+            self._files[name] = open(self.folder / name, "ab")  # noqa: SIM115 (closed by `close`)
         return self._files[name]
 
-    def _shards(self) -> Iterator[Segment]:
-        for split, counts in self.splits.items():
+    def _cut_off(self) -> None:
+        """Remove what was written after the last commit."""
+        sizes = {}
+        for split, counts in self.state["splits"].items():
+            sizes[f"{split}-documents.bin"] = counts["documents"] * INDEX_DTYPE.itemsize
             for number, start in enumerate(range(0, counts["tokens"], _SHARD_TOKENS)):
-                stop = min(_SHARD_TOKENS, counts["tokens"] - start)
-                yield Segment(file=f"{split}-{number:05d}.bin", start=0, stop=stop)
+                tokens = min(_SHARD_TOKENS, counts["tokens"] - start)
+                sizes[f"{split}-{number:05d}.bin"] = tokens * self.dtype.itemsize
+        for path in self.folder.iterdir():
+            if _OURS.fullmatch(path.name) and path.name not in (*sizes, PROGRESS):
+                path.unlink()
+        for name, size in sizes.items():
+            with open(self.folder / name, "ab") as file:
+                if file.tell() < size:
+                    raise InputError(f"{file.name} is shorter than {PROGRESS} says: delete {self.folder}")
+                file.truncate(size)
 
-    def _token_at(self, text: Stream, position: int) -> int:
-        """The first token that begins at a byte of the text or after it; at least one follows it."""
+    def _token_at(self, shards: list[Path], position: int, last: int) -> int:
+        """The first token that begins at a byte of the text or after it, at most the `last`."""
         before = tokens = 0
-        for lengths in self._byte_lengths(text):
+        for lengths in self._byte_lengths(shards):
             ends = before + np.cumsum(lengths)
             if ends[-1] >= position:
                 tokens += int(np.searchsorted(ends, position)) + 1
                 break
             before, tokens = int(ends[-1]), tokens + len(ends)
-        return min(tokens, len(text) - 1)
+        return min(tokens, last)
 
-    def _byte_lengths(self, text: Stream) -> Iterator[NDArray[np.int64]]:
-        """UTF-8 bytes of each token, in blocks."""
+    def _byte_lengths(self, shards: list[Path], start: int = 0) -> Iterator[NDArray[np.int64]]:
+        """UTF-8 bytes of each token from `start` on, in blocks."""
         lengths = self.tokenizer.byte_lengths()
-        for start in range(0, len(text), _COUNTED_AT_ONCE):
-            for ids in text.cut(start, start + _COUNTED_AT_ONCE).parts:
-                yield lengths[token_ids(ids)]
+        for part in Stream(shards, self.dtype, start=start).parts:
+            for first in range(0, len(part), _COUNTED_AT_ONCE):
+                yield lengths[token_ids(part[first : first + _COUNTED_AT_ONCE])]
 
 
 def is_by_document(held_out: float, val_fraction: float) -> bool:
@@ -177,18 +218,24 @@ def cut_at(text_bytes: int, val_fraction: float) -> int:
     return int(text_bytes * (1 - val_fraction))
 
 
-def check_ours(folder: Path) -> None:
-    """Raise an InputError where a folder holds files that no preparation wrote."""
-    present = sorted(path.name for path in folder.glob("[!.]*"))
-    if present and not {META, _UNFINISHED} & {path.name for path in folder.iterdir()}:
+def check_ours(folder: Path) -> dict[str, Any]:
+    """The state of the unfinished preparation in `folder`, {} if it is empty; an InputError otherwise."""
+    present = sorted(folder.glob("[!.]*"))
+    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+        state: dict[str, Any] = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+        counts = [state["splits"][split][what] for split in SPLITS for what in ("tokens", "documents")]
+        size = sum(path.stat().st_size for path in folder.glob("*.bin"))
+        if {"key", "tokenizer", "parts", "empty"} <= state.keys() and 0 <= min(counts) <= max(counts) <= size:
+            return state
+    if present:
         raise InputError(
-            f"{folder} holds other files ({present[0]}): delete them, or choose an empty folder to prepare in"
+            f"{folder} holds other files ({present[0].name}): choose an empty folder to prepare in"
         )
+    return {}
 
 
 def clear(folder: Path) -> None:
-    """Mark a folder of `check_ours` as unfinished, and delete what an earlier preparation wrote."""
-    (folder / _UNFINISHED).touch()
-    for path in sorted(folder.iterdir(), key=lambda path: path.name == META):
+    """Delete what a `ShardWriter` wrote, `meta.json` and `progress.json` last, so that it can be repeated."""
+    for path in sorted(folder.iterdir(), key=lambda path: path.name in (META, PROGRESS)):
         if _OURS.fullmatch(path.name):
             path.unlink()

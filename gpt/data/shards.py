@@ -1,14 +1,14 @@
 """A prepared folder: token shards, an index of document starts, and `meta.json`.
 
-Shards are little-endian uint16 or uint32, one document after another, each followed by `<|endoftext|>`. Those
-of examples are int32, with -1 - id for a token that is not scored.
+Shards are little-endian uint16 or uint32, one document after another, each followed by `<|endoftext|>`; those
+of examples are int32, with -1 - id for a token that is not scored. Documents lie in the shards of `train` or
+`val` by their hash; where that divides a text badly, the last tokens of all shards are held out.
 """
 
 import json
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -41,32 +41,28 @@ def token_ids(stored: NDArray[Any]) -> NDArray[np.int64]:
     return ids if stored.dtype.kind == "u" else np.maximum(ids, ~ids)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Segment:
-    """The items `start` to `stop` of a file of integers, each plus `shift`."""
-
-    file: str
-    start: int
-    stop: int
-    shift: int = 0
-
-    def __post_init__(self) -> None:
-        if type(self.file) is not str or {type(n) for n in (self.start, self.stop, self.shift)} != {int}:
-            raise TypeError(f"a segment of {self.file!r} from {self.start!r} to {self.stop!r}")
-
-    def view(self, folder: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """The items, memory-mapped."""
-        items = np.asarray(np.memmap(folder / self.file, dtype, mode="r"))[self.start : self.stop]
-        return items + self.shift if self.shift else items
+def all_starts(folder: Path, train_tokens: int) -> NDArray[np.int64]:
+    """Where documents begin in the shards of `train`, which have so many tokens, and then those of `val`."""
+    train, val = (np.fromfile(folder / f"{split}-documents.bin", INDEX_DTYPE) for split in SPLITS)
+    return np.concatenate([train, val + train_tokens])
 
 
 class Stream:
-    """Segments read as one sequence, memory-mapped; `eot` is the id of `<|endoftext|>`, which precedes it."""
+    """The tokens `start` to `stop` of shards, memory-mapped; `eot`, `<|endoftext|>`, precedes the first."""
 
-    def __init__(self, folder: Path, segments: Iterable[Segment], dtype: np.dtype[Any], eot: int = 0) -> None:
-        self.folder, self.dtype, self.eot = folder, dtype, eot
-        self.segments = [segment for segment in segments if segment.start != segment.stop]
-        self.bounds = [0, *accumulate(segment.stop - segment.start for segment in self.segments)]
+    def __init__(
+        self, shards: Iterable[Path], dtype: np.dtype[Any], eot: int = 0, start: int = 0, stop: int = 1 << 62
+    ) -> None:
+        self.dtype, self.eot = dtype, eot
+        self._parts: list[tuple[Path, slice]] = []
+        begin = 0
+        for shard in shards:
+            size = shard.stat().st_size // dtype.itemsize
+            part = slice(max(0, start - begin), min(size, stop - begin))
+            if part.start < part.stop:
+                self._parts.append((shard, part))
+            begin += size
+        self.bounds = [0, *accumulate(part.stop - part.start for _, part in self._parts)]
 
     def __len__(self) -> int:
         return self.bounds[-1]
@@ -76,17 +72,8 @@ class Stream:
 
     @cached_property
     def parts(self) -> list[NDArray[Any]]:
-        """The arrays of the segments, mapped on first use."""
-        return [segment.view(self.folder, self.dtype) for segment in self.segments]
-
-    def cut(self, start: int, stop: int) -> "Stream":
-        """The items `start` to `stop` of the sequence."""
-        segments = []
-        for segment, begin in zip(self.segments, self.bounds, strict=False):
-            places = np.array([start, stop]) - begin + segment.start
-            first, last = np.clip(places, segment.start, segment.stop).tolist()
-            segments.append(replace(segment, start=first, stop=last))
-        return Stream(self.folder, segments, self.dtype, self.eot)
+        """The tokens of each shard, mapped on first use."""
+        return [np.asarray(np.memmap(shard, self.dtype, mode="r"))[part] for shard, part in self._parts]
 
     def scored(self) -> NDArray[np.bool_]:
         """Which tokens are scored, (tokens,)."""
@@ -139,31 +126,30 @@ class Prepared:
             size = file.stat().st_size if file.exists() else 0
             if size != recorded["bytes"]:
                 raise InputError(f"{name} has {size} bytes, expected {recorded['bytes']}")
-        largest = {META: self.meta["largest_id"]}
-        ends = dict.fromkeys(self.meta["files"], 0)  # segments neither overlap nor go past the end of a file
         for split in SPLITS:
-            for what in ("tokens", "documents"):
-                items = self.stream(split, what)
-                for segment in items.segments:
-                    size = self.meta["files"][segment.file]["bytes"] // items.dtype.itemsize
-                    if not ends[segment.file] <= segment.start <= segment.stop <= size:
-                        raise InputError(f"{META} claims items that {segment.file} does not have")
-                    ends[segment.file] = segment.stop
-                if (claimed := self.count(split, what)) != len(items):
-                    raise InputError(f"{META} claims {claimed} {what} of {split}")
+            if (claimed := self.count(split, "tokens")) != len(self.stream(split)):
+                raise InputError(f"{META} claims {claimed} tokens of {split}")
             if not 0 <= (size := self.count(split, "bytes")) < 1 << 60:
                 raise InputError(f"{META} claims {size} bytes of {split}")
-            for part in self.stream(split).parts[:1]:
-                largest[f"the {split} split"] = int(token_ids(part[:_CHECKED_TOKENS]).max())
-        for where, found in largest.items():
+        claimed = sum(self.count(split, "documents") for split in SPLITS)
+        held = sum(self.meta["files"][f"{split}-documents.bin"]["bytes"] for split in SPLITS)
+        if claimed != held // INDEX_DTYPE.itemsize:
+            raise InputError(f"{META} claims {claimed} documents")
+        firsts = {f"the {split} split": part for split in SPLITS for part in self.stream(split).parts[:1]}
+        largest = {where: int(token_ids(part[:_CHECKED_TOKENS]).max()) for where, part in firsts.items()}
+        for where, found in {META: self.meta["largest_id"], **largest}.items():
             if found >= (ids := self.tokenizer.n_vocab):
                 raise InputError(f"{where} has id {found}, outside the vocabulary of {ids}")
 
-    def stream(self, split: str, what: str = "tokens") -> Stream:
-        """The `tokens` of `train` or `val`, or where its `documents` begin."""
-        segments = [Segment(**segment) for segment in self.meta["splits"][split][f"{what}_in"]]
-        dtype = self.dtype if what == "tokens" else INDEX_DTYPE
-        return Stream(self.folder, segments, dtype, self.tokenizer.eot)
+    def _shards(self, *splits: str) -> list[Path]:
+        names = [name for split in splits for name in sorted(self.meta["files"]) if name.startswith(split)]
+        return [self.folder / name for name in names if not name.endswith("-documents.bin")]
+
+    def stream(self, split: str) -> Stream:
+        """The tokens of `train` or `val`."""
+        start = 0 if split == "train" else self.count("train", "tokens")
+        stop = start + self.count(split, "tokens")
+        return Stream(self._shards(*SPLITS), self.dtype, self.tokenizer.eot, start, stop)
 
     def first_ids(self, most: int, split: str = "train") -> NDArray[np.int64]:
         """The ids that a split begins with."""
@@ -171,10 +157,11 @@ class Prepared:
 
     def document_starts(self, split: str) -> NDArray[np.int64]:
         """The position in `stream(split)` of each document's first token."""
-        starts = np.concatenate([np.empty(0, INDEX_DTYPE), *self.stream(split, "documents").parts])
-        tokens = self.count(split, "tokens")
-        if np.any(np.diff(starts, append=tokens) <= 0):
+        starts = all_starts(self.folder, len(Stream(self._shards("train"), self.dtype)))
+        train, tokens = self.count("train", "tokens"), self.count(split, "tokens")
+        if np.any(np.diff(starts, prepend=-1, append=train + self.count("val", "tokens")) <= 0):
             raise InputError(f"the documents of {self.folder} are not in order; prepare it again")
+        starts = starts[starts < train] if split == "train" else starts[starts >= train] - train
         begins_inside = tokens > 0 and (not len(starts) or starts[0] > 0)
         return np.concatenate([np.zeros(1, INDEX_DTYPE), starts]) if begins_inside else starts
 

@@ -1,8 +1,7 @@
 """Which windows of the text a batch holds: a pure function of the seed and the batch's number.
 
-A window is at most T consecutive targets, each with the token before it as its input; the first token of the
-stream has `<|endoftext|>` before it. An epoch visits every window once, in the order of a permutation that is
-computed, not stored.
+A window is at most T consecutive targets, each with the token before it as its input. An epoch visits every
+window once, in the order of a permutation that is computed, not stored.
 
 Shapes: B windows in a batch of this process, T context_length, N windows in an epoch.
 """
@@ -20,24 +19,17 @@ from torch.utils.data import Dataset
 from gpt.data.shards import Stream, token_ids
 from gpt.errors import InputError
 
-IGNORE_INDEX = -100
-"""The target of a position that is not scored, the default of `torch.nn.functional.cross_entropy`."""
-
-Batch = tuple[Tensor, ...]
-"""x and y, and with `isolate` the document of each token: (B, T) int64 each."""
-
-Spans = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""The position of each window's first target in the stream, and its number of targets."""
-
+IGNORE_INDEX = -100  # the target of a position that is not scored, as in `cross_entropy`
+Batch = tuple[Tensor, ...]  # x, y, and with `isolate` the document of each token: (B, T) int64 each
+Spans = tuple[NDArray[np.int64], NDArray[np.int64]]  # each window's first target, and its number of targets
 _PLANNED_WINDOWS = 4096
 
 
 def permute(positions: NDArray[np.int64], size: int, key: tuple[int, ...]) -> NDArray[np.int64]:
-    """The numbers at `positions` of a pseudorandom permutation of 0 .. size - 1, in constant memory.
+    """The numbers at `positions` of the pseudorandom permutation `key` of 0 .. size - 1, in constant memory.
 
     A Feistel network over Z_a x Z_b with a * b just above `size`, applied until the value is below `size`
-    (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", sections 4 and 5). The positions have
-    any shape; `key` selects the permutation.
+    (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", sections 4 and 5).
     """
     keys = np.random.SeedSequence(key).generate_state(8, np.uint64)  # of 8 rounds
     side = max(1, round(size**0.5))
@@ -65,10 +57,9 @@ def _mix(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
 
 
 class Grid:
-    """Windows of T targets side by side: each token is a target in one of them, except a few at the ends.
+    """Windows of T targets side by side; with `shift`, at another offset in [0, T) each epoch.
 
-    With `shift`, they start at another offset in [0, T) each epoch. Their number stays the same; it is one
-    fewer than fit at offset 0, if more than one does. Less text than one window raises an InputError.
+    Their number stays the same; it is then one fewer than fit at offset 0, if more than one does.
     """
 
     def __init__(self, tokens: int, context_length: int, seed: int = 0, shift: bool = False) -> None:
@@ -86,11 +77,8 @@ class Grid:
 class Packed:
     """Windows of at most T targets that end where a document does, unless the document is longer than T.
 
-    Documents keep their order. One that does not fit in the rest of a window starts the next window, and the
-    rest is padding. A document longer than T fills the rest and continues in the next window. A window takes
-    8 bytes of memory. Less text than one window raises an InputError.
-
-    Windows without any token that is `scored`, (tokens,) bool, are left out: parts of a long prompt.
+    Documents keep their order. One that does not fit in the rest of a window starts the next, a longer one
+    continues in the next. Windows without any token that is `scored`, (tokens,) bool, are left out.
     """
 
     def __init__(
@@ -133,12 +121,10 @@ def _check_length(tokens: int, context_length: int) -> None:
 
 
 def make_batch(stream: Stream, spans: Spans, context_length: int, isolate: bool) -> Batch:
-    """Inputs x and targets y of B windows, (B, T) int64 each.
+    """Inputs x and targets y of B windows, (B, T) int64 each; with `isolate` each input's document too.
 
-    Padding is 0 in x; in y it is IGNORE_INDEX, as is a token of an example that is not scored.
-
-    With `isolate` also the document of each input, counted from 0 in its row. A document begins with the
-    `<|endoftext|>` before it, from which its first token is predicted.
+    Padding is 0 in x; in y it is IGNORE_INDEX, as is a token of an example that is not scored. Documents
+    count from 0 in a row and begin with the `<|endoftext|>` before them, which predicts the first token.
     """
     starts, lengths = spans
     rows = stream.rows(starts, context_length)  # (B, T + 1)
@@ -157,8 +143,7 @@ class TrainWindows(Dataset[Batch]):
     """Training batches by number: `dataset[k]` is batch k of this process, for any k from 0 on.
 
     Window g of a run, counted over all processes, is number g % N of epoch g // N. Batch k of a process is
-    the B windows from (k * world_size + rank) * B on. So processes share no window, a batch may span two
-    epochs, and no window is left over.
+    the B windows from (k * world_size + rank) * B on.
     """
 
     stream: Stream

@@ -209,17 +209,15 @@ def start(folder: Path, tokens: int) -> float:
     huge = folder / "huge"
     huge.mkdir()
     sizes = {"train-documents.bin": tokens // 700 * INDEX_DTYPE.itemsize, "val-documents.bin": 0}
-    segments = []
     for number, begin in enumerate(range(0, tokens, _SHARD_TOKENS)):
         count = min(_SHARD_TOKENS, tokens - begin)
         sizes[f"train-{number:05}.bin"] = count * 2
-        segments.append({"file": f"train-{number:05}.bin", "start": 0, "stop": count, "shift": 0})
     for name, size in sizes.items():
         with open(huge / name, "wb") as file:
             file.truncate(size)
     meta["files"] = {name: {"bytes": size, "sha256": ""} for name, size in sizes.items()}
-    meta["splits"]["train"] |= {"tokens": tokens, "tokens_in": segments}
-    meta["splits"]["val"] |= {"tokens": 0, "tokens_in": []}
+    meta["splits"]["train"] |= {"tokens": tokens, "documents": tokens // 700}
+    meta["splits"]["val"] |= {"tokens": 0, "documents": 0}
     (huge / META).write_text(json.dumps(meta), encoding="utf-8")
     return float(child(START, huge))
 

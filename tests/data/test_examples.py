@@ -293,6 +293,28 @@ def test_isolate_takes_pairs_and_refuses_conversations(pairs, tmp_path):
         data_of(write_rows(tmp_path / "a.jsonl", rows), isolate=True).setup("fit")
 
 
+def test_a_preparation_resumes_in_the_middle(pairs, tmp_path, monkeypatch):
+    from gpt.data import shard_writer
+
+    whole = Prepared(prepare(pairs, tmp_path / "whole", vocab_size=300))
+    monkeypatch.setattr("gpt.data.prepare._BLOCK_CHARACTERS", 200)
+    monkeypatch.setattr(shard_writer, "_SECONDS_BETWEEN_COMMITS", 0)
+    add, added = shard_writer.ShardWriter.add, []
+
+    def stop(self, block):
+        added.append(add(self, block))
+        if len(added) == 5:
+            raise KeyboardInterrupt
+        return added[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shard_writer.ShardWriter, "add", stop)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(pairs, tmp_path / "parts", vocab_size=300)
+    parts = Prepared(prepare(pairs, tmp_path / "parts", vocab_size=300))
+    assert parts.meta["files"] == whole.meta["files"]
+
+
 def test_a_damaged_template_is_an_error(pairs, tmp_path):
     folder = prepare(pairs, tmp_path / "out", vocab_size=300)
     meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))

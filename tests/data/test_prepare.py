@@ -1,5 +1,6 @@
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -182,32 +183,33 @@ def test_prepared_data_is_found_again_until_something_changes(rows, tmp_path):
     assert prepare(str(first), **options) == first  # a prepared folder is itself
 
 
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [(KeyboardInterrupt("Ctrl-C"), "Ctrl-C"), (OSError(28, os.strerror(28)), "out: No space left on device")],
-)
-def test_after_an_interruption_a_second_call_begins_again(rows, tmp_path, monkeypatch, error, message):
+def test_a_second_call_goes_on_where_the_first_stopped(rows, tmp_path, monkeypatch):
     monkeypatch.setattr("gpt.data.prepare._BLOCK_CHARACTERS", 700)
+    monkeypatch.setattr(shard_writer, "_SECONDS_BETWEEN_COMMITS", -1.0)
     whole = prepare(str(rows), tmp_path / "whole", vocab_size=500)
-    add, calls = shard_writer.ShardWriter.add, []
+    add, seen = shard_writer.ShardWriter.add, []
 
     def stop_at_nine(self, block):
-        calls.append(block)
-        if len(calls) == 9:
-            raise error
+        if len(seen) == 9:
+            raise KeyboardInterrupt
+        seen.append(len(block))
         return add(self, block)
 
     monkeypatch.setattr(shard_writer.ShardWriter, "add", stop_at_nine)
-    with pytest.raises((InputError, KeyboardInterrupt), match=message):
-        prepare(str(rows), tmp_path / "out", vocab_size=501)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(str(rows), tmp_path / "out", vocab_size=500)
     with pytest.raises(InputError, match="not prepared"):
         Prepared(tmp_path / "out")
-    assert (tmp_path / "out" / "train-00000.bin").exists()
-    (tmp_path / "out" / "train-00001.bin").write_bytes(b"a shard more than will be written")
-    (tmp_path / "out" / ".meta.json.x.tmp").write_bytes(b"half")
+    done = sum(seen)
+    with (tmp_path / "out" / "train-00000.bin").open("ab") as file:
+        file.write(b"written after the last commit")
+    (tmp_path / "out" / "train-00001.bin").write_bytes(b"a shard begun after the last commit")
+    (tmp_path / "out" / ".progress.json.x.tmp").write_bytes(b"half")
+    seen.append(0)  # now it does not stop
     prepare(str(rows), tmp_path / "out", vocab_size=500)
+    assert done + sum(seen[10:]) == 40
     assert contents(tmp_path / "out") == contents(whole)
-    assert [path.name for path in (tmp_path / "out").glob(".*")] == [".lock"]
+    assert not list((tmp_path / "out").glob(".*.tmp"))
 
 
 KILLED = """
@@ -216,12 +218,13 @@ import gpt.data.prepare
 from gpt.data import shard_writer
 from gpt.data.prepare import prepare
 gpt.data.prepare._BLOCK_CHARACTERS = 20_000
+shard_writer._SECONDS_BETWEEN_COMMITS = 0.0
 shard_writer._SHARD_TOKENS = 100_000
 left = int(sys.argv[3])
 
 def count(frame, event, function):
     global left
-    names = "write", "flush", "fsync", "replace", "touch", "unlink", "open"
+    names = "write", "flush", "fsync", "replace", "truncate", "unlink", "open"
     if event == "c_call" and function.__name__ in names and not isinstance(function.__self__, str):
         left -= 1
         if left == 0:
@@ -229,29 +232,46 @@ def count(frame, event, function):
 
 sys.setprofile(count)
 prepare(sys.argv[1], sys.argv[2], vocab_size=300, workers=2)
-print(left)
 """
 
 
-def test_killed_at_any_moment_it_ends_with_the_same_bytes(tmp_path, monkeypatch):
-    text = " ".join(f"word{i * i % 7919}" for i in range(30_000))
-    for number in range(6):
+def test_killed_twenty_times_it_ends_with_the_same_bytes(tmp_path, monkeypatch):
+    text = " ".join(f"word{i * i % 7919}" for i in range(300_000))
+    for number in range(60):
         part = text[number * 40_000 : (number + 1) * 40_000]
         (tmp_path / f"{number:02}.txt").write_text(part, encoding="utf-8")
     source, out = str(tmp_path / "*.txt"), tmp_path / "out"
     monkeypatch.setattr(shard_writer, "_SHARD_TOKENS", 100_000)
     whole = prepare(source, tmp_path / "whole", vocab_size=300)
-
-    def killed_after(calls, folder):
-        command = [sys.executable, "-c", KILLED, source, str(folder), str(calls)]
-        return subprocess.run(command, check=False, capture_output=True, encoding="utf-8")
-
-    calls = 10_000 - int(killed_after(10_000, tmp_path / "counted").stdout)
-    for moment in range(1, calls, calls // 9):
-        assert killed_after(moment, out).returncode == -signal.SIGKILL
-        assert not (out / META).exists()
+    draw, reached = random.Random(11), set()
+    for _ in range(20):
+        command = [sys.executable, "-c", KILLED, source, str(out), str(draw.randint(150, 250))]
+        assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+        with pytest.raises(InputError, match="not prepared"):
+            Prepared(out)
+        if (out / "progress.json").exists():
+            reached.add(json.loads((out / "progress.json").read_text(encoding="utf-8"))["parts"])
+    assert len(reached) > 10  # work done before a kill was kept
     prepare(source, out, vocab_size=300)
     assert contents(out) == contents(whole)
+
+
+def test_a_full_disk_keeps_what_is_written(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr("gpt.data.prepare._BLOCK_CHARACTERS", 700)
+    whole = prepare(str(rows), tmp_path / "whole", vocab_size=500)
+    open_file, calls = shard_writer.ShardWriter._file, []
+
+    def full(self, name):
+        calls.append(name)
+        if len(calls) == 12:
+            raise OSError(28, os.strerror(28))
+        return open_file(self, name)
+
+    monkeypatch.setattr(shard_writer.ShardWriter, "_file", full)
+    with pytest.raises(InputError, match=r"out: No space left on device; what is written is kept"):
+        prepare(str(rows), tmp_path / "out", vocab_size=500)
+    prepare(str(rows), tmp_path / "out", vocab_size=500)
+    assert contents(tmp_path / "out") == contents(whole)
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path):
@@ -286,10 +306,11 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
         (lambda f: edit(f, "tokenizer", vocab_size="many"), "not a saved tokenizer"),
         (lambda f: edit(f, "splits", "train", tokens=10**15), "claims 1000000000000000 tokens of train"),
         (lambda f: edit(f, "splits", "train", bytes=1e30), "bytes of train is 1e\\+30"),
-        (lambda f: segment(f, "tokens_in", stop=10**15), "claims items that train-00000.bin does not have"),
-        (lambda f: segment(f, "tokens_in", start=-1), "claims items"),
-        (lambda f: segment(f, "documents_in", stop=1e3), "a segment of 'train-documents.bin'"),
-        (lambda f: segment(f, "tokens_in", file="../../passwd"), "not as gpt prepare writes it"),
+        (lambda f: edit(f, "splits", "train", tokens=-1), "claims -1 tokens of train"),
+        (lambda f: edit(f, "splits", "val", tokens=10**15), "claims 1000000000000000 tokens of val"),
+        (lambda f: edit(f, "splits", "train", documents=1e3), "documents of train is 1000.0"),
+        (lambda f: edit(f, "splits", "val", documents=1000), r"claims 10\d\d documents"),
+        (lambda f: edit(f, files={}), "not as gpt prepare writes it|claims .* tokens of train"),
         (lambda f: edit(f, "files", **{"../x": {"bytes": 0, "sha256": ""}}), "'../x', expected a .bin file"),
         (lambda f: edit(f, largest_id=500), "id 500, outside the vocabulary of 500"),
         (lambda f: put(f / "train-00000.bin", 501), "train.*id 501, outside the vocabulary of 500"),
@@ -302,16 +323,6 @@ def test_damaged_folders_are_refused(rows, tmp_path, damage, message):
         Prepared(folder)
 
 
-def test_segments_may_not_repeat_a_file(rows, tmp_path):
-    folder = prepare(str(rows), tmp_path / "out", vocab_size=500, val_fraction=0.3)
-    splits = json.loads((folder / META).read_text(encoding="utf-8"))["splits"]
-    splits["train"]["tokens_in"] *= 1000
-    splits["train"]["tokens"] *= 1000
-    edit(folder, splits=splits)
-    with pytest.raises(InputError, match=r"claims items that train-00000.bin does not have"):
-        Prepared(folder)
-
-
 def test_document_starts_must_be_in_order(rows, tmp_path):
     folder = prepare(str(rows), tmp_path / "out", vocab_size=500, val_fraction=0.3)
     starts = np.fromfile(folder / "train-documents.bin", "<i8")
@@ -319,6 +330,16 @@ def test_document_starts_must_be_in_order(rows, tmp_path):
     starts.tofile(folder / "train-documents.bin")
     with pytest.raises(InputError, match=r"documents of .* not in order"):
         Prepared(folder).document_starts("train")
+
+
+@pytest.mark.parametrize("tokens", [10**15, -1, "many"])
+def test_an_unfinished_preparation_cannot_claim_more_than_is_there(rows, tmp_path, tokens):
+    (tmp_path / "out").mkdir()
+    counts = {"tokens": tokens, "documents": 0, "bytes": 0}
+    state = {"key": "k", "parts": 1, "empty": 0, "largest_id": 0, "splits": dict.fromkeys(SPLITS, counts)}
+    (tmp_path / "out" / "progress.json").write_text(json.dumps(state), encoding="utf-8")
+    with pytest.raises(InputError, match="holds other files"):
+        prepare(str(rows), tmp_path / "out", vocab_size=500)
 
 
 def test_an_altered_shard_is_found_by_its_checksum(rows, tmp_path):
@@ -335,13 +356,6 @@ def edit(folder, *keys, **changes):
         target = target[key]
     target.update(changes)
     (folder / META).write_text(json.dumps(meta), encoding="utf-8")
-
-
-def segment(folder, what, **changes):
-    """Alter the first segment of the training split."""
-    splits = json.loads((folder / META).read_text(encoding="utf-8"))["splits"]
-    splits["train"][what][0].update(changes)
-    edit(folder, splits=splits)
 
 
 def put(path, value):
@@ -362,6 +376,18 @@ def test_a_folder_of_something_else_is_not_touched(rows, tmp_path):
     with pytest.raises(InputError, match=r"holds other files \(diary.txt\)"):
         prepare(str(rows), tmp_path / "mine", vocab_size=500)
     assert contents(tmp_path / "mine") == {"diary.txt": b"dear diary"}
+
+
+def test_an_unfinished_preparation_of_something_else_is_not_continued(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(shard_writer.ShardWriter, "finish", lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        prepare(str(rows), tmp_path / "out", vocab_size=500)
+    monkeypatch.undo()
+    state = json.loads((tmp_path / "out" / "progress.json").read_text(encoding="utf-8"))
+    assert state["parts"] == 0
+    (tmp_path / "out" / "progress.json").write_text(json.dumps({**state, "parts": 3}), encoding="utf-8")
+    with pytest.raises(InputError, match="unfinished preparation"):
+        prepare(str(rows), tmp_path / "out", vocab_size=501)
 
 
 def test_mended_text_can_be_prepared_where_it_failed(tmp_path):

@@ -1,7 +1,6 @@
 import pickle
 import time
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt.data.eval_windows import EvalWindows
-from gpt.data.shards import Segment, Stream
+from gpt.data.shards import Stream
 from gpt.data.windows import (
     IGNORE_INDEX,
     Grid,
@@ -26,16 +25,15 @@ EOT = 999
 
 @pytest.fixture
 def stream(tmp_path):
-    """997 tokens 0, 1, 2, ... in three shards, the last file read in part."""
+    """997 tokens 0, 1, 2, ... in three shards, of which the first and the last are read in part."""
     return make_stream(tmp_path, np.arange(997))
 
 
 def make_stream(folder, ids, cuts=(100, 613)):
-    segments = []
-    for number, part in enumerate(np.split(np.asarray(ids), cuts)):
-        np.concatenate([[7] * number, part, [7] * number]).astype("<u2").tofile(folder / f"{number}.bin")
-        segments.append(Segment(file=f"{number}.bin", start=number, stop=number + len(part)))
-    return Stream(folder, segments, np.dtype("<u2"), EOT)
+    shards = [folder / f"{number}.bin" for number in range(len(cuts) + 1)]
+    for shard, part in zip(shards, np.split(np.asarray([7, 7, *ids, 7]), cuts), strict=True):
+        part.astype("<u2").tofile(shard)
+    return Stream(shards, np.dtype("<u2"), EOT, start=2, stop=2 + len(ids))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 10, 99, 100, 101, 1000, 4096, 65537])
@@ -68,7 +66,7 @@ def test_a_huge_permutation_costs_nothing():
 
 
 def windows_of(count, batch_size, world=1, rank=0, seed=0):
-    empty = Stream(Path(), [], np.dtype("<u2"), EOT)
+    empty = Stream([], np.dtype("<u2"), EOT)
     return TrainWindows(empty, Grid(count * 4, 4), batch_size, seed, rank, world)
 
 
@@ -213,7 +211,8 @@ def test_document_ids_count_the_endoftext_tokens(tmp_path):
 
 
 def test_rows_cross_shards_and_ends(stream):
-    for start in (0, 1, 90, 99, 100, 101, 612, 613, 614, 990, 996):
+    assert len(stream) == 997
+    for start in (0, 1, 90, 97, 98, 99, 100, 611, 612, 613, 614, 990, 996):
         row = stream.rows(np.array([start]), 12)[0].tolist()
         whole = [EOT, *range(997), *[0] * 13]
         assert row == whole[start : start + 13]

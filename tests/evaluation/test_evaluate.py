@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from gpt import GPT, GPTConfig, Tokenizer
 from gpt.cli import main
 from gpt.data.prepare import prepare
-from gpt.data.shards import Prepared, Segment, Stream
+from gpt.data.shards import Prepared, Stream
 from gpt.evaluation.command import score_endings, score_last_words, score_text
 from gpt.evaluation.scoring import total_nats
 
@@ -28,8 +28,7 @@ def model(config):
 def stream_of(tmp_path):
     def make(ids: list[int]) -> Stream:
         np.array(ids, "<u2").tofile(tmp_path / "tokens.bin")
-        segment = Segment(file="tokens.bin", start=0, stop=len(ids))
-        return Stream(tmp_path, [segment], np.dtype("<u2"), eot=299)
+        return Stream([tmp_path / "tokens.bin"], np.dtype("<u2"), eot=299)
 
     return make
 
