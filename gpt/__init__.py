@@ -1,7 +1,6 @@
 """A minimal GPT: train it, generate text with it, reuse its attention module.
 
-The names load on first use, so that `import gpt` and `gpt --help` cost next to nothing and
-`from gpt.attention import MultiHeadAttention` imports torch alone.
+The names load on first use: `import gpt` costs next to nothing, and `gpt.attention` imports torch alone.
 """
 
 import time
@@ -25,9 +24,7 @@ _HOME = {
     "generate": "gpt.generation",
 }
 
-
-STARTED = time.perf_counter()
-"""About when the process began: what `gpt fit --minutes` counts from."""
+STARTED = time.perf_counter()  # about when the process began: `gpt fit --minutes` counts from here
 
 
 def __getattr__(name: str) -> Any:

@@ -6,8 +6,7 @@ from typing import Any
 
 from gpt.errors import InputError
 
-# Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", table 2; the head counts are
-# those of the released weights: every head is 64 wide.
+# Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", table 2; heads are 64 wide.
 _SIZES: dict[str, dict[str, int]] = {
     "gpt2-small": {"emb_dim": 768, "num_heads": 12, "num_layers": 12},
     "gpt2-medium": {"emb_dim": 1024, "num_heads": 16, "num_layers": 24},
@@ -26,10 +25,7 @@ _LARGEST = 1 << 30  # so that no tensor's size overflows 64 bits
 
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
-    """The architecture of a GPT. The defaults are GPT-2 small's.
-
-    A value of the wrong type or out of range, and heads that do not divide `emb_dim`, raise InputError.
-    """
+    """The architecture of a GPT, by default GPT-2 small's; InputError for values that make none."""
 
     vocab_size: int = 50257
     """Rows of the token embedding and of the head: ids are 0 .. vocab_size - 1."""
@@ -65,7 +61,7 @@ class GPTConfig:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """The names that `from_name` knows."""
+        """Of `from_name`."""
         return tuple(_SIZES)
 
     @classmethod
@@ -85,5 +81,5 @@ class GPTConfig:
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers by field name, for JSON and for checkpoints."""
+        """Plain numbers, for JSON and for checkpoints."""
         return asdict(self)

@@ -2,10 +2,9 @@
 
 
 class InputError(ValueError):
-    """What was given cannot be used.
+    """What was given cannot be used; the message is one line that says what was expected.
 
-    The message is one line that names what was given and what was expected. The command line prints it
-    without a traceback and exits with status 2; a program that uses the package catches a `ValueError`.
+    The command line prints it and exits with status 2.
     """
 
 

@@ -15,10 +15,7 @@ _PACKAGE = Path(__file__).parent
 
 
 def shipped(folder: str) -> Path:
-    """The folder `configs` or `recipes` that belongs to this package; an InputError if it is missing.
-
-    A wheel carries both inside the package. A source checkout has them at its top, `recipes` as `data`.
-    """
+    """The folder `configs` or `recipes` of a wheel, or of a checkout, where `recipes` is called `data`."""
     project = _PACKAGE.parent / "pyproject.toml"
     found = _PACKAGE / folder
     in_checkout = project.is_file() and 'name = "minimal-gpt"' in project.read_text(encoding="utf-8")
@@ -30,7 +27,7 @@ def shipped(folder: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where data and programs are kept: `$GPT_CACHE`, or `minimal-gpt` in the user's cache folder."""
+    """`$GPT_CACHE`, or `minimal-gpt` in the user's cache folder."""
     if chosen := os.environ.get("GPT_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minimal-gpt"
@@ -38,9 +35,8 @@ def cache_folder() -> Path:
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a temporary file beside `path`; when the block succeeds, flush it and rename it to `path`.
+    """Open a temporary file beside `path`; when the block succeeds, flush it to disk and rename it to `path`.
 
-    A rename is atomic within a folder (POSIX rename(2), `os.replace` on Windows), not across file systems.
     If the block raises, or the disk is full (OSError), the temporary file is deleted and `path` unchanged.
     """
     path = Path(path)
@@ -75,15 +71,15 @@ def file_sha256(path: str | os.PathLike[str]) -> str:
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Write `value` as indented JSON, atomically. File names that are not UTF-8 come back as they were."""
+    """Write indented JSON, atomically. File names that are not UTF-8 come back as they were."""
     with atomic_write(path, "wb") as file:  # backslashreplace writes half a surrogate pair as JSON escapes it
         file.write(f"{json.dumps(value, indent=2, ensure_ascii=False)}\n".encode("utf-8", "backslashreplace"))
 
 
 def check_free(path: Path, overwrite: bool | None = None) -> None:
-    """Raise an InputError where an output would replace a file, or something in a folder.
+    """An InputError where an output would replace a file, without `overwrite`, or something in a folder.
 
-    `overwrite` is the command's option, which allows to replace a file; None if it has no such option.
+    It is the command's option; None if it has none.
     """
     if any(path.iterdir()) if path.is_dir() else os.path.lexists(path) and not overwrite:
         advice = "" if overwrite is None else ", or replace it with --overwrite"

@@ -1,7 +1,6 @@
-"""The GPT: token and position embeddings, pre-norm transformer blocks, a head tied to the token embedding.
+"""The GPT, exactly GPT-2's architecture (Radford et al. 2019, section 2.3).
 
-The architecture is exactly GPT-2's (Radford et al. 2019, section 2.3): LayerNorm before each sub-block and
-after the last block, learned positions, a tanh-approximated GELU, tied embeddings.
+LayerNorm before each sub-block and after the last block, learned positions, GELU, tied embeddings.
 
 Shapes: B batch, T tokens, D emb_dim, V vocab_size.
 """

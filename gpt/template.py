@@ -28,10 +28,9 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Template:
-    """The text around a message of each role, with `{content}` in the place of the message.
+    """The text around a message of each role, with one `{content}` in its place; an InputError otherwise.
 
-    A reply ends with `<|endoftext|>`, so nothing follows `{content}` in the assistant's text. A text without
-    `{content}`, or with several, is an InputError.
+    A reply ends with `<|endoftext|>`, so nothing follows `{content}` in the assistant's text.
     """
 
     system: str = "{content}\n\n"

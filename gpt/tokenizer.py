@@ -1,8 +1,7 @@
-"""Text to ids and back: GPT-2's tokenizer, from the table in the package, or one with a table of its own.
+"""Text to ids and back: GPT-2's tokenizer, or one with a table of its own.
 
-Byte-pair encoding of bytes (Radford et al. 2019, section 2.2), computed by tiktoken. Any prefix of GPT-2's
-ranks from the 256 single bytes on is a vocabulary that encodes every text without loss, since a token is
-merged from tokens of lower rank.
+Byte-pair encoding of bytes (Radford et al. 2019, section 2.2), by tiktoken. Any prefix of GPT-2's ranks that
+has the 256 single bytes encodes every text without loss, since a token is merged from tokens of lower rank.
 """
 
 import hashlib
@@ -35,15 +34,16 @@ _LONGEST_CALL = 1 << 16  # characters: tiktoken's regular expression can panic o
 
 
 class Tokenizer:
-    """Text to ids and back. Tokenizers with the same table are equal; GPT-2's pickles to a few bytes.
+    """Text to ids and back. Tokenizers with the same table are equal.
 
     Args:
         name: `gpt2`, or `own` for a table of its own.
-        vocab_size: ids in all: ranks 0 .. vocab_size - 2 of the table, then `<|endoftext|>`.
+        vocab_size: ids in all, 257 .. 50257: the first ranks of the table, then `<|endoftext|>`.
         table: the tokens by rank, if the name is `own`; it decides vocab_size.
         pattern: the words that merges do not cross, a name of `gpt.vocabulary.PATTERNS`.
 
-    A size outside 257 .. 50257 or a table that cannot encode every text is an InputError.
+    Raises:
+        InputError: another size, or a table that cannot encode every text.
     """
 
     def __init__(
@@ -65,8 +65,7 @@ class Tokenizer:
             content = f"{_TABLE_SHA256} {PATTERNS['gpt2']} {vocab_size}"
         else:
             raise InputError(f"vocab_size must be {SMALLEST_SIZE} to {_FULL_SIZE}, got {vocab_size}")
-        self.fingerprint = hashlib.sha256(content.encode()).hexdigest()
-        """A hash of everything that decides the ids: 64 hexadecimal digits."""
+        self.fingerprint = hashlib.sha256(content.encode()).hexdigest()  # of everything that decides the ids
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "Tokenizer":
@@ -83,7 +82,7 @@ class Tokenizer:
 
     @classmethod
     def from_file(cls, path: Path) -> "Tokenizer":
-        """The tokenizer in a file of `read_table`: GPT-2's where the table is a prefix of its ranks."""
+        """The tokenizer in a file of `read_table`: GPT-2's if the table is a prefix of its ranks."""
         table, pattern = read_table(path)
         own = cls("own", table=table, pattern=pattern)
         if pattern == "gpt2" and own.n_vocab <= _FULL_SIZE and _table()[: own.eot] == table:
@@ -91,7 +90,7 @@ class Tokenizer:
         return own
 
     def to_dict(self) -> dict[str, Any]:
-        """The tokenizer as strings and numbers, for JSON and for checkpoints."""
+        """Strings and numbers, for JSON and for checkpoints."""
         saved: dict[str, Any] = {"name": self.name, "vocab_size": self.n_vocab}
         return saved if self._own is None else {**saved, "pattern": self.pattern, "table": pack(self._own)}
 
@@ -131,7 +130,7 @@ class Tokenizer:
         return ids
 
     def encode_array(self, text: str) -> NDArray[np.uint32]:
-        """The ids of plain text as an array (tokens,), without a Python integer for each."""
+        """The ids of plain text, (tokens,)."""
         encode = self.encoding.encode_to_numpy
         try:
             parts = [encode(part, disallowed_special=()) for part in split_at_words(text, _LONGEST_CALL)]
@@ -156,11 +155,9 @@ class Tokenizer:
 
 
 def split_at_words(text: str, longest: int) -> Iterator[str]:
-    """Cut `text` into parts of at most `longest` characters, at the beginning of a word where possible.
+    """Cut `text` into parts of at most `longest` characters, at the first word in the second half of each.
 
-    Each cut is the first such place in the second half of a part, so the parts depend on the text alone.
-    Encoded one by one they give the ids of `text`, except around a cut in half a part without any blank:
-    there the ids may differ, but still decode to `text`.
+    Encoded one by one they give the ids of `text`; where half a part has no blank, ids that decode to it.
     """
     start = 0
     while len(text) - start > longest:
@@ -174,7 +171,7 @@ def split_at_words(text: str, longest: int) -> Iterator[str]:
 
 @cache
 def _table() -> list[bytes]:
-    """The tokens of the GPT-2 table by rank."""
+    """GPT-2's tokens by rank."""
     packed = files("gpt").joinpath("assets", "r50k_base.tiktoken.xz").read_bytes()
     table = lzma.decompress(packed)
     if (found := hashlib.sha256(table).hexdigest()) != _TABLE_SHA256:

@@ -1,8 +1,7 @@
-"""Tables of tokens: the patterns of words, what makes a table usable, and the files that hold one.
+"""Tables of tokens, the bytes of each by rank: patterns of words, checks, and the files that hold one.
 
-A table lists the bytes of each token by rank. tiktoken's rule: within the words of a pattern, the pair whose
-token has the lowest rank is merged first, and a word that is a token is taken without merging. The files are
-tiktoken's and the tokenizer.json of Hugging Face's libraries.
+tiktoken's rule: within a word, the pair whose token has the lowest rank is merged first; a word that is a
+token is not merged.
 """
 
 import json
@@ -16,27 +15,25 @@ from gpt.errors import InputError
 
 END_OF_TEXT = "<|endoftext|>"
 
+# The words that merges do not cross, as tiktoken's regular expressions: GPT-2's (Radford et al. 2019, the
+# released encoder.py) in the possessive form, which is faster; the same with combining marks, as Hindi, Thai
+# and Arabic write vowels; every character.
 PATTERNS = {
-    # GPT-2's (Radford et al. 2019, the released encoder.py), in the possessive form: tiktoken runs it faster.
     "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s",
-    # The same with combining marks as part of words, as Hindi, Thai and Arabic write vowels.
     "marks": r"'(?:[sdmt]|ll|ve|re)| ?[\p{L}\p{M}]++| ?\p{N}++| ?[^\s\p{L}\p{M}\p{N}]++|\s++$|\s+(?!\S)|\s",
-    # Every character is a word.
     "chars": r"[\s\S]",
 }
-"""The words that merges do not cross, by name, as tiktoken's regular expressions."""
-
+# The same words for Hugging Face's regular expressions, where `$` also matches before a line end.
 _GPT2_REGEX = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LIBRARY_PATTERNS = {
     "gpt2": _GPT2_REGEX,
     "marks": _GPT2_REGEX.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"^\s\p{L}", r"^\s\p{L}\p{M}"),
     "chars": PATTERNS["chars"],
 }
-"""The same words for Hugging Face's regular expressions, where `$` also matches before a line end."""
 
 
 def check_table(tokens: list[bytes], pattern: str) -> None:
-    """Raise an InputError where a table cannot encode every text, or has two ids for the same bytes."""
+    """An InputError where a table cannot encode every text, or has two ids for the same bytes."""
     if pattern not in PATTERNS:
         raise InputError(f"unknown pattern of words {pattern!r}, expected {', '.join(PATTERNS)}")
     known = set(tokens)
@@ -52,8 +49,7 @@ def check_table(tokens: list[bytes], pattern: str) -> None:
 def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes] | None]:
     """The two tokens that each token of several bytes is merged from; None for one that merging never makes.
 
-    They are what is left of its bytes when only tokens of lower rank are formed. That holds for any prefix
-    of the ranks too, since no token is made of later ones.
+    They are what is left of its bytes when only tokens of lower rank are formed.
     """
     ranks = {token: rank for rank, token in enumerate(tokens)}
     pairs: list[tuple[bytes, bytes] | None] = []
@@ -73,10 +69,7 @@ def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes] | None]:
 
 
 def read_table(path: Path) -> tuple[list[bytes], str]:
-    """The tokens by rank, and the pattern's name, from a `.tiktoken` file or a `tokenizer.json`.
-
-    Another kind of tokenizer, or an error in the table, is an InputError.
-    """
+    """The tokens by rank, and the pattern's name, of a `.tiktoken` file or a byte-level `tokenizer.json`."""
     if not path.is_file():
         raise InputError(f"no vocabulary at {path}, expected a .tiktoken file or a tokenizer.json")
     data = path.read_bytes()
@@ -89,9 +82,9 @@ def read_table(path: Path) -> tuple[list[bytes], str]:
         tokens, pattern, listed = _from_json(data) if data[:1] == b"{" else _from_tiktoken(data)
         check_table(tokens, pattern)
         made = merges(tokens)
-        for token, pair in zip((token for token in tokens if len(token) > 1), made, strict=True):
-            if pair is None and pattern != "chars":
-                raise InputError(f"the token {token!r} cannot be reached by merges of tokens of lower rank")
+        if None in made and pattern != "chars":
+            token = [token for token in tokens if len(token) > 1][made.index(None)]
+            raise InputError(f"the token {token!r} cannot be reached by merges of tokens of lower rank")
         if listed is not None and listed != [pair for pair in made if pair]:
             raise InputError("its merges do not make its tokens in the order of their ids")
     except InputError as error:
@@ -102,7 +95,7 @@ def read_table(path: Path) -> tuple[list[bytes], str]:
 
 
 def _from_tiktoken(data: bytes) -> tuple[list[bytes], str, None]:
-    """The tokens by rank, from lines of a token in base64 and its rank."""
+    """The tokens by rank; each line has one in base64 and its rank."""
     ranks: dict[int, bytes] = {}
     for line in data.splitlines():
         token, rank = line.split()
@@ -115,7 +108,7 @@ def _from_tiktoken(data: bytes) -> tuple[list[bytes], str, None]:
 
 
 def _from_json(data: bytes) -> tuple[list[bytes], str, list[tuple[bytes, bytes]]]:
-    """The tokens by id of a byte-level BPE in tokenizer.json, the pattern's name, and the listed merges."""
+    """The tokens by id, the pattern's name, and the listed merges."""
     found = json.loads(data)
     model = found["model"]
     if model.get("type") != "BPE" or model.get("byte_fallback"):
@@ -147,7 +140,7 @@ def _pattern_of(pre_tokenizer: dict[str, Any]) -> str:
 
 
 def to_json(tokens: list[bytes], pattern: str) -> dict[str, Any]:
-    """The content of a `tokenizer.json` from which Hugging Face's libraries give the same ids."""
+    """The `tokenizer.json` from which Hugging Face's libraries give the same ids."""
     split = {"type": "Split", "pattern": {"Regex": LIBRARY_PATTERNS[pattern]}, "behavior": "Isolated"}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     special = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -190,10 +183,7 @@ def unspell(letters: str) -> bytes:
 
 @cache
 def byte_letters() -> list[str]:
-    """A printable character for each byte (Radford et al. 2019, the released encoder.py).
-
-    Bytes that print in Latin-1 stand for themselves; the others take the characters from U+0100 on.
-    """
+    """A printable character for each byte, itself or one from U+0100 on (GPT-2's encoder.py)."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

@@ -1,7 +1,4 @@
-"""The attention module inside the GPT, and the systems of the chapters that lead to it.
-
-It needs torch alone, and its imports are relative: docs/attention.md tells how to copy it.
-"""
+"""The attention module inside the GPT, and the chapters' systems that lead to it; it needs torch alone."""
 
 from .cache import KeyValueCache as KeyValueCache
 from .capture import capture_weights as capture_weights

@@ -15,9 +15,8 @@ from ..errors import InputError
 class KeyValueCache:
     """The keys and values of one attention layer, in memory that is allocated once; `length` tokens are held.
 
-    Prompts of different lengths are padded on the left, so that all rows grow together; the caller masks the
-    padding with `key_padding_mask`. With gradients, an update copies the cache instead of writing to it, so
-    that back-propagation through several updates is right. The options are `torch.zeros`'s device and dtype.
+    Prompts of different lengths are padded on the left, which the caller masks with `key_padding_mask`. The
+    options are `torch.zeros`'s device and dtype.
     """
 
     def __init__(
@@ -31,16 +30,13 @@ class KeyValueCache:
         self.length = 0
 
     def update(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Append T tokens, (B, H, T, K) each, and return all held so far, (B, H, S, K) each.
-
-        Keys of another shape than the cache's, and more than fit, raise InputError.
-        """
+        """Append T tokens, (B, H, T, K) each, and return all held so far, (B, H, S, K); errors as `check`."""
         self.check(key.shape)
         if value.shape != key.shape:
             expected, given = tuple(key.shape), tuple(value.shape)
             raise InputError(f"expected values of the keys' shape {expected}, got {given}")
         start, end = self.length, self.length + key.shape[2]
-        if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
+        if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):  # keep what autograd needs
             self.keys = self.keys.slice_scatter(key.to(self.keys.dtype), 2, start, end)
             self.values = self.values.slice_scatter(value.to(self.values.dtype), 2, start, end)
         else:

@@ -1,9 +1,6 @@
-"""The attention module's weights from and to `torch.nn.MultiheadAttention` and the chapters' fused system.
+"""The attention module from and to `torch.nn.MultiheadAttention` and the chapters' fused system, as copies.
 
-Each function makes a new module that holds copies of the weights, on their device and in their type.
-
-Shapes: E width of the input and the output. The fused weight (3 * E, E) and bias (3 * E) stack query, key and
-value in this order.
+Shapes: E width of input and output. Fused weight (3 * E, E) and bias (3 * E) stack query, key and value.
 """
 
 import torch
@@ -19,9 +16,8 @@ _PARTS = ("W_query", "W_key", "W_value")
 def from_torch(module: nn.MultiheadAttention, context_length: int, causal: bool = True) -> MultiHeadAttention:
     """The module that computes what a `torch.nn.MultiheadAttention` computes under a causal mask, or without.
 
-    Its input is (batch, tokens, E) whatever the given module's `batch_first`; `module(x, y, y)` becomes
-    `converted(x, context=y)`. An output projection without a bias gets one of zeros. Modules with `kdim`,
-    `vdim`, `add_bias_kv` or `add_zero_attn` raise InputError.
+    Its input is (batch, tokens, E) whatever `batch_first` is; `module(x, y, y)` becomes
+    `converted(x, context=y)`. Modules with `kdim`, `vdim`, `add_bias_kv` or `add_zero_attn` raise InputError.
     """
     weight, bias = module.in_proj_weight, module.in_proj_bias
     if weight is None or module.bias_k is not None or module.add_zero_attn:
@@ -51,10 +47,7 @@ def from_fused(module: MultiHeadAttn) -> MultiHeadAttention:
 
 
 def to_fused(module: MultiHeadAttention) -> MultiHeadAttn:
-    """The fused system with the query, key and value weights of `module`, and no dropout.
-
-    It has no output projection: `module.out_proj(to_fused(module)(x))` equals `module(x)`.
-    """
+    """The fused system, without dropout, for which `module.out_proj(to_fused(module)(x))` is `module(x)`."""
     weight, bias = _fuse(module)
     converted = MultiHeadAttn(module.d_out, module.context_length, module.num_heads).to(weight)
     converted.c_attn.load_state_dict({"weight": weight, "bias": bias})
@@ -62,7 +55,7 @@ def to_fused(module: MultiHeadAttention) -> MultiHeadAttn:
 
 
 def _fuse(module: MultiHeadAttention) -> tuple[Tensor, Tensor]:
-    """Weight (3 * E, E) and bias (3 * E), zeros if `module` has none; InputError if d_in is not d_out."""
+    """Fused weight and bias, zeros if `module` has none; InputError if d_in is not d_out."""
     if module.d_in != module.d_out:
         raise InputError(f"expected d_in equal to d_out, got {module.d_in} and {module.d_out}")
     state = module.state_dict()
@@ -74,8 +67,8 @@ def _fuse(module: MultiHeadAttention) -> tuple[Tensor, Tensor]:
 def _unfuse(
     module: MultiHeadAttention, weight: Tensor, bias: Tensor | None, out_proj: dict[str, Tensor]
 ) -> MultiHeadAttention:
-    """Load fused weights (3 * E, E) and (3 * E), and an output projection's, into `module`."""
-    state = {"out_proj.bias": weight.new_zeros(module.d_out)}
+    """Load fused weights, and an output projection's, into `module`."""
+    state = {"out_proj.bias": weight.new_zeros(module.d_out)}  # for one without
     state |= {f"out_proj.{name}": tensor for name, tensor in out_proj.items()}
     for kind, fused in (("weight", weight), ("bias", bias)):
         if fused is not None:

@@ -29,11 +29,10 @@ def attention(
     """softmax(query key^T / sqrt(K)) value by the fastest kernel: (B, H, T, K), (B, H, S, K), (B, H, S, V).
 
     With `causal`, the causal mask of S or more positions, the queries are the last T of S. `masked`, boolean
-    and broadcastable to (B, H, T, S), is added to it. Only a slow kernel can return the weights.
+    and broadcastable to (B, H, T, S), is added to it.
 
-    Returns:
-        The context vectors (B, H, T, V); the weights (B, H, T, S), dropout included, if needed; and with a
-        mask, which queries have no key left (..., T, 1): their weights and context vectors are zero.
+    Returns the context vectors (B, H, T, V); the weights (B, H, T, S), dropout included, if needed; and, if
+    there is a mask, which queries have no key left (..., T, 1): their weights and context vectors are zero.
     """
     num_queries, num_keys = query.shape[2], key.shape[2]
     if masked is None and not need_weights:  # the common cases need no mask
@@ -69,8 +68,8 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """softmax(query key^T / sqrt(K)) value, and the weights (Vaswani et al. 2017, equation 1).
 
-    (..., T, K), (..., S, K), (..., S, V) -> (..., T, V), (..., T, S). `masked` is broadcastable to the
-    weights; a fully masked row gives NaN. Dropout acts on the weights, before they are used and returned.
+    (..., T, K), (..., S, K), (..., S, V) -> (..., T, V), (..., T, S), dropout included. `masked` is
+    broadcastable to the weights; a fully masked row gives NaN.
     """
     scores = query @ key.transpose(-2, -1) / math.sqrt(key.shape[-1])  # (..., T, S)
     if masked is not None:
@@ -82,10 +81,10 @@ def attend(
 def attend_in_blocks(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout_p: float = 0.0, block: int | None = None
 ) -> Tensor:
-    """`attend` under the causal `mask` (T, T) in fewer passes over memory, without the weights.
+    """`attend` under the causal `mask` (T, T), in fewer passes over memory.
 
-    (B, H, T, K), (B, H, T, K), (B, H, T, V) -> (B, H, T, V). Batch and heads are folded into one dimension,
-    scale and mask into the first product, and each block of queries multiplies only the keys up to its end.
+    (B, H, T, K), (B, H, T, K), (B, H, T, V) -> (B, H, T, V). Each block of queries multiplies only the keys
+    up to its end.
     """
     batch, heads, length, width = query.shape
     query, key, value = (x.flatten(0, 1) for x in (query, key, value))  # (B * H, T, K or V)
@@ -110,5 +109,5 @@ def _use_blocks(query: Tensor) -> bool:
 
 
 def _block_size(length: int) -> int | None:
-    """The fastest measured. Compiled, all queries are one block: a compiled loop is bound to one length."""
+    """The fastest measured. A compiled loop would be bound to one length."""
     return None if torch.compiler.is_compiling() or length < 256 else min(length // 2, 256)

@@ -1,7 +1,6 @@
 """Multi-head attention with weight splits: the module inside the GPT, for any PyTorch model.
 
 In every mask True means that the query must not attend to the key, as in `torch.nn.MultiheadAttention`.
-
 Shapes: B batch, T tokens given, S keys (the cached tokens, then the T given; or the context's tokens),
 H heads, K width of a head (d_out = H * K).
 """
@@ -78,7 +77,7 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Attend from each of T tokens to the keys it may see: (B, T, d_in) -> (B, T, d_out).
 
-        A token that can attend to no key, not even to itself, gives zeros, and its gradient is zero.
+        A token that can attend to no key gives zeros, and its gradient is zero.
 
         Args:
             x: (B, T, d_in).
@@ -90,8 +89,8 @@ class MultiHeadAttention(nn.Module):
             cache: the tokens before `x`, from `new_cache`; `x` is appended to it.
 
         Raises:
-            InputError: a tensor of another shape or type than above, more keys than the context length or
-                the cache can hold, or arguments that exclude each other. The cache is then unchanged.
+            InputError: a tensor of another shape or type, more keys than the context length or the cache can
+                hold, or arguments that exclude each other. The cache is then unchanged.
         """
         num_keys = self._count_keys(x, context, cache)
         if context is not None and document_ids is not None:
@@ -121,10 +120,9 @@ class MultiHeadAttention(nn.Module):
     def new_cache(
         self, batch_size: int, max_length: int | None = None, dtype: torch.dtype | None = None
     ) -> KeyValueCache:
-        """An empty cache on this layer's device for `max_length` tokens, the context length by default.
+        """An empty cache on this layer's device for `max_length` tokens, by default the context length.
 
-        Its type is the weights' by default; under autocast give the type that autocast computes in. A length
-        over the context length, and attention that is not causal, raise InputError.
+        Its type is the weights' by default; under autocast give the type that autocast computes in.
         """
         if self.mask is None:
             raise InputError("a cache needs causal=True: without it earlier tokens attend to later ones")
@@ -164,7 +162,7 @@ class MultiHeadAttention(nn.Module):
     def _combine_masks(
         self, x: Tensor, num_keys: int, padding: Tensor | None, mask: Tensor | None, ids: Tensor | None
     ) -> Tensor | None:
-        """The given masks as one, broadcastable to (B, H, T, S); None if there are none."""
+        """The given masks as one, broadcastable to (B, H, T, S)."""
         batch, num_tokens, _ = x.shape
         keys, pairs = (batch, num_keys), (num_tokens, num_keys)
         masks = []

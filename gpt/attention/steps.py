@@ -1,6 +1,4 @@
-"""The systems of the chapters on coding attention, in the order in which they build on one another.
-
-They are for reading; `MultiHeadAttention` in `multi_head.py` is for use.
+"""The systems of the chapters on coding attention, to read in order; `multi_head.py` has the one to use.
 
 Shapes: B batch, T tokens, D width of a token (d_in), K width of a head (d_out), H heads.
 """

@@ -44,10 +44,7 @@ def base_folder(checkpoint: str | os.PathLike[str]) -> Path:
 def with_base(
     checkpoint: str | os.PathLike[str], config: GPTConfig, part: AdapterPart | None, state: Weights
 ) -> Weights:
-    """The weights of a checkpoint: `state` itself, or the base with the adapters in `state`.
-
-    A base that is missing or another, or that the adapters do not fit, is an InputError.
-    """
+    """The weights of a checkpoint: `state`, or the base with the adapters in `state` if it is that base."""
     if not part:
         return state
     types = AdapterPart.__annotations__
@@ -66,10 +63,7 @@ def with_base(
 
 
 def merge(base: Weights, adapters: Weights, scale: float) -> Weights:
-    """`base` with W + scale * B A in place of each adapted W (O, I), where B is (O, R) and A (R, I).
-
-    An adapter of no weight in `base`, or not of its shape, is an InputError.
-    """
+    """`base` with W + scale * B A for each adapted W (O, I); B is (O, R), A (R, I), else InputError."""
     merged, left = dict(base), dict(adapters)
     for name, a in adapters.items():
         weight_name = name.replace(_A, ".weight")

@@ -1,7 +1,7 @@
 """What a checkpoint of `gpt fit` holds, and which checkpoint is the newest.
 
-This file is the only description of a checkpoint: to store something new, add it here, and save and restore
-it in `gpt/training/save.py` (the run), `resume.py` (the processes) or `module.py` (the model).
+To store something new, add it here, and save and restore it in `gpt/training/save.py` (the run), `resume.py`
+(the processes) or `module.py` (the model).
 """
 
 import os
@@ -63,10 +63,7 @@ class Checkpoint(TypedDict):
 
 
 def read(path: str | os.PathLike[str], *, checksums: bool = True) -> Checkpoint:
-    """A checkpoint file that `gpt fit` wrote, tensors on the CPU; InputError if it is not such a file.
-
-    Without `checksums` the tensors are neither checked nor read until they are used.
-    """
+    """A checkpoint of `gpt fit`; without `checksums` its tensors are not read until they are used."""
     if not Path(path).is_file():
         raise InputError(f"no checkpoint at {path}")
     try:
@@ -82,17 +79,13 @@ def read(path: str | os.PathLike[str], *, checksums: bool = True) -> Checkpoint:
 
 
 def unpack(path: str | os.PathLike[str], saved: Mapping[str, Any]) -> tuple[GPTConfig, Weights]:
-    """The shape and all weights of the checkpoint at `path`; errors as `with_base`, or by a wrong type."""
+    """The shape and all weights of the checkpoint at `path`; wrong types raise any error."""
     config, state = GPTConfig.from_dict(saved["gpt"]["config"]), strip_prefixes(saved["state_dict"], "model.")
     return config, with_base(path, config, saved.get("adapters"), state)
 
 
 def check_shape(path: str | os.PathLike[str], config: GPTConfig, rank: int = 0) -> Path | None:
-    """Check that a checkpoint's settings and tensors fit `config`, before it is built; errors as `to_gpt`.
-
-    Returns the folder of the weights that its adapters change; None where it has all weights. Adapters of
-    another rank than `rank` are an InputError.
-    """
+    """Check that a checkpoint fits `config` and adapters of `rank`; return the folder of its base, if any."""
     saved = read(path, checksums=False)
     try:
         stored, weights = unpack(path, saved)
@@ -107,7 +100,7 @@ def check_shape(path: str | os.PathLike[str], config: GPTConfig, rank: int = 0) 
 
 
 def checkpoints_of(run: Path, *, broken_first: bool = True) -> list[Path]:
-    """The checkpoints of a run, the newest first, before or after those that cannot be read."""
+    """The checkpoints of a run, the newest first, those that cannot be read before or after them."""
     unreadable = float("inf") if broken_first else -1.0
     return sorted(_files(run), key=lambda file: _order(file, unreadable), reverse=True)
 
@@ -133,7 +126,7 @@ def snapshots_of(run: Path) -> list[Snapshot]:
 
 
 def run_of(checkpoint: Path) -> Path | None:
-    """The folder of the run in which a checkpoint or a snapshot is; None for one that was moved elsewhere."""
+    """The folder of the run in which a checkpoint or a snapshot is; None for one moved elsewhere."""
     inside = checkpoint.suffix == ".ckpt" and checkpoint.parent.name in ("checkpoints", "snapshots")
     return checkpoint.parent.parent if inside else None
 
@@ -143,7 +136,7 @@ def _files(run: Path) -> list[Path]:
 
 
 def _order(path: Path, unreadable: float) -> tuple[float, float, float]:
-    """Session, save and time as stored (a copy changes the file's time); `unreadable` for a broken file."""
+    """Session, save and time as stored; `unreadable` for a broken file."""
     try:
         run: RunPart = load_pickle(path, checksums=False)["run"]
         return float(run.get("session", 0)), float(run.get("save", 0)), float(run["saved_at"])

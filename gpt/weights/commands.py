@@ -21,7 +21,7 @@ def import_weights(
     format: Literal["hf", "nanogpt", "book"] | None = None,
     num_heads: int | None = None,
 ) -> None:
-    """Turn another program's GPT-2 weights into a folder that every command here takes as --checkpoint.
+    """Turn another program's GPT-2 weights into a folder that every command takes as --checkpoint.
 
     Args:
         source: a Hugging Face folder or hub name (gpt2, hub:OWNER/NAME), a nanoGPT checkpoint, or a
@@ -49,14 +49,11 @@ def export_weights(
 ) -> None:
     """Write a model so that another program loads it unchanged.
 
-    hf: a folder for transformers, with the tokenizer. nanogpt: ckpt.pt, which its sample.py reads. book:
-    model.pth and config.json, the state dict and the configuration of the book's GPTModel. gguf: model.gguf
-    for llama.cpp, with the tokenizer.
-
     Args:
         checkpoint: a .ckpt file, a run folder or an imported folder; the newest run by default.
         output: the folder to write, new or empty.
-        format: hf, nanogpt, book or gguf.
+        format: hf for transformers and gguf for llama.cpp, with the tokenizer; nanogpt, ckpt.pt for its
+            sample.py; book, the state dict and configuration of the book's GPTModel.
     """
     check_free(output)
     write_export(read_weights(checkpoint), output, format)
@@ -64,10 +61,7 @@ def export_weights(
 
 
 def write_export(found: Found, folder: Path, format: ExportFormat) -> None:
-    """Write weights in another format, without token rows past the tokenizer's.
-
-    nanogpt and book get the tokenizer's files where it is not GPT-2's or there is a template of a chat.
-    """
+    """Write weights in another format, with the tokenizer's files where the format does not imply them."""
     found = found.cropped()
     exact = found.config.exact_gelu
     if _EXACT_GELU.get(format, exact) != exact:

@@ -1,8 +1,4 @@
-"""From a path or a hub's name to a model and its tokenizer, whichever program wrote them.
-
-A path leads to a file or folder (`find`), that to its weights and what comes with them (`Found`), and these
-to a model (`GPT`).
-"""
+"""From a path or a hub's name to a model and its tokenizer, whichever program wrote them."""
 
 import os
 import sys
@@ -49,32 +45,30 @@ class Found:
 
     @property
     def vocab_size(self) -> int:
-        """Ids of the tokenizer; the rows past them are padding."""
+        """Ids of the tokenizer; rows past them are padding."""
         return (self.own_tokenizer or Tokenizer()).n_vocab
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the weights; InputError where they have fewer rows than any has ids."""
+        """The weights' own, or GPT-2's of their size; InputError if they have fewer rows than any has ids."""
         return self.own_tokenizer or Tokenizer(vocab_size=min(self.config.vocab_size, self.vocab_size))
 
     def cropped(self, context_length: int | None = None) -> "Found":
-        """The same without rows that pad the vocabulary past the tokenizer's, so no such id is ever sampled.
-
-        Only `context_length` positions are kept; more than the weights have raise InputError.
-        """
-        tokens = min(self.vocab_size, self.config.vocab_size)
-        positions = self.config.context_length if context_length is None else context_length
-        if positions > self.config.context_length:
-            most = self.config.context_length
+        """The same with `context_length` positions, and without rows that pad the vocabulary."""
+        tokens, most = min(self.vocab_size, self.config.vocab_size), self.config.context_length
+        positions = most if context_length is None else context_length
+        if positions > most:
             raise InputError(
                 f"context_length {positions} is more than the weights' {most} positions: set {most}"
             )
-        kept = {f"{name}.weight": tokens for name in ("token_embedding", "head")}
-        kept["position_embedding.weight"] = positions
-        weights = {
-            name: tensor[: kept[name]] if name in kept and tensor.dim() else tensor
-            for name, tensor in self.weights.items()
+        kept = {
+            "token_embedding.weight": tokens,
+            "head.weight": tokens,
+            "position_embedding.weight": positions,
         }
+        weights = dict(self.weights)
+        for name in kept.keys() & weights.keys():
+            weights[name] = weights[name][: kept[name]] if weights[name].dim() else weights[name]
         config = replace(self.config, vocab_size=tokens, context_length=positions)
         return replace(self, config=config, weights=weights)
 
@@ -96,21 +90,17 @@ class GPT(model.GPT):
 
     @classmethod
     def from_pretrained(cls, path: str | os.PathLike[str]) -> "GPT":
-        """Read weights in any known format; the model is on the CPU, in evaluation mode.
+        """The model at a path of `find`, in any known format, on the CPU in evaluation mode.
 
-        `path` is a folder written by `save_pretrained`; a run of `gpt fit` or its checkpoint; GPT-2's weights
-        in a Hugging Face folder or by hub name (`gpt2`, `hub:OWNER/NAME`); a nanoGPT checkpoint; a state dict
-        of the book's GPTModel. Anything else, or a weight missing or of another shape, is an InputError.
+        A folder of `save_pretrained`, a run of `gpt fit` or its checkpoint, a Hugging Face folder of GPT-2, a
+        nanoGPT checkpoint, a state dict of the book's GPTModel. Anything else is an InputError.
         """
         found = read_weights(path)
         return cls.from_weights(found.config, found.weights)
 
     @classmethod
     def from_weights(cls, config: GPTConfig, weights: Weights) -> "GPT":
-        """A GPT in evaluation mode with these weights by state-dict name; a tied head may be left out.
-
-        A weight that is missing, unknown, or of another shape raises InputError with its name.
-        """
+        """A GPT in evaluation mode with these weights; errors as `to_gpt`. A tied head may be left out."""
         weights = check_complete(config, weights)
         if config.context_length**2 > max(_MASK_BYTES, sum(tensor.nbytes for tensor in weights.values())):
             raise InputError(f"context_length {config.context_length} needs a mask larger than the weights")
@@ -135,17 +125,14 @@ def load_with_template(
 
 
 def load(path: str | os.PathLike[str] | None = None, device: Device = "cpu") -> tuple[GPT, Tokenizer]:
-    """The model at `path` of `find`, cropped and in evaluation mode, and its tokenizer.
-
-    Where there is no model, one with fewer tokens than any tokenizer, or no such device: InputError.
-    """
+    """The model at `path` of `find`, cropped and in evaluation mode, and its tokenizer; else InputError."""
     return load_with_template(path, device)[:2]
 
 
 def load_each(
     path: str | os.PathLike[str] | None, device: Device, snapshots: bool
 ) -> Iterator[tuple[str, GPT, Tokenizer]]:
-    """What `load` gives, or that of each snapshot of its run after the words "step N"; errors as `load`."""
+    """What `load` gives, or that of each snapshot of its run after the words "step N"."""
     row = [("", file := find(path))]
     if snapshots:
         row = [(f"step {step:,}", one) for step, _, one in snapshots_of(run_of(file) or file)]
@@ -172,9 +159,9 @@ def read_once(path: str, context_length: int) -> Found:
 
 
 def choose_device(name: Device = "auto") -> torch.device:
-    """The device of that name; `auto` takes a CUDA GPU, else Apple's MPS, else the CPU, as `gpt fit` does.
+    """The device of that name; `auto` takes a CUDA GPU, else Apple's MPS, else the CPU.
 
-    A device that this machine or this build of PyTorch lacks raises InputError.
+    InputError where there is none.
     """
     found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     usable = [device for device, available in found.items() if available]
@@ -184,12 +171,10 @@ def choose_device(name: Device = "auto") -> torch.device:
 
 
 def find(path: str | os.PathLike[str] | None = None) -> Path:
-    """The file or the folder of the weights that `path` names, those of the newest run without one.
+    """The file or folder of the weights that `path` names, by default of the newest run; else InputError.
 
     A run's folder stands for its best checkpoint, else its newest. Unless they exist, `gpt2` and the other
-    sizes, `openai-community/NAME` and `hub:OWNER/NAME` are models on the hub: config.json and weights are
-    downloaded into the hub's own cache; with `HF_HUB_OFFLINE=1` they must be there. Any other OWNER/NAME is
-    taken for a mistyped path. Where there are no weights: InputError.
+    sizes, `openai-community/NAME` and `hub:OWNER/NAME` are downloaded into the hub's cache, once.
     """
     path = newest_run() if path is None else path
     if path is None:
@@ -229,7 +214,7 @@ def _download(name: str) -> Path:
 
 
 def read_weights(path: str | os.PathLike[str] | None, num_heads: int | None = None) -> Found:
-    """Read what `find` takes, errors as `GPT.from_pretrained`; a state dict of the book lacks `num_heads`."""
+    """Read what `find` takes; a state dict of the book lacks `num_heads`."""
     path = find(path)
     if path.suffix == ".safetensors" and (path.parent / "config.json").is_file():
         path = path.parent

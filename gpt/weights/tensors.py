@@ -1,8 +1,4 @@
-"""Read files of tensors into a dictionary, without trusting them.
-
-No code in a file is ever run: pickles are read only by torch's restricted unpickler, and an index that names
-files outside its own folder is refused. No file makes the program use much more memory than its own size.
-"""
+"""Read files of tensors without trusting them: no code is run, and no more memory used than a file's size."""
 
 import json
 import pickle
@@ -20,8 +16,8 @@ from gpt.weights.formats.table import Weights
 
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _FILES = ("model.safetensors", "pytorch_model.bin", "model.pth", *_INDEXES)
-# The functions and classes that pickled tensors need. torch's restricted unpickler also knows others, such as
-# bytearray and torch.FloatTensor, which allocate whatever a pickle asks for.
+# What pickled tensors need. torch's restricted unpickler also knows bytearray and torch.FloatTensor, which
+# allocate whatever a pickle asks for.
 _GLOBALS = re.compile(
     r"collections OrderedDict|torch\._utils _rebuild_(tensor(_v2)?|parameter)|"
     r"torch (Size|device|[A-Z]\w+Storage|b?float\d+|u?int\d+|bool)"
@@ -29,7 +25,7 @@ _GLOBALS = re.compile(
 
 
 def read_tensors(folder: Path) -> Weights:
-    """The tensors in a folder, in one file or in the shards that an index lists; InputError without any."""
+    """The tensors in a folder, in one file or in the shards that an index lists."""
     for name in _FILES:
         if (folder / name).is_file():
             shards = shard_names(folder / name) if name in _INDEXES else [name]
@@ -50,7 +46,7 @@ def _read_one(path: Path) -> Weights:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The mapping in a JSON file; InputError if it holds anything else."""
+    """The mapping in a JSON file."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -61,10 +57,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def load_pickle(path: Path, *, checksums: bool = True) -> Any:
-    """Read what `torch.save` wrote, tensors on the CPU and, if the file is a zip archive, memory-mapped.
+    """What `torch.save` wrote, on the CPU and memory-mapped; InputError if it holds more than plain values.
 
     With `checksums`, the CRC-32 that `torch.save` stores for each tensor is checked, unlike by `torch.load`.
-    A file that is broken, or holds more than tensors and plain values, raises InputError.
     """
     zipped = zipfile.is_zipfile(path)
     try:
@@ -82,7 +77,7 @@ def load_pickle(path: Path, *, checksums: bool = True) -> Any:
 
 
 def _check_pickle(file: IO[bytes]) -> None:
-    """Raise UnpicklingError where a pickle names more than tensors need; nothing is unpickled."""
+    """An UnpicklingError where a pickle names more than tensors need; nothing is unpickled."""
     for operation, argument, _ in pickletools.genops(file):
         allowed = {"GLOBAL": _GLOBALS, "PROTO": re.compile("2")}.get(operation.name)  # torch warns of others
         if allowed and not allowed.fullmatch(str(argument)):
@@ -90,7 +85,7 @@ def _check_pickle(file: IO[bytes]) -> None:
 
 
 def _check_archive(path: Path, checksums: bool) -> None:
-    """Raise BadZipFile where a member is compressed or, computed on all cores, its CRC-32 differs."""
+    """BadZipFile where a member is compressed or, computed on all cores, its CRC-32 differs."""
     with zipfile.ZipFile(path) as archive, ThreadPoolExecutor() as pool:
 
         def read(member: zipfile.ZipInfo) -> None:
@@ -110,7 +105,7 @@ def _check_archive(path: Path, checksums: bool) -> None:
 
 
 def shard_names(index: Path) -> list[str]:
-    """The files that an index of shards lists; InputError if one is outside its folder, or there is none."""
+    """The files beside it that an index of shards lists."""
     listed = read_json(index).get("weight_map")
     names = sorted(set(listed.values())) if isinstance(listed, dict) else []
     for name in names or [""]:
@@ -120,7 +115,7 @@ def shard_names(index: Path) -> list[str]:
 
 
 def strip_prefixes(state: Any, prefix: str = "") -> Weights:
-    """Remove `prefix`, and what DistributedDataParallel and torch.compile leave, from tensors' names."""
+    """The tensors without `prefix`, and what DistributedDataParallel and torch.compile leave in names."""
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise InputError("expected a dictionary of tensors")
     for name, tensor in state.items():  # a tensor of stride 0 is larger than its memory

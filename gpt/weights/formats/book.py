@@ -1,7 +1,6 @@
 """The GPTModel of "Build a Large Language Model (From Scratch)" (Raschka 2024, chapter 4).
 
-A state dict does not contain the number of heads. An export writes the book's configuration beside it;
-without one, GPT-2's four sizes are recognised by their shapes.
+Its state dict lacks the number of heads: a config.json beside it has them, or it has one of GPT-2's sizes.
 """
 
 import re
@@ -34,16 +33,13 @@ _SKIPPED = r"trf_blocks\.\d+\.att\.mask|out_head\.weight"  # masks, and a tied h
 
 
 def read(state: Weights, given: dict[str, Any], num_heads: int | None) -> tuple[GPTConfig, Weights]:
-    """The model that a state dict holds; arguments and errors are those of `read_config` and `to_gpt`."""
+    """The model that a state dict holds; arguments as `read_config`, errors as `to_gpt`."""
     config = read_config(state, given, num_heads)
     return config, to_gpt(config, state, ROWS, _SKIPPED)
 
 
 def read_config(state: Weights, given: dict[str, Any], num_heads: int | None = None) -> GPTConfig:
-    """The configuration of the model that a state dict holds; InputError without its heads or embeddings.
-
-    `given` is the book's own, such as its GPT_CONFIG_124M, or empty; `num_heads` overrides its heads.
-    """
+    """The shape of a state dict; `given` is the book's configuration, or empty, `num_heads` overrides it."""
     for name in ("tok_emb.weight", "pos_emb.weight"):
         if name not in state or state[name].dim() != 2:
             raise InputError(f"the weights lack {name} of shape (rows, emb_dim)")

@@ -1,7 +1,6 @@
-"""GGUF, the file of llama.cpp: weights, configuration and tokenizer in one. Written by the `gguf` package.
+"""GGUF, the file of llama.cpp: weights, configuration and tokenizer in one, written by the `gguf` package.
 
-The tokenizer is llama.cpp's own GPT-2 with this model's tokens and merges, so that small vocabularies work,
-which llama.cpp's converter does not know. llama.cpp computes GELU's tanh approximation.
+The tokenizer is llama.cpp's GPT-2 with this model's tokens and merges, of any number.
 """
 
 import os

@@ -73,7 +73,7 @@ def read_config(values: dict[str, Any]) -> GPTConfig:
 
 
 def import_weights(config: GPTConfig, state: Weights) -> Weights:
-    """Convert the state dict of a GPT2LMHeadModel, or of a GPT2Model, whose names lack `transformer.`."""
+    """From the state dict of a GPT2LMHeadModel, or of a GPT2Model, whose names lack `transformer.`."""
     if "wte.weight" in state:
         state = {name if name == "lm_head.weight" else f"transformer.{name}": t for name, t in state.items()}
     return to_gpt(config, state, ROWS, _SKIPPED)
@@ -109,8 +109,7 @@ def write_tokenizer(
 ) -> None:
     """Write the files from which transformers and tokenizers produce the same ids, and the same chats.
 
-    The padding token is `<|endoftext|>`. They encode `<|endoftext|>` in a text as the special token, as
-    `Tokenizer.encode` does with `allow_special`. vocab.json and merges.txt are for GPT-2's words alone.
+    They encode `<|endoftext|>` in a text as `Tokenizer.encode` does with `allow_special`.
     """
     is_gpt2, content = tokenizer.name == "gpt2", to_json(tokenizer.tokens, tokenizer.pattern)
     if is_gpt2:
@@ -139,7 +138,7 @@ def write_tokenizer(
 
 
 def read_template(folder: Path) -> Template | None:
-    """The chat template of a tokenizer's files, if it is one that `write_tokenizer` wrote; else a line."""
+    """The template that `write_tokenizer` wrote; None, and a line, for that of another program."""
     jinja, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     text = read_json(settings).get("chat_template") if settings.is_file() else None
     if jinja.is_file():  # where transformers puts it

@@ -1,7 +1,4 @@
-"""nanoGPT's checkpoint, ckpt.pt: Hugging Face's names with matrices as (out, in), the shape in `model_args`.
-
-nanoGPT computes the exact GELU, also with GPT-2's weights, which were trained with the tanh approximation.
-"""
+"""nanoGPT's ckpt.pt: Hugging Face's names, matrices as (out, in), the exact GELU."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +20,7 @@ _GELU = "gelu"  # a setting that nanoGPT does not know: an export records its GE
 
 
 def read(checkpoint: dict[str, Any]) -> tuple[GPTConfig, Weights]:
-    """The model of a checkpoint that `train.py` wrote; biases are zeros where it was trained without them."""
+    """The model of a checkpoint that `train.py` wrote; missing biases are zeros."""
     given, settings = checkpoint["model_args"], checkpoint.get("config")
     gelu = settings.get(_GELU, "exact") if isinstance(settings, dict) else "exact"
     try:

@@ -1,8 +1,4 @@
-"""Convert GPT-2 weights between programs with a table: one row for each layer.
-
-The programs differ in tensor names, in whether matrices are transposed, and in whether query, key and value
-are one matrix. The same rows serve import and export.
-"""
+"""Convert GPT-2 weights between programs with a table, one row for each layer, in both directions."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -34,7 +30,7 @@ class Row:
 
 
 class _Unfilled(TorchFunctionMode):
-    """Skips what on the meta device computes nothing, but loads torch's compiler, which takes a second."""
+    """Skips what computes nothing on the meta device, but loads torch's compiler, which takes a second."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is Tensor.triu:
@@ -67,9 +63,8 @@ def to_gpt(
 ) -> Weights:
     """Convert another program's state dict to a GPT's; the tensors are views of the given ones.
 
-    `rows` is the other program's table, `skipped` a regular expression for names without weights, such as
-    masks. With `zero_biases`, missing biases are zeros. Any other tensor that is missing, unknown, or of
-    another shape or type raises InputError with its name.
+    `skipped` is a regular expression for names without weights. With `zero_biases`, missing biases are zeros.
+    Any other tensor that is missing, unknown, or of another shape or type raises InputError with its name.
     """
     weights: Weights = {}
     left = dict(state)
@@ -113,7 +108,7 @@ def check_complete(config: GPTConfig, weights: Weights) -> Weights:
 def _tensors(config: GPTConfig, rows: Iterable[Row]) -> Iterator[tuple[str, list[str], Shape, bool]]:
     """Each tensor of the other program: its name, ours, its shape, and whether it is transposed.
 
-    Lazy, because the configuration of a damaged file may claim any number of layers.
+    Lazy: a damaged file may claim any number of layers.
     """
     expected = shapes(config)
     for row in rows:
