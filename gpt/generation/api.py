@@ -35,17 +35,9 @@ def complete(
     engine = Engine(for_decoding(model), vocab_size=vocab_size)
     completions = [[Completion(sample, []) for sample in engine.add(request)] for request in requests]
     tokens = {one.sample: one.tokens for some in completions for one in some}
-    for token in _run(engine):
+    for token in engine.run():
         tokens[token.sample].append(token)
     return completions
-
-
-def _run(engine: Engine) -> Iterator[Token]:
-    """Yield all tokens, and raise the error of a sample that fails."""
-    while engine.busy:
-        yield from engine.step()
-        for error in engine.failed.values():
-            raise error
 
 
 Prompts = TypeVar("Prompts", Tensor, Sequence[Sequence[int]])
@@ -63,16 +55,13 @@ def generate(
 ) -> Prompts:
     """Continue each prompt: (N, T) -> (N, T + G), or lists of ids of any lengths, each to a longer list.
 
-    A row's text depends only on its prompt, the seed, and how many rows before it have the same prompt. So
-    the k-th sample of a prompt does not depend on the number of samples or on other prompts. Past the context
-    length the window slides by half a context: see `engine.py`.
-
-    To call this often with one model, prepare it once with `for_decoding`. An argument out of its range, or
-    an empty prompt, raises InputError.
+    A row's text depends only on its prompt, the seed, and how many rows before it have the same prompt. Past
+    the context length the window slides by half a context: see `engine.py`. To call this often with one
+    model, prepare it once with `for_decoding`.
 
     Args:
         model: any GPT; it is left unchanged.
-        tokens: prompts (N, T) int64, or a list of lists of ids; at least one token each.
+        tokens: prompts (N, T) int64, or a list of lists of ids; at least one token each, or an InputError.
         max_new_tokens: how many to add to each row.
         seed: the same seed gives the same text; None takes a random one.
         end: a row ends after this token, `<|endoftext|>` for example. In a tensor, shorter rows are padded
@@ -117,10 +106,9 @@ def stream_samples(
 ) -> Iterator[tuple[int, str]]:
     """Yield the number of a sample and a piece of its text, up to `<|endoftext|>` or a stop string.
 
-    A piece holds complete characters only and never the beginning of a stop string. All samples are decoded
-    together, and any GPT is left unchanged. The prompt, text or ids, is not repeated; an empty one starts a
-    new document. `<|endoftext|>` in text is plain text, with `allow_special` the end of a document. The same
-    seed gives the same text; None takes a random one. An argument out of its range raises InputError.
+    A piece holds complete characters only and never the beginning of a stop string. The prompt, text or ids,
+    is not repeated; an empty one starts a new document. `<|endoftext|>` in text is plain text, with
+    `allow_special` the end of a document. The same seed gives the same text; None takes a random one.
     """
     ids = tokenizer.encode(prompt, allow_special=allow_special) if isinstance(prompt, str) else [*prompt]
     engine = Engine(for_decoding(model), tokenizer)
@@ -134,6 +122,6 @@ def stream_samples(
         stop=stop,
     )
     engine.add(request)
-    for token in _run(engine):
+    for token in engine.run():
         if token.text:
             yield token.sample.k, token.text

@@ -27,7 +27,7 @@ class Read:
 
     tokens: Sequence[int]
     held: int  # how many tokens the cache holds
-    store: Tensor  # (layers, 2, H, L, K)
+    store: Tensor  # (layers, 2, H, L, K); without layers for a model that takes no caches
     every: bool = False  # whether to compute the logits of every token, or of the last alone
 
     @property
@@ -36,72 +36,69 @@ class Read:
         return len(self.tokens) if self.every else 1
 
 
+def new_store(config: GPTConfig, columns: int, like: Tensor, *rows: int) -> Tensor:
+    """Zeros (layers, 2, *rows, H, columns, K) for keys and values, of the device and type of `like`."""
+    return like.new_zeros(
+        config.num_layers, 2, *rows, config.num_heads, columns, config.emb_dim // config.num_heads
+    )
+
+
 class RowCache:
     """Storage for rows that grows by doubling; `lengths` counts the tokens of each row in use."""
 
-    def __init__(self, config: GPTConfig, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, config: GPTConfig, like: Tensor) -> None:
         self.context_length = config.context_length
         self.lengths: list[int] = []
-        columns = min(_BLOCK, config.context_length)
-        shape = (config.num_layers, 2, 1, config.num_heads, columns, config.emb_dim // config.num_heads)
-        self._store = torch.zeros(shape, device=device, dtype=dtype)  # (layers, 2, rows, H, columns, K)
+        self._store = new_store(config, min(_BLOCK, config.context_length), like, 1)
 
-    def join(self) -> int:
-        """Add an empty row and return its number."""
-        self.lengths.append(0)
-        self._reserve(0)
-        return len(self.lengths) - 1
+    def fill(self, row: int, prompt: Tensor) -> None:
+        """Copy the keys and values of a prompt (layers, 2, H, S, K) into `row`, a new one if it is N."""
+        used = prompt.shape[3]
+        self.lengths[row : row + 1] = [used]
+        self._reserve(used)
+        self._store[: len(prompt), :, row, :, :used] = prompt
 
     def leave(self, row: int) -> None:
         """Remove a row; the last one takes its number."""
-        last = len(self.lengths) - 1
-        used = self.lengths[last]
-        if row != last:
-            self._store[:, :, row, :, :used] = self._store[:, :, last, :, :used]
+        used = self.lengths.pop()
+        if row < len(self.lengths):
+            self._store[:, :, row, :, :used] = self._store[:, :, len(self.lengths), :, :used]
             self.lengths[row] = used
-        self.lengths.pop()
-
-    def fill(self, row: int, prompt: Tensor) -> None:
-        """Copy the keys and values of a prompt (layers, 2, H, S, K) into `row`."""
-        used = prompt.shape[3]
-        self._reserve(used)
-        self._store[: len(prompt), :, row, :, :used] = prompt
-        self.lengths[row] = used
 
     def append(self, tokens: Sequence[int]) -> list[Read]:
         """Add a column to every row, for its next token."""
-        lengths, store = self.lengths, self._append()
-        return [Read([token], lengths[row], store[:, :, row]) for row, token in enumerate(tokens)]
-
-    def _append(self) -> Tensor:
-        self._reserve(max(self.lengths) + 1)
-        self.lengths = [length + 1 for length in self.lengths]
-        return self._store
+        held = self._append()
+        return [Read([token], held[row], self._store[:, :, row]) for row, token in enumerate(tokens)]
 
     def next_step(self) -> "tuple[list[StepCache], Tensor, Tensor]":
         """Add a column to every row, and return what the model needs to append one token to each: a cache for
         each layer, the tokens' positions (N, 1) and the key padding mask (N, S).
         """
-        lengths, store = torch.tensor(self.lengths, device=self._store.device), self._append()
-        device, columns = store.device, self._blocks(max(self.lengths))
-        masked = torch.arange(columns, device=device) > lengths[:, None]  # (N, S)
-        rows = torch.arange(len(self.lengths), device=device)
-        bias = torch.zeros(masked.shape, device=device, dtype=store.dtype)
-        bias = bias.masked_fill_(masked, -torch.inf)[:, None, None]  # (N, 1, 1, S)
-        caches = [StepCache(keys, values, columns - 1, rows, lengths, bias) for keys, values in store]
+        lengths = torch.tensor(self._append(), device=self._store.device)
+        columns = self._blocks(max(self.lengths))
+        masked = torch.arange(columns, device=lengths.device) > lengths[:, None]  # (N, S)
+        rows = torch.arange(len(self.lengths), device=lengths.device)
+        bias = self._store.new_zeros(masked.shape).masked_fill_(masked, -torch.inf)[:, None, None]
+        caches = [StepCache(keys, values, columns - 1, rows, lengths, bias) for keys, values in self._store]
         return caches, lengths[:, None], masked
+
+    def _append(self) -> list[int]:
+        held = self.lengths
+        self.lengths = [length + 1 for length in held]
+        self._reserve(max(self.lengths))
+        return held
 
     def _blocks(self, columns: int) -> int:
         return min(-(-columns // _BLOCK) * _BLOCK, self.context_length)
 
     def _reserve(self, columns: int) -> None:
         """Allocate all rows in use and at least this many columns."""
-        rows, held = self._store.shape[2], self._store.shape[4]
+        rows, allocated = self._store.shape[2], self._store.shape[4]
         more_rows = rows if len(self.lengths) > rows else 0
         needed = self._blocks(columns)
-        more = min(max(needed, 2 * held), self.context_length) - held if needed > held else 0
-        if more_rows or more:
-            self._store = F.pad(self._store, (0, 0, 0, more, 0, 0, 0, more_rows))
+        wanted = min(max(needed, 2 * allocated), self.context_length) if needed > allocated else allocated
+        if more_rows or wanted > allocated:
+            self._store = F.pad(self._store, (0, 0, 0, wanted - allocated, 0, 0, 0, more_rows))
 
 
 class LayerCache(KeyValueCache):

@@ -60,11 +60,9 @@ def write(
     if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack characters of the text
         sys.stdout.reconfigure(errors="replace")
     loaded, tokenizer, template = load_with_template(checkpoint, device)
-    model = for_decoding(loaded, precision)
-
     texts = partial(
         stream_samples,
-        model,
+        for_decoding(loaded, precision),
         tokenizer,
         max_new_tokens=max_new_tokens,
         num_samples=num_samples,
@@ -74,7 +72,7 @@ def write(
         allow_special=allow_special,
     )
     if not interactive:
-        show(prompt, texts(prompt), num_samples)
+        _show(prompt, texts(prompt), num_samples)
         return
     if template is None:
         notice("this checkpoint has no template for a chat: the text of each line is continued")
@@ -82,29 +80,28 @@ def write(
     for line in ask():
         try:
             if template is None:
-                show(line, texts(line), num_samples)
+                _show(line, texts(line), num_samples)
                 continue
             asked = [*messages, {"role": "user", "content": line}]
-            reply, *_ = show("", texts(template.prompt(tokenizer, asked)), num_samples)
+            reply = _show("", texts(template.prompt(tokenizer, asked)), num_samples)
             messages = [*asked, {"role": "assistant", "content": reply}]
         except KeyboardInterrupt:
             print()
 
 
-def show(prompt: str, pieces: Iterator[tuple[int, str]], num_samples: int) -> list[str]:
-    """Print samples one after another, and return them. All are decoded together; the first is shown live."""
+def _show(prompt: str, pieces: Iterator[tuple[int, str]], num_samples: int) -> str:
+    """Print samples one after another, the first live, and return it. All are decoded together."""
     texts = [""] * num_samples
     for k in range(num_samples):
         if num_samples > 1:
             print(f"{'' if k == 0 else chr(10)}--- sample {k + 1}")
         print(prompt + texts[k], end="", flush=True)
-        # The first pass takes all pieces; the later samples find theirs in `texts`.
-        for sample, piece in pieces:
+        for sample, piece in pieces:  # all of them while k is 0
             texts[sample] += piece
             if sample == k:
                 print(piece, end="", flush=True)
         print()
-    return texts
+    return texts[0]
 
 
 def ask() -> Iterator[str]:
@@ -113,12 +110,10 @@ def ask() -> Iterator[str]:
         import readline  # noqa: F401 - importing it is what makes input() keep a history
     while True:
         try:
-            line = input("> ")
+            if line := input("> "):
+                yield line
         except EOFError:
             print()
             return
         except KeyboardInterrupt:
             print()
-            continue
-        if line:
-            yield line

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from gpt.files import atomic_write, cache_folder
 from gpt.generation.cache import Read
-from gpt.generation.decoding import FusedAttention, is_packed
+from gpt.generation.decoding import is_packed
 from gpt.generation.packed import Int8Linear
 from gpt.model import GPT
 from gpt.progress import notice
@@ -65,10 +65,10 @@ class CompiledStep:
 
     @classmethod
     def of(cls, model: GPT) -> "CompiledStep | None":
-        """The step of a model from `for_decoding`; None if the program does not compute what it does."""
+        """The step of a model that `for_decoding` packed, of a width that vectors divide; else None."""
         width, heads = model.config.emb_dim, model.config.num_heads
         fits = width % (2 * _LANES) == 0 == width // heads % _LANES
-        return cls(model) if fits and is_packed(model) and _as_built(model) else None
+        return cls(model) if fits and is_packed(model) else None
 
     @property
     def ready(self) -> bool:
@@ -80,50 +80,19 @@ class CompiledStep:
         if not _is_mine(self._path):
             _compile_once(self._path)
 
-    def read(self, reads: Sequence[Read]) -> tuple[Tensor, ...]:
-        """The logits (T, V) or (1, V) of each read."""
-        return torch.split(self(reads), [one.scored for one in reads]) if reads else ()
-
     def __call__(self, reads: Sequence[Read]) -> Tensor:
         """The logits (N, V) of all reads."""
         tokens = []
         for read in reads:
             last, cache = len(read.tokens) - 1, (read.store.data_ptr(), *read.store.stride()[:3])
-            tokens += [
-                (id_, read.held + i, *cache, read.every or i == last) for i, id_ in enumerate(read.tokens)
-            ]
+            for i, id_ in enumerate(read.tokens):
+                tokens.append((id_, read.held + i, *cache, read.every or i == last))
         given, logits = torch.tensor(tokens), torch.empty(sum(one.scored for one in reads), self._vocab_size)
         shape = (*self._shape, torch.get_num_threads(), len(tokens))
         addresses = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (given, logits))
         program = cast(ctypes.CDLL, _load(self._path))
         program.step(self._model, (ctypes.c_int64 * len(shape))(*shape), *addresses)
         return logits
-
-
-def _as_built(model: GPT) -> bool:
-    """Whether the modules have the sizes and options that `GPT` gives them."""
-    config, width = model.config, model.config.emb_dim
-    shapes = {
-        "token_embedding": (config.vocab_size, width),
-        "position_embedding": (config.context_length, width),
-        "W_qkv": (3 * width, width),
-        "out_proj": (width, width),
-        "up": (4 * width, width),
-        "down": (width, 4 * width),
-        "head": (config.vocab_size, width),
-    }
-
-    def same(name: str, module: Any) -> bool:
-        if isinstance(module, nn.LayerNorm):
-            return module.eps == 1e-5 and module.normalized_shape == (width,) and module.bias is not None
-        if isinstance(module, nn.GELU):
-            return module.approximate == ("none" if config.exact_gelu else "tanh")
-        if isinstance(module, FusedAttention):
-            return module.num_heads == config.num_heads and module.mask is not None
-        return name not in shapes or module.weight.shape == shapes[name]
-
-    modules = ((path.rpartition(".")[2], module) for path, module in model.named_modules())
-    return len(model.blocks) == config.num_layers and all(same(*one) for one in modules)
 
 
 def _tensors(layer: Any) -> list[Tensor | None]:
@@ -138,13 +107,11 @@ def _tensors(layer: Any) -> list[Tensor | None]:
 @functools.cache
 def _name() -> str:
     """Of the program for this processor."""
-    processor, information = platform.processor(), Path("/proc/cpuinfo")
-    if information.exists():
-        lines = set(information.read_text(encoding="utf-8").splitlines())
-        processor += str(
-            sorted(line for line in lines if line.startswith(("model name", "flags", "Features")))
-        )
-    key = repr((_SOURCE.read_bytes(), _OPTIONS, torch.__version__, platform.machine(), processor))
+    described = Path("/proc/cpuinfo")
+    lines = set(described.read_text(encoding="utf-8").splitlines() if described.exists() else ())
+    processor = sorted(line for line in lines if line.startswith(("model name", "flags", "Features")))
+    machine = torch.__version__, platform.machine(), platform.processor(), processor
+    key = repr((_SOURCE.read_bytes(), _OPTIONS, *machine))
     return f"step-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
 
 
@@ -180,9 +147,7 @@ def compile_step(path: Path) -> None:
         built = Path(folder, path.name)
         command = [os.environ.get("CXX", "g++"), str(_SOURCE), *map(str, openmp), *_OPTIONS, "-o", str(built)]
         try:
-            subprocess.run(
-                command, check=True, capture_output=True, text=True, encoding="utf-8", errors="replace"
-            )
+            subprocess.run(command, check=True, capture_output=True, encoding="utf-8", errors="replace")
             with atomic_write(path, "wb") as file:
                 file.write(built.read_bytes())
             path.chmod(0o700)  # for a umask that lets the group write

@@ -6,7 +6,7 @@ Shapes: B batch, T tokens, N rows with one new token each, H heads, S keys, K wi
 import copy
 import math
 from collections.abc import Callable
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from gpt.attention import KeyValueCache, MultiHeadAttention
 from gpt.errors import InputError
 from gpt.generation.cache import StepCache
 from gpt.generation.packed import Int8Linear, PackedLinear, can_pack
-from gpt.model import GPT, FeedForward, TransformerBlock
+from gpt.model import GPT
 from gpt.weights.formats.table import on_meta
 from gpt.weights.load import GPT as PretrainedGPT
 
@@ -50,74 +50,53 @@ class FusedAttention(MultiHeadAttention):
         scores = query @ keys.transpose(2, 3) / math.sqrt(self.head_dim) + cache.bias  # (N, H, 1, S)
         return self.out_proj((scores.softmax(dim=-1) @ values).transpose(1, 2).flatten(2))
 
-    def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, ...]:
         """(B, T, d_in) -> (B, T, d_out) each; `context` is None in causal attention."""
-        query, key, value = self.W_qkv(x).chunk(3, dim=-1)
-        return query, key, value
+        return self.W_qkv(x).chunk(3, dim=-1)
 
 
 def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
-    """Return a copy of `model` in evaluation mode that decodes fast; it cannot be trained or saved.
+    """Return a copy of `model` in evaluation mode that decodes fast; it cannot be trained or changed.
 
-    A layer is packed only where it provably computes what its weight says: its type is exactly the one that
-    `GPT` builds, its parent too, and it has no hook, no parametrization and no replaced method. All other
-    layers, such as LoRA adapters, pruned or quantized ones, are called as they are.
+    On a CPU with oneDNN, a model that computes exactly what `GPT` does is packed: its matrices have the given
+    precision, and all else is float32, in which attention is faster there than in bfloat16. Any other model,
+    with LoRA adapters, hooks or quantized layers for example, keeps its layers. The copy shares the tensors
+    that need no change, and a packed copy is returned as it is.
 
-    On a CPU only the matrices have the given precision. Activations, keys and values are float32: attention
-    is faster in it there than in bfloat16, and int8 loses less. On other devices, or without oneDNN, the
-    copy has plain layers. It shares the tensors that need no change. A copy that is prepared already is
-    returned unchanged. None is the model's own precision; an unknown one, or int8 on another device than a
-    CPU, raises InputError.
+    None is the model's own precision. An unknown one, or int8 for a model that cannot be packed, raises
+    InputError.
     """
     model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper computes what the model in it does
-    if any(isinstance(module, PackedLinear | Int8Linear) for module in model.modules()):
+    if is_packed(model):
         return model
     if precision not in (None, "float32", "bfloat16", "int8"):
         raise InputError(f"unknown precision {precision!r}, expected float32, bfloat16 or int8")
     weight = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
-    if precision == "int8" and weight.device.type != "cpu":
-        raise InputError(f"precision int8 is for a CPU, expected float32 or bfloat16 on {weight.device}")
+    can_change = weight.device.type == "cpu" and _is_as_built(model)
+    if precision == "int8" and not can_change:
+        raise InputError("precision int8 is for a CPU and an unchanged model, expected float32 or bfloat16")
     dtype = {None: weight.dtype, "float32": torch.float32}.get(precision, torch.bfloat16)
-    known_type = dtype in (torch.float32, torch.bfloat16)
-    packable = weight.device.type == "cpu" and known_type and can_pack(torch.float32)
-    if precision != "int8" and not packable:
-        fast = _copy_modules(model, own_parameters=dtype != weight.dtype)
-        return (fast if dtype == weight.dtype else fast.to(dtype)).eval()
-    fast = _copy_modules(model)
+    packable = can_change and dtype in (torch.float32, torch.bfloat16) and can_pack(torch.float32)
+    fast: Any = _copy(model)
+    if not packable and precision != "int8":
+        return (fast if precision is None else fast.to(dtype)).eval()
 
     def pack(linear: nn.Linear) -> nn.Module:
         if precision == "int8" and linear.in_features % Int8Linear.BLOCK == 0:
             return Int8Linear(linear)
         return PackedLinear(linear, dtype) if packable else linear
 
-    def pack_children(parent: nn.Module) -> None:
-        for name, child in list(parent.named_children()):
-            if _is_plain(parent, (TransformerBlock,)) and _can_fuse(child):
-                setattr(parent, name, FusedAttention(child, pack))
-            elif _is_plain(parent, _CALLERS_OF_LINEAR) and _is_plain_linear(child):
-                setattr(parent, name, pack(child))
-            else:
-                pack_children(child)
-
-    pack_children(fast)
-    if is_packed(fast):
-        for module in fast.modules():
-            if isinstance(module, nn.Embedding | nn.LayerNorm):
-                for name, parameter in module.named_parameters():
-                    setattr(module, name, nn.Parameter(parameter.detach().float(), requires_grad=False))
-    return fast.eval()
-
-
-_CALLERS_OF_LINEAR = (GPT, PretrainedGPT, FeedForward, MultiHeadAttention)
-_KNOWN = (
-    *(GPT, PretrainedGPT, nn.ModuleList, TransformerBlock, FeedForward, FusedAttention, PackedLinear),
-    *(Int8Linear, nn.Embedding, nn.LayerNorm, nn.Dropout, nn.GELU),
-)
+    for block in fast.blocks:
+        block.attention = FusedAttention(block.attention, pack)
+        block.feed_forward.up = pack(block.feed_forward.up)
+        block.feed_forward.down = pack(block.feed_forward.down)
+    fast.head = pack(fast.head)
+    return fast.float().eval()
 
 
 def is_packed(model: nn.Module) -> bool:
-    """Whether the model computes exactly what `GPT` does, with layers that `for_decoding` made."""
-    return all(_is_plain(module, _KNOWN) for module in model.modules())
+    """Whether `for_decoding` packed it, so that it computes exactly what `GPT` does."""
+    return isinstance(getattr(model, "head", None), PackedLinear | Int8Linear)
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -130,39 +109,34 @@ def has_hooks(module: nn.Module) -> bool:
     return any(getattr(module, f"_{kind}") or getattr(every, f"_global_{kind}") for kind in kinds)
 
 
-def _is_plain(module: Any, types: tuple[type[nn.Module], ...]) -> bool:
-    """Whether it is a module of exactly one of the types, without hooks or replaced methods."""
-    if type(module) not in types or has_hooks(module):
+def _is_as_built(model: GPT) -> bool:
+    """Whether it has the modules and tensors that `GPT` makes, without hooks or replaced methods."""
+    if type(model) not in (GPT, PretrainedGPT):
         return False
-    return not any(callable(getattr(type(module), name, None)) for name in vars(module))
+    with on_meta():
+        built = type(model)(model.config)
+    replaced = (callable(getattr(type(m), name, None)) for m in model.modules() for name in vars(m))
+    ordinary = all(type(parameter) is nn.Parameter for parameter in model.parameters())
+    hooked = any(map(has_hooks, model.modules()))
+    return ordinary and not hooked and not any(replaced) and _structure(model) == _structure(built)
 
 
-def _is_plain_linear(module: Any) -> TypeGuard[nn.Linear]:
-    """Whether a module is an `nn.Linear` with nothing but an ordinary weight and bias."""
-    if not _is_plain(module, (nn.Linear,)) or module._parameters.keys() != {"weight", "bias"}:
-        return False
-    weight, bias = module.weight, module.bias
-    ordinary = type(weight) is nn.Parameter and type(bias) in (nn.Parameter, type(None))
-    return ordinary and weight.is_floating_point() and not (module._buffers or module._modules)
+def _structure(model: GPT) -> list[tuple[Any, ...]]:
+    """What decides, beside the values of the weights, what a model computes."""
+    options = ("eps", "approximate", "num_heads")
+    modules = ((path, type(m), *(getattr(m, o, None) for o in options)) for path, m in model.named_modules())
+    tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    return [*modules, *((name, tensor.shape) for name, tensor in tensors)]
 
 
-def _can_fuse(attention: nn.Module) -> TypeGuard[MultiHeadAttention]:
-    children = dict(attention.named_children())
-    layers = [children.get(name) for name in ("W_query", "W_key", "W_value", "out_proj")]
-    biases = {layer.bias is None for layer in layers[:3] if isinstance(layer, nn.Linear)}
-    plain = _is_plain(attention, (MultiHeadAttention,)) and all(_is_plain_linear(layer) for layer in layers)
-    return plain and len(biases) == 1
-
-
-def _copy_modules(model: GPT, *, own_parameters: bool = False) -> GPT:
-    """Copy a model's modules, not their tensors; own parameters share the memory, for `.to`.
+def _copy(model: GPT) -> GPT:
+    """Copy a model's modules and parameters, which share the memory of its own, so that `.to` leaves those.
 
     `copy.deepcopy` alone fails on pruned modules, whose weights are results of computations. Needs of
     `torch.nn.Module` (tried with PyTorch 2.11 and 2.13): `_modules`, `_parameters`, `_buffers`.
     """
     held = ("_modules", "_parameters", "_buffers")
     shared = [value for m in model.modules() for name, value in vars(m).items() if name not in held]
-    copies = {id(value): value for value in (*shared, *model.parameters(), *model.buffers())}
-    if own_parameters:
-        copies |= {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
+    copies: dict[int, Any] = {id(value): value for value in (*shared, *model.buffers())}
+    copies |= {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
     return copy.deepcopy(model, copies)

@@ -3,24 +3,23 @@
 A prompt is read once for all of its samples. From then on every step reads each weight once and adds a token
 to every running sample.
 
-The window. A model sees at most `context_length` tokens. When a text grows past that, its window moves
-forward by half a context: the oldest half is dropped and the rest is read again at positions from 0, because
-positions are learned for places in the window. So the model always sees between half a context and a whole
-one, and a token costs at most about twice as much as before. `window_start` is the rule.
+When a text grows past `context_length`, its window moves forward by half a context: the rest is read again at
+positions from 0, because positions are learned for places in the window. So the model always sees between
+half a context and a whole one, and a token costs at most about twice as much. `window_start` is the rule.
 
 Shapes: N running samples, V vocab_size.
 """
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from gpt.errors import InputError
-from gpt.generation.cache import RowCache
+from gpt.generation.cache import Read, RowCache
 from gpt.generation.compiled import CompiledStep
 from gpt.generation.prefill import UNSCORED, Forward, Prefill, Score, scores, window_start
 from gpt.generation.sampling import Sampling, sample_tokens
@@ -38,7 +37,6 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)  # how tokens are drawn
     seed: int | None = None  # sample k's random numbers depend on it and on k alone; None takes a random one
     samples: int = 1  # how many texts to write; the prompt is read once for all
-    first_sample: int = 0  # the k of the first one
     end: int | None = None  # a sample ends after this token
     stop: Sequence[str] = ()  # a text ends before these strings; for an engine with a tokenizer
     alternatives: int | None = None  # return log-probabilities of each token and of this many likeliest ones
@@ -86,9 +84,9 @@ class Token:
 class Engine:
     """Decodes requests together. Not thread-safe.
 
-    Results do not depend on what else is decoded: on a CPU, with a model from `for_decoding` whose context
-    length is a multiple of 64 or below 64, they are equal bit for bit. An error in one sample ends only that
-    sample: see `failed`.
+    Results do not depend on what else is decoded: on a CPU, with a model that `for_decoding` packs and whose
+    context length is a multiple of 64 or below 64, they are equal bit for bit. An error in one sample ends
+    only that sample: see `failed`.
 
     A model whose own `forward` takes no `caches`, or does not fill them, reads a whole window for each token.
     A size below one, or a vocabulary larger than the model's, raises InputError.
@@ -114,15 +112,16 @@ class Engine:
             raise InputError(f"max_samples and chunk must be at least 1, got {max_samples} and {chunk}")
         self.model, self.tokenizer, self.max_samples, self.chunk = model, tokenizer, max_samples, chunk
         most = model.config.vocab_size
-        default = min(most, tokenizer.n_vocab) if tokenizer else most
-        self.vocab_size = default if vocab_size is None else vocab_size
-        if not 1 <= self.vocab_size <= most:
+        if vocab_size is None:
+            vocab_size = min(most, tokenizer.n_vocab) if tokenizer else most
+        if not 1 <= vocab_size <= most:
             raise InputError(f"vocab_size must be 1 to {most}, got {vocab_size}")
+        self.vocab_size = vocab_size
         self.failed: dict[Sample, Exception] = {}  # those that ended with an error in the last step
-        self._waiting: deque[tuple[deque[Sample], Prefill]] = deque()  # samples that share a prompt
+        self._waiting: deque[Prefill] = deque()
         self._running: list[Sample] = []  # sample i has row i of the cache
         self._forward = Forward(model)
-        self._cache = RowCache(model.config, self._forward.device, self._forward.dtype)
+        self._cache = RowCache(model.config, self._forward.weight)
         self._compiled = CompiledStep.of(model)
         self._program: CompiledStep | None = None  # that computes all texts of now, so that none changes over
 
@@ -148,38 +147,41 @@ class Engine:
                     raise InputError(f"token id {id_} is outside the vocabulary of vocab_size {vocab_size}")
         seed = random.SystemRandom().getrandbits(64) if request.seed is None else request.seed
         samples = []
-        for k in range(request.first_sample, request.first_sample + request.samples):
+        for k in range(request.samples):
             text = TextStream(self.tokenizer, request.stop) if self.tokenizer else None
             samples.append(Sample(request, k, list(request.tokens), random.Random(f"{seed}/{k}"), text))
         if request.max_new_tokens == 0 and not request.echo:
             for sample in samples:
                 sample.finished = "length"
-        else:
-            if not self.busy:
-                self._program = self._compiled if self._compiled and self._compiled.ready else None
-            scored = request.alternatives if request.echo else None
-            self._waiting.append((deque(samples), Prefill(self._forward, request.tokens, self.chunk, scored)))
+            return samples
+        if not self.busy:
+            self._program = self._compiled if self._compiled and self._compiled.ready else None
+        scored = request.alternatives if request.echo else None
+        self._waiting.append(Prefill(self._forward, samples, request.tokens, self.chunk, scored))
         return samples
 
     @torch.inference_mode()
     def cancel(self, sample: Sample) -> None:
         """End a sample now; nothing happens if it has ended."""
-        if sample.finished is not None:
-            return
-        sample.finished = "cancelled"
-        if sample in self._running:
-            self._remove(sample)
-            return
-        for samples, _ in self._waiting:
-            if sample in samples:
-                samples.remove(sample)
-        self._waiting = deque(waiting for waiting in self._waiting if waiting[0])
+        if sample.finished is None:
+            self._end(sample, "cancelled")
+            for prefill in self._waiting:
+                if sample in prefill.samples:
+                    prefill.samples.remove(sample)
+            self._waiting = deque(prefill for prefill in self._waiting if prefill.samples)
 
     @torch.inference_mode()
     def step(self) -> list[Token]:
         """Add a token to every running sample, then start waiting ones while there are free rows."""
         self.failed = {}
         return self._decode() + self._admit()
+
+    def run(self) -> Iterator[Token]:
+        """Yield all tokens of all samples, and raise the error of one that fails."""
+        while self.busy:
+            yield from self.step()
+            for error in self.failed.values():
+                raise error
 
     def _decode(self) -> list[Token]:
         for sample in list(self._running):
@@ -190,80 +192,72 @@ class Engine:
                     self._read_window(sample)
         if not self._running:
             return []
+        newest = [sample.tokens[-1] for sample in self._running]
         if self._program:
-            reads = self._cache.append([sample.tokens[-1] for sample in self._running])
-            logits = self._program(reads)
-        elif not self._forward.cached:
-            windows = [sample.tokens[sample.start :] for sample in self._running]
-            logits = torch.cat([self._forward([window])[:, -1] for window in windows])  # (N, V)
+            logits = self._program(self._cache.append(newest))
+        elif self._forward.cached:
+            logits = self._forward.step(newest, self._cache)
         else:
-            caches, positions, masked = self._cache.next_step()
-            newest = [[sample.tokens[-1]] for sample in self._running]
-            logits = self._forward(newest, positions=positions, key_padding_mask=masked, caches=caches)[:, -1]
+            nothing = self._forward.weight.new_empty(0)
+            windows = (sample.tokens[sample.start :] for sample in self._running)
+            logits = self._forward(Read(window, 0, nothing) for window in windows)
         return self._draw(self._running, logits)
 
     def _read_window(self, sample: Sample) -> None:
         """Read a window that has moved, but for its newest token, which `_decode` reads."""
-        prefill = Prefill(self._forward, sample.tokens[sample.start : -1], self.chunk)
-        while prefill.next:
-            if error := self._read([prefill]).get(prefill):
-                return self._fail(sample, error)
-        self._cache.fill(self._running.index(sample), prefill.store)
+        prefill = Prefill(self._forward, [sample], sample.tokens[sample.start : -1], self.chunk, None)
+        while prefill.samples and not prefill.done:
+            self._read([(prefill, prefill.next())])
+        if prefill.samples:
+            self._cache.fill(self._running.index(sample), prefill.store)
 
-    def _read(self, prompts: Sequence[Prefill]) -> dict[Prefill, Exception]:
-        """Read the next part of each prompt, with the compiled program all at once; return what failed."""
-        failed: dict[Prefill, Exception] = {}
-        read = (self._program or self._forward).read
-        for some in [prompts] if self._program else [[prompt] for prompt in prompts]:
+    def _read(self, prompts: Sequence[tuple[Prefill, Read]]) -> None:
+        """Read a part of each prompt, with the compiled program all at once; an error ends its samples."""
+        for some in [prompts] if self._program and prompts else [[prompt] for prompt in prompts]:
+            reads = [read for _, read in some]
             try:
-                for prompt, logits in zip(some, read([one.next for one in some if one.next]), strict=True):
-                    prompt.take(logits)
+                logits = (self._program or self._forward)(reads)
+                parts = torch.split(logits, [read.scored for read in reads])
+                for (prefill, read), part in zip(some, parts, strict=True):
+                    prefill.take(read, part)
             except Exception as error:
-                failed |= dict.fromkeys(some, error)
-        return failed
+                for prefill, _ in some:
+                    while prefill.samples:
+                        self._fail(prefill.samples.popleft(), error)
 
     def _admit(self) -> list[Token]:
         """Read at most about a chunk of the waiting prompts and start their samples."""
-        tokens: list[Token] = []
-        budget = self.chunk
-        while self._waiting and budget > 0 and len(self._running) < self.max_samples:
-            waiting: list[tuple[deque[Sample], Prefill]] = []
-            prompts: list[Prefill] = []
-            rows = len(self._running)
-            while self._waiting and budget > 0 and rows < self.max_samples:
-                samples, prefill = self._waiting.popleft()
-                waiting.append((samples, prefill))
-                rows += len(samples)
-                if prefill.next:
-                    prompts.append(prefill)
-                    budget -= len(prefill.next.tokens)
-            failed = self._read(prompts)
-            for samples, prefill in waiting:
-                if error := failed.get(prefill):
-                    while samples:
-                        self._fail(samples.popleft(), error)
-                elif prefill.next is None:
-                    tokens += self._start(samples, prefill)
-            self._waiting.extendleft(one for one in waiting[::-1] if one[0])
+        budget, rows = self.chunk, len(self._running)
+        admitted: list[Prefill] = []
+        prompts: list[tuple[Prefill, Read]] = []
+        while self._waiting and budget > 0 and rows < self.max_samples:
+            prefill = self._waiting.popleft()
+            admitted.append(prefill)
+            rows += len(prefill.samples)
+            if not prefill.done:
+                prompts.append((prefill, prefill.next()))
+                budget -= len(prompts[-1][1].tokens)
+        self._read(prompts)
+        tokens = [token for prefill in admitted if prefill.done for token in self._start(prefill)]
+        self._waiting.extendleft(prefill for prefill in reversed(admitted) if prefill.samples)
         return tokens
 
-    def _start(self, samples: deque[Sample], prefill: Prefill) -> list[Token]:
+    def _start(self, prefill: Prefill) -> list[Token]:
         """Take those samples of a prompt for which there are free rows, and draw their first tokens."""
         free = self.max_samples - len(self._running)
-        started = [samples.popleft() for _ in range(min(free, len(samples)))]
-        tokens: list[Token] = []
-        if started and started[0].request.echo:
-            tokens += [token for sample in started for token in self._echo(sample, prefill.scores)]
-        if not started or started[0].request.max_new_tokens == 0:
-            return tokens
+        started = [prefill.samples.popleft() for _ in range(min(free, len(prefill.samples)))]
+        tokens = [token for sample in started for token in self._echo(sample, prefill.scores)]
+        started = [sample for sample in started if not sample.finished]
         for sample in started:
             sample.start = prefill.start
+            self._cache.fill(len(self._running), prefill.store)
             self._running.append(sample)
-            self._cache.fill(self._cache.join(), prefill.store)
         return tokens + self._draw(started, prefill.logits.expand(len(started), -1))
 
     def _echo(self, sample: Sample, scored: Sequence[Score]) -> list[Token]:
-        """The tokens of the prompt; they end a sample that has no new ones."""
+        """The tokens of the prompt, where they are requested; they end a sample that has no new ones."""
+        if not sample.request.echo:
+            return []
         *others, last = zip(sample.tokens, scored, strict=True)
         tokens = [self._token(sample, id_, score, echoed=True) for id_, score in others]
         if sample.request.max_new_tokens == 0:
@@ -272,8 +266,7 @@ class Engine:
 
     def _draw(self, samples: Sequence[Sample], logits: Tensor) -> list[Token]:
         """Draw a token for each sample from its logits (N, V), and end the samples that are complete."""
-        logits = logits[:, : self.vocab_size].float()
-        samples = list(samples)
+        logits, samples = logits[:, : self.vocab_size].float(), list(samples)
         numbers = [sample.random.random() for sample in samples]
         groups: dict[Sampling, list[int]] = {}
         for row, sample in enumerate(samples):
@@ -307,7 +300,7 @@ class Engine:
             score = UNSCORED if wanted is None else scores(logits[row : row + 1], [id_], wanted)[0]
             tokens.append(self._token(sample, id_, score))
             if sample.finished:
-                self._remove(sample)
+                self._end(sample, sample.finished)
         return tokens
 
     def _token(self, sample: Sample, id_: int, score: Score, *, echoed: bool = False) -> Token:
@@ -322,16 +315,14 @@ class Engine:
         return Token(sample, id_, text, *score, finished=sample.finished, echoed=echoed)
 
     def _fail(self, sample: Sample, error: Exception) -> None:
-        """End a sample with an error."""
-        sample.finished = "error"
         self.failed[sample] = error
-        if sample in self._running:
-            self._remove(sample)
+        self._end(sample, "error")
 
-    def _remove(self, sample: Sample) -> None:
-        """Free the sample's row; as in `RowCache.leave`, the last row takes its number."""
-        row = self._running.index(sample)
-        self._cache.leave(row)
-        last = self._running.pop()
-        if last is not sample:
-            self._running[row] = last
+    def _end(self, sample: Sample, reason: str) -> None:
+        """End a sample and free its row; as in `RowCache.leave`, the last row takes its number."""
+        sample.finished = reason
+        if sample in self._running:
+            row, last = self._running.index(sample), self._running.pop()
+            self._cache.leave(row)
+            if last is not sample:
+                self._running[row] = last

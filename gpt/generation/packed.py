@@ -4,8 +4,8 @@ Decoding reads every weight for every token and does little arithmetic with it, 
 bound: bfloat16 halves the bytes of float32, and int8 halves them again.
 
 This is the only file that uses private operators of PyTorch: `torch.ops.mkldnn._reorder_linear_weight` and
-`_linear_pointwise` (oneDNN), and `torch._weight_int8pack_mm`. Tried with PyTorch 2.11 and 2.13. `can_pack`
-tries oneDNN's once: where they are missing, `for_decoding` packs in float32 or keeps plain layers.
+`_linear_pointwise` (oneDNN), and `torch._weight_int8pack_mm`. Tried with PyTorch 2.11 and 2.13. Where those
+of oneDNN are missing, `for_decoding` packs in float32 or keeps plain layers.
 
 Shapes: ... any leading dimensions, M rows, I in_features, O out_features.
 """
@@ -34,45 +34,37 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 class PackedLinear(nn.Module):
-    """An `nn.Linear` with its weight in oneDNN's layout: (..., I) -> (..., O), in the type of the input.
-
-    A row's result does not depend on the other rows. oneDNN uses another kernel for a single row, which sums
-    in another order, so a single row is computed twice; the weights are still read once.
+    """An `nn.Linear` in oneDNN's layout. A row's result does not depend on the other rows.
 
     The weights are rounded to `dtype`. The products are computed in it where the processor can, and in
-    float32 where it cannot, which is faster there than PyTorch's emulation. The weight itself is kept too:
-    the compiled step reads it.
+    float32 where it cannot, which is faster there than PyTorch's emulation.
     """
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.dtype = dtype if can_pack(dtype) else torch.float32
-        self.weight = linear.weight.detach().to(dtype).contiguous()  # (O, I)
+        self.weight = linear.weight.detach().to(dtype).contiguous()  # (O, I), which the compiled step reads
         self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.to(self.dtype), 2)
         self.bias = None if linear.bias is None else linear.bias.detach().to(dtype).to(self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., I) -> (..., O)."""
-        rows = x.to(self.dtype)
-        single = x.numel() == self.in_features
-        if single:
-            rows = torch.cat((rows.view(1, -1),) * 2)
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
-        if single:
-            out = out[0].view(*x.shape[:-1], self.out_features)
-        return out.to(x.dtype)
+        """(..., I) -> (..., O), in the type of the input."""
+        rows = x.reshape(-1, self.in_features).to(self.dtype)  # (M, I)
+        count = len(rows)
+        if count == 1:  # oneDNN's kernel for a single row sums in another order
+            rows = rows.repeat(2, 1)
+        out = torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
+        return out[:count].view(*x.shape[:-1], self.out_features).to(x.dtype)
 
 
 class Int8Linear(nn.Module):
-    """An `nn.Linear` with an int8 weight and a scale for each output: (..., I) -> (..., O).
+    """An `nn.Linear` with an int8 weight and a scale for each output.
 
     A weight is rounded to the nearest of 255 steps between plus and minus the largest weight of its output.
     """
 
     BLOCK = 16  # the kernel reads inputs in blocks, and past the end of a row that is not a multiple of them
-    weight: Tensor  # (O, I) int8
-    scale: Tensor  # (O,) bfloat16: the size of a step
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -81,14 +73,13 @@ class Int8Linear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         weight = linear.weight.detach().float()
         # The kernel takes the scale in bfloat16, so it is rounded before the weights are divided by it.
-        scale = (weight.abs().amax(dim=1) / 127).clamp(min=1e-12).bfloat16()  # (O,)
-        steps = (weight / scale.float()[:, None]).round().clamp(-127, 127)
-        self.register_buffer("weight", steps.to(torch.int8), persistent=False)
-        self.register_buffer("scale", scale, persistent=False)
+        self.scale = (weight.abs().amax(dim=1) / 127).clamp(min=1e-12).bfloat16()  # (O,)
+        steps = (weight / self.scale.float()[:, None]).round().clamp(-127, 127)
+        self.weight = steps.to(torch.int8)  # (O, I)
         self.bias = None if linear.bias is None else linear.bias.detach().float()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., I) -> (..., O)."""
+        """(..., I) -> (..., O), in the type of the input."""
         rows = x.reshape(-1, self.in_features).bfloat16()  # (M, I)
         out = torch._weight_int8pack_mm(rows, self.weight, self.scale).to(x.dtype)  # (M, O)
         if self.bias is not None:

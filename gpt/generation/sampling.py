@@ -55,11 +55,10 @@ def sample_tokens(
     numbers: Sequence[float],
     prompt_lengths: Sequence[int] | None = None,
 ) -> Tensor:
-    """The next token of each row: logits (N, V) -> ids (N,).
+    """The next token of each row: logits (N, V) -> ids (N,); logits that are not finite raise InputError.
 
     Row k depends only on its own logits, on `seen[k]` (the tokens before it, of which the first
-    `prompt_lengths[k]` were not generated) and on `numbers[k]` (uniform in [0, 1)), so it does not matter
-    which rows are drawn together. Logits that are not finite raise InputError.
+    `prompt_lengths[k]` were not generated) and on `numbers[k]` (uniform in [0, 1)).
     """
     logits = penalize(logits, sampling, seen, prompt_lengths or [0] * len(seen))
     if sampling.temperature == 0:
@@ -86,8 +85,7 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     """The distribution that is sampled at a temperature above 0: logits (N, V) -> probabilities (N, V)."""
     # The likeliest token's logit becomes 0, so that no temperature, however low, divides into infinity.
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / max(sampling.temperature, 1e-30)
-    logits = filter_logits(logits, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)
-    return logits.softmax(dim=-1)
+    return filter_logits(logits, sampling).softmax(dim=-1)
 
 
 def penalize(
@@ -115,22 +113,20 @@ def penalize(
     return logits
 
 
-def filter_logits(
-    logits: Tensor, *, top_k: int | None = None, top_p: float | None = None, min_p: float | None = None
-) -> Tensor:
+def filter_logits(logits: Tensor, sampling: Sampling) -> Tensor:
     """Set to -inf the logits that top-k, nucleus and min-p sampling exclude, in this order: (N, V) -> (N, V).
 
     `top_k` is Fan et al. 2018, section 5.4; `top_p` Holtzman et al. 2020, section 3.1, applied to the
     tokens that top-k keeps; `min_p` Nguyen et al. 2024, section 3. Tokens as likely as the last one kept are
     kept too, and the likeliest token always is.
     """
-    if top_k is not None and top_k < logits.shape[-1]:
-        smallest = logits.topk(top_k, dim=-1).values[:, -1:]  # (N, 1)
+    if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
+        smallest = logits.topk(sampling.top_k, dim=-1).values[:, -1:]  # (N, 1)
         logits = logits.masked_fill(logits < smallest, -torch.inf)
-    if top_p is not None and top_p < 1:
-        logits = logits.masked_fill(logits < _nucleus_edge(logits, top_p), -torch.inf)
-    if min_p:
-        smallest = logits.amax(dim=-1, keepdim=True) + math.log(min_p)
+    if sampling.top_p is not None and sampling.top_p < 1:
+        logits = logits.masked_fill(logits < _nucleus_edge(logits, sampling.top_p), -torch.inf)
+    if sampling.min_p:
+        smallest = logits.amax(dim=-1, keepdim=True) + math.log(sampling.min_p)
         logits = logits.masked_fill(logits < smallest, -torch.inf)
     return logits
 

@@ -34,20 +34,18 @@ class TextStream:
 
     def close(self) -> str:
         """The rest of the text after the last token; an incomplete character becomes U+FFFD."""
-        text = self._release(self._decoder.decode(b"", final=True))
-        text, self._held = text + self._held, ""
+        text = self._release(self._decoder.decode(b"", final=True)) + self._held
+        self._held = ""
         return text
 
     def _release(self, text: str) -> str:
         if self.stopped:
             return ""
         text = self._held + text
-        found = [index for index in (text.find(stop) for stop in self.stop) if index >= 0]
-        if found:
-            self.stopped, self._held = True, ""
-            return text[: min(found)]
-        known = len(text) - max((_overlap(text, stop) for stop in self.stop), default=0)
-        self._held = text[known:]
+        found = [index for index in map(text.find, self.stop) if index >= 0]
+        self.stopped = bool(found)
+        known = min(found) if found else len(text) - max((_overlap(text, s) for s in self.stop), default=0)
+        self._held = "" if found else text[known:]
         return text[:known]
 
 

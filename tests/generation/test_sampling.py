@@ -69,7 +69,7 @@ def test_draws_follow_the_distribution_by_chi_square(sampling):
 def test_a_nucleus_wider_than_the_first_look():
     logits = torch.randn(2, 5000)
     logits[1] *= 20  # a narrow one beside it
-    kept = filter_logits(logits, top_p=0.9).isfinite()
+    kept = filter_logits(logits, Sampling(top_p=0.9)).isfinite()
     for row, of_row in zip(logits, kept, strict=True):
         ordered = row.softmax(-1).sort(descending=True).values
         count = int((ordered.cumsum(-1) < 0.9).sum()) + 1
@@ -79,7 +79,7 @@ def test_a_nucleus_wider_than_the_first_look():
 
 def test_equally_likely_tokens_are_kept_together():
     logits = torch.tensor([[1.0, 2.0, 2.0, 0.0]])
-    assert filter_logits(logits, top_k=1).isfinite().tolist() == [[False, True, True, False]]
+    assert filter_logits(logits, Sampling(top_k=1)).isfinite().tolist() == [[False, True, True, False]]
 
 
 def test_a_temperature_of_0_takes_the_likeliest():
