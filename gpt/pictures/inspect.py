@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
@@ -29,10 +30,10 @@ def inspect(
     seed: int = 0,
     picture: str | None = None,
 ) -> None:
-    """Print what prepared data holds, and check every file against its checksum.
+    """Print what prepared data holds, check every file against its checksum, and draw document lengths.
 
-    Of examples it also draws the tokens of a training window, those that are scored shaded. With several
-    vocabularies it compares them instead: what their tokens are like, and how they cut a line.
+    Of examples it also draws scored.png: the tokens of a training window, those that are scored shaded. With
+    several vocabularies it compares them instead: what their tokens are like, and how they cut a line.
 
     Args:
         data: a prepared folder, or a corpus, which is prepared first.
@@ -41,8 +42,8 @@ def inspect(
         windows: how many training windows to print.
         context_length: tokens in each window.
         seed: of the choice of windows.
-        picture: the file for the scored tokens, by default scored.png in the folder, or for the cut lines, by
-            default vocabularies.png.
+        picture: the file for the histogram of document lengths, by default lengths.png in the folder, or for
+            the cut lines, by default vocabularies.png.
 
     Raises:
         InputError: not prepared data, or a file that was altered.
@@ -56,6 +57,9 @@ def inspect(
     print(*_describe(prepared), sep="\n")
     prepared.verify()
     print(f"checksums   all {len(prepared.meta['files'])} files are as they were written")
+    target = Path(picture) if picture else folder / "lengths.png"
+    _draw_lengths({split: prepared.document_lengths(split) for split in SPLITS}, target)
+    print(f"histogram   {target}")
     stream = prepared.stream("train")
     cut: Grid | Packed = Grid(len(stream), context_length)
     if prepared.template:
@@ -64,9 +68,8 @@ def inspect(
     starts, lengths = cut.spans(chosen, epoch=0)
     rows = [row[1 : 1 + n] for row, n in zip(stream.rows(starts, context_length), lengths, strict=True)]
     if prepared.template and rows:
-        target = Path(picture) if picture else folder / "scored.png"
-        _draw_scored(prepared.tokenizer, rows[0], target)
-        print(f"window      {target}")
+        _draw_scored(prepared.tokenizer, rows[0], target.with_name("scored.png"))
+        print(f"window      {target.with_name('scored.png')}")
     for row in rows:
         text = prepared.tokenizer.decode(token_ids(row))
         print(f"\n--- a training window of {context_length} tokens\n{text}")
@@ -137,4 +140,20 @@ def _draw_scored(tokenizer: Tokenizer, row: NDArray[Any], picture: Path) -> None
     names = {_ORANGE: "scored: the model learns to write it", _GREY: "not scored: only read"}
     patches = [Patch(color=colour, label=name) for colour, name in names.items()]
     figure.legend(handles=patches, loc="lower center", ncols=2)
+    save(figure, picture)
+
+
+def _draw_lengths(lengths: dict[str, NDArray[np.int64]], picture: Path) -> None:
+    """Draw a histogram of document lengths over a logarithmic axis."""
+    every = np.concatenate(list(lengths.values()))
+    bins = np.geomspace(every.min(), every.max() + 1, 40).tolist()
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    for (split, values), colour in zip(lengths.items(), ("#56B4E9", "#D55E00"), strict=True):
+        if len(values):
+            axes.hist(values, bins, color=colour, label=f"{split}: median {int(np.median(values)):,}")
+    axes.set(xscale="log", title="Length of documents", xlabel="tokens in a document", ylabel="documents")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
     save(figure, picture)

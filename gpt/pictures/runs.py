@@ -1,4 +1,4 @@
-"""`gpt plot` and loss.png: training and validation loss from a run's metrics.csv."""
+"""`gpt plot` and loss.png: loss, learning rate, gradient norm and throughput from a run's metrics.csv."""
 
 import csv
 import math
@@ -13,12 +13,15 @@ from gpt.files import check_free
 from gpt.pictures.figures import save
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, made for all kinds of colour vision, without its yellow, too light on white.
 # From the eighth run on, colours repeat with another line style.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = ("-", "--", ":", "-.")
+PANELS = ("learning_rate", "gradient_norm", "tokens_per_second")
+
 X = Literal["step", "tokens", "seconds"]
 
 
@@ -54,7 +57,7 @@ class Metrics:
 
 
 def plot(runs: list[str], output: Path = Path("runs.png"), x: X = "step", overwrite: bool = False) -> None:
-    """Draw the training and validation losses of runs in one picture.
+    """Draw the losses of runs in one picture, and below them learning rate, gradient norm and throughput.
 
     Args:
         runs: run folders, or metrics.csv files.
@@ -71,35 +74,55 @@ def plot(runs: list[str], output: Path = Path("runs.png"), x: X = "step", overwr
 
 def loss_curve(metrics: str | os.PathLike[str], picture: str | os.PathLike[str], title: str) -> None:
     """Draw a run's training and validation loss over steps, in nats per token, as .png or .svg."""
-    save(compare([Metrics.read(metrics)], title=title), picture)
-
-
-def compare(runs: Sequence[Metrics], x: X = "step", title: str | None = None) -> "Figure":
-    """Training losses thin; validation losses thick, with markers, and their last values in the legend."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes, alone = figure.add_subplot(), len(runs) == 1
+    _draw_losses(figure.add_subplot(), [Metrics.read(metrics)], "step", title)
+    save(figure, picture)
+
+
+def compare(runs: Sequence[Metrics], x: X = "step") -> "Figure":
+    """The losses of runs in one picture, with a small panel for each other column that any run has."""
+    from matplotlib.figure import Figure
+
+    panels = [name for name in PANELS if any(run.points(x, name)[1] for run in runs)]
+    figure = Figure(figsize=(9, 7.5 if panels else 5), layout="constrained")
+    rows = [["loss"] * len(panels), panels] if panels else [["loss"]]
+    places = figure.subplot_mosaic(rows, height_ratios=[2.2, 1.0][: len(rows)])
+    title = f"Loss of {runs[0].name}" if len(runs) == 1 else f"Loss of {len(runs)} runs"
+    _draw_losses(places["loss"], runs, x, title)
+    for name in panels:
+        for number, run in enumerate(runs):
+            places[name].plot(*run.points(x, name), linewidth=1.2, **_style(number))
+        _finish(places[name], name.replace("_", " "), x)
+        places[name].set_ylim(0, 1.1 * places[name].dataLim.ymax or 1.0)
+        places[name].yaxis.set_major_formatter(_short if name == "tokens_per_second" else "{x:.3g}")
+    return figure
+
+
+def _draw_losses(axes: "Axes", runs: Sequence[Metrics], x: X, title: str) -> None:
+    """Training loss thin; validation loss thick, with markers, and its last value in the legend."""
+    alone = len(runs) == 1
     for number, run in enumerate(runs):
-        line = LINES[number // len(COLOURS) % len(LINES)]
-        style: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "linestyle": line}
         train, validation = run.points(x, "train_loss"), run.points(x, "val_loss")
         label = "validation" if alone else run.name
         if validation[1]:
             label = f"{label}: {validation[1][-1]:.3f}"
-        axes.plot(*train, linewidth=1.0, alpha=0.45, label="training" if alone else None, **style)
-        axes.plot(*validation, linewidth=2.0, marker="o", markersize=4.5, label=label, **style)
-    default = f"Loss of {runs[0].name}" if alone else f"Loss of {len(runs)} runs"
-    axes.set_title(title or default, parse_math=False)
-    axes.set_xlabel("seconds of training" if x == "seconds" else x)
+        axes.plot(*train, linewidth=1.0, alpha=0.45, label="training" if alone else None, **_style(number))
+        axes.plot(*validation, linewidth=2.0, marker="o", markersize=4.5, label=label, **_style(number))
+    _finish(axes, title, x)
     axes.set_ylabel("loss (nats per token)")
+    heading = None if alone else "validation loss (thin lines: training)"
+    axes.legend(frameon=False, title=heading, alignment="left")
+
+
+def _finish(axes: "Axes", title: str, x: X) -> None:
+    axes.set_title(title, parse_math=False)
+    axes.set_xlabel("seconds of training" if x == "seconds" else x)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(_short)
-    heading = None if alone else "validation loss (thin lines: training)"
-    axes.legend(frameon=False, title=heading, alignment="left")
-    return figure
 
 
 def _short(value: float, position: float) -> str:
@@ -108,3 +131,8 @@ def _short(value: float, position: float) -> str:
         if abs(value) >= size:
             return f"{value / size:.3g}{letter}"
     return f"{value:.3g}"
+
+
+def _style(number: int) -> dict[str, Any]:
+    line = LINES[number // len(COLOURS) % len(LINES)]
+    return {"color": COLOURS[number % len(COLOURS)], "linestyle": line}

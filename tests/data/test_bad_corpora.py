@@ -233,7 +233,7 @@ def flip(folder):
 )
 def test_damaged_data_in_the_cache_is_prepared_again(folder, capsys, damage):
     prepared = prepare(str(folder), vocab_size=300)
-    (prepared / "scored.png").touch()  # as `gpt inspect` leaves it there
+    inspect(str(prepared), windows=0)  # leaves a picture there
     before = (prepared / "train-00000.bin").read_bytes()
     damage(prepared)
     assert prepare(str(folder), vocab_size=300) == prepared

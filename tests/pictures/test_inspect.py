@@ -22,6 +22,8 @@ def test_what_inspect_says(rows, texts, tmp_path, capsys):
     assert said.count("--- a training window of 32 tokens") == 2
     shown = said.split("--- a training window of 32 tokens\n")[1].strip("\n\ufffd ")
     assert len(shown) > 10
+    assert (folder / "lengths.png").read_bytes().startswith(b"\x89PNG")
+    assert prepare(str(rows), folder, vocab_size=500, val_fraction=0.3) == folder  # the picture is no harm
 
 
 def test_lengths_are_those_of_the_documents(rows, texts, tmp_path):
@@ -31,8 +33,9 @@ def test_lengths_are_those_of_the_documents(rows, texts, tmp_path):
     assert sorted(found.tolist()) == sorted(len(tokenizer.encode(text)) + 1 for text in texts)
 
 
-def test_a_corpus_is_prepared_first(rows, capsys):
-    inspect(str(rows), vocab_size=500, windows=0)
+def test_a_corpus_is_prepared_first_and_the_picture_goes_elsewhere(rows, tmp_path, capsys):
+    inspect(str(rows), vocab_size=500, picture=str(tmp_path / "a.png"), windows=0)
+    assert (tmp_path / "a.png").exists()
     assert "500 ids" in capsys.readouterr().out
 
 
@@ -52,6 +55,7 @@ def test_an_altered_file_is_an_error(rows, tmp_path, capsys):
     (folder / "train-00000.bin").write_bytes(data)
     with pytest.raises(InputError, match=r"train-00000.bin was altered"):
         inspect(str(folder))
+    assert not (folder / "lengths.png").exists()
 
 
 def test_the_scored_tokens_of_a_window_are_drawn(tmp_path, capsys, monkeypatch):
@@ -60,15 +64,14 @@ def test_the_scored_tokens_of_a_window_are_drawn(tmp_path, capsys, monkeypatch):
     from gpt.pictures import inspect as module
 
     (tmp_path / "a.csv").write_text("prompt,completion\n" + "Hi,you\n" * 20, encoding="utf-8")
-    figures = {}
-    monkeypatch.setattr(module, "save", lambda figure, path: figures.update({path: figure}))
-    options = {"vocabulary": "learn:chars", "context_length": 45, "windows": 1}
-    inspect(str(tmp_path / "a.csv"), **options, picture=str(tmp_path / "l.png"))
+    figures = []
+    monkeypatch.setattr(module, "save", lambda figure, path: figures.append((figure, path)))
+    picture = str(tmp_path / "l.png")
+    inspect(str(tmp_path / "a.csv"), vocabulary="learn:chars", context_length=45, windows=1, picture=picture)
     said = capsys.readouterr().out
     assert "of them scored, of " in said and said.count("### Instruction:") == 1
-    inspect(str(tmp_path / "a.csv"), **options)
-    assert [path.name for path in figures] == ["l.png", "scored.png"]
-    figure = figures[tmp_path / "l.png"]
+    figure, path = figures[-1]
+    assert path == tmp_path / "scored.png"
     drawn = [
         (text.get_text(), to_hex(box.get_facecolor()).upper())
         for text, box in zip(figure.axes[0].texts, figure.axes[0].patches, strict=True)
