@@ -87,7 +87,7 @@ def compare(runs: Sequence[Metrics], x: X = "step") -> "Figure":
 
     panels = [name for name in PANELS if any(run.points(x, name)[1] for run in runs)]
     figure = Figure(figsize=(9, 7.5 if panels else 5), layout="constrained")
-    rows = [["loss"] * len(panels), panels] if panels else [["loss"]]
+    rows: list[Any] = [["loss"] * len(panels), panels] if panels else [["loss"]]
     places = figure.subplot_mosaic(rows, height_ratios=[2.2, 1.0][: len(rows)])
     title = f"Loss of {runs[0].name}" if len(runs) == 1 else f"Loss of {len(runs)} runs"
     _draw_losses(places["loss"], runs, x, title)
