@@ -1,11 +1,8 @@
 """Two corpora that every Python carries: the standard library's documentation, and its source.
 
-`python-docs` has a document for each topic of the language reference that `help()` shows
-(`pydoc_data.topics`) and one for each module's docstrings. Topics repeat one another word for word, and so do
-some docstrings. Only the first copy of a paragraph is kept, so that held-out text is not also trained on.
-`python-stdlib` is the source files. Both leave out the library's tests.
-
-The text belongs to the Python Software Foundation (PSF licence) and differs between Python versions.
+`python-docs` has a document for each topic that `help()` shows and one for each module's docstrings; only the
+first copy of a paragraph is kept, as one that is trained on must not be held out too. Tests are left out. The
+text is the Python Software Foundation's (PSF licence) and differs between versions.
 """
 
 import ast

@@ -26,20 +26,16 @@ class Corpus:
     """Where documents come from: exactly one of `builtin`, `files` and `hub`; see `data/README.md`."""
 
     builtin: str | None = None
-    files: tuple[str, ...] = ()
-    """Paths or URLs. Each text file is a document; each row of a JSON, CSV or Parquet file is one."""
+    files: tuple[str, ...] = ()  # paths or URLs
     hub: str | None = None
     subset: str | None = None
     split: str = "train"
-    revision: str | None = None
-    """The hub data set's commit or tag. Without one, prepared data is not updated when the data set is."""
+    revision: str | None = None  # without one, prepared data is not updated when the hub's data set is
     streaming: bool = True
     text_column: str = "text"
-    document_starts: str | None = None
-    """For a hub data set of lines: a regular expression that the first row of each document matches."""
+    document_starts: str | None = None  # for a hub data set of lines: what a document's first row matches
     errors: str = "strict"
     template: Template = DEFAULT_TEMPLATE
-    """The text around the messages of examples."""
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.builtin, self.files, self.hub))) != 1:
@@ -50,10 +46,7 @@ class Corpus:
             raise InputError(f"errors must be strict or replace, got {self.errors!r}")
 
     def fingerprint(self) -> str:
-        """A hash of the content and of the options that decide how it is read.
-
-        Local files are hashed by content, URLs and hub data sets by name and revision, without network.
-        """
+        """A hash of how it is read and of local files' content; of URLs and hub data sets only the names."""
         options = asdict(replace(self, files=("-",) if self.files else ()))
         if self.template == DEFAULT_TEMPLATE:  # folders prepared before there were templates keep their names
             del options["template"]
@@ -77,10 +70,7 @@ class Corpus:
         return sum(os.stat(name).st_size for name in self.files) if self.files and all(known) else None
 
     def pieces(self, val_fraction: float = 0.0) -> Iterator[Piece]:
-        """The documents in order, each as pieces of at most `LONGEST_PIECE` characters with the same split.
-
-        An InputError says what is wrong with the content; an OSError, that a file cannot be opened.
-        """
+        """The documents in order, in pieces of at most `LONGEST_PIECE` characters with the same split."""
         split = ""
         for piece in self._pieces():
             if piece.first:
@@ -105,11 +95,9 @@ def choose_split(text: bytes, val_fraction: float) -> str:
 
 
 def find_corpus(name: str, **options: Any) -> Corpus:
-    """The corpus that `name` stands for; an InputError if there is none.
+    """The corpus that `name` stands for: a folder, a file, a URL, a pattern, `hub:OWNER/NAME` or a recipe.
 
-    Tried in this order: a folder (its JSON, CSV and Parquet files if it has any, or else all files that are
-    not hidden), a file, which may be a recipe in YAML, a URL, a pattern with `*`, `hub:OWNER/NAME`, the name
-    of a recipe. The options are fields of `Corpus` in place of the recipe's or the defaults, unless None.
+    The options are fields of `Corpus` in place of the recipe's or the defaults, unless None.
     """
     path = Path(name).expanduser()
     found: dict[str, Any]

@@ -24,8 +24,6 @@ from gpt.tokenizer import Tokenizer
 class TokenData(pl.LightningDataModule):
     """Batches of token windows from any corpus. Give the Trainer `use_distributed_sampler=False`.
 
-    An InputError: the corpus cannot be read or is shorter than the context, or two options contradict.
-
     Args:
         corpus: a recipe's name, a text file, a folder, a pattern, `hub:OWNER/NAME`, or a prepared folder.
         vocab_size: size of the vocabulary; GPT-2's whole one has 50257.
@@ -127,8 +125,7 @@ class TokenData(pl.LightningDataModule):
     def split_update(self, most: int) -> None:
         """Divide `tokens_per_update` over processes and batches of equal size, of at most `most` windows.
 
-        Sets `batch_size`, and the Trainer's accumulate_grad_batches and val_check_interval. An InputError:
-        the processes cannot have equal shares, or the Trainer's options say otherwise.
+        Sets `batch_size`, and the Trainer's accumulate_grad_batches and val_check_interval.
         """
         trainer: Any = self.trainer
         assert self.tokens_per_update is not None
@@ -175,9 +172,8 @@ class TokenData(pl.LightningDataModule):
 class TrainLoader(DataLoader[Batch]):
     """Batches of consecutive numbers: each iteration continues where the last one stopped.
 
-    Its state is one number, the windows that all processes have taken together. Lightning saves it with the
-    checkpoint and restores it, in the middle of an epoch and at its end. An epoch's batches are rounded up to
-    a multiple of `multiple_of`, so that all updates accumulate equally many.
+    Lightning saves its state with a checkpoint. An epoch's batches are rounded up to a multiple of
+    `multiple_of`, so that all updates accumulate equally many.
     """
 
     def __init__(self, dataset: TrainWindows, num_workers: int = 0, multiple_of: int = 1) -> None:
@@ -191,7 +187,7 @@ class TrainLoader(DataLoader[Batch]):
             yield batch
 
     def state_dict(self) -> dict[str, int]:
-        """The windows taken so far."""
+        """The windows that all processes have taken."""
         return {"windows": self._numbers.next * self._windows_per_batch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:

@@ -48,7 +48,7 @@ def prepare(
     workers: int | None = None,
     verify: bool = True,
 ) -> Path:
-    """Tokenize a corpus into files that training memory-maps.
+    """Tokenize a corpus into files that training memory-maps, and return their folder.
 
     A second call resumes an interrupted one, and returns at once where the first has finished.
 
@@ -59,8 +59,8 @@ def prepare(
             learn:SIZE:marks (words contain combining marks, as in Hindi or Thai), learn (at most `vocab_size`
             ids), learn:chars, a .tiktoken or tokenizer.json file; by default GPT-2's with `vocab_size` ids.
         vocab_size: ids, where `vocabulary` gives no number of them: GPT-2's has 50257.
-        val_fraction: the fraction of the text held out for validation: documents chosen by their hash, or the
-            end of the text where documents are too few for that.
+        val_fraction: the fraction of the text to hold out: documents chosen by their hash, or the end of the
+            text where documents are too few for that.
         text_column: the column that holds the text, in JSON, CSV, Parquet and hub data sets. Where there is
             no `text`, columns `messages`, or `prompt` and `completion`, are examples: what the assistant
             writes is scored alone. PROMPT,COMPLETION names two other columns, one name that of messages.
@@ -72,12 +72,6 @@ def prepare(
         template: the text around the messages of examples.
         workers: threads that tokenize; by default one for each core.
         verify: check the checksums of a folder prepared before; a damaged one is prepared again.
-
-    Returns:
-        The folder.
-
-    Raises:
-        InputError: no such corpus, text that cannot be read, or a folder that holds something else.
     """
     reading: dict[str, Any] = {"text_column": text_column, "errors": errors, "subset": subset}
     reading |= {"split": split, "revision": revision, "streaming": streaming, "template": template}

@@ -21,15 +21,11 @@ _PART_CHARACTERS = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """A vocabulary to learn from the corpus; an InputError for an unknown pattern or fewer than 257 ids.
+    """A vocabulary to learn from the corpus; an InputError for an unknown pattern or fewer than 257 ids."""
 
-    With `at_most`, a text that supports fewer ids gets those.
-    """
-
-    n_vocab: int | None
-    """None for as many as there are characters."""
+    n_vocab: int | None  # None for as many as there are characters
     pattern: str = "gpt2"
-    at_most: bool = False
+    at_most: bool = False  # a text that supports fewer ids gets those
 
     def __post_init__(self) -> None:
         if self.pattern not in PATTERNS:
@@ -39,7 +35,7 @@ class Learned:
 
     @property
     def fingerprint(self) -> str:
-        """All that decides the table, but for the text."""
+        """Of all that decides the table, but for the text."""
         size = f"at most {self.n_vocab}" if self.at_most else self.n_vocab
         return f"learn {size} {PATTERNS[self.pattern]} {_SCANNED_BYTES} {_SAMPLE_BYTES}"
 
@@ -65,10 +61,7 @@ def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
 
 
 def learn(source: Corpus, wanted: Learned, val_fraction: float) -> Tokenizer:
-    """Learn a vocabulary from the text that is trained on; what `ShardWriter` holds out leaves no trace.
-
-    A text that supports fewer ids is an InputError.
-    """
+    """Learn a vocabulary from the text that is trained on; what `ShardWriter` holds out leaves no trace."""
     sample: list[tuple[int, str, int, bytes]] = []  # hash, split, first byte in it, UTF-8 text
     sizes, kept, limit = dict.fromkeys(SPLITS, 0), 0, 1 << 64
     for piece in source.pieces(val_fraction):
@@ -102,7 +95,7 @@ def learn_table(
 ) -> list[bytes]:
     """The bytes, then the merges of the most frequent pairs by rank; without a size all characters.
 
-    An InputError if too few pairs stand twice, unless `at_most` asks for as many as there are.
+    An InputError if too few pairs stand twice, unless `at_most`.
     """
     if vocab_size is None:
         characters = sorted({character for text in texts for character in text if ord(character) > 127})

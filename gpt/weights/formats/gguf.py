@@ -11,8 +11,8 @@ from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.template import Template
 from gpt.tokenizer import Tokenizer
-from gpt.vocabulary import to_json
-from gpt.weights.formats import hf, nanogpt
+from gpt.vocabulary import END_OF_TEXT, to_json
+from gpt.weights.formats import nanogpt
 from gpt.weights.formats.table import Weights, from_gpt
 
 
@@ -26,7 +26,7 @@ def write(
         raise InputError("this format needs the gguf package: pip install 'minimal-gpt[gguf]'") from None
     if tokenizer.pattern != "gpt2":
         raise InputError(f"llama.cpp has no words like the pattern {tokenizer.pattern!r} of this vocabulary")
-    vocabulary, merges = hf.spelled(to_json(tokenizer.tokens, tokenizer.pattern))
+    table = to_json(tokenizer.tokens, tokenizer.pattern)["model"]
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / ".model.gguf.tmp"
     writer = gguf.GGUFWriter(temporary, "gpt2")
@@ -40,10 +40,9 @@ def write(
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(list(vocabulary))
-    control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
-    writer.add_token_types([control if i == tokenizer.eot else normal for i in vocabulary.values()])
-    writer.add_token_merges(merges)
+    writer.add_token_list([*table["vocab"], END_OF_TEXT])
+    writer.add_token_types([gguf.TokenType.NORMAL] * tokenizer.eot + [gguf.TokenType.CONTROL])
+    writer.add_token_merges([" ".join(pair) for pair in table["merges"]])
     for add_special in (writer.add_bos_token_id, writer.add_eos_token_id, writer.add_pad_token_id):
         add_special(tokenizer.eot)
     writer.add_add_bos_token(False)

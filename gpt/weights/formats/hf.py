@@ -91,15 +91,12 @@ def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
         "model_type": "gpt2",
         **{theirs: getattr(config, ours) for theirs, ours in SIZES.items()},
         "n_ctx": config.context_length,
-        "n_inner": None,
         "activation_function": "gelu" if config.exact_gelu else "gelu_new",
         **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout),
-        "initializer_range": 0.02,
         **_FIXED,
         "tie_word_embeddings": config.tie_embeddings,
         **special,
         "torch_dtype": "float32",
-        "use_cache": True,
     }
     write_json(folder / "config.json", settings)
 
@@ -111,23 +108,9 @@ def write_tokenizer(
 
     They encode `<|endoftext|>` in a text as `Tokenizer.encode` does with `allow_special`.
     """
-    is_gpt2, content = tokenizer.name == "gpt2", to_json(tokenizer.tokens, tokenizer.pattern)
-    if is_gpt2:
-        vocabulary, pairs = spelled(content)
-        write_json(folder / "vocab.json", vocabulary)
-        with atomic_write(folder / "merges.txt") as file:
-            file.write("#version: 0.2\n")
-            file.writelines(f"{pair}\n" for pair in pairs)
-        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-        content |= {
-            "pre_tokenizer": byte_level,
-            "post_processor": {**byte_level, "trim_offsets": False},
-            "decoder": byte_level,
-            "model": {"type": "BPE", "vocab": vocabulary, "merges": pairs},
-        }
-    write_json(folder / "tokenizer.json", content)
+    write_json(folder / "tokenizer.json", to_json(tokenizer.tokens, tokenizer.pattern))
     settings = {
-        "tokenizer_class": "GPT2Tokenizer" if is_gpt2 else "PreTrainedTokenizerFast",
+        "tokenizer_class": "PreTrainedTokenizerFast",
         "add_prefix_space": False,
         **dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), END_OF_TEXT),
         "clean_up_tokenization_spaces": False,
@@ -147,9 +130,3 @@ def read_template(folder: Path) -> Template | None:
     if text and not template:
         print(f"note: {folder} has a chat template of another program, which is not read", file=sys.stderr)
     return template
-
-
-def spelled(content: dict[str, Any]) -> tuple[dict[str, int], list[str]]:
-    """The vocabulary with `<|endoftext|>`, and the merges as "first second", of a tokenizer.json."""
-    vocabulary, merges = content["model"]["vocab"], content["model"]["merges"]
-    return {**vocabulary, END_OF_TEXT: len(vocabulary)}, [" ".join(pair) for pair in merges]
