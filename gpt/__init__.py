@@ -1,7 +1,4 @@
-"""A minimal GPT: train it, generate text with it, reuse its attention module.
-
-The names load on first use: `import gpt` costs next to nothing, and `gpt.attention` imports torch alone.
-"""
+"""A minimal GPT: train it, generate text with it, reuse its attention module. Names load on first use."""
 
 import time
 from importlib import import_module

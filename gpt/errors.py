@@ -2,10 +2,7 @@
 
 
 class InputError(ValueError):
-    """What was given cannot be used; the message is one line that says what was expected.
-
-    The command line prints it and exits with status 2.
-    """
+    """What was given cannot be used. The command line prints the one line and exits with status 2."""
 
 
 def check_least(least: float, **values: float | None) -> None:

@@ -77,10 +77,7 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def check_free(path: Path, overwrite: bool | None = None) -> None:
-    """An InputError where an output would replace a file, without `overwrite`, or something in a folder.
-
-    It is the command's option; None if it has none.
-    """
+    """An InputError where an output would replace something; `overwrite` is None for lack of the option."""
     if any(path.iterdir()) if path.is_dir() else os.path.lexists(path) and not overwrite:
         advice = "" if overwrite is None else ", or replace it with --overwrite"
         raise InputError(f"{path} exists already: choose another name{advice}")

@@ -1,7 +1,5 @@
 """The GPT, exactly GPT-2's architecture (Radford et al. 2019, section 2.3).
 
-LayerNorm before each sub-block and after the last block, learned positions, GELU, tied embeddings.
-
 Shapes: B batch, T tokens, D emb_dim, V vocab_size.
 """
 

@@ -1,7 +1,4 @@
-"""The text around the messages of a conversation, in training and when a model replies.
-
-A template is plain text: `{content}` is replaced by the message, and nothing in it is ever evaluated.
-"""
+"""The text around the messages of a conversation: plain text, in which nothing is ever evaluated."""
 
 import ast
 import re
@@ -55,11 +52,7 @@ class Template:
         return cls(**saved)
 
     def to_jinja(self) -> str:
-        """The template as transformers and llama.cpp read it; their `add_generation_prompt` begins a reply.
-
-        They encode a reply and the text before it together: with a blank at the seam the ids can differ from
-        those of `prompt`.
-        """
+        """The template for transformers and llama.cpp, which encode a reply and the text before it in one."""
         cases = ""
         for role, text in vars(self).items():
             before, after = text.split(_PLACE)
@@ -86,10 +79,7 @@ class Template:
         return None
 
     def parts(self, messages: Any) -> list[Part]:
-        """The text of [{"role": ..., "content": ...}, ...] in parts; what follows the last reply is the last.
-
-        Anything else, an unknown role among them, is an InputError.
-        """
+        """The text of [{"role": ..., "content": ...}, ...] in parts, last what follows the last reply."""
         if not isinstance(messages, list) or not messages:
             raise InputError(f"expected a list of messages, got {messages!r:.80}")
         parts, before = [], ""

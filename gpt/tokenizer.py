@@ -34,16 +34,13 @@ _LONGEST_CALL = 1 << 16  # characters: tiktoken's regular expression can panic o
 
 
 class Tokenizer:
-    """Text to ids and back. Tokenizers with the same table are equal.
+    """Text to ids and back. Tokenizers with the same table are equal; InputError for one that cannot be used.
 
     Args:
         name: `gpt2`, or `own` for a table of its own.
         vocab_size: ids in all, 257 .. 50257: the first ranks of the table, then `<|endoftext|>`.
         table: the tokens by rank, if the name is `own`; it decides vocab_size.
         pattern: the words that merges do not cross, a name of `gpt.vocabulary.PATTERNS`.
-
-    Raises:
-        InputError: another size, or a table that cannot encode every text.
     """
 
     def __init__(

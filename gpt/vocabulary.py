@@ -47,9 +47,9 @@ def check_table(tokens: list[bytes], pattern: str) -> None:
 
 
 def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes] | None]:
-    """The two tokens that each token of several bytes is merged from; None for one that merging never makes.
+    """The two tokens that each token of several bytes is merged from: what tokens of lower rank leave of it.
 
-    They are what is left of its bytes when only tokens of lower rank are formed.
+    None for one that merging never makes.
     """
     ranks = {token: rank for rank, token in enumerate(tokens)}
     pairs: list[tuple[bytes, bytes] | None] = []

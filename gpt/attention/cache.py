@@ -15,8 +15,7 @@ from ..errors import InputError
 class KeyValueCache:
     """The keys and values of one attention layer, in memory that is allocated once; `length` tokens are held.
 
-    Prompts of different lengths are padded on the left, which the caller masks with `key_padding_mask`. The
-    options are `torch.zeros`'s device and dtype.
+    Shorter prompts are padded on the left and masked by the caller. The options are device and dtype.
     """
 
     def __init__(

@@ -11,10 +11,7 @@ from .multi_head import MultiHeadAttention
 
 @contextmanager
 def capture_weights(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Collect the weights (batch, heads, queries, keys) of each `MultiHeadAttention` in `model` by its name.
-
-    Inside the block the model's output is unchanged; the detached weights of the last call are kept.
-    """
+    """The weights (batch, heads, queries, keys) of the last call of each `MultiHeadAttention`, by name."""
     captured: dict[str, Tensor] = {}
 
     def request(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -16,8 +16,7 @@ _PARTS = ("W_query", "W_key", "W_value")
 def from_torch(module: nn.MultiheadAttention, context_length: int, causal: bool = True) -> MultiHeadAttention:
     """The module that computes what a `torch.nn.MultiheadAttention` computes under a causal mask, or without.
 
-    Its input is (batch, tokens, E) whatever `batch_first` is; `module(x, y, y)` becomes
-    `converted(x, context=y)`. Modules with `kdim`, `vdim`, `add_bias_kv` or `add_zero_attn` raise InputError.
+    Its input is (batch, tokens, E) in any case; `module(x, y, y)` becomes `converted(x, context=y)`.
     """
     weight, bias = module.in_proj_weight, module.in_proj_bias
     if weight is None or module.bias_k is not None or module.add_zero_attn:

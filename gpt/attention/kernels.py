@@ -1,7 +1,6 @@
 """Scaled dot-product attention: the formula written out, its faster equivalents, and which one runs when.
 
 In every mask True means that the query must not attend to the key.
-
 Shapes: B batch, H heads, T queries, S keys, K width of a key, V width of a value, ... any leading dimensions.
 """
 
@@ -81,10 +80,9 @@ def attend(
 def attend_in_blocks(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout_p: float = 0.0, block: int | None = None
 ) -> Tensor:
-    """`attend` under the causal `mask` (T, T), in fewer passes over memory.
+    """`attend` under the causal `mask` (T, T), in fewer passes over memory: (B, H, T, V).
 
-    (B, H, T, K), (B, H, T, K), (B, H, T, V) -> (B, H, T, V). Each block of queries multiplies only the keys
-    up to its end.
+    Each block of queries multiplies only the keys up to its end.
     """
     batch, heads, length, width = query.shape
     query, key, value = (x.flatten(0, 1) for x in (query, key, value))  # (B * H, T, K or V)

@@ -1,7 +1,4 @@
-"""From files, URLs and rows to documents, piece by piece: text, JSON, CSV, Parquet; plain or compressed.
-
-`datasets` reads rows alone: of text it changes line ends, reads whole lines and does not name a wrong byte.
-"""
+"""From files, URLs and rows to documents, piece by piece: text, JSON, CSV, Parquet; plain or compressed."""
 
 import codecs
 import io
@@ -61,7 +58,7 @@ def file_pieces(name: str, column: str, errors: str, template: Template) -> Iter
 
         register_compression("zstd", _open_zstd, "zst", force=True)
     with _named(name):
-        if file_format(name) == "text":
+        if file_format(name) == "text":  # `datasets` would change line ends and name no wrong byte
             yield from _document(_decoded(name, errors))
         else:
             yield from cut(_file_rows(name, column, errors, template))

@@ -24,10 +24,7 @@ def each_token_once(
 
 @dataclass
 class EvalWindows(Dataset[Batch]):
-    """A split once, in order, in the windows of `each_token_once`.
-
-    All processes have equally many batches of B rows, the last ones filled up with padding.
-    """
+    """A split once, in order; all processes have equally many batches, the last filled up with padding."""
 
     stream: Stream
     context_length: int

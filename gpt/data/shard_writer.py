@@ -140,8 +140,7 @@ class ShardWriter:
         """What `meta.json` says of the splits.
 
         The documents chosen by their hash are held out, or the end of the text if they are far from
-        `val_fraction`: of the tokens, or of the bytes if the vocabulary may have been learned from the text
-        before `cut_at`, see `gpt.data.vocabularies.learn`.
+        `val_fraction`: by bytes if the vocabulary may have been learned, from the text before `cut_at`.
         """
         train, val = (self.state["splits"][split] for split in SPLITS)
         tokens, size = train["tokens"] + val["tokens"], train["bytes"] + val["bytes"]

@@ -57,10 +57,7 @@ def _mix(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
 
 
 class Grid:
-    """Windows of T targets side by side; with `shift`, at another offset in [0, T) each epoch.
-
-    Their number stays the same; it is then one fewer than fit at offset 0, if more than one does.
-    """
+    """Windows of T targets side by side; with `shift`, equally many at another offset each epoch."""
 
     def __init__(self, tokens: int, context_length: int, seed: int = 0, shift: bool = False) -> None:
         _check_length(tokens, context_length)

@@ -1,7 +1,4 @@
-"""Low-rank adapters (LoRA, Hu et al. 2021): checkpoints hold them alone, the run's folder the base once.
-
-Shapes: I inputs, O outputs, R rank.
-"""
+"""Low-rank adapters (LoRA, Hu et al. 2021): checkpoints hold them alone, the run's folder the base once."""
 
 import os
 from pathlib import Path
@@ -63,7 +60,7 @@ def with_base(
 
 
 def merge(base: Weights, adapters: Weights, scale: float) -> Weights:
-    """`base` with W + scale * B A for each adapted W (O, I); B is (O, R), A (R, I), else InputError."""
+    """`base` with W + scale * B A for each adapted W (out, in), where B is (out, rank) and A (rank, in)."""
     merged, left = dict(base), dict(adapters)
     for name, a in adapters.items():
         weight_name = name.replace(_A, ".weight")

@@ -159,10 +159,7 @@ def read_once(path: str, context_length: int) -> Found:
 
 
 def choose_device(name: Device = "auto") -> torch.device:
-    """The device of that name; `auto` takes a CUDA GPU, else Apple's MPS, else the CPU.
-
-    InputError where there is none.
-    """
+    """The device of that name, else InputError; `auto` takes a CUDA GPU, else Apple's MPS, else the CPU."""
     found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     usable = [device for device, available in found.items() if available]
     if name not in ("auto", *usable):

@@ -1,7 +1,4 @@
-"""GGUF, the file of llama.cpp: weights, configuration and tokenizer in one, written by the `gguf` package.
-
-The tokenizer is llama.cpp's GPT-2 with this model's tokens and merges, of any number.
-"""
+"""GGUF, the file of llama.cpp: weights, configuration and tokenizer in one, written by the `gguf` package."""
 
 import os
 from dataclasses import replace

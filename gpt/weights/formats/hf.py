@@ -1,7 +1,4 @@
-"""GPT-2 as transformers stores it: config.json, the state dict of GPT2LMHeadModel, and the tokenizer's files.
-
-Its linear layers, called Conv1D, store matrices as (in, out); query, key and value are one matrix.
-"""
+"""GPT-2 as transformers stores it: config.json, GPT2LMHeadModel's state dict, the tokenizer's files."""
 
 import sys
 from dataclasses import replace

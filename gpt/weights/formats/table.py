@@ -106,10 +106,7 @@ def check_complete(config: GPTConfig, weights: Weights) -> Weights:
 
 
 def _tensors(config: GPTConfig, rows: Iterable[Row]) -> Iterator[tuple[str, list[str], Shape, bool]]:
-    """Each tensor of the other program: its name, ours, its shape, and whether it is transposed.
-
-    Lazy: a damaged file may claim any number of layers.
-    """
+    """Each tensor of the other program: its name, ours, its shape, and whether it is transposed."""
     expected = shapes(config)
     for row in rows:
         for theirs, suffix in zip(row.parameters, ("weight", "bias"), strict=True):
@@ -118,6 +115,6 @@ def _tensors(config: GPTConfig, rows: Iterable[Row]) -> Iterator[tuple[str, list
             first, *others = expected[f"{row.ours[0]}.{suffix}"]
             transposed = row.transposed and suffix == "weight"
             shape = (len(row.ours) * first, *others)[:: -1 if transposed else 1]
-            for block in range(config.num_layers if "{}" in row.theirs else 1):
+            for block in range(config.num_layers if "{}" in row.theirs else 1):  # lazy, may be billions
                 names = [f"{ours.format(block)}.{suffix}" for ours in row.ours]
                 yield f"{row.theirs.format(block)}.{theirs}", names, shape, transposed
