@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
@@ -25,7 +25,7 @@ from gpt.generation import Request as EngineRequest
 from gpt.generation import Token
 from gpt.model import GPT
 from gpt.serve.engine_thread import EngineThread
-from gpt.serve.errors import body_too_large, error_body, error_reply
+from gpt.serve.errors import error_body, error_reply
 from gpt.serve.history import History
 from gpt.serve.limits import Guard, Limits
 from gpt.serve.metrics import Metrics
@@ -34,10 +34,7 @@ from gpt.template import Template
 from gpt.tokenizer import Tokenizer
 from gpt.weights.load import load
 
-Form = TypeVar("Form", bound=BaseModel)
 Result = TypeVar("Result")
-
-_POLL = 0.2  # seconds after which a handler checks whether its client is still connected
 
 
 def create_app(
@@ -51,7 +48,7 @@ def create_app(
     template: Template | None = None,
     run: Path | None = None,
 ) -> FastAPI:
-    """The application; its engine runs during its lifespan and is `app.state.engine`.
+    """The application; its engine is `app.state.engine`, and ends with its lifespan.
 
     Args:
         model: any GPT; best one from `for_decoding`.
@@ -74,12 +71,11 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        with engine:
-            watching = asyncio.create_task(engine.watch(exit_when_stalled))
-            yield
-            watching.cancel()
-        for other in history.engines.values():
-            other.stop()
+        watching = asyncio.create_task(engine.watch(exit_when_stalled))
+        yield
+        watching.cancel()
+        for one in (engine, *history.engines.values()):
+            one.stop()
 
     # FastAPI's own documentation pages load their scripts from another host.
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
@@ -88,13 +84,13 @@ def create_app(
     app.add_api_route("/metrics", service.metrics_page, methods=["GET"])
     app.add_api_route("/v1/models", service.models, methods=["GET"])
     app.add_api_route("/v1/models/{name:path}", service.model, methods=["GET"])
-    app.add_api_route("/v1/chat/completions", service.chat, methods=["POST"], response_model=None)
-    app.add_api_route("/v1/completions", service.completions, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/chat/completions", service.chat, methods=["POST"])
+    app.add_api_route("/v1/completions", service.completions, methods=["POST"])
     app.add_api_route("/training", history.curves, methods=["GET"])
     app.add_api_route("/attention", service.attention, methods=["POST"])
-    for kind in (InputError, HTTPException, Exception):
+    for kind in (InputError, ValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, service.error)
-    app.add_middleware(Guard, body_bytes=limits.body_bytes, api_key=api_key)
+    app.add_middleware(Guard, limits=limits, api_key=api_key)
     app.state.engine = engine
     return app
 
@@ -139,7 +135,7 @@ class _Service:
 
     async def attention(self, request: Request) -> dict[str, Any]:
         started = time.perf_counter()
-        form = await self.read(request, AttentionRequest)
+        form = AttentionRequest.model_validate_json(await request.body())
         tokens = self.tokenizer.encode(form.prompt) + form.tokens
         self.tokenizer.decode_bytes(tokens)  # raises for an id outside the vocabulary
         tokens = tokens[-min(self.limits.attention_tokens, self.engine.model.config.context_length) :]
@@ -161,52 +157,37 @@ class _Service:
     async def chat(self, request: Request) -> Response:
         if self.template is None:
             raise InputError(f"{self.name!r} was not tuned on examples: it has no template for a chat")
-        return await self.answer(request, ChatRequest, _ChatAnswer)
+        return await self.answer(request, ChatRequest)
 
     async def completions(self, request: Request) -> Response:
-        return await self.answer(request, CompletionRequest, _Answer)
+        return await self.answer(request, CompletionRequest)
 
-    async def answer(
-        self, request: Request, kind: type[CompletionRequest], answers: type["_Answer"]
-    ) -> Response:
+    async def answer(self, request: Request, kind: type[CompletionRequest]) -> Response:
         started = time.perf_counter()
-        form = await self.read(request, kind)
+        form = kind.model_validate_json(await request.body())
         await self.model(self.name if form.model is None else form.model)
         # Long texts take a while to encode, which must not hold up the event loop.
         requests = await asyncio.to_thread(form.requests, self.tokenizer, self.limits, self.template)
         engine = await self.wait(self.history.engine(form.snapshot), request, started)
-        answer = answers(self, engine, form, requests, request, started)
+        answer = _Answer(self, engine, form, requests, request, started)
         if form.stream:
             return _EventStream(answer.events(), media_type="text/event-stream")
         return JSONResponse(await answer.complete())
 
-    async def read(self, request: Request, form: type[Form]) -> Form:
-        """Parse a body of the type JSON, which pages of other sites cannot send without permission."""
-        if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
-            raise HTTPException(415, "expected content-type application/json")
-        try:
-            body = await asyncio.wait_for(_body(request, self.limits.body_bytes), self.limits.read_seconds)
-            return form.model_validate_json(body)
-        except asyncio.TimeoutError:  # not the built-in one before Python 3.11
-            raise HTTPException(408, "the body did not arrive in time") from None
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise InputError(f"{where or 'the body'}: {first['msg']}") from None
-
     async def wait(self, result: Coroutine[Any, Any, Result], request: Request, started: float) -> Result:
         """Wait for a result while the client is connected and in time."""
-        task = asyncio.create_task(result)
+        left = started + self.limits.seconds - time.perf_counter()
+        task, gone = asyncio.create_task(result), asyncio.ensure_future(request.receive())
         try:
-            while not task.done():
-                await asyncio.wait([task], timeout=_POLL)
-                if time.perf_counter() > started + self.limits.seconds:
-                    raise HTTPException(504, f"the request took more than {self.limits.seconds} s")
-                if await request.is_disconnected():
-                    raise HTTPException(499, "the client disconnected")
-            return task.result()
+            await asyncio.wait([task, gone], timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            if gone.done():
+                raise HTTPException(499, "the client disconnected")
+            raise HTTPException(504, f"the request took more than {self.limits.seconds} s")
         finally:
             task.cancel()
+            gone.cancel()
 
     async def error(self, _: Request, error: Exception) -> JSONResponse:
         """Turn any exception into an error in the OpenAI form."""
@@ -225,7 +206,7 @@ class _EventStream(StreamingResponse):
 
 @dataclass
 class _Answer:
-    """The answer to one completion request."""
+    """The answer to one request for a completion or a reply in a chat."""
 
     service: _Service
     engine: EngineThread
@@ -235,11 +216,14 @@ class _Answer:
     started: float
 
     def __post_init__(self) -> None:
-        self.handle = self.engine.submit(self.requests)
+        self.handle, self.chat = self.engine.submit(self.requests), isinstance(self.form, ChatRequest)
         self.lengths = [0] * sum(one.samples for one in self.requests)  # of the texts so far
         self.prompt_tokens, self.new_tokens = sum(len(one.tokens) for one in self.requests), 0
-        name, created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
-        self.head = {"id": name, "object": "text_completion", "created": created, "model": self.service.name}
+        prefix, kind = "chatcmpl" if self.chat else "cmpl", "text_completion"
+        if self.chat:
+            kind = "chat.completion.chunk" if self.form.stream else "chat.completion"
+        name, created = f"{prefix}-{uuid.uuid4().hex}", int(time.time())
+        self.head = {"id": name, "object": kind, "created": created, "model": self.service.name}
 
     async def complete(self) -> dict[str, Any]:
         """The answer as one object."""
@@ -293,42 +277,21 @@ class _Answer:
 
     def _choice(self, index: int, tokens: list[Token]) -> dict[str, Any]:
         """The entry of `choices` for the tokens after those of earlier entries; without any, a text ended."""
-        text, logprobs = "".join(token.text for token in tokens), None
-        if self.form.logprobs is not None:
-            logprobs = log_probabilities(self.service.tokenizer, tokens, self.lengths[index])
+        text, before = "".join(token.text for token in tokens), self.lengths[index]
         self.lengths[index] += len(text)
+        logprobs: dict[str, Any] | None = None
+        if self.form.logprobs is not None:
+            logprobs = log_probabilities(self.service.tokenizer, tokens, before)
         finish = tokens[-1].finished if tokens else "length"
-        return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": finish}
+        choice = {"index": index, "logprobs": logprobs, "finish_reason": finish}
+        if not self.chat:
+            return {"text": text, **choice}
+        role = {} if before else {"role": "assistant"}  # in the first entry alone: clients join the texts
+        return {**choice, "delta" if self.form.stream else "message": {**role, "content": text}}
 
     def _usage(self) -> dict[str, int]:
         read, written = self.prompt_tokens, self.new_tokens
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-
-
-class _ChatAnswer(_Answer):
-    """The answer to one chat request."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        kind = "chat.completion.chunk" if self.form.stream else "chat.completion"
-        self.head |= {"id": f"chat{self.head['id']}", "object": kind}
-
-    def _choice(self, index: int, tokens: list[Token]) -> dict[str, Any]:
-        """The role is in the first entry alone: clients join the texts of all."""
-        role = {} if self.lengths[index] else {"role": "assistant"}
-        choice = super()._choice(index, tokens)
-        message = {**role, "content": choice.pop("text")}
-        return {**choice, "delta" if self.form.stream else "message": message}
-
-
-async def _body(request: Request, most: int) -> bytes:
-    """The body, of at most so many bytes; a chunked one declares no length."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > most:
-            raise body_too_large(most)
-    return bytes(body)
 
 
 def _event(value: dict[str, Any]) -> str:

@@ -4,13 +4,10 @@ import asyncio
 import logging
 import math
 import os
-import queue
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -59,7 +56,7 @@ class Handle:
 
 
 class EngineThread:
-    """Runs an engine while there is work; use as a context manager.
+    """Runs an engine in a thread while there is work, until `stop`.
 
     At most `limits.running` samples are decoded together, and at most `limits.running + limits.waiting`
     handles and calls are open. Between two steps of the engine at most one call runs. A step of more than
@@ -70,26 +67,17 @@ class EngineThread:
         self.model, self.limits = for_decoding(model), limits
         self._new_engine = partial(Engine, self.model, tokenizer, max_samples=limits.running, chunk=_CHUNK)
         self._engine = self._new_engine()
-        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._thread = ThreadPoolExecutor(1, "decoding")
         self._open: set[Handle] = set()
         self._owners: dict[Sample, Handle] = {}
-        self._stopping = False
-        self._busy_since = math.inf  # when the present step began; infinity between two steps
-
-    def __enter__(self) -> "EngineThread":
-        self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.stop()
-        self._thread.join(timeout=self.limits.seconds)
+        self._calls, self._one_call = 0, asyncio.Lock()
+        self._stopped = self._step_ordered = False
+        self._busy_since = math.inf  # when the present task of the thread began; infinity between two
 
     def stop(self) -> None:
         """End the thread after its present step; what is open gets no answer, and nothing more is taken."""
-        self._stopping = True
-        self._orders.put(lambda: None)  # wakes the thread
+        self._stopped = True
+        self._thread.shutdown(wait=self.problem is None)
 
     @property
     def running(self) -> int:
@@ -99,16 +87,13 @@ class EngineThread:
     @property
     def open(self) -> int:
         """Handles and calls that are not finished."""
-        return len(self._open) + len(self._calls)
+        return len(self._open) + self._calls
 
     @property
     def problem(self) -> str | None:
         """Why nothing is decoded; None if all is well."""
-        if not self._thread.is_alive():
-            return "the decoding thread has ended"
-        if time.monotonic() - self._busy_since > self.limits.seconds:
-            return f"a decoding step has taken more than {self.limits.seconds} s"
-        return None
+        stalled = time.monotonic() - self._busy_since > self.limits.seconds
+        return f"a decoding step has taken more than {self.limits.seconds} s" if stalled else None
 
     async def watch(self, exit_when_stalled: bool) -> None:
         """End the process when a step has taken twice `limits.seconds`: the step cannot be ended alone."""
@@ -123,52 +108,66 @@ class EngineThread:
         handle = Handle(requests)
         if handle.running:
             self._open.add(handle)
-            self._orders.put(lambda: self._add(handle))
+            self._order(self._add, handle)
         return handle
 
     def cancel(self, handle: Handle) -> None:
         """Stop the work on a handle; nothing happens if it is finished."""
-        self._orders.put(lambda: self._cancel(handle))
+        self._order(self._cancel, handle)
 
     async def call(self, function: Callable[[], Result]) -> Result:
         """Run a function of the model in the engine's thread, unless it is cancelled; errors as `submit`."""
         self._check_queue()
-        future: Future[Result] = Future()
-        self._calls.append((function, future))
-        self._orders.put(lambda: None)  # wakes the thread
-        return await asyncio.wrap_future(future)
+        self._calls += 1
+        try:
+            async with self._one_call:
+                return await asyncio.get_running_loop().run_in_executor(self._thread, self._timed, function)
+        finally:
+            self._calls -= 1
 
     def _check_queue(self) -> None:
-        if self.open >= self.limits.running + self.limits.waiting or self._stopping:
+        if self.open >= self.limits.running + self.limits.waiting or self._stopped:
             raise HTTPException(503, "too many requests are waiting, try again later")
 
-    def _run(self) -> None:
-        while not (self._stopping and self._orders.empty()):
+    def _order(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Run a function in the thread after what was ordered before."""
+
+        def run() -> None:
             try:
-                self._turn()
+                self._timed(function, *arguments)
             except BaseException as error:  # SystemExit too: nothing else serves
                 self._fail(error)
 
-    def _turn(self) -> None:
-        """Take all orders, then run a step and a call."""
-        self._busy_since = math.inf
-        idle = not (self._engine.busy or self._calls)
-        while idle or not self._orders.empty():
-            self._orders.get()()
-            idle = False
+        with suppress(RuntimeError):  # stopped
+            self._thread.submit(run)
+
+    def _timed(self, function: Callable[..., Result], *arguments: Any) -> Result:
         self._busy_since = time.monotonic()
-        if self._engine.busy:
-            self._step()
-        while self._calls:
-            function, future = self._calls.popleft()
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(function())
-                except Exception as error:
-                    future.set_exception(error)
-                break
+        try:
+            return function(*arguments)
+        finally:
+            self._busy_since = math.inf
+
+    def _add(self, handle: Handle) -> None:
+        try:
+            for request in handle.requests:
+                added = self._engine.add(request)
+                handle.samples += added
+                self._owners |= dict.fromkeys(added, handle)
+        except InputError as error:
+            self._end(handle, error)
+        except Exception as error:
+            _log.error("a request failed: %r", error, exc_info=error)
+            self._end(handle, server_failed())
+        self._continue()
+
+    def _continue(self) -> None:
+        if self._engine.busy and not self._step_ordered:
+            self._step_ordered = True
+            self._order(self._step)
 
     def _step(self) -> None:
+        self._step_ordered = False
         for token in self._engine.step():
             handle = self._owners[token.sample]
             if token.finished:
@@ -181,17 +180,7 @@ class EngineThread:
             _log.error("a sample failed: %r", error, exc_info=error)
             if sample in self._owners:  # not if another sample of its handle failed too
                 self._end(self._owners[sample], server_failed())
-
-    def _add(self, handle: Handle) -> None:
-        try:
-            for request in handle.requests:
-                added = self._engine.add(request)
-                handle.samples += added
-                self._owners |= dict.fromkeys(added, handle)
-        except Exception as error:
-            if not isinstance(error, InputError):
-                _log.error("a request failed: %r", error, exc_info=error)
-            self._end(handle, error if isinstance(error, InputError) else server_failed())
+        self._continue()
 
     def _end(self, handle: Handle, error: Exception) -> None:
         handle.put(error)

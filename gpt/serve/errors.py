@@ -3,6 +3,7 @@
 from typing import Any
 
 from fastapi.responses import JSONResponse
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from gpt.errors import InputError
@@ -26,13 +27,11 @@ def server_failed() -> HTTPException:
     return HTTPException(500, "the server failed")
 
 
-def body_too_large(most: int) -> HTTPException:
-    """The body has more bytes than `most`."""
-    return HTTPException(413, f"the body is over {most} bytes")
-
-
 def error_body(error: Exception) -> tuple[dict[str, Any], int]:
     """The JSON body and the status of any exception; internals and tracebacks are not shown."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        error = InputError(f"{'.'.join(map(str, first['loc'])) or 'the body'}: {first['msg']}")
     if isinstance(error, InputError):
         error = HTTPException(400, " ".join(str(error).split()))
     shown = error if isinstance(error, HTTPException) else server_failed()

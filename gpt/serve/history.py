@@ -17,7 +17,7 @@ from gpt.weights.checkpoint import snapshots_of
 class History:
     """The snapshots of the run of the model that is served, `own`.
 
-    At most `most` are in memory, the one used last the longest. `load` makes an engine that does not run yet.
+    At most `most` are in memory, the one used last the longest.
     """
 
     def __init__(self, own: EngineThread, run: Path, load: Callable[[Path], EngineThread], most: int) -> None:
@@ -30,12 +30,7 @@ class History:
         found = snapshots_of(self.run)
         try:
             metrics = Metrics.read(self.run / "metrics.csv")
-            pairs = (zip(*metrics.points("step", y), strict=True) for y in ("train_loss", "val_loss"))
-            # At most 128 points of each doubling of their number, as the page draws them.
-            train, validation = (
-                [pair for i, pair in enumerate(some) if i % (1 << max(0, i.bit_length() - 7)) == 0]
-                for some in pairs
-            )
+            train, validation = (_thinned(metrics, y) for y in ("train_loss", "val_loss"))
         except ValueError:  # there is none yet, or it is damaged
             train, validation = [], []
         # A row is the mean of an interval: coarse at first, where the snapshots have the loss of a step.
@@ -52,20 +47,25 @@ class History:
         if step is None:
             return self.own
         async with self._lock:
-            found = {one[0]: one[2] for one in await asyncio.to_thread(snapshots_of, self.run)}
-            if step not in found:
+            file = {one[0]: one[2] for one in await asyncio.to_thread(snapshots_of, self.run)}.get(step)
+            if file is None:
                 raise HTTPException(404, f"there is no snapshot of step {step}")
-            engine = self.engines.pop(found[step], None)
+            engine = self.engines.pop(file, None)
             if engine is None or engine.problem:
                 if len(self.engines) >= self.most:
-                    idle = next((file for file, other in self.engines.items() if not other.open), None)
+                    idle = next((other for other, used in self.engines.items() if not used.open), None)
                     if idle is None:
                         raise HTTPException(503, "too many snapshots are in use, try again later")
                     self.engines.pop(idle).stop()
                 try:
-                    loaded = await asyncio.to_thread(self.load, found[step])
+                    engine = await asyncio.to_thread(self.load, file)
                 except (InputError, OSError):
                     raise HTTPException(500, f"the snapshot of step {step} cannot be read") from None
-                engine = loaded.__enter__()  # not in the thread: the client may have left meanwhile
-            self.engines[found[step]] = engine
+            self.engines[file] = engine
             return engine
+
+
+def _thinned(metrics: Metrics, y: str) -> list[tuple[float, float]]:
+    """At most 128 points of each doubling of their number, as the page draws them."""
+    pairs = enumerate(zip(*metrics.points("step", y), strict=True))
+    return [pair for i, pair in pairs if i % (1 << max(0, i.bit_length() - 7)) == 0]

@@ -1,13 +1,15 @@
 """What one client may ask for, so that others are served too, and what is checked before every request."""
 
+import asyncio
 import hmac
+import time
 from dataclasses import asdict, dataclass
 
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpt.errors import InputError
-from gpt.serve.errors import body_too_large, error_reply
+from gpt.serve.errors import error_reply
 
 _PUBLIC = ("/", "/health", "/metrics")  # paths that need no key
 
@@ -38,10 +40,10 @@ class Limits:
 
 
 class Guard:
-    """ASGI middleware that checks the API key, if there is one, and the declared size of the body."""
+    """ASGI middleware: the API key, if there is one; the type of a body, its size and its time to arrive."""
 
-    def __init__(self, app: ASGIApp, body_bytes: int, api_key: str | None) -> None:
-        self.app, self.body_bytes = app, body_bytes
+    def __init__(self, app: ASGIApp, limits: Limits, api_key: str | None) -> None:
+        self.app, self.limits = app, limits
         self.expected = None if api_key is None else f"Bearer {api_key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,11 +51,32 @@ class Guard:
         app: ASGIApp = self.app
         if scope["type"] == "http":
             headers = dict(scope["headers"])
-            given, declared = headers.get(b"authorization", b""), headers.get(b"content-length", b"0")
+            given, kind = headers.get(b"authorization", b""), headers.get(b"content-type", b"")
             private = self.expected and scope["path"] not in _PUBLIC
             # Compared in constant time, so that timing does not reveal how much of a guess is right.
             if private and not hmac.compare_digest(given, self.expected):
                 app = error_reply(HTTPException(401, "the API key is missing or wrong"))
-            elif declared.isdigit() and int(declared) > self.body_bytes:
-                app = error_reply(body_too_large(self.body_bytes))
+            # Pages of other sites cannot send JSON without permission.
+            elif scope["method"] == "POST" and kind.split(b";")[0].strip().lower() != b"application/json":
+                app = error_reply(HTTPException(415, "expected content-type application/json"))
+            receive = self._limited(receive)
         await app(scope, receive, send)
+
+    def _limited(self, receive: Receive) -> Receive:
+        """Receive a body, which may declare no length, within the limits; later events as they come."""
+        size, end, complete = 0, time.monotonic() + self.limits.read_seconds, False
+
+        async def limited() -> Message:
+            nonlocal size, complete
+            if complete:
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), end - time.monotonic())
+            except asyncio.TimeoutError:  # not the built-in one before Python 3.11
+                raise HTTPException(408, "the body did not arrive in time") from None
+            size, complete = size + len(message.get("body", b"")), not message.get("more_body")
+            if size > self.limits.body_bytes:
+                raise HTTPException(413, f"the body is over {self.limits.body_bytes} bytes")
+            return message
+
+        return limited

@@ -31,9 +31,8 @@ class Metrics:
         self.requests: Counter[int] = Counter()
         self.prompt_tokens = self.generated_tokens = 0
         slow = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-        fast = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
         self.request_time, self.first_token_time = Histogram(*slow, 300.0), Histogram(*slow)
-        self.token_time = Histogram(*fast)
+        self.token_time = Histogram(0.001, 0.0025, 0.005, *slow[:8])
 
     def text(self, running: int, open_: int) -> str:
         """The page."""

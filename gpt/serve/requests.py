@@ -16,6 +16,7 @@ from gpt.tokenizer import Tokenizer
 
 Ids = Annotated[list[int], Field(fail_fast=True)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+Step = Annotated[int, Field(ge=0, lt=2**63)]
 _PROMPTS = Field(max_length=1024, fail_fast=True)
 
 
@@ -40,10 +41,7 @@ class _Form(BaseModel):
 
 
 class CompletionRequest(_Form):
-    """The fields of the OpenAI form, then the engine's own.
-
-    A field that this server does not support is refused, not ignored.
-    """
+    """The fields of the OpenAI form, then the engine's own; a field without support here is refused."""
 
     model: str | None = None
     prompt: str | Annotated[list[str], _PROMPTS] | Ids | Annotated[list[Ids], _PROMPTS] = ""
@@ -68,13 +66,7 @@ class CompletionRequest(_Form):
     min_p: Number | None = Field(default=None, ge=0, le=1)
     repetition_penalty: Number = Field(default=1.0, ge=0.01, le=100)
     allow_special: bool = False
-    snapshot: int | None = Field(default=None, ge=0, lt=2**63)
-    """The step of a snapshot of the run, which answers in the place of the model."""
-
-    @property
-    def stops(self) -> list[str]:
-        """The stop strings as a list."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+    snapshot: Step | None = None  # whose model answers, that of the server without one
 
     def requests(self, tokenizer: Tokenizer, limits: Limits, template: Template | None) -> list[Request]:
         """The engine's requests, one for each prompt.
@@ -85,33 +77,30 @@ class CompletionRequest(_Form):
         if self.best_of not in (None, n):
             raise InputError(f"best_of must equal n, got {self.best_of}")
         prompts = self._prompts(tokenizer, template)
-        TextStream(tokenizer, self.stops)  # raises for an empty one
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        TextStream(tokenizer, stops)  # raises for an empty one
         for what, given, most in (
             ("prompts times n", len(prompts) * n, limits.samples),
             ("max_tokens", max_tokens, limits.new_tokens),
-            ("stop strings", len(self.stops), limits.stops),
-            ("characters of a stop string", max(map(len, self.stops), default=0), limits.stop_characters),
+            ("stop strings", len(stops), limits.stops),
+            ("characters of a stop string", max(map(len, stops), default=0), limits.stop_characters),
             ("prompt tokens", max(map(len, prompts)), limits.prompt_tokens),
         ):
             if given > most:
                 raise InputError(f"{what} must be at most {most}, got {given}")
-        bias = tuple(sorted((self.logit_bias or {}).items()))
         names = {field.name for field in fields(Sampling)} - {"logit_bias"}
-        sampling = Sampling(**self.model_dump(include=names, exclude_none=True), logit_bias=bias)
-        return [
-            Request(
-                tokens=prompt or [tokenizer.eot],
-                max_new_tokens=max_tokens,
-                sampling=sampling,
-                seed=self.seed,
-                samples=n,
-                end=tokenizer.eot,
-                stop=self.stops,
-                alternatives=self.logprobs,
-                echo=bool(self.echo),
-            )
-            for prompt in prompts
-        ]
+        bias = tuple(sorted((self.logit_bias or {}).items()))
+        options: dict[str, Any] = {
+            "max_new_tokens": max_tokens,
+            "sampling": Sampling(**self.model_dump(include=names, exclude_none=True), logit_bias=bias),
+            "seed": self.seed,
+            "samples": n,
+            "end": tokenizer.eot,
+            "stop": stops,
+            "alternatives": self.logprobs,
+            "echo": bool(self.echo),
+        }
+        return [Request(tokens=prompt or [tokenizer.eot], **options) for prompt in prompts]
 
     def _max_tokens(self, limits: Limits) -> int:
         return 16 if self.max_tokens is None else self.max_tokens
@@ -174,9 +163,8 @@ class AttentionRequest(_Form):
     """The body of `POST /attention`, which the page sends: it shows the attention of the last token."""
 
     prompt: str = ""
-    tokens: Ids = []
-    """Ids that follow the prompt."""
-    snapshot: int | None = Field(default=None, ge=0, lt=2**63)
+    tokens: Ids = []  # that follow the prompt
+    snapshot: Step | None = None
 
 
 def log_probabilities(tokenizer: Tokenizer, tokens: Sequence[Token], offset: int) -> dict[str, Any]:

@@ -123,11 +123,12 @@ def test_requests_at_once_are_each_what_they_are_alone():
 def test_pieces_that_are_ready_before_they_are_read_are_all_there():
     async def main():
         request = Request(tokens=[1, 2], max_new_tokens=3, sampling=Sampling(temperature=0))
-        with EngineThread(MODEL, TOKENIZER, Limits(running=2, waiting=2)) as engine:
-            handle = engine.submit([request, request])
-            while engine.open:
-                time.sleep(0.01)  # the engine's thread continues, the event loop does not
-            return [(index, token.id) for index, token in [await handle.next() for _ in range(6)]]
+        engine = EngineThread(MODEL, TOKENIZER, Limits(running=2, waiting=2))
+        handle = engine.submit([request, request])
+        while engine.open:
+            time.sleep(0.01)  # the engine's thread continues, the event loop does not
+        engine.stop()
+        return [(index, token.id) for index, token in [await handle.next() for _ in range(6)]]
 
     pieces = asyncio.run(main())
     (tokens,) = generate(MODEL, [[1, 2]], max_new_tokens=3, temperature=0)
