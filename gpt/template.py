@@ -69,9 +69,7 @@ class Template:
     @classmethod
     def from_jinja(cls, text: str) -> "Template | None":
         """The inverse of `to_jinja`; None for any other text, of which nothing is evaluated."""
-        if _LITERAL.sub("", text) != _LITERAL.sub("", cls().to_jinja()):
-            return None
-        with suppress(ValueError, SyntaxError, InputError):
+        with suppress(ValueError, SyntaxError):
             literals = [ast.literal_eval(literal) for literal in _LITERAL.findall(text)]
             system, user, assistant = map(_PLACE.join, zip(literals[3:14:5], literals[5:16:5], strict=True))
             found = cls(system=system, user=user, assistant=assistant.removesuffix(END_OF_TEXT))

@@ -114,9 +114,18 @@ class Tokenizer:
         return _table()[: self.eot] if self._own is None else self._own
 
     @property
+    @lru_cache(maxsize=8)  # noqa: B019 (shared by equal tokenizers)
     def encoding(self) -> "tiktoken.Encoding":
-        """tiktoken's object, loaded on first use and shared by equal tokenizers."""
-        return _encoding(self)
+        """tiktoken's object."""
+        import tiktoken
+
+        return tiktoken.Encoding(
+            name=f"{self.name}-{self.n_vocab}",
+            pat_str=PATTERNS[self.pattern],
+            mergeable_ranks={token: rank for rank, token in enumerate(self.tokens)},
+            special_tokens={END_OF_TEXT: self.eot},
+            explicit_n_vocab=self.n_vocab,
+        )
 
     def encode(self, text: str, allow_special: bool = False) -> list[int]:
         """The ids of `text`. `<|endoftext|>` in it is plain text unless `allow_special`."""
@@ -177,16 +186,3 @@ def _table() -> list[bytes]:
             "install the package again"
         )
     return [b64decode(line.split()[0]) for line in table.splitlines()]
-
-
-@lru_cache(maxsize=8)
-def _encoding(tokenizer: Tokenizer) -> "tiktoken.Encoding":
-    import tiktoken
-
-    return tiktoken.Encoding(
-        name=f"{tokenizer.name}-{tokenizer.n_vocab}",
-        pat_str=PATTERNS[tokenizer.pattern],
-        mergeable_ranks={token: rank for rank, token in enumerate(tokenizer.tokens)},
-        special_tokens={END_OF_TEXT: tokenizer.eot},
-        explicit_n_vocab=tokenizer.n_vocab,
-    )

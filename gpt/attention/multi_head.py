@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError
+from ..errors import InputError, check_least
 from .cache import KeyValueCache
 from .kernels import attention, causal_mask
 
@@ -50,9 +50,7 @@ class MultiHeadAttention(nn.Module):
         causal: bool = True,
     ) -> None:
         super().__init__()
-        for name, size in (("d_in", d_in), ("d_out", d_out), ("context_length", context_length)):
-            if size < 1:
-                raise InputError(f"{name} must be at least 1, got {size}")
+        check_least(1, d_in=d_in, d_out=d_out, context_length=context_length)
         if num_heads < 1 or d_out % num_heads:
             raise InputError(f"d_out {d_out} is not divisible by num_heads {num_heads}")
         self.d_in, self.d_out, self.context_length = d_in, d_out, context_length

@@ -79,22 +79,18 @@ def _named(name: str) -> Iterator[None]:
     """Turn any error into one that names the file: compressions, protocols and pyarrow share no class."""
     try:
         yield
-    except InputError:
-        raise
     except Exception as error:
+        says_all = isinstance(error, OSError) and error.filename and not is_url(name)
+        if isinstance(error, InputError) or says_all:
+            raise
         reason: BaseException = error
         while reason.__cause__ is not None:
             reason = reason.__cause__
         line = f"{type(reason).__name__}: {str(reason).strip().partition(chr(10))[0]}"
-        if is_url(name):
-            raise InputError(
-                f"cannot read {name} ({line}): check the address and the network, "
-                "or download the file by other means and give its path"
-            ) from error
-        if isinstance(error, OSError) and error.filename:
-            raise
-        what = name if (kind := file_format(name)) == "text" else f"{name} as {kind}"
-        raise InputError(f"cannot read {what}: {line}") from error
+        advice = ": check the address and the network, or download the file by other means and give its path"
+        kind = file_format(name)
+        what = name if kind == "text" or is_url(name) else f"{name} as {kind}"
+        raise InputError(f"cannot read {what} ({line}){advice if is_url(name) else ''}") from error
 
 
 def join(rows: Iterable[Document], starts: str) -> Iterator[Document]:

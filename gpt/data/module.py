@@ -11,12 +11,11 @@ import lightning.pytorch as pl
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from gpt.data.eval_windows import EvalWindows
 from gpt.data.prepare import prepare_for
 from gpt.data.shards import Prepared
 from gpt.data.vocabularies import find_vocabulary
-from gpt.data.windows import Batch, Grid, Packed, TrainWindows
-from gpt.errors import InputError
+from gpt.data.windows import Batch, EvalWindows, Grid, Packed, TrainWindows
+from gpt.errors import InputError, check_least
 from gpt.template import DEFAULT_TEMPLATE, Template
 from gpt.tokenizer import Tokenizer
 
@@ -65,9 +64,8 @@ class TokenData(pl.LightningDataModule):
         template: Template = DEFAULT_TEMPLATE,
     ) -> None:
         super().__init__()
-        for name, value, least in (("batch_size", batch_size, 1), ("num_workers", num_workers, 0)):
-            if value < least:
-                raise InputError(f"{name} must be at least {least}, got {value}")
+        check_least(1, batch_size=batch_size)
+        check_least(0, num_workers=num_workers)
         if tokens_per_update is not None and (tokens_per_update < 1 or tokens_per_update % context_length):
             fitting = max(1, round(tokens_per_update / context_length)) * context_length
             raise InputError(

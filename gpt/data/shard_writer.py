@@ -159,7 +159,6 @@ class ShardWriter:
         return {
             "split_by": "document" if by_document else "position",
             "empty_documents": self.state["empty"],
-            "largest_id": self.tokenizer.eot,  # the last of every document
             "splits": {
                 "train": {"tokens": cut, "documents": documents, "bytes": size - val_bytes},
                 "val": {"tokens": tokens - cut, "documents": len(starts) - documents, "bytes": val_bytes},

@@ -127,19 +127,19 @@ class Prepared:
             if size != recorded["bytes"]:
                 raise InputError(f"{name} has {size} bytes, expected {recorded['bytes']}")
         for split in SPLITS:
-            if (claimed := self.count(split, "tokens")) != len(self.stream(split)):
+            if (claimed := self.count(split, "tokens")) != len(stream := self.stream(split)):
                 raise InputError(f"{META} claims {claimed} tokens of {split}")
             if not 0 <= (size := self.count(split, "bytes")) < 1 << 60:
                 raise InputError(f"{META} claims {size} bytes of {split}")
+            largest = max(
+                (int(token_ids(part[:_CHECKED_TOKENS]).max()) for part in stream.parts[:1]), default=0
+            )
+            if largest >= (ids := self.tokenizer.n_vocab):
+                raise InputError(f"the {split} split has id {largest}, outside the vocabulary of {ids}")
         claimed = sum(self.count(split, "documents") for split in SPLITS)
         held = sum(self.meta["files"][f"{split}-documents.bin"]["bytes"] for split in SPLITS)
         if claimed != held // INDEX_DTYPE.itemsize:
             raise InputError(f"{META} claims {claimed} documents")
-        firsts = {f"the {split} split": part for split in SPLITS for part in self.stream(split).parts[:1]}
-        largest = {where: int(token_ids(part[:_CHECKED_TOKENS]).max()) for where, part in firsts.items()}
-        for where, found in {META: self.meta["largest_id"], **largest}.items():
-            if found >= (ids := self.tokenizer.n_vocab):
-                raise InputError(f"{where} has id {found}, outside the vocabulary of {ids}")
 
     def _shards(self, *splits: str) -> list[Path]:
         names = [name for split in splits for name in sorted(self.meta["files"]) if name.startswith(split)]

@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from gpt.data.eval_windows import each_token_once
 from gpt.data.shards import Stream
-from gpt.data.windows import IGNORE_INDEX, make_batch
+from gpt.data.windows import IGNORE_INDEX, each_token_once, make_batch
 from gpt.errors import InputError
 from gpt.model import GPT
 from gpt.progress import progress

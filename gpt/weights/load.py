@@ -61,14 +61,10 @@ class Found:
             raise InputError(
                 f"context_length {positions} is more than the weights' {most} positions: set {most}"
             )
-        kept = {
-            "token_embedding.weight": tokens,
-            "head.weight": tokens,
-            "position_embedding.weight": positions,
-        }
         weights = dict(self.weights)
-        for name in kept.keys() & weights.keys():
-            weights[name] = weights[name][: kept[name]] if weights[name].dim() else weights[name]
+        for name, rows in (("token_embedding", tokens), ("head", tokens), ("position_embedding", positions)):
+            if (tensor := weights.get(f"{name}.weight")) is not None and tensor.dim():
+                weights[f"{name}.weight"] = tensor[:rows]
         config = replace(self.config, vocab_size=tokens, context_length=positions)
         return replace(self, config=config, weights=weights)
 

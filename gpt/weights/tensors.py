@@ -26,23 +26,22 @@ _GLOBALS = re.compile(
 
 def read_tensors(folder: Path) -> Weights:
     """The tensors in a folder, in one file or in the shards that an index lists."""
-    for name in _FILES:
-        if (folder / name).is_file():
-            shards = shard_names(folder / name) if name in _INDEXES else [name]
-            return {key: tensor for shard in shards for key, tensor in _read_one(folder / shard).items()}
-    raise InputError(f"expected one of {', '.join(_FILES)} beside config.json")
-
-
-def _read_one(path: Path) -> Weights:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    try:
-        return load_file(path) if path.suffix == ".safetensors" else strip_prefixes(load_pickle(path))
-    except FileNotFoundError:
-        raise InputError(f"{path.name} is listed in the index but missing") from None
-    except SafetensorError as error:
-        raise InputError(f"{path.name} is not a safetensors file, or it is broken: {error}") from None
+    found = next((name for name in _FILES if (folder / name).is_file()), None)
+    if found is None:
+        raise InputError(f"expected one of {', '.join(_FILES)} beside config.json")
+    weights: Weights = {}
+    for name in shard_names(folder / found) if found in _INDEXES else [found]:
+        path = folder / name
+        if not path.is_file():
+            raise InputError(f"{name} is listed in the index but missing")
+        try:
+            weights |= load_file(path) if path.suffix == ".safetensors" else strip_prefixes(load_pickle(path))
+        except SafetensorError as error:
+            raise InputError(f"{name} is not a safetensors file, or it is broken: {error}") from None
+    return weights
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -19,10 +19,10 @@ import torch
 
 from gpt.config import GPTConfig
 from gpt.data.builtin import python_docs, python_stdlib
-from gpt.data.eval_windows import EvalWindows
 from gpt.data.module import TokenData
 from gpt.data.prepare import prepare_for
 from gpt.data.shards import Prepared
+from gpt.data.windows import EvalWindows
 from gpt.files import atomic_write, cache_folder
 from gpt.model import GPT
 from gpt.training.device import cpu_multiplies_bfloat16, keep_freed_memory

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt.data.eval_windows import EvalWindows
 from gpt.data.shards import Stream
 from gpt.data.windows import (
     IGNORE_INDEX,
+    EvalWindows,
     Grid,
     Packed,
     TrainWindows,
