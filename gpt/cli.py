@@ -104,7 +104,6 @@ def run(name: str, arguments: list[str]) -> None:
 
 
 def _suggestion(name: str, error: str) -> str:
-    """The option that an unknown one may stand for."""
     if not (unknown := re.search(r"unrecognized arguments.*?--([\w.]+)", error)):
         return ""
     options = options_of(name)

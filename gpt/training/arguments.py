@@ -19,7 +19,7 @@ from gpt.training.output import report
 from gpt.training.plan.command import PLANNED_AROUND, number, planner
 from gpt.training.plan.law import Law
 from gpt.training.plan.plan import Plan
-from gpt.training.resume import AUTO_OR_NEW, Found, find
+from gpt.training.resume import Found, find
 from gpt.training.saved_options import OLD_NAMES, as_argument, leaves, plain_options, with_new_names
 
 _SCANNED = ("run", "resume", "ckpt_path", "model.init_from", "minutes")
@@ -38,16 +38,12 @@ class Arguments:
     args: list[str]
     found: Found | None  # the checkpoint that `fit` resumes
     saved: dict[str, Any]  # the options that it carries
-    restart: bool  # whether to begin in the run's own folder although it exists
     defaults: tuple[Path, ...]  # files of options whose values the help shows as defaults
     plan: Plan | None  # what --minutes has planned
 
 
 def complete(args: list[str]) -> Arguments:
-    """Add the options of the run that is resumed or validated, or those of the shipped default recipe.
-
-    A run that does not exist, or a file of options that cannot be used, is an InputError.
-    """
+    """Add the options of the run that is resumed or validated, of a plan, or of the default recipe."""
     command, *args = _with_new_names(args)
     known, rest = _scan(args, _SCANNED)
     named = {argument.partition("=")[0].removeprefix("--") for argument in args if argument.startswith("--")}
@@ -60,8 +56,7 @@ def complete(args: list[str]) -> Arguments:
         given |= {name: value for name, value in leaves(options) if value is not None}
     given |= known
     given |= {name: str(given[name]) for name in _SCANNED if name in given}
-    resume = given.get("resume") if command == "fit" else None
-    wanted = resume or given.get("ckpt_path")
+    wanted = (given.get("resume") if command == "fit" else None) or given.get("ckpt_path")
     if command == "validate" and not wanted and not help_only:
         raise InputError("nothing to validate: give a checkpoint or a run's folder with --ckpt_path")
     if command == "validate" and given.get("minutes"):
@@ -71,27 +66,28 @@ def complete(args: list[str]) -> Arguments:
     if found:
         folder = folder_of_checkpoint(found.path)
         if folder and known.get("run", folder.name) != folder.name:
-            raise InputError(
-                f"--run {known['run']} is not the run that is resumed, {folder}: leave --run out"
-            )
+            other = known["run"]
+            raise InputError(f"--run {other} is not the run that is resumed, {folder}: leave --run out")
         saved = plain_options(found.options, found.path, named, unused=("model.init_from",))
         configs.insert(0, as_argument(saved))
         rest.append(f"--ckpt_path={found.path}")
     plan = None
     if given.get("minutes") and not help_only:
-        plan = _plan(given | _scan(args, (*PLANNED_AROUND, *_UNPLANNED))[0])
+        given |= _scan(args, (*PLANNED_AROUND, *_UNPLANNED))[0]
+        if others := ", ".join(f"--{name}" for name in _UNPLANNED if name in given):
+            raise InputError(f"--minutes plans a new run of one process to its end: leave {others} out")
+        plan = planner(given)(number("minutes", given["minutes"]))
         configs.insert(0, as_argument(plan.options(Law.load())))
     name = "quick" if "model.init_from" not in known else "finetune"
     recipe = shipped("configs") / f"{'lora' if 'model.lora.rank' in named else name}.yaml"
     if not configs and not help_only:
         configs = [str(recipe)]
-    kept = [f"--{name}={known[name]}" for name in ("run", "model.init_from") if name in known]
+    kept = [f"--{name}={known[name]}" for name in ("run", "resume", "model.init_from") if name in known]
     return Arguments(
         command=command,
         args=[*(f"--config={config}" for config in configs), *kept, *rest],
         found=found if command == "fit" else None,
         saved=saved,
-        restart=resume == AUTO_OR_NEW,
         defaults=(recipe,) if help_only and command == "fit" else (),
         plan=plan,
     )
@@ -107,15 +103,6 @@ def _scan(args: list[str], names: tuple[str, ...]) -> tuple[dict[str, Any], list
         scanner.add_argument(f"--{name}")
     scanned, rest = scanner.parse_known_args(args)
     return vars(scanned), rest
-
-
-def _plan(given: dict[str, Any]) -> Plan:
-    """The plan for `--minutes` around the other options."""
-    if others := [f"--{name}" for name in _UNPLANNED if name in given]:
-        raise InputError(
-            f"--minutes plans a new run of one process to its end: leave {', '.join(others)} out"
-        )
-    return planner(given)(number("minutes", given["minutes"]))
 
 
 def _with_new_names(args: list[str]) -> list[str]:

@@ -20,14 +20,6 @@ _CPU_FLOPS = 3e14
 _GPU_STEPS = 500
 
 
-def compile_as_asked(module: Any) -> None:
-    """Compile as `--model.compile` says or, if it says nothing, where it saves time."""
-    if module.compile_blocks is None:
-        module.compile_blocks = should_compile(module)
-    if module.compile_blocks:
-        compile_model(module)
-
-
 def compile_model(module: Any) -> None:
     """Compile a LanguageModel's blocks in place, or its model as a whole; without a compiler, only say so.
 
@@ -55,10 +47,7 @@ def compile_model(module: Any) -> None:
 
 
 def should_compile(module: Any) -> bool:
-    """Whether a run is long enough to save more time than compilation takes.
-
-    A resumed run counts the steps before it too: it computes as an uninterrupted one.
-    """
+    """Whether a run, with the steps before it is resumed, is so long that compilation saves time."""
     trainer, data = module.trainer, module.trainer.datamodule
     if module.device.type == "cuda":
         return bool(module.planned_steps >= _GPU_STEPS)

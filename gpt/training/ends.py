@@ -14,6 +14,7 @@ from gpt.errors import InputError, check_least
 from gpt.training.lightning_private import limit_steps
 from gpt.training.output import report
 from gpt.training.record import Meter
+from gpt.training.signals import Stopped
 from gpt.training.trainer_options import steps_per_epoch
 
 _COMPILED_SECONDS = 600.0  # a run limited to less time is not compiled unless asked to
@@ -22,18 +23,12 @@ _OFF = 0.01  # of the time: a planned run that is off by less is not corrected
 _EVERY = 0.05  # of the time: between two corrections, and before the first
 
 
-class NothingLeft(Exception):
-    """The run that is resumed has ended already."""
-
-
 class Ends(Callback):
     """Plans the end of a run from the Trainer's `options`, and stops there; `done` steps are made already.
 
     Lightning gets one limit, in steps, so that a run limited by epochs resumes exactly too. With a time limit
-    the number of steps is estimated after each step from the recent speed. The last step is validated. All
-    limits count over all resumes.
-
-    A run planned for a time keeps each change of its number of steps, so that it resumes and repeats exactly.
+    the number of steps is estimated after each step from the recent speed; a run that was planned for a time
+    changes it rarely and saves the changes, so that it repeats exactly. Limits count over all resumes.
 
     Args:
         changes: the option `planned_steps`, STEP:TOTAL,...: each total, after the step that it is planned at.
@@ -91,11 +86,10 @@ class Ends(Callback):
             self.reason = f"max_epochs {self.max_epochs} of {epoch} steps"
         if self.done >= self._limit:
             done = f"all {self.done} steps are done ({self.reason})"
-            raise NothingLeft(f"{done}: ask for more with --trainer.max_steps")
+            raise Stopped(f"{done}: ask for more with --trainer.max_steps", 0)
         limit_steps(trainer, self._limit)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Print the plan, and note where this process begins."""
         self._step = trainer.global_step
         if self.planned:
             self._move(trainer, pl_module, self.changes[max(at for at in self.changes if at <= self._step)])
@@ -208,7 +202,6 @@ class StopEarly(EarlyStopping):
         return f"early stopping: val_loss was {float(self.best_score):.4g} {self.wait_count} validations ago"
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
-        """Stop a resumed run that had stopped early."""
         trainer.should_stop = trainer.should_stop or self.reason is not None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

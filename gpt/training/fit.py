@@ -18,7 +18,7 @@ from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.training.arguments import Arguments, complete
 from gpt.training.device import allow_tf32, default_precision, keep_freed_memory
-from gpt.training.ends import Ends, NothingLeft, StopEarly
+from gpt.training.ends import Ends, StopEarly
 from gpt.training.folder import RunFolder, folder_of_checkpoint, folder_to_restart
 from gpt.training.lightning_private import silence_warnings
 from gpt.training.lora import AdaptersAlone
@@ -26,8 +26,9 @@ from gpt.training.micro_batch import FitMicroBatch, is_out_of_memory
 from gpt.training.module import LanguageModel
 from gpt.training.output import output_may_end, report
 from gpt.training.plan.plan import END_SECONDS
+from gpt.training.profiling import profiler
 from gpt.training.record import Meter, MetricsCSV, Samples, TensorBoard, write_summary
-from gpt.training.resume import Resume
+from gpt.training.resume import AUTO_OR_NEW, Resume
 from gpt.training.save import AtomicCheckpointIO, Checkpoints
 from gpt.training.saved_options import changes
 from gpt.training.shard import ShardedStrategy
@@ -50,6 +51,7 @@ _OPTIONS: dict[str, tuple[type | None, Any, str]] = {
     "snapshot_megabytes": (int, 100, "of snapshots to watch it learn with gpt serve, at most; 0 for none"),
     "early_stopping": (int, None, "stop after so many validations in a row that do not improve val_loss"),
     "minutes": (float, None, "train the best model for the text that this time allows, from start to end"),
+    "profile": (None, False, "trace some steps: profile.json and profile.txt"),
     "planned_steps": (None, None, "STEP:TOTAL,...: how a planned run kept its time"),
 }
 _DEFAULTS = {
@@ -85,10 +87,10 @@ class TrainingCLI(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add a run's options, links between the model and the data, and this project's defaults."""
         group = parser.add_argument_group("a run: its folder, what it resumes, saves and logs, when it stops")
         for name, (kind, default, text) in _OPTIONS.items():
-            group.add_argument(f"--{name}", type=kind, default=default, help=text)
+            how: dict[str, Any] = {"action": "store_true"} if default is False else {"type": kind}
+            group.add_argument(f"--{name}", default=default, help=text, **how)
         parser.link_arguments("model.config.vocab_size", "data.vocab_size")
         parser.link_arguments("model.config.context_length", "data.context_length")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
@@ -104,7 +106,6 @@ class TrainingCLI(LightningCLI):
             raise InputError(f"--seed_everything must be from 0 to {2**32 - 1}, got {seed}")
 
     def before_instantiate_classes(self) -> None:
-        """Check the Trainer's options, and choose the precision and the shape of given weights."""
         options, found = self.config, self.found
         trainer, init_from = options.trainer, options.model.init_from
         check_trainer_options(trainer.as_dict())
@@ -132,7 +133,7 @@ class TrainingCLI(LightningCLI):
         self.lasting = options.clone()  # without what this start alone is asked for
         vars(self.lasting).update(run=name, resume=None, ckpt_path=None, minutes=None)
         self.lasting.model.init_from = init_from
-        folder = folder_to_restart(name) if self.given.restart else None
+        folder = folder_to_restart(name) if options.resume == AUTO_OR_NEW else None
         if found:
             folder = folder_of_checkpoint(found.path)
         self.folder = RunFolder(name, folder, self._lasting_options())
@@ -151,7 +152,6 @@ class TrainingCLI(LightningCLI):
         self.inherited.use(self.datamodule)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Add the run's loggers, callbacks and checkpoints to those that the options name."""
         options = self.config
         if self.given.command != "fit":
             return self._trainer(logger=False, callbacks=[], enable_progress_bar=False)
@@ -176,6 +176,7 @@ class TrainingCLI(LightningCLI):
             *([TensorBoard(folder, done or None)] if self.config_init.trainer.logger is not False else []),
             Samples(folder, show),
             *([self.stop_early] if self.stop_early else []),
+            *([profiler(folder)] if options.profile else []),
             Snapshots(folder, options.snapshot_megabytes),
             Checkpoints(folder, options.checkpoint_every, options.keep_checkpoints, stop),
         ]
@@ -236,12 +237,12 @@ class TrainingCLI(LightningCLI):
         self.inherited.warn(self.datamodule)
         try:
             self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=self.config.ckpt_path)
-        except NothingLeft as end:
-            report(str(end))
-            return
         except Stopped as stopped:
-            report(str(stopped))
-            raise SystemExit(stopped.status) from None
+            line, status = stopped.args
+            report(line)
+            if status:
+                raise SystemExit(status) from None
+            return
         except SystemExit as leaving:  # Lightning's answer to a Ctrl-C before the first step
             interrupted = isinstance(leaving.__context__, KeyboardInterrupt)
             raise (KeyboardInterrupt if interrupted else leaving) from None

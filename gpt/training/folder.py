@@ -41,7 +41,6 @@ class RunFolder(Callback):
         self._lock: FileLock | None = None
 
     def __truediv__(self, name: str) -> Path:
-        """A path in the folder, once it is reserved."""
         assert self.path is not None
         return self.path / name
 
@@ -56,23 +55,19 @@ class RunFolder(Callback):
                 f"process {trainer.global_rank} resumes {own}, process 0 {first}: "
                 "all processes need to see the same files"
             )
-        result: Any = None
+        error: Exception | None = None
         if trainer.is_global_zero:
             try:
-                result = self._open()
-            except (InputError, OSError) as error:
-                result = error
-        self.path = path = trainer.strategy.broadcast(result)
-        if isinstance(path, Exception):
-            raise path
-        set_root_folder(trainer, path)
-
-    def _open(self) -> Path:
-        self.path = self.path or _reserve(self.new)
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(self.path)
-        self.write_config()
-        return self.path
+                self.path = self.path or _reserve(self.new)
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._lock = _locked(self.path)
+                self.write_config()
+            except (InputError, OSError) as reason:
+                error = reason
+        self.path, error = trainer.strategy.broadcast((self.path, error))
+        if error:
+            raise error
+        set_root_folder(trainer, self / "")
 
     def write_config(self) -> None:
         """Write config.yaml."""
@@ -154,10 +149,9 @@ def _holder(folder: Path) -> dict[str, str | int] | None:
 def _holder_is_dead(folder: Path) -> bool:
     """Whether the process that wrote `.holder` ended on this machine without removing it."""
     holder = _holder(folder)
-    if os.name == "nt" or not holder or holder["host"] != socket.gethostname():
-        return False
-    try:
-        os.kill(int(holder["pid"]), 0)
-    except (OSError, ValueError) as error:
-        return isinstance(error, ProcessLookupError)
+    if os.name != "nt" and holder and holder["host"] == socket.gethostname():
+        try:
+            os.kill(int(holder["pid"]), 0)
+        except (OSError, ValueError) as error:
+            return isinstance(error, ProcessLookupError)
     return False

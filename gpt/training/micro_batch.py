@@ -13,10 +13,10 @@ from gpt.training.resume import random_state, set_random_state
 
 
 class FitMicroBatch(Callback):
-    """Tries one micro-batch before training and halves it until it fits, with `--data.tokens_per_update`.
+    """Halves the micro-batch of `--data.tokens_per_update` before training until one fits; reports its size.
 
     The trial is a forward and a backward pass, beside memory for the optimizer's two moments; it changes no
-    weight and no random number of the run. `report` gets the number of windows that fit.
+    weight and no random number of the run.
     """
 
     def __init__(self, report: Callable[[int], None]) -> None:
@@ -40,7 +40,6 @@ class FitMicroBatch(Callback):
 
 
 def _fits(trainer: Trainer, module: Any, batch: tuple[Tensor, ...]) -> bool:
-    """Whether all processes can compute the gradients of a batch."""
     device, fits = trainer.strategy.root_device, True
     try:
         with trainer.precision_plugin.train_step_context():

@@ -16,8 +16,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from gpt.config import GPTConfig
 from gpt.data.module import TokenData
 from gpt.data.windows import IGNORE_INDEX
-from gpt.errors import InputError
-from gpt.training.compilation import compile_as_asked
+from gpt.errors import InputError, check_least
+from gpt.training import compilation
 from gpt.training.guard import Guard
 from gpt.training.lora import LoRAConfig, add_adapters
 from gpt.training.loss import linear_cross_entropy
@@ -58,8 +58,7 @@ class LanguageModel(LightningModule):
         lora: LoRAConfig = _NO_ADAPTERS,
     ) -> None:
         super().__init__()
-        if loss_chunk is not None and loss_chunk < 1:
-            raise InputError(f"loss_chunk must be at least 1, got {loss_chunk}")
+        check_least(1, loss_chunk=loss_chunk)
         self.optimizer_config, self.loss_chunk, self.compile_blocks = optimizer, loss_chunk, compile
         if lora.rank and init_from is None:
             raise InputError("model.lora.rank needs weights to adapt: give --model.init_from")
@@ -109,7 +108,6 @@ class LanguageModel(LightningModule):
         self._val_nats = self._val_tokens = 0.0
 
     def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
-        """Add a batch's nats and tokens, so that each token counts equally, in short windows too."""
         tokens = int((batch[1] != IGNORE_INDEX).sum())
         if tokens or is_sharded(self.model):  # all processes take part in a sharded model's forward pass
             loss = float(self.cross_entropy(batch))
@@ -147,7 +145,6 @@ class LanguageModel(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def _count_steps(self) -> int:
-        """Updates in the whole run."""
         trainer: Any = self.trainer
         if trainer.max_steps > 0:  # always so under gpt fit, see gpt/training/ends.py
             return int(trainer.max_steps)
@@ -157,7 +154,10 @@ class LanguageModel(LightningModule):
 
     def on_fit_start(self) -> None:
         """Compile, if asked to or if it saves time, before a resumed run makes up a validation."""
-        compile_as_asked(self)
+        if self.compile_blocks is None:
+            self.compile_blocks = compilation.should_compile(self)
+        if self.compile_blocks:
+            compilation.compile_model(self)
 
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, *_: Any, **__: Any
@@ -177,7 +177,6 @@ class LanguageModel(LightningModule):
             clip_grads_with_norm_(weights, gradient_clip_val, norm)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the model's shape, in plain numbers, so that the file alone is enough to load it."""
         part = checkpoint["gpt"] = {"config": self.config.to_dict(), "skipped": self.guard.skipped}
         data: Any = getattr(self.trainer, "datamodule", None)
         if hasattr(data, "prepared"):

@@ -61,7 +61,6 @@ class MetricsCSV(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Add a row; unknown names are left out."""
         row = {name: f"{metrics[name]:.8g}" for name in COLUMNS if name in metrics} | {"step": str(step or 0)}
         self.file.text = self.file.text or f"{','.join(COLUMNS)}\n"
         self.file.text += f"{','.join(row.get(name, '') for name in COLUMNS)}\n"
@@ -184,10 +183,7 @@ class Meter(Callback):
 
 
 class Samples(Callback):
-    """samples.txt: an empty document continued from the same seed at each validation, to compare texts.
-
-    With `show` it is on stderr too.
-    """
+    """samples.txt, and stderr with `show`: an empty document continued from one seed at each validation."""
 
     def __init__(self, folder: RunFolder, show: bool = False) -> None:
         self.file, self.show = GrowingText(folder, "samples.txt"), show
@@ -237,7 +233,6 @@ def write_summary(folder: Path, trainer: Any, meter: Meter, plan: Plan | None) -
 
 
 def _peak_memory_bytes(device: torch.device) -> int:
-    """The most memory this process held: on the GPU where it trains on one, else in RAM."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if sys.platform == "win32":

@@ -30,10 +30,8 @@ class Found:
 def find(resume: str, run: str | None = None) -> Found | None:
     """The checkpoint to resume from; InputError if there is none, or none is intact.
 
-    Args:
-        resume: a checkpoint, a run's folder, "auto" for the newest intact checkpoint of a run, or
-            "auto_or_new", which gives None if that run has no checkpoint.
-        run: the name of a run under `runs/`; None for the newest.
+    `resume` is a checkpoint, a run's folder, "auto" for the newest intact checkpoint of `run`, by default the
+    newest run, or "auto_or_new", which gives None if `run` has no checkpoint.
     """
     if resume not in ("auto", AUTO_OR_NEW):
         return _newest(Path(resume)) if Path(resume).is_dir() else _open(Path(resume))
@@ -46,7 +44,6 @@ def find(resume: str, run: str | None = None) -> Found | None:
 
 
 def _newest(folder: Path) -> Found:
-    """The newest intact checkpoint of a run."""
     broken: list[Path] = []
     for path in checkpoints_of(folder):
         try:
@@ -115,7 +112,6 @@ class Resume(Callback):
         self._groups = [{name: group[name] for name in group if name != "params"} for group in groups]
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
-        """Restore the generators and the optimizer's options just before the first step."""
         states: list[dict[str, Any]] = self._saved["processes"] if self._saved else []
         rank = trainer.global_rank
         if rank < len(states):
@@ -126,16 +122,13 @@ class Resume(Callback):
             sums = [state["loss_sum"] for state in states]
             same = len(states) == trainer.world_size
             self.meter.loss_sum = sums[rank] if same else sum(sums) / len(sums)
-            self._apply_options(trainer)
+            # The current learning rates and so on: this changes nothing if they did not change.
+            groups, scheduler = trainer.optimizers[0].param_groups, trainer.lr_scheduler_configs[0].scheduler
+            assert isinstance(scheduler, LambdaLR)
+            scheduler.base_lrs = [current["initial_lr"] for current in self._groups]
+            for group, current, factor in zip(groups, self._groups, scheduler.lr_lambdas, strict=True):
+                group.update(current, lr=current["initial_lr"] * factor(scheduler.last_epoch))
         self._saved = None
-
-    def _apply_options(self, trainer: Trainer) -> None:
-        """Use the current learning rates and so on; this changes nothing if they did not change."""
-        groups, scheduler = trainer.optimizers[0].param_groups, trainer.lr_scheduler_configs[0].scheduler
-        assert isinstance(scheduler, LambdaLR)
-        scheduler.base_lrs = [current["initial_lr"] for current in self._groups]
-        for group, current, factor in zip(groups, self._groups, scheduler.lr_lambdas, strict=True):
-            group.update(current, lr=current["initial_lr"] * factor(scheduler.last_epoch))
 
 
 def step_size(trainer: Trainer) -> dict[str, int]:

@@ -96,7 +96,6 @@ class Checkpoints(Checkpoint):
         self._corpus = hashlib.sha256(json.dumps(tokens, sort_keys=True).encode()).hexdigest()
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
-        """Remove what a killed process left unfinished, and repeat a validation that it did not end."""
         self._step = trainer.global_step
         self._saved = self._step, self._validated
         if trainer.is_global_zero:
@@ -146,7 +145,6 @@ class Checkpoints(Checkpoint):
             self._save_last(trainer)
 
     def on_save_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
-        """Add the run's part, and Lightning's counters as they were between the two steps."""
         self._saves += 1
         checkpoint["loops"]["fit_loop"] = self._loops
         checkpoint["run"] = RunPart(
@@ -175,7 +173,12 @@ class Checkpoints(Checkpoint):
             logger.save()  # the checkpoint stores the length of metrics.csv
         last, step = self.folder / "last.ckpt", trainer.global_step
         if trainer.is_global_zero and last.is_file() and step > self._saved[0]:
-            _keep_under(last, self.folder / f"step-{self._saved[0]}.ckpt")
+            earlier = self.folder / f"step-{self._saved[0]}.ckpt"
+            earlier.unlink(missing_ok=True)
+            try:  # the file exists under one of its two names at any moment
+                os.link(last, earlier)
+            except OSError:  # a file system without links
+                os.replace(last, earlier)
         self._save(trainer, last)
         self._saved = step, self._validated
         if trainer.is_global_zero:
@@ -206,12 +209,3 @@ def _set_aside(file: Path, prefix: str, after: int = -1) -> None:
             os.replace(file, file.with_name(f"{prefix}{step}.ckpt"))
     except InputError:
         os.replace(file, f"{file}.broken")
-
-
-def _keep_under(file: Path, name: Path) -> None:
-    """Give `file` a second name, so that it exists under one of the two at any moment."""
-    name.unlink(missing_ok=True)
-    try:
-        os.link(file, name)
-    except OSError:  # a file system without links
-        os.replace(file, name)

@@ -33,7 +33,7 @@ _CLASSES = {  # options that can name a class, and the harmless names among thei
     "trainer.profiler": ("simple", "advanced"),
     **dict.fromkeys(("trainer.logger", "trainer.callbacks", "trainer.plugins", "trainer.model_registry"), ()),
 }
-_CHOSEN_ANEW = ("config", "resume", "ckpt_path", "trainer.default_root_dir", "profile")  # or of older runs
+_CHOSEN_ANEW = ("config", "resume", "ckpt_path", "trainer.default_root_dir", "profile")
 _LONGEST = 1 << 16
 
 _FIXED = ("model.config.", "model.optimizer.name")  # what the saved tensors depend on

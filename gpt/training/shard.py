@@ -54,7 +54,6 @@ class ShardedStrategy(ModelParallelStrategy):
         return state if self.is_global_zero else {}
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read it on every process, and keep each process's part."""
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
         saved = self.checkpoint_io.load_checkpoint(self.broadcast(checkpoint_path))
@@ -66,7 +65,6 @@ class ShardedStrategy(ModelParallelStrategy):
 
 
 def _parts(state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
-    """This process's part of an optimizer's whole state dict."""
     if "masters" in state:
         masters = zip(state["masters"], optimizer.masters, strict=True)
         inner = _parts(state["inner"], optimizer.parts[0])

@@ -12,11 +12,7 @@ from gpt.training.lightning_private import requeue_signal, skip_sigterm_broadcas
 
 
 class Stopped(Exception):
-    """A signal ended the run between two steps; `status` is the exit status."""
-
-    def __init__(self, message: str, number: int) -> None:
-        super().__init__(message)
-        self.status = 128 + number
+    """The run ends before or after a step: a line that says why, and the exit status."""
 
 
 class StopRequest(Callback):
@@ -32,13 +28,11 @@ class StopRequest(Callback):
         self._requeue: tuple[int, Any] = (0, None)  # SLURM's signal, and Lightning's handler of it
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Install the handlers; Lightning restores the old ones when the run is over."""
         pl_module.guard.signal = lambda: self.received
         skip_sigterm_broadcast(trainer)
         if threading.current_thread() is not threading.main_thread():
             return
-        requeue = requeue_signal(trainer)
-        if requeue:
+        if requeue := requeue_signal(trainer):
             self._requeue = requeue, signal.getsignal(requeue)
         hangup = getattr(signal, "SIGHUP", 0)  # the terminal was closed; Windows has no such signal
         for number in filter(None, (signal.SIGINT, signal.SIGTERM, requeue, hangup)):
@@ -52,7 +46,7 @@ class StopRequest(Callback):
             self._requeue[1](number, None)
             return
         stopped = f"{signal.Signals(number).name}: stopped after step {trainer.global_step}, saved in {saved}"
-        raise Stopped(f"{stopped}; continue with 'gpt fit --resume {saved.parents[1]}'", number)
+        raise Stopped(f"{stopped}; continue with 'gpt fit --resume {saved.parents[1]}'", 128 + number)
 
     def _receive(self, number: int, _: Any) -> None:
         if number == self.received:

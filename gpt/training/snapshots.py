@@ -27,7 +27,6 @@ class Snapshots(Callback):
         self.run, self.most = folder, megabytes * 1_000_000
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Remove the snapshots of steps that are still to come: they are another future's."""
         self._step = self._saved = trainer.global_step
         trained = sum(weight.numel() for weight in pl_module.parameters() if weight.requires_grad)
         self._keeps_any = self.most >= _LEAST * 2 * trained
@@ -37,7 +36,6 @@ class Snapshots(Callback):
                 file.unlink(missing_ok=True)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
-        """Keep a step that is due, four for each doubling; gradients may accumulate, without an update."""
         before, self._step = self._step, trainer.global_step
         if self._step != before and self._step % (1 << max(0, self._step.bit_length() - 3)) == 0:
             self._save(trainer, pl_module)

@@ -45,7 +45,7 @@ _LIMITED: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "precision": (lambda v: str(v) in ("16-true", "16"), "give 16-mixed or bf16-mixed"),
     "deterministic": (lambda v: v == "warn", "give true or false: attention's backward pass would not be"),
-    "profiler": (lambda v: isinstance(v, str), "give PyTorchProfiler, its dirpath and its filename"),
+    "profiler": (lambda v: isinstance(v, str), "give --profile, or a class with dirpath and filename"),
 }
 
 # Callbacks of Lightning that change how a run trains, ends or saves, by what to use instead.

@@ -37,10 +37,7 @@ class Inherited:
 
 
 def choose_vocabulary(options: Any) -> Inherited:
-    """Set the model's shape and size of vocabulary in the options of `fit` or `validate`.
-
-    Weights that cannot be read, or another vocabulary than theirs in the options, are an InputError.
-    """
+    """Set the model's shape and vocabulary in the options; InputError where they contradict given weights."""
     model, data = options.model, options.data
     if model.init_from is not None:
         if data.vocabulary not in (None, "learn"):  # recipes say learn, for runs that start anew

@@ -32,7 +32,6 @@ class CombinedOptimizer(Optimizer):
         """Ignore the empty state that the base class sets in its constructor."""
 
     def step(self, closure: Closure = None) -> Any:
-        """Step every part; `closure`, if given, is called once, first, for the loss."""
         loss = closure_loss(closure)
         for part in self.parts:
             part.step()

@@ -20,7 +20,6 @@ class StackedMuon(Muon):
 
     @torch.no_grad()
     def step(self, closure: Closure = None) -> Any:
-        """Update every matrix that has a gradient; `closure`, if given, is called first for the loss."""
         loss = closure_loss(closure)
         for group in self.param_groups:
             if updated := [parameter for parameter in group["params"] if parameter.grad is not None]:
@@ -40,7 +39,6 @@ class StackedMuon(Muon):
             torch._foreach_add_(changed, by, alpha=-group["lr"] * scale)
 
     def _momenta(self, parameters: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
-        """Add the gradients to the momenta; of sharded matrices, this process's rows."""
         gradients: Any = [local(parameter.grad) for parameter in parameters]
         for parameter in parameters:
             if not self.state[parameter]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gpt.errors import InputError
+from gpt.errors import InputError, check_least
 from gpt.training.lean_start import AdamW
 from gpt.training.optimizers.combined import CombinedOptimizer
 from gpt.training.optimizers.master_weights import MasterWeights
@@ -44,8 +44,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         for name in ("lr", "rest_lr", "weight_decay", "embedding_weight_decay", "warmup_steps"):
-            if not (getattr(self, name) or 0) >= 0:
-                raise InputError(f"{name} must be at least 0, got {getattr(self, name)}")
+            check_least(0, **{name: getattr(self, name)})
         for name in ("momentum", "final_lr_fraction", "decay_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} must be in [0, 1], got {getattr(self, name)}")
@@ -63,7 +62,6 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
 
 
 def _build(named: dict[str, Tensor], config: OptimizerConfig) -> Optimizer:
-    """The groups of parameters are the blocks' matrices, the embeddings, and norms and biases."""
     matrices = [weight for name, weight in named.items() if name.startswith("blocks.") and weight.dim() == 2]
     embeddings = [w for name, w in named.items() if not name.startswith("blocks.") and w.dim() == 2]
     vectors = [weight for weight in named.values() if weight.dim() != 2]  # norms and biases

@@ -16,13 +16,8 @@ Transform = Callable[[Tensor], Tensor]  # matrices of one shape (N, R, C) to as 
 
 
 def local(tensor: Any) -> Any:
-    """This process's part of a sharded tensor; any other as it is."""
-    return tensor.to_local() if is_part(tensor) else tensor
-
-
-def is_part(tensor: Any) -> bool:
-    """Whether it is a DTensor, whose import takes half a second."""
-    return hasattr(tensor, "to_local")
+    """This process's part of a sharded tensor, a DTensor; any other as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def divide(shapes: Sequence[tuple[int, ...]], processes: int) -> list[list[int]]:
@@ -51,7 +46,7 @@ def transform_shared(weights: list[Tensor], matrices: list[Tensor], transform: T
     """
     shapes = [weight.shape for weight in weights]
     first: Any = weights[0]
-    if is_part(first):
+    if hasattr(first, "device_mesh"):
         group = first.device_mesh.get_group()
         return _exchange(matrices, transform, divide(shapes, group.size()), shapes, group)
     if dist.is_initialized() and dist.get_world_size() > 1:
@@ -74,7 +69,6 @@ def _transform(matrices: list[Tensor], transform: Transform) -> list[Tensor]:
 
 
 def _gather(matrices: list[Tensor], transform: Transform, shares: list[list[int]]) -> list[Tensor]:
-    """Compute this process's share of whole matrices and get the others'."""
     own = _transform([matrices[number] for number in shares[dist.get_rank()]], transform)
     sizes = [[matrices[number].numel() for number in share] for share in shares]
     longest = max(map(sum, sizes))  # a collective takes as much from each process
@@ -95,7 +89,6 @@ def _exchange(
     shapes: list[torch.Size],
     group: dist.ProcessGroup,
 ) -> list[Tensor]:
-    """Send each matrix's rows to its process, and the rows of its result back."""
     mine, processes = [(number, shapes[number]) for number in shares[group.rank()]], range(len(shares))
     heights = [_heights(shape[0], len(shares)) for _, shape in mine]
     received = [
@@ -105,7 +98,6 @@ def _exchange(
     sent = [[parts[number].numel() for number in share] for share in shares]
 
     def swap(tensors: list[Tensor], sent: list[list[int]], received: list[list[int]]) -> tuple[Tensor, ...]:
-        """Send each process the tensors of these sizes; get as many as it sends."""
         flat = _flat(tensors, parts[0])
         into = flat.new_empty(sum(map(sum, received)))
         dist.all_to_all_single(into, flat, list(map(sum, received)), list(map(sum, sent)), group=group)
