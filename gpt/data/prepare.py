@@ -6,7 +6,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from itertools import chain, islice
@@ -140,17 +140,15 @@ def _encode(pieces: Iterable[Piece], tokenizer: Tokenizer, dtype: Any, threads: 
         ids = ids if piece.scored else ~ids.astype(np.int64)
         return (np.append(ids, tokenizer.eot) if piece.last else ids).astype(dtype)
 
-    pool = ThreadPoolExecutor(threads)
-    pending: deque[Future[Block]] = deque()
-    try:
-        for block in _blocks(pieces):
-            pending.append(pool.submit(lambda block: [(piece, stored(piece)) for piece in block], block))
-            if len(pending) > 2 * threads:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
+    def encode(block: list[Piece]) -> Block:
+        return [(piece, stored(piece)) for piece in block]
+
+    with ThreadPoolExecutor(threads) as pool:
+        submitted = (pool.submit(encode, block) for block in _blocks(pieces))
+        waiting = deque(islice(submitted, 2 * threads))
+        while waiting:
+            yield waiting.popleft().result()
+            waiting.extend(islice(submitted, 1))
 
 
 def _blocks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

@@ -158,12 +158,11 @@ class Prepared:
     def document_starts(self, split: str) -> NDArray[np.int64]:
         """The position in `stream(split)` of each document's first token."""
         starts = all_starts(self.folder, len(Stream(self._shards("train"), self.dtype)))
-        train, tokens = self.count("train", "tokens"), self.count(split, "tokens")
+        train = self.count("train", "tokens")
         if np.any(np.diff(starts, prepend=-1, append=train + self.count("val", "tokens")) <= 0):
             raise InputError(f"the documents of {self.folder} are not in order; prepare it again")
         starts = starts[starts < train] if split == "train" else starts[starts >= train] - train
-        begins_inside = tokens > 0 and (not len(starts) or starts[0] > 0)
-        return np.concatenate([np.zeros(1, INDEX_DTYPE), starts]) if begins_inside else starts
+        return np.union1d([0], starts) if self.count(split, "tokens") else starts  # it may begin inside one
 
     def count(self, split: str, what: str) -> int:
         """How many `documents`, `bytes` (of UTF-8 text) or `tokens` a split has."""
