@@ -25,14 +25,12 @@ class Completion(NamedTuple):
     tokens: list[Token]  # the new tokens, after those of the prompt with `echo`
 
 
-def complete(
-    model: GPT, requests: Sequence[Request], *, vocab_size: int | None = None
-) -> list[list[Completion]]:
+def complete(model: GPT, requests: Sequence[Request]) -> list[list[Completion]]:
     """Decode requests together; return a list of completions, one for each sample, for each request.
 
     InputError for a token id outside the vocabulary, or logits that are not finite.
     """
-    engine = Engine(for_decoding(model), vocab_size=vocab_size)
+    engine = Engine(for_decoding(model))
     completions = [[Completion(sample, []) for sample in engine.add(request)] for request in requests]
     tokens = {one.sample: one.tokens for some in completions for one in some}
     for token in engine.run():
@@ -50,7 +48,6 @@ def generate(
     max_new_tokens: int,
     seed: int | None = None,
     end: int | None = None,
-    vocab_size: int | None = None,
     **sampling: Any,
 ) -> Prompts:
     """Continue each prompt: (N, T) -> (N, T + G), or lists of ids of any lengths, each to a longer list.
@@ -66,7 +63,6 @@ def generate(
         seed: the same seed gives the same text; None takes a random one.
         end: a row ends after this token, `<|endoftext|>` for example. In a tensor, shorter rows are padded
             with it; G belongs to the longest.
-        vocab_size: ids from here on are never drawn; for a model whose vocabulary is padded.
         sampling: how tokens are drawn: temperature, top_k and the other fields of `Sampling`.
     """
     if isinstance(tokens, Tensor) and (tokens.dim() != 2 or tokens.shape[1] == 0):
@@ -76,7 +72,7 @@ def generate(
     prompts = [tuple(row) for row in (tokens.tolist() if isinstance(tokens, Tensor) else tokens)]
     counts = Counter(prompts)  # a prompt that several rows share is read once
     requests = [Request(tokens=prompt, samples=count, **how) for prompt, count in counts.items()]
-    completions = complete(model, requests, vocab_size=vocab_size)
+    completions = complete(model, requests)
     samples = {prompt: iter(some) for prompt, some in zip(counts, completions, strict=True)}
     rows = [next(samples[prompt]).sample.tokens for prompt in prompts]
     if not isinstance(tokens, Tensor):

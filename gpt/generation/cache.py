@@ -27,13 +27,8 @@ class Read:
 
     tokens: Sequence[int]
     held: int  # how many tokens the cache holds
-    store: Tensor  # (layers, 2, H, L, K); without layers for a model that takes no caches
-    every: bool = False  # whether to compute the logits of every token, or of the last alone
-
-    @property
-    def scored(self) -> int:
-        """How many logits there will be."""
-        return len(self.tokens) if self.every else 1
+    store: Tensor  # (layers, 2, H, L, K)
+    scored: int = 1  # how many of the last tokens the logits are computed of
 
 
 def new_store(config: GPTConfig, columns: int, like: Tensor, *rows: int) -> Tensor:

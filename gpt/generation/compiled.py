@@ -84,9 +84,9 @@ class CompiledStep:
         """The logits (N, V) of all reads."""
         tokens = []
         for read in reads:
-            last, cache = len(read.tokens) - 1, (read.store.data_ptr(), *read.store.stride()[:3])
+            first, cache = len(read.tokens) - read.scored, (read.store.data_ptr(), *read.store.stride()[:3])
             for i, id_ in enumerate(read.tokens):
-                tokens.append((id_, read.held + i, *cache, read.every or i == last))
+                tokens.append((id_, read.held + i, *cache, i >= first))
         given, logits = torch.tensor(tokens), torch.empty(sum(one.scored for one in reads), self._vocab_size)
         shape = (*self._shape, torch.get_num_threads(), len(tokens))
         addresses = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (given, logits))

@@ -100,13 +100,10 @@ def is_packed(model: nn.Module) -> bool:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether hooks are registered on the module or on all modules.
-
-    PyTorch has no public way to ask; the attributes are those of versions 2.11 and 2.13.
-    """
-    kinds = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+    """Whether hooks are registered on the module or on all: private parts of PyTorch 2.11 and 2.13."""
     every = torch.nn.modules.module
-    return any(getattr(module, f"_{kind}") or getattr(every, f"_global_{kind}") for kind in kinds)
+    own = module._forward_hooks or module._forward_pre_hooks
+    return bool(own or every._global_forward_hooks or every._global_forward_pre_hooks)
 
 
 def _is_as_built(model: GPT) -> bool:

@@ -89,14 +89,12 @@ class Engine:
     only that sample: see `failed`.
 
     A model whose own `forward` takes no `caches`, or does not fill them, reads a whole window for each token.
-    A size below one, or a vocabulary larger than the model's, raises InputError.
 
     Args:
         model: in evaluation mode, best from `for_decoding`.
-        tokenizer: also write text; without it there are ids only.
+        tokenizer: also write text; without it there are ids only. No ids beyond its own are drawn.
         max_samples: how many samples run at a time; more wait.
         chunk: a prompt is read in chunks of this many tokens, and running samples get a token in between.
-        vocab_size: ids from here on are never drawn; the tokenizer's by default.
     """
 
     def __init__(
@@ -106,17 +104,10 @@ class Engine:
         *,
         max_samples: int = 64,
         chunk: int = 512,
-        vocab_size: int | None = None,
     ) -> None:
-        if min(max_samples, chunk) < 1:
-            raise InputError(f"max_samples and chunk must be at least 1, got {max_samples} and {chunk}")
         self.model, self.tokenizer, self.max_samples, self.chunk = model, tokenizer, max_samples, chunk
         most = model.config.vocab_size
-        if vocab_size is None:
-            vocab_size = min(most, tokenizer.n_vocab) if tokenizer else most
-        if not 1 <= vocab_size <= most:
-            raise InputError(f"vocab_size must be 1 to {most}, got {vocab_size}")
-        self.vocab_size = vocab_size
+        self.vocab_size = min(most, tokenizer.n_vocab) if tokenizer else most  # of the ids that are drawn
         self.failed: dict[Sample, Exception] = {}  # those that ended with an error in the last step
         self._waiting: deque[Prefill] = deque()
         self._running: list[Sample] = []  # sample i has row i of the cache
@@ -141,10 +132,9 @@ class Engine:
         InputError for a token id outside the vocabulary, or an empty stop string.
         """
         biased = [id_ for id_, _ in request.sampling.logit_bias]
-        for ids, vocab_size in ((request.tokens, self.model.config.vocab_size), (biased, self.vocab_size)):
-            for id_ in ids:
-                if not 0 <= id_ < vocab_size:
-                    raise InputError(f"token id {id_} is outside the vocabulary of vocab_size {vocab_size}")
+        for ids, size in ((request.tokens, self.model.config.vocab_size), (biased, self.vocab_size)):
+            if outside := [id_ for id_ in ids if not 0 <= id_ < size]:
+                raise InputError(f"token id {outside[0]} is outside the vocabulary of vocab_size {size}")
         seed = random.SystemRandom().getrandbits(64) if request.seed is None else request.seed
         samples = []
         for k in range(request.samples):

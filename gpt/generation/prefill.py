@@ -56,18 +56,18 @@ class Forward:
 
     def _read(self, read: Read) -> Tensor:
         caches = [LayerCache(layer, read.held) for layer in read.store] if self.cached else []
-        logits = self._call([read.tokens], read.every, **({"caches": caches} if caches else {}))[0]
+        logits = self._call([read.tokens], read.scored, **({"caches": caches} if caches else {}))[0]
         if any(cache.length != read.held + len(read.tokens) for cache in caches):
             self.cached = False  # the model ignores its caches
         return logits[-read.scored :]
 
-    def _call(self, tokens: Sequence[Sequence[int]], every: bool = False, **inputs: Any) -> Tensor:
-        """Logits (N, T, V) of `every` one of tokens (N, T), or at least of the last, which costs less."""
+    def _call(self, tokens: Sequence[Sequence[int]], scored: int = 1, **inputs: Any) -> Tensor:
+        """Logits of at least the last `scored` of tokens (N, T): the fewer, the cheaper."""
         given = torch.tensor([list(row) for row in tokens], device=self.weight.device)  # (N, T)
         if not self._in_parts:
             return self.model(given, **inputs)
         features = self.model.features(given, **inputs)  # (N, T, D)
-        return self.model.head(features if every else features[:, -1:])
+        return self.model.head(features[:, -scored:])
 
 
 class Prefill:
@@ -111,7 +111,7 @@ class Prefill:
             self.store = new_store(self.forward.config, columns, self.forward.weight)
         end = min(self.read + self.chunk, last) if cached else last
         tokens = self.tokens[self.read : end]
-        return Read(tokens, self.read - self.start, self.store, self.scored is not None)
+        return Read(tokens, self.read - self.start, self.store, 1 if self.scored is None else len(tokens))
 
     def take(self, read: Read, logits: Tensor) -> None:
         """The logits (T, V) or (1, V) of what `next` gave."""
