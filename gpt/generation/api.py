@@ -93,31 +93,20 @@ def stream_samples(
     tokenizer: Tokenizer,
     prompt: str | Sequence[int],
     *,
-    max_new_tokens: int,
     num_samples: int = 1,
-    sampling: Sampling = Sampling(),  # noqa: B008 - frozen
-    seed: int | None = None,
-    stop: Sequence[str] = (),
     allow_special: bool = False,
+    **settings: Any,
 ) -> Iterator[tuple[int, str]]:
     """Yield the number of a sample and a piece of its text, up to `<|endoftext|>` or a stop string.
 
     A piece holds complete characters only and never the beginning of a stop string. The prompt, text or ids,
     is not repeated; an empty one starts a new document. `<|endoftext|>` in text is plain text, with
-    `allow_special` the end of a document. The same seed gives the same text; None takes a random one.
+    `allow_special` the end of a document. The settings are those of a `Request`: max_new_tokens, sampling,
+    seed and stop.
     """
     ids = tokenizer.encode(prompt, allow_special=allow_special) if isinstance(prompt, str) else [*prompt]
-    engine = Engine(for_decoding(model), tokenizer)
-    request = Request(
-        tokens=ids or [tokenizer.eot],
-        max_new_tokens=max_new_tokens,
-        sampling=sampling,
-        seed=seed,
-        samples=num_samples,
-        end=tokenizer.eot,
-        stop=stop,
-    )
-    engine.add(request)
+    engine, end = Engine(for_decoding(model), tokenizer), tokenizer.eot
+    engine.add(Request(tokens=ids or [end], samples=num_samples, end=end, **settings))
     for token in engine.run():
         if token.text:
             yield token.sample.k, token.text

@@ -61,7 +61,7 @@ class RowCache:
             self.lengths[row] = used
 
     def append(self, tokens: Sequence[int]) -> list[Read]:
-        """Add a column to every row, for its next token."""
+        """Add a column to every row, for its next token, which the compiled program reads."""
         held = self._append()
         return [Read([token], held[row], self._store[:, :, row]) for row, token in enumerate(tokens)]
 

@@ -44,9 +44,6 @@ def inspect(
         seed: of the choice of windows.
         picture: the file for the histogram of document lengths, by default lengths.png in the folder, or for
             the cut lines, by default vocabularies.png.
-
-    Raises:
-        InputError: not prepared data, or a file that was altered.
     """
     if vocabulary and "," in vocabulary:
         return _compare(data, vocabulary.split(","), Path(picture or "vocabularies.png"))

@@ -29,20 +29,17 @@ _log = logging.getLogger(__name__)
 
 
 class Handle:
-    """A client's requests in the engine: `next` waits for the next token of any of their samples.
-
-    `running` counts the samples that the engine has not finished, `unread` those whose end was not read.
-    """
+    """A client's requests in the engine; `unread` counts the samples whose end was not read."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.requests = requests
         self.samples: list[Sample] = []  # those of the requests, once the engine has them
-        self.running = self.unread = sum(one.samples for one in requests if one.max_new_tokens or one.echo)
+        self.unread = sum(one.samples for one in requests if one.max_new_tokens or one.echo)
         self._tokens: asyncio.Queue[tuple[int, Token] | Exception] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 
     async def next(self) -> tuple[int, Token]:
-        """The next token, with the index of its sample among those of all requests; raises a `put` error."""
+        """Wait for the next token, with the index of its sample; raises an error that was `put`."""
         token = await self._tokens.get()
         if isinstance(token, Exception):
             raise token
@@ -106,7 +103,7 @@ class EngineThread:
         """Start requests; HTTPException 503 where too many are open."""
         self._check_queue()
         handle = Handle(requests)
-        if handle.running:
+        if handle.unread:
             self._open.add(handle)
             self._order(self._add, handle)
         return handle
@@ -172,8 +169,7 @@ class EngineThread:
             handle = self._owners[token.sample]
             if token.finished:
                 del self._owners[token.sample]
-                handle.running -= 1
-                if not handle.running:
+                if handle not in self._owners.values():
                     self._open.discard(handle)
             handle.put((handle.samples.index(token.sample), token))
         for sample, error in self._engine.failed.items():
