@@ -64,9 +64,8 @@ def learn(source: Corpus, wanted: Learned, val_fraction: float) -> Tokenizer:
     """Learn a vocabulary from the text that is trained on; what `ShardWriter` holds out leaves no trace."""
     sample: list[tuple[int, str, int, bytes]] = []  # hash, split, first byte in it, UTF-8 text
     sizes, kept, limit = dict.fromkeys(SPLITS, 0), 0, 1 << 64
-    for piece in source.pieces(val_fraction):
-        split = piece.split
-        for part in split_at_words(piece.text, _PART_CHARACTERS):
+    for text, *_, split in source.pieces(val_fraction):
+        for part in split_at_words(text, _PART_CHARACTERS):
             data = part.encode("utf-8", "replace")
             draw = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
             if draw < limit:

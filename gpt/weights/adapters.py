@@ -62,17 +62,14 @@ def with_base(
 def merge(base: Weights, adapters: Weights, scale: float) -> Weights:
     """`base` with W + scale * B A for each adapted W (out, in), where B is (out, rank) and A (rank, in)."""
     merged, left = dict(base), dict(adapters)
-    for name, a in adapters.items():
-        weight_name = name.replace(_A, ".weight")
-        if not name.endswith(_A) or weight_name not in base:
-            continue
-        b, weight = adapters.get(name.replace(_A, _B)), base[weight_name]
-        if b is None or a.dim() != 2 or b.dim() != 2 or a.shape[0] != b.shape[1]:
-            raise InputError(f"{name} of shape {tuple(a.shape)} has no counterpart {_B}")
-        if weight.shape != (b.shape[0], a.shape[1]):
+    for name in filter(lambda name: name.endswith(_A), adapters):
+        place = name.replace(_A, ".weight")
+        a, b, weight = left.pop(name), left.pop(name.replace(_A, _B), None), base.get(place)
+        if weight is None or b is None:
+            raise InputError(f"{name} has no counterpart {_B}, or no weight in the base")
+        if a.dim() != 2 or b.shape != (weight.shape[0], a.shape[0]) or weight.shape[1:] != a.shape[1:]:
             raise InputError(f"{name} of shape {tuple(a.shape)} does not fit {tuple(weight.shape)}")
-        merged[weight_name] = weight + scale * (b.float() @ a.float()).to(weight.dtype)
-        del left[name], left[name.replace(_A, _B)]
+        merged[place] = weight + scale * (b.float() @ a.float()).to(weight.dtype)
     if left:
         raise InputError(f"{next(iter(left))} is no adapter of a weight in the base")
     return merged
