@@ -1,7 +1,6 @@
 """The model as one compiled program, `step.cpp`, in the place of some 700 operations of PyTorch.
 
-The program depends on neither the shape nor the weights of a model. It is compiled once for a processor, in a
-thread, and kept in the cache folder.
+It suits all models, is compiled once for a processor, in a thread, and is kept in the cache folder.
 
 Shapes: N logits, V vocab_size.
 """

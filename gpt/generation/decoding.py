@@ -63,8 +63,7 @@ def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
     with LoRA adapters, hooks or quantized layers for example, keeps its layers. The copy shares the tensors
     that need no change, and a packed copy is returned as it is.
 
-    None is the model's own precision. An unknown one, or int8 for a model that cannot be packed, raises
-    InputError.
+    None is the model's own precision; int8 for a model that cannot be packed raises InputError.
     """
     model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper computes what the model in it does
     if is_packed(model):

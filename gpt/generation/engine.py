@@ -1,8 +1,6 @@
 """The decoding engine: one batch that samples join and leave at any step (Yu et al. 2022, Orca, section 3.2).
 
-A prompt is read once for all of its samples. From then on every step reads each weight once and adds a token
-to every running sample.
-
+A prompt is read once for all of its samples. From then on every step adds a token to every running sample.
 When a text grows past `context_length`, its window moves forward by half a context: the rest is read again at
 positions from 0, because positions are learned for places in the window. So the model always sees between
 half a context and a whole one, and a token costs at most about twice as much. `window_start` is the rule.
@@ -105,13 +103,13 @@ class Engine:
         max_samples: int = 64,
         chunk: int = 512,
     ) -> None:
-        self.model, self.tokenizer, self.max_samples, self.chunk = model, tokenizer, max_samples, chunk
+        self.model, self.tokenizer, self.max_samples = model, tokenizer, max_samples
         most = model.config.vocab_size
         self.vocab_size = min(most, tokenizer.n_vocab) if tokenizer else most  # of the ids that are drawn
         self.failed: dict[Sample, Exception] = {}  # those that ended with an error in the last step
         self._waiting: deque[Prefill] = deque()
         self._running: list[Sample] = []  # sample i has row i of the cache
-        self._forward = Forward(model)
+        self._forward = Forward(model, chunk)
         self._cache = RowCache(model.config, self._forward.weight)
         self._compiled = CompiledStep.of(model)
         self._program: CompiledStep | None = None  # that computes all texts of now, so that none changes over
@@ -147,7 +145,7 @@ class Engine:
         if not self.busy:
             self._program = self._compiled if self._compiled and self._compiled.ready else None
         scored = request.alternatives if request.echo else None
-        self._waiting.append(Prefill(self._forward, samples, request.tokens, self.chunk, scored))
+        self._waiting.append(Prefill(self._forward, samples, request.tokens, scored))
         return samples
 
     @torch.inference_mode()
@@ -195,7 +193,7 @@ class Engine:
 
     def _read_window(self, sample: Sample) -> None:
         """Read a window that has moved, but for its newest token, which `_decode` reads."""
-        prefill = Prefill(self._forward, [sample], sample.tokens[sample.start : -1], self.chunk, None)
+        prefill = Prefill(self._forward, [sample], sample.tokens[sample.start : -1])
         while prefill.samples and not prefill.done:
             self._read([(prefill, prefill.next())])
         if prefill.samples:
@@ -217,7 +215,7 @@ class Engine:
 
     def _admit(self) -> list[Token]:
         """Read at most about a chunk of the waiting prompts and start their samples."""
-        budget, rows = self.chunk, len(self._running)
+        budget, rows = self._forward.chunk, len(self._running)
         admitted: list[Prefill] = []
         prompts: list[tuple[Prefill, Read]] = []
         while self._waiting and budget > 0 and rows < self.max_samples:

@@ -1,11 +1,8 @@
 """Linear layers for decoding on a CPU, packed in the order in which the kernels read them.
 
-Decoding reads every weight for every token and does little arithmetic with it, so it is memory-bandwidth
-bound: bfloat16 halves the bytes of float32, and int8 halves them again.
-
-This is the only file that uses private operators of PyTorch: `torch.ops.mkldnn._reorder_linear_weight` and
-`_linear_pointwise` (oneDNN), and `torch._weight_int8pack_mm`. Tried with PyTorch 2.11 and 2.13. Where those
-of oneDNN are missing, `for_decoding` packs in float32 or keeps plain layers.
+Decoding is memory-bandwidth bound: bfloat16 halves the bytes of float32, and int8 halves them again. Only
+this file uses private operators of PyTorch (tried with 2.11 and 2.13): `torch._weight_int8pack_mm`, and of
+oneDNN `_reorder_linear_weight` and `_linear_pointwise`, without which `for_decoding` keeps plain layers.
 
 Shapes: ... any leading dimensions, M rows, I in_features, O out_features.
 """

@@ -31,11 +31,11 @@ def window_start(length: int, context_length: int) -> int:
 
 class Forward:
     """Calls a model: `GPT.forward` in two parts, so that the head sees only the tokens that need logits, and
-    a changed `forward` as it is.
+    a changed `forward` as it is. It reads prompts `chunk` tokens at a time.
     """
 
-    def __init__(self, model: GPT) -> None:
-        self.model, self.config = model, model.config
+    def __init__(self, model: GPT, chunk: int) -> None:
+        self.model, self.config, self.chunk = model, model.config, chunk
         self.weight = next(p for p in model.parameters() if p.is_floating_point()).detach()
         own_forward = type(model).forward is not GPT.forward or "forward" in vars(model)
         self._in_parts = not (own_forward or has_hooks(model))
@@ -71,30 +71,23 @@ class Forward:
 
 
 class Prefill:
-    """Reads the last window of a prompt for its samples, at most `chunk` tokens at a time, into a cache where
-    the model takes one. To compute the scores of all tokens, with `scored` alternatives of each, it reads
-    every window.
+    """Reads the last window of a prompt for its samples, a chunk at a time, into a cache where the model has
+    one. To compute the scores of all tokens, with `scored` alternatives of each, it reads every window.
     """
 
+    logits: Tensor  # (1, V), of the token after the last one read
+
     def __init__(
-        self,
-        forward: Forward,
-        samples: "Iterable[Sample]",
-        tokens: Sequence[int],
-        chunk: int,
-        scored: int | None,
+        self, forward: Forward, samples: "Iterable[Sample]", tokens: Sequence[int], scored: int | None = None
     ) -> None:
-        self.forward, self.tokens, self.chunk, self.scored = forward, tokens, chunk, scored
+        self.forward, self.tokens, self.scored = forward, tokens, scored
         self.samples = deque(samples)  # that have not started
         self.context = forward.config.context_length
         first = len(tokens) if scored is None else 1
         starts = {window_start(n, self.context) for n in range(first, len(tokens) + 1)}
         self._windows = sorted(starts, reverse=True)
         self.start = self.read = self._windows.pop()  # the window's first token, and the next to read
-        self.store = new_store(
-            forward.config, 0, forward.weight
-        )  # the window's keys and values (layers, 2, H, T, K)
-        self.logits = forward.weight.new_empty(0)  # (1, V), of the token after the last one read
+        self.store = new_store(forward.config, 0, forward.weight)  # (layers, 2, H, T, K) of the window
         self.scores = [UNSCORED] * (1 if scored is not None else len(tokens))  # nothing predicts the first
 
     @property
@@ -109,7 +102,7 @@ class Prefill:
         if self.read == self.start or not cached:  # only now, because those that wait should take no memory
             self.read, columns = self.start, last - self.start if cached else 0
             self.store = new_store(self.forward.config, columns, self.forward.weight)
-        end = min(self.read + self.chunk, last) if cached else last
+        end = min(self.read + self.forward.chunk, last) if cached else last
         tokens = self.tokens[self.read : end]
         return Read(tokens, self.read - self.start, self.store, 1 if self.scored is None else len(tokens))
 

@@ -48,17 +48,11 @@ def create_app(
     template: Template | None = None,
     run: Path | None = None,
 ) -> FastAPI:
-    """The application; its engine is `app.state.engine`, and ends with its lifespan.
+    """The application that serves a model under a `name`; its engine is `app.state.engine`.
 
-    Args:
-        model: any GPT; best one from `for_decoding`.
-        tokenizer: the model's.
-        name: what clients call the model.
-        limits: what a client may ask for.
-        api_key: what clients must send; None lets everyone in.
-        exit_when_stalled: end the process with status 1 when a step has taken twice `limits.seconds`.
-        template: of the examples that the model was tuned on; without one there are no chat completions.
-        run: the folder of the run whose training the page shows.
+    Clients must send the `api_key`, if there is one. With `exit_when_stalled` the process ends with status 1
+    when a step has taken twice `limits.seconds`. Without the `template` of the examples that the model was
+    tuned on there are no chat completions. The page shows the training of the `run`.
     """
     limits = limits or Limits()
     engine, device = EngineThread(model, tokenizer, limits), model.token_embedding.weight.device
@@ -190,7 +184,6 @@ class _Service:
             gone.cancel()
 
     async def error(self, _: Request, error: Exception) -> JSONResponse:
-        """Turn any exception into an error in the OpenAI form."""
         reply = error_reply(error)
         self.metrics.requests[reply.status_code] += 1
         return reply
@@ -226,7 +219,6 @@ class _Answer:
         self.head = {"id": name, "object": kind, "created": created, "model": self.service.name}
 
     async def complete(self) -> dict[str, Any]:
-        """The answer as one object."""
         tokens: list[list[Token]] = [[] for _ in self.lengths]
         async for index, token in self._tokens():
             tokens[index].append(token)
@@ -234,7 +226,6 @@ class _Answer:
         return {**self.head, "choices": choices, "usage": self._usage()}
 
     async def events(self) -> AsyncIterator[str]:
-        """The answer as server-sent events."""
         try:
             async for index, token in self._tokens():
                 if token.text or token.finished or self.form.logprobs is not None:

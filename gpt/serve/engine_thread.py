@@ -55,9 +55,8 @@ class Handle:
 class EngineThread:
     """Runs an engine in a thread while there is work, until `stop`.
 
-    At most `limits.running` samples are decoded together, and at most `limits.running + limits.waiting`
-    handles and calls are open. Between two steps of the engine at most one call runs. A step of more than
-    `limits.seconds` is a problem.
+    At most `limits.running + limits.waiting` handles and calls are open. Between two steps of the engine at
+    most one call runs. A step of more than `limits.seconds` is a problem.
     """
 
     def __init__(self, model: GPT, tokenizer: Tokenizer, limits: Limits) -> None:
