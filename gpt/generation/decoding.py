@@ -32,11 +32,12 @@ class FusedAttention(MultiHeadAttention):
         nn.Module.__init__(self)  # that of MultiHeadAttention would initialise new weights
         self.__dict__.update(vars(attention), _modules=dict(attention._modules))
         three = (self.W_query, self.W_key, self.W_value)
-        with on_meta():
-            fused = nn.Linear(self.d_in, 3 * self.d_out, bias=three[0].bias is not None)
-        fused.weight = nn.Parameter(torch.cat([W.weight.detach() for W in three]))  # (3 * d_out, d_in)
-        if fused.bias is not None:
-            fused.bias = nn.Parameter(torch.cat([W.bias.detach() for W in three]))  # (3 * d_out,)
+        fused = nn.Linear(self.d_in, 3 * self.d_out, bias=three[0].bias is not None, device="meta")
+        for name, _ in list(fused.named_parameters()):
+            joined = torch.cat(
+                [getattr(W, name).detach() for W in three]
+            )  # (3 * d_out, d_in) or (3 * d_out,)
+            setattr(fused, name, nn.Parameter(joined))
         del self.W_query, self.W_key, self.W_value
         self.W_qkv = pack(fused)
         self.out_proj = pack(attention.out_proj)  # type: ignore[assignment]
