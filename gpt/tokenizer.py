@@ -12,16 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpt.errors import InputError
 from gpt.vocabulary import END_OF_TEXT, PATTERNS, check_table, pack, read_table, unpack
-
-if TYPE_CHECKING:
-    import tiktoken
 
 _TABLE_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 _FULL_SIZE = 50257
@@ -115,8 +112,8 @@ class Tokenizer:
 
     @property
     @lru_cache(maxsize=8)  # noqa: B019 (shared by equal tokenizers)
-    def encoding(self) -> "tiktoken.Encoding":
-        """tiktoken's object."""
+    def encoding(self) -> Any:
+        """The `tiktoken.Encoding`."""
         import tiktoken
 
         return tiktoken.Encoding(

@@ -79,13 +79,12 @@ class TokenData(pl.LightningDataModule):
         self.shift, self.pack, self.isolate, self.num_workers = shift, pack, isolate, num_workers
         self.tokens_per_update = tokens_per_update
         self._divided_for: Any = None  # the Trainer that `split_update` has set
-        self._options: dict[str, Any]  # without `verify`: checksums take longer than the first steps
-        self._options = {"val_fraction": val_fraction, "text_column": text_column, "errors": errors}
-        self._options |= {"template": template}
+        reading = {"text_column": text_column, "errors": errors, "template": template}
+        self._options: dict[str, Any] = {"val_fraction": val_fraction, **reading}
 
     @cached_property
     def prepared(self) -> Prepared:
-        """The files on disk, prepared on first use if they are not yet."""
+        """The files on disk, prepared on first use; checksums would take longer than the first steps."""
         prepared = Prepared(prepare_for(self.vocabulary, self.corpus, verify=False, **self._options))
         prepared.check_examples(self.context_length, self.isolate)
         return prepared
