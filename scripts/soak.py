@@ -21,7 +21,7 @@ from benchmarks.serve import listening
 
 from gpt import GPT, GPTConfig, Tokenizer
 from gpt.files import write_json
-from gpt.generation import Request, Sampling, complete, for_decoding
+from gpt.generation import Engine, Request, Sampling, for_decoding
 from gpt.serve.app import create_app
 from gpt.serve.limits import Limits
 
@@ -155,8 +155,9 @@ def alone(model: GPT, tokenizer: Tokenizer, form: dict[str, Any]) -> str:
         sampling=Sampling(temperature=0),
         end=tokenizer.eot,
     )
-    ((completion,),) = complete(model, [request])
-    return tokenizer.decode(token.id for token in completion.tokens if token.id != tokenizer.eot)
+    engine = Engine(model)
+    engine.add(request)
+    return tokenizer.decode(token.id for token in engine.run() if token.id != tokenizer.eot)
 
 
 def resident() -> float:

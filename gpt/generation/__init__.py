@@ -1,11 +1,11 @@
 """Text generation: a key-value cache, many samples in one batch, and text that is streamed."""
 
-from gpt.generation.api import complete, generate, stream, stream_samples
+from gpt.generation.api import generate, stream, stream_samples
 from gpt.generation.decoding import for_decoding
 from gpt.generation.engine import Engine, Request, Sample, Token
 from gpt.generation.prefill import window_start
 from gpt.generation.sampling import Sampling
 from gpt.generation.text import TextStream
 
-__all__ = ["Engine", "Request", "Sample", "Sampling", "TextStream", "Token", "complete", "for_decoding"]
-__all__ += ["generate", "stream", "stream_samples", "window_start"]
+__all__ = ["Engine", "Request", "Sample", "Sampling", "TextStream", "Token", "for_decoding", "generate"]
+__all__ += ["stream", "stream_samples", "window_start"]

@@ -1,42 +1,21 @@
-"""The functions a program calls: `generate` for token ids, `complete` for all details, `stream` for text.
+"""The functions a program calls: `generate` for token ids, `stream` for text; `Engine` gives all details.
 
 Shapes: N prompts, T tokens of a prompt, G new tokens.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from gpt.errors import InputError
 from gpt.generation.decoding import for_decoding
-from gpt.generation.engine import Engine, Request, Sample, Token
+from gpt.generation.engine import Engine, Request
 from gpt.generation.sampling import Sampling
 from gpt.model import GPT
 from gpt.tokenizer import Tokenizer
-
-
-class Completion(NamedTuple):
-    """A finished sample."""
-
-    sample: Sample  # all of its tokens, and why it ended
-    tokens: list[Token]  # the new tokens, after those of the prompt with `echo`
-
-
-def complete(model: GPT, requests: Sequence[Request]) -> list[list[Completion]]:
-    """Decode requests together; return a list of completions, one for each sample, for each request.
-
-    InputError for a token id outside the vocabulary, or logits that are not finite.
-    """
-    engine = Engine(for_decoding(model))
-    completions = [[Completion(sample, []) for sample in engine.add(request)] for request in requests]
-    tokens = {one.sample: one.tokens for some in completions for one in some}
-    for token in engine.run():
-        tokens[token.sample].append(token)
-    return completions
-
 
 Prompts = TypeVar("Prompts", Tensor, Sequence[Sequence[int]])
 
@@ -70,11 +49,12 @@ def generate(
         raise InputError(f"expected {expected}, got {tuple(tokens.shape)}")
     how: Any = {"max_new_tokens": max_new_tokens, "sampling": Sampling(**sampling), "seed": seed, "end": end}
     prompts = [tuple(row) for row in (tokens.tolist() if isinstance(tokens, Tensor) else tokens)]
-    counts = Counter(prompts)  # a prompt that several rows share is read once
-    requests = [Request(tokens=prompt, samples=count, **how) for prompt, count in counts.items()]
-    completions = complete(model, requests)
-    samples = {prompt: iter(some) for prompt, some in zip(counts, completions, strict=True)}
-    rows = [next(samples[prompt]).sample.tokens for prompt in prompts]
+    engine, counts = Engine(for_decoding(model)), Counter(prompts)  # a prompt of several rows is read once
+    requests = {prompt: Request(tokens=prompt, samples=count, **how) for prompt, count in counts.items()}
+    samples = {prompt: iter(engine.add(request)) for prompt, request in requests.items()}
+    for _ in engine.run():
+        pass  # the samples hold the tokens
+    rows = [next(samples[prompt]).tokens for prompt in prompts]
     if not isinstance(tokens, Tensor):
         return rows
     longest = max((len(row) for row in rows), default=tokens.shape[1])

@@ -5,9 +5,9 @@ import torch
 
 from gpt import GPT, GPTConfig, Tokenizer
 from gpt.errors import InputError
-from gpt.generation import Engine, Request, Sampling, complete, for_decoding, window_start
+from gpt.generation import Engine, Request, Sampling, for_decoding, window_start
 from gpt.generation.cache import RowCache
-from tests.generation.conftest import sharp, slow_greedy
+from tests.generation.conftest import complete, sharp, slow_greedy
 
 GREEDY = Sampling(temperature=0)
 PROMPTS = [[5, 6, 7], [250] * 40, [9], list(range(100)), [1, 2, 3, 4] * 5, [77, 3] * 31]

@@ -4,9 +4,10 @@ import time
 
 import pytest
 
-from gpt.generation import Request, Sampling, complete, generate
+from gpt.generation import Request, Sampling, generate
 from gpt.serve.engine_thread import EngineThread
 from gpt.serve.limits import Limits
+from tests.generation.conftest import complete
 from tests.serve.server import MODEL, TOKENIZER, hooked, httpx, listening, new_app, post, slow, talk
 
 

@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from gpt.generation import Request, Sampling, complete, generate
+from gpt.generation import Request, Sampling, generate
+from tests.generation.conftest import complete
 from tests.serve.server import MODEL, TOKENIZER, new_app, post, talk
 from tests.serve.test_app import alone
 
