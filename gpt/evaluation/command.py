@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from torch import Tensor
 
 from gpt.data.prepare import prepare_for
 from gpt.data.shards import META, Prepared
@@ -96,20 +95,15 @@ def score_text(
         raise InputError(f"{data} has no text to score in its split {part}")
     lengths = tokenizer.byte_lengths()
     starts = prepared.document_starts(part) if prepared.template else None
+    options: dict[str, Any] = {"stride": stride, "batch_size": batch_size, "document_starts": starts}
     with progress(f"scoring {data}", size) as advance:
-
-        def show(targets: Tensor) -> None:
-            advance(int(lengths[targets].sum()))
-
-        nats = total_nats(
-            model, stream, stride=stride, batch_size=batch_size, document_starts=starts, scored=show
-        )
+        nats = total_nats(model, stream, scored=lambda ids: advance(int(lengths[ids].sum())), **options)
     return {
         "split": split or "all",
         "tokens": tokens,
         "bytes": size,
         "nats_per_token": nats / tokens,
-        "perplexity": _perplexity(nats / tokens),
+        "perplexity": math.exp(min(nats / tokens, 700.0)),
         "bits_per_byte": nats / math.log(2) / size,
     }
 
@@ -123,7 +117,7 @@ def score_last_words(model: GPT, tokenizer: Tokenizer, path: Path, batch_size: i
             raise InputError(f"{where}: the text has no last word after others")
         questions.append((tokenizer.encode(before), tokenizer.encode(f" {word}")))
     nats, correct = zip(*answer(model, tokenizer.eot, questions, batch_size, f"scoring {path}"), strict=True)
-    perplexity = _perplexity(float(np.mean(nats)))
+    perplexity = math.exp(min(float(np.mean(nats)), 700.0))
     return {"examples": len(nats), "accuracy": float(np.mean(correct)), "perplexity": perplexity}
 
 
@@ -148,10 +142,6 @@ def score_endings(model: GPT, tokenizer: Tokenizer, path: Path, batch_size: int 
         right.append([nats.argmin() == expected, (nats / sizes).argmin() == expected])
     accuracy, per_character = np.mean(right, axis=0).tolist()
     return {"examples": len(examples), "accuracy": accuracy, "accuracy_per_character": per_character}
-
-
-def _perplexity(nats: float) -> float:
-    return math.exp(min(nats, 700.0))
 
 
 def _lines(path: Path, *keys: str) -> Iterator[tuple[str, dict[str, Any]]]:

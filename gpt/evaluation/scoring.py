@@ -33,12 +33,12 @@ def total_nats(
     document_starts: NDArray[np.int64] | None = None,
     scored: Callable[[Tensor], None] = lambda targets: None,
 ) -> float:
-    """The sum of the nats of all tokens of a stream, each counted once, also in the last short window.
+    """The sum of the nats of all tokens of a stream that are to be scored, each counted once.
 
     `<|endoftext|>` precedes the first token. Windows of `context_length` T, the model's by default, start
     `stride` tokens apart, which is 1 .. T or an InputError, and score what earlier ones have not. Without a
-    stride, they end where documents end if `document_starts` are given. Tokens of examples that are not
-    scored are not counted. `scored` is called with the scored targets (N,). The model is in evaluation mode.
+    stride, they end where documents end if `document_starts` are given. `scored` is called with the scored
+    targets (N,). The model is in evaluation mode.
     """
     length = context_length or model.config.context_length
     device = next(model.parameters()).device
