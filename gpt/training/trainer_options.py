@@ -1,5 +1,6 @@
 """Which options of Lightning's Trainer `gpt fit` refuses; docs/options.md has a table of all of them."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,10 @@ _LIMITED: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "precision": (lambda v: str(v) in ("16-true", "16"), "give 16-mixed or bf16-mixed"),
     "deterministic": (lambda v: v == "warn", "give true or false: attention's backward pass would not be"),
+    "num_nodes": (
+        lambda v: v > 1 and not {"MASTER_ADDR", "SLURM_JOB_ID"} & set(os.environ),
+        "start its processes with torchrun or SLURM (docs/reliability.md), or set MASTER_ADDR and NODE_RANK",
+    ),
     "profiler": (lambda v: isinstance(v, str), "give --profile, or a class with dirpath and filename"),
 }
 

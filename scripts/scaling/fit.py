@@ -7,7 +7,6 @@ weights keep single cells from deciding (Hoffmann et al. 2022, section 3.3).
 
 import csv
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,16 @@ START = {
     "table_overfit": (3.0, 1.0),
 }
 HUBER = 0.03
+USUAL = 1.0, 0.4  # times the law's learning rates; weight decay
+RECIPE = {"lr": 0.0076, "lr_power": -0.2, "rest_lr": 1.5, "weight_decay": USUAL[1]}  # docs/scaling.md
 # Bytes: less of it is a few documents, which are another text than those held out.
 FEWEST = {"python-docs": 100_000, "python-stdlib": 500_000}
 
 
 def read() -> list[dict[str, Any]]:
-    """The rows of the tables as numbers, with the law's arguments; docs/benchmarks.md has the earlier."""
+    """The rows of the tables as numbers, with the law's arguments."""
     rows: list[dict[str, Any]] = []
-    for table in (TABLE, TABLE.with_name("earlier.csv"), TABLE.with_name("planned.csv")):
+    for table in (TABLE, TABLE.with_name("planned.csv")):
         if table.exists():
             with table.open(encoding="utf-8", newline="") as file:
                 for row in csv.DictReader(file):
@@ -63,7 +64,7 @@ NUMBERS = ("blocks", "table", "context", "seen", "unique", "batch", "per_token",
 def predict(logs: np.ndarray, rows: list[dict[str, Any]]) -> np.ndarray:
     """Bits per byte by the law whose constants have these logarithms."""
     constants = dict(zip(START, np.exp(logs).tolist(), strict=True))
-    law = Law(**constants, lr=0.0, lr_power=0.0, weight_decay=0.0, measured={})
+    law = Law(**constants, **RECIPE, measured={})
     return law.bits_per_byte(**{name: np.array([row[name] for row in rows]) for name in NUMBERS})
 
 
@@ -97,44 +98,25 @@ def fit(rows: list[dict[str, Any]], rounds: int = 60) -> np.ndarray:
     return logs
 
 
-def recipe(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The learning rate by width, and the decay: the lowest points of parabolas through three cells."""
+def recipe(rows: list[dict[str, Any]]) -> None:
+    """Print what other learning rates and decays did: their bits per byte over the usual ones'."""
     names = ("text", "text_bytes", "vocab_size", "context_length", "emb_dim", "num_layers", "steps")
     groups: dict[tuple[Any, ...], dict[tuple[float, float], float]] = {}
     for row in rows:
-        if row["batch_tokens"] == 1536 and row["steps"] >= 500:  # shorter runs want higher rates
+        if row["batch_tokens"] == 1536 and "rate" in row:
             found = groups.setdefault(tuple(row[name] for name in names), {})
-            found[row["lr"], row["weight_decay"]] = math.log(row["bits_per_byte"])
-    rates: list[tuple[float, float]] = []  # width, logarithm of the best over the usual rate
-    decays: list[float] = []
+            found[row["rate"], row["weight_decay"]] = row["bits_per_byte"]
     for key, found in groups.items():
-        for low, high, out in (((0.0025, 0.4), (0.01, 0.4), "lr"), ((0.005, 0.1), (0.005, 0.8), "decay")):
-            if {low, high, (0.005, 0.4)} <= found.keys():
-                at = (0.005, 0.4)
-                x = [
-                    math.log(one[0 if out == "lr" else 1] / at[0 if out == "lr" else 1])
-                    for one in (low, at, high)
-                ]
-                a, b, _ = np.polyfit(x, [found[low], found[at], found[high]], 2)
-                lowest = float(np.clip(-b / (2 * a), x[0], x[2])) if a > 0 else min(x, key=lambda v: b * v)
-                if out == "lr":
-                    rates.append((math.log(key[4] / 128), lowest))
-                else:
-                    decays.append(lowest)
-    power, level = np.polyfit(*zip(*rates, strict=True), 1) if len(rates) > 3 else (0.0, 0.0)
-    middle = float(np.median(decays)) if len(decays) > 3 else 0.0
-    print(
-        f"learning rate: {len(rates)} parabolas, {5e-3 * math.exp(level):.4g} * (width / 128) ** {power:.2f}"
-    )
-    print(f"weight decay: {len(decays)} parabolas, {0.4 * math.exp(middle):.3g}")
-    lr, decay = round(5e-3 * math.exp(level), 5), round(0.4 * math.exp(middle), 2)
-    return {"lr": lr, "lr_power": round(float(power), 3), "weight_decay": decay}
+        for (rate, decay), bits in found.items():
+            if (rate, decay) != USUAL and USUAL in found:
+                change = bits / found[USUAL] - 1
+                print(f"{key[0]}, {key[-1]:g} steps, rate {rate:g}, decay {decay:g}: {change:+.1%}")
 
 
 def main() -> None:
     """Fit, leave one kind out each time, draw and write."""
     rows = read()
-    usual = [row for row in rows if (row["lr"], row["weight_decay"]) == (0.005, 0.4)]
+    usual = [row for row in rows if (row.get("rate", 1.0), row["weight_decay"]) == USUAL]
     logs = fit(usual)
     constants = dict(zip(START, (float(f"{value:.4g}") for value in np.exp(logs)), strict=True))
     error = np.log(predict(logs, usual)) - np.log([row["bits_per_byte"] for row in usual])
@@ -156,7 +138,8 @@ def main() -> None:
             print(f"  of {len(cells)} shapes for {minutes:g} minutes it takes one {above:.1%} above the best")
     print(json.dumps(constants))
     measured = {n: [min(row[n] for row in usual), max(row[n] for row in usual)] for n in NUMBERS}
-    write_json(ROOT / "gpt" / "assets" / "law.json", {**constants, **recipe(rows), "measured": measured})
+    write_json(ROOT / "gpt" / "assets" / "law.json", {**constants, **RECIPE, "measured": measured})
+    recipe(rows)
     draw(usual, logs, error)
 
 

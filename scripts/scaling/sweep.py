@@ -28,6 +28,7 @@ from gpt.model import GPT
 from gpt.training.device import cpu_multiplies_bfloat16, keep_freed_memory
 from gpt.training.loss import linear_cross_entropy
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
+from gpt.training.plan.law import Law
 from gpt.training.plan.text import compressed
 from gpt.training.schedule import learning_rate_factor
 
@@ -50,7 +51,7 @@ class Cell:
     num_layers: int
     steps: int
     batch_tokens: int = 1536
-    lr: float = 5e-3
+    rate: float = 1.0  # times the law's learning rates
     weight_decay: float = 0.4
 
     def seconds(self) -> float:
@@ -94,11 +95,12 @@ def design() -> Iterator[Cell]:
     for text, size, shape, seconds in (  # the recipe: one change at a time
         *(("shakespeare", whole, (64, 2), 5), ("python-stdlib", whole, (192, 3), 8)),
         *(("python-docs", whole, (32, 1), 2), ("python-docs", 20_000, (64, 2), 4)),
+        ("shakespeare", whole, (64, 2), 25),
     ):
         one = cell(text, size, shape, 1024, seconds, 64)
         yield one
-        yield replace(one, lr=one.lr / 2)
-        yield replace(one, lr=one.lr * 2)
+        yield replace(one, rate=0.5)
+        yield replace(one, rate=2.0)
         yield replace(one, batch_tokens=768, steps=one.steps * 2)
         yield replace(one, batch_tokens=3072, steps=max(20, one.steps // 2))
         yield replace(one, weight_decay=one.weight_decay / 4)
@@ -157,8 +159,9 @@ def measure(cell: Cell, corpus: Path, held_out: Path) -> dict[str, float]:
     )
     model = GPT(config)
     warmup = min(50, cell.steps // 10)
+    lr, rest_lr = (cell.rate * rate for rate in Law.load().learning_rates(cell.steps))
     recipe = OptimizerConfig(
-        lr=cell.lr, rest_lr=0.6 * cell.lr, weight_decay=cell.weight_decay, embedding_weight_decay=0.2
+        lr=lr, rest_lr=rest_lr, weight_decay=cell.weight_decay, embedding_weight_decay=0.2
     )
     optimizer = build_optimizer(model, recipe)
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -202,9 +205,12 @@ def corpus_of(cell: Cell, texts: dict[str, str]) -> tuple[Path, Path]:
     size = min(cell.text_bytes, len(data) - HELD_OUT)
     paths = []
     for name, part in ((f"{size}", data[:size]), ("end", data[-HELD_OUT:])):
-        paths.append(cache_folder() / "sweep" / f"{cell.text}-{name}.txt")
-        with atomic_write(paths[-1], "wb") as file:
-            file.write(part.decode("utf-8", "ignore").encode())
+        path = cache_folder() / "sweep" / f"{cell.text}-{name}.txt"
+        part = part.decode("utf-8", "ignore").encode()
+        if not path.exists() or path.read_bytes() != part:
+            with atomic_write(path, "wb") as file:  # not while another share reads it
+                file.write(part)
+        paths.append(path)
     return paths[0], paths[1]
 
 

@@ -88,6 +88,16 @@ def test_values_that_would_do_something_else_are_refused(options):
         check_trainer_options(options)
 
 
+def test_several_nodes_need_a_launcher_for_which_they_would_wait(monkeypatch):
+    for name in ("MASTER_ADDR", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    check_trainer_options({"num_nodes": 1})
+    with pytest.raises(InputError, match=r"num_nodes 2 .*torchrun"):
+        check_trainer_options({"num_nodes": 2})
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    check_trainer_options({"num_nodes": 2})
+
+
 @pytest.mark.parametrize("device", ["gpu", "cuda", "mps", "banana"])
 def test_a_device_that_is_not_there_is_refused_in_one_line_with_one_that_is(device, workplace, capsys):
     if torch.accelerator.is_available():

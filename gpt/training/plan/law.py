@@ -48,9 +48,11 @@ class Law:
     text_power: float
     """Of how well the text compresses."""
     lr: float
-    """The peak learning rate of the blocks' matrices at width 128."""
+    """The peak learning rate of the blocks' matrices in a run of a thousand steps."""
     lr_power: float
-    """Of the width over 128."""
+    """Of the thousands of steps."""
+    rest_lr: float
+    """Times that rate: the peak of the other weights."""
     weight_decay: float
     measured: dict[str, tuple[float, float]]
     """The least and the most of each number that was measured."""
@@ -95,9 +97,10 @@ class Law:
             + self.overfit * overfit
         )
 
-    def learning_rate(self, width: int) -> float:
-        """The peak learning rate of the blocks' matrices."""
-        return round(self.lr * (width / 128) ** self.lr_power, 6)
+    def learning_rates(self, steps: int) -> tuple[float, float]:
+        """The peak learning rates of the blocks' matrices and of the other weights."""
+        rate = self.lr * (steps / 1000) ** self.lr_power
+        return round(rate, 6), round(self.rest_lr * rate, 6)
 
     def covers(self, **numbers: Any) -> Any:
         """Whether numbers by their names in `bits_per_byte` lie in the range that was measured."""

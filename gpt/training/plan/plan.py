@@ -87,14 +87,14 @@ class Plan:
         shape = self.shape
         model = {name.rpartition(".")[2]: getattr(shape, name.rpartition(".")[2]) for name in CHOICES}
         every = math.ceil(self.steps / (_validations(self.minutes) - 0.5))  # the last step has one anyway
-        lr = law.learning_rate(shape.emb_dim)
+        lr, rest_lr = law.learning_rates(self.steps)
         return {
             "run": "planned",
             "checkpoint_every": max(every, 100),
             "model": {
                 "config": {**model, "num_heads": self.num_heads, "vocab_size": shape.vocab_size},
                 "optimizer": {
-                    **{"lr": lr, "rest_lr": round(0.6 * lr, 6), "weight_decay": law.weight_decay},
+                    **{"lr": lr, "rest_lr": rest_lr, "weight_decay": law.weight_decay},
                     **{"embedding_weight_decay": 0.2, "warmup_steps": min(50, self.steps // 10)},
                     "schedule": "linear",
                 },
