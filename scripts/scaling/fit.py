@@ -20,11 +20,11 @@ from gpt.training.plan.law import Law
 ROOT, TABLE = Path(__file__).parents[2], Path(__file__).with_name("sweep.csv")
 # Where the search begins, and the width of a weak prior on the logarithm of each constant.
 START = {
-    **{"floor": (0.15, 1.0), "blocks": (3.0, 1.5), "blocks_power": (0.3, 0.4)},
+    **{"floor": (0.3, 1.0), "blocks": (3.0, 1.5), "blocks_power": (0.3, 0.4)},
     **{"table": (3.0, 1.5), "table_power": (0.3, 0.4)},
     **{"bytes": (60.0, 2.0), "bytes_power": (0.35, 0.4), "token_power": (1.0, 1.0)},
     **{"context": (1.0, 1.5), "context_power": (0.6, 0.5), "window": (200.0, 1.0)},
-    **{"passes": (10.0, 1.0), "batch": (3000.0, 1.0), "text_power": (0.7, 0.5)},
+    **{"passes": (10.0, 1.0), "batch": (3000.0, 1.0), "text_power": (8.0, 1.0), "text_fall": (2.5, 0.5)},
     **{"overfit": (0.01, 2.0), "overfit_power": (0.7, 0.5), "again_power": (0.7, 0.5)},
     "table_overfit": (3.0, 1.0),
 }

@@ -271,10 +271,21 @@ def test_the_law_is_its_formula():
         "per_token": 2.0,
     }
     seen_once = 1 + 1 / 10 + 1 / 5 + 1 / (800 / 4 / 2 / 2) + 1 / (50 * 2)
-    assert law.bits_per_byte(seen=800.0, compressed=3.0, **numbers) == pytest.approx(9 * seen_once)
+    once = law.bits_per_byte(seen=800.0, compressed=4.8, **numbers)  # twice as long as python-docs'
+    assert once == pytest.approx(seen_once * 2 ** (2.0 / seen_once))
     effective = 1000 * (1 + 2 * (1 - math.exp(-2 / 2))) / 4 / 2 / 2
     thrice = 1 + 1 / 10 + 1 / 5 + 1 / effective + 1 / (50 * 2) + 25 / 1000 * (2 * 1000 / 300)
-    assert law.bits_per_byte(seen=3000.0, compressed=3.0, **numbers) == pytest.approx(9 * thrice)
+    assert law.bits_per_byte(seen=3000.0, compressed=2.4, **numbers) == pytest.approx(thrice)
+
+
+def test_longer_runs_have_lower_rates():
+    """Divided by two for each 32 times as many steps: a fifth root."""
+    law = replace(Law.load(), lr=0.008, lr_power=-0.2, rest_lr=1.5)
+    assert law.learning_rates(1000) == (0.008, 0.012)
+    assert law.learning_rates(32_000) == (0.004, 0.006)
+    found = plan(2_000_000, 10)
+    taken = found.options(law)["model"]["optimizer"]
+    assert (taken["lr"], taken["rest_lr"]) == law.learning_rates(found.steps)
 
 
 def test_a_text_supports_an_id_for_each_hundred_tokens():

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+_USUAL = 2.4  # bits per byte to which a text like python-docs is compressed
 
 @dataclass(frozen=True, kw_only=True)
 class Law:
@@ -46,7 +47,9 @@ class Law:
     again_power: float
     """Of the passes after the first, for each thousand tokens of a batch: the updates count."""
     text_power: float
-    """Of how well the text compresses."""
+    """Of how well the text compresses beside python-docs, at one bit per byte."""
+    text_fall: float
+    """A model must have learned something before texts differ: that power falls with the bits per byte."""
     lr: float
     """The peak learning rate of the blocks' matrices in a run of a thousand steps."""
     lr_power: float
@@ -88,7 +91,7 @@ class Law:
         effective = effective / per_token**self.token_power
         weights = (blocks + self.table_overfit * table) / unique
         overfit = weights**self.overfit_power * (1000 * (passes - 1) / batch) ** self.again_power
-        return compressed**self.text_power * (
+        usual = (
             self.floor
             + self.blocks * blocks**-self.blocks_power
             + self.table * table**-self.table_power
@@ -96,6 +99,7 @@ class Law:
             + self.context * (context * per_token) ** -self.context_power
             + self.overfit * overfit
         )
+        return usual * (compressed / _USUAL) ** (self.text_power * usual**-self.text_fall)
 
     def learning_rates(self, steps: int) -> tuple[float, float]:
         """The peak learning rates of the blocks' matrices and of the other weights."""
