@@ -42,12 +42,6 @@ def _seconds(dtype: torch.dtype) -> float:
     return min(found)
 
 
-def orthogonal_dtype(device: torch.device) -> torch.dtype:
-    """What Muon computes in: bfloat16, except on processors that are slow at it."""
-    slow = device.type == "cpu" and not cpu_multiplies_bfloat16()
-    return torch.float32 if slow else torch.bfloat16
-
-
 def allow_tf32() -> None:
     """Let NVIDIA GPUs multiply float32 matrices in TF32: several times faster, with 10 bits of mantissa."""
     if torch.cuda.is_available():

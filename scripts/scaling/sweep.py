@@ -163,7 +163,7 @@ def measure(cell: Cell, corpus: Path, held_out: Path) -> dict[str, float]:
     recipe = OptimizerConfig(
         lr=lr, rest_lr=rest_lr, weight_decay=cell.weight_decay, embedding_weight_decay=0.2
     )
-    optimizer = build_optimizer(model, recipe)
+    optimizer = build_optimizer(model, recipe, cpu_multiplies_bfloat16())
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: learning_rate_factor(step, cell.steps, warmup, "linear")
     )

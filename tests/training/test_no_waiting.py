@@ -34,6 +34,7 @@ class Trainer(SimpleNamespace):
             max_epochs=-1,
             world_size=world_size,
             global_step=0,
+            precision="32-true",
             precision_plugin=SimpleNamespace(scaler=None),
             strategy=SimpleNamespace(reduce=lambda tensor, reduce_op: tensor),
         )

@@ -7,7 +7,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from gpt import GPT
 from gpt.errors import InputError
-from gpt.training import device
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.optimizers.combined import CombinedOptimizer
 from gpt.training.optimizers.muon import StackedMuon, orthogonalise
@@ -24,7 +23,7 @@ def test_stacked_muon_is_torchs_muon():
     ours = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
     theirs = copy.deepcopy(ours)
     options = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9, "adjust_lr_fn": "match_rms_adamw"}
-    optimizers = StackedMuon(ours, **options), Muon(theirs, **options)
+    optimizers = StackedMuon(ours, bfloat16=True, **options), Muon(theirs, **options)
     for _ in range(5):
         for mine, other in zip(ours, theirs, strict=True):
             mine.grad = torch.randn_like(mine)
@@ -36,17 +35,28 @@ def test_stacked_muon_is_torchs_muon():
         torch.testing.assert_close(mine, other, atol=2e-3, rtol=0)
 
 
-def test_a_processor_without_bfloat16_instructions_computes_in_float32(monkeypatch):
-    """There a bfloat16 product takes ten times as long; both end near singular values of one."""
+def test_both_types_end_near_singular_values_of_one():
     matrices = torch.randn(3, 16, 40, generator=torch.Generator().manual_seed(0))
-    found = {}
-    for fast, dtype in ((True, torch.bfloat16), (False, torch.float32)):
-        monkeypatch.setattr(device, "cpu_multiplies_bfloat16", lambda fast=fast: fast)
-        found[fast] = orthogonalise(matrices, (3.4445, -4.775, 2.0315), 5, 1e-7)
-        assert found[fast].dtype is dtype
+    found = {
+        dtype is torch.bfloat16: orthogonalise(matrices.to(dtype), (3.4445, -4.775, 2.0315), 5, 1e-7)
+        for dtype in (torch.bfloat16, torch.float32)
+    }
     singular = torch.linalg.svdvals(found[False])
     assert singular.min() > 0.6 and singular.max() < 1.3
     assert (found[True] - found[False]).abs().max() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("bfloat16", "device", "dtype"),
+    [
+        *((None, "cpu", torch.float32), (True, "cpu", torch.bfloat16)),
+        *((None, "meta", torch.bfloat16), (False, "meta", torch.float32)),
+    ],
+)
+def test_what_is_asked_for_decides_the_type_and_else_the_device(bfloat16, device, dtype):
+    """Not the processor's speed, which another run of the same file could measure otherwise."""
+    matrix = torch.nn.Parameter(torch.empty(4, 4, device=device))
+    assert StackedMuon([matrix], bfloat16=bfloat16).dtype is dtype
 
 
 def test_a_parameter_without_gradient_stays():

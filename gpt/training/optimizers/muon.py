@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.optim import Muon
 
-from gpt.training.device import orthogonal_dtype
 from gpt.training.optimizers.combined import Closure, closure_loss
 from gpt.training.optimizers.shares import by_shape, local, transform_shared
 
@@ -15,8 +14,14 @@ class StackedMuon(Muon):
     """`torch.optim.Muon` that orthogonalises all matrices of one shape in one batched product.
 
     The update is the same up to rounding and takes far fewer calls, which dominate a small model's step. Each
-    of several processes orthogonalises a share of the matrices, sharded ones (FSDP2) too.
+    of several processes orthogonalises a share of the matrices, sharded ones (FSDP2) too. By default that is
+    in bfloat16 except on a CPU, of which many are slow at it.
     """
+
+    def __init__(self, params: Any, *, bfloat16: bool | None = None, **options: Any) -> None:
+        super().__init__(params, **options)
+        usual = self.param_groups[0]["params"][0].device.type != "cpu"
+        self.dtype = torch.bfloat16 if (usual if bfloat16 is None else bfloat16) else torch.float32
 
     @torch.no_grad()
     def step(self, closure: Closure = None) -> Any:
@@ -30,7 +35,9 @@ class StackedMuon(Muon):
         def orthogonal(stack: Tensor) -> Tensor:
             return orthogonalise(stack, group["ns_coefficients"], group["ns_steps"], group["eps"])
 
-        updates = transform_shared(parameters, self._momenta(parameters, group), orthogonal)
+        momenta = [momentum.to(self.dtype) for momentum in self._momenta(parameters, group)]
+        updates = transform_shared(parameters, momenta, orthogonal)
+        updates = [update.to(parameters[0].dtype) for update in updates]
         weights = [local(parameter) for parameter in parameters]
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
         for same in by_shape(parameters):
@@ -51,15 +58,14 @@ class StackedMuon(Muon):
 
 
 def orthogonalise(matrices: Tensor, coefficients: tuple[float, ...], steps: int, eps: float) -> Tensor:
-    """The nearest semi-orthogonal matrix of each, roughly: (N, R, C) -> (N, R, C) in `orthogonal_dtype`.
+    """The nearest semi-orthogonal matrix of each, roughly: (N, R, C) -> (N, R, C).
 
     A quintic Newton-Schulz iteration pulls the singular values towards one (Jordan et al. 2024, "Muon: An
     optimizer for hidden layers in neural networks").
     """
     a, b, c = coefficients
     tall = matrices.shape[-2] > matrices.shape[-1]
-    x = matrices.to(orthogonal_dtype(matrices.device))
-    x = x.mT if tall else x  # multiply on the shorter side
+    x = matrices.mT if tall else matrices  # multiply on the shorter side
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)
     for _ in range(steps):
         gram = x @ x.mT

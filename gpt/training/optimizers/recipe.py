@@ -1,7 +1,7 @@
 """The recipe of the weights' updates: AdamW, or Muon for the blocks' matrices with AdamW for the rest."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -52,16 +52,19 @@ class OptimizerConfig:
             raise InputError(f"betas must be in [0, 1), got {self.betas}")
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
-    """The optimizer of a GPT's weights, with float32 masters where the weights are bfloat16."""
+def build_optimizer(model: nn.Module, config: OptimizerConfig, bfloat16: bool | None = None) -> Optimizer:
+    """The optimizer of a GPT's weights, with float32 masters where the weights are bfloat16.
+
+    `bfloat16` says whether Muon orthogonalises in it, see `StackedMuon`.
+    """
     # A tied head counts once; with adapters, the other weights are fixed.
     named: dict[str, Tensor] = {name: w for name, w in model.named_parameters() if w.requires_grad}
     if any(weight.dtype == torch.bfloat16 for weight in named.values()):
-        return MasterWeights(named, lambda masters: _build(masters, config))
-    return _build(named, config)
+        return MasterWeights(named, lambda masters: _build(masters, config, bfloat16))
+    return _build(named, config, bfloat16)
 
 
-def _build(named: dict[str, Tensor], config: OptimizerConfig) -> Optimizer:
+def _build(named: dict[str, Tensor], config: OptimizerConfig, bfloat16: bool | None) -> Optimizer:
     matrices = [weight for name, weight in named.items() if name.startswith("blocks.") and weight.dim() == 2]
     embeddings = [w for name, w in named.items() if not name.startswith("blocks.") and w.dim() == 2]
     vectors = [weight for weight in named.values() if weight.dim() != 2]  # norms and biases
@@ -73,5 +76,6 @@ def _build(named: dict[str, Tensor], config: OptimizerConfig) -> Optimizer:
     ]
     if config.name == "adamw":
         return AdamW([main, *rest], betas=config.betas, fused=True)
-    muon = StackedMuon([main], momentum=config.momentum, adjust_lr_fn="match_rms_adamw")
+    how: Any = {"momentum": config.momentum, "adjust_lr_fn": "match_rms_adamw"}
+    muon = StackedMuon([main], bfloat16=bfloat16, **how)
     return CombinedOptimizer(muon, AdamW(rest, betas=config.betas, fused=True))

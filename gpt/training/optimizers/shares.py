@@ -1,7 +1,4 @@
-"""Muon's matrices shared out over the processes: each orthogonalises some, and they exchange the updates.
-
-All that is exchanged is rounded as the orthogonalisation itself rounds its input and output.
-"""
+"""Muon's matrices shared out over the processes: each orthogonalises some, and they exchange the updates."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,8 +6,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-from gpt.training.device import orthogonal_dtype
 
 Transform = Callable[[Tensor], Tensor]  # matrices of one shape (N, R, C) to as many of this shape
 
@@ -64,7 +59,7 @@ def _transform(matrices: list[Tensor], transform: Transform) -> list[Tensor]:
     found: dict[int, Tensor] = {}
     for same in by_shape(matrices):
         stack = torch.stack([matrices[number] for number in same])
-        found.update(zip(same, transform(stack).to(stack.dtype), strict=True))
+        found.update(zip(same, transform(stack), strict=True))
     return [found[number] for number in range(len(matrices))]
 
 
@@ -78,7 +73,7 @@ def _gather(matrices: list[Tensor], transform: Transform, shares: list[list[int]
     dist.all_gather(gathered, flat)
     found: dict[int, Tensor] = {}
     for row, share, size in zip(gathered, shares, sizes, strict=True):
-        found.update(zip(share, torch.split(row[: sum(size)].to(matrices[0].dtype), size), strict=True))
+        found.update(zip(share, torch.split(row[: sum(size)], size), strict=True))
     return [found[number].view_as(matrix) for number, matrix in enumerate(matrices)]
 
 
@@ -101,7 +96,7 @@ def _exchange(
         flat = _flat(tensors, parts[0])
         into = flat.new_empty(sum(map(sum, received)))
         dist.all_to_all_single(into, flat, list(map(sum, received)), list(map(sum, sent)), group=group)
-        return torch.split(into.to(parts[0].dtype), [size for sizes in received for size in sizes])
+        return torch.split(into, [size for sizes in received for size in sizes])
 
     pieces = swap([parts[number] for number in order], sent, received)
     whole = [torch.cat(pieces[at :: len(mine)]).view(shape) for at, (_, shape) in enumerate(mine)]
@@ -118,5 +113,4 @@ def _heights(rows: int, processes: int) -> list[int]:
 
 
 def _flat(tensors: Sequence[Tensor], like: Tensor) -> Tensor:
-    flat = torch.cat([like.new_empty(0), *(tensor.flatten() for tensor in tensors)])
-    return flat.to(orthogonal_dtype(like.device))
+    return torch.cat([like.new_empty(0), *(tensor.flatten() for tensor in tensors)])

@@ -14,6 +14,7 @@ import numpy as np
 
 _USUAL = 2.4  # bits per byte to which a text like python-docs is compressed
 
+
 @dataclass(frozen=True, kw_only=True)
 class Law:
     """The constants, which scripts/scaling/fit.py has fitted to scripts/scaling/sweep.csv."""
