@@ -62,11 +62,9 @@ class Cell:
 
 def kinds(shakespeare: Path | None) -> dict[str, str]:
     """Each kind of text: the end of it is held out."""
-    headers = sorted(Path(torch.__file__).parent.glob("include/torch/csrc/**/*.h"))
     texts = {
         "python-docs": list(python_docs()),
         "python-stdlib": list(python_stdlib()),
-        "headers": [path.read_text("utf-8") for path in headers],
     }
     for documents in texts.values():
         random.Random(0).shuffle(documents)
