@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 _USUAL = 2.4  # bits per byte to which a text like python-docs is compressed
+_LEAST = 1.8  # the fewest bits per byte of that text at which others were compared with it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +101,9 @@ class Law:
             + self.context * (context * per_token) ** -self.context_power
             + self.overfit * overfit
         )
-        return usual * (compressed / _USUAL) ** (self.text_power * usual**-self.text_fall)
+        return usual * (compressed / _USUAL) ** (
+            self.text_power * np.maximum(usual, _LEAST) ** -self.text_fall
+        )
 
     def learning_rates(self, steps: int) -> tuple[float, float]:
         """The peak learning rates of the blocks' matrices and of the other weights."""

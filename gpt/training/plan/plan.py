@@ -13,7 +13,7 @@ from gpt.training.plan.law import Law
 from gpt.training.plan.text import Text, held_out
 
 CHOICES: dict[str, tuple[int, ...]] = {
-    "model.config.context_length": (32, 64, 128, 256, 512, 1024),
+    "model.config.context_length": (64, 128, 256, 512, 1024),
     "model.config.emb_dim": (32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024),
     "model.config.num_layers": (1, 2, 3, 4, 6, 8, 12, 16, 24),
 }
@@ -27,7 +27,8 @@ GIVEN = (
     "data.val_fraction",
 )
 _WIDTH_AND_DEPTH = {"model.config.emb_dim", "model.config.num_layers"}
-_BATCH_TOKENS = tuple(768 << i for i in range(10))
+_BATCH_TOKENS = tuple(1536 << i for i in range(9))
+MOST_PASSES = 14  # over a text: the law knows nothing of more, which learn it by heart
 _MOST_VALIDATIONS = 4
 _SAMPLE_SECONDS = 0.7  # the text that is written at each
 _FEWEST_WINDOWS = 6  # of a batch: fewer look at too few places of the text
@@ -150,7 +151,8 @@ def choose(
     measured |= {"seen": seen, "unique": unique}
     bits = law.bits_per_byte(table=shape.table, per_token=per_token, compressed=text.compressed, **measured)
     covered = law.covers(**measured)
-    wanted = np.where(fits & (steps >= _FEWEST_STEPS), bits * np.where(covered, 1, 1 + _DOUBT), np.inf)
+    possible = fits & (steps >= _FEWEST_STEPS) & (seen <= MOST_PASSES * unique)
+    wanted = np.where(possible, bits * np.where(covered, 1, 1 + _DOUBT), np.inf)
     part, i = map(int, np.unravel_index(wanted.argmin(), bits.shape))
     chosen = Shape(**{field.name: getattr(shape, field.name)[i].item() for field in fields(Shape)})
     return Plan(
