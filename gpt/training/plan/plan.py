@@ -28,7 +28,7 @@ GIVEN = (
 )
 _WIDTH_AND_DEPTH = {"model.config.emb_dim", "model.config.num_layers"}
 _BATCH_TOKENS = tuple(1536 << i for i in range(9))
-MOST_PASSES = 14  # over a text: the law knows nothing of more, which learn it by heart
+_MOST_PASSES = 20  # over a text: the law knows nothing of more, which learn it by heart
 _MOST_VALIDATIONS = 4
 _SAMPLE_SECONDS = 0.7  # the text that is written at each
 _FEWEST_WINDOWS = 6  # of a batch: fewer look at too few places of the text
@@ -151,7 +151,7 @@ def choose(
     measured |= {"seen": seen, "unique": unique}
     bits = law.bits_per_byte(table=shape.table, per_token=per_token, compressed=text.compressed, **measured)
     covered = law.covers(**measured)
-    possible = fits & (steps >= _FEWEST_STEPS) & (seen <= MOST_PASSES * unique)
+    possible = fits & (steps >= _FEWEST_STEPS) & (seen <= _MOST_PASSES * unique)
     wanted = np.where(possible, bits * np.where(covered, 1, 1 + _DOUBT), np.inf)
     part, i = map(int, np.unravel_index(wanted.argmin(), bits.shape))
     chosen = Shape(**{field.name: getattr(shape, field.name)[i].item() for field in fields(Shape)})
