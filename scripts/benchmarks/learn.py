@@ -48,7 +48,8 @@ print(nats / (len(ids) - 1) / np.log(2))
 SEEDS = (1337, 1338, 1339)
 FRACTION = 0.13
 _SHORT = 20.0  # seconds of training, for which the recipe is too slow to start
-_SHORT_RECIPE = "--model.optimizer.warmup_steps 10 --model.optimizer.lr 1.2e-2 --model.optimizer.rest_lr 9e-3"
+_SHORT_RATES = "--model.optimizer.lr 1.2e-2 --model.optimizer.rest_lr 1.2e-2"
+_SHORT_RECIPE = f"--model.optimizer.warmup_steps 10 {_SHORT_RATES}".split()
 
 
 class Trained(NamedTuple):
@@ -153,7 +154,7 @@ def _ours(learned: Path, held_out: Path, folder: Path, limit: float, seed: int) 
         str(seed),
     ]
     command += [
-        *(f"{_SHORT_RECIPE} --data.batch_size 12".split() if limit < _SHORT else []),
+        *(_SHORT_RECIPE if limit < _SHORT else []),
         "--trainer.max_steps",
         "-1",
         "--trainer.max_time",
