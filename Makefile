@@ -20,7 +20,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt scripts/install.py
 
 train: install
 	$(BIN)/gpt fit --minutes 1.8
-	$(BIN)/gpt generate --prompt 'Return the ' --num_samples 2 --seed 1 --max_new_tokens 60
+	$(BIN)/gpt generate --prompt 'Return the' --num_samples 2 --seed 1 --max_new_tokens 60
 
 test: lint typecheck imports budget unit
 
