@@ -272,7 +272,9 @@ def test_the_law_is_its_formula():
     }
     seen_once = 1 + 1 / 10 + 1 / 5 + 1 / (800 / 4 / 2 / 2) + 1 / (50 * 2)
     once = law.bits_per_byte(seen=800.0, compressed=4.8, **numbers)  # twice as long as python-docs'
-    assert once == pytest.approx(seen_once * 2 ** (2.0 / seen_once))
+    assert once == pytest.approx(seen_once * 2 ** (2.0 / 1.8))  # as if it were at 1.8
+    more = replace(law, floor=3.0).bits_per_byte(seen=800.0, compressed=4.8, **numbers)
+    assert more == pytest.approx((seen_once + 2) * 2 ** (2.0 / (seen_once + 2)))
     effective = 1000 * (1 + 2 * (1 - math.exp(-2 / 2))) / 4 / 2 / 2
     thrice = 1 + 1 / 10 + 1 / 5 + 1 / effective + 1 / (50 * 2) + 25 / 1000 * (2 * 1000 / 300)
     assert law.bits_per_byte(seen=3000.0, compressed=2.4, **numbers) == pytest.approx(thrice)

@@ -32,7 +32,7 @@ _MOST_PASSES = 20  # over a text: the law knows nothing of more, which learn it 
 _MOST_VALIDATIONS = 4
 _SAMPLE_SECONDS = 0.7  # the text that is written at each
 _FEWEST_WINDOWS = 6  # of a batch: fewer look at too few places of the text
-_FEWEST_STEPS = 100
+_FEWEST_STEPS = 50
 _MOST_WEIGHTS = 5  # for each byte of text: few cells of the law have more
 _OCCURRENCES = 100  # tokens of text for each id, on average: with 84, 4,096 ids were 3 % worse than 2,048
 _DOUBT = 0.05  # of the bits per byte: by so much must a run be better that the law was not measured for
@@ -151,7 +151,8 @@ def choose(
     measured |= {"seen": seen, "unique": unique}
     bits = law.bits_per_byte(table=shape.table, per_token=per_token, compressed=text.compressed, **measured)
     covered = law.covers(**measured)
-    possible = fits & (steps >= _FEWEST_STEPS) & (seen <= _MOST_PASSES * unique)
+    most = np.maximum(_MOST_PASSES * unique, 2 * _FEWEST_STEPS * shape.tokens * per_token)
+    possible = fits & (steps >= _FEWEST_STEPS) & (seen <= most)
     wanted = np.where(possible, bits * np.where(covered, 1, 1 + _DOUBT), np.inf)
     part, i = map(int, np.unravel_index(wanted.argmin(), bits.shape))
     chosen = Shape(**{field.name: getattr(shape, field.name)[i].item() for field in fields(Shape)})
