@@ -34,9 +34,7 @@ class FusedAttention(MultiHeadAttention):
         three = (self.W_query, self.W_key, self.W_value)
         fused = nn.Linear(self.d_in, 3 * self.d_out, bias=three[0].bias is not None, device="meta")
         for name, _ in list(fused.named_parameters()):
-            joined = torch.cat(
-                [getattr(W, name).detach() for W in three]
-            )  # (3 * d_out, d_in) or (3 * d_out,)
+            joined = torch.cat([getattr(W, name).detach() for W in three])  # (3 * d_out, d_in), (3 * d_out,)
             setattr(fused, name, nn.Parameter(joined))
         del self.W_query, self.W_key, self.W_value
         self.W_qkv = pack(fused)

@@ -48,8 +48,10 @@ print(nats / (len(ids) - 1) / np.log(2))
 SEEDS = (1337, 1338, 1339)
 FRACTION = 0.13
 _SHORT = 20.0  # seconds of training, for which the recipe is too slow to start
-_SHORT_RATES = "--model.optimizer.lr 1.2e-2 --model.optimizer.rest_lr 1.2e-2"
-_SHORT_RECIPE = f"--model.optimizer.warmup_steps 10 {_SHORT_RATES}".split()
+_SHORT_RECIPE = [
+    *("--model.optimizer.warmup_steps", "10"),
+    *("--model.optimizer.lr", "1.2e-2", "--model.optimizer.rest_lr", "1.2e-2"),
+]
 
 
 class Trained(NamedTuple):

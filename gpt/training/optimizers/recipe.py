@@ -1,7 +1,7 @@
 """The recipe of the weights' updates: AdamW, or Muon for the blocks' matrices with AdamW for the rest."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -43,8 +43,8 @@ class OptimizerConfig:
     """Fraction of the updates over which "wsd" decays."""
 
     def __post_init__(self) -> None:
-        for name in ("lr", "rest_lr", "weight_decay", "embedding_weight_decay", "warmup_steps"):
-            check_least(0, **{name: getattr(self, name)})
+        names = "lr", "rest_lr", "weight_decay", "embedding_weight_decay", "warmup_steps"
+        check_least(0, **{name: getattr(self, name) for name in names})
         for name in ("momentum", "final_lr_fraction", "decay_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} must be in [0, 1], got {getattr(self, name)}")
@@ -76,6 +76,5 @@ def _build(named: dict[str, Tensor], config: OptimizerConfig, bfloat16: bool | N
     ]
     if config.name == "adamw":
         return AdamW([main, *rest], betas=config.betas, fused=True)
-    how: Any = {"momentum": config.momentum, "adjust_lr_fn": "match_rms_adamw"}
-    muon = StackedMuon([main], bfloat16=bfloat16, **how)
+    muon = StackedMuon([main], bfloat16=bfloat16, momentum=config.momentum, adjust_lr_fn="match_rms_adamw")
     return CombinedOptimizer(muon, AdamW(rest, betas=config.betas, fused=True))
