@@ -71,11 +71,11 @@ def predict(logs: np.ndarray, rows: list[dict[str, Any]]) -> np.ndarray:
     return law.bits_per_byte(**{name: np.array([row[name] for row in rows]) for name in NUMBERS})
 
 
-def fit(rows: list[dict[str, Any]], rounds: int = 60) -> np.ndarray:
+def fit(rows: list[dict[str, Any]], rounds: int = 60) -> tuple[np.ndarray, dict[str, float]]:
     """The logarithms of the constants: Levenberg and Marquardt's method with Huber's weights.
 
     The sweep scores one sample of 100,000 bytes of each kind of text, which may be easier or harder than what
-    a run holds out: a factor for each is fitted too, and written into the rows.
+    a run holds out: the logarithm of a factor for each is fitted too.
     """
     kinds = sorted({row["text"] for row in rows})
     start = np.log([value for value, _ in START.values()] + [1.0] * len(kinds))
@@ -104,10 +104,7 @@ def fit(rows: list[dict[str, Any]], rounds: int = 60) -> np.ndarray:
                 logs, best, damping = tried, value, max(damping / 5, 1e-6)
                 break
             damping *= 4
-    factors = logs[len(START) :]
-    for row in rows:
-        row["sample"] = 0.0 if "part" in row else float(factors[kinds.index(row["text"])])
-    return logs[: len(START)]
+    return logs[: len(START)], dict(zip(kinds, logs[len(START) :].tolist(), strict=True))
 
 
 def recipe(rows: list[dict[str, Any]]) -> None:
@@ -129,12 +126,11 @@ def main() -> None:
     """Fit, leave one kind out each time, draw and write."""
     rows = read()
     usual = [row for row in rows if (row.get("rate", 1.0), row["weight_decay"]) == USUAL]
-    logs = fit(usual)
+    logs, factors = fit(usual)
     constants = dict(zip(START, (float(f"{value:.4g}") for value in np.exp(logs)), strict=True))
-    for name in sorted({row["text"] for row in usual}):
-        factor = next(math.exp(row["sample"]) for row in usual if row["text"] == name and "part" not in row)
-        print(f"{name}: the sweep's sample takes {factor:.2f} of the bits of what a run holds out")
-    samples = np.array([row["sample"] for row in usual])
+    for name, factor in factors.items():
+        print(f"{name}: the sweep's sample takes {math.exp(factor):.2f} of the bits of what a run holds out")
+    samples = np.array([0.0 if "part" in row else factors[row["text"]] for row in usual])
     error = np.log(predict(logs, usual)) + samples - np.log([row["bits_per_byte"] for row in usual])
     print(
         f"{len(usual)} cells: median error {np.median(np.abs(error)):.1%}, nine in ten below "
@@ -142,7 +138,7 @@ def main() -> None:
     )
     for name in sorted({row["text"] for row in usual}):
         rest, left = ([row for row in usual if (row["text"] == name) is own] for own in (False, True))
-        guesses = predict(fit(rest), left) * np.exp(samples[[row["text"] == name for row in usual]])
+        guesses = predict(fit(rest)[0], left) * np.exp(samples[[row["text"] == name for row in usual]])
         reached = np.array([row["bits_per_byte"] for row in left])
         outside = np.log(guesses / reached)
         print(
