@@ -135,8 +135,7 @@ class LanguageModel(LightningModule):
     def configure_optimizers(self) -> Any:
         recipe = self.optimizer_config
         # By the precision, which config.yaml keeps, and not by today's speed: a resumed run rounds as before.
-        bfloat16 = True if "bf16" in str(self.trainer.precision) else None
-        optimizer = build_optimizer(self.model, recipe, bfloat16)
+        optimizer = build_optimizer(self.model, recipe, str(self.trainer.precision))
         self.planned_steps = self._count_steps()
         shape = recipe.warmup_steps, recipe.schedule, recipe.final_lr_fraction, recipe.decay_fraction
 

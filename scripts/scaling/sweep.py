@@ -25,7 +25,7 @@ from gpt.data.shards import Prepared
 from gpt.data.windows import EvalWindows
 from gpt.files import atomic_write, cache_folder
 from gpt.model import GPT
-from gpt.training.device import cpu_multiplies_bfloat16, keep_freed_memory
+from gpt.training.device import cpu_multiplies_bfloat16, default_precision, keep_freed_memory
 from gpt.training.loss import linear_cross_entropy
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.plan.law import Law
@@ -161,7 +161,7 @@ def measure(cell: Cell, corpus: Path, held_out: Path) -> dict[str, float]:
     recipe = OptimizerConfig(
         lr=lr, rest_lr=rest_lr, weight_decay=cell.weight_decay, embedding_weight_decay=0.2
     )
-    optimizer = build_optimizer(model, recipe, cpu_multiplies_bfloat16())
+    optimizer = build_optimizer(model, recipe, default_precision("cpu"))
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: learning_rate_factor(step, cell.steps, warmup, "linear")
     )

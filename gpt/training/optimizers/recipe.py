@@ -52,11 +52,12 @@ class OptimizerConfig:
             raise InputError(f"betas must be in [0, 1), got {self.betas}")
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig, bfloat16: bool | None = None) -> Optimizer:
+def build_optimizer(model: nn.Module, config: OptimizerConfig, precision: str = "") -> Optimizer:
     """The optimizer of a GPT's weights, with float32 masters where the weights are bfloat16.
 
-    `bfloat16` says whether Muon orthogonalises in it, see `StackedMuon`.
+    Muon orthogonalises in bfloat16 where the Trainer's `precision` names it, else as `StackedMuon` does.
     """
+    bfloat16 = "bf16" in precision or None
     # A tied head counts once; with adapters, the other weights are fixed.
     named: dict[str, Tensor] = {name: w for name, w in model.named_parameters() if w.requires_grad}
     if any(weight.dtype == torch.bfloat16 for weight in named.values()):

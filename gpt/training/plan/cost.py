@@ -106,7 +106,7 @@ def _time_step(shape: Shape, device: torch.device, precision: str) -> float:
     """The median seconds of a step, without the Trainer."""
     sizes = {name: value for name, value in asdict(shape).items() if name != "batch_size"}
     model = GPT(GPTConfig(**sizes, num_heads=shape.emb_dim // 32)).to(device)
-    optimizer = build_optimizer(model, OptimizerConfig(), "bf16" in precision or None)
+    optimizer = build_optimizer(model, OptimizerConfig(), precision)
     bfloat16 = torch.autocast(device.type, torch.bfloat16) if "bf16" in precision else nullcontext()
     x = torch.randint(shape.vocab_size, (shape.batch_size, shape.context_length), device=device)
     seconds = []
