@@ -19,7 +19,7 @@ from gpt.errors import InputError
 from gpt.training.ends import Ends
 from gpt.training.plan import command
 from gpt.training.plan.cost import _PROBES, Cost, Shape, fit_cost
-from gpt.training.plan.law import Law
+from gpt.training.plan.law import Law, Trial
 from gpt.training.plan.plan import Plan, choose
 from gpt.training.plan.text import Text, measure
 from gpt.training.record import Meter
@@ -31,9 +31,12 @@ BYTES_PER_TOKEN = {512: 1.9, 1024: 2.3, 2048: 2.75, 4096: 3.2, 8192: 3.6, 16384:
 
 
 def text_of(size: int) -> Text:
-    """A text like English prose, with the vocabularies that it supports."""
+    """A text neither hard nor easy, with the vocabularies that it supports."""
     kept = {n: each for n, each in BYTES_PER_TOKEN.items() if n * 20 <= size}
-    return Text(size=size, compressed=2.4, bytes_per_token=kept)
+    numbers = {"table": 65536, "unique": min(size, 1e6), "per_token": 2.3, "seen": min(350_000, 4 * size)}
+    bits = Law.load().usual(blocks=49152, context=64, batch=1536, **numbers)
+    trial = Trial(bits_per_byte=bits, repeats=0.78 * bits, **numbers)
+    return Text(size=size, trial=trial, bytes_per_token=kept)
 
 
 def plan(size: int, minutes: float, **given: float) -> Plan:
@@ -107,7 +110,7 @@ def test_a_text_is_measured(tmp_path):
     )
     text = measure(str(tmp_path / "long.txt"))
     assert text.size == (tmp_path / "long.txt").stat().st_size
-    assert 0 < text.compressed < 2.0
+    assert 0 < text.trial.repeats < text.trial.bits_per_byte < 2.0
     assert measure(str(tmp_path / "long.txt"), "gpt2:300").bytes_per_token.keys() == {300}
     assert measure(str(tmp_path / "long.txt"), None, 280).bytes_per_token.keys() == {280}
     (tmp_path / "short.txt").write_text("too short", "utf-8")
@@ -122,6 +125,7 @@ def hurry(workplace, monkeypatch):
     for module in ("plan.command", "fit", "record"):
         monkeypatch.setattr(f"gpt.training.{module}.STARTED", time.perf_counter())
     monkeypatch.setattr(command, "probe", lambda *_: slow)
+    monkeypatch.setattr("gpt.training.plan.text.try_out", lambda *_: text_of(1_000_000).trial)
     monkeypatch.setattr(command, "_REST_OF_START", 0.5)
     monkeypatch.setattr("gpt.training.plan.plan.END_SECONDS", 1.0)
     monkeypatch.setattr("gpt.training.fit.END_SECONDS", 1.0)
@@ -260,6 +264,7 @@ def test_the_law_is_its_formula():
             "window": 50.0,
             "passes": 2.0,
             "text_power": 2.0,
+            "repeat_power": 3.0,
         }
     )
     numbers = {
@@ -271,13 +276,25 @@ def test_the_law_is_its_formula():
         "per_token": 2.0,
     }
     seen_once = 1 + 1 / 10 + 1 / 5 + 1 / (800 / 4 / 2 / 2) + 1 / (50 * 2)
-    once = law.bits_per_byte(seen=800.0, compressed=4.8, **numbers)  # twice as long as python-docs'
-    assert once == pytest.approx(seen_once * 2 ** (2.0 / 1.8))  # as if it were at 1.8
-    more = replace(law, floor=3.0).bits_per_byte(seen=800.0, compressed=4.8, **numbers)
-    assert more == pytest.approx((seen_once + 2) * 2 ** (2.0 / (seen_once + 2)))
+    assert law.usual(seen=800.0, **numbers) == pytest.approx(seen_once)
     effective = 1000 * (1 + 2 * (1 - math.exp(-2 / 2))) / 4 / 2 / 2
-    thrice = 1 + 1 / 10 + 1 / 5 + 1 / effective + 1 / (50 * 2) + 25 / 1000 * (2 * 1000 / 300)
-    assert law.bits_per_byte(seen=3000.0, compressed=2.4, **numbers) == pytest.approx(thrice)
+    thrice = 1 + 1 / 10 + 1 / 5 + 1 / effective + 1 / (50 * 2) + 25 / 1000 * 2
+    assert law.usual(seen=3000.0, **numbers) == pytest.approx(thrice)
+
+
+def test_a_hard_text_takes_more_bits_and_one_that_repeats_itself_fewer():
+    law = replace(Law.load(), text_power=2.0, repeat_power=3.0)
+    shape = {"blocks": 49152, "context": 64, "batch": 1536, "table": 65536, "per_token": 2.0}
+    short = law.usual(seen=1e5, unique=1e6, **shape)
+    usual = Trial(bits_per_byte=short, repeats=0.78 * short, table=65536, seen=1e5, unique=1e6, per_token=2.0)
+    long = law.usual(seen=9e5, unique=1e6, **shape)
+    assert law.bits_per_byte(usual, seen=9e5, unique=1e6, **shape) == pytest.approx(long)
+    hard = replace(usual, bits_per_byte=1.1 * short, repeats=1.1 * usual.repeats)
+    assert law.bits_per_byte(hard, seen=9e5, unique=1e6, **shape) == pytest.approx(long * 1.1**2)
+    same = replace(usual, repeats=usual.repeats / 2)
+    found = law.bits_per_byte(same, seen=9e5, unique=1e6, **shape)
+    assert found == pytest.approx(long * 0.5 ** (3 * math.log(short / long)))
+    assert law.bits_per_byte(same, seen=5e4, unique=1e6, **shape) > short  # nothing is learned from repeats yet
 
 
 def test_longer_runs_have_lower_rates():

@@ -149,7 +149,7 @@ def choose(
     seen = steps * shape.tokens * per_token
     measured = {"blocks": shape.blocks, "context": shape.context_length, "batch": shape.tokens}
     measured |= {"seen": seen, "unique": unique}
-    bits = law.bits_per_byte(table=shape.table, per_token=per_token, compressed=text.compressed, **measured)
+    bits = law.bits_per_byte(text.trial, table=shape.table, per_token=per_token, **measured)
     covered = law.covers(**measured)
     most = np.maximum(_MOST_PASSES * unique, 2 * _FEWEST_STEPS * shape.tokens * per_token)
     possible = fits & (steps >= _FEWEST_STEPS) & (seen <= most)
