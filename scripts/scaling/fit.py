@@ -142,7 +142,7 @@ def main() -> None:
             cells = [i for i, row in enumerate(left) if row.get("minutes") == minutes]
             off = {f"{outside[i]:+.1%}" for i in cells}
             above = reached[cells][guesses[cells].argmin()] / reached[cells].min() - 1
-            print(f"  {minutes:g} minutes: {', '.join(sorted(off))}; it takes a shape {above:.1%} above the best")
+            print(f"  {minutes:g} minutes: {', '.join(sorted(off))}; the shape it takes: {above:+.1%}")
     print(json.dumps(constants))
     measured = {n: [min(row[n] for row in usual), max(row[n] for row in usual)] for n in NUMBERS}
     write_json(ROOT / "gpt" / "assets" / "law.json", {**constants, **RECIPE, "measured": measured})

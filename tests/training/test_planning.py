@@ -294,7 +294,8 @@ def test_a_hard_text_takes_more_bits_and_one_that_repeats_itself_fewer():
     same = replace(usual, repeats=usual.repeats / 2)
     found = law.bits_per_byte(same, seen=9e5, unique=1e6, **shape)
     assert found == pytest.approx(long * 0.5 ** (3 * math.log(short / long)))
-    assert law.bits_per_byte(same, seen=5e4, unique=1e6, **shape) > short  # nothing is learned from repeats yet
+    # Nothing is learned from repetitions before the trial's end.
+    assert law.bits_per_byte(same, seen=5e4, unique=1e6, **shape) > short
 
 
 def test_longer_runs_have_lower_rates():

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+_NUMBERS = ("blocks", "table", "context", "seen", "unique", "batch", "per_token")
 _REPEATS = 0.78  # of the trial's bits per byte: what LZMA takes for python-docs
 
 
@@ -27,8 +28,7 @@ class Trial:
     per_token: Any
     repeats: Any
     """Bits that LZMA takes for each held-out byte, after text from the part to train on."""
-    emb_dim: ClassVar[int] = 64
-    num_layers: ClassVar[int] = 1
+    blocks: ClassVar[int] = 12 * 64**2  # one layer of width 64
     context: ClassVar[int] = 64
     batch: ClassVar[int] = 1536
 
@@ -83,14 +83,12 @@ class Law:
 
     def bits_per_byte(self, text: Trial, **numbers: Any) -> Any:
         """Of a training on a text; `numbers` are the arguments of `usual`."""
-        trial = self.usual(
-            blocks=12 * text.num_layers * text.emb_dim**2,
-            **{name: getattr(text, name) for name in ("table", "context", "seen", "unique", "batch", "per_token")},
-        )
+        trial = self.usual(**{name: getattr(text, name) for name in _NUMBERS})
         repeats = text.repeats / text.bits_per_byte / _REPEATS
         usual = self.usual(**numbers, repeats=repeats)
         learned = np.maximum(np.log(trial / usual), 0)
-        return usual * (text.bits_per_byte / trial) ** self.text_power * repeats ** (self.repeat_power * learned)
+        harder = (text.bits_per_byte / trial) ** self.text_power
+        return usual * harder * repeats ** (self.repeat_power * learned)
 
     def usual(
         self,
