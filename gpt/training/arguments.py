@@ -24,7 +24,7 @@ from gpt.training.saved_options import OLD_NAMES, as_argument, leaves, plain_opt
 
 _SCANNED = ("run", "resume", "ckpt_path", "model.init_from", "minutes")
 _UNPLANNED = (
-    *("resume", "model.init_from", "data.tokens_per_update"),
+    *("resume", "ckpt_path", "model.init_from", "data.tokens_per_update"),
     *(f"trainer.{name}" for name in ("max_steps", "max_epochs", "max_time", "limit_val_batches")),
     *(f"trainer.{name}" for name in ("devices", "num_nodes", "strategy")),
 )

@@ -144,7 +144,8 @@ def main() -> None:
             above = reached[cells][guesses[cells].argmin()] / reached[cells].min() - 1
             print(f"  {minutes:g} minutes: {', '.join(sorted(off))}; the shape it takes: {above:+.1%}")
     print(json.dumps(constants))
-    measured = {n: [min(row[n] for row in usual), max(row[n] for row in usual)] for n in NUMBERS}
+    names = {n: n for n in NUMBERS} | {"trial": "trial_bits_per_byte", "repeats": "trial_repeats"}
+    measured = {n: [min(row[c] for row in usual), max(row[c] for row in usual)] for n, c in names.items()}
     write_json(ROOT / "gpt" / "assets" / "law.json", {**constants, **RECIPE, "measured": measured})
     recipe(rows)
     draw(usual, logs, error)

@@ -2,10 +2,8 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-import numpy as np
 
 from gpt.data.corpus import choose_split, find_corpus
 from gpt.data.shard_writer import cut_at, is_by_document
@@ -20,7 +18,7 @@ _READ = 32 << 20  # characters: of a longer text, the beginning stands for the r
 _SAMPLE = 1_000_000  # characters, in parts from all of what is read
 _PART = 100_000  # characters
 _HELD_OUT = 100_000  # bytes: enough to measure, at most a tenth of the text
-_SIZES = (512, 1024, 2048, 4096, 8192, 16384)
+_SIZES = (512, 1024, 2048, 4096, 8192)
 _SHORTEST = 2_000  # bytes
 
 
@@ -34,6 +32,8 @@ class Text:
     """What a short training on it has reached."""
     bytes_per_token: Mapping[int, float]
     """Of held-out text, by the number of ids of the vocabularies to choose from."""
+    held_out: float | None = None
+    """The fraction held out, if the text is prepared already."""
 
 
 def held_out(size: int, given: float | None = None) -> float:
@@ -46,22 +46,24 @@ def measure(
     vocabulary: str | None = None,
     vocab_size: int | None = None,
     val_fraction: float | None = None,
+    **reading: str | None,
 ) -> Text:
     """Read a corpus, of a long one the beginning; InputError if there is none or it is too short to plan for.
 
     Args:
         corpus, vocabulary, vocab_size, val_fraction: as `TokenData` takes them, None for what is not given.
+        reading: its `text_column` and `errors`.
     """
     if (Path(corpus) / META).is_file():
         prepared = Prepared(Path(corpus))
-        ids = prepared.first_ids(_SAMPLE // 4)
-        cut = len(ids) - len(ids) // 10
-        if prepared.count("val", "tokens"):
-            ids, cut = np.append(ids, prepared.first_ids(_SAMPLE // 4, "val")), len(ids)
-        train, val = (prepared.tokenizer.decode(part) for part in (ids[:cut], ids[cut:]))
-        size = sum(prepared.count(split, "bytes") for split in SPLITS)
-        return describe(train, val, size, prepared.tokenizer)
-    source, documents, read = find_corpus(corpus), list[list[str]](), 0
+        train_bytes, val_bytes = (prepared.count(split, "bytes") for split in SPLITS)
+        if not val_bytes:
+            raise InputError(f"a plan needs held-out text to predict: prepare {corpus} with a --val_fraction")
+        size = train_bytes + val_bytes
+        parts = (prepared.first_ids(_SAMPLE // 4, split) for split in SPLITS)
+        train, val = map(prepared.tokenizer.decode, parts)
+        return replace(describe(train, val, size, prepared.tokenizer), held_out=val_bytes / size)
+    source, documents, read = find_corpus(corpus, **reading), list[list[str]](), 0
     for piece in source.pieces():
         documents += [[]] if piece.first else []
         documents[-1].append(piece.text)
@@ -103,7 +105,7 @@ def describe(train: str, val: str, size: int, vocabulary: Tokenizer | Learned, f
         tokenizers = [vocabulary]
     else:
         table = learn_table([train], vocabulary.n_vocab, vocabulary.pattern, at_most=True)
-        sizes = [size for size in _SIZES if size <= len(table)] if free else []
+        sizes = [size for size in _SIZES if size <= len(table) + 1] if free else []
         tokenizers = [Tokenizer("own", table=table[: n - 1], pattern=vocabulary.pattern) for n in sizes]
         tokenizers = tokenizers or [Tokenizer("own", table=table, pattern=vocabulary.pattern)]
     counts = {one.n_vocab: len(one.encode_array(val)) for one in tokenizers}
