@@ -152,6 +152,51 @@ def test_missing_texts_are_empty_documents(tmp_path):
     assert list(documents(str(path))) == ["one", "", ""]
 
 
+TEXTS = ["NA", "None", "null", "007", "1.10", "true", "2021-05-05", "[1]", "caf\u00e9"]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.json", "a[1].jsonl", "a::b.jsonl"])
+def test_texts_that_look_like_something_else_stay_texts(tmp_path, name):
+    """Alone in a column, so that a reader which guesses types has no counterexample."""
+    write(tmp_path / "a1.jsonl", '{"text": "of another file"}')  # which the pattern a[1] matches
+    for text in TEXTS:
+        content = as_csv([text] * 2, "\t" if "tsv" in name else ",")
+        if "json" in name:
+            content = as_jsonl([text] * 2) if name.endswith("l") else json.dumps([{"text": text}, text])
+        for mark in (b"", b"\xef\xbb\xbf"):  # a byte order mark, as Windows writes it
+            path = write(tmp_path / name, mark + content.encode())
+            assert list(documents(str(path))) == [text] * 2
+
+
+def test_rows_of_several_types(tmp_path, capfd):
+    path = write(tmp_path / "a.jsonl", as_jsonl(["a text", "another"]) + '{"text": 5}\n')
+    with pytest.raises(InputError, match=r"a\.jsonl, row 3: column 'text' holds int, expected text"):
+        list(documents(str(path)))
+    asked, reply = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}
+    for chat in ([asked, reply], [asked, {**reply, "name": "bot"}]):  # other keys are not read
+        with open(path, "a" if len(chat[1]) > 2 else "w", encoding="utf-8") as file:
+            file.write(json.dumps({"messages": chat}) + "\n")
+    first, second = documents(str(path))
+    assert first == second and first.endswith("Yes")
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", '{"text": "x"}\n\n{"text": \n', r"a\.jsonl is not JSON from line 3 on: Expecting value"),
+        ("a.jsonl", '{"text": "x"}\n7\n', r"a\.jsonl, line 2: expected an object, got 7"),
+        ("a.json", "[" * 100_000, r"cannot read .*a\.json as json \(RecursionError"),
+        ("a.csv", "id,text\n1,x\n2,y,z\n", r"a\.csv, line 3: expected 2 values, got 3"),
+        ("a.csv", 'id,text\n1,"x\n2,y\n', r"a\.csv, line 3: unexpected end of data"),
+    ],
+)
+def test_bad_rows_are_named_by_their_line(tmp_path, capfd, name, content, message):
+    with pytest.raises(InputError, match=message):
+        list(documents(str(write(tmp_path / name, content))))
+    assert capfd.readouterr().err == ""  # nothing beside the one line
+
+
 def test_what_is_not_utf8_is_named_with_its_byte(tmp_path, monkeypatch):
     monkeypatch.setattr("gpt.data.documents._BYTES_AT_ONCE", 64)
     position = 1000
