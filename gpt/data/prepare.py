@@ -21,7 +21,7 @@ from gpt.data.documents import Piece
 from gpt.data.shard_writer import ShardWriter, check_ours, clear
 from gpt.data.shards import FORMAT, META, Prepared
 from gpt.data.vocabularies import Learned, find_vocabulary, learn
-from gpt.errors import InputError
+from gpt.errors import InputError, check_least
 from gpt.files import cache_folder
 from gpt.progress import notice, progress
 from gpt.template import DEFAULT_TEMPLATE, Template
@@ -89,6 +89,7 @@ def prepare_for(
     **options: Any,
 ) -> Path:
     """`prepare` for a tokenizer, or for a vocabulary to learn; `options` are those of `find_corpus`."""
+    check_least(1, workers=workers)
     if not 0.0 <= val_fraction < 1.0:
         raise InputError(f"val_fraction must be in [0, 1), got {val_fraction}")
     if (Path(corpus) / META).is_file():
@@ -102,8 +103,7 @@ def prepare_for(
         return folder
     from filelock import FileLock
 
-    if not (folder / META).is_file():
-        check_ours(folder)
+    check_ours(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):  # another process may be preparing it: then wait and use its work
         if _is_done(folder, key, verify):
