@@ -209,7 +209,7 @@ def _documents(tables: Iterable[Any], column: str, name: str, template: Template
 
 def _choose_columns(column: str, present: list[str], name: str) -> list[str]:
     """The columns to read: texts, messages, or prompts and completions. `text` may stand for examples."""
-    wanted = [column] if column in present else column.split(",")
+    wanted = [column] if column in present else [part.strip() for part in column.split(",")]
     if wanted == ["text"]:
         wanted = next((names for names in _EXAMPLES if {*names} <= {*present}), wanted)
     if len(wanted) > 2 or not {*wanted} <= {*present}:

@@ -147,6 +147,26 @@ def test_text_column(tmp_path):
         list(documents(str(path), text_column="id"))
 
 
+def test_a_blank_after_the_comma_of_two_columns(tmp_path):
+    path = write(tmp_path / "a.jsonl", '{"question": "x", "answer": "y"}')
+    found = list(documents(str(path), text_column="question, answer"))
+    assert found == list(documents(str(path), text_column="question,answer"))
+
+
+@pytest.mark.parametrize("option", ["subset", "split", "revision"])
+def test_what_names_a_part_of_a_hub_data_set_is_not_ignored_elsewhere(tmp_path, option):
+    path = write(tmp_path / "a.jsonl", '{"text": "x"}')
+    with pytest.raises(InputError, match=f"{option}: .*a.jsonl is no hub data set"):
+        find_corpus(str(path), **{option: "test"})
+
+
+def test_a_broken_link_that_a_pattern_matches_is_an_error(tmp_path):
+    write(tmp_path / "a.txt", "x")
+    (tmp_path / "b.txt").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"b\.txt is not a file, or a link to one that is missing"):
+        find_corpus(str(tmp_path / "*.txt"))
+
+
 def test_missing_texts_are_empty_documents(tmp_path):
     path = write(tmp_path / "a.jsonl", '{"text": "one"}\n{"text": null}\n{"text": ""}\n')
     assert list(documents(str(path))) == ["one", "", ""]
@@ -228,6 +248,9 @@ def test_files_that_are_not_what_their_name_says(tmp_path, name):
 def test_names_that_lead_nowhere(tmp_path):
     with pytest.raises(InputError, match=r"no corpus 'novel.txt'.*python-docs, python-stdlib"):
         find_corpus("novel.txt")
+    for name in ("", "~nobody-of-this-name/a.txt"):
+        with pytest.raises(InputError, match=f"no corpus '{name}'"):
+            find_corpus(name)
     with pytest.raises(InputError, match="no file matches"):
         find_corpus(str(tmp_path / "*.txt"))
     (tmp_path / "void").mkdir()
@@ -272,6 +295,15 @@ def test_own_recipes(tmp_path):
         ("corpus: {file: x}", "unknown setting file"),
         ("- a", "not a recipe"),
         ("a: [", "not a rec"),
+        ("a: " + "[" * 10_000, "not a rec"),
+        ("corpus: {hub: a/b, document_starts: '('}", "not a recipe.*unterminated"),
+        ("corpus: {hub: a/b, document_starts: 5}", "not a recipe"),
+        ("corpus: {1: x}", "unknown setting 1"),
+        ("corpus: {files: [1, a.txt]}", "expected texts, in quotation marks .*: 1"),
+        ("corpus: {files: }", "expected texts, .*: None"),
+        ("corpus: {files: ''}", "expected texts"),
+        ("corpus: {builtin: [python-docs]}", "expected texts"),
+        ("corpus: {hub: a/b, revision: 1234567}", "expected texts, .*: 1234567"),
     ):
         write(recipe, text)
         with pytest.raises(InputError, match=message):
