@@ -208,7 +208,7 @@ class ShardWriter:
 
 
 def is_by_document(held_out: float, val_fraction: float) -> bool:
-    """Whether documents chosen by their hash give about the fraction to hold out, and leave about the rest."""
+    """Whether documents chosen by their hash give about the fraction to hold out, and leave the rest."""
     return val_fraction / 4 <= held_out <= min(val_fraction * 4, 1 - (1 - val_fraction) / 4)
 
 
