@@ -7,8 +7,11 @@ above 1 means that this program is faster or better, unless the notes say otherw
 import argparse
 import inspect
 import os
+import sys
 from importlib import import_module
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the package need not be installed
 
 # Each name is a module benchmarks/NAME.py with `run(quick, ...) -> Report`, imported on demand. Its other
 # parameters are the options that the benchmark accepts.

@@ -4,15 +4,32 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "gpu_check.py"
 CHECKS = (
-    *("precision", "synchronisation", "quick", "checkpoint", "steps", "kernels", "resuming", "generation"),
-    *("sizes", "strategies"),
+    *("precision", "synchronisation", "training", "quick", "checkpoint", "steps", "kernels", "resuming"),
+    *("generation", "sizes", "strategies"),
 )
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """The script as a module."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    import gpu_check
+
+    yield gpu_check
+    for name in [name for name in sys.modules if name.split(".")[0] in ("gpu_check", "benchmarks", "faults")]:
+        del sys.modules[name]
+
+
+def plan_of(script, folder, seconds=60.0, dry=True):
+    deadline = time.monotonic() + seconds
+    return script.Plan(device="cpu", dry=dry, folder=folder, deadline=deadline)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
@@ -48,3 +65,63 @@ def test_without_a_gpu_one_line_names_the_dry_run():
     )
     assert done.returncode == 2
     assert "--dry-run" in done.stderr.splitlines()[-1]
+
+
+def test_a_part_of_the_checks_writes_its_report_as_it_goes(script, tmp_path, monkeypatch):
+    """A machine may be taken away at any moment: what was found until then is in the file."""
+    written = []
+
+    def three(plan):
+        for case in ("one", "two"):
+            yield script.Row(check="three", case=case, passed=True)
+        raise RuntimeError("it broke")
+
+    monkeypatch.setitem(script.CHECKS, "three", three)
+    rows = script.run_all(plan_of(script, tmp_path), ["three"], lambda rows: written.append(len(rows)))
+    assert written == [1, 2, 3]
+    assert [(row.case, row.passed, row.not_run) for row in rows] == [
+        *(("one", True, ""), ("two", True, ""), ("RuntimeError", False, "it broke"))
+    ]
+
+
+def test_no_case_begins_after_the_deadline(script, tmp_path, monkeypatch):
+    now = 0.0
+
+    def long(plan):
+        nonlocal now
+        for case in ("one", "two"):
+            now += 100.0
+            yield script.Row(check="long", case=case, passed=True)
+
+    monkeypatch.setitem(script.CHECKS, "long", long)
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    rows = script.run_all(plan_of(script, tmp_path, 60.0), ["long", "long"], lambda rows: None)
+    assert [row.verdict for row in rows] == ["ok", "not run: out of time", "not run: out of time"]
+
+
+def test_without_the_packages_of_the_command_line_the_rest_runs(script, tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "find_spec", lambda name: None if name == "docstring_parser" else name)
+    monkeypatch.setitem(script.CHECKS, "kernels", lambda plan: iter(()))
+    rows = script.run_all(plan_of(script, tmp_path), ["training", "kernels"], lambda rows: None)
+    assert [row.verdict for row in rows] == ["not run: gpt fit needs docstring_parser"]
+
+
+def test_the_command_finds_packages_that_were_carried_along(script, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/carried")
+    given = []
+
+    def run(command, **options):
+        given.append(options["env"])
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(script.subprocess, "run", run)
+    plan_of(script, tmp_path, dry=False).gpt("generate", without_gpu=True)
+    assert given[0]["PYTHONPATH"] == f"{SCRIPT.parents[1]}{os.pathsep}/carried"
+    assert given[0]["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_an_unknown_check_is_named(script, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["gpu_check.py", "--checks", "kernels,speed"])
+    with pytest.raises(SystemExit):
+        script.main()
+    assert "there is no check speed, expected some of precision, " in capsys.readouterr().err

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpt.generation.cache import LayerCache, Read, RowCache, new_store
 from gpt.generation.decoding import has_hooks
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 # The log-probability of a token in nats, and the likeliest ids in its place with theirs.
 Score = tuple[float | None, tuple[tuple[int, float], ...]]
 UNSCORED: Score = (None, ())
+# All but cuDNN's, PyTorch's first choice on a Hopper GPU: it builds a plan, up to a second, for every shape.
+_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def window_start(length: int, context_length: int) -> int:
@@ -64,9 +67,10 @@ class Forward:
     def _call(self, tokens: Sequence[Sequence[int]], scored: int = 1, **inputs: Any) -> Tensor:
         """Logits of at least the last `scored` of tokens (N, T): the fewer, the cheaper."""
         given = torch.tensor([list(row) for row in tokens], device=self.weight.device)  # (N, T)
-        if not self._in_parts:
-            return self.model(given, **inputs)
-        features = self.model.features(given, **inputs)  # (N, T, D)
+        with sdpa_kernel(_KERNELS):
+            if not self._in_parts:
+                return self.model(given, **inputs)
+            features = self.model.features(given, **inputs)  # (N, T, D)
         return self.model.head(features[:, -scored:])
 
 

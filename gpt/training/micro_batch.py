@@ -15,7 +15,7 @@ from gpt.training.resume import random_state, set_random_state
 class FitMicroBatch(Callback):
     """Halves the micro-batch of `--data.tokens_per_update` before training until one fits; reports its size.
 
-    The trial is a forward and a backward pass, beside memory for the optimizer's two moments; it changes no
+    The trial is an update's first two batches, beside memory for the optimizer's two moments; it changes no
     weight and no random number of the run.
     """
 
@@ -43,8 +43,10 @@ def _fits(trainer: Trainer, module: Any, batch: tuple[Tensor, ...]) -> bool:
     device, fits = trainer.strategy.root_device, True
     try:
         with trainer.precision_plugin.train_step_context():
-            moments = [torch.empty(2, local(weight).numel(), device=device) for weight in module.parameters()]
-            module.loss(tuple(part.to(device) for part in batch)).backward()
+            sizes = [local(weight).numel() for weight in module.parameters()]
+            moments = [torch.empty(2, size, dtype=torch.float32, device=device) for size in sizes]
+            for _ in range(2):  # beside the second are the gradients of the first, as in an update
+                module.loss(tuple(part.to(device) for part in batch)).backward()
             del moments
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
@@ -61,4 +63,5 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, on a GPU or a CPU: on a CPU torch raises a plain RuntimeError."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(part in str(error) for part in ("alloc", "out of memory"))
+    told = str(error).lower() if isinstance(error, RuntimeError) else ""
+    return "alloc" in told or "out of memory" in told

@@ -75,12 +75,18 @@ def interleave(
     return {name: Timing(seconds=seconds) for name, seconds in taken.items()}
 
 
+def with_package(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a process that finds this checkout's package, and what PYTHONPATH names already."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, **(more or {})}
+
+
 def run_python(arguments: list[str], folder: Path, environment: Mapping[str, str] | None = None) -> str:
     """Run Python in `folder` with this checkout's package, and return what it prints."""
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
+        env=with_package(environment),
         check=False,
         capture_output=True,
         text=True,

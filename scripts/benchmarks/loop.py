@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from benchmarks.common import Report, Timing, say, synchronize
@@ -96,7 +97,7 @@ def _bare_loop(cli: Measured, steps: int, device: str) -> tuple[float, list[floa
     autocast = torch.autocast(device.partition(":")[0], torch.bfloat16) if bfloat16 else nullcontext()
     batches = iter(cli.datamodule.train_dataloader())
     module.train()
-    stepping = [0.0, 0.0]
+    stepping: list[list[Any]] = [[], []]
     began = time.perf_counter()
     for _ in range(steps):
         batch = [part.to(device, non_blocking=True) for part in next(batches)]
@@ -105,13 +106,24 @@ def _bare_loop(cli: Measured, steps: int, device: str) -> tuple[float, list[floa
         loss.backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0, foreach=True)
         for i, part in enumerate(optimizer.parts):  # Muon, AdamW
-            synchronize(device)
-            before = time.perf_counter()
+            before = _mark(device)
             part.step()
-            synchronize(device)
-            stepping[i] += time.perf_counter() - before
+            stepping[i].append((before, _mark(device)))
         optimizer.zero_grad(set_to_none=True)
         scheduler.step()
     synchronize(device)
     total = time.perf_counter() - began
-    return total, [seconds / total for seconds in stepping]
+    return total, [sum(_seconds(*pair) for pair in pairs) / total for pairs in stepping]
+
+
+def _mark(device: str) -> Any:
+    """A moment, on a GPU one of its own: to wait for it within a step would slow the loop."""
+    if not device.startswith("cuda"):
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _seconds(before: Any, after: Any) -> float:
+    return after - before if isinstance(before, float) else before.elapsed_time(after) / 1000

@@ -21,13 +21,13 @@ from gpt.serve.server import new_server
 CLIENTS = 16
 
 
-def run(quick: bool) -> Report:
+def run(quick: bool, device: str = "cpu") -> Report:
     """Measure tokens per second of 16 concurrent requests, and of the same requests in sequence."""
     torch.manual_seed(0)
     config = GPTConfig.from_name("gpt2-small", **({"num_layers": 2} if quick else {}))
     new = 8 if quick else 32
     asked = forms(new)
-    model = for_decoding(GPT(config), "bfloat16")
+    model = for_decoding(GPT(config).to(device), "bfloat16")
     wait_until_compiled(model)
     with listening(create_app(model, Tokenizer(), name="random")) as address:
         say(f"{CLIENTS} requests of {new} tokens, at once and one after another")
@@ -40,7 +40,7 @@ def run(quick: bool) -> Report:
         )
     speeds = {name: CLIENTS * new / timing.median for name, timing in taken.items()}
     return Report(
-        title=f"Serving, GPT-2 small in bfloat16, {CLIENTS} requests of {new} tokens",
+        title=f"Serving, GPT-2 small in bfloat16, {CLIENTS} requests of {new} tokens, on {device}",
         rows=[
             {"requests": name, "tokens/s": speed, "spread": taken[name].spread}
             for name, speed in speeds.items()

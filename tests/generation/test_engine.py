@@ -233,6 +233,22 @@ def test_running_samples_get_tokens_while_a_long_prompt_is_read(model):
     assert first.new_tokens == before + 5
 
 
+def test_cudnns_attention_is_left_out(model, monkeypatch):
+    """It plans anew for every shape, which on a GPU would take up to a second for each length of a text."""
+    seen = []
+
+    def features(*inputs, original=model.features, **options):
+        seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return original(*inputs, **options)
+
+    monkeypatch.setattr(model, "features", features)
+    engine = Engine(model)
+    engine.add(Request(tokens=[1, 2, 3], max_new_tokens=3))
+    run(engine)
+    assert seen == [False] * 3  # the prompt, and two tokens
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_padding_of_the_vocabulary_is_never_drawn(model):
     engine = Engine(model, Tokenizer("gpt2", vocab_size=257))
     request = Request(tokens=[1], max_new_tokens=200, samples=8, seed=0, sampling=Sampling(temperature=50))

@@ -80,6 +80,7 @@ ALLOCATIONS = [
     MemoryError(),
     RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory"),
     RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GB)"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
 ]
 
 
@@ -96,6 +97,30 @@ def test_the_micro_batch_is_halved_until_it_fits_and_written_down(error, memory,
     tried.clear()
     assert main(["fit", "--resume", "runs/halved", "--trainer.max_steps", "8"]) == 0
     assert set(tried) == {6}
+
+
+def test_the_trial_sees_the_memory_of_a_later_batch(monkeypatch, workplace):
+    """From an update's second batch on there are gradients; the moments are float32 beside any weights."""
+    empty, taken = torch.empty, []
+
+    def loss(self, batch, original=LanguageModel.loss):
+        if len(batch[0]) > 6 and any(weight.grad is not None for weight in self.parameters()):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        return original(self, batch)
+
+    def noted(*size, **options):
+        made = empty(*size, **options)
+        taken.append((made.shape, made.dtype))
+        return made
+
+    monkeypatch.setattr(LanguageModel, "loss", loss)
+    monkeypatch.setattr("gpt.training.micro_batch.torch.empty", noted)
+    options = ["--data.batch_size", "12", "--trainer.precision", "bf16-true", "--run", "halved"]
+    assert main([*UPDATES, *options]) == 0
+    options = yaml.safe_load(Path("runs/halved/config.yaml").read_text(encoding="utf-8"))
+    assert options["data"]["batch_size"] == 6
+    moments = {dtype for shape, dtype in taken if len(shape) == 2 and shape[0] == 2}
+    assert moments == {torch.float32}
 
 
 def test_the_trial_changes_nothing(memory, workplace):
