@@ -10,6 +10,7 @@ from torch import nn
 
 from gpt import GPT, GPTConfig
 from gpt.generation import Engine, Request, Sampling, compiled, for_decoding
+from gpt.generation.cache import Read
 from gpt.generation.compiled import CompiledStep
 from tests.generation.conftest import sharp, slow_greedy
 
@@ -140,6 +141,16 @@ def test_the_logits_are_the_models(precision):
         given = torch.tensor([log_probability for _, log_probability, _ in scored])
         wanted = expected[59:-1].gather(-1, torch.tensor(tokens[60:])[:, None])[:, 0]
         torch.testing.assert_close(given, wanted, atol=1e-4 if precision == "float32" else 0.2, rtol=0)
+
+
+@pytest.mark.usefixtures("program")
+def test_ids_reach_the_program_as_whole_numbers():
+    """It reads them as addresses too: a number of another type would be read as any of both."""
+    texts = [write(for_decoding(sharp(CONFIG)), [prompt], 9)[0][1] for prompt in ([4, 5], torch.tensor([4, 5]))]
+    assert texts[0] == texts[1]
+    step, cache = CompiledStep.of(for_decoding(sharp(CONFIG))), torch.zeros(2, 2, 4, 2, 16)
+    whole, floats = (step([Read(tokens, 0, cache, 2)]) for tokens in ([4, 5], [4.0, 5.0]))
+    assert torch.equal(whole, floats)
 
 
 @pytest.mark.usefixtures("program")
