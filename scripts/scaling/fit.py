@@ -34,8 +34,6 @@ MOST_PASSES = 14  # cells that read a text more often have learned it by heart: 
 PLANNED = 5  # a run by --minutes or by hand is what is predicted, and counts as so many cells
 USUAL = 1.0, 0.4  # times the law's learning rates; weight decay
 RECIPE = {"lr": 0.0076, "lr_power": -0.2, "rest_lr": 1.5, "weight_decay": USUAL[1]}  # docs/scaling.md
-# Bytes: less of it is a few documents, which are another text than those held out.
-FEWEST = {"python-docs": 100_000, "python-stdlib": 500_000}
 
 
 def read() -> list[dict[str, Any]]:
@@ -57,8 +55,7 @@ def read() -> list[dict[str, Any]]:
         row["context"] = context
         row["seen"] = row["steps"] * row["batch_tokens"] * row["per_token"]
         row["trial"] = [row[f"trial_{name}"] for name in TRIAL]
-    enough = [row for row in rows if row["train_bytes"] >= FEWEST.get(row["text"], 0)]
-    return [row for row in enough if row["seen"] <= MOST_PASSES * row["unique"]]
+    return [row for row in rows if row["seen"] <= MOST_PASSES * row["unique"]]
 
 
 NUMBERS = ("blocks", "table", "context", "seen", "unique", "batch", "per_token")
