@@ -30,7 +30,7 @@ START = {
     "table_overfit": (3.0, 1.0),
 }
 HUBER = 0.03
-MOST_PASSES = 14  # cells that read a text more often have learned it by heart: no plan goes there
+MOST_PASSES = 14  # cells that read a text more often have learned it by heart: few plans go there
 SAMPLE = 0.1  # the width of the prior on a sample's factor
 PLANNED = 5  # a run by --minutes or by hand is what is predicted, and counts as so many cells
 USUAL = 1.0, 0.4  # times the law's learning rates; weight decay
