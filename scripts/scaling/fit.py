@@ -30,7 +30,7 @@ START = {
     **{"table_overfit": (3.0, 1.0), "overfit_repeats": (2.0, 0.5)},
 }
 HUBER = 0.03
-MOST_PASSES = 14  # cells that read a text more often have learned it by heart: no plan goes there
+MOST_PASSES = 14  # cells that read a text more often have learned it by heart: few plans go there
 PLANNED = 5  # a run by --minutes or by hand is what is predicted, and counts as so many cells
 USUAL = 1.0, 0.4  # times the law's learning rates; weight decay
 RECIPE = {"lr": 0.0076, "lr_power": -0.2, "rest_lr": 1.5, "weight_decay": USUAL[1]}  # docs/scaling.md
