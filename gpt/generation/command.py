@@ -68,7 +68,7 @@ def write(
         num_samples=num_samples,
         sampling=sampling,
         seed=seed,
-        stop=[stop] if isinstance(stop, str) else stop or (),
+        stop=() if stop is None else stop,
         allow_special=allow_special,
     )
     if not interactive:
@@ -106,13 +106,15 @@ def _show(prompt: str, pieces: Iterator[tuple[int, str]], num_samples: int) -> s
 
 def ask() -> Iterator[str]:
     """Yield typed prompts until Ctrl-D, with a history where Python has readline."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
     with suppress(ImportError):  # Windows has none
         import readline  # noqa: F401 - importing it is what makes input() keep a history
     while True:
         try:
             if line := input("> "):
                 yield line
-        except EOFError:
+        except (EOFError, RuntimeError):  # the latter where the process was started without an input
             print()
             return
         except KeyboardInterrupt:
