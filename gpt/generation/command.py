@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from gpt.errors import InputError
@@ -77,7 +78,7 @@ def write(
     if template is None:
         notice("this checkpoint has no template for a chat: the text of each line is continued")
     messages = [{"role": "system", "content": prompt}] if prompt else []
-    for line in ask():
+    for line in chain([prompt] if prompt and template is None else [], ask()):
         try:
             if template is None:
                 _show(line, texts(line), num_samples)

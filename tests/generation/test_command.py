@@ -59,6 +59,12 @@ def test_prompts_are_asked_for_until_the_end(checkpoint, capsys, monkeypatch):
     assert "> Hi" in out and "> You" in out
 
 
+def test_a_prompt_before_those_that_are_asked_for(checkpoint, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("You\n"))
+    out = run(capsys, "--checkpoint", checkpoint, "--interactive", "--prompt", "Once", "--seed", "1")
+    assert out.startswith("Once") and "> You" in out
+
+
 def test_prompts_that_are_not_utf8_and_no_input_at_all(checkpoint, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8"))
     assert "> caf\ufffd" in run(capsys, "--checkpoint", checkpoint, "--interactive")
