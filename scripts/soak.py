@@ -44,9 +44,11 @@ def main() -> None:
     )
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--clients", type=int, default=24, help="requests at a time")
-    parser.add_argument("--precision", default="bfloat16", help="float32, bfloat16 or int8")
+    parser.add_argument("--precision", default="bfloat16", choices=["float32", "bfloat16", "int8"])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found")
     options = parser.parse_args()
+    if min(options.requests, options.clients) < 1:
+        parser.error(f"expected at least one request and client, got {options.requests}, {options.clients}")
 
     torch.manual_seed(0)
     config = GPTConfig(vocab_size=2048, context_length=128, emb_dim=128, num_heads=4, num_layers=4)
@@ -123,12 +125,12 @@ async def send(client: Any, numbers: random.Random, replies: list[tuple[dict[str
         return "refused as malformed" if answer.status_code in (400, 404) else "failed"
     if lot < 0.10:
         try:
-            await client.post(
+            answer = await client.post(
                 "/v1/completions", json={**form, "max_tokens": 4000}, timeout=numbers.uniform(0.01, 0.3)
             )
         except httpx.TimeoutException:
             return "cut off"
-        return "answered"  # it drew the end of text before it was cut off
+        return "answered" if answer.status_code == 200 else "failed"  # it drew the end of text before
     answer = await client.post("/v1/completions", json=form)
     if answer.status_code != 200 or '"error"' in answer.text:
         print(answer.status_code, answer.text[:300], file=sys.stderr)

@@ -64,8 +64,7 @@ def generate(
 
 def stream(model: GPT, tokenizer: Tokenizer, prompt: str, **settings: Any) -> Iterator[str]:
     """Yield the text that follows `prompt` piece by piece; the settings are those of `stream_samples`."""
-    for _, text in stream_samples(model, tokenizer, prompt, **settings):
-        yield text
+    return (text for _, text in stream_samples(model, tokenizer, prompt, **settings))
 
 
 def stream_samples(
@@ -87,6 +86,4 @@ def stream_samples(
     ids = tokenizer.encode(prompt, allow_special=allow_special) if isinstance(prompt, str) else [*prompt]
     engine, end = Engine(for_decoding(model), tokenizer), tokenizer.eot
     engine.add(Request(tokens=ids or [end], samples=num_samples, end=end, **settings))
-    for token in engine.run():
-        if token.text:
-            yield token.sample.k, token.text
+    return ((token.sample.k, token.text) for token in engine.run() if token.text)

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from gpt.errors import InputError
@@ -68,7 +69,7 @@ def write(
         num_samples=num_samples,
         sampling=sampling,
         seed=seed,
-        stop=[stop] if isinstance(stop, str) else stop or (),
+        stop=() if stop is None else stop,
         allow_special=allow_special,
     )
     if not interactive:
@@ -77,7 +78,7 @@ def write(
     if template is None:
         notice("this checkpoint has no template for a chat: the text of each line is continued")
     messages = [{"role": "system", "content": prompt}] if prompt else []
-    for line in ask():
+    for line in chain([prompt] if prompt and template is None else [], ask()):
         try:
             if template is None:
                 _show(line, texts(line), num_samples)
@@ -106,13 +107,15 @@ def _show(prompt: str, pieces: Iterator[tuple[int, str]], num_samples: int) -> s
 
 def ask() -> Iterator[str]:
     """Yield typed prompts until Ctrl-D, with a history where Python has readline."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
     with suppress(ImportError):  # Windows has none
         import readline  # noqa: F401 - importing it is what makes input() keep a history
     while True:
         try:
             if line := input("> "):
                 yield line
-        except EOFError:
+        except (EOFError, RuntimeError):  # the latter where the process was started without an input
             print()
             return
         except KeyboardInterrupt:

@@ -128,10 +128,11 @@ _private_folder = functools.cache(tempfile.TemporaryDirectory)  # until the proc
 
 def _is_mine(path: Path) -> bool:
     """Whether it exists and nobody else can have written it."""
-    if os.name == "nt" or not path.exists():
-        return path.exists()
-    status = path.stat()
-    return status.st_uid == os.getuid() and not status.st_mode & 0o022
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return os.name == "nt" or (status.st_uid == os.getuid() and not status.st_mode & 0o022)
 
 
 @functools.cache

@@ -16,9 +16,10 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
-        if "" in stop:
+        self.tokenizer, self.stopped = tokenizer, False
+        self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        if "" in self.stop:
             raise InputError("a stop string must have at least one character")
-        self.tokenizer, self.stop, self.stopped = tokenizer, tuple(stop), False
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
 

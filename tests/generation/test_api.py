@@ -104,6 +104,16 @@ def test_the_stream_ends_before_a_stop_string(writer):
     assert given == whole[: whole.index(stop)]
 
 
+def test_a_stop_string_alone_is_one(writer):
+    given = [
+        "".join(stream(writer, BYTES, "Ab", max_new_tokens=80, seed=2, stop=s))
+        for s in ("\x07\x08", ["\x07\x08"])
+    ]
+    assert given[0] == given[1]
+    with pytest.raises(InputError, match="max_new_tokens"):
+        stream(writer, BYTES, "Ab", max_new_tokens=-1)  # at once, not when the first piece is asked for
+
+
 def test_samples_are_streamed_together(writer):
     texts = ["", "", ""]
     order = []

@@ -59,6 +59,19 @@ def test_prompts_are_asked_for_until_the_end(checkpoint, capsys, monkeypatch):
     assert "> Hi" in out and "> You" in out
 
 
+def test_a_prompt_before_those_that_are_asked_for(checkpoint, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("You\n"))
+    out = run(capsys, "--checkpoint", checkpoint, "--interactive", "--prompt", "Once", "--seed", "1")
+    assert out.startswith("Once") and "> You" in out
+
+
+def test_prompts_that_are_not_utf8_and_no_input_at_all(checkpoint, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8"))
+    assert "> caf\ufffd" in run(capsys, "--checkpoint", checkpoint, "--interactive")
+    monkeypatch.setattr("sys.stdin", None)  # `<&-`
+    assert run(capsys, "--checkpoint", checkpoint, "--interactive") == "\n"
+
+
 def test_an_interrupt_ends_the_text_and_not_the_loop(capsys, monkeypatch):
     def interrupted(prompt):
         raise KeyboardInterrupt
@@ -117,6 +130,11 @@ def test_a_reader_that_leaves(checkpoint):
         assert err.read() == b""
 
 
-def test_bad_input_is_one_line(checkpoint, capsys):
-    assert main(["generate", "--checkpoint", checkpoint, "--temperature", "-1"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("temperature", "-1"), ("max_new_tokens", "-1"), ("stop", ""), ("stop", '["a", ""]')],
+)
+def test_bad_input_is_one_line(checkpoint, capsys, option, value):
+    assert main(["generate", "--checkpoint", checkpoint, "--prompt", "Hi", f"--{option}", value]) == 2
+    out, err = capsys.readouterr()
+    assert err.count("\n") == 1 and out == ""

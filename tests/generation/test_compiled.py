@@ -245,6 +245,11 @@ def test_a_program_is_kept_where_others_cannot_write(tmp_path):
     assert [path.stat().st_mode & 0o777 for path in (step._path, step._path.parent)] == [0o700, 0o700]
 
 
+def test_a_cache_folder_that_cannot_be_reached(monkeypatch, tmp_path):
+    monkeypatch.setenv("GPT_CACHE", str(tmp_path / ("x" * 300)))
+    assert not CompiledStep.of(for_decoding(sharp(CONFIG))).ready
+
+
 @pytest.mark.usefixtures("no_program")
 def test_only_a_model_that_is_large_enough_is_compiled_for(monkeypatch):
     begun = []
