@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (InputError, OSError) as error:
         if os.environ.get("GPT_TRACEBACK"):
             raise
-        print(f"gpt {arguments[0]}: {one_line(error)}", file=sys.stderr)
+        print(" ".join(f"gpt {arguments[0]}: {one_line(error)}".split()), file=sys.stderr)
         return 2
     return 0
 
@@ -99,12 +99,12 @@ def run(name: str, arguments: list[str]) -> None:
         )
         if isinstance(output, Path):
             print(output)  # for the next command
-    except (argparse.ArgumentError, jsonargparse.ArgumentError) as error:
+    except (argparse.ArgumentError, jsonargparse.ArgumentError, UnicodeDecodeError) as error:
         raise InputError(f"{error}{_suggestion(name, str(error))} (see 'gpt {name} --help')") from None
 
 
 def _suggestion(name: str, error: str) -> str:
-    if not (unknown := re.search(r"unrecognized arguments.*?--([\w.]+)", error)):
+    if not (unknown := re.search(r"unrecognized arguments.*?--([\w.-]+)", error)):
         return ""
     options = options_of(name)
     meant = [option for option in options if option.endswith(f".{unknown[1]}")]
@@ -146,7 +146,8 @@ def _spell_out(arguments: list[str], function: Callable[..., object]) -> list[st
 def one_line(error: BaseException) -> str:
     """An error's message without its line breaks."""
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        name = error.filename2 or error.filename  # the second is what a file is renamed to
+        return f"{name}: {error.strerror}" if name else error.strerror
     return " ".join(str(error).split())
 
 

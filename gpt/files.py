@@ -77,7 +77,9 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def check_free(path: Path, overwrite: bool | None = None) -> None:
-    """An InputError where an output would replace something; `overwrite` is None for lack of the option."""
+    """An InputError where an output would replace something; `overwrite` is None for an output folder."""
+    if overwrite is not None and path.is_dir():
+        raise InputError(f"{path} is a folder: choose the name of a file")
     if any(path.iterdir()) if path.is_dir() else os.path.lexists(path) and not overwrite:
         advice = "" if overwrite is None else ", or replace it with --overwrite"
         raise InputError(f"{path} exists already: choose another name{advice}")

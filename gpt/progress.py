@@ -33,7 +33,8 @@ def progress(
     counts: list[str | rich.ProgressColumn] = [rich.DownloadColumn(), rich.TransferSpeedColumn()]
     if unit != "bytes":
         counts = [rich.MofNCompleteColumn(), unit, "{task.fields[figures]}"]
-    columns = ["{task.description}", rich.BarColumn(), *counts, rich.TimeRemainingColumn(), "left"]
+    name = rich.TextColumn("{task.description}", markup=False)  # `[a]` in a corpus's name is no style
+    columns = [name, rich.BarColumn(), *counts, rich.TimeRemainingColumn(), "left"]
     with rich.Progress(*columns, console=Console(stderr=True), refresh_per_second=4) as bar:
         task = bar.add_task(label, total=total, completed=done, figures="")
 

@@ -6,6 +6,8 @@ On a machine without an NVIDIA GPU it takes PyTorch's CPU build, which is gigaby
 that is installed, else pip. Standard library alone: it runs before anything is installed.
 """
 
+from __future__ import annotations  # so that an older Python gets as far as the line that refuses it
+
 import argparse
 import platform
 import shutil

@@ -79,7 +79,7 @@ class Case:
 
     def passes(self, result: "Result") -> bool:
         """Whether the differences are within their bound; not a number never is."""
-        return max(result.losses, result.weights) <= BOUND and not result.error
+        return not result.error and result.losses <= BOUND and result.weights <= BOUND
 
     def reference(self) -> str:
         """The folder of the run on one process, which the case with a change shares."""
@@ -211,14 +211,21 @@ def compare(run: Path, other: Path) -> Result:
         return Result(losses=float("nan"), weights=float("nan"), error="other steps, or other weights")
     pairs = zip(*losses, strict=True)
     return Result(
-        losses=max(abs(other / loss - 1) for (_, loss), (_, other) in pairs),
-        weights=max(
-            float((states[1][name] - weight).abs().max())
-            for name, weight in states[0].items()
-            # It adds one number to all scores of a query, which softmax removes: its gradient is rounding.
-            if not name.endswith("W_key.bias")
+        losses=_largest([torch.tensor(other / loss - 1) for (_, loss), (_, other) in pairs]),
+        weights=_largest(
+            [
+                states[1][name] - weight
+                for name, weight in states[0].items()
+                # It adds one number to a query's scores, which softmax removes: its gradient is rounding.
+                if not name.endswith("W_key.bias")
+            ]
         ),
     )
+
+
+def _largest(differences: list[Tensor]) -> float:
+    """Of their absolute values; not a number if one is none, which Python's `max` may overlook."""
+    return float(torch.stack([difference.abs().max() for difference in differences]).max())
 
 
 def _losses(run: Path) -> list[tuple[str, float]]:

@@ -3,11 +3,14 @@
 import json
 import struct
 import sys
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+
+from gpt.training.plan.law import Trial
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -135,7 +138,7 @@ def plans(common, tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "TABLE", tmp_path / "planned.csv")
     monkeypatch.setattr(plan, "run_python", fake)
     monkeypatch.setattr(plan, "Prepared", lambda folder: SimpleNamespace(count=lambda *_: 1000))
-    monkeypatch.setattr(plan, "_compressed", lambda corpus: 2.5)
+    monkeypatch.setattr(plan, "_trial", lambda corpus: {field.name: 2.5 for field in fields(Trial)})
     return plan, runs
 
 

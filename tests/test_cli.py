@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from gpt.cli import COMMANDS, main
+from gpt.cli import COMMANDS, main, one_line
+from gpt.files import atomic_write
 
 
 def test_help_lists_every_command(capsys):
@@ -116,6 +117,31 @@ def test_an_unknown_option_names_the_one_it_may_stand_for(capsys):
     err = capsys.readouterr().err
     assert "did you mean --" in err
     assert err.count("\n") == 1
+
+
+def test_an_option_with_dashes_names_the_one_with_underscores(capsys):
+    assert main(["inspect", "tokens", "--vocab-size", "5"]) == 2
+    assert "did you mean --vocab_size?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["no\nsuch"], ["evaluate", "--checkpoint", "x\ny"]])
+def test_what_has_line_breaks_is_named_in_one_line(arguments, capsys):
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_config_that_is_not_text_is_one_line(tmp_path, capsys):
+    (tmp_path / "a.yaml").write_bytes(b"corpus: \xff\xfe")
+    assert main(["prepare", "--config", str(tmp_path / "a.yaml")]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("gpt prepare: ") and err.count("\n") == 1
+
+
+def test_a_failed_rename_names_the_target(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError) as error, atomic_write(tmp_path / "folder"):
+        pass
+    assert one_line(error.value).startswith(f"{tmp_path / 'folder'}: ")
 
 
 def test_the_shell_completes_commands_and_options(monkeypatch, capsys):

@@ -96,3 +96,9 @@ def test_powershell_finds_what_a_windows_environment_has(ran):
     assert Path(venv.__file__).with_name("scripts").joinpath("common", "Activate.ps1").is_file()
     python = ran(gpu=False, uv=False, index=False, platform="win32")[0]
     assert activate == r".venv\Scripts\Activate.ps1" and python.endswith("venv/Scripts/python.exe")
+
+
+def test_an_older_python_gets_the_line_that_refuses_it():
+    """Before 3.9 `list[str]` is an error where it is evaluated, as an annotation is."""
+    names = runpy.run_path(str(SCRIPT))
+    assert names["install_command"].__annotations__["return"] == "list[str]"

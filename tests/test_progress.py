@@ -41,10 +41,10 @@ def test_a_terminal_gets_a_bar(monkeypatch, unit):
 
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("sys.stderr", Terminal())
-    with progress("drawing", 10, unit=unit) as advance:
+    with progress("drawing [/a] [b]", 10, unit=unit) as advance:  # no markup
         advance(10)
         import sys
 
         shown = sys.stderr
-    assert "drawing" in shown.getvalue()
+    assert "drawing [/a] [b]" in shown.getvalue()
     assert "10" in shown.getvalue()

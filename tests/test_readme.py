@@ -64,7 +64,7 @@ def serve(listener: Listener) -> None:
 
 
 def without_minutes(words: list[str]) -> list[str]:
-    """Four steps are no plan: test_plans.py runs some whole."""
+    """Four steps are no plan: training/test_planning.py runs one whole."""
     if "--minutes" not in words:
         return words
     place = words.index("--minutes")

@@ -2,9 +2,11 @@
 
 import importlib
 import json
+import math
 import os
 
 import pytest
+import torch
 from processes import run_script
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
@@ -44,5 +46,7 @@ def test_what_cannot_be_compared_fails():
     script = importlib.import_module("two_processes")
     for case in script.cases():
         assert not case.passes(script.Result(losses=float("nan"), weights=float("nan"), error="killed"))
+        assert not case.passes(script.Result(losses=0.0, weights=float("nan")))
         assert not case.passes(script.Result(losses=0.0, weights=1e-3))
         assert not case.passes(script.Result(losses=1e-4, weights=0.0))
+    assert math.isnan(script._largest([torch.zeros(2), torch.tensor([0.0, math.nan])]))

@@ -22,7 +22,7 @@ def from_torch(module: nn.MultiheadAttention, context_length: int, causal: bool 
     if weight is None or module.bias_k is not None or module.add_zero_attn:
         raise InputError("expected a MultiheadAttention without kdim, vdim, add_bias_kv and add_zero_attn")
     sizes = (module.embed_dim, module.embed_dim, context_length, module.dropout, module.num_heads)
-    converted = MultiHeadAttention(*sizes, qkv_bias=bias is not None, causal=causal)
+    converted = MultiHeadAttention(*sizes, qkv_bias=bias is not None, causal=causal).train(module.training)
     return _unfuse(converted, weight, bias, module.out_proj.state_dict())
 
 
@@ -35,7 +35,7 @@ def to_torch(module: MultiHeadAttention) -> nn.MultiheadAttention:
     converted = nn.MultiheadAttention(module.d_out, module.num_heads, module.dropout.p, batch_first=True)
     out_proj = {f"out_proj.{name}": tensor for name, tensor in module.out_proj.state_dict().items()}
     converted.to(weight).load_state_dict({"in_proj_weight": weight, "in_proj_bias": bias, **out_proj})
-    return converted
+    return converted.train(module.training)
 
 
 def from_fused(module: MultiHeadAttn) -> MultiHeadAttention:

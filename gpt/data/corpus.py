@@ -18,6 +18,7 @@ from gpt.files import file_sha256, shipped
 from gpt.progress import notice
 from gpt.template import DEFAULT_TEMPLATE, Part, Template
 
+_OF_THE_HUB = {"subset", "split", "revision", "streaming"}
 _BUILTIN = {"python-docs": builtin.python_docs, "python-stdlib": builtin.python_stdlib}
 
 
@@ -99,9 +100,9 @@ def find_corpus(name: str, **options: Any) -> Corpus:
 
     The options are fields of `Corpus` in place of the recipe's or the defaults, unless None.
     """
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # which leaves the `~` of an unknown user
     found: dict[str, Any]
-    if path.is_dir():
+    if name and path.is_dir():
         found = {"files": _folder_files(path)}
     elif path.is_file() and path.suffix == ".yaml":
         found = _read_recipe(path)
@@ -118,7 +119,10 @@ def find_corpus(name: str, **options: Any) -> Corpus:
             f"no corpus {name!r}: expected a text file, a folder, a pattern, a URL, hub:OWNER/NAME "
             f"or one of the recipes {', '.join(recipes())}"
         )
-    return Corpus(**found | {key: value for key, value in options.items() if value is not None})
+    given = {key: value for key, value in options.items() if value is not None}
+    if "hub" not in found and (unused := sorted(_OF_THE_HUB & given.keys())):
+        raise InputError(f"{', '.join(unused)}: {name} is no hub data set, leave this out")
+    return Corpus(**found | given)
 
 
 def recipes() -> dict[str, Path]:
@@ -131,37 +135,50 @@ def _read_recipe(path: Path) -> dict[str, Any]:
 
     try:
         recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
-        corpus = dict(recipe["corpus"])
-    except (yaml.YAMLError, TypeError, KeyError, ValueError) as error:
-        raise InputError(f"{path} is not a recipe: it needs a mapping under `corpus`") from error
+        corpus = {str(key): value for key, value in recipe["corpus"].items()}
+        re.compile(corpus.get("document_starts") or "")
+    except (
+        yaml.YAMLError,
+        re.error,
+        TypeError,
+        KeyError,
+        ValueError,
+        AttributeError,
+        RecursionError,
+    ) as error:
+        raise InputError(f"{path} is not a recipe: it needs a mapping under `corpus` ({error})") from error
     known = [field.name for field in fields(Corpus) if field.name != "template"]
     if unknown := sorted(set(corpus) - set(known)):
         raise InputError(f"{path}: unknown setting {', '.join(unknown)}, expected {', '.join(known)}")
-    files = corpus.get("files", [])
-    return {**corpus, "files": tuple(files if isinstance(files, list) else [files])}
+    files = corpus.pop("files", [])
+    files = files if isinstance(files, list) else [files]
+    for value in [*files, *corpus.values()]:
+        if not value or not isinstance(value, str | bool):
+            raise InputError(
+                f"{path}: expected texts, in quotation marks where they look like numbers: {value}"
+            )
+    return {**corpus, "files": tuple(files)}
 
 
 def _matching_files(pattern: Path) -> tuple[str, ...]:
     parent = os.path.dirname(pattern)
     if re.search(r"[*?[]", parent):  # `glob` skips a folder that it cannot read, `_walk` reports it
         list(_walk(Path(re.split(r"[^/]*[*?[]", parent)[0] or ".")))
-    found = sorted(file for file in glob(str(pattern), recursive=True) if Path(file).is_file())
+    found = sorted(file for file in glob(str(pattern), recursive=True) if not os.path.isdir(file))
     if not found:
         raise InputError(f"no file matches {pattern}")
-    return tuple(found)
+    return _there(found)
 
 
 def _folder_files(folder: Path) -> tuple[str, ...]:
     """The files of a folder that are not hidden; where they are rows, without the data set's card."""
-    names = sorted(_walk(folder), key=lambda name: Path(name).parts)
+    names = _there(sorted(_walk(folder), key=lambda name: Path(name).parts))
     if not names:
         raise InputError(f"the folder {folder} has no files")
-    if missing := [name for name in names if not os.path.isfile(name)]:
-        raise InputError(f"{missing[0]} is not a file, or a link to one that is missing")
     texts = [name for name in names if file_format(name) == "text"]
     rows = [name for name in names if file_format(name) != "text"]
     if not rows or not texts:
-        return tuple(names)
+        return names
     if others := [name for name in texts if not Path(name).name.upper().startswith(("README", "LICENSE"))]:
         raise InputError(
             f"the folder {folder} mixes files of rows ({rows[0]}) with texts ({others[0]}): "
@@ -169,6 +186,12 @@ def _folder_files(folder: Path) -> tuple[str, ...]:
         )
     notice(f"left out {', '.join(texts)}: the other files of {folder} are rows")
     return tuple(rows)
+
+
+def _there(names: list[str]) -> tuple[str, ...]:
+    if missing := [name for name in names if not os.path.isfile(name)]:
+        raise InputError(f"{missing[0]} is not a file, or a link to one that is missing")
+    return tuple(names)
 
 
 def _walk(folder: Path) -> Iterator[str]:

@@ -1,15 +1,14 @@
 """From files, URLs and rows to documents, piece by piece: text, JSON, CSV, Parquet; plain or compressed."""
 
 import codecs
+import csv
 import io
 import json
 import re
-from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib import import_module
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -58,10 +57,10 @@ def file_pieces(name: str, column: str, errors: str, template: Template) -> Iter
 
         register_compression("zstd", _open_zstd, "zst", force=True)
     with _named(name):
-        if file_format(name) == "text":  # `datasets` would change line ends and name no wrong byte
+        if file_format(name) == "text":
             yield from _document(_decoded(name, errors))
         else:
-            yield from cut(_file_rows(name, column, errors, template))
+            yield from cut(_documents(_file_rows(name, errors), column, name, template))
 
 
 def hub_rows(
@@ -71,7 +70,8 @@ def hub_rows(
     from datasets import load_dataset
 
     with _named(f"hub:{path}"):
-        yield from _documents(load_dataset(path, subset, **options), column, f"hub:{path}", template)
+        tables = load_dataset(path, subset, **options).with_format("arrow").iter(batch_size=_ROWS_AT_ONCE)
+        yield from _documents(tables, column, f"hub:{path}", template)
 
 
 @contextmanager
@@ -127,9 +127,9 @@ def _document(blocks: Iterable[str]) -> Iterator[Piece]:
     yield Piece(text, first)
 
 
-def _decoded(name: str, errors: str) -> Iterator[str]:
+def _decoded(name: str, errors: str, encoding: str = "utf-8") -> Iterator[str]:
     """The blocks of a text file; an InputError names the first byte that is not UTF-8."""
-    decoder, position = codecs.getincrementaldecoder("utf-8")(errors), 0
+    decoder, position = codecs.getincrementaldecoder(encoding)(errors), 0
     for block in chain(_blocks(name), [b""]):
         if not position:
             _check_text(block[:4096], name)
@@ -143,45 +143,73 @@ def _decoded(name: str, errors: str) -> Iterator[str]:
             ) from error
 
 
-def _file_rows(name: str, column: str, errors: str, template: Template) -> Iterator[Document]:
+def _file_rows(name: str, errors: str) -> Iterator[Any]:
+    """The rows of a file, many at once: lists, or of Parquet tables of Arrow.
+
+    `datasets` would change them: it takes the text `None` for no text, and a date for a time.
+    """
     kind = file_format(name)
-    decoded = kind != "parquet" and not is_url(name)
-    if decoded:
-        _check_text(next(_blocks(name), b"")[:4096], name)
-    if kind == "json" and decoded:
-        _check_lines(name)
-    options: dict[str, Any] = {} if kind == "parquet" else {"encoding_errors": errors}
-    if kind == "json" and errors == "replace":
-        options["encoding"] = "utf_8"  # the JSON reader decodes, and so replaces, only where not named utf-8
-    if ".tsv" in _suffixes(name):
-        options["sep"] = "\t"
-    # `load_dataset` would report each file to the hub; the reader that it calls does not.
-    reader = getattr(import_module(f"datasets.io.{kind}"), f"{kind.capitalize()}DatasetReader")
+    if kind == "parquet":
+        from pyarrow.parquet import ParquetFile
+
+        with _opened(name) as file:
+            yield from ParquetFile(file).iter_batches(_ROWS_AT_ONCE)
+        return
+    rows = _json_rows(name, errors) if kind == "json" else _csv_rows(name, errors)
+    while batch := list(islice(rows, _ROWS_AT_ONCE)):
+        yield batch
+
+
+def _json_rows(name: str, errors: str) -> Iterator[dict[str, Any]]:
+    """The objects of JSON lines or of an array; a text stands for one with the column `text`."""
+    lines = _lines(name, errors)
+    for number, line in enumerate(lines, start=1):
+        whole = line.lstrip().startswith("[")
+        try:
+            values = json.loads("\n".join([line, *lines]) if whole else line) if line.strip() else []
+        except ValueError as error:
+            raise InputError(f"{name} is not JSON from line {number} on: {error}") from None
+        for value in values if isinstance(values, list) else [values]:
+            row = {"text": value} if isinstance(value, str) else value
+            if not isinstance(row, dict):
+                raise InputError(f"{name}, line {number}: expected an object, got {value!r:.80}")
+            yield row
+
+
+def _csv_rows(name: str, errors: str) -> Iterator[dict[str, Any]]:
+    """The rows of CSV, where every value is text, or of TSV."""
+    csv.field_size_limit(_LONGEST_LINE)
+    separator = "\t" if ".tsv" in _suffixes(name) else ","
+    reader = csv.reader((f"{line}\n" for line in _lines(name, errors)), delimiter=separator, strict=True)
     try:
-        yield from _documents(reader(name, streaming=True, **options).read(), column, name, template)
-    except (InputError, OSError):
-        raise
-    except Exception:
-        if errors == "strict" and decoded:  # raise the error that names the first byte which is not UTF-8
-            deque(_decoded(name, errors), maxlen=0)
-        raise
+        header = next(reader, [])
+        for row in reader:
+            if len(row) > len(header):
+                raise csv.Error(f"expected {len(header)} values, got {len(row)}")
+            if row:
+                yield dict(zip(header, row, strict=False))
+    except csv.Error as error:
+        raise InputError(f"{name}, line {reader.line_num}: {error}") from None
 
 
-def _documents(rows: Any, column: str, name: str, template: Template) -> Iterator[Document]:
+def _documents(tables: Iterable[Any], column: str, name: str, template: Template) -> Iterator[Document]:
+    """The documents in rows, which are given many at once, in lists or in tables of Arrow."""
     number = 0
-    for table in rows.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
-        names = _choose_columns(column, table.column_names, name)
-        for row in table.select(names).to_pylist():
+    for table in tables:
+        listed = isinstance(table, list)
+        present = list(dict.fromkeys(chain.from_iterable(table))) if listed else table.column_names
+        names = _choose_columns(column, present, name)
+        for row in table if listed else table.select(names).to_pylist():
             number += 1
             try:
-                yield _read_row(row, template)
+                yield _read_row({key: row.get(key) for key in names}, template)
             except InputError as error:
                 raise InputError(f"{name}, row {number}: {error}") from None
 
 
 def _choose_columns(column: str, present: list[str], name: str) -> list[str]:
     """The columns to read: texts, messages, or prompts and completions. `text` may stand for examples."""
-    wanted = [column] if column in present else column.split(",")
+    wanted = [column] if column in present else [part.strip() for part in column.split(",")]
     if wanted == ["text"]:
         wanted = next((names for names in _EXAMPLES if {*names} <= {*present}), wanted)
     if len(wanted) > 2 or not {*wanted} <= {*present}:
@@ -225,12 +253,20 @@ def _check_text(head: bytes, name: str) -> None:
         raise InputError(f"{name} is {found}, expected UTF-8 text: unpack it, or save it as UTF-8")
 
 
-def _check_lines(name: str) -> None:
-    """An InputError for a line too long for `datasets`, which reads it whole: gigabytes, compressed."""
-    with _opened(name) as file:
-        for line in iter(partial(file.readline, _LONGEST_LINE + 2), b""):
-            if len(line.removesuffix(b"\n")) > _LONGEST_LINE:
-                raise InputError(f"{name} has a line of more than {_LONGEST_LINE:,} bytes, the limit")
+def _lines(name: str, errors: str) -> Iterator[str]:
+    """The lines of a text file, without a byte order mark; an InputError for one too long for memory."""
+    rest: list[str] = []
+    for block in _decoded(name, errors, "utf-8-sig"):
+        first, *others = block.split("\n")
+        rest.append(first)
+        if sum(map(len, rest)) > _LONGEST_LINE:
+            raise InputError(f"{name} has a line of more than {_LONGEST_LINE:,} characters, the limit")
+        if others:
+            yield "".join(rest)
+            yield from others[:-1]
+            rest = others[-1:]
+    if any(rest):
+        yield "".join(rest)
 
 
 def _blocks(name: str) -> Iterator[bytes]:

@@ -64,7 +64,7 @@ class TokenData(pl.LightningDataModule):
         template: Template = DEFAULT_TEMPLATE,
     ) -> None:
         super().__init__()
-        check_least(1, batch_size=batch_size)
+        check_least(1, batch_size=batch_size, context_length=context_length)
         check_least(0, num_workers=num_workers)
         if tokens_per_update is not None and (tokens_per_update < 1 or tokens_per_update % context_length):
             fitting = max(1, round(tokens_per_update / context_length)) * context_length
@@ -80,7 +80,11 @@ class TokenData(pl.LightningDataModule):
         self.tokens_per_update = tokens_per_update
         self._divided_for: Any = None  # the Trainer that `split_update` has set
         reading = {"text_column": text_column, "errors": errors, "template": template}
-        self._options: dict[str, Any] = {"val_fraction": val_fraction, **reading}
+        self._options: dict[str, Any] = {
+            "val_fraction": val_fraction,
+            "by_size": vocabulary is None,
+            **reading,
+        }
 
     @cached_property
     def prepared(self) -> Prepared:
@@ -106,7 +110,7 @@ class TokenData(pl.LightningDataModule):
 
     def use(self, tokenizer: Tokenizer) -> None:
         """Encode with this tokenizer, whatever the options are."""
-        self.vocabulary = tokenizer
+        self.vocabulary, self._options["by_size"] = tokenizer, False
         self.__dict__.pop("prepared", None)
 
     def prepare_data(self) -> None:

@@ -21,7 +21,7 @@ from gpt.data.documents import Piece
 from gpt.data.shard_writer import ShardWriter, check_ours, clear
 from gpt.data.shards import FORMAT, META, Prepared
 from gpt.data.vocabularies import Learned, find_vocabulary, learn
-from gpt.errors import InputError
+from gpt.errors import InputError, check_least
 from gpt.files import cache_folder
 from gpt.progress import notice, progress
 from gpt.template import DEFAULT_TEMPLATE, Template
@@ -76,7 +76,7 @@ def prepare(
     reading: dict[str, Any] = {"text_column": text_column, "errors": errors, "subset": subset}
     reading |= {"split": split, "revision": revision, "streaming": streaming, "template": template}
     found = find_vocabulary(vocabulary, vocab_size)
-    return prepare_for(found, corpus, output, val_fraction, workers, verify, **reading)
+    return prepare_for(found, corpus, output, val_fraction, workers, verify, vocabulary is None, **reading)
 
 
 def prepare_for(
@@ -86,13 +86,18 @@ def prepare_for(
     val_fraction: float = 0.05,
     workers: int | None = None,
     verify: bool = True,
+    by_size: bool = False,
     **options: Any,
 ) -> Path:
-    """`prepare` for a tokenizer, or for a vocabulary to learn; `options` are those of `find_corpus`."""
+    """`prepare` for a tokenizer, or for a vocabulary to learn; `options` are those of `find_corpus`.
+
+    With `by_size` a prepared folder may have any vocabulary of the tokenizer's size.
+    """
+    check_least(1, workers=workers)
     if not 0.0 <= val_fraction < 1.0:
         raise InputError(f"val_fraction must be in [0, 1), got {val_fraction}")
     if (Path(corpus) / META).is_file():
-        return _check_vocabulary(Path(corpus), vocabulary)
+        return _check_vocabulary(Path(corpus), vocabulary, by_size)
     source = find_corpus(corpus, **options)
     stamps = source.stamps()
     parts = [FORMAT, source.fingerprint(), vocabulary.fingerprint, val_fraction]
@@ -102,8 +107,7 @@ def prepare_for(
         return folder
     from filelock import FileLock
 
-    if not (folder / META).is_file():
-        check_ours(folder)
+    check_ours(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):  # another process may be preparing it: then wait and use its work
         if _is_done(folder, key, verify):
@@ -180,8 +184,8 @@ def _is_done(folder: Path, key: str, verify: bool) -> bool:
     raise InputError(f"{folder} holds other text or has other options: delete it, or choose another folder")
 
 
-def _check_vocabulary(folder: Path, wanted: Tokenizer | Learned) -> Path:
-    """A prepared folder fits a vocabulary of its size, or the tokenizer that it was prepared with."""
+def _check_vocabulary(folder: Path, wanted: Tokenizer | Learned, by_size: bool) -> Path:
+    """A prepared folder fits the tokenizer that it was prepared with, or one of its size."""
     found = Prepared(folder).tokenizer
     own, size = found.name == "own", wanted.n_vocab
     if isinstance(wanted, Learned) and wanted.at_most:
@@ -189,7 +193,7 @@ def _check_vocabulary(folder: Path, wanted: Tokenizer | Learned) -> Path:
     elif isinstance(wanted, Learned):
         fits = own and size in (None, found.n_vocab) and wanted.pattern == found.pattern
     else:
-        fits = found == wanted or (own and wanted.name == "gpt2" and found.n_vocab == size)
+        fits = found == wanted or (by_size and found.n_vocab == size)
     if not fits:
         raise InputError(
             f"{folder} was prepared with vocab_size {found.n_vocab}, not {size}, or with another vocabulary: "

@@ -109,7 +109,8 @@ class ShardWriter:
     def close(self) -> None:
         """Close the files."""
         for file in self._files.values():
-            file.close()
+            with suppress(OSError):  # of a full disk, which `add` has reported
+                file.close()
 
     def finish(self, val_fraction: float, source: dict[str, Any]) -> None:
         """Divide the text into splits and write `meta.json`; no text at all is an InputError."""
@@ -149,9 +150,9 @@ class ShardWriter:
         cut, val_bytes = train["tokens"], val["bytes"]
         held_out = val_bytes / size if own else val["tokens"] / tokens
         if not (by_document := is_by_document(held_out, val_fraction)):
-            cut = tokens - max(1, round(tokens * val_fraction))
+            cut = tokens - max(2, round(tokens * val_fraction))  # the last token is `<|endoftext|>`
             if own:
-                cut = self._token_at(shards, cut_at(size, val_fraction), tokens - 1)
+                cut = self._token_at(shards, cut_at(size, val_fraction), tokens - 2)
             if self.template:
                 cut = int(starts[min(int(np.searchsorted(starts, cut)), len(starts) - 1)])
             val_bytes = sum(int(lengths.sum()) for lengths in self._byte_lengths(shards, cut))
@@ -207,8 +208,8 @@ class ShardWriter:
 
 
 def is_by_document(held_out: float, val_fraction: float) -> bool:
-    """Whether documents chosen by their hash give about the fraction to hold out."""
-    return val_fraction / 4 <= held_out <= val_fraction * 4
+    """Whether documents chosen by their hash give about the fraction to hold out, and leave the rest."""
+    return val_fraction / 4 <= held_out <= min(val_fraction * 4, 1 - (1 - val_fraction) / 4)
 
 
 def cut_at(text_bytes: int, val_fraction: float) -> int:
@@ -219,13 +220,13 @@ def cut_at(text_bytes: int, val_fraction: float) -> int:
 def check_ours(folder: Path) -> dict[str, Any]:
     """The state of the unfinished preparation in `folder`, {} if it is empty; an InputError otherwise."""
     present = sorted(folder.glob("[!.]*"))
-    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         state: dict[str, Any] = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
         counts = [state["splits"][split][what] for split in SPLITS for what in ("tokens", "documents")]
         size = sum(path.stat().st_size for path in folder.glob("*.bin"))
         if {"key", "tokenizer", "parts", "empty"} <= state.keys() and 0 <= min(counts) <= max(counts) <= size:
             return state
-    if present:
+    if present and not (folder / META).is_file():  # another process may have finished it just now
         raise InputError(
             f"{folder} holds other files ({present[0].name}): choose an empty folder to prepare in"
         )

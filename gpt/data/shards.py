@@ -27,6 +27,7 @@ META = "meta.json"
 SPLITS = ("train", "val")
 FORMAT = 1
 INDEX_DTYPE = np.dtype("<i8")
+_SHOWN = {"corpus": str, "key": str, "split_by": str, "val_fraction": int | float, "empty_documents": int}
 _CHECKED_TOKENS = 1 << 22  # of each split, when a folder is opened; `verify` covers all
 
 
@@ -104,7 +105,7 @@ class Prepared:
             self._check()
         except FileNotFoundError as error:
             raise InputError(f"{folder} is not prepared data: it has no {META}; run gpt prepare") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             found = f"{META} is not as gpt prepare writes it ({type(error).__name__}: {error})"
             found = str(error) if isinstance(error, InputError) else found
             raise InputError(f"{folder}: {found}; prepare it again") from error
@@ -119,13 +120,17 @@ class Prepared:
         self.dtype = token_dtype(self.tokenizer.n_vocab, self.template is not None)
         if (found := self.meta["dtype"]) != self.dtype.str:
             raise InputError(f"{META} has dtype {found}, expected {self.dtype.str}")
+        for name, kind in _SHOWN.items():
+            if not isinstance(found := {**self.meta["source"], **self.meta}[name], kind):
+                raise TypeError(f"{name} is {found!r:.80}")
         for name, recorded in self.meta["files"].items():
             if Path(name).name != name or not name.endswith(".bin"):
                 raise InputError(f"{META} names {name!r}, expected a .bin file of the folder")
             file = self.folder / name
             size = file.stat().st_size if file.exists() else 0
-            if size != recorded["bytes"]:
-                raise InputError(f"{name} has {size} bytes, expected {recorded['bytes']}")
+            expected, _ = recorded["bytes"], recorded["sha256"]  # which `verify` compares
+            if size != expected:
+                raise InputError(f"{name} has {size} bytes, expected {expected}")
         for split in SPLITS:
             if (claimed := self.count(split, "tokens")) != len(stream := self.stream(split)):
                 raise InputError(f"{META} claims {claimed} tokens of {split}")
@@ -153,7 +158,8 @@ class Prepared:
 
     def first_ids(self, most: int, split: str = "train") -> NDArray[np.int64]:
         """The ids that a split begins with."""
-        return token_ids(self.stream(split).parts[0][:most])
+        parts = self.stream(split).parts
+        return token_ids(parts[0][:most]) if parts else np.empty(0, np.int64)
 
     def document_starts(self, split: str) -> NDArray[np.int64]:
         """The position in `stream(split)` of each document's first token."""

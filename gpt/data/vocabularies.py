@@ -48,9 +48,9 @@ def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
         return Learned(n_vocab=vocab_size, at_most=True)
     if name == "learn:chars":
         return Learned(n_vocab=None, pattern="chars")
-    if found := re.fullmatch(r"gpt2(?::(\d+))?", name):
+    if found := re.fullmatch(r"gpt2(?::(\d{1,9}))?", name):
         return Tokenizer("gpt2", int(found[1] or 50257))
-    if found := re.fullmatch(r"learn:(\d+)(?::(.*))?", name):
+    if found := re.fullmatch(r"learn:(\d{1,9})(?::(.*))?", name):
         return Learned(n_vocab=int(found[1]), pattern=found[2] or "gpt2")
     if name.partition(":")[0] in ("gpt2", "learn") or not Path(name).exists():
         raise InputError(
@@ -64,7 +64,10 @@ def learn(source: Corpus, wanted: Learned, val_fraction: float) -> Tokenizer:
     """Learn a vocabulary from the text that is trained on; what `ShardWriter` holds out leaves no trace."""
     sample: list[tuple[int, str, int, bytes]] = []  # hash, split, first byte in it, UTF-8 text
     sizes, kept, limit = dict.fromkeys(SPLITS, 0), 0, 1 << 64
-    for text, *_, split in source.pieces(val_fraction):
+    begins: dict[str, int] = {}  # where the last example of a split begins
+    for text, first, _, scored, split in source.pieces(val_fraction):
+        if first and text and not scored:
+            begins[split] = sizes[split]
         for part in split_at_words(text, _PART_CHARACTERS):
             data = part.encode("utf-8", "replace")
             draw = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
@@ -82,7 +85,8 @@ def learn(source: Corpus, wanted: Learned, val_fraction: float) -> Tokenizer:
     # Of a text that was not read to its end, take only what is trained on however it is divided.
     read_all = total <= _SCANNED_BYTES
     by_document = is_by_document(sizes["val"] / max(total, 1), val_fraction)
-    cut = total if by_document and read_all else cut_at(total, val_fraction)
+    last = sizes["train"] + begins["val"] if "val" in begins else begins.get("train", total)  # never cut
+    cut = total if by_document and read_all else min(cut_at(total, val_fraction), last)
     ends = {"train": cut, "val": 0 if by_document or not read_all else cut - sizes["train"]}
     texts = [data[: max(0, ends[split] - at)].decode("utf-8", "ignore") for _, split, at, data in sample]
     table = learn_table(texts, wanted.n_vocab, wanted.pattern, wanted.at_most)

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpt.data.prepare import prepare_for
 from gpt.data.shards import META, Prepared
-from gpt.errors import InputError
+from gpt.errors import InputError, check_least
 from gpt.evaluation.scoring import answer, total_nats
 from gpt.files import check_free, write_json
 from gpt.model import GPT
@@ -55,8 +55,7 @@ def evaluate(
     """
     if data is None:
         raise InputError("give what to score with --data: a text file, a folder, a recipe or prepared data")
-    if batch_size < 1:
-        raise InputError(f"batch_size must be at least 1, got {batch_size}")
+    check_least(1, batch_size=batch_size)
     if json is not None:
         check_free(json, overwrite)
     model, tokenizer, template = load_with_template(checkpoint, device)
@@ -91,7 +90,7 @@ def score_text(
     part, fraction = (split, val_fraction) if split else ("train", 0.0)  # without a split nothing is held out
     prepared = Prepared(prepare_for(tokenizer, data, val_fraction=fraction, template=template))
     stream, (tokens, size) = prepared.stream(part), prepared.scored(part)
-    if not tokens:
+    if not size:  # of `<|endoftext|>` alone no bits per byte can be computed
         raise InputError(f"{data} has no text to score in its split {part}")
     lengths = tokenizer.byte_lengths()
     starts = prepared.document_starts(part) if prepared.template else None
@@ -147,14 +146,14 @@ def score_endings(model: GPT, tokenizer: Tokenizer, path: Path, batch_size: int 
 def _lines(path: Path, *keys: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The place and the object of each JSON line that is not blank."""
     where = ""
-    with open(path, encoding="utf-8") as file:
+    with open(path, "rb") as file:
         for number, text in enumerate(file, start=1):
             if not text.strip():
                 continue
             where = f"{path}, line {number}"
             try:
                 line = json_format.loads(text)
-            except ValueError:
+            except (ValueError, RecursionError):
                 line = None
             if not isinstance(line, dict) or any(key not in line for key in keys):
                 raise InputError(f"{where}: expected a JSON object with {', '.join(keys)}")

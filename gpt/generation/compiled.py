@@ -86,7 +86,8 @@ class CompiledStep:
             first, cache = len(read.tokens) - read.scored, (read.store.data_ptr(), *read.store.stride()[:3])
             for i, id_ in enumerate(read.tokens):
                 tokens.append((id_, read.held + i, *cache, i >= first))
-        given, logits = torch.tensor(tokens), torch.empty(sum(one.scored for one in reads), self._vocab_size)
+        given = torch.tensor(tokens, dtype=torch.int64)
+        logits = torch.empty(sum(one.scored for one in reads), self._vocab_size)
         shape = (*self._shape, torch.get_num_threads(), len(tokens))
         addresses = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (given, logits))
         program = cast(ctypes.CDLL, _load(self._path))

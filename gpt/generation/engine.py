@@ -127,11 +127,11 @@ class Engine:
     def add(self, request: Request) -> list[Sample]:
         """Add a request; its samples get their tokens from the next steps.
 
-        InputError for a token id outside the vocabulary, or an empty stop string.
+        InputError for what is no token id of the vocabulary, or an empty stop string.
         """
         biased = [id_ for id_, _ in request.sampling.logit_bias]
         for ids, size in ((request.tokens, self.model.config.vocab_size), (biased, self.vocab_size)):
-            if outside := [id_ for id_ in ids if not 0 <= id_ < size]:
+            if outside := [id_ for id_ in ids if not (hasattr(id_, "__index__") and 0 <= id_ < size)]:
                 raise InputError(f"token id {outside[0]} is outside the vocabulary of vocab_size {size}")
         seed = random.SystemRandom().getrandbits(64) if request.seed is None else request.seed
         samples = []
@@ -282,7 +282,7 @@ class Engine:
             sample.tokens.append(id_)
             if id_ == sample.request.end:
                 sample.finished = "stop"
-            elif sample.new_tokens == sample.request.max_new_tokens:
+            elif sample.new_tokens >= sample.request.max_new_tokens:
                 sample.finished = "length"
             wanted = sample.request.alternatives
             score = UNSCORED if wanted is None else scores(logits[row : row + 1], [id_], wanted)[0]

@@ -72,7 +72,7 @@ class Int8Linear(nn.Module):
         # The kernel takes the scale in bfloat16, so it is rounded before the weights are divided by it.
         self.scale = (weight.abs().amax(dim=1) / 127).clamp(min=1e-12).bfloat16()  # (O,)
         steps = (weight / self.scale.float()[:, None]).round().clamp(-127, 127)
-        self.weight = steps.to(torch.int8)  # (O, I)
+        self.weight = steps.to(torch.int8).contiguous()  # (O, I); of weights that are stored transposed too
         self.bias = None if linear.bias is None else linear.bias.detach().float()
 
     def forward(self, x: Tensor) -> Tensor:

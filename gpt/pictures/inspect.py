@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from gpt.data.prepare import prepare
 from gpt.data.shards import META, SPLITS, Prepared, token_ids
 from gpt.data.windows import Grid, Packed
+from gpt.errors import check_least
+from gpt.files import check_free
 from gpt.pictures.figures import save, token_label
 from gpt.pictures.probabilities import COLUMNS, boxes
 from gpt.tokenizer import Tokenizer
@@ -29,6 +31,7 @@ def inspect(
     context_length: int = 64,
     seed: int = 0,
     picture: str | None = None,
+    overwrite: bool = False,
 ) -> None:
     """Print what prepared data holds, check every file against its checksum, and draw document lengths.
 
@@ -44,9 +47,15 @@ def inspect(
         seed: of the choice of windows.
         picture: the file for the histogram of document lengths, by default lengths.png in the folder, or for
             the cut lines, by default vocabularies.png.
+        overwrite: replace existing pictures outside the folder.
     """
-    if vocabulary and "," in vocabulary:
-        return _compare(data, vocabulary.split(","), Path(picture or "vocabularies.png"))
+    check_least(0, windows=windows, seed=seed)
+    several = vocabulary.split(",") if vocabulary and "," in vocabulary else []
+    picture = picture or ("vocabularies.png" if several else "")
+    if picture:
+        check_free(Path(picture), overwrite)
+    if several:
+        return _compare(data, several, Path(picture))
     folder = Path(data)
     if not (folder / META).is_file():
         folder = prepare(data, vocabulary=vocabulary, vocab_size=vocab_size)
@@ -55,9 +64,13 @@ def inspect(
     prepared.verify()
     print(f"checksums   all {len(prepared.meta['files'])} files are as they were written")
     target = Path(picture) if picture else folder / "lengths.png"
+    if picture and prepared.template:
+        check_free(target.with_name("scored.png"), overwrite)
     _draw_lengths({split: prepared.document_lengths(split) for split in SPLITS}, target)
     print(f"histogram   {target}")
     stream = prepared.stream("train")
+    if not windows:
+        return
     cut: Grid | Packed = Grid(len(stream), context_length)
     if prepared.template:
         cut = Packed(prepared.document_starts("train"), len(stream), context_length, stream.scored())
@@ -122,7 +135,7 @@ def _compare(corpus: str, vocabularies: list[str], picture: Path) -> None:
             fitting = (one for one in text.splitlines() if len(one) <= COLUMNS)
             line = max(fitting, key=len, default="") or text[:COLUMNS]
         cut = _labels(tokenizer, tokenizer.encode(line))
-        a_token = prepared.count("train", "bytes") / prepared.count("train", "tokens")
+        a_token = prepared.count("train", "bytes") / max(1, prepared.count("train", "tokens"))
         heading = f"{name}: {a_token:.2f} bytes a token"
         print(heading, *_kinds_of_tokens(tokenizer, ids), f"cut         {'|'.join(cut)}", "", sep="\n")
         labels += [heading.ljust(COLUMNS), *cut, " " * COLUMNS]

@@ -38,8 +38,11 @@ class Metrics:
         file = Path(path) / "metrics.csv" if Path(path).is_dir() else Path(path)
         if not file.is_file():
             raise InputError(f"no metrics at {file}, expected the metrics.csv of a run")
-        with open(file, encoding="utf-8", newline="") as opened:
-            rows = list(csv.DictReader(opened))
+        try:
+            with open(file, encoding="utf-8", newline="") as opened:
+                rows = list(csv.DictReader(opened, restkey=""))
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise InputError(f"{file} is no metrics.csv of a run: {error}") from None
         if not rows:
             raise InputError(f"{file} has no rows yet")
         return cls(file.resolve().parent.name, rows)
@@ -105,7 +108,7 @@ def _draw_losses(axes: "Axes", runs: Sequence[Metrics], x: X, title: str) -> Non
     alone = len(runs) == 1
     for number, run in enumerate(runs):
         train, validation = run.points(x, "train_loss"), run.points(x, "val_loss")
-        label = "validation" if alone else run.name
+        label = "validation" if alone else run.name.replace("$", r"\$")
         if validation[1]:
             label = f"{label}: {validation[1][-1]:.3f}"
         axes.plot(*train, linewidth=1.0, alpha=0.45, label="training" if alone else None, **_style(number))

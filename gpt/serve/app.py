@@ -117,24 +117,25 @@ class _Service:
         return JSONResponse({"status": problem or "ok"}, 503 if problem else 200)
 
     async def metrics_page(self) -> PlainTextResponse:
-        return PlainTextResponse(self.metrics.text(self.engine.running, self.engine.open))
+        engines = (self.engine, *self.history.engines.values())
+        running, open_ = sum(one.running for one in engines), sum(one.open for one in engines)
+        return PlainTextResponse(self.metrics.text(running, open_))
 
     async def models(self) -> dict[str, Any]:
         return {"object": "list", "data": [await self.model(self.name)]}
 
     async def model(self, name: str) -> dict[str, Any]:
         if name != self.name:
-            raise HTTPException(404, f"there is no model {name!r}, expected {self.name!r}")
+            raise HTTPException(404, f"there is no model {name!r:.80}, expected {self.name!r}")
         return {"id": name, "object": "model", "created": self.started, "owned_by": "gpt"}
 
     async def attention(self, request: Request) -> dict[str, Any]:
         started = time.perf_counter()
         form = AttentionRequest.model_validate_json(await request.body())
-        tokens = self.tokenizer.encode(form.prompt) + form.tokens
-        self.tokenizer.decode_bytes(tokens)  # raises for an id outside the vocabulary
-        tokens = tokens[-min(self.limits.attention_tokens, self.engine.model.config.context_length) :]
+        tokens = (await asyncio.to_thread(form.ids, self.tokenizer))[-self.limits.attention_tokens :]
         engine = await self.wait(self.history.engine(form.snapshot), request, started)
-        call = engine.call(lambda: self.last_token_attention(engine.model, tokens or [self.tokenizer.eot]))
+        tokens = tokens[-engine.model.config.context_length :]
+        call = engine.call(lambda: self.last_token_attention(engine.model, tokens))
         return await self.wait(call, request, started)
 
     @torch.inference_mode()
@@ -165,7 +166,7 @@ class _Service:
         engine = await self.wait(self.history.engine(form.snapshot), request, started)
         answer = _Answer(self, engine, form, requests, request, started)
         if form.stream:
-            return _EventStream(answer.events(), media_type="text/event-stream")
+            return _EventStream(answer)
         return JSONResponse(await answer.complete())
 
     async def wait(self, result: Coroutine[Any, Any, Result], request: Request, started: float) -> Result:
@@ -190,11 +191,18 @@ class _Service:
 
 
 class _EventStream(StreamingResponse):
-    """Closes its iterator at once when the client is gone, so that the work for it stops."""
+    """Stops the work on an answer at once when the client is gone, also before the first event is sent."""
+
+    def __init__(self, answer: "_Answer") -> None:
+        super().__init__(answer.events(), media_type="text/event-stream")
+        self.answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self.body_iterator):  # type: ignore[type-var]
-            await super().__call__(scope, receive, send)
+        try:
+            async with aclosing(self.body_iterator):  # type: ignore[type-var]
+                await super().__call__(scope, receive, send)
+        finally:
+            self.answer.engine.cancel(self.answer.handle)
 
 
 @dataclass

@@ -66,8 +66,8 @@ def serve(
     model = for_decoding(loaded, precision)
     if step := CompiledStep.of(model):
         step.compile()  # for a small model too: a server has the time
-    run, address = run_of(path.resolve()), f"{host}:{port}"
-    name = name or (run.name if run else path.resolve().stem)
+    run, address = run_of(path.resolve()), f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    name = os.fsencode(name or (run.name if run else path.resolve().stem)).decode(errors="replace")
     options: dict[str, Any] = {"limits": limits, "api_key": api_key, "template": template, "run": run}
     app = create_app(model, tokenizer, name=name, exit_when_stalled=True, **options)
     if host in _LOCAL:  # stops DNS rebinding by pages of other sites

@@ -131,7 +131,7 @@ class EngineThread:
         def run() -> None:
             try:
                 self._timed(function, *arguments)
-            except BaseException as error:  # SystemExit too: nothing else serves
+            except Exception as error:
                 self._fail(error)
 
         with suppress(RuntimeError):  # stopped
@@ -141,6 +141,10 @@ class EngineThread:
         self._busy_since = time.monotonic()
         try:
             return function(*arguments)
+        except Exception:
+            raise
+        except BaseException as error:  # SystemExit too, which would end the thread or the event loop
+            raise RuntimeError(repr(error)) from error
         finally:
             self._busy_since = math.inf
 
@@ -187,7 +191,7 @@ class EngineThread:
             self._owners.pop(sample, None)
         self._open.discard(handle)
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: Exception) -> None:
         """Report the error to every handle, and serve the next ones with a new engine."""
         _log.error("decoding failed: %r", error, exc_info=error)
         self._engine = self._new_engine()

@@ -31,7 +31,7 @@ def error_body(error: Exception) -> tuple[dict[str, Any], int]:
     """The JSON body and the status of any exception; internals and tracebacks are not shown."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        error = InputError(f"{'.'.join(map(str, first['loc'])) or 'the body'}: {first['msg']}")
+        error = InputError(f"{'.'.join(map(str, first['loc'])) or 'the body':.200}: {first['msg']}")
     if isinstance(error, InputError):
         error = HTTPException(400, " ".join(str(error).split()))
     shown = error if isinstance(error, HTTPException) else server_failed()

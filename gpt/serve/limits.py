@@ -44,7 +44,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, limits: Limits, api_key: str | None) -> None:
         self.app, self.limits = app, limits
-        self.expected = None if api_key is None else f"Bearer {api_key}".encode()
+        self.expected = None if api_key is None else f"Bearer {api_key}".encode("utf-8", "surrogateescape")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request."""
@@ -74,6 +74,8 @@ class Guard:
                 message = await asyncio.wait_for(receive(), end - time.monotonic())
             except asyncio.TimeoutError:  # not the built-in one before Python 3.11
                 raise HTTPException(408, "the body did not arrive in time") from None
+            if message["type"] == "http.disconnect":
+                raise HTTPException(499, "the client disconnected")
             size, complete = size + len(message.get("body", b"")), not message.get("more_body")
             if size > self.limits.body_bytes:
                 raise HTTPException(413, f"the body is over {self.limits.body_bytes} bytes")

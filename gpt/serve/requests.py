@@ -48,7 +48,7 @@ class CompletionRequest(_Form):
     max_tokens: int | None = Field(default=16, ge=0)
     temperature: Number | None = Field(default=1.0, ge=0, le=100)
     top_p: Number | None = Field(default=1.0, ge=1e-6, le=1)
-    n: int | None = Field(default=1, ge=1)
+    n: int | None = Field(default=1, ge=1, lt=2**31)
     stream: bool | None = False
     stream_options: Annotated[dict[str, bool | None], _OPTIONS] | None = None
     logprobs: int | None = Field(default=None, ge=0, le=5)  # as in OpenAI's API
@@ -165,6 +165,12 @@ class AttentionRequest(_Form):
     prompt: str = ""
     tokens: Ids = []  # that follow the prompt
     snapshot: Step | None = None
+
+    def ids(self, tokenizer: Tokenizer) -> list[int]:
+        """All ids, at least one; InputError for one outside the vocabulary."""
+        ids = tokenizer.encode(self.prompt) + self.tokens
+        tokenizer.decode_bytes(ids)  # raises for it
+        return ids or [tokenizer.eot]
 
 
 def log_probabilities(tokenizer: Tokenizer, tokens: Sequence[Token], offset: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""uvicorn with time limits that it lacks: for a request's headers to arrive, and for a reply to be read."""
+"""uvicorn with what it lacks: time limits for headers to arrive and a reply to be read, a clear refusal."""
 
 import asyncio
 from typing import Any
@@ -7,6 +7,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from gpt.errors import InputError
 from gpt.serve.limits import Limits
 
 _LEAST_READ = 1 << 14  # bytes that a client must take of a long reply in each of its time limits
@@ -16,7 +17,20 @@ def new_server(app: ASGIApp, limits: Limits, **options: Any) -> uvicorn.Server:
     """A server of the application; `options` are those of `uvicorn.Config`."""
     protocol = type("Protocol", (_TimedProtocol,), {"limits": limits})
     options = {"log_level": "warning", "timeout_graceful_shutdown": 5, **options}
-    return uvicorn.Server(uvicorn.Config(app, http=protocol, limit_concurrency=limits.connections, **options))
+    return _Server(uvicorn.Config(app, http=protocol, limit_concurrency=limits.connections, **options))
+
+
+class _Server(uvicorn.Server):
+    """Its start raises InputError where it cannot listen; uvicorn's ends the process."""
+
+    async def startup(self, sockets: Any = None) -> None:
+        host, port = self.config.host, self.config.port
+        try:
+            tried = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port)
+        except (OSError, OverflowError) as error:
+            raise InputError(f"cannot listen on {host}, port {port}: {error}") from None
+        tried.close()
+        await super().startup(sockets)
 
 
 class _TimedProtocol(H11Protocol):

@@ -24,7 +24,7 @@ from gpt.training.saved_options import OLD_NAMES, as_argument, leaves, plain_opt
 
 _SCANNED = ("run", "resume", "ckpt_path", "model.init_from", "minutes")
 _UNPLANNED = (
-    *("resume", "model.init_from", "data.tokens_per_update"),
+    *("resume", "ckpt_path", "model.init_from", "data.tokens_per_update"),
     *(f"trainer.{name}" for name in ("max_steps", "max_epochs", "max_time", "limit_val_batches")),
     *(f"trainer.{name}" for name in ("devices", "num_nodes", "strategy")),
 )
@@ -56,12 +56,12 @@ def complete(args: list[str]) -> Arguments:
         given |= {name: value for name, value in leaves(options) if value is not None}
     given |= known
     given |= {name: str(given[name]) for name in _SCANNED if name in given}
-    wanted = (given.get("resume") if command == "fit" else None) or given.get("ckpt_path")
+    wanted = given.get("resume" if command == "fit" and "resume" in given else "ckpt_path")
     if command == "validate" and not wanted and not help_only:
         raise InputError("nothing to validate: give a checkpoint or a run's folder with --ckpt_path")
-    if command == "validate" and given.get("minutes"):
+    if command == "validate" and "minutes" in given:
         raise InputError(f"--minutes {given['minutes']} plans a training: it is for gpt fit")
-    found = find(wanted, given.get("run")) if wanted else None
+    found = None if wanted is None else find(wanted, given.get("run"))
     saved: dict[str, Any] = {}
     if found:
         folder = folder_of_checkpoint(found.path)
@@ -72,7 +72,7 @@ def complete(args: list[str]) -> Arguments:
         configs.insert(0, as_argument(saved))
         rest.append(f"--ckpt_path={found.path}")
     plan = None
-    if given.get("minutes") and not help_only:
+    if "minutes" in given and not help_only:
         given |= _scan(args, (*PLANNED_AROUND, *_UNPLANNED))[0]
         if others := ", ".join(f"--{name}" for name in _UNPLANNED if name in given):
             raise InputError(f"--minutes plans a new run of one process to its end: leave {others} out")

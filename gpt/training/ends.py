@@ -52,15 +52,18 @@ class Ends(Callback):
         except (MisconfigurationException, TypeError) as error:
             raise InputError(f"--trainer.max_time {options.max_time}: {error}") from None
         max_steps, max_epochs = options.max_steps, -1 if options.max_epochs is None else options.max_epochs
-        if min(max_steps, max_epochs) < -1 or 0 in (max_steps, max_epochs, max_seconds):
+        seconds = 1.0 if max_seconds is None else max_seconds
+        if min(max_steps, max_epochs) < -1 or 0 in (max_steps, max_epochs) or seconds <= 0:
             raise InputError("max_steps, max_epochs and max_time must be positive, or -1 for no limit")
         if max_steps < 0 and max_epochs < 0 and max_seconds is None:
             raise InputError("the run needs an end: give --trainer.max_steps, max_epochs or max_time")
         try:
             pairs = (change.split(":") for change in changes.split(",") if changes)
             self.changes = {int(step): int(total) for step, total in pairs}
+            if changes and (0 not in self.changes or min(self.changes.values()) < 1):
+                raise ValueError
         except ValueError:
-            raise InputError(f"planned_steps {changes}: expected STEP:TOTAL,STEP:TOTAL") from None
+            raise InputError(f"planned_steps {changes}: expected 0:TOTAL,STEP:TOTAL") from None
         self.max_steps, self.max_epochs, self.max_seconds = max_steps, max_epochs, max_seconds
         self.done, self.meter, self.deadline, self.save = done, meter, deadline, save
         self.planned = bool(changes)
@@ -84,6 +87,8 @@ class Ends(Callback):
         if self.max_epochs > 0 and self.max_epochs * (epoch := steps_per_epoch(trainer)) < self._limit:
             self._limit = self.max_epochs * epoch
             self.reason = f"max_epochs {self.max_epochs} of {epoch} steps"
+        if (trainer.min_steps or 0) > self._limit:
+            raise InputError(f"min_steps {trainer.min_steps} is more than the run has: {self.reason}")
         if self.done >= self._limit:
             done = f"all {self.done} steps are done ({self.reason})"
             raise Stopped(f"{done}: ask for more with --trainer.max_steps", 0)
@@ -104,7 +109,8 @@ class Ends(Callback):
             self.max_seconds = begin + self.deadline - time.perf_counter()
         self._warming = bool(pl_module.compile_blocks or self.planned)
         if self.max_seconds is not None and self._seconds_per_step is not None:  # it resumes: see `Resume`
-            pl_module.planned_steps = min(self._limit, self._estimate(trainer, self._step, begin))
+            self._keep_time(trainer, pl_module, begin)
+            trainer.should_stop = trainer.should_stop or self._step >= pl_module.planned_steps
 
     def on_validation_start(self, *_: Any) -> None:
         self._paused = self.meter.elapsed()
@@ -124,17 +130,22 @@ class Ends(Callback):
             clocks = self.meter.elapsed(), self._validating, self._validation
             elapsed, self._validating, self._validation = trainer.strategy.broadcast(clocks)
             self._measure(step, elapsed - self._validating)
-            estimate = max(self._estimate(trainer, step, elapsed), trainer.min_steps or 0)
-            if self.planned:
-                self._follow(elapsed, self.max_seconds, pl_module.planned_steps, estimate)
-            else:
-                pl_module.planned_steps = min(self._limit, estimate)
-                if step == estimate < self._limit:
-                    self.reason = f"max_time {timedelta(seconds=round(self.max_seconds))}"
+            self._keep_time(trainer, pl_module, elapsed)
         if step in self.changes:
             self._move(trainer, pl_module, self.changes[step])
         if step >= pl_module.planned_steps:
             trainer.should_stop = True
+
+    def _keep_time(self, trainer: Trainer, pl_module: Any, elapsed: float) -> None:
+        """Plan for the steps that the time allows."""
+        allowed = self.max_seconds or 0.0
+        estimate = max(self._estimate(trainer, self._step, elapsed), trainer.min_steps or 0)
+        if self.planned:
+            self._follow(elapsed, allowed, pl_module.planned_steps, estimate)
+            return
+        pl_module.planned_steps = min(self._limit, estimate)
+        if self._step == estimate < self._limit:
+            self.reason = f"max_time {timedelta(seconds=round(allowed))}"
 
     def _measure(self, step: int, now: float) -> None:
         """The speed of the last part of the time, from the seconds without validations."""
@@ -185,6 +196,7 @@ class Ends(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._seconds_per_step = state_dict["seconds_per_step"]
+        self._fastest = self._seconds_per_step or 0.0
 
 
 class StopEarly(EarlyStopping):
@@ -192,7 +204,9 @@ class StopEarly(EarlyStopping):
 
     def __init__(self, patience: int) -> None:
         check_least(1, early_stopping=patience)
-        super().__init__(monitor="val_loss", mode="min", patience=patience, check_on_train_epoch_end=False)
+        # A loss that is not finite is one that does not improve.
+        options: dict[str, Any] = {"check_on_train_epoch_end": False, "check_finite": False}
+        super().__init__(monitor="val_loss", mode="min", patience=patience, **options)
 
     @property
     def reason(self) -> str | None:
@@ -203,6 +217,11 @@ class StopEarly(EarlyStopping):
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         trainer.should_stop = trainer.should_stop or self.reason is not None
+
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        super().on_validation_end(trainer, pl_module)
+        if trainer.global_step < (trainer.min_steps or 0):
+            trainer.should_stop = False  # Lightning would stop at min_steps, improved since or not
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the counts; the patience is the current option."""

@@ -54,6 +54,8 @@ _OPTIONS: dict[str, tuple[type | None, Any, str]] = {
     "profile": (None, False, "trace some steps: profile.json and profile.txt"),
     "planned_steps": (None, None, "STEP:TOTAL,...: how a planned run kept its time"),
 }
+# What Lightning, jsonargparse and the loggers raise for options that they cannot use.
+_REFUSALS = (MisconfigurationException, ImportError, TypeError, ValueError, RuntimeError)
 _DEFAULTS = {
     "trainer.max_epochs": -1,
     "trainer.use_distributed_sampler": False,  # the loader shards by rank itself
@@ -109,6 +111,10 @@ class TrainingCLI(LightningCLI):
         options, found = self.config, self.found
         trainer, init_from = options.trainer, options.model.init_from
         check_trainer_options(trainer.as_dict())
+        options.data.seed = int(options.seed_everything)  # `true` has become a number since it was linked
+        limit = trainer.limit_train_batches
+        if options.data.tokens_per_update and (isinstance(limit, int) or limit not in (None, 1.0)):
+            raise InputError("limit_train_batches would cut the updates of tokens_per_update: give max_steps")
         if options.ckpt_path:
             options.model.init_from = None  # the checkpoint has newer weights
         lines = []
@@ -129,7 +135,7 @@ class TrainingCLI(LightningCLI):
         if isinstance(interval, int) and interval % batches:
             trainer.val_check_interval = whole = interval + batches - interval % batches
             report(f"validation every {whole} batches, not {interval}: after whole updates")
-        name = str(options.run or "run")
+        name = "run" if options.run is None else str(options.run)
         self.lasting = options.clone()  # without what this start alone is asked for
         vars(self.lasting).update(run=name, resume=None, ckpt_path=None, minutes=None)
         self.lasting.model.init_from = init_from
@@ -145,16 +151,18 @@ class TrainingCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         try:
             super().instantiate_classes()
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise InputError("the model does not fit into memory: make it smaller") from None
+        except InputError:
+            raise
+        except (*_REFUSALS, MemoryError) as error:
+            if is_out_of_memory(error):
+                raise InputError("the model does not fit into memory: make it smaller") from None
+            raise InputError(f"the options cannot be used: {error}") from error
         self.inherited.use(self.datamodule)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         options = self.config
         if self.given.command != "fit":
-            return self._trainer(logger=False, callbacks=[], enable_progress_bar=False)
+            return super().instantiate_trainer(logger=False, callbacks=[], enable_progress_bar=False)
         folder, stop, plain = self.folder, StopRequest(), options.trainer
         metrics, show = MetricsCSV(folder), plain.enable_progress_bar is not False
         self.meter = Meter(options.log_every, metrics, show)
@@ -184,13 +192,7 @@ class TrainingCLI(LightningCLI):
         plugins = [*self._several("plugins"), AtomicCheckpointIO(self.found.path if self.found else None)]
         # `Ends` sets the true end, and `Meter` shows the progress.
         own = {"max_steps": -1, "max_epochs": -1, "max_time": None, "enable_progress_bar": False}
-        return self._trainer(callbacks=callbacks, logger=loggers, plugins=plugins, **own)
-
-    def _trainer(self, **options: Any) -> Trainer:
-        try:
-            return super().instantiate_trainer(**options)
-        except (MisconfigurationException, TypeError, ValueError, RuntimeError) as error:
-            raise InputError(f"the trainer's options cannot be used: {error}") from None
+        return super().instantiate_trainer(callbacks=callbacks, logger=loggers, plugins=plugins, **own)
 
     def _several(self, name: str) -> list[Any]:
         """A Trainer option that may be one thing, a list or nothing."""
@@ -226,6 +228,8 @@ class TrainingCLI(LightningCLI):
             return
         self.trainer.validate(self.model, datamodule=self.datamodule, ckpt_path=self.config.ckpt_path)
         metrics = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
+        if not metrics:
+            raise InputError("the run had no validation: give --trainer.limit_val_batches 1.0")
         if self.trainer.is_global_zero:
             print(json.dumps(metrics, indent=2))
 
@@ -243,6 +247,13 @@ class TrainingCLI(LightningCLI):
             if status:
                 raise SystemExit(status) from None
             return
+        except (MisconfigurationException, MemoryError, RuntimeError) as error:
+            if isinstance(error, MisconfigurationException):
+                raise InputError(f"the options cannot be used: {error}") from error
+            if not is_out_of_memory(error):
+                raise
+            what = "give a smaller --data.batch_size, or --data.tokens_per_update, which finds one that fits"
+            raise InputError(f"a batch does not fit into memory: {what}") from error
         except SystemExit as leaving:  # Lightning's answer to a Ctrl-C before the first step
             interrupted = isinstance(leaving.__context__, KeyboardInterrupt)
             raise (KeyboardInterrupt if interrupted else leaving) from None

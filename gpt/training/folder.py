@@ -115,10 +115,11 @@ def is_run(folder: Path) -> bool:
 
 def _reserve(first: Path) -> Path:
     """Make the first of `runs/NAME`, `runs/NAME-2`, ... that does not exist, one for each caller."""
+    first.parent.mkdir(parents=True, exist_ok=True)
     names = (first.name if number == 1 else f"{first.name}-{number}" for number in count(1))
     for folder in map(first.with_name, names):
         with suppress(FileExistsError):
-            folder.mkdir(parents=True)
+            folder.mkdir()
             break
     return folder
 

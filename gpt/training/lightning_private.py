@@ -51,6 +51,7 @@ def limit_steps(trainer: Trainer, steps: int) -> None:
     """End training after so many updates; also makes Lightning count updates and not epochs on resume."""
     trainer.fit_loop.epoch_loop.max_steps = steps
     trainer.fit_loop.max_epochs = -1
+    trainer.fit_loop.min_epochs = 0  # with `min_steps` Lightning asks for a whole epoch too
 
 
 def skip_sigterm_broadcast(trainer: Trainer) -> None:

@@ -40,7 +40,8 @@ class AdaptersAlone(Callback):
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         folder = self.run / "base"
-        if trainer.is_global_zero and trainer.ckpt_path is None:  # a resumed run has them
+        # A run that is resumed in its folder has them.
+        if trainer.is_global_zero and (trainer.ckpt_path is None or not folder.is_dir()):
             weights = without_adapters(pl_module.model.state_dict())
             GPT.from_weights(pl_module.config, weights).save_pretrained(folder)
         trainer.strategy.barrier()

@@ -50,7 +50,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if padding := -len(weight) % _MULTIPLE:
                 table = F.pad(table, (0, 0, 0, padding))  # (P, D)
             scored = (targets != IGNORE_INDEX)[:, None]  # (N, 1)
-            row_weights = scored.float() / scored.sum()  # (N, 1), of each row in the mean
+            count = scored.sum()
+            # Float16 has no numbers as small as 1 / count: its gradients are at first those of the sum / 64.
+            unit = count / 64 if dtype == torch.float16 else 1.0
+            row_weights = scored.float() * unit / count  # (N, 1), of each row in the mean
             weighted_rows = (rows * row_weights).to(dtype)  # (N, D)
             target = targets.clamp(min=0)[:, None]  # (N, 1)
             total = torch.zeros((), dtype=torch.float32, device=features.device)
@@ -72,8 +75,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     else:
                         weight_grad = chunk_grad if chunk >= len(rows) else chunk_grad.float()
         found = (features_grad, features.dtype), (weight_grad, weight.dtype)
-        ctx.save_for_backward(*(None if grad is None else grad.to(dtype) for grad, dtype in found))
-        return total
+        grads = [None if grad is None else grad.to(kind) for grad, kind in found]
+        if dtype == torch.float16:
+            grads = [None if grad is None else grad / unit for grad in grads]
+        ctx.save_for_backward(*grads)
+        return total / unit
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

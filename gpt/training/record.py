@@ -213,14 +213,14 @@ class Samples(Callback):
 def write_summary(folder: Path, trainer: Any, meter: Meter, plan: Plan | None) -> dict[str, Any]:
     """Write loss.png and summary.json, and return the latter; sizes in bytes, times in seconds."""
     loss_curve(folder / "metrics.csv", folder / "loss.png", title=f"Loss of {folder.name}")
-    device = trainer.strategy.root_device
+    device, tokens = trainer.strategy.root_device, meter.tokens + meter.interval_tokens
     summary: dict[str, Any] = {
         "val_bits_per_byte": meter.last_validation.get("val_bits_per_byte"),
         "val_loss": meter.last_validation.get("val_loss"),
         "train_seconds": round(meter.train_seconds, 2),
         "steps": trainer.global_step,
-        "tokens": meter.tokens,
-        "tokens_per_second": round(meter.tokens / max(meter.train_seconds, 1e-9)),
+        "tokens": tokens,
+        "tokens_per_second": round(tokens / max(meter.train_seconds, 1e-9)),
         "peak_memory_bytes": _peak_memory_bytes(device),
         "parameters": trainer.lightning_module.model.num_parameters(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,

@@ -45,7 +45,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
         """Read it into memory: a mapped file could not be replaced on Windows while it is in use."""
-        if path != self.checked:
+        if Path(path) != self.checked:
             read(path)
         saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         return saved
@@ -161,6 +161,8 @@ class Checkpoints(Checkpoint):
         if checkpoint["run"].get("corpus", self._corpus) != self._corpus:
             report("the text is not the one that this run was trained on: the best checkpoint begins again")
             self._other_text = True
+            if early := trainer.early_stopping_callback:  # its best loss is that of the other text
+                checkpoint["callbacks"].pop(early.state_key, None)
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_loss": self.best_loss}

@@ -95,7 +95,8 @@ def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
     for name in sorted({*old, *new} - set(_NOT_COMPARED)):
         before, after = old.get(name), new.get(name)
         if before != after:
-            if name.startswith(_FIXED) and name not in _FREE:
+            masters = name == "trainer.precision" and "bf16-true" in (before, after)
+            if masters or (name.startswith(_FIXED) and name not in _FREE):
                 raise InputError(f"{name} is {before} in the checkpoint and cannot become {after}")
             changed.append(f"{name}: {before} -> {after}".replace("\n", "\\n"))
     return changed

@@ -45,6 +45,10 @@ _LIMITED: dict[str, tuple[Callable[[Any], bool], str]] = {
         "there is no GPU that PyTorch can use; give cpu or auto",
     ),
     "precision": (lambda v: str(v) in ("16-true", "16"), "give 16-mixed or bf16-mixed"),
+    "strategy": (
+        lambda v: str(v).startswith(("ddp_spawn", "ddp_fork", "ddp_notebook")),
+        "give ddp, which starts each process anew",
+    ),
     "deterministic": (lambda v: v == "warn", "give true or false: attention's backward pass would not be"),
     "num_nodes": (
         lambda v: v > 1 and not {"MASTER_ADDR", "SLURM_JOB_ID"} & set(os.environ),

@@ -1,12 +1,14 @@
 """`gpt import` and `gpt export`: read other programs' weights, and write a model for other programs."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from gpt.errors import InputError
 from gpt.files import check_free
 from gpt.weights.formats import book, gguf, hf, nanogpt
+from gpt.weights.formats.table import check_complete
 from gpt.weights.load import GPT, Found, read_weights
 
 ExportFormat = Literal["hf", "nanogpt", "book", "gguf"]
@@ -32,6 +34,8 @@ def import_weights(
     """
     check_free(output)
     found = read_weights(source, num_heads)
+    if num_heads not in (None, found.config.num_heads):
+        raise InputError(f"{source} has {found.config.num_heads} heads, got --num_heads {num_heads}")
     if format is not None and found.format != format:
         raise InputError(f"{source} is in the format {found.format}, expected {format}")
     found = found.cropped()
@@ -63,12 +67,14 @@ def export_weights(
 def write_export(found: Found, folder: Path, format: ExportFormat) -> None:
     """Write weights in another format, with the tokenizer's files where the format does not imply them."""
     found = found.cropped()
+    found = replace(found, weights=check_complete(found.config, found.weights))
     exact = found.config.exact_gelu
     if _EXACT_GELU.get(format, exact) != exact:
         here, there = _GELUS[exact], _GELUS[not exact]
         print(f"note: {format} computes {there}, this model {here}: logits differ slightly", file=sys.stderr)
     if format == "gguf":
         return gguf.write(found.config, found.weights, folder, found.tokenizer, found.template)
-    if found.own_tokenizer or found.template or format == "hf":
-        hf.write_tokenizer(found.tokenizer, folder, found.config.context_length, found.template)
+    tokenizer = found.tokenizer if found.own_tokenizer or found.template or format == "hf" else None
     _WRITERS[format](found.config, found.weights, folder)
+    if tokenizer:
+        hf.write_tokenizer(tokenizer, folder, found.config.context_length, found.template)

@@ -24,6 +24,7 @@ from gpt.weights.tensors import load_pickle, read_json, read_tensors, strip_pref
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Format = Literal["gpt", "hf", "nanogpt", "book"]
 _SHORT_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2")
+_BESIDE = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _MASK_BYTES = 1 << 28  # of a context of 16,384 tokens
 
 
@@ -196,7 +197,7 @@ def _download(name: str) -> Path:
     print(f"looking for {name} on the Hugging Face hub", file=sys.stderr)
     try:
         for weights in ("model*.safetensors", "pytorch_model*.bin"):
-            files = ["config.json", weights, f"{weights}.index.json".replace("*", "")]
+            files = [weights, f"{weights}.index.json".replace("*", ""), *_BESIDE]
             folder = Path(snapshot_download(name, allow_patterns=files))
             if any(folder.glob(weights)):
                 return folder
@@ -209,7 +210,9 @@ def _download(name: str) -> Path:
 def read_weights(path: str | os.PathLike[str] | None, num_heads: int | None = None) -> Found:
     """Read what `find` takes; a state dict of the book lacks `num_heads`."""
     path = find(path)
-    if path.suffix == ".safetensors" and (path.parent / "config.json").is_file():
+    if path.suffix == ".safetensors":
+        if path.name != "model.safetensors" or not (path.parent / "config.json").is_file():
+            raise InputError(f"{path}: expected model.safetensors with a config.json beside it")
         path = path.parent
     if path.is_dir() and not (path / "config.json").is_file():
         path = path / "ckpt.pt"  # nanoGPT's out_dir

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict, fields
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -23,6 +24,7 @@ import yaml
 from benchmarks.common import ROOT, Report, machine, run_python, say
 
 from gpt.data.shards import META, Prepared
+from gpt.training.plan.law import Trial
 from gpt.training.plan.plan import CHOICES
 from gpt.training.plan.text import measure
 
@@ -35,7 +37,8 @@ GRID = (
 SHAPE = ("emb_dim", "num_layers", "vocab_size", "context_length", "batch_size")
 KEY = ("machine", "law", "part", "text", "minutes", *SHAPE)
 RESULTS = ("seconds", "planned", "bits_per_byte", "steps", "batch_tokens", "lr", "weight_decay")
-RESULTS += ("parameters", "train_bytes", "held_out_bytes_per_token", "compressed")
+RESULTS += ("parameters", "train_bytes", "held_out_bytes_per_token")
+RESULTS += tuple(f"trial_{field.name}" for field in fields(Trial))
 PARTS = ("plan", "grid", "neighbours", "stolen")
 BUSY = "import time\ntime.sleep({})\nwhile True: pass"
 
@@ -154,7 +157,7 @@ def _cell(part: str, text: str, corpus: str, minutes: float, shape: tuple[int, .
         **{name: config["model"]["optimizer"][name] for name in ("lr", "weight_decay")},
         **{"parameters": summary["parameters"], "train_bytes": train_bytes},
         "held_out_bytes_per_token": summary["val_loss"] / math.log(2) / bits,
-        "compressed": _compressed(corpus),
+        **{f"trial_{name}": value for name, value in _trial(corpus).items()},
     }
     new = not TABLE.exists()
     with TABLE.open("a", encoding="utf-8", newline="") as file:
@@ -167,8 +170,8 @@ def _cell(part: str, text: str, corpus: str, minutes: float, shape: tuple[int, .
 
 
 @cache
-def _compressed(corpus: str) -> float:
-    return measure(corpus).compressed
+def _trial(corpus: str) -> dict[str, Any]:
+    return asdict(measure(corpus).trial)
 
 
 def _summary(text: str, minutes: float) -> dict[str, Any] | None:

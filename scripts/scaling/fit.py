@@ -7,7 +7,7 @@ weights keep single cells from deciding (Hoffmann et al. 2022, section 3.3).
 
 import csv
 import json
-import math
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from gpt.files import atomic_write, write_json
-from gpt.training.plan.law import Law
+from gpt.training.plan.law import Law, Trial
 
 ROOT, TABLE = Path(__file__).parents[2], Path(__file__).with_name("sweep.csv")
 # Where the search begins, and the width of a weak prior on the logarithm of each constant.
@@ -25,18 +25,15 @@ START = {
     **{"table": (3.0, 1.5), "table_power": (0.3, 0.4)},
     **{"bytes": (60.0, 2.0), "bytes_power": (0.35, 0.4), "token_power": (1.0, 1.0)},
     **{"context": (1.0, 1.5), "context_power": (0.6, 0.5), "window": (200.0, 1.0)},
-    **{"passes": (10.0, 1.0), "batch": (3000.0, 1.0), "text_power": (8.0, 1.0), "text_fall": (2.5, 0.5)},
-    **{"overfit": (0.005, 2.0), "overfit_power": (1.0, 0.3), "again_power": (1.2, 0.1)},
-    "table_overfit": (3.0, 1.0),
+    **{"passes": (10.0, 1.0), "batch": (3000.0, 1.0), "text_power": (1.0, 0.3), "repeat_power": (0.5, 1.0)},
+    **{"overfit": (0.005, 2.0), "overfit_power": (1.0, 0.3), "again_power": (1.2, 0.4)},
+    **{"table_overfit": (3.0, 1.0), "overfit_repeats": (2.0, 0.5)},
 }
 HUBER = 0.03
-MOST_PASSES = 14  # cells that read a text more often have learned it by heart: no plan goes there
-SAMPLE = 0.1  # the width of the prior on a sample's factor
+MOST_PASSES = 14  # cells that read a text more often have learned it by heart: few plans go there
 PLANNED = 5  # a run by --minutes or by hand is what is predicted, and counts as so many cells
 USUAL = 1.0, 0.4  # times the law's learning rates; weight decay
 RECIPE = {"lr": 0.0076, "lr_power": -0.2, "rest_lr": 1.5, "weight_decay": USUAL[1]}  # docs/scaling.md
-# Bytes: less of it is a few documents, which are another text than those held out.
-FEWEST = {"python-docs": 100_000, "python-stdlib": 500_000}
 
 
 def read() -> list[dict[str, Any]]:
@@ -57,34 +54,30 @@ def read() -> list[dict[str, Any]]:
         row["per_token"] = row["held_out_bytes_per_token"]
         row["context"] = context
         row["seen"] = row["steps"] * row["batch_tokens"] * row["per_token"]
-    enough = [row for row in rows if row["train_bytes"] >= FEWEST.get(row["text"], 0)]
-    return [row for row in enough if row["seen"] <= MOST_PASSES * row["unique"]]
+        row["trial"] = [row[f"trial_{name}"] for name in TRIAL]
+    return [row for row in rows if row["seen"] <= MOST_PASSES * row["unique"]]
 
 
-NUMBERS = ("blocks", "table", "context", "seen", "unique", "batch", "per_token", "compressed")
+NUMBERS = ("blocks", "table", "context", "seen", "unique", "batch", "per_token")
+TRIAL = [field.name for field in fields(Trial)]
 
 
 def predict(logs: np.ndarray, rows: list[dict[str, Any]]) -> np.ndarray:
     """Bits per byte by the law whose constants have these logarithms."""
     constants = dict(zip(START, np.exp(logs).tolist(), strict=True))
     law = Law(**constants, **RECIPE, measured={})
-    return law.bits_per_byte(**{name: np.array([row[name] for row in rows]) for name in NUMBERS})
+    trial = Trial(**dict(zip(TRIAL, np.array([row["trial"] for row in rows]).T, strict=True)))
+    return law.bits_per_byte(trial, **{name: np.array([row[name] for row in rows]) for name in NUMBERS})
 
 
-def fit(rows: list[dict[str, Any]], rounds: int = 60) -> tuple[np.ndarray, dict[str, float]]:
-    """The logarithms of the constants: Levenberg and Marquardt's method with Huber's weights.
-
-    The sweep scores one sample of 100,000 bytes of each kind of text, which may be easier or harder than what
-    a run holds out: the logarithm of a factor for each is fitted too.
-    """
-    kinds = sorted({row["text"] for row in rows})
-    start = np.log([value for value, _ in START.values()] + [1.0] * len(kinds))
-    width = np.array([width for _, width in START.values()] + [SAMPLE] * len(kinds))
-    sampled = np.array([[row["text"] == kind and "part" not in row for kind in kinds] for row in rows])
+def fit(rows: list[dict[str, Any]], rounds: int = 60) -> np.ndarray:
+    """The logarithms of the constants: Levenberg and Marquardt's method with Huber's weights."""
+    start, width = np.array(list(START.values())).T
+    start = np.log(start)
     target = np.log([row["bits_per_byte"] for row in rows])
 
     def residuals(logs: np.ndarray) -> np.ndarray:
-        return np.log(predict(logs[: len(START)], rows)) + sampled @ logs[len(START) :] - target
+        return np.log(predict(logs, rows)) - target
 
     def objective(logs: np.ndarray) -> float:
         error = np.abs(residuals(logs))
@@ -104,7 +97,7 @@ def fit(rows: list[dict[str, Any]], rounds: int = 60) -> tuple[np.ndarray, dict[
                 logs, best, damping = tried, value, max(damping / 5, 1e-6)
                 break
             damping *= 4
-    return logs[: len(START)], dict(zip(kinds, logs[len(START) :].tolist(), strict=True))
+    return logs
 
 
 def recipe(rows: list[dict[str, Any]]) -> None:
@@ -126,19 +119,16 @@ def main() -> None:
     """Fit, leave one kind out each time, draw and write."""
     rows = read()
     usual = [row for row in rows if (row.get("rate", 1.0), row["weight_decay"]) == USUAL]
-    logs, factors = fit(usual)
+    logs = fit(usual)
     constants = dict(zip(START, (float(f"{value:.4g}") for value in np.exp(logs)), strict=True))
-    for name, factor in factors.items():
-        print(f"{name}: the sweep's sample takes {math.exp(factor):.2f} of the bits of what a run holds out")
-    samples = np.array([0.0 if "part" in row else factors[row["text"]] for row in usual])
-    error = np.log(predict(logs, usual)) + samples - np.log([row["bits_per_byte"] for row in usual])
+    error = np.log(predict(logs, usual)) - np.log([row["bits_per_byte"] for row in usual])
     print(
         f"{len(usual)} cells: median error {np.median(np.abs(error)):.1%}, nine in ten below "
         f"{np.quantile(np.abs(error), 0.9):.1%}"
     )
     for name in sorted({row["text"] for row in usual}):
         rest, left = ([row for row in usual if (row["text"] == name) is own] for own in (False, True))
-        guesses = predict(fit(rest)[0], left) * np.exp(samples[[row["text"] == name for row in usual]])
+        guesses = predict(fit(rest), left)
         reached = np.array([row["bits_per_byte"] for row in left])
         outside = np.log(guesses / reached)
         print(
@@ -147,10 +137,12 @@ def main() -> None:
         )
         for minutes in sorted({row["minutes"] for row in left if "minutes" in row}):
             cells = [i for i, row in enumerate(left) if row.get("minutes") == minutes]
+            off = {f"{outside[i]:+.1%}" for i in cells}
             above = reached[cells][guesses[cells].argmin()] / reached[cells].min() - 1
-            print(f"  of {len(cells)} shapes for {minutes:g} minutes it takes one {above:.1%} above the best")
+            print(f"  {minutes:g} minutes: {', '.join(sorted(off))}; the shape it takes: {above:+.1%}")
     print(json.dumps(constants))
-    measured = {n: [min(row[n] for row in usual), max(row[n] for row in usual)] for n in NUMBERS}
+    names = {n: n for n in NUMBERS} | {"trial": "trial_bits_per_byte", "repeats": "trial_repeats"}
+    measured = {n: [min(row[c] for row in usual), max(row[c] for row in usual)] for n, c in names.items()}
     write_json(ROOT / "gpt" / "assets" / "law.json", {**constants, **RECIPE, "measured": measured})
     recipe(rows)
     draw(usual, logs, error)
@@ -168,6 +160,7 @@ def draw(rows: list[dict[str, Any]], logs: np.ndarray, error: np.ndarray) -> Non
         seen = np.array([rows[i]["seen"] for i in own])
         left.scatter(seen, [rows[i]["bits_per_byte"] for i in own], s=9, color=color, label=name)
         middle = {n: float(np.median([rows[i][n] for i in own])) for n in NUMBERS}
+        middle["trial"] = np.median([rows[i]["trial"] for i in own], axis=0)
         line = np.geomspace(seen.min(), seen.max(), 50)
         curve = predict(
             logs, [{**middle, "unique": max(middle["unique"], 1e6), "seen": value} for value in line]

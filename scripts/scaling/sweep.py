@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -28,15 +29,16 @@ from gpt.model import GPT
 from gpt.training.device import cpu_multiplies_bfloat16, default_precision, keep_freed_memory
 from gpt.training.loss import linear_cross_entropy
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
-from gpt.training.plan.law import Law
-from gpt.training.plan.text import compressed
+from gpt.training.plan.law import Law, Trial
+from gpt.training.plan.text import sample
+from gpt.training.plan.trial import try_out
 from gpt.training.schedule import learning_rate_factor
 
 TABLE = Path(__file__).with_name("sweep.csv")
 HELD_OUT = 100_000  # bytes, the same for all cells of a kind
 CELLS = 240
-RESULTS = ("parameters", "train_bytes", "bytes_per_token", "held_out_bytes_per_token", "passes", "compressed")
-RESULTS += ("bits_per_byte",)
+RESULTS = ("parameters", "train_bytes", "bytes_per_token", "held_out_bytes_per_token", "passes")
+RESULTS += (*(f"trial_{field.name}" for field in fields(Trial)), "bits_per_byte")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +105,13 @@ def design() -> Iterator[Cell]:
         yield replace(one, batch_tokens=3072, steps=max(20, one.steps // 2))
         yield replace(one, weight_decay=one.weight_decay / 4)
         yield replace(one, weight_decay=one.weight_decay * 2)
+    for text, size, shape, vocab, steps in (  # many passes over longer texts
+        *(("shakespeare", whole, (96, 1), 2048, 3000), ("shakespeare", whole, (192, 2), 2048, 1500)),
+        *(("shakespeare", whole, (128, 2), 2048, 2200), ("python-docs", 500_000, (96, 1), 2048, 1500)),
+        *(("python-stdlib", 1_000_000, (96, 1), 2048, 1800), ("shakespeare", 100_000, (64, 1), 512, 500)),
+        *(("shakespeare", whole, (96, 2), 1024, 2200), ("python-docs", 1_000_000, (128, 2), 2048, 1500)),
+    ):
+        yield replace(cell(text, size, shape, vocab, 1, 64), steps=steps)
     for vocab in (512, 2048, 8192):  # at equal compute
         for text in texts:
             yield cell(text, whole, (128, 2), vocab, 12, 128)
@@ -192,9 +201,15 @@ def measure(cell: Cell, corpus: Path, held_out: Path) -> dict[str, float]:
         "bytes_per_token": data.bytes_per_token,
         "held_out_bytes_per_token": prepared.count("train", "bytes") / tokens_scored,
         "passes": cell.steps * cell.batch_tokens / tokens,
-        "compressed": compressed((corpus.read_bytes() + held_out.read_bytes())[-1_000_000:]),
+        **{f"trial_{name}": value for name, value in asdict(trial(corpus, held_out)).items()},
         "bits_per_byte": nats / math.log(2) / prepared.count("train", "bytes"),
     }
+
+
+@cache
+def trial(corpus: Path, held_out: Path) -> Trial:
+    """How hard the text of a cell is."""
+    return try_out(*(sample(path.read_text("utf-8")) for path in (corpus, held_out)))
 
 
 def corpus_of(cell: Cell, texts: dict[str, str]) -> tuple[Path, Path]:

@@ -63,6 +63,18 @@ def test_another_width_out_than_in_is_refused(convert) -> None:
         convert(MultiHeadAttention(6, 8, 6, 0.0, 2))
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_what_is_in_evaluation_stays_there(training: bool) -> None:
+    """Or else dropout would change what it computes."""
+    theirs = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True).double().train(training)
+    ours = from_torch(theirs, 6, causal=False)
+    back = to_torch(ours)
+    assert (ours.training, back.training) == (training, training)
+    if not training:
+        torch.testing.assert_close(ours(X), theirs(X, X, X)[0])
+        torch.testing.assert_close(back(X, X, X)[0], ours(X))
+
+
 def test_copies_do_not_share_memory() -> None:
     ours = MultiHeadAttention(8, 8, 6, 0.0, 2)
     for converted in (from_torch(to_torch(ours), 6), from_fused(to_fused(ours))):

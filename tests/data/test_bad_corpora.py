@@ -278,5 +278,5 @@ def test_a_compressed_line_too_long_for_memory_is_refused(tmp_path, monkeypatch)
     path.write_bytes(gzip.compress(f"{line}\n{line}\n".encode()))
     assert documents(path) == "x" * 988 * 2
     path.write_bytes(gzip.compress(f"{line}\n {line}\n".encode()))
-    with pytest.raises(InputError, match=r"a\.jsonl\.gz has a line of more than 1,000 bytes"):
+    with pytest.raises(InputError, match=r"a\.jsonl\.gz has a line of more than 1,000 characters"):
         documents(path)

@@ -147,9 +147,74 @@ def test_text_column(tmp_path):
         list(documents(str(path), text_column="id"))
 
 
+def test_a_blank_after_the_comma_of_two_columns(tmp_path):
+    path = write(tmp_path / "a.jsonl", '{"question": "x", "answer": "y"}')
+    found = list(documents(str(path), text_column="question, answer"))
+    assert found == list(documents(str(path), text_column="question,answer"))
+
+
+@pytest.mark.parametrize("option", ["subset", "split", "revision"])
+def test_what_names_a_part_of_a_hub_data_set_is_not_ignored_elsewhere(tmp_path, option):
+    path = write(tmp_path / "a.jsonl", '{"text": "x"}')
+    with pytest.raises(InputError, match=f"{option}: .*a.jsonl is no hub data set"):
+        find_corpus(str(path), **{option: "test"})
+
+
+def test_a_broken_link_that_a_pattern_matches_is_an_error(tmp_path):
+    write(tmp_path / "a.txt", "x")
+    (tmp_path / "b.txt").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"b\.txt is not a file, or a link to one that is missing"):
+        find_corpus(str(tmp_path / "*.txt"))
+
+
 def test_missing_texts_are_empty_documents(tmp_path):
     path = write(tmp_path / "a.jsonl", '{"text": "one"}\n{"text": null}\n{"text": ""}\n')
     assert list(documents(str(path))) == ["one", "", ""]
+
+
+TEXTS = ["NA", "None", "null", "007", "1.10", "true", "2021-05-05", "[1]", "caf\u00e9"]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.json", "a[1].jsonl", "a::b.jsonl"])
+def test_texts_that_look_like_something_else_stay_texts(tmp_path, name):
+    """Alone in a column, so that a reader which guesses types has no counterexample."""
+    write(tmp_path / "a1.jsonl", '{"text": "of another file"}')  # which the pattern a[1] matches
+    for text in TEXTS:
+        content = as_csv([text] * 2, "\t" if "tsv" in name else ",")
+        if "json" in name:
+            content = as_jsonl([text] * 2) if name.endswith("l") else json.dumps([{"text": text}, text])
+        for mark in (b"", b"\xef\xbb\xbf"):  # a byte order mark, as Windows writes it
+            path = write(tmp_path / name, mark + content.encode())
+            assert list(documents(str(path))) == [text] * 2
+
+
+def test_rows_of_several_types(tmp_path, capfd):
+    path = write(tmp_path / "a.jsonl", as_jsonl(["a text", "another"]) + '{"text": 5}\n')
+    with pytest.raises(InputError, match=r"a\.jsonl, row 3: column 'text' holds int, expected text"):
+        list(documents(str(path)))
+    asked, reply = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}
+    for chat in ([asked, reply], [asked, {**reply, "name": "bot"}]):  # other keys are not read
+        with open(path, "a" if len(chat[1]) > 2 else "w", encoding="utf-8") as file:
+            file.write(json.dumps({"messages": chat}) + "\n")
+    first, second = documents(str(path))
+    assert first == second and first.endswith("Yes")
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", '{"text": "x"}\n\n{"text": \n', r"a\.jsonl is not JSON from line 3 on: Expecting value"),
+        ("a.jsonl", '{"text": "x"}\n7\n', r"a\.jsonl, line 2: expected an object, got 7"),
+        ("a.json", "[" * 100_000, r"cannot read .*a\.json as json \(RecursionError"),
+        ("a.csv", "id,text\n1,x\n2,y,z\n", r"a\.csv, line 3: expected 2 values, got 3"),
+        ("a.csv", 'id,text\n1,"x\n2,y\n', r"a\.csv, line 3: unexpected end of data"),
+    ],
+)
+def test_bad_rows_are_named_by_their_line(tmp_path, capfd, name, content, message):
+    with pytest.raises(InputError, match=message):
+        list(documents(str(write(tmp_path / name, content))))
+    assert capfd.readouterr().err == ""  # nothing beside the one line
 
 
 def test_what_is_not_utf8_is_named_with_its_byte(tmp_path, monkeypatch):
@@ -183,6 +248,9 @@ def test_files_that_are_not_what_their_name_says(tmp_path, name):
 def test_names_that_lead_nowhere(tmp_path):
     with pytest.raises(InputError, match=r"no corpus 'novel.txt'.*python-docs, python-stdlib"):
         find_corpus("novel.txt")
+    for name in ("", "~nobody-of-this-name/a.txt"):
+        with pytest.raises(InputError, match=f"no corpus '{name}'"):
+            find_corpus(name)
     with pytest.raises(InputError, match="no file matches"):
         find_corpus(str(tmp_path / "*.txt"))
     (tmp_path / "void").mkdir()
@@ -227,6 +295,15 @@ def test_own_recipes(tmp_path):
         ("corpus: {file: x}", "unknown setting file"),
         ("- a", "not a recipe"),
         ("a: [", "not a rec"),
+        ("a: " + "[" * 10_000, "not a rec"),
+        ("corpus: {hub: a/b, document_starts: '('}", "not a recipe.*unterminated"),
+        ("corpus: {hub: a/b, document_starts: 5}", "not a recipe"),
+        ("corpus: {1: x}", "unknown setting 1"),
+        ("corpus: {files: [1, a.txt]}", "expected texts, in quotation marks .*: 1"),
+        ("corpus: {files: }", "expected texts, .*: None"),
+        ("corpus: {files: ''}", "expected texts"),
+        ("corpus: {builtin: [python-docs]}", "expected texts"),
+        ("corpus: {hub: a/b, revision: 1234567}", "expected texts, .*: 1234567"),
     ):
         write(recipe, text)
         with pytest.raises(InputError, match=message):

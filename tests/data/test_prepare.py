@@ -151,6 +151,56 @@ def test_equal_documents_stand_on_one_side(tmp_path):
     assert not sides[0] & sides[1]
 
 
+@pytest.mark.parametrize("vocabulary", ["gpt2:300", "learn:260"])
+@pytest.mark.parametrize("side", SPLITS)
+def test_a_large_fraction_of_one_text_leaves_the_rest(tmp_path, side, vocabulary):
+    """On whichever side its hash is."""
+    text = next(t for i in range(99) if expected_split(t := f"{i} words " * 300, 0.5) == side)
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    prepared = Prepared(prepare(str(tmp_path / "a.txt"), vocabulary=vocabulary, val_fraction=0.5))
+    assert prepared.meta["split_by"] == "position"
+    sizes = [prepared.count(split, "bytes") for split in SPLITS]
+    assert min(sizes) > 0.48 * sum(sizes)
+
+
+@pytest.mark.parametrize("vocabulary", ["gpt2:300", "learn:257"])
+@pytest.mark.parametrize("text", ["ab", "a few words of text"])
+def test_text_is_held_out_of_the_shortest(tmp_path, text, vocabulary):
+    """Not `<|endoftext|>` alone, of which no bits per byte can be computed."""
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    prepared = Prepared(prepare(str(tmp_path / "a.txt"), vocabulary=vocabulary))
+    assert prepared.count("val", "bytes") >= 1
+    assert prepared.count("train", "bytes") + prepared.count("val", "bytes") == len(text)
+
+
+def test_a_preparation_that_ends_while_another_begins_is_no_stranger(rows, tmp_path):
+    """The second looks for progress.json when the first has written meta.json and removed it."""
+    assert shard_writer.check_ours(prepare(str(rows), tmp_path / "out", vocab_size=500)) == {}
+
+
+@pytest.mark.parametrize("workers", [0, -1])
+def test_workers_are_at_least_one(rows, workers):
+    with pytest.raises(InputError, match=f"workers must be at least 1, got {workers}"):
+        prepare(str(rows), vocab_size=500, workers=workers)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX limits")
+def test_a_disk_that_is_full_at_a_write_is_one_line(tmp_path):
+    """What a file has not written when a write fails, it tries to write again as it is closed."""
+    lines = "".join(json.dumps({"text": f"some words of text, {i}"}) + "\n" for i in range(20_000))
+    (tmp_path / "a.jsonl").write_text(lines, encoding="utf-8")
+    code = (
+        "import resource, signal, sys; from gpt.cli import main;"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"
+        "sys.exit(main(['prepare', *sys.argv[1:], '--vocab_size', '300']))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "a.jsonl"), "--output", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "out: File too large; what is written is kept" in done.stderr
+
+
 def test_val_fraction_zero_keeps_everything_for_training(rows, texts):
     prepared = Prepared(prepare(str(rows), vocab_size=500, val_fraction=0.0))
     assert prepared.count("train", "documents") == len(texts)
@@ -312,6 +362,14 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
         (lambda f: edit(f, "splits", "val", documents=1000), r"claims 10\d\d documents"),
         (lambda f: edit(f, files={}), "not as gpt prepare writes it|claims .* tokens of train"),
         (lambda f: edit(f, "files", **{"../x": {"bytes": 0, "sha256": ""}}), "'../x', expected a .bin file"),
+        (lambda f: edit(f, source={}), "not as gpt prepare writes it .KeyError: 'corpus'"),
+        (lambda f: edit(f, source=None), "not as gpt prepare writes it"),
+        (lambda f: edit(f, key=None), "key is None"),
+        (lambda f: edit(f, split_by=5), "split_by is 5"),
+        (lambda f: edit(f, val_fraction="a"), "val_fraction is 'a'"),
+        (lambda f: edit(f, empty_documents="x"), "empty_documents is 'x'"),
+        (lambda f: edit(f, "files", **{"train-00000.bin": {"bytes": 5}}), "KeyError: 'sha256'"),
+        (lambda f: (f / META).write_text("[" * 100_000, encoding="utf-8"), "RecursionError"),
         (lambda f: put(f / "train-00000.bin", 501), "train.*id 501, outside the vocabulary of 500"),
     ],
 )
@@ -335,9 +393,14 @@ def test_document_starts_must_be_in_order(rows, tmp_path):
 def test_an_unfinished_preparation_cannot_claim_more_than_is_there(rows, tmp_path, tokens):
     (tmp_path / "out").mkdir()
     counts = {"tokens": tokens, "documents": 0, "bytes": 0}
-    state = {"key": "k", "parts": 1, "empty": 0, "largest_id": 0, "splits": dict.fromkeys(SPLITS, counts)}
+    state = {"key": "k", "tokenizer": "t", "parts": 1, "empty": 0, "splits": dict.fromkeys(SPLITS, counts)}
+    for content in (json.dumps(state), "[" * 100_000):
+        (tmp_path / "out" / "progress.json").write_text(content, encoding="utf-8")
+        with pytest.raises(InputError, match="holds other files"):
+            prepare(str(rows), tmp_path / "out", vocab_size=500)
+    counts["tokens"] = 0  # with this alone it is an unfinished preparation
     (tmp_path / "out" / "progress.json").write_text(json.dumps(state), encoding="utf-8")
-    with pytest.raises(InputError, match="holds other files"):
+    with pytest.raises(InputError, match="unfinished preparation"):
         prepare(str(rows), tmp_path / "out", vocab_size=500)
 
 

@@ -138,6 +138,21 @@ def test_text_held_out_by_position_leaves_no_trace(tmp_path):
     assert seen.tokenizer != tokenizers[0]
 
 
+def test_an_example_that_is_held_out_leaves_no_trace(tmp_path):
+    """The last one, whole, though most of it lies before the fraction that is held out."""
+    tokenizers = []
+    for end in ("zyx ", "qwv "):
+        texts = [PROSE[:2000], PROSE[2000:4000], end * 500]
+        lines = (json.dumps({"prompt": "Write", "completion": text}) + "\n" for text in texts)
+        (tmp_path / f"{end}.jsonl").write_text("".join(lines), encoding="utf-8")
+        options = {"vocabulary": "learn:300", "val_fraction": 0.01}
+        prepared = Prepared(prepare(str(tmp_path / f"{end}.jsonl"), **options))
+        assert prepared.meta["split_by"] == "position"
+        assert [prepared.count(split, "documents") for split in ("train", "val")] == [2, 1]
+        tokenizers.append(prepared.tokenizer)
+    assert tokenizers[0] == tokenizers[1]
+
+
 def test_of_a_large_text_parts_are_chosen_by_a_rule(tmp_path, monkeypatch):
     monkeypatch.setattr(vocabularies, "_PART_CHARACTERS", 500)
     monkeypatch.setattr(vocabularies, "_SAMPLE_BYTES", 20_000)
@@ -167,7 +182,7 @@ def test_it_travels_with_the_prepared_data(tmp_path):
     both = np.concatenate([data.prepared.stream(split).parts[0] for split in ("train", "val")])
     assert data.tokenizer.decode(both[:-1].tolist()) == TEXT
     assert TokenData(str(folder), context_length=16, vocabulary="learn:400").tokenizer == data.tokenizer
-    for wrong in ("learn:401", "gpt2:500", "learn:400:marks"):
+    for wrong in ("learn:401", "gpt2:500", "gpt2:400", "learn:400:marks"):
         with pytest.raises(InputError, match="was prepared with vocab_size 400"):
             _ = TokenData(str(folder), vocabulary=wrong).prepared
 
@@ -186,7 +201,7 @@ def test_names():
     assert find_vocabulary("gpt2", 1) == Tokenizer()
     assert find_vocabulary("learn:300:marks", 1) == Learned(n_vocab=300, pattern="marks")
     assert find_vocabulary("learn", 300) == Learned(n_vocab=300, at_most=True)
-    for name in ("gpt3", "learn:many", "learned", "gpt2:", "nothing.json"):
+    for name in ("gpt3", "learn:many", "learned", "gpt2:", "nothing.json", "learn:" + "9" * 5000):
         with pytest.raises(InputError, match=r"unknown vocabulary .*expected gpt2, gpt2:SIZE"):
             find_vocabulary(name, 1)
     for name, message in (

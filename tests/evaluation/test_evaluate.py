@@ -212,6 +212,10 @@ def test_the_command(model, text_file, tmp_path, capsys):
         (["--data", "nowhere", "--task", "lambada"], "nowhere: No such file"),
         (["--data", "TEXT", "--task", "lambada"], "line 1: expected a JSON object with text"),
         (["--data", "ONE", "--task", "lambada"], "line 1: the text has no last word"),
+        (["--data", "LATIN", "--task", "lambada"], "line 1: expected a JSON object with text"),
+        (["--data", "DEEP", "--task", "lambada"], "line 1: expected a JSON object with text"),
+        (["--data", "OWN"], "was prepared with vocab_size 300, not 300, or with another vocabulary"),
+        (["--data", "TEXT", "--json", "FOLDER"], "folder is a folder: choose the name of a file"),
         (["--data", "EMPTY", "--task", "hellaswag"], "has no lines to score"),
         (["--data", "ONE", "--task", "hellaswag"], "line 1: expected a JSON object with ctx, endings, label"),
         (["--data", "LABEL", "--task", "hellaswag"], "line 1: the label 2 is not the index"),
@@ -222,6 +226,13 @@ def test_bad_input_is_one_line(options, message, model, text_file, tmp_path, cap
     files = {"TEXT": text_file, "EMPTY": tmp_path / "empty.txt", "ONE": tmp_path / "one.jsonl"}
     files["LABEL"] = write_lines(tmp_path / "label.jsonl", {"ctx": "a", "endings": ["b", "c"], "label": 2})
     files["EMPTY"].touch()
+    files |= {name: tmp_path / name.lower() for name in ("LATIN", "DEEP", "FOLDER")}
+    files["LATIN"].write_bytes('{"text": "caf\u00e9 x"}'.encode("latin-1"))
+    files["DEEP"].write_text("[" * 100_000, encoding="utf-8")
+    files["FOLDER"].mkdir()
+    words = tmp_path / "words.txt"
+    words.write_text("".join(f"{i * i} abc def ghi, " for i in range(600)), encoding="utf-8")
+    files["OWN"] = prepare(str(words), tmp_path / "own", vocabulary="learn:300")
     files["TRAIN"] = prepare(str(text_file), tmp_path / "train", vocab_size=300, val_fraction=0.0)
     write_lines(files["ONE"], {"text": "alone"})
     options = [str(files.get(option, option)) for option in options]

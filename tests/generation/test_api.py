@@ -74,11 +74,18 @@ def test_nothing_to_do(model):
         (torch.tensor([[1]]), {"top_k": 0}, "top_k"),
         (torch.tensor([[1]]), {"max_new_tokens": -1}, "max_new_tokens"),
         (torch.tensor([[300]]), {}, "300"),
+        (torch.tensor([[1.0, 2.0]]), {}, "token id 1.0"),
+        ([[1, 2.5]], {}, "token id 2.5"),
+        ([["a"]], {}, "token id a"),
     ],
 )
 def test_bad_arguments_are_named(model, tokens, options, message):
     with pytest.raises(InputError, match=message):
         generate(model, tokens, **{"max_new_tokens": 1, **options})
+
+
+def test_a_number_of_tokens_that_is_not_whole_ends_the_text(model):
+    assert len(generate(model, [[1]], max_new_tokens=2.5)[0]) == 4
 
 
 def test_the_stream_is_the_text(writer):

@@ -10,6 +10,7 @@ from torch import nn
 
 from gpt import GPT, GPTConfig
 from gpt.generation import Engine, Request, Sampling, compiled, for_decoding
+from gpt.generation.cache import Read
 from gpt.generation.compiled import CompiledStep
 from tests.generation.conftest import sharp, slow_greedy
 
@@ -140,6 +141,14 @@ def test_the_logits_are_the_models(precision):
         given = torch.tensor([log_probability for _, log_probability, _ in scored])
         wanted = expected[59:-1].gather(-1, torch.tensor(tokens[60:])[:, None])[:, 0]
         torch.testing.assert_close(given, wanted, atol=1e-4 if precision == "float32" else 0.2, rtol=0)
+
+
+@pytest.mark.usefixtures("program")
+def test_ids_reach_the_program_as_whole_numbers():
+    """With one of another type beside them it would take the bytes of numbers for addresses."""
+    step, cache = CompiledStep.of(for_decoding(sharp(CONFIG))), torch.zeros(2, 2, 4, 2, 16)
+    whole, floats = (step([Read(tokens, 0, cache, 2)]) for tokens in ([4, 5], [4.0, 5.0]))
+    assert torch.equal(whole, floats)
 
 
 @pytest.mark.usefixtures("program")

@@ -85,6 +85,14 @@ def test_int8_weights_are_within_half_a_step():
     torch.testing.assert_close(layer(x), exact, atol=2e-2, rtol=1e-2)
 
 
+def test_weights_that_are_stored_transposed():
+    """As those of transformers and nanoGPT come out of their files."""
+    linear = nn.Linear(32, 48)
+    x, expected = torch.randn(5, 32), Int8Linear(linear)
+    linear.weight = nn.Parameter(linear.weight.detach().T.contiguous().T)
+    assert torch.equal(Int8Linear(linear)(x), expected(x))
+
+
 def test_a_row_of_zeros_stays_zero():
     linear = nn.Linear(32, 4, bias=False)
     with torch.no_grad():

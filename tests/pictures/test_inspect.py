@@ -103,3 +103,33 @@ def test_one_unknown_vocabulary_of_several_is_named(tmp_path):
     with pytest.raises(InputError, match="unknown vocabulary 'learned'"):
         inspect(str(tmp_path / "a.txt"), vocabulary="gpt2:257,learned", picture=str(tmp_path / "b.png"))
     assert not (tmp_path / "b.png").exists()
+
+
+def test_pictures_of_others_are_not_replaced(rows, tmp_path, capsys):
+    folder = str(prepare(str(rows), tmp_path / "out", vocab_size=500))
+    (tmp_path / "a.png").write_text("mine", encoding="utf-8")
+    for vocabulary in (None, "gpt2:257,gpt2:300"):
+        with pytest.raises(InputError, match=r"a\.png exists already: .*--overwrite"):
+            inspect(folder, vocabulary=vocabulary, picture=str(tmp_path / "a.png"))
+    assert (tmp_path / "a.png").read_text(encoding="utf-8") == "mine"
+    inspect(folder, picture=str(tmp_path / "a.png"), overwrite=True, windows=0)
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "pairs.csv").write_text("prompt,completion\n" + "Hi,you\n" * 20, encoding="utf-8")
+    (tmp_path / "scored.png").write_text("mine", encoding="utf-8")
+    with pytest.raises(InputError, match=r"scored\.png exists already"):
+        inspect(str(tmp_path / "pairs.csv"), vocab_size=300, picture=str(tmp_path / "b.png"))
+
+
+@pytest.mark.parametrize("option", ["windows", "seed"])
+def test_numbers_below_zero(rows, option):
+    with pytest.raises(InputError, match=f"{option} must be at least 0, got -1"):
+        inspect(str(rows), vocab_size=500, **{option: -1})
+
+
+def test_a_single_example_is_described(tmp_path, capsys):
+    """All of it is held out."""
+    (tmp_path / "a.csv").write_text("prompt,completion\nHi,you\n", encoding="utf-8")
+    inspect(str(tmp_path / "a.csv"), vocab_size=300, windows=0)
+    assert "train       0 documents" in capsys.readouterr().out
+    pictures = {"picture": str(tmp_path / "a.png")}
+    inspect(str(tmp_path / "a.csv"), vocabulary="gpt2:257,gpt2:300", **pictures)

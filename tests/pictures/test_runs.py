@@ -85,7 +85,7 @@ def test_panels_are_drawn_for_existing_columns(run):
 
 
 def test_the_command_writes_png_and_svg(run, tmp_path, capsys):
-    runs = [str(run("one_$name^")), str(run("other"))]
+    runs = [str(run("one_$name^")), str(run("a$x^$"))]
     assert main(["plot", *runs, "--output", str(tmp_path / "a.png"), "--x", "tokens"]) == 0
     assert imread(tmp_path / "a.png").shape == (900, 1080, 4)
     assert main(["plot", *runs, "--output", str(tmp_path / "a.png")]) == 2
@@ -108,6 +108,8 @@ def test_the_curve_of_one_run(run, tmp_path):
         (["nowhere"], "no metrics at nowhere"),
         (["EMPTY"], "no rows yet"),
         (["BROKEN"], "invalid: could not convert string to float: 'x'"),
+        (["BINARY"], "is no metrics.csv of a run: 'utf-8' codec can't decode"),
+        (["RAGGED"], "have no column step, only # title"),
         (["GOOD", "--output", "a.pdf"], "ends in .png or .svg"),
         (["GOOD", "--x", "hours"], "step"),
     ],
@@ -117,7 +119,10 @@ def test_bad_input_is_one_line(arguments, message, run, capsys):
         "EMPTY": run("e", text=HEADER),
         "BROKEN": run("b", text="step,val_loss\n1,x\n"),
         "GOOD": run("g"),
+        "RAGGED": run("r", text="# title\nOne, two, and three.\n"),
+        "BINARY": run("x") / "metrics.csv",
     }
+    folders["BINARY"].write_bytes(b"step,val_loss\n\xff\xfe")
     assert main(["plot", *(str(folders.get(argument, argument)) for argument in arguments)]) == 2
     error = capsys.readouterr().err
     assert re.search(re.escape(message), error) and error.count("\n") == 1

@@ -205,6 +205,10 @@ def test_a_bad_field_is_named(form, message):
     assert error["type"] == "invalid_request_error"
 
 
+def test_a_long_name_is_not_sent_back():
+    assert len(post(new_app(), model="x" * 100_000).text) < 300
+
+
 def test_what_is_no_request_at_all():
     async def use(client):
         url = "/v1/completions"

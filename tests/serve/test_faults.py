@@ -7,10 +7,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from threading import get_ident
 
 import pytest
 import torch
 
+from gpt import Tokenizer
 from gpt.serve.command import serve
 from gpt.serve.limits import Limits
 from tests.serve.server import MODEL, TOKENIZER, hooked, new_app, slow, talk
@@ -90,6 +92,19 @@ def test_an_error_that_would_end_a_thread_ends_only_the_requests():
     lost, health, good = talk(new_app(hooked(end_once)), use)
     assert (lost.status_code, health.status_code) == (500, 200)
     assert good.json()["choices"][0]["text"] == alone("Hi", 30, temperature=0)
+
+
+def test_an_error_that_would_end_the_event_loop_ends_only_the_call():
+    faults = [SystemExit(), KeyboardInterrupt(), RuntimeError()]
+
+    def end_once(tokens):
+        if faults:
+            raise faults.pop()
+
+    async def use(client):
+        return [(await client.post("/attention", json={"prompt": "Hi"})).status_code for _ in range(4)]
+
+    assert talk(new_app(hooked(end_once)), use) == [500, 500, 500, 200]
 
 
 def test_a_step_that_does_not_return_is_reported():
@@ -184,8 +199,23 @@ def test_attention_has_the_queue_and_the_deadline_of_all():
     assert set(statuses) == {200, 503, 504}
 
 
-def talk_raw(app, receive, send):
-    """Run one request with the two functions of ASGI."""
+def test_texts_are_encoded_beside_the_event_loop(monkeypatch):
+    """A megabyte takes up to a second, in which the others' tokens would wait."""
+    threads, encode = [], Tokenizer.encode
+    monkeypatch.setattr(
+        Tokenizer, "encode", lambda *args, **more: threads.append(get_ident()) or encode(*args, **more)
+    )
+
+    async def use(client):
+        for path in ("/attention", "/v1/completions"):
+            assert (await client.post(path, json={"prompt": "Hi"})).status_code == 200
+        return get_ident()
+
+    assert talk(new_app(), use) not in threads and len(threads) == 2
+
+
+def talk_raw(app, receive, send, then=lambda: asyncio.sleep(0)):
+    """Run one request with the two functions of ASGI, `then` another while the application still runs."""
     scope = {
         "type": "http", "method": "POST", "path": "/v1/completions", "raw_path": b"/v1/completions",
         "headers": [(b"content-type", b"application/json")], "http_version": "1.1", "scheme": "http",
@@ -195,6 +225,7 @@ def talk_raw(app, receive, send):
     async def main():
         async with app.router.lifespan_context(app):
             await asyncio.wait_for(app(scope, receive, send), 20)
+            await then()
 
     asyncio.run(main())
 
@@ -213,6 +244,39 @@ def test_a_body_that_trickles_is_ended():
     assert sent[0]["status"] == 408 and (b"connection", b"close") in sent[0]["headers"]
 
 
+@pytest.mark.parametrize("more", [{}, {"stream": True}], ids=["whole", "stream"])
+def test_a_client_that_leaves_before_the_answer_begins_is_not_worked_for(more):
+    app = new_app(slow(0.01))
+    body = json.dumps({"prompt": "Hi", "max_tokens": 2000, "n": 9, **more}).encode()
+    messages = [{"type": "http.request", "body": body}]
+
+    async def receive():
+        return messages.pop() if messages else {"type": "http.disconnect"}
+
+    async def send(message):
+        for _ in range(100):  # the client is gone
+            if not app.state.engine.open:
+                return
+            await asyncio.sleep(0.02)
+
+    talk_raw(app, receive, send, lambda: asyncio.sleep(0.1))
+    assert not app.state.engine.open and not app.state.engine.running
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_body(caplog):
+    app, sent = new_app(), []
+    messages = [{"type": "http.disconnect"}, {"type": "http.request", "body": b"{", "more_body": True}]
+
+    async def receive():
+        return messages.pop()
+
+    async def send(message):
+        sent.append(message)
+
+    talk_raw(app, receive, send)  # raises what the server would log with a traceback
+    assert sent[0]["status"] == 499
+
+
 BRACKETS = b"[" * 200_000 + b"]" * 200_000
 
 
@@ -227,6 +291,8 @@ BRACKETS = b"[" * 200_000 + b"]" * 200_000
         b'{"prompt": "Hi", "logit_bias": {' + b",".join(b'"a%d":1' % i for i in range(80_000)) + b"}}",
         b"{" + b",".join(b'"a%d":1' % i for i in range(90_000)) + b"}",
         b'{"prompt": "Hi", "seed": ' + b"9" * 1_000_000 + b"}",
+        b'{"n": ' + b"9" * 4300 + b', "prompt": [' + b'"a",' * 1000 + b'"a"]}',
+        b'{"' + b"x" * 1_000_000 + b'": 1}',
         b'{"prompt": "Hi", "temperature": NaN}',
         b'{"prompt": "Hi", "temperature": Infinity}',
         b'{"prompt": "\\ud800"}',
@@ -266,6 +332,17 @@ def test_every_path_but_three_needs_the_key():
 
     statuses = talk(new_app(api_key="secret"), use)
     assert {path for path, status in statuses.items() if status != 401} == {"/", "/health", "/metrics"}
+
+
+def test_names_and_keys_that_are_not_utf8(tmp_path, monkeypatch):
+    """As Linux allows them in arguments."""
+    monkeypatch.setattr("uvicorn.Server.run", lambda server: apps.append(server.config.app))
+    apps = []
+    MODEL.save_pretrained(tmp_path)
+    serve(tmp_path, name="caf\udce9", api_key="\udce9")
+    key = {"authorization": b"Bearer \xe9", "host": "localhost"}
+    answer = talk(apps[0], lambda client: client.get("/v1/models", headers=key))
+    assert answer.json()["data"][0]["id"] == "caf\ufffd"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gpt.generation import for_decoding, generate
+from gpt.serve.engine_thread import EngineThread
 from gpt.serve.history import History
 from gpt.serve.limits import Limits
 from gpt.weights.load import load
@@ -48,6 +49,8 @@ def test_without_a_run_or_metrics_there_are_none(run, tmp_path):
     assert get(new_app()).json() == none
     assert get(new_app(run=tmp_path)).json() == none
     (tmp_path / "metrics.csv").write_bytes(b"step,train_loss\n\xff,1\n")
+    assert get(new_app(run=tmp_path)).json() == none
+    (tmp_path / "metrics.csv").write_bytes(b"step,train_loss\n" + bytes(200_000))  # after a loss of power
     assert get(new_app(run=tmp_path)).json() == none
     (run / "metrics.csv").unlink()
     assert get(new_app(run=run)).json()["train"] == [[1, 6.0], [16, 5.0], [64, 3.5]]
@@ -156,6 +159,20 @@ def test_many_clients_at_many_steps(run):
         if answer.status_code == 200:
             texts.setdefault(step, set()).add(answer.json()["choices"][0]["text"])
     assert texts and all(len(some) == 1 for some in texts.values())
+
+
+def test_the_work_of_snapshots_is_counted(run, monkeypatch):
+    monkeypatch.setattr(EngineThread, "running", 3)
+    monkeypatch.setattr(EngineThread, "open", 5)
+
+    async def use(client):
+        before = await client.get("/metrics")
+        await client.post("/attention", json={"prompt": "Hi", "snapshot": 1})
+        return [text.text.splitlines() for text in (before, await client.get("/metrics"))]
+
+    before, after = talk(new_app(run=run), use)
+    assert {"gpt_running_samples 3", "gpt_open_requests 5"} < set(before)
+    assert {"gpt_running_samples 6", "gpt_open_requests 10"} < set(after)
 
 
 def test_new_snapshots_appear_while_the_server_runs(run):

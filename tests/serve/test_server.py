@@ -3,11 +3,17 @@
 import socket
 import time
 from contextlib import suppress
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
+from gpt.errors import InputError
 from gpt.serve.limits import Limits
 from tests.serve.server import listening
+
+uvicorn = pytest.importorskip("uvicorn")
+from gpt.serve.server import new_server  # noqa: E402 - needs the extra
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
 LIMITS = Limits(read_seconds=1, write_seconds=1)
@@ -48,6 +54,69 @@ def read_to_end(client, size=1 << 16, pause=0.0):
             received += len(part)
             time.sleep(pause)
     return received
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "reason"),
+    [("127.0.0.1", None, "in use"), ("127.0.0.1", 99999, "0-65535"), ("no.such.host.invalid", 80, "")],
+)
+def test_an_address_that_cannot_be_listened_on(host, port, reason, capfd):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = port or taken.getsockname()[1]
+        with pytest.raises(InputError, match=rf"cannot listen on {host}, port {port}: .*{reason}"):
+            new_server(App([b""]), LIMITS, host=host, port=port).run()
+    assert capfd.readouterr().err == ""
+
+
+def slow_client():
+    """A connection with more to write than its client takes, and the function that waits until its next look:
+    whether it is kept when so many bytes wait there.
+    """
+    config = new_server(App([b""]), LIMITS).config
+    looks = []
+    loop = SimpleNamespace(call_later=lambda seconds, look, *state: looks.append((look, state)) or Mock())
+    transport = Mock(**{"get_write_buffer_size.return_value": 0, "get_extra_info.return_value": None})
+    connection = config.http(config, uvicorn.server.ServerState(), {}, loop)
+    connection.connection_made(transport)
+    connection.cycle = SimpleNamespace(response_complete=False)
+
+    def next_look(unsent):
+        transport.get_write_buffer_size.return_value = unsent
+        if looks:
+            look, state = looks.pop()
+            look(*state)
+        return not transport.abort.called
+
+    connection.pause_writing()
+    return connection, next_look
+
+
+KB = 1 << 10
+
+
+@pytest.mark.parametrize(
+    ("unsent", "kept"),
+    [
+        ([100 * KB, 84 * KB, 68 * KB, 52 * KB, 36 * KB], True),  # 16 KB within each limit
+        ([100 * KB, 99 * KB, 98 * KB], False),
+        ([100 * KB, 90 * KB, 80 * KB, 70 * KB, 66 * KB], False),  # at the latest in the second of two limits
+    ],
+)
+def test_who_takes_16_kb_within_each_limit_is_kept(unsent, kept):
+    _, next_look = slow_client()
+    assert all(map(next_look, unsent)) == kept
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+def test_who_takes_all_and_is_written_as_much_again_is_kept(resumed):
+    """The amount that waits is then the same at each look."""
+    connection, next_look = slow_client()
+    for _ in range(4):
+        kept = next_look(100 * KB)
+        if resumed:
+            connection.resume_writing()
+            connection.pause_writing()
+    assert kept == resumed
 
 
 @pytest.mark.parametrize("before", [b"", REQUEST], ids=["new", "kept alive"])

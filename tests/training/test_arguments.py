@@ -43,10 +43,13 @@ def test_the_config_of_a_resumed_run_repeats_it_wherever_it_lies(workplace):
         (["--max_steps", "3"], "did you mean --trainer.max_steps?"),
         (["--resume", "runs/r", "--run", "other"], "--run other is not the run that is resumed, runs/r"),
         (["--seed_everything", "-1"], "seed_everything"),
+        (["--resume", ""], "no checkpoint in ."),
+        (["--run", ""], "expected a plain folder name for --run, got ''"),
+        (["--minutes", ""], "expected a number"),
     ],
 )
 def test_what_is_mistyped_or_contradicts_itself_starts_no_run(options, message, workplace, capsys):
-    if "--resume" in options:
+    if "--run" in options and "--resume" in options:
         assert fit(*FEW, "--run", "r") == 0
     capsys.readouterr()
     before = sorted(os.listdir("runs")) if Path("runs").exists() else []
@@ -108,3 +111,17 @@ def test_options_may_be_given_as_yaml(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = "{trainer: {max_steps: 3}}"
     assert arguments.complete(["fit", "--config", text]).args == [f"--config={text}"]
+
+
+def test_a_random_seed_is_written_down(workplace):
+    assert fit(*FEW, "--seed_everything", "true", "--run", "one") == 0
+    assert main(["fit", "--config", "runs/one/config.yaml", "--run", "again"]) == 0
+    assert result(Path("runs/again"))[0] == result(Path("runs/one"))[0]
+
+
+def test_a_run_without_validation_is_not_validated_silently(workplace, capsys):
+    assert fit(*FEW, "--trainer.limit_val_batches", "0", "--run", "r") == 0
+    assert main(["validate", "--ckpt_path", "runs/r"]) == 2
+    assert "give --trainer.limit_val_batches 1.0" in capsys.readouterr().err
+    assert main(["validate", "--ckpt_path", "runs/r", "--trainer.limit_val_batches", "1.0"]) == 0
+    assert "val_bits_per_byte" in capsys.readouterr().out

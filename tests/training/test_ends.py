@@ -169,3 +169,93 @@ def test_early_stopping_ends_the_run_once_and_for_all(workplace, capsys):
 def test_early_stopping_without_validation_is_refused(workplace, capsys):
     assert fit("--early_stopping", "1", "--trainer.limit_val_batches", "0") == 2
     assert "early_stopping needs validation" in capsys.readouterr().err
+
+
+def test_a_run_whose_time_is_over_makes_no_step_when_it_is_resumed(workplace, clock, capsys):
+    clock()
+    assert fit(*ADAMW, *NO_STEPS, "--trainer.max_time", "00:00:00:02", "--run", "r") == 0
+    before = result(Path("runs/r"))
+    assert before[1][-1]["step"] == "16"
+    capsys.readouterr()
+    assert main(["fit", "--resume", "runs/r"]) == 0
+    assert "ended after step 16: max_time 0:00:02" in capsys.readouterr().err
+    assert result(Path("runs/r")) == before
+    assert main(["fit", "--resume", "runs/r", "--trainer.max_time", "00:00:00:03"]) == 0
+    assert "ended after step 24: max_time 0:00:03" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("least", "steps"), [("2", 8), ("12", 12)])
+def test_a_time_limit_waits_for_min_steps_and_not_for_the_end_of_the_epoch(
+    least, steps, workplace, clock, capsys
+):
+    clock()
+    limits = ["--trainer.max_time", "00:00:00:01", "--trainer.min_steps", least]
+    assert fit(*ADAMW, *NO_STEPS, *limits, "--run", "r") == 0
+    assert f"ended after step {steps}: max_time 0:00:01" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--trainer.max_time", "{seconds: -5}"], "max_time must be positive"),
+        (["--trainer.min_steps", "21"], "min_steps 21 is more than the run has: max_steps 20"),
+        (["--planned_steps", "5:20"], "planned_steps 5:20: expected 0:TOTAL"),
+        (["--planned_steps", "0:-1", *NO_STEPS, "--trainer.max_epochs", "1"], "planned_steps 0:-1: expected"),
+        (["--trainer.limit_train_batches", "0.001"], "limit_train_batches"),
+    ],
+)
+def test_limits_that_cannot_be_kept_are_one_line(options, message, workplace, capsys):
+    assert fit(*options) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1
+    assert not Path("runs/quick/checkpoints").exists()
+
+
+def test_an_early_stop_is_summed_up_with_all_its_tokens(workplace):
+    worse = ["--model.optimizer.rest_lr", "3", "--trainer.val_check_interval", "2", "--log_every", "20"]
+    assert fit(*ADAMW, *worse, "--early_stopping", "1", "--run", "r") == 0
+    summary = json.loads(Path("runs/r/summary.json").read_text(encoding="utf-8"))
+    assert summary["steps"] < 20
+    assert summary["tokens"] == summary["steps"] * 2 * 37 * 16
+    assert summary["tokens_per_second"] > 0
+
+
+def validated_as(monkeypatch, *losses: float) -> None:
+    """Let the validations give these losses, the last one again and again."""
+    left = list(losses)
+
+    def log(self, metrics, original=LanguageModel.log_dict, **options):
+        original(self, {**metrics, "val_loss": left.pop(0) if left[1:] else left[0]}, **options)
+
+    monkeypatch.setattr(LanguageModel, "log_dict", log)
+
+
+@pytest.mark.parametrize(
+    ("losses", "steps"), [((5.0, 6.0, 4.0, 3.0, 9.0), 10), ((5.0, 6.0, 4.0, 4.5), 8), ((5.0, 6.0), 6)]
+)
+def test_early_stopping_waits_for_min_steps_and_forgets_what_has_improved_since(
+    losses, steps, workplace, monkeypatch, capsys
+):
+    validated_as(monkeypatch, *losses)
+    early = ["--early_stopping", "1", "--trainer.min_steps", "6", "--trainer.val_check_interval", "4"]
+    assert fit(*ADAMW, *early, "--run", "r") == 0
+    assert f"ended after step {steps}: early stopping" in capsys.readouterr().err
+
+
+def test_a_loss_that_is_not_finite_counts_as_one_that_does_not_improve(workplace, monkeypatch, capsys):
+    validated_as(monkeypatch, 5.0, float("inf"), float("nan"))
+    early = ["--early_stopping", "2", "--trainer.val_check_interval", "2"]
+    assert fit(*ADAMW, *early, "--run", "r") == 0
+    assert "ended after step 3: early stopping: val_loss was 5 2 validations ago" in capsys.readouterr().err
+
+
+def test_early_stopping_begins_anew_with_another_text(workplace, monkeypatch, capsys):
+    """That of a run that was stopped, too."""
+    Path("other.txt").write_text("".join(f"{k * 7919 % 10007} " for k in range(4000)), encoding="utf-8")
+    validated_as(monkeypatch, 1.0, 2.0, 2.0, 9.0, 8.0, 7.0)
+    early = ["--early_stopping", "2", "--trainer.val_check_interval", "2"]
+    assert fit(*ADAMW, *early, "--run", "r") == 0
+    assert "ended after step 3: early stopping" in capsys.readouterr().err
+    other = ["--data.corpus", "other.txt", "--trainer.max_steps", "6"]
+    assert main(["fit", "--resume", "runs/r", *other]) == 0
+    assert "ended after step 6: max_steps 6" in capsys.readouterr().err

@@ -107,3 +107,10 @@ def test_a_run_does_not_begin_among_the_files_of_another_program(workplace, caps
     assert fit("--run", "theirs", "--resume", "auto_or_new") == 2
     assert "runs/theirs holds config.yaml and is no run's folder" in capsys.readouterr().err
     assert os.listdir("runs/theirs") == ["config.yaml"]
+
+
+@POSIX
+def test_runs_that_leads_nowhere_is_one_line(workplace, capsys):
+    os.symlink("/nowhere/runs", "runs")
+    assert fit("--trainer.max_steps", "2") == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -265,3 +265,12 @@ def test_without_peft(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(InputError, match="pip install 'minimal-gpt\\[lora\\]'"):
         add_adapters(nn.Linear(2, 2), LoRAConfig(rank=1))
+
+
+def test_a_copy_without_its_config_is_resumed_in_a_new_folder(run_a):
+    for part in ("checkpoints", "base"):
+        shutil.copytree(f"runs/a/{part}", f"copy/{part}")
+    resume = ["fit", "--resume", "copy/checkpoints/last.ckpt", "--trainer.max_steps", "14", "--run", "new"]
+    assert main(resume) == 0
+    load("runs/new")
+    assert main(["fit", "--resume", "runs/new", "--trainer.max_steps", "16"]) == 0

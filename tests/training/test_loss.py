@@ -139,3 +139,18 @@ def test_compiled_into_one_pass_it_is_the_same(precision):
         found.append((ours, *torch.autograd.grad(ours, [features, weight])))
     for mine, other in zip(*found, strict=True):
         torch.testing.assert_close(mine, other, atol=1e-7, rtol=1e-6)
+
+
+def test_float16_keeps_the_gradients_of_many_rows():
+    """Each row's share of the mean is below what float16 can hold; the loss is scaled only later."""
+    features, weight = torch.randn(20_000, 16), torch.randn(97, 16) * 0.1
+    targets = torch.randint(0, 97, (20_000,))
+    targets[::7] = -100
+    found = []
+    for kind, held in ((torch.float64, torch.float64), (torch.float16, torch.float32)):
+        inputs = [tensor.to(held).requires_grad_() for tensor in (features, weight)]
+        with torch.autocast("cpu", torch.float16, enabled=kind == torch.float16):
+            loss = linear_cross_entropy(*inputs, targets)
+        found.append((loss, *torch.autograd.grad(loss * 65536.0, inputs)))
+    for exact, ours in zip(*found, strict=True):
+        assert (ours.double() - exact).norm() < 1e-3 * exact.norm()

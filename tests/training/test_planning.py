@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from tiny_runs import result
+from tiny_runs import fit, result
 
 from gpt.cli import main
 from gpt.data.corpus import choose_split
 from gpt.errors import InputError
+from gpt.training import arguments
 from gpt.training.ends import Ends
 from gpt.training.plan import command, cost
 from gpt.training.plan.cost import _PROBES, Cost, Shape, fit_cost
-from gpt.training.plan.law import Law
+from gpt.training.plan.law import Law, Trial
 from gpt.training.plan.plan import Plan, choose
 from gpt.training.plan.text import Text, measure
 from gpt.training.record import Meter
@@ -32,9 +33,12 @@ BYTES_PER_TOKEN = {512: 1.9, 1024: 2.3, 2048: 2.75, 4096: 3.2, 8192: 3.6, 16384:
 
 
 def text_of(size: int) -> Text:
-    """A text like English prose, with the vocabularies that it supports."""
-    kept = {n: each for n, each in BYTES_PER_TOKEN.items() if n * 20 <= size}
-    return Text(size=size, compressed=2.4, bytes_per_token=kept)
+    """A text neither hard nor easy, with the vocabularies that it supports."""
+    kept = {n: each for n, each in BYTES_PER_TOKEN.items() if n * 20 <= size} or {400: 1.8}
+    numbers = {"table": 65536, "unique": min(size, 1e6), "per_token": 2.3, "seen": min(350_000, 4 * size)}
+    bits = Law.load().usual(blocks=49152, context=64, batch=1536, **numbers)
+    trial = Trial(bits_per_byte=bits, repeats=0.78 * bits, **numbers)
+    return Text(size=size, trial=trial, bytes_per_token=kept)
 
 
 def plan(size: int, minutes: float, **given: float) -> Plan:
@@ -61,8 +65,8 @@ def test_a_cost_is_found_again():
 @pytest.mark.parametrize(
     ("size", "minutes", "widest", "passes"),
     [
-        *((20_000, 1, 128, 200), (20_000, 480, 192, 400), (200_000, 10, 256, 100), (2_000_000, 1, 256, 10)),
-        *((2_000_000, 60, 640, 100), (20_000_000, 60, 640, 20), (20_000_000_000, 480, 1024, 1)),
+        *((20_000, 1, 128, 20), (20_000, 480, 192, 20), (200_000, 10, 256, 20), (2_000_000, 1, 256, 10)),
+        *((2_000_000, 60, 640, 20), (20_000_000, 60, 640, 20), (20_000_000_000, 480, 1024, 1)),
     ],
 )
 def test_a_text_gets_a_model_of_its_size(size, minutes, widest, passes):
@@ -151,6 +155,34 @@ def test_options_given_by_hand_are_kept():
     assert plan(2_000_000, 5, model__config__num_heads=2).num_heads == 2
 
 
+@pytest.mark.parametrize(("width", "heads"), [(97, 1), (100, 2), (250, 5), (400, 5), (20, 1), (768, 12)])
+def test_a_width_by_hand_has_heads_that_divide_it(width, heads):
+    assert plan(2_000_000, 60, model__config__emb_dim=width).num_heads == heads
+
+
+def test_more_time_than_a_text_can_use_changes_nothing():
+    """A week, and nineteen years."""
+    found = [plan(20_000, minutes) for minutes in (480, 10_000, 10_000_000)]
+    assert len({(one.shape, one.steps) for one in found}) == 1
+
+
+def test_the_minutes_that_a_refusal_names_suffice():
+    for size in (3_000, 1_000_000, 37_000_000, 41_000_000, 160_000_000):
+        with pytest.raises(InputError) as refused:
+            plan(max(size, 20_000), 0.01)
+        assert plan(max(size, 20_000), float(str(refused.value).split()[-1]))
+
+
+def test_a_text_unlike_those_measured_is_extrapolated():
+    known = text_of(2_000_000)
+    assert not choose(known, MACHINE, Law.load(), 5, {}).extrapolates
+    assert choose(
+        replace(known, trial=replace(known.trial, bits_per_byte=9.0)), MACHINE, Law.load(), 5, {}
+    ).extrapolates
+    large = replace(known, bytes_per_token={16384: 3.5})
+    assert choose(large, MACHINE, Law.load(), 5, {"model.config.emb_dim": 128}).extrapolates
+
+
 @pytest.mark.parametrize(
     ("size", "minutes", "given", "line"),
     [
@@ -159,7 +191,9 @@ def test_options_given_by_hand_are_kept():
         (2_000_000, 1, {"model__config__emb_dim": 4096}, "1 minutes do not suffice"),
         (2_000_000, 60, {"model__config__emb_dim": 20480}, "no model fits"),
         (2_000_000, 60, {"model__config__emb_dim": 96, "model__config__num_heads": 5}, "no model fits"),
-        (20_000, 60, {"model__config__context_length": 4096}, "no model fits"),
+        (20_000, 60, {"model__config__context_length": 4096}, "no model fits 20,000 bytes .* four windows"),
+        (2_000_000, 60, {"model__config__num_heads": 7}, "num_heads 7: .* heads that divide the width"),
+        (5_000, 1, {}, "no model fits 5,000 bytes of text: expected .* a byte for each 5 weights"),
     ],
 )
 def test_what_cannot_be_planned_is_said_in_a_line(size, minutes, given, line):
@@ -173,7 +207,7 @@ def test_a_text_is_measured(tmp_path):
     )
     text = measure(str(tmp_path / "long.txt"))
     assert text.size == (tmp_path / "long.txt").stat().st_size
-    assert 0 < text.compressed < 2.0
+    assert 0 < text.trial.repeats < text.trial.bits_per_byte < 2.0
     assert measure(str(tmp_path / "long.txt"), "gpt2:300").bytes_per_token.keys() == {300}
     assert measure(str(tmp_path / "long.txt"), None, 280).bytes_per_token.keys() == {280}
     (tmp_path / "short.txt").write_text("too short", "utf-8")
@@ -188,6 +222,7 @@ def hurry(workplace, monkeypatch):
     for module in ("plan.command", "fit", "record"):
         monkeypatch.setattr(f"gpt.training.{module}.STARTED", time.perf_counter())
     monkeypatch.setattr(command, "probe", lambda *_: slow)
+    monkeypatch.setattr("gpt.training.plan.text.try_out", lambda *_: text_of(1_000_000).trial)
     monkeypatch.setattr(command, "_REST_OF_START", 0.5)
     monkeypatch.setattr("gpt.training.plan.plan.END_SECONDS", 1.0)
     monkeypatch.setattr("gpt.training.fit.END_SECONDS", 1.0)
@@ -228,6 +263,7 @@ def test_a_run_keeps_its_time_and_repeats_exactly(hurry, capsys):
         (["--minutes", "1", "--trainer.max_steps", "5"], "leave --trainer.max_steps out"),
         (["--minutes", "long"], "--minutes long: expected a number"),
         (["--minutes", "1", "--model.init_from", "gpt2"], "leave --model.init_from out"),
+        (["--minutes", "-1"], "--minutes -1: expected a number from 0 to 1,000,000"),
     ],
 )
 def test_minutes_that_cannot_be_planned(hurry, more, line, capsys):
@@ -237,6 +273,14 @@ def test_minutes_that_cannot_be_planned(hurry, more, line, capsys):
     assert not Path("runs").exists()
 
 
+def test_a_plan_resumes_nothing(hurry, capsys):
+    assert fit("--run", "r", "--trainer.max_steps", "2") == 0
+    for name in ("ckpt_path", "resume"):
+        capsys.readouterr()
+        assert main(["fit", *PLAIN, "--minutes", "1", f"--{name}", "runs/r"]) == 2
+        assert f"leave --{name} out" in capsys.readouterr().err
+
+
 def test_a_table_for_several_times(hurry, capsys):
     assert main(["plan", "--data.corpus", "text.txt", "--minutes", "10,1"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -244,7 +288,68 @@ def test_a_table_for_several_times(hurry, capsys):
     assert [line.split()[0] for line in lines[1:3]] == ["1", "10"]
     assert any(line.startswith("more minutes than") for line in lines)
     assert main(["plan", "--data.corpus", "text.txt", "--minutes", "soon"]) == 2
-    assert "--minutes soon: expected a number" in capsys.readouterr().err
+    assert "--minutes soon: expected a number from 0 to 1,000,000" in capsys.readouterr().err
+    assert main(["plan", "--data.corpus", "text.txt", "--minutes", "0.001,1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("0.001 minutes do not suffice to start: give at least 0.")
+    assert lines[2].split()[0] == "1"
+
+
+@pytest.mark.parametrize(
+    ("option", "range"),
+    [
+        *((f"model.config.{name}", "1 to 1,000,000") for name in ("num_heads", "emb_dim", "num_layers")),
+        *((f"model.config.{name}", "1 to 1,000,000") for name in ("vocab_size", "context_length")),
+        ("data.batch_size", "1 to 1,000,000"),
+    ],
+)
+def test_nothing_is_planned_around_zero(option, range, hurry, capsys):
+    for options in (["plan", "--minutes", "1"], ["fit", "--minutes", "1"]):
+        assert main([*options, "--data.corpus", "text.txt", f"--{option}", "0"]) == 2
+        assert capsys.readouterr().err == f"gpt {options[0]}: --{option} 0: expected a number from {range}\n"
+    assert main(["plan", "--data.corpus", "text.txt", "--data.val_fraction", "1.0"]) == 2
+    assert "--data.val_fraction 1.0: expected a number from 0 to 0.99" in capsys.readouterr().err
+
+
+def test_a_text_is_read_as_the_options_say(hurry, capsys):
+    """The column of rows, and what is not UTF-8."""
+    words = Path("text.txt").read_text("utf-8")
+    rows = (json.dumps({"story": words[n : n + 400]}) + "\n" for n in range(0, 200_000, 400))
+    Path("rows.jsonl").write_text("".join(rows), "utf-8")
+    Path("bytes.txt").write_bytes(words.encode() + b"\xff\xfe")
+    column, errors = ["--data.text_column", "story"], ["--data.errors", "replace"]
+    for name, more in (("rows.jsonl", column), ("bytes.txt", errors)):
+        assert main(["plan", "--minutes", "1", "--data.corpus", name, *more]) == 0
+        assert main(["plan", "--minutes", "1", "--data.corpus", name]) == 2
+        assert len(capsys.readouterr().out.splitlines()) >= 2
+        given = arguments.complete(["fit", "--minutes", "1", "--data.corpus", name, *more])
+        assert given.plan and given.plan.text.size >= 150_000
+
+
+def test_the_precision_by_hand_is_the_one_that_is_timed(hurry, monkeypatch):
+    timed = []
+    monkeypatch.setattr(command, "probe", lambda device, precision: timed.append(precision) or MACHINE)
+    arguments.complete(["fit", "--minutes", "1", *PLAIN, "--trainer.precision", "bf16-mixed"])
+    assert timed == ["bf16-mixed"]
+
+
+def test_a_prepared_folder_is_neither_tokenized_nor_divided_again(hurry, capsys):
+    words = Path("text.txt").read_text("utf-8")
+    rows = (json.dumps({"text": words[n : n + 400]}) + "\n" for n in range(0, 200_000, 400))
+    Path("rows.jsonl").write_text("".join(rows), "utf-8")
+    for name, fraction in (("half", "0.5"), ("none", "0")):
+        prepare = ["prepare", "rows.jsonl", "--vocabulary", "gpt2:600", "--val_fraction", fraction]
+        assert main([*prepare, "--output", name]) == 0
+    text = measure("half")
+    assert text.held_out == pytest.approx(0.5, abs=0.1)
+    found = choose(text, MACHINE, Law.load(), 1, {"data.val_fraction": 0.01})
+    assert found.val_fraction == text.held_out
+    huge = replace(text, size=20_000_000_000, held_out=1e-6)
+    assert choose(huge, MACHINE, Law.load(), 10, {}).seconds <= 600
+    capsys.readouterr()
+    assert main(["fit", "--minutes", "1", *PLAIN, "--data.corpus", "none"]) == 2
+    err = capsys.readouterr().err
+    assert "held-out text" in err and "none" in err and err.count("\n") == 1
 
 
 def test_the_speed_decides_the_number_of_steps(monkeypatch):
@@ -326,6 +431,7 @@ def test_the_law_is_its_formula():
             "window": 50.0,
             "passes": 2.0,
             "text_power": 2.0,
+            "repeat_power": 3.0,
         }
     )
     numbers = {
@@ -337,13 +443,26 @@ def test_the_law_is_its_formula():
         "per_token": 2.0,
     }
     seen_once = 1 + 1 / 10 + 1 / 5 + 1 / (800 / 4 / 2 / 2) + 1 / (50 * 2)
-    once = law.bits_per_byte(seen=800.0, compressed=4.8, **numbers)  # twice as long as python-docs'
-    assert once == pytest.approx(seen_once * 2 ** (2.0 / 1.8))  # as if it were at 1.8
-    more = replace(law, floor=3.0).bits_per_byte(seen=800.0, compressed=4.8, **numbers)
-    assert more == pytest.approx((seen_once + 2) * 2 ** (2.0 / (seen_once + 2)))
+    assert law.usual(seen=800.0, **numbers) == pytest.approx(seen_once)
     effective = 1000 * (1 + 2 * (1 - math.exp(-2 / 2))) / 4 / 2 / 2
-    thrice = 1 + 1 / 10 + 1 / 5 + 1 / effective + 1 / (50 * 2) + 25 / 1000 * (2 * 1000 / 300)
-    assert law.bits_per_byte(seen=3000.0, compressed=2.4, **numbers) == pytest.approx(thrice)
+    thrice = 1 + 1 / 10 + 1 / 5 + 1 / effective + 1 / (50 * 2) + 25 / 1000 * 2
+    assert law.usual(seen=3000.0, **numbers) == pytest.approx(thrice)
+
+
+def test_a_hard_text_takes_more_bits_and_one_that_repeats_itself_fewer():
+    law = replace(Law.load(), text_power=2.0, repeat_power=3.0)
+    shape = {"blocks": 49152, "context": 64, "batch": 1536, "table": 65536, "per_token": 2.0}
+    short = law.usual(seen=1e5, unique=1e6, **shape)
+    usual = Trial(bits_per_byte=short, repeats=0.78 * short, table=65536, seen=1e5, unique=1e6, per_token=2.0)
+    long = law.usual(seen=9e5, unique=1e6, **shape)
+    assert law.bits_per_byte(usual, seen=9e5, unique=1e6, **shape) == pytest.approx(long)
+    hard = replace(usual, bits_per_byte=1.1 * short, repeats=1.1 * usual.repeats)
+    assert law.bits_per_byte(hard, seen=9e5, unique=1e6, **shape) == pytest.approx(long * 1.1**2)
+    same = replace(usual, repeats=usual.repeats / 2)
+    found = law.bits_per_byte(same, seen=9e5, unique=1e6, **shape)
+    assert found == pytest.approx(long * 0.5 ** (3 * math.log(short / long)))
+    # Nothing is learned from repetitions before the trial's end.
+    assert law.bits_per_byte(same, seen=5e4, unique=1e6, **shape) > short
 
 
 def test_longer_runs_have_lower_rates():

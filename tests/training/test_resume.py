@@ -103,7 +103,12 @@ def test_options_on_the_command_line_win_and_are_named(whole, workplace, capsys)
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--model.config.emb_dim", "64"), ("--model.optimizer.name", "adamw")]
+    ("option", "value"),
+    [
+        ("--model.config.emb_dim", "64"),
+        ("--model.optimizer.name", "adamw"),
+        ("--trainer.precision", "bf16-true"),  # which has master weights
+    ],
 )
 def test_what_the_weights_do_not_allow_is_refused(option, value, whole, workplace, capsys):
     interrupted(whole, 9)
@@ -225,3 +230,10 @@ def test_changes_are_named_flat():
     template = {"data": {"template": {"user": "Q\n{content}"}}}
     (changed,) = (change for change in changes({}, template) if "user" in change)
     assert changed == r"data.template.user: ### Instruction:\n{content}\n\n -> Q\n{content}"
+
+
+def test_the_checkpoint_that_was_found_intact_is_not_checked_again(whole, workplace, monkeypatch):
+    run, checked = interrupted(whole, 18), []
+    monkeypatch.setattr("gpt.training.save.read", lambda path: checked.append(Path(path).name) or read(path))
+    assert main(["fit", "--resume", str(run)]) == 0
+    assert "last.ckpt" not in checked

@@ -11,6 +11,7 @@ from tiny_runs import fit
 
 from gpt.cli import main
 from gpt.errors import InputError
+from gpt.training.module import LanguageModel
 from gpt.training.trainer_options import REFUSED, check_trainer_options
 
 ALL = set(inspect.signature(Trainer.__init__).parameters) - {"self"}
@@ -162,3 +163,34 @@ def test_the_honoured_options_reach_the_trainer(tmp_path, monkeypatch, text_file
     assert [callback.show for callback in trainer.callbacks if hasattr(callback, "show")] == [False, False]
     assert "CSVLogger" in {type(logger).__name__ for logger in trainer.loggers}
     assert trainer._detect_anomaly
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--trainer.accelerator", "tpu"], "torch_xla"),
+        (["--trainer.precision", "transformer-engine"], "transformer_engine"),
+        (["--trainer.strategy", "xla"], "torch_xla"),
+        (["--trainer.logger", "CometLogger"], "comet"),
+        (["--trainer.strategy", "ddp_fork"], "give ddp"),
+        (["--trainer.strategy", "ddp_spawn_find_unused_parameters_true"], "give ddp"),
+    ],
+)
+def test_what_needs_another_package_or_start_is_one_line(options, message, workplace, capsys):
+    assert fit(*options) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("Unable to allocate 7.28 TiB"), torch.OutOfMemoryError("CUDA")]
+)
+def test_a_batch_that_does_not_fit_is_one_line(error, workplace, monkeypatch, capsys):
+    def step(self, *_):
+        raise error
+
+    monkeypatch.setattr(LanguageModel, "training_step", step)
+    assert fit("--trainer.enable_progress_bar", "false") == 2
+    err = capsys.readouterr().err
+    assert "give a smaller --data.batch_size, or --data.tokens_per_update" in err.splitlines()[-1]

@@ -2,7 +2,7 @@ import pytest
 import torch
 from other_programs import NanoGPT, nanogpt_checkpoint, tanh_gelu
 
-from gpt import GPT
+from gpt import GPT, Tokenizer
 from gpt.errors import InputError
 from gpt.weights.commands import write_export
 from gpt.weights.load import Found, load
@@ -59,8 +59,9 @@ def test_rows_that_pad_the_vocabulary_are_cropped_for_generation(tmp_path):
 
 def test_an_untie_embeddings_is_refused(config, tmp_path):
     untied = GPT(type(config).from_dict({**config.to_dict(), "tie_embeddings": False}))
+    own = Tokenizer("own", table=[bytes([byte]) for byte in range(256)])  # no file of it is left either
     with pytest.raises(InputError, match="always ties the head"):
-        write_export(Found("gpt", untied.config, untied.state_dict()), tmp_path / "out", "nanogpt")
+        write_export(Found("gpt", untied.config, untied.state_dict(), own), tmp_path / "out", "nanogpt")
     assert not (tmp_path / "out").exists()
 
 

@@ -2,15 +2,18 @@ import os
 import pickle
 import subprocess
 import sys
+from fnmatch import fnmatch
 from itertools import product
 
 import pytest
 import torch
 from other_programs import huggingface_model
+from safetensors.torch import load_file, save_file
 
 from gpt import GPT, GPTConfig, Tokenizer
 from gpt.cli import main
 from gpt.errors import InputError
+from gpt.template import DEFAULT_TEMPLATE
 from gpt.weights.commands import write_export
 from gpt.weights.load import Found, find, read_weights
 
@@ -147,3 +150,61 @@ def test_a_padded_vocabulary_is_exported_without_the_padding(tmp_path):
         assert exported.config.vocab_size == 50257
         tokens = torch.tensor([[50256, 5]])
         torch.testing.assert_close(exported(tokens), padded(tokens)[..., :50257], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("layer", ["W_query", "W_key", "out_proj"])
+@pytest.mark.parametrize("format", [*FORMATS, "gguf"])
+def test_weights_that_are_missing_are_not_exported_as_zeros(layer, format, model, tmp_path, capsys):
+    if format == "gguf":
+        pytest.importorskip("gguf")
+    model.save_pretrained(tmp_path / "m")
+    state = load_file(tmp_path / "m" / "model.safetensors")
+    del state[f"blocks.0.attention.{layer}.weight"]
+    save_file(state, tmp_path / "m" / "model.safetensors")
+    command = ["export", "--checkpoint", str(tmp_path / "m"), "--output", str(tmp_path / "o")]
+    assert main([*command, "--format", format]) == 2
+    error = capsys.readouterr().err
+    assert f"the weights lack blocks.0.attention.{layer}.weight" in error
+    assert not (tmp_path / "o").exists()
+
+
+def test_the_file_that_is_named_is_read(model, tmp_path):
+    """Not `model.safetensors` in the place of another; without a shape nothing can be read."""
+    model.save_pretrained(tmp_path / "m")
+    other = tmp_path / "m" / "other.safetensors"
+    other.write_bytes((tmp_path / "m" / "model.safetensors").read_bytes())
+    (tmp_path / "alone").mkdir()
+    alone = tmp_path / "alone" / "model.safetensors"
+    alone.write_bytes(other.read_bytes())
+    for path in (other, alone):
+        with pytest.raises(InputError, match=r"expected model\.safetensors with a config\.json beside it"):
+            read_weights(path)
+    assert read_weights(tmp_path / "m" / "model.safetensors").config == model.config
+
+
+def test_heads_that_contradict_the_weights_are_refused(model, tmp_path, capsys):
+    model.save_pretrained(tmp_path / "m")
+    command = ["import", str(tmp_path / "m"), "--output", str(tmp_path / "o"), "--num_heads"]
+    assert main([*command, "6"]) == 2
+    assert f"m has {model.config.num_heads} heads, got --num_heads 6" in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
+    assert main([*command, str(model.config.num_heads)]) == 0
+
+
+def test_the_tokenizer_of_a_hub_model_comes_along(model, tmp_path, monkeypatch):
+    """As from a folder: without it the ids would be read as GPT-2's."""
+    tokenizer = Tokenizer("own", table=[*(bytes([byte]) for byte in range(256)), b"ab", b"cd"])
+    hub, cache = tmp_path / "hub", tmp_path / "cache"
+    write_export(Found("gpt", model.config, model.state_dict(), tokenizer, None, DEFAULT_TEMPLATE), hub, "hf")
+
+    def snapshot_download(name, allow_patterns):
+        cache.mkdir(exist_ok=True)
+        for file in hub.iterdir():
+            if any(fnmatch(file.name, pattern) for pattern in allow_patterns):
+                (cache / file.name).write_bytes(file.read_bytes())
+        return str(cache)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    found = read_weights("hub:owner/name")
+    assert found.tokenizer == tokenizer
+    assert found.template == DEFAULT_TEMPLATE

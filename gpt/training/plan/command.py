@@ -16,7 +16,11 @@ from gpt.training.plan.law import Law
 from gpt.training.plan.plan import GIVEN, Plan, choose, is_worth
 from gpt.training.plan.text import measure
 
-PLANNED_AROUND = (*GIVEN, "data.corpus", "data.vocabulary", "trainer.accelerator")
+_READING = ("text_column", "errors")
+PLANNED_AROUND = (
+    *(*GIVEN, "data.corpus", "data.vocabulary", "trainer.accelerator", "trainer.precision"),
+    *(f"data.{name}" for name in _READING),
+)
 _REST_OF_START = 3.0  # seconds from the plan to the first step, without tokenizing
 
 
@@ -46,6 +50,8 @@ class GivenData:
     vocabulary: str | None = None
     val_fraction: float | None = None
     batch_size: int | None = None
+    text_column: str | None = None
+    errors: str | None = None
 
 
 def plan(
@@ -70,26 +76,30 @@ def plan(
 def planner(given: Mapping[str, Any]) -> Callable[[float], Plan]:
     """Read the text and time this machine once: what plans for some minutes around these options."""
     given = {name: value for name, value in given.items() if value is not None}
-    numbers = {name: number(name, given[name]) for name in GIVEN if name in given}
+    limits = {"data.val_fraction": (0, 0.99)}
+    numbers = {name: number(name, given[name], *limits.get(name, (1,))) for name in GIVEN if name in given}
     vocab_size = int(numbers.get("model.config.vocab_size", 0)) or None
     corpus = given.get("data.corpus", GivenData.corpus)
-    text = measure(corpus, given.get("data.vocabulary"), vocab_size, numbers.get("data.val_fraction"))
+    reading = {name: given.get(f"data.{name}") for name in _READING}
+    val_fraction = numbers.get("data.val_fraction")
+    text = measure(corpus, given.get("data.vocabulary"), vocab_size, val_fraction, **reading)
     keep_freed_memory()
     accelerator = given.get("trainer.accelerator", "auto")
     device = torch.device("cuda" if torch.cuda.is_available() and accelerator != "cpu" else "cpu")
-    cost, law = probe(device, default_precision(accelerator)), Law.load()
+    precision = str(given.get("trainer.precision", default_precision(accelerator)))
+    cost, law = probe(device, precision), Law.load()
     start = time.perf_counter() - STARTED + _REST_OF_START
     return lambda minutes: choose(text, cost, law, minutes, numbers, start)
 
 
-def number(name: str, value: Any) -> float:
-    """The value of an option; an InputError if it is no number from 0 to a million."""
+def number(name: str, value: Any, least: float = 0, most: float = 1_000_000) -> float:
+    """The value of an option; an InputError if it is no number from `least` to `most`."""
     try:
-        if 0 <= float(value) <= 1e6:
+        if least <= float(value) <= most:
             return float(value)
-    except ValueError:
+    except (TypeError, ValueError):
         pass
-    raise InputError(f"--{name} {value}: expected a number")
+    raise InputError(f"--{name} {value}: expected a number from {least:,} to {most:,}")
 
 
 def table(times: list[float], plan_for: Callable[[float], Plan]) -> Iterator[str]:
@@ -97,10 +107,16 @@ def table(times: list[float], plan_for: Callable[[float], Plan]) -> Iterator[str
     names = ["minutes", "width x layers", "parameters", "vocabulary", "context", "batch", "steps", "tokens"]
     names += ["passes", "bits/byte", "limit"]
     yield "  ".join(names)
-    enough = []
+    enough, extrapolates = [], False
     for minutes in times:
-        plan = plan_for(minutes)
-        shape = plan.shape
+        try:
+            plan = plan_for(minutes)
+        except InputError as error:  # too little time
+            if minutes == times[-1]:
+                raise
+            yield str(error)
+            continue
+        shape, extrapolates = plan.shape, extrapolates or plan.extrapolates
         limit = "time" if is_worth(plan_for(2 * minutes), plan) else "text"
         cells = [
             *(f"{minutes:g}", f"{shape.emb_dim} x {shape.num_layers}", _short(shape.blocks + shape.table)),
@@ -112,7 +128,7 @@ def table(times: list[float], plan_for: Callable[[float], Plan]) -> Iterator[str
         enough += [minutes] if limit == "text" else []
     if enough:
         yield f"more minutes than {enough[0]:g} gain nothing here: give more text"
-    if any(plan_for(minutes).extrapolates for minutes in times):
+    if extrapolates:
         yield "* extrapolated: the law was not measured so far, see docs/scaling.md"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from gpt.config import GPTConfig
 from gpt.model import GPT
@@ -125,16 +126,25 @@ def _time_step(shape: Shape, device: torch.device, precision: str) -> float:
     for _ in range(1 + _TIMED):
         began = time.perf_counter()
         with autocast:
-            rows = model.features(x).flatten(0, 1)
-            loss = linear_cross_entropy(rows, model.head.weight, x.flatten())
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+            loss = mean_loss(model, x, x)
+        update(model, optimizer, loss)
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds[1:])
+
+
+def mean_loss(model: GPT, x: Tensor, y: Tensor) -> Tensor:
+    """The mean loss of a batch, (B, T) both."""
+    return linear_cross_entropy(model.features(x).flatten(0, 1), model.head.weight, y.flatten())
+
+
+def update(model: GPT, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """A step of training, after its forward pass."""
+    torch.autograd.backward(loss)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def _free_memory(device: torch.device) -> float:

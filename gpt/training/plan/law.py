@@ -2,18 +2,35 @@
 
 The form is that of Hoffmann et al. 2022 (equation 10) in bytes instead of tokens, with a term for the
 vocabulary as in Tao et al. 2024, one for the length of the context, and passes over the same text that count
-less and less, as in Muennighoff et al. 2023 (section 5).
+less and less, as in Muennighoff et al. 2023 (section 5). What differs between texts is tried out: `Trial`.
 """
 
 import json
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-_USUAL = 2.4  # bits per byte to which a text like python-docs is compressed
-_LEAST = 1.8  # the fewest bits per byte of that text at which others were compared with it
+_NUMBERS = ("blocks", "table", "context", "seen", "unique", "batch", "per_token")
+_REPEATS = 0.78  # of the trial's bits per byte: what LZMA takes for python-docs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """How hard a text is: what a short training of a small model on it has reached. Numbers or arrays."""
+
+    bits_per_byte: Any
+    table: Any
+    """The numbers from here on are those of `Law.usual`."""
+    seen: Any
+    unique: Any
+    per_token: Any
+    repeats: Any
+    """Bits that LZMA takes for each held-out byte, after text from the part to train on."""
+    blocks: ClassVar[int] = 12 * 64**2  # one layer of width 64
+    context: ClassVar[int] = 64
+    batch: ClassVar[int] = 1536
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +65,12 @@ class Law:
     """So many times a weight of the embeddings counts there."""
     again_power: float
     """Of the passes after the first, for each thousand tokens of a batch: the updates count."""
+    overfit_repeats: float
+    """Of how well the text repeats itself: what was learned by heart helps there."""
     text_power: float
-    """Of how well the text compresses beside python-docs, at one bit per byte."""
-    text_fall: float
-    """A model must have learned something before texts differ: that power falls with the bits per byte."""
+    """Of the bits per byte of a text's trial, over those that the law expects of it."""
+    repeat_power: float
+    """Of how well the text repeats itself, for each time that a training comes e times below the trial."""
     lr: float
     """The peak learning rate of the blocks' matrices in a run of a thousand steps."""
     lr_power: float
@@ -62,7 +81,16 @@ class Law:
     measured: dict[str, tuple[float, float]]
     """The least and the most of each number that was measured."""
 
-    def bits_per_byte(
+    def bits_per_byte(self, text: Trial, **numbers: Any) -> Any:
+        """Of a training on a text; `numbers` are the arguments of `usual`."""
+        trial = self.usual(**{name: getattr(text, name) for name in _NUMBERS})
+        repeats = text.repeats / text.bits_per_byte / _REPEATS
+        usual = self.usual(**numbers, repeats=repeats)
+        learned = np.maximum(np.log(trial / usual), 0)
+        harder = (text.bits_per_byte / trial) ** self.text_power
+        return usual * harder * repeats ** (self.repeat_power * learned)
+
+    def usual(
         self,
         *,
         blocks: Any,
@@ -72,9 +100,9 @@ class Law:
         unique: Any,
         batch: Any,
         per_token: Any,
-        compressed: Any,
+        repeats: Any = 1.0,
     ) -> Any:
-        """Numbers or arrays.
+        """Bits per byte of a text that is neither hard nor easy. Numbers or arrays.
 
         Args:
             blocks, table: weights of the blocks' matrices and of the token embedding.
@@ -83,7 +111,7 @@ class Law:
             unique: bytes of the text that is trained on.
             batch: tokens of an update.
             per_token: bytes of a token, in held-out text.
-            compressed: bits per byte of the text as `gpt.training.plan.text` measures it.
+            repeats: bits that LZMA takes, over those that it would take for a usual text.
         """
         passes = np.maximum(seen / unique, 1.0)
         effective = np.where(
@@ -92,17 +120,15 @@ class Law:
         effective = effective / (1 + batch / self.batch) / (1 + context / self.window)
         effective = effective / per_token**self.token_power
         weights = (blocks + self.table_overfit * table) / unique
-        overfit = weights**self.overfit_power * (1000 * (passes - 1) / batch) ** self.again_power
-        usual = (
+        overfit = weights**self.overfit_power * (passes - 1) ** self.again_power
+        overfit = overfit * repeats**self.overfit_repeats
+        return (
             self.floor
             + self.blocks * blocks**-self.blocks_power
             + self.table * table**-self.table_power
             + self.bytes * effective**-self.bytes_power
             + self.context * (context * per_token) ** -self.context_power
             + self.overfit * overfit
-        )
-        return usual * (compressed / _USUAL) ** (
-            self.text_power * np.maximum(usual, _LEAST) ** -self.text_fall
         )
 
     def learning_rates(self, steps: int) -> tuple[float, float]:

@@ -124,10 +124,10 @@ def choose(
         InputError: the minutes do not suffice to start, or no model fits into the time and the memory.
     """
     shape, heads = _candidates(text, given)
-    val_fraction = held_out(text.size, given.get("data.val_fraction"))
+    val_fraction = text.held_out or held_out(text.size, given.get("data.val_fraction"))
     per_token = np.vectorize(text.bytes_per_token.__getitem__, otypes=[float])(shape.vocab_size)
     unique = text.size * (1 - val_fraction)
-    around = start + text.size / _TOKENIZED + END_SECONDS
+    around = start + END_SECONDS + (0.0 if text.held_out else text.size / _TOKENIZED)
     validation = _SAMPLE_SECONDS + cost.validation(shape, val_fraction * text.size / per_token)
     around = around + _validations(minutes) * validation
     step, fits = cost.step(shape), shape.memory() < cost.memory
@@ -138,25 +138,28 @@ def choose(
     if not _WIDTH_AND_DEPTH & set(given):
         fits &= shape.blocks + shape.table <= _MOST_WEIGHTS * unique
     if not fits.any():
+        options = "".join(f" --{name} {value:g}" for name, value in given.items())
         raise InputError(
-            "no model fits: the text is shorter than four windows, or the memory too small for these options"
+            f"no model fits {text.size:,} bytes of text{options}: expected four windows of text, a byte for "
+            f"each {_MOST_WEIGHTS} weights, heads that divide the width, and the memory of a step"
         )
     needed = 1.05 * np.where(fits, around + _FEWEST_STEPS * step, np.inf).min() / 60
     if minutes < needed:
-        enough = float(f"{needed:.2g}")
+        enough = float(f"{1.05 * needed:.2g}")  # not rounded to less
         raise InputError(f"{minutes:g} minutes do not suffice to start: give at least {enough:g}")
     steps = np.floor((60 * minutes - around) / step)
-    # All of the time or a part of it: more of it may do nothing but learn the text by heart.
-    steps = np.maximum(steps * 0.5 ** np.arange(0, 16, 0.5)[:, None], 1)  # (parts, candidates)
+    possible = fits & (steps >= _FEWEST_STEPS)
+    most = np.maximum(_MOST_PASSES * unique / per_token / shape.tokens, 2 * _FEWEST_STEPS)
+    # All of it or a part, (parts, candidates): more may do nothing but learn the text by heart.
+    steps = np.maximum(np.minimum(steps, most) * 0.5 ** np.arange(0, 16, 0.5)[:, None], _FEWEST_STEPS)
     seen = steps * shape.tokens * per_token
     measured = {"blocks": shape.blocks, "context": shape.context_length, "batch": shape.tokens}
     measured |= {"seen": seen, "unique": unique}
-    bits = law.bits_per_byte(table=shape.table, per_token=per_token, compressed=text.compressed, **measured)
+    bits = law.bits_per_byte(text.trial, table=shape.table, per_token=per_token, **measured)
     covered = law.covers(**measured)
-    most = np.maximum(_MOST_PASSES * unique, 2 * _FEWEST_STEPS * shape.tokens * per_token)
-    possible = fits & (steps >= _FEWEST_STEPS) & (seen <= most)
     wanted = np.where(possible, bits * np.where(covered, 1, 1 + _DOUBT), np.inf)
     part, i = map(int, np.unravel_index(wanted.argmin(), bits.shape))
+    kind = {"trial": text.trial.bits_per_byte, "repeats": text.trial.repeats, "per_token": per_token[i]}
     chosen = Shape(**{field.name: getattr(shape, field.name)[i].item() for field in fields(Shape)})
     return Plan(
         minutes=minutes,
@@ -168,7 +171,7 @@ def choose(
         seconds=float(around[i] + int(steps[part, i]) * step[i]),
         validation=float(validation[i]),
         bits_per_byte=float(bits[part, i]),
-        extrapolates=not covered[part, i],
+        extrapolates=not (covered[part, i] and law.covers(table=chosen.table, **kind)),
     )
 
 
@@ -190,7 +193,8 @@ def _candidates(text: Text, given: Mapping[str, float]) -> tuple[Shape, Any]:
     grid = np.meshgrid(list(text.bytes_per_token), *choices, batches, indexing="ij")
     vocab_size, context, width, layers, windows = (axis.ravel() for axis in grid)
     windows = windows if batch in given else windows // context
-    heads = np.maximum(width // np.where(width >= 384, 64, 32), 1)
+    divisors = {w: [n for n in range(1, 1 + w // (64 if w >= 384 else 32)) if w % n == 0] for w in choices[1]}
+    heads = np.vectorize(lambda w: divisors[w][-1] if divisors[w] else 1, otypes=[int])(width)
     if "model.config.num_heads" in given:
         heads = np.full_like(width, int(given["model.config.num_heads"]))
     kept = (width % heads == 0) & (windows >= (1 if batch in given else _FEWEST_WINDOWS))

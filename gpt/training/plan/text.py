@@ -1,9 +1,8 @@
-"""What a plan needs to know of a text: its size, how well it compresses, and what vocabularies make of it."""
+"""What a plan needs to know of a text: its size, how hard it is, and what vocabularies make of it."""
 
-import bz2
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpt.data.corpus import choose_split, find_corpus
@@ -12,13 +11,14 @@ from gpt.data.shards import META, SPLITS, Prepared
 from gpt.data.vocabularies import Learned, find_vocabulary, learn_table
 from gpt.errors import InputError
 from gpt.tokenizer import Tokenizer
+from gpt.training.plan.law import Trial
+from gpt.training.plan.trial import try_out
 
 _READ = 32 << 20  # characters: of a longer text, the beginning stands for the rest
 _SAMPLE = 1_000_000  # characters, in parts from all of what is read
-_PART = 100_000  # bytes that are compressed at a time
+_PART = 100_000  # characters
 _HELD_OUT = 100_000  # bytes: enough to measure, at most a tenth of the text
-_SMALLER = 0.13  # a text of less than a part compresses worse, by this power of its size
-_SIZES = (512, 1024, 2048, 4096, 8192, 16384)
+_SIZES = (512, 1024, 2048, 4096, 8192)
 _SHORTEST = 2_000  # bytes
 
 
@@ -28,10 +28,12 @@ class Text:
 
     size: int
     """Bytes, those held out too."""
-    compressed: float
-    """Bits that bz2 takes for each of 100,000 bytes."""
+    trial: Trial
+    """What a short training on it has reached."""
     bytes_per_token: Mapping[int, float]
     """Of held-out text, by the number of ids of the vocabularies to choose from."""
+    held_out: float | None = None
+    """The fraction held out, if the text is prepared already."""
 
 
 def held_out(size: int, given: float | None = None) -> float:
@@ -44,19 +46,24 @@ def measure(
     vocabulary: str | None = None,
     vocab_size: int | None = None,
     val_fraction: float | None = None,
+    **reading: str | None,
 ) -> Text:
     """Read a corpus, of a long one the beginning; InputError if there is none or it is too short to plan for.
 
     Args:
         corpus, vocabulary, vocab_size, val_fraction: as `TokenData` takes them, None for what is not given.
+        reading: its `text_column` and `errors`.
     """
     if (Path(corpus) / META).is_file():
         prepared = Prepared(Path(corpus))
-        split = "val" if prepared.count("val", "tokens") else "train"
-        text = prepared.tokenizer.decode(prepared.first_ids(_SAMPLE // 4, split))
-        size = sum(prepared.count(split, "bytes") for split in SPLITS)
-        return describe("", text, size, prepared.tokenizer)
-    source, documents, read = find_corpus(corpus), list[list[str]](), 0
+        train_bytes, val_bytes = (prepared.count(split, "bytes") for split in SPLITS)
+        if not val_bytes:
+            raise InputError(f"a plan needs held-out text to predict: prepare {corpus} with a --val_fraction")
+        size = train_bytes + val_bytes
+        parts = (prepared.first_ids(_SAMPLE // 4, split) for split in SPLITS)
+        train, val = map(prepared.tokenizer.decode, parts)
+        return replace(describe(train, val, size, prepared.tokenizer), held_out=val_bytes / size)
+    source, documents, read = find_corpus(corpus, **reading), list[list[str]](), 0
     for piece in source.pieces():
         documents += [[]] if piece.first else []
         documents[-1].append(piece.text)
@@ -89,7 +96,7 @@ def measure(
         table = learn_table([text], None, wanted.pattern)
         wanted = Tokenizer("own", table=table, pattern=wanted.pattern)
     free = vocabulary in (None, "learn") and vocab_size is None
-    return describe(_sample(train), _sample(val), size, wanted, free)
+    return describe(sample(train), sample(val), size, wanted, free)
 
 
 def describe(train: str, val: str, size: int, vocabulary: Tokenizer | Learned, free: bool = False) -> Text:
@@ -98,26 +105,19 @@ def describe(train: str, val: str, size: int, vocabulary: Tokenizer | Learned, f
         tokenizers = [vocabulary]
     else:
         table = learn_table([train], vocabulary.n_vocab, vocabulary.pattern, at_most=True)
-        sizes = [size for size in _SIZES if size <= len(table)] if free else []
+        sizes = [size for size in _SIZES if size <= len(table) + 1] if free else []
         tokenizers = [Tokenizer("own", table=table[: n - 1], pattern=vocabulary.pattern) for n in sizes]
         tokenizers = tokenizers or [Tokenizer("own", table=table, pattern=vocabulary.pattern)]
     counts = {one.n_vocab: len(one.encode_array(val)) for one in tokenizers}
     scored = len(val.encode("utf-8", "replace"))
     return Text(
         size=size,
-        compressed=compressed((train + val).encode("utf-8", "replace")),
+        trial=try_out(train, val),
         bytes_per_token={n: scored / tokens for n, tokens in counts.items()},
     )
 
 
-def compressed(sample: bytes) -> float:
-    """Bits that bz2 takes for each byte of parts of 100,000 bytes, or would if the sample were as long."""
-    parts = [sample[i : i + _PART] for i in range(0, max(1, len(sample) - _PART + 1), _PART)]
-    bits = sum(8 * len(bz2.compress(part)) / len(part) for part in parts) / len(parts)
-    return bits * (min(len(sample), _PART) / _PART) ** _SMALLER
-
-
-def _sample(text: str) -> str:
-    """Parts from all of a text."""
+def sample(text: str) -> str:
+    """Parts from all of a text, a million characters of a long one."""
     step = -(-len(text) // _SAMPLE) * _PART
     return "".join(text[i : i + _PART] for i in range(0, len(text), max(step, _PART)))
