@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from tiny_runs import fit, result
 
@@ -18,7 +19,7 @@ from gpt.data.corpus import choose_split
 from gpt.errors import InputError
 from gpt.training import arguments
 from gpt.training.ends import Ends
-from gpt.training.plan import command
+from gpt.training.plan import command, cost
 from gpt.training.plan.cost import _PROBES, Cost, Shape, fit_cost
 from gpt.training.plan.law import Law, Trial
 from gpt.training.plan.plan import Plan, choose
@@ -81,6 +82,71 @@ def test_more_text_and_more_time_are_better():
     assert (
         plan(2_000_000, 10).bits_per_byte < plan(200_000, 10).bits_per_byte < plan(20_000, 10).bits_per_byte
     )
+
+
+def a_gpu(shape: Shape) -> float:
+    """Seconds of a step: the longer of starting its work and of doing it, at about an A100's rates."""
+    products = 6 * (shape.blocks + shape.table) + 12 * shape.num_layers * shape.context_length * shape.emb_dim
+    passes = 200 * shape.num_layers * shape.emb_dim + 24 * shape.vocab_size
+    updated = 60 * (shape.blocks + shape.table) / 1.6e12 + 240 * shape.num_layers * shape.emb_dim**3 / 150e12
+    done = shape.tokens * (products / 150e12 + passes / 1.6e12) + updated
+    return max(0.0025 + 0.0011 * shape.num_layers, done)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (16384, 1024, 1024, 24, 96),
+        (8192, 256, 768, 12, 96),
+        (4096, 256, 512, 8, 192),
+        (16384, 512, 640, 12, 48),
+        (2048, 128, 256, 4, 96),
+    ],
+)
+def test_a_gpu_is_timed_with_work_that_fills_it(shape, monkeypatch):
+    """Small shapes take as long as their start there: from them alone a large one seems 50 times as fast."""
+    names = [field.name for field in fields(Shape)]
+    wanted = Shape(**dict(zip(names, shape, strict=True)))
+    overhead = 1.05  # of the Trainer
+    monkeypatch.setattr(cost, "_time_step", lambda shape, device, precision: a_gpu(shape) / overhead)
+    monkeypatch.setattr(cost, "_free_memory", lambda device: 14e9)
+    found = cost.probe(torch.device("cuda"), "bf16-mixed")
+    assert found.step(wanted) == pytest.approx(a_gpu(wanted), rel=0.4)
+    assert found.memory == 14e9
+
+
+def test_only_what_fits_is_timed(monkeypatch):
+    timed = []
+    monkeypatch.setattr(cost, "_time_step", lambda shape, device, precision: timed.append(shape) or 1.0)
+    for device, memory, expected in (
+        ("cpu", 1e12, 7),
+        ("cuda", 1e9, 7),
+        ("cuda", 7e9, 10),
+        ("cuda", 1e12, 11),
+    ):
+        monkeypatch.setattr(cost, "_free_memory", lambda device, memory=memory: memory)
+        timed.clear()
+        cost.probe(torch.device(device), "32-true")
+        assert len(timed) == expected
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
+def test_a_step_is_timed_in_the_type_of_the_run(precision, monkeypatch):
+    seen = []
+
+    def loss(rows, *rest, original=cost.linear_cross_entropy):
+        seen.append(torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"))
+        return original(rows, *rest)
+
+    monkeypatch.setattr(cost, "linear_cross_entropy", loss)
+    cost._time_step(_PROBES[0], torch.device("cpu"), precision)
+    assert set(seen) == {{"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision, False)}
+
+
+def test_a_short_run_is_not_compiled():
+    """That takes longer on a GPU than many of its runs, and the plan does not count it."""
+    assert plan(2_000_000, 1).options(Law.load())["model"]["compile"] is False
+    assert "compile" not in plan(2_000_000, 10).options(Law.load())["model"]
 
 
 def test_options_given_by_hand_are_kept():

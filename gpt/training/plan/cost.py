@@ -59,14 +59,23 @@ class Shape:
         return 16 * (self.blocks + self.table) + 2 * activations + 8 * 1024 * self.vocab_size
 
 
-# Narrow and wide, shallow and deep, with few and many ids, short and long windows and batches.
-_PROBES = [
-    Shape(vocab_size=v, context_length=t, emb_dim=d, num_layers=layers, batch_size=b)
-    for v, t, d, layers, b in (
-        *((512, 64, 32, 1, 12), (512, 64, 64, 6, 24), (2048, 128, 128, 4, 12), (8192, 64, 96, 1, 24)),
-        *((1024, 512, 128, 2, 3), (2048, 64, 256, 4, 24), (4096, 64, 128, 2, 72)),
+# Narrow and wide, shallow and deep, with few and many ids, short and long windows and batches. On a GPU they
+# only show how long it takes to start the work of a step; the large ones fill it.
+_PROBES, _LARGE = (
+    [Shape(vocab_size=v, context_length=t, emb_dim=d, num_layers=n, batch_size=b) for v, t, d, n, b in shapes]
+    for shapes in (
+        (
+            *((512, 64, 32, 1, 12), (512, 64, 64, 6, 24), (2048, 128, 128, 4, 12), (8192, 64, 96, 1, 24)),
+            *((1024, 512, 128, 2, 3), (2048, 64, 256, 4, 24), (4096, 64, 128, 2, 72)),
+        ),
+        (
+            (16384, 256, 768, 6, 64),
+            (1024, 1024, 512, 6, 24),
+            (16384, 64, 256, 2, 512),
+            (512, 128, 1024, 12, 64),
+        ),
     )
-]
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +96,10 @@ class Cost:
 
 def probe(device: torch.device, precision: str) -> Cost:
     """Time a few steps of each of a handful of shapes: some seconds on two cores."""
-    timed = [(shape, _TRAINER * _time_step(shape, device, precision)) for shape in _PROBES]
-    return fit_cost(timed, _free_memory(device))
+    memory = _free_memory(device)
+    large = [shape for shape in _LARGE if device.type == "cuda" and shape.memory() < memory]
+    timed = [(shape, _TRAINER * _time_step(shape, device, precision)) for shape in [*_PROBES, *large]]
+    return fit_cost(timed, memory)
 
 
 def fit_cost(timed: list[tuple[Shape, float]], memory: float) -> Cost:
@@ -108,12 +119,13 @@ def _time_step(shape: Shape, device: torch.device, precision: str) -> float:
     sizes = {name: value for name, value in asdict(shape).items() if name != "batch_size"}
     model = GPT(GPTConfig(**sizes, num_heads=shape.emb_dim // 32)).to(device)
     optimizer = build_optimizer(model, OptimizerConfig(), precision)
-    bfloat16 = torch.autocast(device.type, torch.bfloat16) if "bf16" in precision else nullcontext()
+    dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
+    autocast = torch.autocast(device.type, dtype) if dtype else nullcontext()
     x = torch.randint(shape.vocab_size, (shape.batch_size, shape.context_length), device=device)
     seconds = []
     for _ in range(1 + _TIMED):
         began = time.perf_counter()
-        with bfloat16:
+        with autocast:
             loss = mean_loss(model, x, x)
         update(model, optimizer, loss)
         if device.type == "cuda":

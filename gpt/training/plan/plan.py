@@ -38,6 +38,7 @@ _OCCURRENCES = 100  # tokens of text for each id, on average: with 84, 4,096 ids
 _DOUBT = 0.05  # of the bits per byte: by so much must a run be better that the law was not measured for
 _TOKENIZED = 3e6  # bytes a second, learning the vocabulary too
 END_SECONDS = 2.0  # after the last validation: a checkpoint, the loss curve, the end of the process
+_COMPILED_MINUTES = 10  # in less, most of a GPU's time would go into compiling, which is not planned for
 _WORTH = 0.005  # of the bits per byte: less is no reason to train longer
 
 
@@ -100,6 +101,7 @@ class Plan:
                     "schedule": "linear",
                 },
                 "loss_chunk": 2048,
+                **({} if self.minutes >= _COMPILED_MINUTES else {"compile": False}),
             },
             "data": {
                 **{"vocabulary": "learn", "batch_size": shape.batch_size, "shift": True},
