@@ -69,6 +69,12 @@ def complete(args: list[str]) -> Arguments:
             other = known["run"]
             raise InputError(f"--run {other} is not the run that is resumed, {folder}: leave --run out")
         saved = plain_options(found.options, found.path, named, unused=("model.init_from",))
+        began = str(dict(leaves(saved)).get("model.init_from"))
+        if known.get("model.init_from", began) != began:  # the same command may start and resume a run
+            other = known["model.init_from"]
+            raise InputError(
+                f"--model.init_from {other}: the run that is resumed began from {began}: leave it out"
+            )
         configs.insert(0, as_argument(saved))
         rest.append(f"--ckpt_path={found.path}")
     plan = None
