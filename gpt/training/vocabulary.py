@@ -48,7 +48,7 @@ def choose_vocabulary(options: Any) -> Inherited:
         data.vocab_size = found.config.vocab_size
         if found.template and Template(**data.template.as_dict()) == DEFAULT_TEMPLATE:
             vars(data.template).update(asdict(found.template))
-        return Inherited(tokenizer=found.own_tokenizer, bytes_per_token=found.bytes_per_token)
+        return Inherited(tokenizer=found.tokenizer, bytes_per_token=found.bytes_per_token)
     if data.vocabulary is not None:
         wanted = find_vocabulary(data.vocabulary, data.vocab_size)
         size = wanted.n_vocab

@@ -1,4 +1,5 @@
 import csv
+from pathlib import Path
 
 import pytest
 import torch
@@ -55,6 +56,15 @@ def test_one_command_starts_a_run_from_weights_and_resumes_it(weights, text_file
     assert "resuming runs/tuned/checkpoints/last.ckpt, after step 1" in capsys.readouterr().err
     assert main([*command, "--model.init_from", "others", "--trainer.max_steps", "3"]) == 2
     assert "the run that is resumed began from weights" in capsys.readouterr().err
+
+
+def test_prepared_text_of_another_vocabulary_of_that_size_is_refused(weights, text_file, capsys):
+    learned = ["--vocabulary", "learn:300", "--output", "prepared"]
+    assert main(["prepare", str(text_file), *learned, "--val_fraction", "0.1"]) == 0
+    options = ["--model.init_from", "weights", "--data.corpus", "prepared", *FAST]
+    capsys.readouterr()
+    assert main(["fit", *options, "--trainer.max_steps", "1"]) == 2
+    assert "vocabulary" in capsys.readouterr().err and not Path("runs").exists()
 
 
 def test_the_weights_are_read_once(weights, text_file, monkeypatch):
