@@ -138,7 +138,9 @@ class TokenData(pl.LightningDataModule):
                 f"processes cannot share equally: give {(share + 1) * processes * self.context_length}"
             )
         self.batch_size = max(size for size in range(1, min(most, share) + 1) if share % size == 0)
-        accumulate = share // self.batch_size
+        accumulate, limit = share // self.batch_size, trainer.limit_train_batches
+        if limit % accumulate if isinstance(limit, int) else limit != 1.0:
+            raise InputError("limit_train_batches would cut the updates of tokens_per_update: give max_steps")
         if isinstance(trainer.val_check_interval, int):  # given in updates; Lightning counts batches
             trainer.val_check_interval //= trainer.accumulate_grad_batches
             trainer.val_check_interval *= accumulate

@@ -112,9 +112,6 @@ class TrainingCLI(LightningCLI):
         trainer, init_from = options.trainer, options.model.init_from
         check_trainer_options(trainer.as_dict())
         options.data.seed = int(options.seed_everything)  # `true` has become a number since it was linked
-        limit = trainer.limit_train_batches
-        if options.data.tokens_per_update and (isinstance(limit, int) or limit not in (None, 1.0)):
-            raise InputError("limit_train_batches would cut the updates of tokens_per_update: give max_steps")
         if options.ckpt_path:
             options.model.init_from = None  # the checkpoint has newer weights
         lines = []

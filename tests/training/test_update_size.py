@@ -147,8 +147,14 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(memory, workplace):
         (("--data.batch_size", "0"), "batch_size must be at least 1, got 0"),
         (("--data.num_workers", "-1"), "num_workers must be at least 0, got -1"),
         (("--trainer.accumulate_grad_batches", "2"), "decides accumulate_grad_batches: give only one"),
-        (("--trainer.limit_train_batches", "3"), "limit_train_batches would cut the updates"),
-        (("--trainer.limit_train_batches", "1"), "limit_train_batches would cut the updates"),
+        (
+            ("--trainer.limit_train_batches", "3", "--data.batch_size", "6"),
+            "limit_train_batches would cut the updates",
+        ),
+        (
+            ("--trainer.limit_train_batches", "1", "--data.batch_size", "6"),
+            "limit_train_batches would cut the updates",
+        ),
         (("--trainer.limit_train_batches", "0.5"), "limit_train_batches would cut the updates"),
     ],
 )
