@@ -179,8 +179,8 @@ def test_shift_and_pack_exclude_each_other(novel):
 )
 def test_an_update_is_divided_over_processes_and_batches(processes, most, batch_size, accumulate, novel):
     data = data_of(novel, tokens_per_update=24 * 16)
-    trainer = SimpleNamespace(world_size=processes, accumulate_grad_batches=1, val_check_interval=10)
-    data.trainer = trainer
+    options = {"accumulate_grad_batches": 1, "val_check_interval": 10, "limit_train_batches": 1.0}
+    data.trainer = trainer = SimpleNamespace(world_size=processes, **options)
     for _ in range(2):  # twice, as for a second fit
         data.split_update(most)
         assert (data.batch_size, trainer.accumulate_grad_batches) == (batch_size, accumulate)
