@@ -95,9 +95,9 @@ def test_gradients_are_reduced_in_the_last_backward_pass_of_an_update(group, con
 
 
 @pytest.mark.parametrize("group", [(0, 2)], indirect=True)
+@torch._dynamo.config.patch(optimize_ddp=True)  # monkeypatch would delete it from Dynamo's config afterwards
 def test_ddp_does_not_split_a_compiled_block(group, monkeypatch, config):
     """Dynamo would divide a block's graph where a bucket of DDP is full, here at every few weights."""
-    monkeypatch.setattr(torch._dynamo.config, "optimize_ddp", True)
     monkeypatch.setattr(compilation, "missing_compiler", lambda device: None)
     graphs = []
 
