@@ -11,6 +11,7 @@ import gzip
 import html
 import io
 import json
+import math
 import re
 import tempfile
 import time
@@ -32,6 +33,7 @@ def run(quick: bool, text: Path, script: str = "") -> Report:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         characters = _extract(text, folder / "text", script)
+        bytes_a_character = sum(path.stat().st_size for path in (folder / "text").iterdir()) / characters
         for vocabulary in vocabularies:
             say(vocabulary)
             began = time.perf_counter()
@@ -43,9 +45,11 @@ def run(quick: bool, text: Path, script: str = "") -> Report:
             sample = ["--checkpoint", f"runs/{vocabulary[:4]}", "--max_new_tokens", "200", "--seed", "1"]
             written = _gpt("generate", *sample, "--temperature", "0.7", folder=folder)
             scores[vocabulary] = summary["val_bits_per_byte"]
+            bytes_a_token = summary["val_loss"] / math.log(2) / summary["val_bits_per_byte"]
             rows.append(
                 {
                     "vocabulary": vocabulary,
+                    "characters a token": bytes_a_token / bytes_a_character,
                     "steps": summary["steps"],
                     "seconds": seconds,
                     "bits per byte": summary["val_bits_per_byte"],
