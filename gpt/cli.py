@@ -86,9 +86,12 @@ def run(name: str, arguments: list[str]) -> None:
     try:
         if name in LIGHTNING:
             resolve_name("gpt.training.lean_start:load_lightning")()
-            resolve_name(f"gpt.{code}")([name, *arguments])
-            return
         function = resolve_name(f"gpt.{code}")
+        if "torch" in sys.modules:  # not every command computes
+            resolve_name("gpt.threads:spread_threads")()
+        if name in LIGHTNING:
+            function([name, *arguments])
+            return
         output = jsonargparse.auto_cli(
             function,
             args=_spell_out(arguments, function),

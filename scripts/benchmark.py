@@ -74,6 +74,7 @@ def main() -> None:
     for name in given:
         if name not in accepted:
             parser.error(f"the benchmark {options.name} takes no --{name}")
+    import_module("gpt.threads").spread_threads()  # as our commands do; all in this process gain
     report = run(quick=options.quick, **given)
     print(report.markdown())
     chart = options.chart or Path("runs", "benchmarks", f"{options.name}.png")

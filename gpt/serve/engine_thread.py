@@ -19,6 +19,7 @@ from gpt.generation import Engine, Request, Sample, Token, for_decoding
 from gpt.model import GPT
 from gpt.serve.errors import server_failed
 from gpt.serve.limits import Limits
+from gpt.threads import spread_threads
 from gpt.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
@@ -63,7 +64,7 @@ class EngineThread:
         self.model, self.limits = for_decoding(model), limits
         self._new_engine = partial(Engine, self.model, tokenizer, max_samples=limits.running, chunk=_CHUNK)
         self._engine = self._new_engine()
-        self._thread = ThreadPoolExecutor(1, "decoding")
+        self._thread = ThreadPoolExecutor(1, "decoding", initializer=spread_threads)
         self._open: set[Handle] = set()
         self._owners: dict[Sample, Handle] = {}
         self._calls, self._one_call = 0, asyncio.Lock()
