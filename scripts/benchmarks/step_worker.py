@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from gpt.threads import spread_threads
+
 BATCH, CONTEXT, VOCABULARY = 4, 256, 50257
 PARAMETERS, LAYERS, WIDTH = 124_439_808, 12, 768
 SHAPE: dict[str, int] = {}  # of our model, where it is not GPT-2 small
@@ -128,6 +130,7 @@ def main() -> None:
     if tiny == "1":  # a smoke test
         SHAPE.update(vocab_size=300, emb_dim=32, num_heads=2, num_layers=1)
     on_gpu = device.startswith("cuda")
+    spread_threads()  # for every candidate alike
     torch.manual_seed(0)
     if on_gpu:
         torch.set_float32_matmul_precision("high")  # TF32, for every candidate alike
