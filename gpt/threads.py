@@ -3,19 +3,24 @@
 import ctypes
 import os
 import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 
 _CHOSEN = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}
+_INTERVAL = 0.2  # seconds between two looks at where a thread runs
 
 
 def spread_threads() -> None:
-    """Bind each OpenMP thread of the calling thread to a core, where there are as many threads as cores.
+    """Give each OpenMP thread of the calling thread a core, where there are as many threads as cores.
 
     Two threads on one core wait for each other in every operation, and a scheduler may leave them there: on a
-    virtual machine a step took 1.7 times as long (docs/benchmarks.md). The calling thread is not bound, so
-    what it starts, such as a data worker, may run anywhere. Nothing changes where the environment decides,
-    and where it is not Linux with an OpenMP of GNU's interface.
+    virtual machine a step took 1.7 times as long (docs/benchmarks.md). The calling thread is moved to its
+    core whenever it is on another's, but not bound: what it starts would be bound with it. Nothing changes
+    where the environment decides, and where it is not Linux with an OpenMP of GNU's interface.
     """
     if sys.platform != "linux" or _CHOSEN & os.environ.keys():
         return
@@ -28,3 +33,19 @@ def spread_threads() -> None:
             os.sched_setaffinity(0, {cores[number]})
 
     openmp.GOMP_parallel(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(bind), None, len(cores), 0)
+    threading.Thread(target=_watch, args=(threading.get_native_id(), cores), daemon=True).start()
+
+
+def _watch(thread: int, cores: list[int]) -> None:
+    with suppress(OSError):  # the thread has ended
+        while True:
+            if core_of(thread) != cores[0]:
+                os.sched_setaffinity(thread, {cores[0]})
+                os.sched_setaffinity(thread, cores)
+            time.sleep(_INTERVAL)
+
+
+def core_of(thread: int) -> int:
+    """The core on which a thread of this process runs or ran last; OSError for one that has ended."""
+    stat = Path(f"/proc/self/task/{thread}/stat").read_text(encoding="utf-8")
+    return int(stat.rpartition(")")[2].split()[36])  # field 39 of proc_pid_stat(5)

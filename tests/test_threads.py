@@ -36,6 +36,21 @@ def test_each_thread_but_the_calling_one_is_bound_to_a_core_of_its_own():
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+def test_the_calling_thread_comes_back_to_its_core():
+    moved = f"""
+threads.spread_threads()
+for core in {CORES[1:]}:
+    os.sched_setaffinity(0, {{core}})
+    assert threads.core_of(os.getpid()) == core
+    end = threads.time.monotonic() + 10
+    while threads.core_of(os.getpid()) != {CORES[0]}:  # it may run on no other until it is moved
+        assert threads.time.monotonic() < end
+"""
+    main, _ = bound(moved)
+    assert main == CORES
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 @pytest.mark.parametrize(
     ("code", "environment"),
     [
