@@ -18,8 +18,8 @@ def spread_threads() -> None:
     """Give each OpenMP thread of the calling thread a core, where there are as many threads as cores.
 
     Two threads on one core wait for each other in every operation, and a scheduler may leave them there: on a
-    virtual machine steps took up to 1.7 times as long (docs/benchmarks.md). The calling thread is moved to its
-    core whenever it is on another's, but not bound: what it starts would be bound with it. Nothing changes
+    virtual machine steps took up to 1.7 times as long (docs/benchmarks.md). The calling thread is moved back
+    whenever it is on another's core, but not bound: what it starts would be bound with it. Nothing changes
     where the environment decides, and where it is not Linux with an OpenMP of GNU's interface.
     """
     if sys.platform != "linux" or _CHOSEN & os.environ.keys():
