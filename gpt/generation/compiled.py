@@ -24,8 +24,7 @@ from torch.nn import functional as F
 
 from gpt.files import atomic_write, cache_folder
 from gpt.generation.cache import Read
-from gpt.generation.decoding import is_packed
-from gpt.generation.packed import Int8Linear
+from gpt.generation.decoding import Int8Linear, is_packed
 from gpt.model import GPT
 from gpt.progress import notice
 

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize, prune
 from gpt import GPT, GPTConfig, MultiHeadAttention, generate
 from gpt.errors import InputError
 from gpt.generation import for_decoding
-from gpt.generation.packed import PackedLinear
+from gpt.generation.decoding import PackedLinear
 from tests.generation.conftest import sharp, slow_greedy
 
 CONFIG = GPTConfig(vocab_size=300, context_length=32, emb_dim=32, num_heads=4, num_layers=2)
