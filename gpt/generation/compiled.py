@@ -51,8 +51,7 @@ class CompiledStep:
         embeddings = whole.token_embedding, whole.position_embedding
         self._tensors = [embedding.weight.contiguous() for embedding in embeddings]
         self._tensors += [tensor for layer in layers for tensor in _tensors(layer)]
-        addresses = [None if tensor is None else tensor.data_ptr() for tensor in self._tensors]
-        self._model = (ctypes.c_void_p * len(addresses))(*addresses)
+        self._model = torch.tensor([0 if tensor is None else tensor.data_ptr() for tensor in self._tensors])
         kind = _KINDS.index(whole.head.weight.dtype)
         rounds = isinstance(whole.head, Int8Linear) or whole.head.dtype == torch.bfloat16
         sizes = config.num_layers, config.emb_dim, config.num_heads, config.vocab_size, config.exact_gelu
@@ -83,14 +82,12 @@ class CompiledStep:
         tokens = []
         for read in reads:
             first, cache = len(read.tokens) - read.scored, (read.store.data_ptr(), *read.store.stride()[:3])
-            for i, id_ in enumerate(read.tokens):
-                tokens.append((id_, read.held + i, *cache, i >= first))
+            tokens += [(id_, read.held + i, *cache, i >= first) for i, id_ in enumerate(read.tokens)]
+        shape = torch.tensor((*self._shape, torch.get_num_threads(), len(tokens)))
         given = torch.tensor(tokens, dtype=torch.int64)
-        logits = torch.empty(sum(one.scored for one in reads), self._vocab_size)
-        shape = (*self._shape, torch.get_num_threads(), len(tokens))
-        addresses = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (given, logits))
-        program = cast(ctypes.CDLL, _load(self._path))
-        program.step(self._model, (ctypes.c_int64 * len(shape))(*shape), *addresses)
+        logits = torch.empty(sum(read.scored for read in reads), self._vocab_size)
+        addresses = (ctypes.c_void_p(one.data_ptr()) for one in (self._model, shape, given, logits))
+        cast(ctypes.CDLL, _load(self._path)).step(*addresses)
         return logits
 
 
