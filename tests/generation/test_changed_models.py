@@ -159,9 +159,9 @@ CHANGES = {
 }
 
 
-def check(model, *, changed=True, precision=None):
+def check(model, *, first=10, changed=True, precision=None):
     """Greedy generation is greedy by forward past the context, for two prompts of different lengths."""
-    prompts = [[5, 6, 7], list(range(10, 30))]
+    prompts = [[5, 6, 7], list(range(first, first + 20))]
     expected = [slow_greedy(model, prompt, 24) for prompt in prompts]
     assert generate(for_decoding(model, precision), prompts, max_new_tokens=24, temperature=0) == expected
     if changed:
@@ -187,10 +187,12 @@ def test_a_change_of_a_bfloat16_model_counts():
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per_tensor")
 def test_quantize_dynamic_counts():
+    """Its layers round by the largest number of a call, so a cache can decide between near ties; not here."""
     torch.backends.quantized.engine = next(
         (engine for engine in torch.backends.quantized.supported_engines if engine != "none"), "none"
     )
-    check(torch.ao.quantization.quantize_dynamic(sharp(CONFIG), {nn.Linear}, dtype=torch.qint8))
+    model = torch.ao.quantization.quantize_dynamic(sharp(CONFIG), {nn.Linear}, dtype=torch.qint8)
+    check(model, first=2)
 
 
 def test_torchao_int8_counts():
