@@ -32,7 +32,6 @@ _SOURCE = Path(__file__).with_name("step.cpp")
 _OPTIONS = ("-O2", "-march=native", "-std=gnu++17", "-fPIC", "-shared", "-fopenmp", "-Wl,--as-needed")
 _LANES = 16  # `W` of step.cpp
 _WORTH = 10_000_000  # weights; a smaller model has written a text before the program is compiled
-_KINDS = (torch.float32, torch.bfloat16, torch.int8)
 
 
 class CompiledStep:
@@ -52,7 +51,7 @@ class CompiledStep:
         self._tensors = [embedding.weight.contiguous() for embedding in embeddings]
         self._tensors += [tensor for layer in layers for tensor in _tensors(layer)]
         self._model = torch.tensor([0 if tensor is None else tensor.data_ptr() for tensor in self._tensors])
-        kind = _KINDS.index(whole.head.weight.dtype)
+        kind = (torch.float32, torch.bfloat16, torch.int8).index(whole.head.weight.dtype)
         rounds = isinstance(whole.head, Int8Linear) or whole.head.dtype == torch.bfloat16
         sizes = config.num_layers, config.emb_dim, config.num_heads, config.vocab_size, config.exact_gelu
         self._shape, self._vocab_size = (kind, rounds, *sizes), config.vocab_size
