@@ -44,13 +44,6 @@ class KeyValueCache:
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 
-    def truncate(self, length: int = 0) -> None:
-        """Forget all but the first `length` tokens; the memory is kept for the next prompt."""
-        if not 0 <= length <= self.length:
-            raise InputError(f"cannot keep {length} tokens of a cache that holds {self.length}")
-        self.length = length
-        self.keys, self.values = self.keys.detach(), self.values.detach()
-
     def check(self, shape: Sequence[int]) -> None:
         """Raise InputError unless new keys of this shape (B, H, T, K) fit."""
         batch_size, num_heads, max_length, head_dim = self.keys.shape

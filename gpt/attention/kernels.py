@@ -38,7 +38,9 @@ def attention(
         if causal is None or num_queries == 1:  # all keys are visible
             return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p), None, None
         if num_queries == num_keys and _use_blocks(query):
-            mask, block = causal[:num_keys, :num_keys], _block_size(num_keys)
+            mask = causal[:num_keys, :num_keys]
+            # The fastest measured. A compiled loop would be bound to one length.
+            block = None if torch.compiler.is_compiling() or num_keys < 256 else min(num_keys // 2, 256)
             return attend_in_blocks(query, key, value, mask, dropout_p, block), None, None
         if num_queries == num_keys:
             context = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p, is_causal=True)
@@ -104,8 +106,3 @@ def _use_blocks(query: Tensor) -> bool:
         return False
     longest = 512 if torch.compiler.is_compiling() else 1024  # compiled, all queries are one block
     return query.device.type == "cpu" and query.dtype == torch.bfloat16 and query.shape[2] <= longest
-
-
-def _block_size(length: int) -> int | None:
-    """The fastest measured. A compiled loop would be bound to one length."""
-    return None if torch.compiler.is_compiling() or length < 256 else min(length // 2, 256)

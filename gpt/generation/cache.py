@@ -46,12 +46,11 @@ class RowCache:
         self.lengths: list[int] = []
         self._store = new_store(config, min(_BLOCK, config.context_length), like, 1)
 
-    def fill(self, row: int, prompt: Tensor) -> None:
-        """Copy the keys and values of a prompt (layers, 2, H, S, K) into `row`, a new one if it is N."""
-        used = prompt.shape[3]
-        self.lengths[row : row + 1] = [used]
-        self._reserve(used)
-        self._store[: len(prompt), :, row, :, :used] = prompt
+    def join(self, prompt: Tensor) -> None:
+        """Copy the keys and values of a prompt (layers, 2, H, S, K) into a new row."""
+        self.lengths.append(prompt.shape[3])
+        self._reserve()
+        self._store[:, :, len(self.lengths) - 1, :, : prompt.shape[3]] = prompt
 
     def leave(self, row: int) -> None:
         """Remove a row; the last one takes its number."""
@@ -70,30 +69,32 @@ class RowCache:
         each layer, the tokens' positions (N, 1) and the key padding mask (N, S).
         """
         lengths = torch.tensor(self._append(), device=self._store.device)
-        columns = self._blocks(max(self.lengths))
-        masked = torch.arange(columns, device=lengths.device) > lengths[:, None]  # (N, S)
-        rows = torch.arange(len(self.lengths), device=lengths.device)
+        used = self._store[:, :, : len(lengths), :, : self._columns]  # (layers, 2, N, H, S, K)
+        masked = torch.arange(self._columns, device=lengths.device) > lengths[:, None]  # (N, S)
         bias = self._store.new_zeros(masked.shape).masked_fill_(masked, -torch.inf)[:, None, None]
-        caches = [StepCache(keys, values, columns - 1, rows, lengths, bias) for keys, values in self._store]
+        new = torch.arange(len(lengths), device=lengths.device), slice(None), lengths
+        caches = [StepCache(keys, values, self._columns - 1, new, bias) for keys, values in used]
         return caches, lengths[:, None], masked
 
     def _append(self) -> list[int]:
         held = self.lengths
         self.lengths = [length + 1 for length in held]
-        self._reserve(max(self.lengths))
+        self._reserve()
         return held
 
-    def _blocks(self, columns: int) -> int:
-        return min(-(-columns // _BLOCK) * _BLOCK, self.context_length)
+    @property
+    def _columns(self) -> int:
+        """S: those of the longest row, in whole blocks."""
+        return min(-(-max(self.lengths) // _BLOCK) * _BLOCK, self.context_length)
 
-    def _reserve(self, columns: int) -> None:
-        """Allocate all rows in use and at least this many columns."""
+    def _reserve(self) -> None:
+        """Allocate all rows in use and the columns attended to."""
         rows, allocated = self._store.shape[2], self._store.shape[4]
         more_rows = rows if len(self.lengths) > rows else 0
-        needed = self._blocks(columns)
-        wanted = min(max(needed, 2 * allocated), self.context_length) if needed > allocated else allocated
-        if more_rows or wanted > allocated:
-            self._store = F.pad(self._store, (0, 0, 0, wanted - allocated, 0, 0, 0, more_rows))
+        wanted = min(max(self._columns, 2 * allocated), self.context_length)
+        more_columns = wanted - allocated if self._columns > allocated else 0
+        if more_rows or more_columns:
+            self._store = F.pad(self._store, (0, 0, 0, more_columns, 0, 0, 0, more_rows))
 
 
 class LayerCache(KeyValueCache):
@@ -107,19 +108,14 @@ class LayerCache(KeyValueCache):
 class StepCache(KeyValueCache):
     """The rows of one layer while one token is appended to each."""
 
-    keys: Tensor  # (rows, H, L, K)
-    values: Tensor  # (rows, H, L, K)
+    keys: Tensor  # (N, H, S, K)
+    values: Tensor  # (N, H, S, K)
     length: int  # S - 1
-    rows: Tensor  # (N,)
-    lengths: Tensor  # (N,), of the rows
+    new: tuple[Tensor, slice, Tensor]  # the index of each row's next column, (N, H, K)
     bias: Tensor  # (N, 1, 1, S), added to scores to mask columns; all layers share it
 
     def update(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Write (N, H, 1, K) each at the end of its row and return the columns in use, (N, H, S, K) each."""
-        self.keys[self.rows, :, self.lengths] = key[:, :, 0]
-        self.values[self.rows, :, self.lengths] = value[:, :, 0]
-        used, columns = len(self.rows), self.length + 1
-        return self.keys[:used, :, :columns], self.values[:used, :, :columns]
-
-    def check(self, shape: Sequence[int]) -> None:
-        """Nothing: `next_step` made place for one token of each row."""
+        self.keys[self.new] = key[:, :, 0]
+        self.values[self.new] = value[:, :, 0]
+        return self.keys, self.values

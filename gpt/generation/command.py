@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from gpt.errors import InputError
+from gpt.errors import check_least
 from gpt.generation.api import stream_samples
 from gpt.generation.decoding import Precision, for_decoding
 from gpt.generation.sampling import Sampling
@@ -53,8 +53,7 @@ def write(
         precision: of the weights; bfloat16 and int8 are faster on a CPU. The model's own if left out.
         device: where the model runs; auto takes a GPU if there is one.
     """
-    if num_samples < 1:
-        raise InputError(f"num_samples must be at least 1, got {num_samples}")
+    check_least(1, num_samples=num_samples)
     sampling = Sampling(
         repetition_penalty=repetition_penalty, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
     )

@@ -24,8 +24,7 @@ from torch.nn import functional as F
 
 from gpt.files import atomic_write, cache_folder
 from gpt.generation.cache import Read
-from gpt.generation.decoding import is_packed
-from gpt.generation.packed import Int8Linear
+from gpt.generation.decoding import Int8Linear, is_packed
 from gpt.model import GPT
 from gpt.progress import notice
 
@@ -33,7 +32,6 @@ _SOURCE = Path(__file__).with_name("step.cpp")
 _OPTIONS = ("-O2", "-march=native", "-std=gnu++17", "-fPIC", "-shared", "-fopenmp", "-Wl,--as-needed")
 _LANES = 16  # `W` of step.cpp
 _WORTH = 10_000_000  # weights; a smaller model has written a text before the program is compiled
-_KINDS = (torch.float32, torch.bfloat16, torch.int8)
 
 
 class CompiledStep:
@@ -52,9 +50,8 @@ class CompiledStep:
         embeddings = whole.token_embedding, whole.position_embedding
         self._tensors = [embedding.weight.contiguous() for embedding in embeddings]
         self._tensors += [tensor for layer in layers for tensor in _tensors(layer)]
-        addresses = [None if tensor is None else tensor.data_ptr() for tensor in self._tensors]
-        self._model = (ctypes.c_void_p * len(addresses))(*addresses)
-        kind = _KINDS.index(whole.head.weight.dtype)
+        self._model = torch.tensor([0 if tensor is None else tensor.data_ptr() for tensor in self._tensors])
+        kind = (torch.float32, torch.bfloat16, torch.int8).index(whole.head.weight.dtype)
         rounds = isinstance(whole.head, Int8Linear) or whole.head.dtype == torch.bfloat16
         sizes = config.num_layers, config.emb_dim, config.num_heads, config.vocab_size, config.exact_gelu
         self._shape, self._vocab_size = (kind, rounds, *sizes), config.vocab_size
@@ -84,14 +81,12 @@ class CompiledStep:
         tokens = []
         for read in reads:
             first, cache = len(read.tokens) - read.scored, (read.store.data_ptr(), *read.store.stride()[:3])
-            for i, id_ in enumerate(read.tokens):
-                tokens.append((id_, read.held + i, *cache, i >= first))
+            tokens += [(id_, read.held + i, *cache, i >= first) for i, id_ in enumerate(read.tokens)]
+        shape = torch.tensor((*self._shape, torch.get_num_threads(), len(tokens)))
         given = torch.tensor(tokens, dtype=torch.int64)
-        logits = torch.empty(sum(one.scored for one in reads), self._vocab_size)
-        shape = (*self._shape, torch.get_num_threads(), len(tokens))
-        addresses = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (given, logits))
-        program = cast(ctypes.CDLL, _load(self._path))
-        program.step(self._model, (ctypes.c_int64 * len(shape))(*shape), *addresses)
+        logits = torch.empty(sum(read.scored for read in reads), self._vocab_size)
+        addresses = (ctypes.c_void_p(one.data_ptr()) for one in (self._model, shape, given, logits))
+        cast(ctypes.CDLL, _load(self._path)).step(*addresses)
         return logits
 
 

@@ -1,9 +1,15 @@
-"""A copy of a model for decoding: packed matrices, and one product for queries, keys and values.
+"""A copy of a model for decoding on a CPU: packed matrices, and one product for queries, keys and values.
 
-Shapes: B batch, T tokens, N rows with one new token each, H heads, S keys, K width of a head.
+Decoding is memory-bandwidth bound: bfloat16 halves the bytes of float32, and int8 halves them again. Only
+this file uses private operators of PyTorch (tried with 2.11 and 2.13): `torch._weight_int8pack_mm`, and of
+oneDNN `_reorder_linear_weight` and `_linear_pointwise`, without which `for_decoding` keeps plain layers.
+
+Shapes: B batch, T tokens, N rows with one new token each, H heads, S keys, K width of a head; of a linear
+layer ... any leading dimensions, M rows, I in_features, O out_features.
 """
 
 import copy
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Literal
@@ -14,12 +20,78 @@ from torch import Tensor, nn
 from gpt.attention import KeyValueCache, MultiHeadAttention
 from gpt.errors import InputError
 from gpt.generation.cache import StepCache
-from gpt.generation.packed import Int8Linear, PackedLinear, can_pack
 from gpt.model import GPT
 from gpt.weights.formats.table import on_meta
 from gpt.weights.load import GPT as PretrainedGPT
 
 Precision = Literal["float32", "bfloat16", "int8"]
+
+
+@functools.cache
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether oneDNN packs and multiplies matrices of this type on this processor: it is tried once.
+
+    `torch.ops.mkldnn._is_mkldnn_bf16_supported()` does not tell: in PyTorch 2.13 it is true on a processor
+    with AVX2 only, where packing raises.
+    """
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(torch.zeros(16, 16, dtype=dtype), 2)
+        torch.ops.mkldnn._linear_pointwise(torch.zeros(2, 16, dtype=dtype), packed, None, "none", [], "")
+    except (RuntimeError, AttributeError):  # no kernel for the type, or no oneDNN in this build
+        return False
+    return True
+
+
+class PackedLinear(nn.Module):
+    """An `nn.Linear` in oneDNN's layout. A row's result does not depend on the other rows.
+
+    The weights are rounded to `dtype`. The products are computed in it where the processor can, and in
+    float32 where it cannot, which is faster there than PyTorch's emulation.
+    """
+
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype if can_pack(dtype) else torch.float32
+        self.weight = linear.weight.detach().to(dtype).contiguous()  # (O, I), which the compiled step reads
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.to(self.dtype), 2)
+        self.bias = None if linear.bias is None else linear.bias.detach().to(dtype).to(self.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., I) -> (..., O), in the type of the input."""
+        rows = x.flatten(0, -2).to(self.dtype)  # (M, I)
+        count = len(rows)
+        if count == 1:  # oneDNN's kernel for a single row sums in another order
+            rows = rows.repeat(2, 1)
+        out = torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
+        return out[:count].view(*x.shape[:-1], -1).to(x.dtype)
+
+
+class Int8Linear(nn.Module):
+    """An `nn.Linear` with an int8 weight and a scale for each output.
+
+    A weight is rounded to the nearest of 255 steps between plus and minus the largest weight of its output.
+    """
+
+    BLOCK = 16  # the kernel reads inputs in blocks, and past the end of a row that is not a multiple of them
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        if linear.in_features % self.BLOCK:
+            raise InputError(f"in_features {linear.in_features} is not divisible by {self.BLOCK}")
+        weight = linear.weight.detach().float()
+        # The kernel takes the scale in bfloat16, so it is rounded before the weights are divided by it.
+        self.scale = (weight.abs().amax(dim=1) / 127).clamp(min=1e-12).bfloat16()  # (O,)
+        steps = (weight / self.scale.float()[:, None]).round().clamp(-127, 127)
+        self.weight = steps.to(torch.int8).contiguous()  # (O, I); of weights that are stored transposed too
+        self.bias = None if linear.bias is None else linear.bias.detach().float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., I) -> (..., O), in the type of the input."""
+        rows = x.flatten(0, -2).bfloat16()  # (M, I)
+        out = torch._weight_int8pack_mm(rows, self.weight, self.scale).to(x.dtype)  # (M, O)
+        if self.bias is not None:
+            out = out + self.bias
+        return out.view(*x.shape[:-1], -1)
 
 
 class FusedAttention(MultiHeadAttention):
@@ -29,16 +101,14 @@ class FusedAttention(MultiHeadAttention):
     """
 
     def __init__(self, attention: MultiHeadAttention, pack: Callable[[nn.Linear], nn.Module]) -> None:
-        nn.Module.__init__(self)  # that of MultiHeadAttention would initialise new weights
-        self.__dict__.update(vars(attention), _modules=dict(attention._modules))
+        vars(self).update(vars(attention))  # `MultiHeadAttention.__init__` would make new weights
         three = (self.W_query, self.W_key, self.W_value)
         fused = nn.Linear(self.d_in, 3 * self.d_out, bias=three[0].bias is not None, device="meta")
-        for name, _ in list(fused.named_parameters()):
-            joined = torch.cat([getattr(W, name).detach() for W in three])  # (3 * d_out, d_in), (3 * d_out,)
-            setattr(fused, name, nn.Parameter(joined))
+        joined = {name: torch.cat([W.state_dict()[name] for W in three]) for name in three[0].state_dict()}
+        fused.load_state_dict(joined, assign=True)
         del self.W_query, self.W_key, self.W_value
         self.W_qkv = pack(fused)
-        self.out_proj = pack(attention.out_proj)  # type: ignore[assignment]
+        self.out_proj = pack(self.out_proj)  # type: ignore[assignment]
 
     def forward(self, x: Tensor, *, cache: KeyValueCache | None = None, **masks: Any) -> Any:
         """As `MultiHeadAttention`; one new token a row takes fewer calls, which bound the time of a step."""

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gpt.errors import InputError
-from gpt.generation.cache import Read, RowCache
+from gpt.errors import InputError, check_least
+from gpt.generation.cache import RowCache
 from gpt.generation.compiled import CompiledStep
-from gpt.generation.prefill import UNSCORED, Forward, Prefill, Score, scores, window_start
+from gpt.generation.prefill import UNSCORED, Forward, Prefill, Score, scores
 from gpt.generation.sampling import Sampling, sample_tokens
 from gpt.generation.text import TextStream
 from gpt.model import GPT
@@ -43,9 +43,8 @@ class Request:
     def __post_init__(self) -> None:
         if not len(self.tokens):
             raise InputError("expected a prompt of at least one token")
-        for name, least in (("max_new_tokens", 0), ("samples", 1), ("alternatives", 0)):
-            if (value := getattr(self, name)) is not None and value < least:
-                raise InputError(f"{name} must be at least {least}, got {value}")
+        check_least(0, max_new_tokens=self.max_new_tokens, alternatives=self.alternatives)
+        check_least(1, samples=self.samples)
 
 
 @dataclass(eq=False)
@@ -58,7 +57,6 @@ class Sample:
     random: random.Random
     text: TextStream | None  # None without a tokenizer
     finished: str | None = None  # `stop`, `length`, `cancelled` or `error`; None while it runs
-    start: int = 0  # the first token in the window
 
     @property
     def new_tokens(self) -> int:
@@ -172,79 +170,63 @@ class Engine:
                 raise error
 
     def _decode(self) -> list[Token]:
-        for sample in list(self._running):
-            start = window_start(len(sample.tokens), self.model.config.context_length)
-            if start > sample.start:
-                sample.start = start
-                if self._forward.cached:
-                    self._read_window(sample)
+        """Add a token to each running sample whose row has a place for it; the windows of others are read."""
+        places = self.model.config.context_length if self._forward.cached else 0
+        held = zip(self._running, self._cache.lengths, strict=True)
+        for sample in [sample for sample, length in held if length >= places]:
+            self._leave(sample)
+            self._waiting.appendleft(Prefill(self._forward, [sample], sample.tokens))
         if not self._running:
             return []
         newest = [sample.tokens[-1] for sample in self._running]
         if self._program:
             logits = self._program(self._cache.append(newest))
-        elif self._forward.cached:
-            logits = self._forward.step(newest, self._cache)
         else:
-            nothing = self._forward.weight.new_empty(0)
-            windows = (sample.tokens[sample.start :] for sample in self._running)
-            logits = self._forward(Read(window, 0, nothing) for window in windows)
+            logits = self._forward.step(newest, self._cache)
         return self._draw(self._running, logits)
 
-    def _read_window(self, sample: Sample) -> None:
-        """Read a window that has moved, but for its newest token, which `_decode` reads."""
-        prefill = Prefill(self._forward, [sample], sample.tokens[sample.start : -1])
-        while prefill.samples and not prefill.done:
-            self._read([(prefill, prefill.next())])
-        if prefill.samples:
-            self._cache.fill(self._running.index(sample), prefill.store)
-
-    def _read(self, prompts: Sequence[tuple[Prefill, Read]]) -> None:
-        """Read a part of each prompt, with the compiled program all at once; an error ends its samples."""
-        for some in [prompts] if self._program and prompts else [[prompt] for prompt in prompts]:
-            reads = [read for _, read in some]
-            try:
-                logits = (self._program or self._forward)(reads)
-                parts = torch.split(logits, [read.scored for read in reads])
-                for (prefill, read), part in zip(some, parts, strict=True):
-                    prefill.take(read, part)
-            except Exception as error:
-                for prefill, _ in some:
-                    while prefill.samples:
-                        self._fail(prefill.samples.popleft(), error)
-
     def _admit(self) -> list[Token]:
-        """Read at most about a chunk of the waiting prompts and start their samples."""
+        """Read at most about a chunk of the waiting texts and start their samples."""
         budget, rows = self._forward.chunk, len(self._running)
         admitted: list[Prefill] = []
-        prompts: list[tuple[Prefill, Read]] = []
         while self._waiting and budget > 0 and rows < self.max_samples:
             prefill = self._waiting.popleft()
             admitted.append(prefill)
             rows += len(prefill.samples)
             if not prefill.done:
-                prompts.append((prefill, prefill.next()))
-                budget -= len(prompts[-1][1].tokens)
-        self._read(prompts)
+                budget -= len(prefill.next().tokens)
+        self._read([prefill for prefill in admitted if not prefill.done])
         tokens = [token for prefill in admitted if prefill.done for token in self._start(prefill)]
         self._waiting.extendleft(prefill for prefill in reversed(admitted) if prefill.samples)
         return tokens
 
+    def _read(self, prefills: Sequence[Prefill]) -> None:
+        """Read the next part of each, with the compiled program all at once; an error ends the samples."""
+        for some in [prefills] if self._program and prefills else [[prefill] for prefill in prefills]:
+            parts = [prefill.part for prefill in some]
+            try:
+                logits = self._program(parts) if self._program else self._forward.read(parts[0])
+                for prefill, rows in zip(some, logits.split([part.scored for part in parts]), strict=True):
+                    prefill.take(rows)
+            except Exception as error:
+                for prefill in some:
+                    while prefill.samples:
+                        self._fail(prefill.samples.popleft(), error)
+
     def _start(self, prefill: Prefill) -> list[Token]:
-        """Take those samples of a prompt for which there are free rows, and draw their first tokens."""
+        """Take those samples of a text for which there are free rows, and draw their next tokens."""
         free = self.max_samples - len(self._running)
         started = [prefill.samples.popleft() for _ in range(min(free, len(prefill.samples)))]
         tokens = [token for sample in started for token in self._echo(sample, prefill.scores)]
         started = [sample for sample in started if not sample.finished]
         for sample in started:
-            sample.start = prefill.start
-            self._cache.fill(len(self._running), prefill.store)
+            self._cache.join(prefill.store)
             self._running.append(sample)
         return tokens + self._draw(started, prefill.logits.expand(len(started), -1))
 
     def _echo(self, sample: Sample, scored: Sequence[Score]) -> list[Token]:
         """The tokens of the prompt, where they are requested; they end a sample that has no new ones."""
-        if not sample.request.echo:
+        if not sample.request.echo or sample.new_tokens:
             return []
         *others, last = zip(sample.tokens, scored, strict=True)
         tokens = [self._token(sample, id_, score, echoed=True) for id_, score in others]
@@ -307,10 +289,13 @@ class Engine:
         self._end(sample, "error")
 
     def _end(self, sample: Sample, reason: str) -> None:
-        """End a sample and free its row; as in `RowCache.leave`, the last row takes its number."""
         sample.finished = reason
         if sample in self._running:
-            row, last = self._running.index(sample), self._running.pop()
-            self._cache.leave(row)
-            if last is not sample:
-                self._running[row] = last
+            self._leave(sample)
+
+    def _leave(self, sample: Sample) -> None:
+        """Free the row of a running sample; as in `RowCache.leave`, the last row takes its number."""
+        row, last = self._running.index(sample), self._running.pop()
+        self._cache.leave(row)
+        if last is not sample:
+            self._running[row] = last

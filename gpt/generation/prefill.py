@@ -1,4 +1,4 @@
-"""How the engine calls a model: for the next tokens, and to read a prompt chunk by chunk.
+"""How the engine calls a model: for the next tokens, and to read a text chunk by chunk.
 
 Shapes: N rows, T tokens of each, V vocab_size.
 """
@@ -34,7 +34,7 @@ def window_start(length: int, context_length: int) -> int:
 
 class Forward:
     """Calls a model: `GPT.forward` in two parts, so that the head sees only the tokens that need logits, and
-    a changed `forward` as it is. It reads prompts `chunk` tokens at a time.
+    a changed `forward` as it is. It reads texts `chunk` tokens at a time.
     """
 
     def __init__(self, model: GPT, chunk: int) -> None:
@@ -42,27 +42,23 @@ class Forward:
         self.weight = next(p for p in model.parameters() if p.is_floating_point()).detach()
         own_forward = type(model).forward is not GPT.forward or "forward" in vars(model)
         self._in_parts = not (own_forward or has_hooks(model))
-        called = inspect.signature(model.features if self._in_parts else model.forward)
-        kinds = {parameter.kind for parameter in called.parameters.values()}
+        called = inspect.signature(model.features if self._in_parts else model.forward).parameters.values()
         # Whether the model takes caches; set to False if it turns out not to fill them.
-        self.cached = "caches" in called.parameters or inspect.Parameter.VAR_KEYWORD in kinds
+        self.cached = any(one.name == "caches" or one.kind is one.VAR_KEYWORD for one in called)
 
-    def __call__(self, reads: Iterable[Read]) -> Tensor:
-        """The logits (N, V) of all reads, which are computed one after the other."""
-        return torch.cat([self._read(read) for read in reads])
+    def read(self, read: Read) -> Tensor:
+        """The logits (N, V) of the tokens to be scored."""
+        caches = [LayerCache(layer, read.held) for layer in read.store] if self.cached else []
+        logits = self._call([read.tokens], read.scored, **({"caches": caches} if caches else {}))[0]
+        if any(cache.length != read.held + len(read.tokens) for cache in caches):
+            self.cached = False  # the model ignores its caches
+        return logits[-read.scored :]
 
     def step(self, tokens: Sequence[int], cache: RowCache) -> Tensor:
         """Append a token to each row of the cache; the logits (N, V) after them."""
         caches, positions, masked = cache.next_step()
         given = [[token] for token in tokens]
         return self._call(given, positions=positions, key_padding_mask=masked, caches=caches)[:, -1]
-
-    def _read(self, read: Read) -> Tensor:
-        caches = [LayerCache(layer, read.held) for layer in read.store] if self.cached else []
-        logits = self._call([read.tokens], read.scored, **({"caches": caches} if caches else {}))[0]
-        if any(cache.length != read.held + len(read.tokens) for cache in caches):
-            self.cached = False  # the model ignores its caches
-        return logits[-read.scored :]
 
     def _call(self, tokens: Sequence[Sequence[int]], scored: int = 1, **inputs: Any) -> Tensor:
         """Logits of at least the last `scored` of tokens (N, T): the fewer, the cheaper."""
@@ -75,22 +71,21 @@ class Forward:
 
 
 class Prefill:
-    """Reads the last window of a prompt for its samples, a chunk at a time, into a cache where the model has
-    one. To compute the scores of all tokens, with `scored` alternatives of each, it reads every window.
+    """Reads the last window of a text for the samples that continue it, a chunk at a time, into a cache where
+    the model has one; with `scored`, every window, for the scores of all tokens with so many alternatives.
     """
 
+    part: Read  # the part that is read next
     logits: Tensor  # (1, V), of the token after the last one read
 
     def __init__(
         self, forward: Forward, samples: "Iterable[Sample]", tokens: Sequence[int], scored: int | None = None
     ) -> None:
         self.forward, self.tokens, self.scored = forward, tokens, scored
-        self.samples = deque(samples)  # that have not started
+        self.samples = deque(samples)  # that wait for it
         self.context = forward.config.context_length
-        first = len(tokens) if scored is None else 1
-        starts = {window_start(n, self.context) for n in range(first, len(tokens) + 1)}
-        self._windows = sorted(starts, reverse=True)
-        self.start = self.read = self._windows.pop()  # the window's first token, and the next to read
+        # The first token of the window, and the next one to read.
+        self.start = self.read = window_start(len(tokens), self.context) if scored is None else 0
         self.store = new_store(forward.config, 0, forward.weight)  # (layers, 2, H, T, K) of the window
         self.scores = [UNSCORED] * (1 if scored is not None else len(tokens))  # nothing predicts the first
 
@@ -100,21 +95,21 @@ class Prefill:
         return self.read == len(self.tokens)
 
     def next(self) -> Read:
-        """What to read next."""
+        """Choose the next part."""
         last = min(self.start + self.context, len(self.tokens))
         cached = self.forward.cached
-        if self.read == self.start or not cached:  # only now, because those that wait should take no memory
+        if self.read == self.start or not cached:  # only now: those that wait should take no memory
             self.read, columns = self.start, last - self.start if cached else 0
             self.store = new_store(self.forward.config, columns, self.forward.weight)
         end = min(self.read + self.forward.chunk, last) if cached else last
         tokens = self.tokens[self.read : end]
-        return Read(tokens, self.read - self.start, self.store, 1 if self.scored is None else len(tokens))
+        held, scored = self.read - self.start, 1 if self.scored is None else len(tokens)
+        self.part = Read(tokens, held, self.store, scored)
+        return self.part
 
-    def take(self, read: Read, logits: Tensor) -> None:
-        """The logits (T, V) or (1, V) of what `next` gave."""
-        if read.store.numel() and not self.forward.cached:
-            return  # this model has just ignored its cache
-        end = self.read + len(read.tokens)
+    def take(self, logits: Tensor) -> None:
+        """The logits (T, V) or (1, V) of the part."""
+        end = self.read + len(self.part.tokens)
         if self.scored is not None:
             # The logits at a position predict the next token; earlier windows may have scored it.
             known = len(self.scores)
@@ -122,8 +117,8 @@ class Prefill:
             predicting = logits[known - 1 - self.read :][: len(targets)].float()
             self.scores += scores(predicting, targets, self.scored)
         self.logits, self.read = logits[-1:], end
-        if self._windows and end == self.start + self.context:
-            self.start = self.read = self._windows.pop()
+        if end == self.start + self.context < len(self.tokens):
+            self.start = self.read = window_start(end + 1, self.context)
 
 
 def scores(logits: Tensor, ids: Sequence[int], count: int) -> list[Score]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpt.errors import InputError
+from gpt.errors import InputError, check_least
 
 _FIRST_LOOK = 1024  # nucleus sampling sorts so many first; the whole vocabulary takes ten times as long
 _RANGES = {
@@ -41,8 +41,7 @@ class Sampling:
         for name, (low, high) in _RANGES.items():
             if (value := getattr(self, name)) is not None and not low <= value <= high:
                 raise InputError(f"{name} must be {low} to {high}, got {value}")
-        if self.top_k is not None and self.top_k < 1:
-            raise InputError(f"top_k must be at least 1, got {self.top_k}")
+        check_least(1, top_k=self.top_k)
         for id_, bias in self.logit_bias:
             if not -100 <= bias <= 100:
                 raise InputError(f"logit_bias must be -100 to 100, got {bias} for token {id_}")

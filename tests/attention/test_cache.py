@@ -16,19 +16,6 @@ def test_updates_return_all_so_far_without_new_memory() -> None:
     assert cache.keys.data_ptr() == memory == keys.data_ptr()
 
 
-def test_truncate_forgets_the_end() -> None:
-    cache = KeyValueCache(1, 1, 4, 2)
-    key, value = torch.randn(2, 1, 1, 3, 2).unbind()
-    cache.update(key, value)
-    cache.truncate(1)
-    keys, _ = cache.update(value, key)
-    assert torch.equal(keys, torch.cat([key[:, :, :1], value], dim=2))
-    cache.truncate()
-    assert cache.length == 0
-    with pytest.raises(InputError, match="cannot keep 1 tokens of a cache that holds 0"):
-        cache.truncate(1)
-
-
 def test_ragged_prompts_padded_on_the_left_decode_as_each_alone() -> None:
     module, lengths, longest, new = MultiHeadAttention(6, 8, 16, 0.0, 2), [2, 5, 4], 5, 4
     rows = [torch.randn(1, length + new, 6) for length in lengths]

@@ -293,7 +293,7 @@ def test_rows_keep_their_tokens_while_others_come_and_go(config):
     expected: list[float] = []
     for i in range(9):
         numbers = torch.tensor([float(i), -float(i)]).view(1, 2, 1, 1, 1)
-        cache.fill(len(cache.lengths), numbers.expand(config.num_layers, 2, heads, i % 5, width))
+        cache.join(numbers.expand(config.num_layers, 2, heads, i % 5, width))
         expected.append(float(i))
         if i % 3 == 2:
             cache.leave(1)

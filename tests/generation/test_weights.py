@@ -4,8 +4,8 @@ from torch import nn
 
 from gpt import GPT, GPTConfig
 from gpt.errors import InputError
-from gpt.generation import decoding, for_decoding, packed
-from gpt.generation.packed import Int8Linear, PackedLinear
+from gpt.generation import decoding, for_decoding
+from gpt.generation.decoding import Int8Linear, PackedLinear
 
 SIZES = [(64, 64), (96, 256), (304, 33), (64, 768)]
 
@@ -26,7 +26,7 @@ def test_a_packed_layer_is_the_layer(dtype, bias):
 @pytest.fixture
 def no_bfloat16(monkeypatch):
     """A processor without bfloat16 kernels, whatever this one has."""
-    monkeypatch.setattr(packed, "can_pack", lambda dtype: dtype == torch.float32)
+    monkeypatch.setattr(decoding, "can_pack", lambda dtype: dtype == torch.float32)
 
 
 @pytest.mark.usefixtures("no_bfloat16")
@@ -51,9 +51,9 @@ def test_a_bfloat16_model_without_a_kernel_is_packed_in_float32(model):
 
 def test_the_probe_agrees_with_the_kernel():
     linear = nn.Linear(32, 32)
-    assert packed.can_pack(torch.float32)
-    assert not packed.can_pack(torch.float64)
-    if packed.can_pack(torch.bfloat16):
+    assert decoding.can_pack(torch.float32)
+    assert not decoding.can_pack(torch.float64)
+    if decoding.can_pack(torch.bfloat16):
         assert PackedLinear(linear, torch.bfloat16).packed.dtype == torch.bfloat16
     else:
         with pytest.raises(RuntimeError):
@@ -127,7 +127,7 @@ def test_the_model_is_left_as_it_was(model):
 
 def test_a_bfloat16_model_keeps_its_weights(model):
     fast = for_decoding(model.bfloat16())
-    assert fast.head.packed.dtype == (torch.bfloat16 if packed.can_pack(torch.bfloat16) else torch.float32)
+    assert fast.head.packed.dtype == (torch.bfloat16 if decoding.can_pack(torch.bfloat16) else torch.float32)
     assert fast.token_embedding.weight.dtype == torch.float32  # activations are float32
     assert model.token_embedding.weight.dtype == torch.bfloat16
 
