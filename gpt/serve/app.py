@@ -26,7 +26,7 @@ from gpt.model import GPT
 from gpt.serve.engine_thread import EngineThread
 from gpt.serve.errors import error_body, error_reply
 from gpt.serve.history import History
-from gpt.serve.limits import Guard, Limits
+from gpt.serve.limits import Limits, guard
 from gpt.serve.metrics import Metrics
 from gpt.serve.requests import AttentionRequest, ChatRequest, CompletionRequest, log_probabilities
 from gpt.template import Template
@@ -79,7 +79,7 @@ def create_app(
     app.add_api_route("/attention", service.attention, methods=["POST"])
     for kind in (InputError, ValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, service.error)
-    app.add_middleware(Guard, limits=limits, api_key=api_key)
+    app.add_middleware(guard, api_key=api_key)
     app.state.engine = engine
     return app
 
@@ -126,10 +126,11 @@ class _Service:
 
     async def attention(self, request: Request) -> dict[str, Any]:
         started = time.perf_counter()
-        form = AttentionRequest.model_validate_json(await request.body())
-        tokens = (await asyncio.to_thread(form.ids, self.tokenizer))[-self.limits.attention_tokens :]
+        form = AttentionRequest.model_validate_json(await self.limits.read_body(request))
+        prompt = await asyncio.to_thread(self.tokenizer.encode, form.prompt)
         engine = await self.wait(self.history.engine(form.snapshot), request, started)
-        tokens = tokens[-engine.model.config.context_length :]
+        most = min(self.limits.attention_tokens, engine.model.config.context_length)
+        tokens = (prompt + form.tokens or [self.tokenizer.eot])[-most:]
         call = engine.call(lambda: self.last_token_attention(engine.model, tokens))
         return await self.wait(call, request, started)
 
@@ -154,7 +155,7 @@ class _Service:
 
     async def answer(self, request: Request, kind: type[CompletionRequest]) -> Response:
         started = time.perf_counter()
-        form = kind.model_validate_json(await request.body())
+        form = kind.model_validate_json(await self.limits.read_body(request))
         await self.model(self.name if form.model is None else form.model)
         # Long texts take a while to encode, which must not hold up the event loop.
         requests = await asyncio.to_thread(form.requests, self.tokenizer, self.limits, self.template)
