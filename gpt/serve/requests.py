@@ -64,10 +64,7 @@ class CompletionRequest(_Form):
     snapshot: Natural | None = None  # whose model answers, that of the server without one
 
     def requests(self, tokenizer: Tokenizer, limits: Limits, template: Template | None) -> list[Request]:
-        """The engine's requests, one for each prompt.
-
-        InputError for more than a limit allows, an empty stop string, or an id outside the vocabulary.
-        """
+        """One request of the engine for each prompt; InputError for what limits or the vocabulary forbid."""
         n, max_tokens = self.n or 1, self._max_tokens(limits)
         if self.best_of not in (None, n):
             raise InputError(f"best_of must equal n, got {self.best_of}")
