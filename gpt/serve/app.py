@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from fastapi import FastAPI, Request, Response
@@ -20,10 +20,9 @@ from starlette.exceptions import HTTPException
 
 from gpt.attention import capture_weights
 from gpt.errors import InputError
-from gpt.generation import Request as EngineRequest
 from gpt.generation import Token
 from gpt.model import GPT
-from gpt.serve.engine_thread import EngineThread
+from gpt.serve.engine_thread import EngineThread, Handle, Result
 from gpt.serve.errors import error_body, error_reply
 from gpt.serve.history import History
 from gpt.serve.limits import Limits, guard
@@ -32,8 +31,6 @@ from gpt.serve.requests import AttentionRequest, ChatRequest, CompletionRequest,
 from gpt.template import Template
 from gpt.tokenizer import Tokenizer
 from gpt.weights.load import load
-
-Result = TypeVar("Result")
 
 
 def create_app(
@@ -160,7 +157,7 @@ class _Service:
         # Long texts take a while to encode, which must not hold up the event loop.
         requests = await asyncio.to_thread(form.requests, self.tokenizer, self.limits, self.template)
         engine = await self.wait(self.history.engine(form.snapshot), request, started)
-        answer = _Answer(self, engine, form, requests, request, started)
+        answer = _Answer(self, engine, engine.submit(requests), form, request, started)
         if not form.stream:
             return JSONResponse(await answer.complete())
         events = answer.events()
@@ -199,15 +196,15 @@ class _Answer:
 
     service: _Service
     engine: EngineThread
+    handle: Handle
     form: CompletionRequest
-    requests: list[EngineRequest]
     request: Request
     started: float
 
     def __post_init__(self) -> None:
-        self.handle, self.chat = self.engine.submit(self.requests), isinstance(self.form, ChatRequest)
-        self.lengths = [0] * sum(one.samples for one in self.requests)  # of the texts so far
-        self.prompt_tokens, self.new_tokens = sum(len(one.tokens) for one in self.requests), 0
+        requests, self.chat = self.handle.requests, isinstance(self.form, ChatRequest)
+        self.lengths = [0] * sum(one.samples for one in requests)  # of the texts so far
+        self.prompt_tokens, self.new_tokens = sum(len(one.tokens) for one in requests), 0
         kind, prefix = ("chat.completion", "chatcmpl") if self.chat else ("text_completion", "cmpl")
         kind += ".chunk" if self.chat and self.form.stream else ""
         name, created = f"{prefix}-{uuid.uuid4().hex}", int(time.time())

@@ -21,12 +21,11 @@ _CODES = {
 }
 # After 408 and 413 the rest of the body is not read, so the connection cannot be used again.
 _HEADERS = {503: {"retry-after": "1"}, 408: {"connection": "close"}, 413: {"connection": "close"}}
-_log = logging.getLogger(__name__)
 
 
 def server_failed(error: Exception) -> HTTPException:
     """What a client learns of an error of the server's own, which is logged."""
-    _log.error("a request failed: %r", error, exc_info=error)
+    logging.getLogger(__name__).error("a request failed: %r", error, exc_info=error)
     return HTTPException(500, "the server failed")
 
 
