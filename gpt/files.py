@@ -11,6 +11,7 @@ from typing import IO, Any
 
 from gpt.errors import InputError
 
+StrPath = str | os.PathLike[str]
 _PACKAGE = Path(__file__).parent
 
 
@@ -34,7 +35,7 @@ def cache_folder() -> Path:
 
 
 @contextmanager
-def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
+def atomic_write(path: StrPath, mode: str = "w") -> Iterator[IO[Any]]:
     """Open a temporary file beside `path`; when the block succeeds, flush it to disk and rename it to `path`.
 
     If the block raises, or the disk is full (OSError), the temporary file is deleted and `path` unchanged.
@@ -61,7 +62,7 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
             os.close(descriptor)
 
 
-def file_sha256(path: str | os.PathLike[str]) -> str:
+def file_sha256(path: StrPath) -> str:
     """The SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
@@ -70,7 +71,7 @@ def file_sha256(path: str | os.PathLike[str]) -> str:
     return digest.hexdigest()
 
 
-def write_json(path: str | os.PathLike[str], value: Any) -> None:
+def write_json(path: StrPath, value: Any) -> None:
     """Write indented JSON, atomically. File names that are not UTF-8 come back as they were."""
     with atomic_write(path, "wb") as file:  # backslashreplace writes half a surrogate pair as JSON escapes it
         file.write(f"{json.dumps(value, indent=2, ensure_ascii=False)}\n".encode("utf-8", "backslashreplace"))

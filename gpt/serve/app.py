@@ -5,36 +5,32 @@ import json
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
 from pydantic import ValidationError
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
-from starlette.types import Receive, Scope, Send
 
 from gpt.attention import capture_weights
 from gpt.errors import InputError
-from gpt.generation import Request as EngineRequest
 from gpt.generation import Token
 from gpt.model import GPT
-from gpt.serve.engine_thread import EngineThread
+from gpt.serve.engine_thread import EngineThread, Handle, Result
 from gpt.serve.errors import error_body, error_reply
 from gpt.serve.history import History
-from gpt.serve.limits import Guard, Limits
+from gpt.serve.limits import Limits, guard
 from gpt.serve.metrics import Metrics
 from gpt.serve.requests import AttentionRequest, ChatRequest, CompletionRequest, log_probabilities
 from gpt.template import Template
 from gpt.tokenizer import Tokenizer
 from gpt.weights.load import load
-
-Result = TypeVar("Result")
 
 
 def create_app(
@@ -44,15 +40,13 @@ def create_app(
     name: str = "gpt",
     limits: Limits | None = None,
     api_key: str | None = None,
-    exit_when_stalled: bool = False,
     template: Template | None = None,
     run: Path | None = None,
 ) -> FastAPI:
     """The application that serves a model under a `name`; its engine is `app.state.engine`.
 
-    Clients must send the `api_key`, if there is one. With `exit_when_stalled` the process ends with status 1
-    when a step has taken twice `limits.seconds`. Without the `template` of the examples that the model was
-    tuned on there are no chat completions. The page shows the training of the `run`.
+    Clients must send the `api_key`, if there is one. Without the `template` of the examples that the model
+    was tuned on there are no chat completions. The page shows the training of the `run`.
     """
     limits = limits or Limits()
     engine, device = EngineThread(model, tokenizer, limits), model.token_embedding.weight.device
@@ -64,15 +58,13 @@ def create_app(
     service = _Service(engine, tokenizer, name, limits, template, history)
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        watching = asyncio.create_task(engine.watch(exit_when_stalled))
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
         yield
-        watching.cancel()
         for one in (engine, *history.engines.values()):
             one.stop()
 
     # FastAPI's own documentation pages load their scripts from another host.
-    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(lifespan=lifespan, openapi_url=None)
     app.add_api_route("/", service.page, methods=["GET"])
     app.add_api_route("/health", service.health, methods=["GET"])
     app.add_api_route("/metrics", service.metrics_page, methods=["GET"])
@@ -84,7 +76,7 @@ def create_app(
     app.add_api_route("/attention", service.attention, methods=["POST"])
     for kind in (InputError, ValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, service.error)
-    app.add_middleware(Guard, limits=limits, api_key=api_key)
+    app.add_middleware(guard, api_key=api_key)
     app.state.engine = engine
     return app
 
@@ -104,13 +96,13 @@ class _Service:
         self.metrics, self.started = Metrics(), int(time.time())
 
     async def page(self) -> HTMLResponse:
-        text = files("gpt.serve").joinpath("page.html").read_text(encoding="utf-8")
         # No other hosts, and no scripts or pictures from generated text.
         policy = (
             "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
             "img-src data:; connect-src 'self'"
         )
-        return HTMLResponse(text, headers={"content-security-policy": policy})
+        page = Path(__file__).with_name("page.html").read_bytes()
+        return HTMLResponse(page, headers={"content-security-policy": policy})
 
     async def health(self) -> JSONResponse:
         problem = self.engine.problem
@@ -131,10 +123,11 @@ class _Service:
 
     async def attention(self, request: Request) -> dict[str, Any]:
         started = time.perf_counter()
-        form = AttentionRequest.model_validate_json(await request.body())
-        tokens = (await asyncio.to_thread(form.ids, self.tokenizer))[-self.limits.attention_tokens :]
+        form = AttentionRequest.model_validate_json(await self.limits.read_body(request))
+        prompt = await asyncio.to_thread(self.tokenizer.encode, form.prompt)
         engine = await self.wait(self.history.engine(form.snapshot), request, started)
-        tokens = tokens[-engine.model.config.context_length :]
+        most = min(self.limits.attention_tokens, engine.model.config.context_length)
+        tokens = (prompt + form.tokens or [self.tokenizer.eot])[-most:]
         call = engine.call(lambda: self.last_token_attention(engine.model, tokens))
         return await self.wait(call, request, started)
 
@@ -159,15 +152,22 @@ class _Service:
 
     async def answer(self, request: Request, kind: type[CompletionRequest]) -> Response:
         started = time.perf_counter()
-        form = kind.model_validate_json(await request.body())
+        form = kind.model_validate_json(await self.limits.read_body(request))
         await self.model(self.name if form.model is None else form.model)
         # Long texts take a while to encode, which must not hold up the event loop.
         requests = await asyncio.to_thread(form.requests, self.tokenizer, self.limits, self.template)
         engine = await self.wait(self.history.engine(form.snapshot), request, started)
-        answer = _Answer(self, engine, form, requests, request, started)
-        if form.stream:
-            return _EventStream(answer)
-        return JSONResponse(await answer.complete())
+        answer = _Answer(self, engine, engine.submit(requests), form, request, started)
+        if not form.stream:
+            return JSONResponse(await answer.complete())
+        events = answer.events()
+
+        async def stop() -> None:
+            """End the work when all is sent or the client is gone, maybe before the first event."""
+            await events.aclose()
+            engine.cancel(answer.handle)
+
+        return StreamingResponse(events, media_type="text/event-stream", background=BackgroundTask(stop))
 
     async def wait(self, result: Coroutine[Any, Any, Result], request: Request, started: float) -> Result:
         """Wait for a result while the client is connected and in time."""
@@ -190,39 +190,23 @@ class _Service:
         return reply
 
 
-class _EventStream(StreamingResponse):
-    """Stops the work on an answer at once when the client is gone, also before the first event is sent."""
-
-    def __init__(self, answer: "_Answer") -> None:
-        super().__init__(answer.events(), media_type="text/event-stream")
-        self.answer = answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            async with aclosing(self.body_iterator):  # type: ignore[type-var]
-                await super().__call__(scope, receive, send)
-        finally:
-            self.answer.engine.cancel(self.answer.handle)
-
-
 @dataclass
 class _Answer:
     """The answer to one request for a completion or a reply in a chat."""
 
     service: _Service
     engine: EngineThread
+    handle: Handle
     form: CompletionRequest
-    requests: list[EngineRequest]
     request: Request
     started: float
 
     def __post_init__(self) -> None:
-        self.handle, self.chat = self.engine.submit(self.requests), isinstance(self.form, ChatRequest)
-        self.lengths = [0] * sum(one.samples for one in self.requests)  # of the texts so far
-        self.prompt_tokens, self.new_tokens = sum(len(one.tokens) for one in self.requests), 0
-        prefix, kind = "chatcmpl" if self.chat else "cmpl", "text_completion"
-        if self.chat:
-            kind = "chat.completion.chunk" if self.form.stream else "chat.completion"
+        requests, self.chat = self.handle.requests, isinstance(self.form, ChatRequest)
+        self.lengths = [0] * sum(one.samples for one in requests)  # of the texts so far
+        self.prompt_tokens, self.new_tokens = sum(len(one.tokens) for one in requests), 0
+        kind, prefix = ("chat.completion", "chatcmpl") if self.chat else ("text_completion", "cmpl")
+        kind += ".chunk" if self.chat and self.form.stream else ""
         name, created = f"{prefix}-{uuid.uuid4().hex}", int(time.time())
         self.head = {"id": name, "object": kind, "created": created, "model": self.service.name}
 
@@ -233,7 +217,7 @@ class _Answer:
         choices = [self._choice(index, some) for index, some in enumerate(tokens)]
         return {**self.head, "choices": choices, "usage": self._usage()}
 
-    async def events(self) -> AsyncIterator[str]:
+    async def events(self) -> AsyncGenerator[str, None]:
         try:
             async for index, token in self._tokens():
                 if token.text or token.finished or self.form.logprobs is not None:
@@ -247,7 +231,7 @@ class _Answer:
         except (HTTPException, InputError) as error:  # the status is already sent, so the error is an event
             yield _event(error_body(error)[0])
 
-    async def _tokens(self) -> AsyncIterator[tuple[int, Token]]:
+    async def _tokens(self) -> AsyncGenerator[tuple[int, Token], None]:
         """Yield each token with the index of its choice, then update the metrics."""
         status, metrics, last = 499, self.service.metrics, dict[int, float]()
         try:

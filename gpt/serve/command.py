@@ -1,14 +1,14 @@
 """The command `gpt serve`."""
 
 import os
-import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from gpt.errors import InputError
 from gpt.generation.compiled import CompiledStep
 from gpt.generation.decoding import Precision, for_decoding
+from gpt.progress import notice
 from gpt.weights.checkpoint import run_of
 from gpt.weights.load import Device, find, load_with_template
 
@@ -68,14 +68,13 @@ def serve(
         step.compile()  # for a small model too: a server has the time
     run, address = run_of(path.resolve()), f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     name = os.fsencode(name or (run.name if run else path.resolve().stem)).decode(errors="replace")
-    options: dict[str, Any] = {"limits": limits, "api_key": api_key, "template": template, "run": run}
-    app = create_app(model, tokenizer, name=name, exit_when_stalled=True, **options)
+    app = create_app(model, tokenizer, name=name, limits=limits, api_key=api_key, template=template, run=run)
     if host in _LOCAL:  # stops DNS rebinding by pages of other sites
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "[::1]", "::1"])
-    if api_key is None and host not in _LOCAL:
-        danger = f"anyone who can reach {address} can use this server; require a key with --api_key"
-        print(f"warning: {danger}", file=sys.stderr)
+    elif api_key is None:
+        notice(f"warning: anyone who can reach {address} can use this server; require a key with --api_key")
     print(f"page at http://{address}/, API at http://{address}/v1; Ctrl-C stops the server", flush=True)
+    threading.Thread(target=app.state.engine.end_when_stalled, daemon=True).start()
     server = new_server(app, limits, host=host, port=port)
     with suppress(KeyboardInterrupt):  # uvicorn raises it again once it has shut down
         server.run()

@@ -1,7 +1,6 @@
 """The engine in its own thread, and its interface to asyncio."""
 
 import asyncio
-import logging
 import math
 import os
 import sys
@@ -26,7 +25,6 @@ Result = TypeVar("Result")
 
 _CHUNK = 256  # tokens of a prompt that are read between two steps of the other samples
 _WATCH = 1.0  # seconds between two looks at the thread
-_log = logging.getLogger(__name__)
 
 
 class Handle:
@@ -65,9 +63,9 @@ class EngineThread:
         self._new_engine = partial(Engine, self.model, tokenizer, max_samples=limits.running, chunk=_CHUNK)
         self._engine = self._new_engine()
         self._thread = ThreadPoolExecutor(1, "decoding", initializer=spread_threads)
-        self._open: set[Handle] = set()
+        self._open: set[Handle | Callable[[], Any]] = set()
         self._owners: dict[Sample, Handle] = {}
-        self._calls, self._one_call = 0, asyncio.Lock()
+        self._one_call = asyncio.Lock()
         self._stopped = self._step_ordered = False
         self._busy_since = math.inf  # when the present task of the thread began; infinity between two
 
@@ -84,7 +82,7 @@ class EngineThread:
     @property
     def open(self) -> int:
         """Handles and calls that are not finished."""
-        return len(self._open) + self._calls
+        return len(self._open)
 
     @property
     def problem(self) -> str | None:
@@ -92,10 +90,10 @@ class EngineThread:
         stalled = time.monotonic() - self._busy_since > self.limits.seconds
         return f"a decoding step has taken more than {self.limits.seconds} s" if stalled else None
 
-    async def watch(self, exit_when_stalled: bool) -> None:
-        """End the process when a step has taken twice `limits.seconds`: the step cannot be ended alone."""
-        while not exit_when_stalled or time.monotonic() - self._busy_since <= 2 * self.limits.seconds:
-            await asyncio.sleep(_WATCH)
+    def end_when_stalled(self) -> None:
+        """Wait until a step has taken twice `limits.seconds`, then end the process: nothing else ends it."""
+        while time.monotonic() - self._busy_since <= 2 * self.limits.seconds:
+            time.sleep(_WATCH)
         print(f"gpt serve: {self.problem}: the server ends, start it again", file=sys.stderr, flush=True)
         os._exit(1)
 
@@ -115,25 +113,30 @@ class EngineThread:
     async def call(self, function: Callable[[], Result]) -> Result:
         """Run a function of the model in the engine's thread, unless it is cancelled; errors as `submit`."""
         self._check_queue()
-        self._calls += 1
+        self._open.add(function)
         try:
             async with self._one_call:
                 return await asyncio.get_running_loop().run_in_executor(self._thread, self._timed, function)
         finally:
-            self._calls -= 1
+            self._open.discard(function)
 
     def _check_queue(self) -> None:
         if self.open >= self.limits.running + self.limits.waiting or self._stopped:
             raise HTTPException(503, "too many requests are waiting, try again later")
 
     def _order(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Run a function in the thread after what was ordered before."""
+        """Run a function in the thread after what was ordered before, then a step if there is work."""
 
         def run() -> None:
             try:
                 self._timed(function, *arguments)
-            except Exception as error:
-                self._fail(error)
+            except Exception as error:  # the next requests get a new engine
+                self._engine = self._new_engine()
+                for handle in set(self._owners.values()):
+                    self._end(handle, server_failed(error))
+            if self._engine.busy and not self._step_ordered:
+                self._step_ordered = True
+                self._order(self._step)
 
         with suppress(RuntimeError):  # stopped
             self._thread.submit(run)
@@ -142,9 +145,7 @@ class EngineThread:
         self._busy_since = time.monotonic()
         try:
             return function(*arguments)
-        except Exception:
-            raise
-        except BaseException as error:  # SystemExit too, which would end the thread or the event loop
+        except (SystemExit, KeyboardInterrupt) as error:  # which would end the thread or the event loop
             raise RuntimeError(repr(error)) from error
         finally:
             self._busy_since = math.inf
@@ -155,17 +156,8 @@ class EngineThread:
                 added = self._engine.add(request)
                 handle.samples += added
                 self._owners |= dict.fromkeys(added, handle)
-        except InputError as error:
-            self._end(handle, error)
         except Exception as error:
-            _log.error("a request failed: %r", error, exc_info=error)
-            self._end(handle, server_failed())
-        self._continue()
-
-    def _continue(self) -> None:
-        if self._engine.busy and not self._step_ordered:
-            self._step_ordered = True
-            self._order(self._step)
+            self._end(handle, error if isinstance(error, InputError) else server_failed(error))
 
     def _step(self) -> None:
         self._step_ordered = False
@@ -177,10 +169,8 @@ class EngineThread:
                     self._open.discard(handle)
             handle.put((handle.samples.index(token.sample), token))
         for sample, error in self._engine.failed.items():
-            _log.error("a sample failed: %r", error, exc_info=error)
             if sample in self._owners:  # not if another sample of its handle failed too
-                self._end(self._owners[sample], server_failed())
-        self._continue()
+                self._end(self._owners[sample], server_failed(error))
 
     def _end(self, handle: Handle, error: Exception) -> None:
         handle.put(error)
@@ -191,10 +181,3 @@ class EngineThread:
             self._engine.cancel(sample)
             self._owners.pop(sample, None)
         self._open.discard(handle)
-
-    def _fail(self, error: Exception) -> None:
-        """Report the error to every handle, and serve the next ones with a new engine."""
-        _log.error("decoding failed: %r", error, exc_info=error)
-        self._engine = self._new_engine()
-        for handle in list(self._open):  # a copy: the event loop adds to the set
-            self._end(handle, server_failed())

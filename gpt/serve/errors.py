@@ -1,5 +1,6 @@
 """Every error that a client can get, in the OpenAI form."""
 
+import logging
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -22,8 +23,9 @@ _CODES = {
 _HEADERS = {503: {"retry-after": "1"}, 408: {"connection": "close"}, 413: {"connection": "close"}}
 
 
-def server_failed() -> HTTPException:
-    """What a client learns of an error of the server's own."""
+def server_failed(error: Exception) -> HTTPException:
+    """What a client learns of an error of the server's own, which is logged."""
+    logging.getLogger(__name__).error("a request failed: %r", error, exc_info=error)
     return HTTPException(500, "the server failed")
 
 
@@ -34,7 +36,7 @@ def error_body(error: Exception) -> tuple[dict[str, Any], int]:
         error = InputError(f"{'.'.join(map(str, first['loc'])) or 'the body':.200}: {first['msg']}")
     if isinstance(error, InputError):
         error = HTTPException(400, " ".join(str(error).split()))
-    shown = error if isinstance(error, HTTPException) else server_failed()
+    shown = error if isinstance(error, HTTPException) else server_failed(error)
     kind = "server_error" if shown.status_code >= 500 else "invalid_request_error"
     code = _CODES.get(shown.status_code, "http_error")
     content = {"message": shown.detail, "type": kind, "param": None, "code": code}

@@ -1,7 +1,6 @@
 """A run's training for the page: the curves of its loss, and engines that write with its snapshots."""
 
 import asyncio
-import csv
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +31,7 @@ class History:
         try:
             metrics = Metrics.read(self.run / "metrics.csv")
             train, validation = (_thinned(metrics, y) for y in ("train_loss", "val_loss"))
-        except (ValueError, csv.Error):  # there is none yet, or it is damaged
+        except InputError:  # there is none yet, or it is damaged
             train, validation = [], []
         # A row is the mean of an interval: coarse at first, where the snapshots have the loss of a step.
         train = [pair for pair in train if pair[0] >= 4 * train[0][0]]

@@ -1,14 +1,14 @@
 """What one client may ask for, so that others are served too, and what is checked before every request."""
 
-import asyncio
 import hmac
-import time
 from dataclasses import asdict, dataclass
 
+import anyio
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gpt.errors import InputError
+from gpt.errors import check_least
 from gpt.serve.errors import error_reply
 
 _PUBLIC = ("/", "/health", "/metrics")  # paths that need no key
@@ -34,51 +34,40 @@ class Limits:
     snapshots: int = 4  # of a run that are in memory
 
     def __post_init__(self) -> None:
-        for name, limit in asdict(self).items():
-            if limit < 1:
-                raise InputError(f"{name} must be at least 1, got {limit}")
+        check_least(1, **asdict(self))
+
+    async def read_body(self, request: Request) -> bytes:
+        """The body of a request, which may declare no length; HTTPException if it is too large or slow."""
+        body = bytearray()
+        try:
+            with anyio.fail_after(self.read_seconds):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > self.body_bytes:
+                        raise HTTPException(413, f"the body is over {self.body_bytes} bytes")
+        except TimeoutError:
+            raise HTTPException(408, "the body did not arrive in time") from None
+        except ClientDisconnect:
+            raise HTTPException(499, "the client disconnected") from None
+        return bytes(body)
 
 
-class Guard:
-    """ASGI middleware: the API key, if there is one; the type of a body, its size and its time to arrive."""
+def guard(app: ASGIApp, api_key: str | None) -> ASGIApp:
+    """ASGI middleware that checks the API key, if there is one, and the type of a body."""
+    expected = None if api_key is None else f"Bearer {api_key}".encode("utf-8", "surrogateescape")
 
-    def __init__(self, app: ASGIApp, limits: Limits, api_key: str | None) -> None:
-        self.app, self.limits = app, limits
-        self.expected = None if api_key is None else f"Bearer {api_key}".encode("utf-8", "surrogateescape")
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request."""
-        app: ASGIApp = self.app
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        handler = app
         if scope["type"] == "http":
             headers = dict(scope["headers"])
             given, kind = headers.get(b"authorization", b""), headers.get(b"content-type", b"")
-            private = self.expected and scope["path"] not in _PUBLIC
+            private = expected and scope["path"] not in _PUBLIC
             # Compared in constant time, so that timing does not reveal how much of a guess is right.
-            if private and not hmac.compare_digest(given, self.expected):
-                app = error_reply(HTTPException(401, "the API key is missing or wrong"))
+            if private and not hmac.compare_digest(given, expected):
+                handler = error_reply(HTTPException(401, "the API key is missing or wrong"))
             # Pages of other sites cannot send JSON without permission.
             elif scope["method"] == "POST" and kind.split(b";")[0].strip().lower() != b"application/json":
-                app = error_reply(HTTPException(415, "expected content-type application/json"))
-            receive = self._limited(receive)
-        await app(scope, receive, send)
+                handler = error_reply(HTTPException(415, "expected content-type application/json"))
+        await handler(scope, receive, send)
 
-    def _limited(self, receive: Receive) -> Receive:
-        """Receive a body, which may declare no length, within the limits; later events as they come."""
-        size, end, complete = 0, time.monotonic() + self.limits.read_seconds, False
-
-        async def limited() -> Message:
-            nonlocal size, complete
-            if complete:
-                return await receive()
-            try:
-                message = await asyncio.wait_for(receive(), end - time.monotonic())
-            except asyncio.TimeoutError:  # not the built-in one before Python 3.11
-                raise HTTPException(408, "the body did not arrive in time") from None
-            if message["type"] == "http.disconnect":
-                raise HTTPException(499, "the client disconnected")
-            size, complete = size + len(message.get("body", b"")), not message.get("more_body")
-            if size > self.limits.body_bytes:
-                raise HTTPException(413, f"the body is over {self.limits.body_bytes} bytes")
-            return message
-
-        return limited
+    return guarded

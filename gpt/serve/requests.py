@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import partial
 from itertools import accumulate
 from typing import Annotated, Any, Literal
 
@@ -15,20 +14,9 @@ from gpt.template import Template
 from gpt.tokenizer import Tokenizer
 
 Ids = Annotated[list[int], Field(fail_fast=True)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-Step = Annotated[int, Field(ge=0, lt=2**63)]
+Natural = Annotated[int, Field(ge=0, lt=2**63)]
 _PROMPTS = Field(max_length=1024, fail_fast=True)
-
-
-def _check_entries(value: Any, most: int) -> Any:
-    """Refuse an object of many entries before each of them makes an error of its own."""
-    if isinstance(value, dict) and len(value) > most:
-        raise ValueError(f"expected at most {most} entries, got {len(value)}")
-    return value
-
-
-_OPTIONS = BeforeValidator(partial(_check_entries, most=8))
-_BIASES = BeforeValidator(partial(_check_entries, most=300))
+_MOST_ENTRIES = 300  # of an object
 
 
 class _Form(BaseModel):
@@ -36,43 +24,47 @@ class _Form(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _few_fields(cls, value: Any) -> Any:
-        return _check_entries(value, 64)
+    def _few_entries(cls, value: Any) -> Any:
+        """Refuse an object of many entries before each of them makes an error of its own."""
+        for one in [value, *value.values()] if isinstance(value, dict) else []:
+            if isinstance(one, dict) and len(one) > _MOST_ENTRIES:
+                raise ValueError(f"expected at most {_MOST_ENTRIES} entries, got {len(one)}")
+        return value
 
 
 class CompletionRequest(_Form):
-    """The fields of the OpenAI form, then the engine's own; a field without support here is refused."""
+    """The fields of the OpenAI form, then the engine's own; a field without support here is refused.
+
+    `Sampling` checks the ranges of its fields.
+    """
 
     model: str | None = None
     prompt: str | Annotated[list[str], _PROMPTS] | Ids | Annotated[list[Ids], _PROMPTS] = ""
     max_tokens: int | None = Field(default=16, ge=0)
-    temperature: Number | None = Field(default=1.0, ge=0, le=100)
-    top_p: Number | None = Field(default=1.0, ge=1e-6, le=1)
+    temperature: float | None = None
+    top_p: float | None = None
     n: int | None = Field(default=1, ge=1, lt=2**31)
     stream: bool | None = False
-    stream_options: Annotated[dict[str, bool | None], _OPTIONS] | None = None
+    stream_options: dict[str, bool | None] | None = None
     logprobs: int | None = Field(default=None, ge=0, le=5)  # as in OpenAI's API
     echo: bool | None = False
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
-    presence_penalty: Number | None = Field(default=0.0, ge=-2, le=2)
-    frequency_penalty: Number | None = Field(default=0.0, ge=-2, le=2)
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
     best_of: int | None = None
-    logit_bias: Annotated[dict[int, Annotated[Number, Field(ge=-100, le=100)]], _BIASES] | None = None
+    logit_bias: dict[int, float] | None = None
     user: str | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     suffix: Literal[""] | None = None
 
-    top_k: int | None = Field(default=None, ge=1)
-    min_p: Number | None = Field(default=None, ge=0, le=1)
-    repetition_penalty: Number = Field(default=1.0, ge=0.01, le=100)
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     allow_special: bool = False
-    snapshot: Step | None = None  # whose model answers, that of the server without one
+    snapshot: Natural | None = None  # whose model answers, that of the server without one
 
     def requests(self, tokenizer: Tokenizer, limits: Limits, template: Template | None) -> list[Request]:
-        """The engine's requests, one for each prompt.
-
-        InputError for more than a limit allows, an empty stop string, or an id outside the vocabulary.
-        """
+        """One request of the engine for each prompt; InputError for what limits or the vocabulary forbid."""
         n, max_tokens = self.n or 1, self._max_tokens(limits)
         if self.best_of not in (None, n):
             raise InputError(f"best_of must equal n, got {self.best_of}")
@@ -163,14 +155,8 @@ class AttentionRequest(_Form):
     """The body of `POST /attention`, which the page sends: it shows the attention of the last token."""
 
     prompt: str = ""
-    tokens: Ids = []  # that follow the prompt
-    snapshot: Step | None = None
-
-    def ids(self, tokenizer: Tokenizer) -> list[int]:
-        """All ids, at least one; InputError for one outside the vocabulary."""
-        ids = tokenizer.encode(self.prompt) + self.tokens
-        tokenizer.decode_bytes(ids)  # raises for it
-        return ids or [tokenizer.eot]
+    tokens: Annotated[list[Natural], Field(fail_fast=True)] = []  # that follow the prompt
+    snapshot: Natural | None = None
 
 
 def log_probabilities(tokenizer: Tokenizer, tokens: Sequence[Token], offset: int) -> dict[str, Any]:

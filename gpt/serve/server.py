@@ -47,10 +47,6 @@ class _TimedProtocol(H11Protocol):
         self._resumed += 1
         super().resume_writing()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._timer.cancel()
-        super().connection_lost(exc)
-
     def _look(self, before: Any) -> None:
         """End the connection if the server has waited for the client since the look `before`."""
         unsent = self.transport.get_write_buffer_size()
@@ -58,6 +54,6 @@ class _TimedProtocol(H11Protocol):
         now = (self.cycle, self._resumed, -(-unsent // _LEAST_READ)) if waits else None
         if now and now == before:
             self.transport.abort()
-        else:
+        elif self in self.connections:  # not lost since
             seconds = self.limits.write_seconds if unsent else self.limits.read_seconds
-            self._timer: asyncio.TimerHandle = self.loop.call_later(seconds, self._look, now)
+            self.loop.call_later(seconds, self._look, now)

@@ -1,12 +1,11 @@
 """Low-rank adapters (LoRA, Hu et al. 2021): checkpoints hold them alone, the run's folder the base once."""
 
-import os
 from pathlib import Path
 from typing import TypedDict
 
 from gpt.config import GPTConfig
 from gpt.errors import InputError
-from gpt.files import file_sha256
+from gpt.files import StrPath, file_sha256
 from gpt.weights.formats.table import Weights, check_complete
 from gpt.weights.tensors import read_tensors
 
@@ -33,14 +32,12 @@ def without_adapters(state: Weights) -> Weights:
     return {name.replace(".base_layer.", "."): t for name, t in state.items() if name not in adapters}
 
 
-def base_folder(checkpoint: str | os.PathLike[str]) -> Path:
+def base_folder(checkpoint: StrPath) -> Path:
     """The folder of the base: `base` beside `checkpoints`."""
     return Path(checkpoint).resolve().parent.parent / "base"
 
 
-def with_base(
-    checkpoint: str | os.PathLike[str], config: GPTConfig, part: AdapterPart | None, state: Weights
-) -> Weights:
+def with_base(checkpoint: StrPath, config: GPTConfig, part: AdapterPart | None, state: Weights) -> Weights:
     """The weights of a checkpoint: `state`, or the base with the adapters in `state` if it is that base."""
     if not part:
         return state

@@ -4,7 +4,6 @@ To store something new, add it here, and save and restore it in `gpt/training/sa
 (the processes) or `module.py` (the model).
 """
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from gpt.config import GPTConfig
 from gpt.errors import InputError
+from gpt.files import StrPath
 from gpt.weights.adapters import AdapterPart, base_folder, with_base
 from gpt.weights.formats.table import Weights, check_complete
 from gpt.weights.tensors import load_pickle, strip_prefixes
@@ -62,7 +62,7 @@ class Checkpoint(TypedDict):
     step: dict[str, int]  # what one update took: `batches` of one process, `windows` of all together
 
 
-def read(path: str | os.PathLike[str], *, checksums: bool = True) -> Checkpoint:
+def read(path: StrPath, *, checksums: bool = True) -> Checkpoint:
     """A checkpoint of `gpt fit`; without `checksums` its tensors are not read until they are used."""
     if not Path(path).is_file():
         raise InputError(f"no checkpoint at {path}")
@@ -78,13 +78,13 @@ def read(path: str | os.PathLike[str], *, checksums: bool = True) -> Checkpoint:
     return saved  # type: ignore[return-value]  # older files lack some of the keys
 
 
-def unpack(path: str | os.PathLike[str], saved: Mapping[str, Any]) -> tuple[GPTConfig, Weights]:
+def unpack(path: StrPath, saved: Mapping[str, Any]) -> tuple[GPTConfig, Weights]:
     """The shape and all weights of the checkpoint at `path`; wrong types raise any error."""
     config, state = GPTConfig.from_dict(saved["gpt"]["config"]), strip_prefixes(saved["state_dict"], "model.")
     return config, with_base(path, config, saved.get("adapters"), state)
 
 
-def check_shape(path: str | os.PathLike[str], config: GPTConfig, rank: int = 0) -> Path | None:
+def check_shape(path: StrPath, config: GPTConfig, rank: int = 0) -> Path | None:
     """Check that a checkpoint fits `config` and adapters of `rank`; return the folder of its base, if any."""
     saved = read(path, checksums=False)
     try:
@@ -101,21 +101,20 @@ def check_shape(path: str | os.PathLike[str], config: GPTConfig, rank: int = 0) 
 
 def checkpoints_of(run: Path, *, broken_first: bool = True) -> list[Path]:
     """The checkpoints of a run, the newest first, those that cannot be read before or after them."""
-    unreadable = float("inf") if broken_first else -1.0
-    return sorted(_files(run), key=lambda file: _order(file, unreadable), reverse=True)
+    broken = float("inf") if broken_first else 0.0
+    return sorted(_files(run), key=lambda file: _order(file, broken), reverse=True)
 
 
 def newest_run() -> Path | None:
     """The run in `runs/` that was started or resumed last, of those that have a checkpoint."""
-    files = {run: _files(run) for run in RUNS.glob("*")}
-    newest = {run: max(_order(file, -1.0) for file in found) for run, found in files.items() if found}
-    return max(newest, key=lambda run: newest[run], default=None)
+    found = [(_order(file), run) for run in RUNS.glob("*") for file in _files(run)]
+    return max(found)[1] if found else None
 
 
 def next_session(run: Path) -> int:
     """A number above the session of every checkpoint of this run and of all runs in `runs/`."""
     files = [file for folder in {run, *RUNS.glob("*")} for file in _files(folder)]
-    return 1 + int(max((_order(file, 0.0)[0] for file in files), default=0))
+    return 1 + int(max((_order(file)[0] for file in files), default=0))
 
 
 def snapshots_of(run: Path) -> list[Snapshot]:
@@ -135,10 +134,10 @@ def _files(run: Path) -> list[Path]:
     return [*run.glob("checkpoints/*.ckpt"), *run.glob("hpc_ckpt_*.ckpt")]  # the latter are SLURM's
 
 
-def _order(path: Path, unreadable: float) -> tuple[float, float, float]:
-    """Session, save and time as stored; `unreadable` for a broken file."""
+def _order(path: Path, broken: float = 0.0) -> tuple[float, float, float]:
+    """Session, save and time as stored; `broken` in place of the session for a broken file."""
     try:
         run: RunPart = load_pickle(path, checksums=False)["run"]
         return float(run.get("session", 0)), float(run.get("save", 0)), float(run["saved_at"])
     except Exception:  # a broken file can fail in any way
-        return unreadable, 0.0, 0.0
+        return broken, -1.0, 0.0

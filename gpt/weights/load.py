@@ -13,7 +13,7 @@ import torch
 from gpt import model
 from gpt.config import GPTConfig
 from gpt.errors import InputError
-from gpt.files import atomic_write, write_json
+from gpt.files import StrPath, atomic_write, write_json
 from gpt.template import Template
 from gpt.tokenizer import Tokenizer
 from gpt.weights.checkpoint import RUNS, checkpoints_of, newest_run, run_of, snapshots_of, unpack
@@ -57,36 +57,32 @@ class Found:
     def cropped(self, context_length: int | None = None) -> "Found":
         """The same with `context_length` positions, and without rows that pad the vocabulary."""
         tokens, most = min(self.vocab_size, self.config.vocab_size), self.config.context_length
-        positions = most if context_length is None else context_length
-        if positions > most:
-            raise InputError(
-                f"context_length {positions} is more than the weights' {most} positions: set {most}"
-            )
+        kept = most if context_length is None else context_length
+        if kept > most:
+            raise InputError(f"context_length {kept} is more than the weights' {most} positions: set {most}")
         weights = dict(self.weights)
-        for name, rows in (("token_embedding", tokens), ("head", tokens), ("position_embedding", positions)):
+        for name, rows in (("token_embedding", tokens), ("head", tokens), ("position_embedding", kept)):
             if (tensor := weights.get(f"{name}.weight")) is not None and tensor.dim():
                 weights[f"{name}.weight"] = tensor[:rows]
-        config = replace(self.config, vocab_size=tokens, context_length=positions)
+        config = replace(self.config, vocab_size=tokens, context_length=kept)
         return replace(self, config=config, weights=weights)
 
 
 class GPT(model.GPT):
     """`gpt.model.GPT` that can read its weights from any known format and write them to a folder."""
 
-    def save_pretrained(self, path: str | os.PathLike[str]) -> None:
+    def save_pretrained(self, path: StrPath) -> None:
         """Write `model.safetensors` and `config.json` into the folder `path`, a tied head once."""
         from safetensors.torch import save
 
-        state = self.state_dict()
-        if self.config.tie_embeddings:
-            del state["head.weight"]  # safetensors refuses to write a shared tensor twice
+        state = check_complete(self.config, self.state_dict())
         weights = {name: tensor.contiguous() for name, tensor in state.items()}
         with atomic_write(Path(path) / "model.safetensors", "wb") as file:
             file.write(save(weights, metadata={"format": "pt"}))
         write_json(Path(path) / "config.json", {"model_type": "minimal-gpt", **self.config.to_dict()})
 
     @classmethod
-    def from_pretrained(cls, path: str | os.PathLike[str]) -> "GPT":
+    def from_pretrained(cls, path: StrPath) -> "GPT":
         """The model at a path of `find`, in any known format, on the CPU in evaluation mode.
 
         A folder of `save_pretrained`, a run of `gpt fit` or its checkpoint, a Hugging Face folder of GPT-2, a
@@ -113,7 +109,7 @@ class GPT(model.GPT):
 
 
 def load_with_template(
-    path: str | os.PathLike[str] | None = None, device: Device = "cpu"
+    path: StrPath | None = None, device: Device = "cpu"
 ) -> tuple[GPT, Tokenizer, Template | None]:
     """`load`, and the template of a run that was trained on examples."""
     found = read_weights(path).cropped()
@@ -121,14 +117,12 @@ def load_with_template(
     return model, found.tokenizer, found.template
 
 
-def load(path: str | os.PathLike[str] | None = None, device: Device = "cpu") -> tuple[GPT, Tokenizer]:
+def load(path: StrPath | None = None, device: Device = "cpu") -> tuple[GPT, Tokenizer]:
     """The model at `path` of `find`, cropped and in evaluation mode, and its tokenizer; else InputError."""
     return load_with_template(path, device)[:2]
 
 
-def load_each(
-    path: str | os.PathLike[str] | None, device: Device, snapshots: bool
-) -> Iterator[tuple[str, GPT, Tokenizer]]:
+def load_each(path: StrPath | None, device: Device, snapshots: bool) -> Iterator[tuple[str, GPT, Tokenizer]]:
     """What `load` gives, or that of each snapshot of its run after the words "step N"."""
     row = [("", file := find(path))]
     if snapshots:
@@ -139,7 +133,7 @@ def load_each(
         yield step, *load(one, device)
 
 
-def start_from(path: str | os.PathLike[str], config: GPTConfig) -> GPT:
+def start_from(path: StrPath, config: GPTConfig) -> GPT:
     """A model in training mode with the weights at `path`, and context length and dropout of `config`."""
     found = read_once(str(path), config.context_length)
     read_once.cache_clear()
@@ -164,7 +158,7 @@ def choose_device(name: Device = "auto") -> torch.device:
     return torch.device(usable[0] if name == "auto" else name)
 
 
-def find(path: str | os.PathLike[str] | None = None) -> Path:
+def find(path: StrPath | None = None) -> Path:
     """The file or folder of the weights that `path` names, by default of the newest run; else InputError.
 
     A run's folder stands for its best checkpoint, else its newest. Unless they exist, `gpt2` and the other
@@ -207,7 +201,7 @@ def _download(name: str) -> Path:
     raise InputError(f"{name} on the hub has neither safetensors nor a pytorch_model.bin")
 
 
-def read_weights(path: str | os.PathLike[str] | None, num_heads: int | None = None) -> Found:
+def read_weights(path: StrPath | None, num_heads: int | None = None) -> Found:
     """Read what `find` takes; a state dict of the book lacks `num_heads`."""
     path = find(path)
     if path.suffix == ".safetensors":

@@ -29,18 +29,21 @@ def read_tensors(folder: Path) -> Weights:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    found = next((name for name in _FILES if (folder / name).is_file()), None)
+    beside = {file.name for file in folder.iterdir() if file.is_file()}
+    found = next((name for name in _FILES if name in beside), None)
     if found is None:
         raise InputError(f"expected one of {', '.join(_FILES)} beside config.json")
+    names = {found}
+    if found in _INDEXES:
+        names = set(read_json(folder / found)["weight_map"].values()) or {""}
+        if others := names - beside:
+            raise InputError(f"{found} lists the file {others.pop()!r}, expected one beside it")
     weights: Weights = {}
-    for name in shard_names(folder / found) if found in _INDEXES else [found]:
-        path = folder / name
-        if not path.is_file():
-            raise InputError(f"{name} is listed in the index but missing")
+    for path in (folder / name for name in sorted(names)):
         try:
             weights |= load_file(path) if path.suffix == ".safetensors" else strip_prefixes(load_pickle(path))
         except SafetensorError as error:
-            raise InputError(f"{name} is not a safetensors file, or it is broken: {error}") from None
+            raise InputError(f"{path.name} is not a safetensors file, or it is broken: {error}") from None
     return weights
 
 
@@ -101,16 +104,6 @@ def _check_archive(path: Path, checksums: bool) -> None:
             if member.filename.endswith("data.pkl"):
                 with archive.open(member) as pickled:
                     _check_pickle(pickled)
-
-
-def shard_names(index: Path) -> list[str]:
-    """The files beside it that an index of shards lists."""
-    listed = read_json(index).get("weight_map")
-    names = sorted(set(listed.values())) if isinstance(listed, dict) else []
-    for name in names or [""]:
-        if not isinstance(name, str) or not re.fullmatch(r"[\w-][\w.-]*", name):
-            raise InputError(f"{index.name} lists the file {name!r}, expected one beside it")
-    return names
 
 
 def strip_prefixes(state: Any, prefix: str = "") -> Weights:

@@ -1,6 +1,7 @@
 """GGUF, the file of llama.cpp: weights, configuration and tokenizer in one, written by the `gguf` package."""
 
 import os
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,9 +25,7 @@ def write(
     if tokenizer.pattern != "gpt2":
         raise InputError(f"llama.cpp has no words like the pattern {tokenizer.pattern!r} of this vocabulary")
     table = to_json(tokenizer.tokens, tokenizer.pattern)["model"]
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / ".model.gguf.tmp"
-    writer = gguf.GGUFWriter(temporary, "gpt2")
+    writer = gguf.GGUFWriter(None, "gpt2")
     writer.add_name("minimal-gpt")
     writer.add_block_count(config.num_layers)
     writer.add_context_length(config.context_length)
@@ -49,11 +48,10 @@ def write(
     for name, tensor in from_gpt(replace(config, qkv_bias=True), weights, nanogpt.ROWS).items():
         layer, _, parameter = name.rpartition(".")
         writer.add_tensor(f"{names[layer]}.{parameter}", tensor.float().numpy())
-    try:
-        writer.write_header_to_file()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", dir=folder) as temporary:
+        writer.write_header_to_file(Path(temporary, "model.gguf"))
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        os.replace(temporary, folder / "model.gguf")
-    finally:
-        temporary.unlink(missing_ok=True)
+        os.replace(Path(temporary, "model.gguf"), folder / "model.gguf")
