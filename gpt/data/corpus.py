@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt.data import builtin
-from gpt.data.documents import Piece, compression, cut, file_format, file_pieces, hub_rows, is_url, join
+from gpt.data.documents import Piece, cut, file_format, file_pieces, hub_rows, is_compressed, is_url, join
 from gpt.errors import InputError
 from gpt.files import file_sha256, shipped
 from gpt.progress import notice
@@ -67,7 +67,7 @@ class Corpus:
 
     def size(self) -> int | None:
         """Bytes of UTF-8 text, for a progress bar; None if unknown before reading."""
-        known = (not (is_url(n) or compression(n)) and file_format(n) == "text" for n in self.files)
+        known = (not (is_url(n) or is_compressed(n)) and file_format(n) == "text" for n in self.files)
         return sum(os.stat(name).st_size for name in self.files) if self.files and all(known) else None
 
     def pieces(self, val_fraction: float = 0.0) -> Iterator[Piece]:
