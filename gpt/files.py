@@ -3,8 +3,9 @@
 import hashlib
 import json
 import os
-import tempfile
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -42,17 +43,15 @@ def atomic_write(path: StrPath, mode: str = "w") -> Iterator[IO[Any]]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8") as file:
+        with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.umask(mask := os.umask(0))
-        os.chmod(temporary, 0o666 & ~mask)  # mkstemp's 0600 would hide the file from the group
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     if os.name != "nt":  # makes the rename durable; Windows has no such call and needs none
         descriptor = os.open(path.parent, os.O_RDONLY)
@@ -69,6 +68,13 @@ def file_sha256(path: StrPath) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def file_hashes(paths: Iterable[Any]) -> dict[Any, str]:
+    """The SHA-256 of each of several files, on all cores."""
+    paths = list(paths)
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(paths, pool.map(file_sha256, paths), strict=True))
 
 
 def write_json(path: StrPath, value: Any) -> None:

@@ -70,8 +70,6 @@ def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes] | None]:
 
 def read_table(path: Path) -> tuple[list[bytes], str]:
     """The tokens by rank, and the pattern's name, of a `.tiktoken` file or a byte-level `tokenizer.json`."""
-    if not path.is_file():
-        raise InputError(f"no vocabulary at {path}, expected a .tiktoken file or a tokenizer.json")
     data = path.read_bytes()
     if path.suffix == ".model" or b"<unk>" in data[:64]:
         raise InputError(

@@ -11,18 +11,19 @@ import re
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-_NOT_THE_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+_LIBRARY = Path(sysconfig.get_paths()["stdlib"])
+_NOT_THE_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "pydoc_data"}
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _SHORTEST_PARAGRAPH = 40  # characters; shorter ones, like "Returns:", may repeat
 
 
 def python_docs() -> Iterator[str]:
     """The documents of `python-docs`: the reference's topics, then the modules, in order of name."""
+    from pydoc_data.topics import topics
+
     seen: set[bytes] = set()
-    topics = [text for _, text in sorted(_topics().topics.items())]
-    for text in [*topics, *map(_docstrings, _source_files())]:
+    for text in [*(topics[name] for name in sorted(topics)), *map(_docstrings, _source_files())]:
         if document := _without_repeats(text, seen):
             yield document
 
@@ -37,21 +38,14 @@ def python_stdlib() -> Iterator[str]:
 def library_fingerprint() -> str:
     """A hash of the files that both corpora are made of."""
     digest = hashlib.sha256()
-    for path in [*_source_files(), Path(_topics().__file__)]:
+    for path in [*_source_files(), _LIBRARY / "pydoc_data" / "topics.py"]:
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
 def _source_files() -> list[Path]:
-    library, topics = Path(sysconfig.get_paths()["stdlib"]), Path(_topics().__file__)
-    found = sorted(set(library.rglob("*.py")) - {topics})
-    return [path for path in found if not _NOT_THE_LIBRARY.intersection(path.relative_to(library).parts[:-1])]
-
-
-def _topics() -> Any:
-    from pydoc_data import topics
-
-    return topics
+    found = sorted(_LIBRARY.rglob("*.py"))
+    return [path for path in found if not _NOT_THE_LIBRARY.intersection(path.relative_to(_LIBRARY).parts)]
 
 
 def _docstrings(path: Path) -> str:

@@ -5,16 +5,15 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from glob import glob
 from pathlib import Path
 from typing import Any
 
 from gpt.data import builtin
-from gpt.data.documents import Piece, compression, cut, file_format, file_pieces, hub_rows, is_url, join
+from gpt.data.documents import Piece, cut, file_format, file_pieces, hub_rows, is_compressed, is_url, join
 from gpt.errors import InputError
-from gpt.files import file_sha256, shipped
+from gpt.files import file_hashes, shipped
 from gpt.progress import notice
 from gpt.template import DEFAULT_TEMPLATE, Part, Template
 
@@ -43,21 +42,22 @@ class Corpus:
             raise InputError("a corpus needs exactly one of builtin, files and hub")
         if self.builtin and self.builtin not in _BUILTIN:
             raise InputError(f"unknown built-in corpus {self.builtin!r}, expected {' or '.join(_BUILTIN)}")
+        if missing := [name for name in self.files if not is_url(name) and not os.path.isfile(name)]:
+            raise InputError(f"{missing[0]} is not a file, or a link to one that is missing")
         if self.errors not in ("strict", "replace"):
             raise InputError(f"errors must be strict or replace, got {self.errors!r}")
 
     def fingerprint(self) -> str:
         """A hash of how it is read and of local files' content; of URLs and hub data sets only the names."""
-        options = asdict(replace(self, files=("-",) if self.files else ()))
+        options = asdict(self) | {"files": ["-"] if self.files else []}
         if self.template == DEFAULT_TEMPLATE:  # folders prepared before there were templates keep their names
             del options["template"]
         digest = hashlib.sha256(json.dumps(options).encode())
         if self.builtin:
             digest.update(builtin.library_fingerprint().encode())
-        with ThreadPoolExecutor() as pool:
-            contents = pool.map(lambda name: name if is_url(name) else file_sha256(name), self.files)
-            for name, content in zip(self.files, contents, strict=True):
-                digest.update(f"{file_format(name)} {content}\n".encode())
+        hashes = file_hashes(name for name in self.files if not is_url(name))
+        for name in self.files:
+            digest.update(f"{file_format(name)} {hashes.get(name, name)}\n".encode())
         return digest.hexdigest()
 
     def stamps(self) -> list[tuple[int, ...]]:
@@ -67,7 +67,7 @@ class Corpus:
 
     def size(self) -> int | None:
         """Bytes of UTF-8 text, for a progress bar; None if unknown before reading."""
-        known = (not (is_url(n) or compression(n)) and file_format(n) == "text" for n in self.files)
+        known = (not (is_url(n) or is_compressed(n)) and file_format(n) == "text" for n in self.files)
         return sum(os.stat(name).st_size for name in self.files) if self.files and all(known) else None
 
     def pieces(self, val_fraction: float = 0.0) -> Iterator[Piece]:
@@ -137,15 +137,7 @@ def _read_recipe(path: Path) -> dict[str, Any]:
         recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
         corpus = {str(key): value for key, value in recipe["corpus"].items()}
         re.compile(corpus.get("document_starts") or "")
-    except (
-        yaml.YAMLError,
-        re.error,
-        TypeError,
-        KeyError,
-        ValueError,
-        AttributeError,
-        RecursionError,
-    ) as error:
+    except Exception as error:  # what YAML, its shape and the expression raise shares no class
         raise InputError(f"{path} is not a recipe: it needs a mapping under `corpus` ({error})") from error
     known = [field.name for field in fields(Corpus) if field.name != "template"]
     if unknown := sorted(set(corpus) - set(known)):
@@ -154,9 +146,7 @@ def _read_recipe(path: Path) -> dict[str, Any]:
     files = files if isinstance(files, list) else [files]
     for value in [*files, *corpus.values()]:
         if not value or not isinstance(value, str | bool):
-            raise InputError(
-                f"{path}: expected texts, in quotation marks where they look like numbers: {value}"
-            )
+            raise InputError(f"{path}: expected texts, in quotation marks if they look like numbers: {value}")
     return {**corpus, "files": tuple(files)}
 
 
@@ -167,31 +157,25 @@ def _matching_files(pattern: Path) -> tuple[str, ...]:
     found = sorted(file for file in glob(str(pattern), recursive=True) if not os.path.isdir(file))
     if not found:
         raise InputError(f"no file matches {pattern}")
-    return _there(found)
+    return tuple(found)
 
 
 def _folder_files(folder: Path) -> tuple[str, ...]:
     """The files of a folder that are not hidden; where they are rows, without the data set's card."""
-    names = _there(sorted(_walk(folder), key=lambda name: Path(name).parts))
+    names = sorted(_walk(folder), key=lambda name: Path(name).parts)
     if not names:
         raise InputError(f"the folder {folder} has no files")
     texts = [name for name in names if file_format(name) == "text"]
     rows = [name for name in names if file_format(name) != "text"]
-    if not rows or not texts:
-        return names
-    if others := [name for name in texts if not Path(name).name.upper().startswith(("README", "LICENSE"))]:
+    others = [name for name in texts if not Path(name).name.upper().startswith(("README", "LICENSE"))]
+    if rows and others:
         raise InputError(
             f"the folder {folder} mixes files of rows ({rows[0]}) with texts ({others[0]}): "
             f"name one kind with a pattern, such as '{folder}/**/*{Path(others[0]).suffix}'"
         )
-    notice(f"left out {', '.join(texts)}: the other files of {folder} are rows")
-    return tuple(rows)
-
-
-def _there(names: list[str]) -> tuple[str, ...]:
-    if missing := [name for name in names if not os.path.isfile(name)]:
-        raise InputError(f"{missing[0]} is not a file, or a link to one that is missing")
-    return tuple(names)
+    if rows and texts:
+        notice(f"left out {', '.join(texts)}: the other files of {folder} are rows")
+    return tuple(rows or texts)
 
 
 def _walk(folder: Path) -> Iterator[str]:

@@ -1,12 +1,15 @@
 """From files, URLs and rows to documents, piece by piece: text, JSON, CSV, Parquet; plain or compressed."""
 
+import bz2
 import codecs
 import csv
+import gzip
 import io
 import json
+import lzma
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -19,7 +22,6 @@ from gpt.tokenizer import split_at_words
 LONGEST_PIECE = 1 << 20  # characters
 
 _ENDINGS = {"json": (".json", ".jsonl", ".ndjson"), "csv": (".csv", ".tsv"), "parquet": (".parquet",)}
-_COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 _NOT_TEXT = {
     b"PK\x03\x04": "a zip archive or an office document",
     b"%PDF-": "a PDF",
@@ -32,6 +34,7 @@ _NOT_TEXT = {
     codecs.BOM_UTF32_BE: "UTF-32",
 }
 Document = list[Part]  # a text in one part, or an example in several; one that is left out has none
+Rows = Iterator[dict[str, Any]]
 MESSAGES = "messages"
 _EXAMPLES = [MESSAGES], ["prompt", "completion"]
 
@@ -51,16 +54,12 @@ class Piece(NamedTuple):
 
 
 def file_pieces(name: str, column: str, errors: str, template: Template) -> Iterator[Piece]:
-    """The documents of a file or URL: the text, or each row. An OSError if it cannot be opened."""
-    if compression(name) == "zstd":
-        from fsspec.compression import register_compression
-
-        register_compression("zstd", _open_zstd, "zst", force=True)
+    """The documents of a file or URL: the text, or each row."""
     with _named(name):
         if file_format(name) == "text":
             yield from _document(_decoded(name, errors))
         else:
-            yield from cut(_documents(_file_rows(name, errors), column, name, template))
+            yield from cut(_documents(_READERS[file_format(name)](name, errors), column, name, template))
 
 
 def hub_rows(
@@ -71,7 +70,7 @@ def hub_rows(
 
     with _named(f"hub:{path}"):
         tables = load_dataset(path, subset, **options).with_format("arrow").iter(batch_size=_ROWS_AT_ONCE)
-        yield from _documents(tables, column, f"hub:{path}", template)
+        yield from _documents(_table_rows(tables), column, f"hub:{path}", template)
 
 
 @contextmanager
@@ -79,10 +78,9 @@ def _named(name: str) -> Iterator[None]:
     """Turn any error into one that names the file: compressions, protocols and pyarrow share no class."""
     try:
         yield
+    except InputError:
+        raise
     except Exception as error:
-        says_all = isinstance(error, OSError) and error.filename and not is_url(name)
-        if isinstance(error, InputError) or says_all:
-            raise
         reason: BaseException = error
         while reason.__cause__ is not None:
             reason = reason.__cause__
@@ -127,40 +125,7 @@ def _document(blocks: Iterable[str]) -> Iterator[Piece]:
     yield Piece(text, first)
 
 
-def _decoded(name: str, errors: str, encoding: str = "utf-8") -> Iterator[str]:
-    """The blocks of a text file; an InputError names the first byte that is not UTF-8."""
-    decoder, position = codecs.getincrementaldecoder(encoding)(errors), 0
-    for block in chain(_blocks(name), [b""]):
-        if not position:
-            _check_text(block[:4096], name)
-        position += len(block)
-        try:
-            yield decoder.decode(block, final=not block)
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"{name} is not UTF-8: byte {position - len(error.object) + error.start} cannot be decoded; "
-                "--errors replace (gpt fit: --data.errors replace) reads it with U+FFFD there"
-            ) from error
-
-
-def _file_rows(name: str, errors: str) -> Iterator[Any]:
-    """The rows of a file, many at once: lists, or of Parquet tables of Arrow.
-
-    `datasets` would change them: it takes the text `None` for no text, and a date for a time.
-    """
-    kind = file_format(name)
-    if kind == "parquet":
-        from pyarrow.parquet import ParquetFile
-
-        with _opened(name) as file:
-            yield from ParquetFile(file).iter_batches(_ROWS_AT_ONCE)
-        return
-    rows = _json_rows(name, errors) if kind == "json" else _csv_rows(name, errors)
-    while batch := list(islice(rows, _ROWS_AT_ONCE)):
-        yield batch
-
-
-def _json_rows(name: str, errors: str) -> Iterator[dict[str, Any]]:
+def _json_rows(name: str, errors: str) -> Rows:
     """The objects of JSON lines or of an array; a text stands for one with the column `text`."""
     lines = _lines(name, errors)
     for number, line in enumerate(lines, start=1):
@@ -176,30 +141,41 @@ def _json_rows(name: str, errors: str) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def _csv_rows(name: str, errors: str) -> Iterator[dict[str, Any]]:
+def _csv_rows(name: str, errors: str) -> Rows:
     """The rows of CSV, where every value is text, or of TSV."""
     csv.field_size_limit(_LONGEST_LINE)
     separator = "\t" if ".tsv" in _suffixes(name) else ","
-    reader = csv.reader((f"{line}\n" for line in _lines(name, errors)), delimiter=separator, strict=True)
+    reader = csv.DictReader((f"{line}\n" for line in _lines(name, errors)), delimiter=separator, strict=True)
     try:
-        header = next(reader, [])
         for row in reader:
-            if len(row) > len(header):
-                raise csv.Error(f"expected {len(header)} values, got {len(row)}")
-            if row:
-                yield dict(zip(header, row, strict=False))
+            if more := row.pop(None, []):  # values beyond those of the header
+                raise csv.Error(f"expected {len(row)} values, got {len(row) + len(more)}")
+            yield row
     except csv.Error as error:
-        raise InputError(f"{name}, line {reader.line_num}: {error}") from None
+        raise InputError(f"{name}, line {reader.reader.line_num}: {error}") from None
 
 
-def _documents(tables: Iterable[Any], column: str, name: str, template: Template) -> Iterator[Document]:
-    """The documents in rows, which are given many at once, in lists or in tables of Arrow."""
+def _parquet_rows(name: str, errors: str) -> Rows:
+    from pyarrow.parquet import ParquetFile
+
+    with _opened(name) as file:
+        yield from _table_rows(ParquetFile(file).iter_batches(_ROWS_AT_ONCE))
+
+
+def _table_rows(tables: Iterable[Any]) -> Rows:
+    return chain.from_iterable(table.to_pylist() for table in tables)
+
+
+# Not with `datasets`, which changes rows of files: the text `None` becomes no text, a date becomes a time.
+_READERS = {"json": _json_rows, "csv": _csv_rows, "parquet": _parquet_rows}
+
+
+def _documents(rows: Rows, column: str, name: str, template: Template) -> Iterator[Document]:
+    """The documents in rows: what columns there are is seen from many at once."""
     number = 0
-    for table in tables:
-        listed = isinstance(table, list)
-        present = list(dict.fromkeys(chain.from_iterable(table))) if listed else table.column_names
-        names = _choose_columns(column, present, name)
-        for row in table if listed else table.select(names).to_pylist():
+    while batch := list(islice(rows, _ROWS_AT_ONCE)):
+        names = _choose_columns(column, list(dict.fromkeys(chain.from_iterable(batch))), name)
+        for row in batch:
             number += 1
             try:
                 yield _read_row({key: row.get(key) for key in names}, template)
@@ -241,6 +217,36 @@ def _read_row(row: dict[str, Any], template: Template) -> Document:
     return parts if all(text.strip() for text, scored in parts if scored) else []
 
 
+def _lines(name: str, errors: str) -> Iterator[str]:
+    """The lines of a text file, without a byte order mark; an InputError for one too long for memory."""
+    rest = ""
+    for block in _decoded(name, errors, "utf-8-sig"):
+        *lines, rest = (rest + block).split("\n")
+        if any(len(line) > _LONGEST_LINE for line in (*lines, rest)):
+            raise InputError(f"{name} has a line of more than {_LONGEST_LINE:,} characters, the limit")
+        yield from lines
+    if rest:
+        yield rest
+
+
+def _decoded(name: str, errors: str, encoding: str = "utf-8") -> Iterator[str]:
+    """The blocks of a text file; an InputError names the first byte that is not UTF-8."""
+    decoder, position = codecs.getincrementaldecoder(encoding)(errors), 0
+    with _opened(name) as file:
+        for block in chain(iter(partial(file.read, _BYTES_AT_ONCE), b""), [b""]):
+            if not position:
+                _check_text(block[:4096], name)
+            position += len(block)
+            try:
+                yield decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                byte = position - len(error.object) + error.start
+                raise InputError(
+                    f"{name} is not UTF-8: byte {byte} cannot be decoded; --errors replace (gpt fit: "
+                    "--data.errors replace) reads it with U+FFFD there"
+                ) from error
+
+
 def _check_text(head: bytes, name: str) -> None:
     """An InputError for the beginning of a file that is known not to be UTF-8 text."""
     found = next((kind for magic, kind in _NOT_TEXT.items() if head.startswith(magic)), "")
@@ -253,51 +259,34 @@ def _check_text(head: bytes, name: str) -> None:
         raise InputError(f"{name} is {found}, expected UTF-8 text: unpack it, or save it as UTF-8")
 
 
-def _lines(name: str, errors: str) -> Iterator[str]:
-    """The lines of a text file, without a byte order mark; an InputError for one too long for memory."""
-    rest: list[str] = []
-    for block in _decoded(name, errors, "utf-8-sig"):
-        first, *others = block.split("\n")
-        rest.append(first)
-        if sum(map(len, rest)) > _LONGEST_LINE:
-            raise InputError(f"{name} has a line of more than {_LONGEST_LINE:,} characters, the limit")
-        if others:
-            yield "".join(rest)
-            yield from others[:-1]
-            rest = others[-1:]
-    if any(rest):
-        yield "".join(rest)
-
-
-def _blocks(name: str) -> Iterator[bytes]:
-    with _opened(name) as file:
-        yield from iter(partial(file.read, _BYTES_AT_ONCE), b"")
-
-
-def _opened(name: str) -> Any:
-    """The file of the bytes at a path or URL, decompressed according to its ending."""
-    import fsspec
-
-    if is_url(name) or compression(name):
-        return fsspec.open(name, "rb", compression=compression(name))
-    return open(name, "rb")
-
-
-def _open_zstd(file: IO[bytes], **_: Any) -> io.BufferedReader:
+def _open_zstd(file: IO[bytes]) -> io.BufferedReader:
     from pyarrow import CompressedInputStream  # zstandard's own reader does not report a truncated file
 
     return io.BufferedReader(CompressedInputStream(file, "zstd"))
 
 
+_DECOMPRESSED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstd}
+
+
+@contextmanager
+def _opened(name: str) -> Iterator[Any]:
+    """The file of the bytes at a path or URL, decompressed according to its ending."""
+    import fsspec
+
+    decompressed = _DECOMPRESSED.get(_suffixes(name)[-1], nullcontext)
+    with fsspec.open(name, "rb") if is_url(name) else open(name, "rb") as file, decompressed(file) as plain:
+        yield plain
+
+
 def file_format(name: str) -> str:
-    """`text`, or the reader of `datasets` for the file's rows: `json`, `csv`, `parquet`."""
-    suffix = ["", *_suffixes(name)][-2 if compression(name) else -1]
+    """`text`, or what the rows of the file are in: `json`, `csv`, `parquet`."""
+    suffix = ["", *_suffixes(name)][-2 if is_compressed(name) else -1]
     return next((kind for kind, endings in _ENDINGS.items() if suffix in endings), "text")
 
 
-def compression(name: str) -> str | None:
-    """The compression of a file by its name, as fsspec calls it."""
-    return _COMPRESSIONS.get(_suffixes(name)[-1])
+def is_compressed(name: str) -> bool:
+    """Whether the file's ending is one of a compression."""
+    return _suffixes(name)[-1] in _DECOMPRESSED
 
 
 def _suffixes(name: str) -> list[str]:

@@ -79,9 +79,8 @@ class TokenData(pl.LightningDataModule):
         self.shift, self.pack, self.isolate, self.num_workers = shift, pack, isolate, num_workers
         self.tokens_per_update = tokens_per_update
         self._divided_for: Any = None  # the Trainer that `split_update` has set
-        reading = {"text_column": text_column, "errors": errors, "template": template}
-        held_out = {"val_fraction": val_fraction, "by_size": vocabulary is None}
-        self._options: dict[str, Any] = {**held_out, **reading}
+        self._options: dict[str, Any] = {"val_fraction": val_fraction, "by_size": vocabulary is None}
+        self._options |= {"text_column": text_column, "errors": errors, "template": template}
 
     @cached_property
     def prepared(self) -> Prepared:

@@ -7,7 +7,7 @@ import re
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
@@ -61,9 +61,8 @@ def prepare(
         vocab_size: ids, where `vocabulary` gives no number of them: GPT-2's has 50257.
         val_fraction: the fraction of the text to hold out: documents chosen by their hash, or the end of the
             text where documents are too few for that.
-        text_column: the column that holds the text, in JSON, CSV, Parquet and hub data sets. Where there is
-            no `text`, columns `messages`, or `prompt` and `completion`, are examples: what the assistant
-            writes is scored alone. PROMPT,COMPLETION names two other columns, one name that of messages.
+        text_column: the column of the text, PROMPT,COMPLETION or the column of messages; by default `text`,
+            else `messages`, or `prompt` and `completion`. Of examples, the replies alone are scored.
         subset: the configuration of a hub data set.
         split: the split of a hub data set.
         revision: the commit or tag of a hub data set.
@@ -124,13 +123,15 @@ def prepare_for(
         blocks = _encode(left, tokenizer, writer.dtype, workers or os.cpu_count() or 1)
         done = sum(counts["bytes"] for counts in writer.state["splits"].values())
         bar = progress(f"tokenizing {corpus}", source.size(), done=done)
-        with closing(writer), closing(blocks), bar as advance:
-            for block in blocks:
-                with _full_disk(folder):
+        known = {name: value for name, value in asdict(source).items() if value and name != "template"}
+        try:
+            with closing(writer), closing(blocks), bar as advance:
+                for block in blocks:
                     advance(writer.add(block))
-            known = {name: value for name, value in asdict(source).items() if value and name != "template"}
-            with _full_disk(folder):
                 writer.finish(val_fraction, {"corpus": corpus, **known})
+        except OSError as error:  # what reading raises is an InputError
+            what = f"cannot write {folder}: {error.strerror or error}; what is written is kept"
+            raise InputError(f"{what}, and the same command resumes there") from error
         if template and (empty := writer.state["empty"]):
             notice(f"left out {empty:,} examples whose completion is empty")
     return folder
@@ -139,16 +140,13 @@ def prepare_for(
 def _encode(pieces: Iterable[Piece], tokenizer: Tokenizer, dtype: Any, threads: int) -> Generator[Block]:
     """Tokenize pieces on threads, as tiktoken releases Python's lock, in order; few blocks wait in memory."""
 
-    def stored(piece: Piece) -> NDArray[Any]:
+    def encoded(piece: Piece) -> tuple[Piece, NDArray[Any]]:
         ids: NDArray[Any] = tokenizer.encode_array(piece.text)
         ids = ids if piece.scored else ~ids.astype(np.int64)
-        return (np.append(ids, tokenizer.eot) if piece.last else ids).astype(dtype)
-
-    def encode(block: list[Piece]) -> Block:
-        return [(piece, stored(piece)) for piece in block]
+        return piece, (np.append(ids, tokenizer.eot) if piece.last else ids).astype(dtype)
 
     with ThreadPoolExecutor(threads) as pool:
-        submitted = (pool.submit(encode, block) for block in _blocks(pieces))
+        submitted = (pool.submit(list, map(encoded, block)) for block in _blocks(pieces))
         waiting = deque(islice(submitted, 2 * threads))
         while waiting:
             yield waiting.popleft().result()
@@ -169,48 +167,35 @@ def _blocks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 def _is_done(folder: Path, key: str, verify: bool) -> bool:
     """Whether `folder` is prepared by this key, and undamaged; an InputError if its key is another one."""
-    if not (folder / META).is_file():
+    meta = folder / META
+    if not meta.is_file():
         return False
+    if not folder.name.endswith(f"-{key[:16]}") and key.encode() not in meta.read_bytes():
+        raise InputError(f"{folder} holds other text or has other options: delete it, or choose another")
     try:
         prepared = Prepared(folder)
-        if prepared.meta["key"] == key:
-            if verify:
-                prepared.verify()
-            return True
+        if verify:
+            prepared.verify()
     except InputError:
-        if folder.name.endswith(f"-{key[:16]}") or key.encode() in (folder / META).read_bytes():
-            return False
-        raise
-    raise InputError(f"{folder} holds other text or has other options: delete it, or choose another folder")
+        return False
+    return bool(prepared.meta["key"] == key)
 
 
 def _check_vocabulary(folder: Path, wanted: Tokenizer | Learned, by_size: bool) -> Path:
     """A prepared folder fits the tokenizer that it was prepared with, or one of its size."""
-    found = Prepared(folder).tokenizer
-    own, size = found.name == "own", wanted.n_vocab
-    if isinstance(wanted, Learned) and wanted.at_most:
-        fits = found.n_vocab <= (size or 0)
-    elif isinstance(wanted, Learned):
-        fits = own and size in (None, found.n_vocab) and wanted.pattern == found.pattern
-    else:
+    found, size = Prepared(folder).tokenizer, wanted.n_vocab
+    if isinstance(wanted, Tokenizer):
         fits = found == wanted or (by_size and found.n_vocab == size)
+    elif wanted.at_most:
+        fits = found.n_vocab <= (size or 0)
+    else:
+        fits = (found.name, found.pattern) == ("own", wanted.pattern) and size in (None, found.n_vocab)
     if not fits:
         raise InputError(
             f"{folder} was prepared with vocab_size {found.n_vocab}, not {size}, or with another vocabulary: "
             f"set vocab_size to {found.n_vocab}, or prepare the text again"
         )
     return folder
-
-
-@contextmanager
-def _full_disk(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InputError(
-            f"cannot write {folder}: {error.strerror or error}; what is written is kept, "
-            "and the same command resumes there"
-        ) from error
 
 
 def _short_name(corpus: str) -> str:

@@ -9,9 +9,8 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from gpt.data.documents import Piece
 from gpt.data.shards import FORMAT, INDEX_DTYPE, META, SPLITS, Stream, all_starts, token_dtype, token_ids
 from gpt.errors import InputError
-from gpt.files import file_sha256, write_json
+from gpt.files import file_hashes, write_json
 from gpt.template import Template
 from gpt.tokenizer import Tokenizer
 
@@ -33,6 +32,7 @@ _SHARD_TOKENS = 1 << 27
 _COUNTED_AT_ONCE = 1 << 20
 
 
+@dataclass
 class ShardWriter:
     """Appends documents to a folder that the caller has locked, from the last commit of the same `key` on.
 
@@ -40,27 +40,25 @@ class ShardWriter:
     still that of the key. Examples have a `template`.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        key: str,
-        tokenizer: Tokenizer,
-        unchanged: Callable[[], bool],
-        template: Template | None = None,
-    ) -> None:
-        self.folder, self.tokenizer, self.unchanged, self.template = folder, tokenizer, unchanged, template
-        self.dtype = token_dtype(tokenizer.n_vocab, template is not None)
+    folder: Path
+    key: str
+    tokenizer: Tokenizer
+    unchanged: Callable[[], bool]
+    template: Template | None = None
+
+    def __post_init__(self) -> None:
+        self.dtype = token_dtype(self.tokenizer.n_vocab, self.template is not None)
+        made_of = {"key": self.key, "tokenizer": self.tokenizer.fingerprint}
         splits = {split: {"tokens": 0, "documents": 0, "bytes": 0} for split in SPLITS}
         # `parts` are pieces of text written, `empty` documents without text.
-        new = {"key": key, "tokenizer": tokenizer.fingerprint, "parts": 0, "empty": 0, "splits": splits}
-        found = check_ours(folder) or new
-        same = (found["key"], found["tokenizer"]) == (key, tokenizer.fingerprint)
-        if found["parts"] and not same:
+        self.state: dict[str, Any] = {**made_of, "parts": 0, "empty": 0, "splits": splits}
+        if (found := check_ours(self.folder)).items() >= made_of.items():
+            self.state = found
+        elif found.get("parts"):
             raise InputError(
-                f"{folder} holds an unfinished preparation of other text or with other options: "
+                f"{self.folder} holds an unfinished preparation of other text or with other options: "
                 "delete it, or choose another folder"
             )
-        self.state: dict[str, Any] = found if same else new
         self._files: dict[str, IO[bytes]] = {}
         self.commit()
         self._cut_off()
@@ -118,8 +116,6 @@ class ShardWriter:
         if not any(counts["tokens"] for counts in self.state["splits"].values()):
             raise InputError(f"{source['corpus']} is empty: {self.state['empty']} documents, none with text")
         files = sorted(path for path in self.folder.iterdir() if re.fullmatch(_SHARDS, path.name))
-        with ThreadPoolExecutor() as pool:
-            digests = pool.map(file_sha256, files)
         meta = {
             "format": FORMAT,
             "key": self.state["key"],
@@ -131,7 +127,7 @@ class ShardWriter:
             **({"template": asdict(self.template)} if self.template else {}),
             "files": {
                 path.name: {"bytes": path.stat().st_size, "sha256": digest}
-                for path, digest in zip(files, digests, strict=True)
+                for path, digest in file_hashes(files).items()
             },
         }
         write_json(self.folder / META, meta)
@@ -190,14 +186,11 @@ class ShardWriter:
 
     def _token_at(self, shards: list[Path], position: int, last: int) -> int:
         """The first token that begins at a byte of the text or after it, at most the `last`."""
-        before = tokens = 0
+        size = ended = 0  # bytes of the text so far, and tokens that end before `position`
         for lengths in self._byte_lengths(shards):
-            ends = before + np.cumsum(lengths)
-            if ends[-1] >= position:
-                tokens += int(np.searchsorted(ends, position)) + 1
-                break
-            before, tokens = int(ends[-1]), tokens + len(ends)
-        return min(tokens, last)
+            ended += int(np.count_nonzero(size + np.cumsum(lengths) < position))
+            size += int(lengths.sum())
+        return min(ended + 1, last)
 
     def _byte_lengths(self, shards: list[Path], start: int = 0) -> Iterator[NDArray[np.int64]]:
         """UTF-8 bytes of each token from `start` on, in blocks."""

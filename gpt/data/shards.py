@@ -8,7 +8,6 @@ of examples are int32, with -1 - id for a token that is not scored. Documents li
 import json
 import os
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt.errors import InputError
-from gpt.files import file_sha256
+from gpt.files import file_hashes
 from gpt.progress import notice
 from gpt.template import Template
 from gpt.tokenizer import Tokenizer
@@ -132,13 +131,11 @@ class Prepared:
             if size != expected:
                 raise InputError(f"{name} has {size} bytes, expected {expected}")
         for split in SPLITS:
-            if (claimed := self.count(split, "tokens")) != len(stream := self.stream(split)):
+            if (claimed := self.count(split, "tokens")) != len(self.stream(split)):
                 raise InputError(f"{META} claims {claimed} tokens of {split}")
             if not 0 <= (size := self.count(split, "bytes")) < 1 << 60:
                 raise InputError(f"{META} claims {size} bytes of {split}")
-            largest = max(
-                (int(token_ids(part[:_CHECKED_TOKENS]).max()) for part in stream.parts[:1]), default=0
-            )
+            largest = self.first_ids(_CHECKED_TOKENS, split).max(initial=0)
             if largest >= (ids := self.tokenizer.n_vocab):
                 raise InputError(f"the {split} split has id {largest}, outside the vocabulary of {ids}")
         claimed = sum(self.count(split, "documents") for split in SPLITS)
@@ -205,8 +202,6 @@ class Prepared:
 
     def verify(self) -> None:
         """Compare each file's checksum with the recorded one: an InputError names a file that was altered."""
-        files = {self.folder / name: recorded["sha256"] for name, recorded in self.meta["files"].items()}
-        with ThreadPoolExecutor() as pool:
-            for path, found in zip(files, pool.map(file_sha256, files), strict=True):
-                if found != files[path]:
-                    raise InputError(f"{path} was altered: its checksum differs; prepare it again")
+        for path, found in file_hashes(self.folder / name for name in self.meta["files"]).items():
+            if found != self.meta["files"][path.name]["sha256"]:
+                raise InputError(f"{path} was altered: its checksum differs; prepare it again")

@@ -52,7 +52,7 @@ def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
         return Tokenizer("gpt2", int(found[1] or 50257))
     if found := re.fullmatch(r"learn:(\d{1,9})(?::(.*))?", name):
         return Learned(n_vocab=int(found[1]), pattern=found[2] or "gpt2")
-    if name.partition(":")[0] in ("gpt2", "learn") or not Path(name).exists():
+    if name.partition(":")[0] in ("gpt2", "learn") or not Path(name).is_file():
         raise InputError(
             f"unknown vocabulary {name!r}: expected gpt2, gpt2:SIZE, learn, learn:SIZE, learn:SIZE:PATTERN, "
             "learn:chars or a .tiktoken or tokenizer.json file"
