@@ -1,6 +1,8 @@
 """`gpt fit` and `gpt validate`: LightningCLI with this project's defaults."""
 
 import json
+import sys
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from typing import Any
 
@@ -24,7 +26,7 @@ from gpt.training.lightning_private import silence_warnings
 from gpt.training.lora import AdaptersAlone
 from gpt.training.micro_batch import FitMicroBatch, is_out_of_memory
 from gpt.training.module import LanguageModel
-from gpt.training.output import output_may_end, report
+from gpt.training.output import MayEnd, report
 from gpt.training.plan.plan import END_SECONDS
 from gpt.training.profiling import profiler
 from gpt.training.record import Meter, MetricsCSV, Samples, TensorBoard, write_summary
@@ -283,9 +285,10 @@ def main(args: list[str], cli: type[TrainingCLI] = TrainingCLI) -> TrainingCLI:
         import_path_denylist=[],  # enforce jsonargparse's own list, instead of warning
         docstring_parse_attribute_docstrings=bool({"-h", "--help"} & {*args}),  # slow: read from source code
     )
-    if "fsdp2" not in StrategyRegistry:
-        StrategyRegistry.register("fsdp2", ShardedStrategy)
-    with output_may_end():
+    StrategyRegistry.register("fsdp2", ShardedStrategy, override=True)
+    out: Any = MayEnd(sys.stdout)
+    err: Any = MayEnd(sys.stderr)
+    with redirect_stdout(out), redirect_stderr(err):
         built = cli(complete(args))
         built.run()
         return built
