@@ -32,7 +32,7 @@ from gpt.training.profiling import profiler
 from gpt.training.record import Meter, MetricsCSV, Samples, TensorBoard, write_summary
 from gpt.training.resume import AUTO_OR_NEW, Resume
 from gpt.training.save import AtomicCheckpointIO, Checkpoints
-from gpt.training.saved_options import changes
+from gpt.training.saved_options import OPTIONS, changes
 from gpt.training.shard import ShardedStrategy
 from gpt.training.sharing import ShareCores
 from gpt.training.signals import Stopped, StopRequest
@@ -41,21 +41,6 @@ from gpt.training.trainer_options import check_trainer_options
 from gpt.training.vocabulary import choose_vocabulary
 from gpt.weights.checkpoint import RUNS, check_shape
 
-_AUTO = "'auto' for the newest checkpoint of --run or of all runs, 'auto_or_new' to begin --run without one"
-# The options of a run: type, default and help.
-_OPTIONS: dict[str, tuple[type | None, Any, str]] = {
-    "run": (None, "run", "name of the folder under runs/ to write to"),
-    "resume": (None, None, f"resume a run: its folder, a checkpoint, {_AUTO}"),
-    "ckpt_path": (None, None, "checkpoint or folder of the run that 'gpt validate' scores"),
-    "checkpoint_every": (int, 500, "steps between two last.ckpt"),
-    "keep_checkpoints": (int, 2, "newest checkpoints to keep"),
-    "log_every": (int, 20, "steps between two rows of metrics.csv"),
-    "snapshot_megabytes": (int, 100, "of snapshots to watch it learn with gpt serve, at most; 0 for none"),
-    "early_stopping": (int, None, "stop after so many validations in a row that do not improve val_loss"),
-    "minutes": (float, None, "train the best model for the text that this time allows, from start to end"),
-    "profile": (None, False, "trace some steps: profile.json and profile.txt"),
-    "planned_steps": (None, None, "STEP:TOTAL,...: how a planned run kept its time"),
-}
 # What Lightning, jsonargparse and the loggers raise for options that they cannot use.
 _REFUSALS = (MisconfigurationException, ImportError, TypeError, ValueError, RuntimeError)
 _DEFAULTS = {
@@ -84,7 +69,7 @@ class TrainingCLI(LightningCLI):
                 "prog": f"gpt {arguments.command}",
                 "exit_on_error": False,
                 "allow_abbrev": False,
-                "default_config_files": [str(path) for path in arguments.defaults],
+                "default_config_files": list(arguments.defaults),
             },
             args=arguments.args,
             run=False,
@@ -92,7 +77,7 @@ class TrainingCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         group = parser.add_argument_group("a run: its folder, what it resumes, saves and logs, when it stops")
-        for name, (kind, default, text) in _OPTIONS.items():
+        for name, (kind, default, text) in OPTIONS.items():
             how: dict[str, Any] = {"action": "store_true"} if default is False else {"type": kind}
             group.add_argument(f"--{name}", default=default, help=text, **how)
         parser.link_arguments("model.config.vocab_size", "data.vocab_size")
@@ -101,10 +86,7 @@ class TrainingCLI(LightningCLI):
         parser.set_defaults(_DEFAULTS)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        try:
-            super().parse_arguments(parser, args)
-        except (UnicodeDecodeError, RecursionError) as error:
-            raise InputError(f"a file given with --config cannot be read: {error}") from None
+        super().parse_arguments(parser, args)
         seed = self.config.seed_everything
         if not 0 <= int(seed) < 1 << 32:
             raise InputError(f"--seed_everything must be from 0 to {2**32 - 1}, got {seed}")
