@@ -92,12 +92,9 @@ class TrainingCLI(LightningCLI):
             raise InputError(f"--seed_everything must be from 0 to {2**32 - 1}, got {seed}")
 
     def before_instantiate_classes(self) -> None:
-        options, found = self.config, self.found
-        trainer, init_from = options.trainer, options.model.init_from
+        options, found, trainer = self.config, self.found, self.config.trainer
         check_trainer_options(trainer.as_dict())
         options.data.seed = int(options.seed_everything)  # `true` has become a number since it was linked
-        if options.ckpt_path:
-            options.model.init_from = None  # the checkpoint has newer weights
         lines = []
         if found:
             now = yaml.safe_load(self.parser.dump(options, skip_unset=False))
@@ -105,29 +102,25 @@ class TrainingCLI(LightningCLI):
             lines += [f"skipped {path}, which is broken" for path in found.skipped]
             lines += [f"changed {change}" for change in changes(self.given.saved, now)]
         self.inherited = choose_vocabulary(options)
-        if options.ckpt_path:
-            config = GPTConfig.from_dict(options.model.config.as_dict())
-            base = check_shape(options.ckpt_path, config, options.model.lora.rank)
-            options.model.init_from = str(base) if base else None
-        report(*lines)
         if trainer.precision is None:
             trainer.precision = default_precision(trainer.accelerator)
         interval, batches = trainer.val_check_interval, trainer.accumulate_grad_batches
         if isinstance(interval, int) and interval % batches:
             trainer.val_check_interval = whole = interval + batches - interval % batches
-            report(f"validation every {whole} batches, not {interval}: after whole updates")
+            lines.append(f"validation every {whole} batches, not {interval}: after whole updates")
         name = "run" if options.run is None else str(options.run)
         self.lasting = options.clone()  # without what this start alone is asked for
         vars(self.lasting).update(run=name, resume=None, ckpt_path=None, minutes=None)
-        self.lasting.model.init_from = init_from
+        if options.ckpt_path:
+            config = GPTConfig.from_dict(options.model.config.as_dict())
+            base = check_shape(options.ckpt_path, config, options.model.lora.rank)
+            options.model.init_from = str(base) if base else None
+        report(*lines)
         folder = folder_to_restart(name) if options.resume == AUTO_OR_NEW else None
         if found:
             folder = folder_of_checkpoint(found.path)
-        self.folder = RunFolder(name, folder, self._lasting_options())
+        self.folder = RunFolder(name, folder, self.parser.dump(self.lasting, skip_unset=False))
         trainer.default_root_dir = str(folder or RUNS)
-
-    def _lasting_options(self) -> str:
-        return self.parser.dump(self.lasting, skip_unset=False)
 
     def instantiate_classes(self) -> None:
         try:
@@ -198,7 +191,7 @@ class TrainingCLI(LightningCLI):
     def _save_option(self, name: str, value: Any) -> None:
         """Write an option that the run has found out into config.yaml and the checkpoints."""
         self.lasting[name] = value
-        self.folder.config = self._lasting_options()
+        self.folder.config = self.parser.dump(self.lasting, skip_unset=False)
         if self.trainer.is_global_zero:
             self.folder.write_config()
 
@@ -228,9 +221,9 @@ class TrainingCLI(LightningCLI):
             if status:
                 raise SystemExit(status) from None
             return
-        except (MisconfigurationException, MemoryError, RuntimeError) as error:
-            if isinstance(error, MisconfigurationException):
-                raise InputError(f"the options cannot be used: {error}") from error
+        except MisconfigurationException as error:
+            raise InputError(f"the options cannot be used: {error}") from error
+        except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             what = "give a smaller --data.batch_size, or --data.tokens_per_update, which finds one that fits"

@@ -38,8 +38,8 @@ class Inherited:
 
 def choose_vocabulary(options: Any) -> Inherited:
     """Set the model's shape and vocabulary in the options; InputError where they contradict given weights."""
-    model, data = options.model, options.data
-    if model.init_from is not None:
+    model, data, path = options.model, options.data, options.ckpt_path
+    if model.init_from is not None and not path:  # a checkpoint has newer weights
         if data.vocabulary not in (None, "learn"):  # recipes say learn, for runs that start anew
             raise InputError("--data.vocabulary: weights to start from keep their own, leave it out")
         data.vocabulary = None
@@ -56,6 +56,5 @@ def choose_vocabulary(options: Any) -> Inherited:
             template = Template(**data.template.as_dict())
             size = TokenData(**data.as_dict() | {"template": template}).tokenizer.n_vocab
         model.config.vocab_size = data.vocab_size = size
-    path = options.get("ckpt_path")
     saved = read(path, checksums=False)["gpt"].get("tokenizer") if path else None
     return Inherited(tokenizer=Tokenizer.from_dict(saved) if saved else None, new_weights=path is None)
