@@ -37,7 +37,6 @@ OLD_NAMES = {"model.config.tied_head": "model.config.tie_embeddings"}
 """Names that options have in older runs and command lines."""
 
 _GROUPS = ("model", "model.config", "model.optimizer", "model.lora", "data", "data.template", "trainer")
-_DURATIONS = ("trainer.max_time", "trainer.val_check_interval")  # may be {hours: 1}
 # Options that can name a class, and the values that are harmless in them.
 _CLASSES = ("accelerator", "strategy", "profiler", "logger", "callbacks", "plugins", "model_registry")
 _HARMLESS = (
@@ -127,8 +126,9 @@ def _objection(name: str, value: Any) -> str | None:
         return None if isinstance(value, str) else "is not text"
     if last in _CLASSES:
         return None if value in _HARMLESS else "names a class"
-    parts = list(value.values()) if isinstance(value, dict) and name in _DURATIONS else value
-    for part in parts if isinstance(parts, list) else [parts]:
+    if name == "trainer.max_time" and isinstance(value, dict):  # {hours: 1}
+        value = list(value.values())
+    for part in value if isinstance(value, list) else [value]:
         if not isinstance(part, int | float | str | None):
             return "is not a plain value"
         if _ELSEWHERE.search(str(part)):
