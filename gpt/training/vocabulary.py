@@ -19,7 +19,6 @@ class Inherited:
 
     tokenizer: Tokenizer | None = None
     bytes_per_token: float | None = None  # of the text that they were trained on
-    new_weights: bool = False
 
     def use(self, data: TokenData) -> None:
         """Encode with the tokenizer of the weights, unless the options lead to the same one."""
@@ -28,7 +27,7 @@ class Inherited:
 
     def warn(self, data: TokenData) -> None:
         """Report a text that the tokenizer of the weights encodes badly, and examples for new weights."""
-        if self.new_weights and data.prepared.template:
+        if self.tokenizer is None and data.prepared.template:
             report("examples alone teach new weights little: tune trained ones with --model.init_from")
         before, now = self.bytes_per_token, data.bytes_per_token
         if isinstance(before, float) and now < 0.6 * before:
@@ -57,4 +56,4 @@ def choose_vocabulary(options: Any) -> Inherited:
             size = TokenData(**data.as_dict() | {"template": template}).tokenizer.n_vocab
         model.config.vocab_size = data.vocab_size = size
     saved = read(path, checksums=False)["gpt"].get("tokenizer") if path else None
-    return Inherited(tokenizer=Tokenizer.from_dict(saved) if saved else None, new_weights=path is None)
+    return Inherited(tokenizer=Tokenizer.from_dict(saved) if saved else None)
