@@ -102,7 +102,7 @@ def run(name: str, arguments: list[str]) -> None:
         )
         if isinstance(output, Path):
             print(output)  # for the next command
-    except (argparse.ArgumentError, jsonargparse.ArgumentError, UnicodeDecodeError) as error:
+    except (argparse.ArgumentError, jsonargparse.ArgumentError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{error}{_suggestion(name, str(error))} (see 'gpt {name} --help')") from None
 
 

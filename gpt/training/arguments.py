@@ -5,8 +5,9 @@ files named with `--config`, the command line.
 """
 
 import argparse
+import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from gpt.training.plan.command import PLANNED_AROUND, number, planner
 from gpt.training.plan.law import Law
 from gpt.training.plan.plan import Plan
 from gpt.training.resume import Found, find
-from gpt.training.saved_options import OLD_NAMES, as_argument, leaves, plain_options, with_new_names
+from gpt.training.saved_options import OLD_NAMES, as_argument, leaves, plain_options
 
 _SCANNED = ("run", "resume", "ckpt_path", "model.init_from", "minutes")
 _UNPLANNED = (
@@ -36,10 +37,10 @@ class Arguments:
 
     command: str  # fit or validate
     args: list[str]
-    found: Found | None  # the checkpoint that `fit` resumes
-    saved: dict[str, Any]  # the options that it carries
-    defaults: tuple[Path, ...]  # files of options whose values the help shows as defaults
-    plan: Plan | None  # what --minutes has planned
+    found: Found | None = None  # the checkpoint that `fit` resumes
+    saved: dict[str, Any] = field(default_factory=dict)  # the options that it carries
+    defaults: tuple[str, ...] = ()  # files of options whose values the help shows as defaults
+    plan: Plan | None = None  # what --minutes has planned
 
 
 def complete(args: list[str]) -> Arguments:
@@ -47,7 +48,10 @@ def complete(args: list[str]) -> Arguments:
     command, *args = _with_new_names(args)
     known, rest = _scan(args, _SCANNED)
     named = {argument.partition("=")[0].removeprefix("--") for argument in args if argument.startswith("--")}
-    help_only = bool({"-h", "--help"} & {*rest})
+    name = "quick" if "model.init_from" not in known else "finetune"
+    recipe = str(shipped("configs") / f"{'lora' if 'model.lora.rank' in named else name}.yaml")
+    if {"-h", "--help"} & {*rest}:
+        return Arguments(command=command, args=["--help"], defaults=(recipe,) if command == "fit" else ())
     configs: list[str] = []
     given: dict[str, Any] = {}  # options of the files, and above them of the command line
     for config in known.pop("config", []):
@@ -57,7 +61,7 @@ def complete(args: list[str]) -> Arguments:
     given |= known
     given |= {name: str(given[name]) for name in _SCANNED if name in given}
     wanted = given.get("resume" if command == "fit" and "resume" in given else "ckpt_path")
-    if command == "validate" and not wanted and not help_only:
+    if command == "validate" and not wanted:
         raise InputError("nothing to validate: give a checkpoint or a run's folder with --ckpt_path")
     if command == "validate" and "minutes" in given:
         raise InputError(f"--minutes {given['minutes']} plans a training: it is for gpt fit")
@@ -65,36 +69,29 @@ def complete(args: list[str]) -> Arguments:
     saved: dict[str, Any] = {}
     if found:
         folder = folder_of_checkpoint(found.path)
-        if folder and known.get("run", folder.name) != folder.name:
-            other = known["run"]
+        if folder and (other := known.get("run", folder.name)) != folder.name:
             raise InputError(f"--run {other} is not the run that is resumed, {folder}: leave --run out")
         saved = plain_options(found.options, found.path, named, unused=("model.init_from",))
         began = str(dict(leaves(saved)).get("model.init_from"))
-        if known.get("model.init_from", began) != began:  # the same command may start and resume a run
-            other = known["model.init_from"]
+        if (other := known.get("model.init_from", began)) != began:  # one command may start and resume a run
             raise InputError(
                 f"--model.init_from {other}: the run that is resumed began from {began}: leave it out"
             )
         configs.insert(0, as_argument(saved))
         rest.append(f"--ckpt_path={found.path}")
     plan = None
-    if "minutes" in given and not help_only:
+    if "minutes" in given:
         given |= _scan(args, (*PLANNED_AROUND, *_UNPLANNED))[0]
         if others := ", ".join(f"--{name}" for name in _UNPLANNED if name in given):
             raise InputError(f"--minutes plans a new run of one process to its end: leave {others} out")
         plan = planner(given)(number("minutes", given["minutes"]))
         configs.insert(0, as_argument(plan.options(Law.load())))
-    name = "quick" if "model.init_from" not in known else "finetune"
-    recipe = shipped("configs") / f"{'lora' if 'model.lora.rank' in named else name}.yaml"
-    if not configs and not help_only:
-        configs = [str(recipe)]
     kept = [f"--{name}={known[name]}" for name in ("run", "resume", "model.init_from") if name in known]
     return Arguments(
         command=command,
-        args=[*(f"--config={config}" for config in configs), *kept, *rest],
+        args=[*(f"--config={config}" for config in configs or [recipe]), *kept, *rest],
         found=found if command == "fit" else None,
         saved=saved,
-        defaults=(recipe,) if help_only and command == "fit" else (),
         plan=plan,
     )
 
@@ -122,27 +119,20 @@ def _with_new_names(args: list[str]) -> list[str]:
 
 def _read_config(argument: str, given: set[str]) -> tuple[str, dict[str, Any]]:
     """A value of `--config`, with plain options in the place of a run's config.yaml, and its options."""
-    path = Path(argument)
-    if not path.is_file():
-        recipes = {file.stem: file for file in shipped("configs").glob("*.yaml")}
-        if argument not in recipes:
-            if re.fullmatch(r"[\w./\\-]+", argument):  # not options as YAML
-                raise InputError(
-                    f"--config {argument}: no such file, nor one of {', '.join(sorted(recipes))}"
-                )
-            return argument, {}
-        argument = str(path := recipes[argument])
+    recipes = {file.stem: str(file) for file in shipped("configs").glob("*.yaml")}
+    path = argument if os.path.isfile(argument) else recipes.get(argument)
+    if path is None and re.fullmatch(r"[\w./\\-]+", argument):  # not options as YAML
+        raise InputError(f"--config {argument}: no such file, nor one of {', '.join(sorted(recipes))}")
     try:
-        text = path.read_text(encoding="utf-8")
-        if (path.parent / "checkpoints").is_dir():  # a run's folder, which may come from elsewhere
-            options = plain_options(text, path, given)
-            return as_argument(options), options
+        text = Path(path).read_text(encoding="utf-8") if path else argument
         values = yaml.safe_load(text)
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
-    except yaml.YAMLError as error:
-        raise InputError(f"--config {path} is not YAML: {error}") from None
-    if not isinstance(values, dict):
-        return argument, {}
-    renamed = with_new_names(values)
-    return (argument if renamed == values else as_argument(renamed)), renamed
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise InputError(f"--config {path or ''} cannot be read: {error}") from None
+    if path and (Path(path).parent / "checkpoints").is_dir():  # a run's folder, which may come from elsewhere
+        options = plain_options(text, Path(path), given)
+        return as_argument(options), options
+    options = dict(leaves(values)) if isinstance(values, dict) else {}
+    if OLD_NAMES.keys() & options:
+        options = {OLD_NAMES.get(name, name): value for name, value in options.items()}
+        return as_argument(options), options
+    return path or argument, options

@@ -2,7 +2,7 @@
 
 import ctypes
 import sys
-import time
+import timeit
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -34,12 +34,8 @@ def cpu_multiplies_bfloat16() -> bool:
 @cache
 def _seconds(dtype: torch.dtype) -> float:
     """The shortest time of a few matrix products, which other programs disturb least."""
-    matrix, found = torch.ones(512, 512, dtype=dtype), []
-    for _ in range(6):
-        began = time.perf_counter()
-        matrix @ matrix
-        found.append(time.perf_counter() - began)
-    return min(found)
+    matrix = torch.ones(512, 512, dtype=dtype)
+    return min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=6))
 
 
 def allow_tf32() -> None:

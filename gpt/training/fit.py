@@ -1,6 +1,8 @@
 """`gpt fit` and `gpt validate`: LightningCLI with this project's defaults."""
 
 import json
+import sys
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from typing import Any
 
@@ -24,13 +26,13 @@ from gpt.training.lightning_private import silence_warnings
 from gpt.training.lora import AdaptersAlone
 from gpt.training.micro_batch import FitMicroBatch, is_out_of_memory
 from gpt.training.module import LanguageModel
-from gpt.training.output import output_may_end, report
+from gpt.training.output import MayEnd, report
 from gpt.training.plan.plan import END_SECONDS
 from gpt.training.profiling import profiler
 from gpt.training.record import Meter, MetricsCSV, Samples, TensorBoard, write_summary
 from gpt.training.resume import AUTO_OR_NEW, Resume
 from gpt.training.save import AtomicCheckpointIO, Checkpoints
-from gpt.training.saved_options import changes
+from gpt.training.saved_options import OPTIONS, changes
 from gpt.training.shard import ShardedStrategy
 from gpt.training.sharing import ShareCores
 from gpt.training.signals import Stopped, StopRequest
@@ -39,21 +41,6 @@ from gpt.training.trainer_options import check_trainer_options
 from gpt.training.vocabulary import choose_vocabulary
 from gpt.weights.checkpoint import RUNS, check_shape
 
-_AUTO = "'auto' for the newest checkpoint of --run or of all runs, 'auto_or_new' to begin --run without one"
-# The options of a run: type, default and help.
-_OPTIONS: dict[str, tuple[type | None, Any, str]] = {
-    "run": (None, "run", "name of the folder under runs/ to write to"),
-    "resume": (None, None, f"resume a run: its folder, a checkpoint, {_AUTO}"),
-    "ckpt_path": (None, None, "checkpoint or folder of the run that 'gpt validate' scores"),
-    "checkpoint_every": (int, 500, "steps between two last.ckpt"),
-    "keep_checkpoints": (int, 2, "newest checkpoints to keep"),
-    "log_every": (int, 20, "steps between two rows of metrics.csv"),
-    "snapshot_megabytes": (int, 100, "of snapshots to watch it learn with gpt serve, at most; 0 for none"),
-    "early_stopping": (int, None, "stop after so many validations in a row that do not improve val_loss"),
-    "minutes": (float, None, "train the best model for the text that this time allows, from start to end"),
-    "profile": (None, False, "trace some steps: profile.json and profile.txt"),
-    "planned_steps": (None, None, "STEP:TOTAL,...: how a planned run kept its time"),
-}
 # What Lightning, jsonargparse and the loggers raise for options that they cannot use.
 _REFUSALS = (MisconfigurationException, ImportError, TypeError, ValueError, RuntimeError)
 _DEFAULTS = {
@@ -82,7 +69,7 @@ class TrainingCLI(LightningCLI):
                 "prog": f"gpt {arguments.command}",
                 "exit_on_error": False,
                 "allow_abbrev": False,
-                "default_config_files": [str(path) for path in arguments.defaults],
+                "default_config_files": list(arguments.defaults),
             },
             args=arguments.args,
             run=False,
@@ -90,7 +77,7 @@ class TrainingCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         group = parser.add_argument_group("a run: its folder, what it resumes, saves and logs, when it stops")
-        for name, (kind, default, text) in _OPTIONS.items():
+        for name, (kind, default, text) in OPTIONS.items():
             how: dict[str, Any] = {"action": "store_true"} if default is False else {"type": kind}
             group.add_argument(f"--{name}", default=default, help=text, **how)
         parser.link_arguments("model.config.vocab_size", "data.vocab_size")
@@ -99,21 +86,15 @@ class TrainingCLI(LightningCLI):
         parser.set_defaults(_DEFAULTS)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        try:
-            super().parse_arguments(parser, args)
-        except (UnicodeDecodeError, RecursionError) as error:
-            raise InputError(f"a file given with --config cannot be read: {error}") from None
+        super().parse_arguments(parser, args)
         seed = self.config.seed_everything
         if not 0 <= int(seed) < 1 << 32:
             raise InputError(f"--seed_everything must be from 0 to {2**32 - 1}, got {seed}")
 
     def before_instantiate_classes(self) -> None:
-        options, found = self.config, self.found
-        trainer, init_from = options.trainer, options.model.init_from
+        options, found, trainer = self.config, self.found, self.config.trainer
         check_trainer_options(trainer.as_dict())
         options.data.seed = int(options.seed_everything)  # `true` has become a number since it was linked
-        if options.ckpt_path:
-            options.model.init_from = None  # the checkpoint has newer weights
         lines = []
         if found:
             now = yaml.safe_load(self.parser.dump(options, skip_unset=False))
@@ -121,29 +102,25 @@ class TrainingCLI(LightningCLI):
             lines += [f"skipped {path}, which is broken" for path in found.skipped]
             lines += [f"changed {change}" for change in changes(self.given.saved, now)]
         self.inherited = choose_vocabulary(options)
-        if options.ckpt_path:
-            config = GPTConfig.from_dict(options.model.config.as_dict())
-            base = check_shape(options.ckpt_path, config, options.model.lora.rank)
-            options.model.init_from = str(base) if base else None
-        report(*lines)
         if trainer.precision is None:
             trainer.precision = default_precision(trainer.accelerator)
         interval, batches = trainer.val_check_interval, trainer.accumulate_grad_batches
         if isinstance(interval, int) and interval % batches:
             trainer.val_check_interval = whole = interval + batches - interval % batches
-            report(f"validation every {whole} batches, not {interval}: after whole updates")
+            lines.append(f"validation every {whole} batches, not {interval}: after whole updates")
         name = "run" if options.run is None else str(options.run)
         self.lasting = options.clone()  # without what this start alone is asked for
         vars(self.lasting).update(run=name, resume=None, ckpt_path=None, minutes=None)
-        self.lasting.model.init_from = init_from
+        if options.ckpt_path:
+            config = GPTConfig.from_dict(options.model.config.as_dict())
+            base = check_shape(options.ckpt_path, config, options.model.lora.rank)
+            options.model.init_from = str(base) if base else None
+        report(*lines)
         folder = folder_to_restart(name) if options.resume == AUTO_OR_NEW else None
         if found:
             folder = folder_of_checkpoint(found.path)
-        self.folder = RunFolder(name, folder, self._lasting_options())
+        self.folder = RunFolder(name, folder, self.parser.dump(self.lasting, skip_unset=False))
         trainer.default_root_dir = str(folder or RUNS)
-
-    def _lasting_options(self) -> str:
-        return self.parser.dump(self.lasting, skip_unset=False)
 
     def instantiate_classes(self) -> None:
         try:
@@ -214,7 +191,7 @@ class TrainingCLI(LightningCLI):
     def _save_option(self, name: str, value: Any) -> None:
         """Write an option that the run has found out into config.yaml and the checkpoints."""
         self.lasting[name] = value
-        self.folder.config = self._lasting_options()
+        self.folder.config = self.parser.dump(self.lasting, skip_unset=False)
         if self.trainer.is_global_zero:
             self.folder.write_config()
 
@@ -244,9 +221,9 @@ class TrainingCLI(LightningCLI):
             if status:
                 raise SystemExit(status) from None
             return
-        except (MisconfigurationException, MemoryError, RuntimeError) as error:
-            if isinstance(error, MisconfigurationException):
-                raise InputError(f"the options cannot be used: {error}") from error
+        except MisconfigurationException as error:
+            raise InputError(f"the options cannot be used: {error}") from error
+        except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             what = "give a smaller --data.batch_size, or --data.tokens_per_update, which finds one that fits"
@@ -283,9 +260,10 @@ def main(args: list[str], cli: type[TrainingCLI] = TrainingCLI) -> TrainingCLI:
         import_path_denylist=[],  # enforce jsonargparse's own list, instead of warning
         docstring_parse_attribute_docstrings=bool({"-h", "--help"} & {*args}),  # slow: read from source code
     )
-    if "fsdp2" not in StrategyRegistry:
-        StrategyRegistry.register("fsdp2", ShardedStrategy)
-    with output_may_end():
+    StrategyRegistry.register("fsdp2", ShardedStrategy, override=True)
+    out: Any = MayEnd(sys.stdout)
+    err: Any = MayEnd(sys.stderr)
+    with redirect_stdout(out), redirect_stderr(err):
         built = cli(complete(args))
         built.run()
         return built

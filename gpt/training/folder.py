@@ -79,7 +79,6 @@ class RunFolder(Callback):
         if self._lock is not None:
             (self / ".holder").unlink(missing_ok=True)
             self._lock.release()
-            self._lock = None
 
 
 def folder_of(name: str) -> Path:

@@ -55,8 +55,7 @@ def _fits(trainer: Trainer, module: Any, batch: tuple[Tensor, ...]) -> bool:
     module.zero_grad()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    failures = trainer.strategy.reduce(torch.tensor(float(not fits), device=device), reduce_op="sum")
-    return not float(failures)
+    return trainer.strategy.reduce_boolean_decision(fits)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,9 +1,11 @@
-"""The options that a checkpoint or a run's config.yaml carries: plain values of known groups, or refused.
+"""The options of a run, and what a checkpoint or a run's config.yaml may say of them: plain values alone.
 
 jsonargparse imports and instantiates what an option names, and reads files and URLs that stand where a group
 of options belongs; Lightning unpickles where `weights_only` is false. Users may ask for that, files may not.
 """
 
+import re
+import reprlib
 from collections.abc import Collection, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -15,29 +17,37 @@ from jsonargparse import Namespace
 from gpt.errors import InputError
 from gpt.template import DEFAULT_TEMPLATE
 
+_AUTO = "'auto' for the newest checkpoint of --run or of all runs, 'auto_or_new' to begin --run without one"
+OPTIONS: dict[str, tuple[type | None, Any, str]] = {
+    "run": (None, "run", "name of the folder under runs/ to write to"),
+    "resume": (None, None, f"resume a run: its folder, a checkpoint, {_AUTO}"),
+    "ckpt_path": (None, None, "checkpoint or folder of the run that 'gpt validate' scores"),
+    "checkpoint_every": (int, 500, "steps between two last.ckpt"),
+    "keep_checkpoints": (int, 2, "newest checkpoints to keep"),
+    "log_every": (int, 20, "steps between two rows of metrics.csv"),
+    "snapshot_megabytes": (int, 100, "of snapshots to watch it learn with gpt serve, at most; 0 for none"),
+    "early_stopping": (int, None, "stop after so many validations in a row that do not improve val_loss"),
+    "minutes": (float, None, "train the best model for the text that this time allows, from start to end"),
+    "profile": (None, False, "trace some steps: profile.json and profile.txt"),
+    "planned_steps": (None, None, "STEP:TOTAL,...: how a planned run kept its time"),
+}
+"""Beside those of the model, the data and the Trainer: type, default and help."""
+
 OLD_NAMES = {"model.config.tied_head": "model.config.tie_embeddings"}
 """Names that options have in older runs and command lines."""
 
 _GROUPS = ("model", "model.config", "model.optimizer", "model.lora", "data", "data.template", "trainer")
-_UNGROUPED = (
-    *("seed_everything", "run", "checkpoint_every", "keep_checkpoints", "log_every", "early_stopping"),
-    *("minutes", "planned_steps", "snapshot_megabytes"),
+# Options that can name a class, and the values that are harmless in them.
+_CLASSES = ("accelerator", "strategy", "profiler", "logger", "callbacks", "plugins", "model_registry")
+_HARMLESS = (
+    *(None, True, False, "auto", "cpu", "cuda", "gpu", "mps", "tpu", "fsdp2", "ddp"),
+    *("ddp_find_unused_parameters_true", "ddp_find_unused_parameters_false"),
 )
-_DURATIONS = ("trainer.max_time", "trainer.val_check_interval")  # may be {hours: 1}
-_CLASSES = {  # options that can name a class, and the harmless names among their values
-    "trainer.accelerator": ("auto", "cpu", "cuda", "gpu", "mps", "tpu"),
-    "trainer.strategy": (
-        *("auto", "ddp", "ddp_fork", "ddp_notebook", "ddp_spawn", "ddp_find_unused_parameters_true"),
-        *("ddp_find_unused_parameters_false", "fsdp2"),
-    ),
-    "trainer.profiler": ("simple", "advanced"),
-    **dict.fromkeys(("trainer.logger", "trainer.callbacks", "trainer.plugins", "trainer.model_registry"), ()),
-}
+_ELSEWHERE = re.compile(r"://|::|^(hub:|//|\\\\)")  # an address, a chain of fsspec's, another machine's file
 _CHOSEN_ANEW = ("config", "resume", "ckpt_path", "trainer.default_root_dir", "profile")
 _LONGEST = 1 << 16
 
 _FIXED = ("model.config.", "model.optimizer.name")  # what the saved tensors depend on
-_FREE = ("model.config.dropout",)
 _NOT_COMPARED = (*_CHOSEN_ANEW, "run", "minutes", "snapshot_megabytes", "model.init_from")
 
 
@@ -64,19 +74,10 @@ def plain_options(
             options[name] = value
         elif name not in given:
             raise InputError(
-                f"{source}: its saved option {name} {reason}; nothing that a file names is imported or "
-                f"fetched. If you trust it, give it yourself: --{name} ..."
+                f"{source}: its saved option {name} {reason} ({reprlib.repr(value)}); nothing that a file "
+                f"names is imported or fetched. If you trust it, give it yourself: --{name} ..."
             )
     return Namespace(options).as_dict()  # type: ignore[no-untyped-call]
-
-
-def with_new_names(options: dict[str, Any]) -> dict[str, Any]:
-    """Nested options, those with an old name renamed."""
-    flat = dict(leaves(options))
-    if not OLD_NAMES.keys() & flat:
-        return options
-    renamed = {OLD_NAMES.get(name, name): value for name, value in flat.items()}
-    return Namespace(renamed).as_dict()  # type: ignore[no-untyped-call]
 
 
 def as_argument(options: dict[str, Any]) -> str:
@@ -96,7 +97,7 @@ def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
         before, after = old.get(name), new.get(name)
         if before != after:
             masters = name == "trainer.precision" and "bf16-true" in (before, after)
-            if masters or (name.startswith(_FIXED) and name not in _FREE):
+            if masters or (name.startswith(_FIXED) and name != "model.config.dropout"):
                 raise InputError(f"{name} is {before} in the checkpoint and cannot become {after}")
             changed.append(f"{name}: {before} -> {after}".replace("\n", "\\n"))
     return changed
@@ -115,31 +116,25 @@ def leaves(values: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 def _objection(name: str, value: Any) -> str | None:
     """Why a saved option is refused; None for a plain value."""
     group, _, last = name.rpartition(".")
-    if last == "weights_only":
-        return None if value is None else "decides how files are unpickled"
-    if name in _GROUPS or (group not in _GROUPS and name not in _UNGROUPED):
+    if name in _GROUPS or (group not in _GROUPS and name not in ("seed_everything", *OPTIONS)):
         return "is not one that a run saves"
+    if last == "weights_only":
+        return "decides how files are unpickled"
     if last in ("class_path", "init_args", "dict_kwargs") or not last.isidentifier():
         return "names a class"
     if group == "data.template":
         return None if isinstance(value, str) else "is not text"
-    if name in _CLASSES:
-        plain = value is None or isinstance(value, bool) or value in _CLASSES[name]
-        return None if plain else f"names a class ({_shortened(value)})"
-    parts = list(value.values()) if isinstance(value, dict) and name in _DURATIONS else value
-    for part in parts if isinstance(parts, list) else [parts]:
-        if not (part is None or isinstance(part, bool | int | float | str)):
+    if last in _CLASSES:
+        return None if value in _HARMLESS else "names a class"
+    if name == "trainer.max_time" and isinstance(value, dict):  # {hours: 1}
+        value = list(value.values())
+    for part in value if isinstance(value, list) else [value]:
+        if not isinstance(part, int | float | str | None):
             return "is not a plain value"
-        if "://" in str(part) or "::" in str(part) or str(part).startswith(("hub:", "//", "\\\\")):
-            return f"leads to another machine ({_shortened(part)})"
+        if _ELSEWHERE.search(str(part)):
+            return "leads to another machine"
     if name == "model.init_from" and value is not None and not Path(str(value)).exists():
-        return f"may lead to another machine ({_shortened(value)})"
+        return "may lead to another machine"
     if name == "data.corpus" and str(value).endswith(".yaml"):
-        return f"is a recipe file, which may lead to another machine ({_shortened(value)})"
+        return "is a recipe file, which may lead to another machine"
     return None
-
-
-def _shortened(value: Any) -> str:
-    shown = value.get("class_path", "a mapping") if isinstance(value, dict) else value
-    shown = str(shown)[:80]
-    return shown if shown.isprintable() else repr(shown)

@@ -81,8 +81,7 @@ def check_trainer_options(options: dict[str, Any]) -> None:
             raise InputError(f"--trainer.{name} {value} is not supported: {instead}")
     callbacks = options.get("callbacks") or []
     for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
-        path = callback.get("class_path", "") if hasattr(callback, "get") else callback
-        name = str(path).rpartition(".")[2]
+        name = callback["class_path"].rpartition(".")[2]
         for instead, names in _OTHER_LOOPS.items():
             if name in names:
                 raise InputError(f"the callback {name} is not supported: give {instead}")

@@ -19,7 +19,6 @@ class Inherited:
 
     tokenizer: Tokenizer | None = None
     bytes_per_token: float | None = None  # of the text that they were trained on
-    new_weights: bool = False
 
     def use(self, data: TokenData) -> None:
         """Encode with the tokenizer of the weights, unless the options lead to the same one."""
@@ -28,7 +27,7 @@ class Inherited:
 
     def warn(self, data: TokenData) -> None:
         """Report a text that the tokenizer of the weights encodes badly, and examples for new weights."""
-        if self.new_weights and data.prepared.template:
+        if self.tokenizer is None and data.prepared.template:
             report("examples alone teach new weights little: tune trained ones with --model.init_from")
         before, now = self.bytes_per_token, data.bytes_per_token
         if isinstance(before, float) and now < 0.6 * before:
@@ -38,8 +37,8 @@ class Inherited:
 
 def choose_vocabulary(options: Any) -> Inherited:
     """Set the model's shape and vocabulary in the options; InputError where they contradict given weights."""
-    model, data = options.model, options.data
-    if model.init_from is not None:
+    model, data, path = options.model, options.data, options.ckpt_path
+    if model.init_from is not None and not path:  # a checkpoint has newer weights
         if data.vocabulary not in (None, "learn"):  # recipes say learn, for runs that start anew
             raise InputError("--data.vocabulary: weights to start from keep their own, leave it out")
         data.vocabulary = None
@@ -56,6 +55,5 @@ def choose_vocabulary(options: Any) -> Inherited:
             template = Template(**data.template.as_dict())
             size = TokenData(**data.as_dict() | {"template": template}).tokenizer.n_vocab
         model.config.vocab_size = data.vocab_size = size
-    path = options.get("ckpt_path")
     saved = read(path, checksums=False)["gpt"].get("tokenizer") if path else None
-    return Inherited(tokenizer=Tokenizer.from_dict(saved) if saved else None, new_weights=path is None)
+    return Inherited(tokenizer=Tokenizer.from_dict(saved) if saved else None)

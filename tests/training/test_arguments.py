@@ -10,6 +10,7 @@ from processes import forked
 from tiny_runs import TINY, fit, result
 
 from gpt.cli import main
+from gpt.errors import InputError
 from gpt.training import arguments
 from gpt.weights.checkpoint import read
 
@@ -115,6 +116,10 @@ def test_options_may_be_given_as_yaml(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = "{trainer: {max_steps: 3}}"
     assert arguments.complete(["fit", "--config", text]).args == [f"--config={text}"]
+    long = f"{{trainer: {{max_steps: 3}}}}  # {'longer than the name of any file ' * 10}"
+    assert arguments.complete(["fit", "--config", long]).args == [f"--config={long}"]
+    with pytest.raises(InputError, match="no checkpoint under"):  # not begun anew without a word
+        arguments.complete(["fit", "--config", "{resume: auto}"])
 
 
 def test_a_random_seed_is_written_down(workplace):
