@@ -157,7 +157,8 @@ class Meter(Callback):
         self.train_seconds = self.elapsed()
         self._bar.close()
 
-    on_exception = on_train_end
+    def on_exception(self, *_: Any) -> None:
+        self._bar.close()
 
     def state_dict(self) -> dict[str, Any]:
         names = ("steps", "tokens", "interval_batches", "interval_tokens", "last_validation")
