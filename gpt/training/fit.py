@@ -138,7 +138,7 @@ class TrainingCLI(LightningCLI):
         if self.given.command != "fit":
             return super().instantiate_trainer(logger=False, callbacks=[], enable_progress_bar=False)
         folder, stop, plain = self.folder, StopRequest(), options.trainer
-        metrics, show = MetricsCSV(folder), plain.enable_progress_bar is not False
+        metrics, show = MetricsCSV(folder, "metrics.csv"), plain.enable_progress_bar is not False
         self.meter = Meter(options.log_every, metrics, show)
         done = self.found.step if self.found else 0
         self.ends = self._ends(done)
@@ -163,7 +163,7 @@ class TrainingCLI(LightningCLI):
             Checkpoints(folder, options.checkpoint_every, options.keep_checkpoints, stop),
         ]
         loggers = [metrics, *(item for item in self._several("logger") if isinstance(item, Logger))]
-        plugins = [*self._several("plugins"), AtomicCheckpointIO(self.found.path if self.found else None)]
+        plugins = [*self._several("plugins"), AtomicCheckpointIO()]
         # `Ends` sets the true end, and `Meter` shows the progress.
         own = {"max_steps": -1, "max_epochs": -1, "max_time": None, "enable_progress_bar": False}
         return super().instantiate_trainer(callbacks=callbacks, logger=loggers, plugins=plugins, **own)
