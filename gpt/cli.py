@@ -19,7 +19,7 @@ from typing import Literal
 from gpt.errors import InputError
 
 # Each command's MODULE:FUNCTION within this package, its purpose, and an example of its arguments. The
-# function's typed arguments are the options, its docstring their help; `fit` and `validate` parse their own.
+# function's typed arguments are the options, its docstring their help; `OWN_PARSERS` parse their own.
 COMMANDS = {
     "fit": ("training.fit:main", "train a model, the quick run by default", "--data.corpus my.txt"),
     "validate": ("training.fit:main", "score a checkpoint as fit does", "--ckpt_path runs/quick"),
@@ -37,6 +37,7 @@ COMMANDS = {
     "completion": ("cli:completion", "print a script for the shell's completion", "zsh"),
 }
 LIGHTNING = ("fit", "validate")
+OWN_PARSERS = (*LIGHTNING, "plan")
 _USAGE = """usage: gpt COMMAND [OPTIONS]
 
 Train a small GPT and generate text with it. 'gpt COMMAND --help' lists a command's options.
@@ -86,9 +87,10 @@ def run(name: str, arguments: list[str]) -> None:
     try:
         if name in LIGHTNING:
             resolve_name("gpt.training.lean_start:load_lightning")()
-            resolve_name(f"gpt.{code}")([name, *arguments])
-            return
         function = resolve_name(f"gpt.{code}")
+        if name in OWN_PARSERS:
+            function([name, *arguments])
+            return
         output = jsonargparse.auto_cli(
             function,
             args=_spell_out(arguments, function),
