@@ -19,7 +19,7 @@ from typing import Literal
 from gpt.errors import InputError
 
 # Each command's MODULE:FUNCTION within this package, its purpose, and an example of its arguments. The
-# function's typed arguments are the options, its docstring their help; `fit` and `validate` parse their own.
+# function's typed arguments are the options, its docstring their help; `OWN_PARSERS` parse their own.
 COMMANDS = {
     "fit": ("training.fit:main", "train a model, the quick run by default", "--data.corpus my.txt"),
     "validate": ("training.fit:main", "score a checkpoint as fit does", "--ckpt_path runs/quick"),
@@ -37,6 +37,7 @@ COMMANDS = {
     "completion": ("cli:completion", "print a script for the shell's completion", "zsh"),
 }
 LIGHTNING = ("fit", "validate")
+OWN_PARSERS = (*LIGHTNING, "plan")
 _USAGE = """usage: gpt COMMAND [OPTIONS]
 
 Train a small GPT and generate text with it. 'gpt COMMAND --help' lists a command's options.
@@ -89,7 +90,7 @@ def run(name: str, arguments: list[str]) -> None:
         function = resolve_name(f"gpt.{code}")
         if "torch" in sys.modules:  # not every command computes
             resolve_name("gpt.threads:spread_threads")()
-        if name in LIGHTNING:
+        if name in OWN_PARSERS:
             function([name, *arguments])
             return
         output = jsonargparse.auto_cli(

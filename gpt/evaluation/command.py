@@ -145,18 +145,14 @@ def score_endings(model: GPT, tokenizer: Tokenizer, path: Path, batch_size: int 
 
 def _lines(path: Path, *keys: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The place and the object of each JSON line that is not blank."""
-    where = ""
-    with open(path, "rb") as file:
-        for number, text in enumerate(file, start=1):
-            if not text.strip():
-                continue
-            where = f"{path}, line {number}"
-            try:
-                line = json_format.loads(text)
-            except (ValueError, RecursionError):
-                line = None
-            if not isinstance(line, dict) or any(key not in line for key in keys):
-                raise InputError(f"{where}: expected a JSON object with {', '.join(keys)}")
-            yield where, line
-    if not where:
+    lines = [(number, text) for number, text in enumerate(path.read_bytes().splitlines(), 1) if text.strip()]
+    if not lines:
         raise InputError(f"{path} has no lines to score")
+    for number, text in lines:
+        try:
+            line = json_format.loads(text)
+        except (ValueError, RecursionError):
+            line = None
+        if not isinstance(line, dict) or not line.keys() >= {*keys}:
+            raise InputError(f"{path}, line {number}: expected a JSON object with {', '.join(keys)}")
+        yield f"{path}, line {number}", line

@@ -3,7 +3,6 @@
 Shapes: B rows, T tokens in a row, N scored tokens, D emb_dim, V vocab_size.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -27,7 +26,6 @@ def total_nats(
     model: GPT,
     stream: Stream,
     *,
-    context_length: int | None = None,
     stride: int | None = None,
     batch_size: int = 8,
     document_starts: NDArray[np.int64] | None = None,
@@ -35,18 +33,17 @@ def total_nats(
 ) -> float:
     """The sum of the nats of all tokens of a stream that are to be scored, each counted once.
 
-    `<|endoftext|>` precedes the first token. Windows of `context_length` T, the model's by default, start
-    `stride` tokens apart, which is 1 .. T or an InputError, and score what earlier ones have not. Without a
-    stride, they end where documents end if `document_starts` are given. `scored` is called with the scored
-    targets (N,). The model is in evaluation mode.
+    `<|endoftext|>` precedes the first token. Windows of the model's context length T start `stride` tokens
+    apart, which is 1 .. T or an InputError, and score what earlier ones have not. Without a stride, they end
+    where documents end if `document_starts` are given. `scored` is called with the scored targets (N,). The
+    model is in evaluation mode.
     """
-    length = context_length or model.config.context_length
-    device = next(model.parameters()).device
+    length = model.config.context_length
     starts, lengths = each_token_once(len(stream), length, document_starts)
     if stride is not None:
         if not 1 <= stride <= length:
             raise InputError(f"stride must be 1 to the context_length {length}, got {stride}")
-        starts = np.arange(1 + math.ceil(max(0, len(stream) - length) / stride)) * stride
+        starts = np.arange(0, max(0, len(stream) - length) + stride, stride)
         lengths = np.minimum(len(stream) - starts, length)
     scored_until = np.append(0, (starts + lengths)[:-1])
     total = 0.0
@@ -55,8 +52,7 @@ def total_nats(
         x, y = make_batch(stream, (starts[batch], lengths[batch]), length, isolate=False)  # (B, T) each
         before = starts[batch, None] + np.arange(length) < scored_until[batch, None]
         targets = y.masked_fill(torch.from_numpy(before), IGNORE_INDEX)
-        nats, _ = score(model, x.to(device), targets.to(device))
-        total += float(nats.sum())
+        total += float(score(model, x, targets)[0].sum())
         scored(targets[targets != IGNORE_INDEX])
     return total
 
@@ -67,6 +63,7 @@ def score(model: GPT, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
     `tokens` and `targets` are (B, T) int64. Where a target is IGNORE_INDEX nothing is scored: nats are 0.
     """
+    tokens, targets = (ids.to(model.token_embedding.weight.device) for ids in (tokens, targets))
     scored = targets != IGNORE_INDEX
     features = model.features(tokens)[scored]  # (N, D)
     nats, most_likely = torch.zeros(targets.shape, dtype=torch.float64), torch.zeros(targets.shape).bool()
@@ -86,18 +83,17 @@ def answer(
 
     Questions longer than the context length keep their last tokens; an empty context is `<|endoftext|>`.
     """
-    device = next(model.parameters()).device
     with progress(label, len(questions), unit="endings") as advance:
         for first in range(0, len(questions), batch_size):
             rows, targets = [], []
             for context, ending in questions[first : first + batch_size]:
-                tokens = torch.tensor([*(context or [eot]), *ending])
-                scored = torch.arange(len(tokens)) >= len(tokens) - len(ending)
-                rows.append(tokens[-model.config.context_length - 1 : -1])
-                targets.append(tokens.where(scored, IGNORE_INDEX)[1:][-model.config.context_length :])
+                tokens = torch.tensor([*(context or [eot]), *ending])[-model.config.context_length - 1 :]
+                in_ending = torch.arange(-len(tokens), 0) >= -len(ending)
+                rows.append(tokens[:-1])
+                targets.append(tokens.where(in_ending, IGNORE_INDEX)[1:])
             x = pad_sequence(rows, batch_first=True)  # padding on the right, which no token attends to
             y = pad_sequence(targets, batch_first=True, padding_value=IGNORE_INDEX)
-            nats, most_likely = score(model, x.to(device), y.to(device))
+            nats, most_likely = score(model, x, y)
             found = (most_likely | (y == IGNORE_INDEX)).all(dim=1)  # (B,)
             yield from zip(nats.sum(dim=1).tolist(), found.tolist(), strict=True)
             advance(len(rows))

@@ -2,7 +2,7 @@
 
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,7 +50,12 @@ def labelled_tokens(tokenizer: Tokenizer, text: str, context_length: int) -> tup
         raise InputError("there is no text to read: give one with --text")
     if len(ids) > context_length:
         raise InputError(f"the text has {len(ids)} tokens, more than the context_length {context_length}")
-    return ids, [token_label(tokenizer.decode_bytes([i])) for i in ids]
+    return ids, token_labels(tokenizer, ids)
+
+
+def token_labels(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
+    """A readable label for each token."""
+    return [token_label(tokenizer.decode_bytes([i])) for i in ids]
 
 
 def token_label(token: bytes) -> str:

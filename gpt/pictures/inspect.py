@@ -1,5 +1,6 @@
 """`gpt inspect`: what a prepared folder holds, whether its files are unaltered; vocabularies side by side."""
 
+from collections.abc import Iterator
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from gpt.data.shards import META, SPLITS, Prepared, token_ids
 from gpt.data.windows import Grid, Packed
 from gpt.errors import check_least
 from gpt.files import check_free
-from gpt.pictures.figures import save, token_label
+from gpt.pictures.figures import save, token_labels
 from gpt.pictures.probabilities import COLUMNS, boxes
 from gpt.tokenizer import Tokenizer
 
@@ -29,7 +30,6 @@ def inspect(
     vocab_size: int = 50257,
     windows: int = 3,
     context_length: int = 64,
-    seed: int = 0,
     picture: str | None = None,
     overwrite: bool = False,
 ) -> None:
@@ -44,12 +44,11 @@ def inspect(
         vocab_size: ids of GPT-2's tokenizer, if `data` is a corpus.
         windows: how many training windows to print.
         context_length: tokens in each window.
-        seed: of the choice of windows.
         picture: the file for the histogram of document lengths, by default lengths.png in the folder, or for
             the cut lines, by default vocabularies.png.
         overwrite: replace existing pictures outside the folder.
     """
-    check_least(0, windows=windows, seed=seed)
+    check_least(0, windows=windows)
     several = vocabulary.split(",") if vocabulary and "," in vocabulary else []
     picture = picture or ("vocabularies.png" if several else "")
     if picture:
@@ -63,36 +62,35 @@ def inspect(
     print(*_describe(prepared), sep="\n")
     prepared.verify()
     print(f"checksums   all {len(prepared.meta['files'])} files are as they were written")
-    target = Path(picture) if picture else folder / "lengths.png"
+    lengths = Path(picture) if picture else folder / "lengths.png"
+    scored = lengths.with_name("scored.png")
     if picture and prepared.template:
-        check_free(target.with_name("scored.png"), overwrite)
-    _draw_lengths({split: prepared.document_lengths(split) for split in SPLITS}, target)
-    print(f"histogram   {target}")
-    stream = prepared.stream("train")
+        check_free(scored, overwrite)
+    _draw_lengths({split: prepared.document_lengths(split) for split in SPLITS}, lengths)
+    print(f"histogram   {lengths}")
     if not windows:
         return
+    stream = prepared.stream("train")
     cut: Grid | Packed = Grid(len(stream), context_length)
     if prepared.template:
         cut = Packed(prepared.document_starts("train"), len(stream), context_length, stream.scored())
-    chosen = np.random.default_rng(seed).choice(cut.count, min(windows, cut.count), replace=False)
-    starts, lengths = cut.spans(chosen, epoch=0)
-    rows = [row[1 : 1 + n] for row, n in zip(stream.rows(starts, context_length), lengths, strict=True)]
+    chosen = np.random.default_rng(0).choice(cut.count, min(windows, cut.count), replace=False)
+    starts, sizes = cut.spans(chosen, epoch=0)
+    rows = [row[1 : 1 + n] for row, n in zip(stream.rows(starts, context_length), sizes, strict=True)]
     if prepared.template and rows:
-        _draw_scored(prepared.tokenizer, rows[0], target.with_name("scored.png"))
-        print(f"window      {target.with_name('scored.png')}")
+        _draw_scored(prepared.tokenizer, rows[0], scored)
+        print(f"window      {scored}")
     for row in rows:
         text = prepared.tokenizer.decode(token_ids(row))
         print(f"\n--- a training window of {context_length} tokens\n{text}")
 
 
-def _describe(prepared: Prepared) -> list[str]:
+def _describe(prepared: Prepared) -> Iterator[str]:
     meta, tokenizer = prepared.meta, prepared.tokenizer
-    lines = [
-        f"folder      {prepared.folder}",
-        f"corpus      {meta['source']['corpus']}, {meta['empty_documents']:,} empty documents left out",
-        f"tokenizer   {tokenizer.name}, {tokenizer.n_vocab:,} ids in {prepared.dtype}",
-        f"split       by {meta['split_by']}, {meta['val_fraction']:g} asked for",
-    ]
+    yield f"folder      {prepared.folder}"
+    yield f"corpus      {meta['source']['corpus']}, {meta['empty_documents']:,} empty documents left out"
+    yield f"tokenizer   {tokenizer.name}, {tokenizer.n_vocab:,} ids in {prepared.dtype}"
+    yield f"split       by {meta['split_by']}, {meta['val_fraction']:g} asked for"
     for split in SPLITS:
         documents, size, tokens = (prepared.count(split, what) for what in ("documents", "bytes", "tokens"))
         line = f"{split:<12}{documents:,} documents, {size:,} bytes, {tokens:,} tokens"
@@ -100,9 +98,10 @@ def _describe(prepared: Prepared) -> list[str]:
             line += f", {size / tokens:.2f} bytes a token"
         if prepared.template:
             line += ", {:,} of them scored, of {:,} bytes".format(*prepared.scored(split))
-        lines.append(line)
+        yield line
     ids = prepared.first_ids(_COUNTED_TOKENS)
-    return [*lines, *_kinds_of_tokens(tokenizer, ids), f"beginning   {_show(tokenizer, ids[:16])}"]
+    yield from _kinds_of_tokens(tokenizer, ids)
+    yield f"beginning   {_show(tokenizer, ids[:16])}"
 
 
 def _kinds_of_tokens(tokenizer: Tokenizer, ids: NDArray[Any]) -> list[str]:
@@ -120,10 +119,6 @@ def _show(tokenizer: Tokenizer, ids: NDArray[Any]) -> str:
     return " ".join(repr(tokenizer.decode([i])) for i in ids.tolist())
 
 
-def _labels(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    return [token_label(tokenizer.decode_bytes([i])) for i in ids]
-
-
 def _compare(corpus: str, vocabularies: list[str], picture: Path) -> None:
     """Print what the tokens of each vocabulary are like, and print and draw how each cuts the same line."""
     line, labels, colours = "", [], []
@@ -134,7 +129,7 @@ def _compare(corpus: str, vocabularies: list[str], picture: Path) -> None:
             text = tokenizer.decode(ids[:_LINE_FROM_TOKENS])
             fitting = (one for one in text.splitlines() if len(one) <= COLUMNS)
             line = max(fitting, key=len, default="") or text[:COLUMNS]
-        cut = _labels(tokenizer, tokenizer.encode(line))
+        cut = token_labels(tokenizer, tokenizer.encode(line))
         a_token = prepared.count("train", "bytes") / max(1, prepared.count("train", "tokens"))
         heading = f"{name}: {a_token:.2f} bytes a token"
         print(heading, *_kinds_of_tokens(tokenizer, ids), f"cut         {'|'.join(cut)}", "", sep="\n")
@@ -146,7 +141,8 @@ def _compare(corpus: str, vocabularies: list[str], picture: Path) -> None:
 
 def _draw_scored(tokenizer: Tokenizer, row: NDArray[Any], picture: Path) -> None:
     """Draw the stored tokens (T,) of a window in reading order, those that are scored in another colour."""
-    figure = boxes(_labels(tokenizer, token_ids(row).tolist()), np.where(row >= 0, _ORANGE, _GREY).tolist())
+    colours = np.where(row >= 0, _ORANGE, _GREY).tolist()
+    figure = boxes(token_labels(tokenizer, token_ids(row)), colours)
     names = {_ORANGE: "scored: the model learns to write it", _GREY: "not scored: only read"}
     patches = [Patch(color=colour, label=name) for colour, name in names.items()]
     figure.legend(handles=patches, loc="lower center", ncols=2)

@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette, made for all kinds of colour vision, without its yellow, too light on white.
 # From the eighth run on, colours repeat with another line style.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-LINES = ("-", "--", ":", "-.")
+STYLES = [{"linestyle": line, "color": colour} for line in ("-", "--", ":", "-.") for colour in COLOURS]
 PANELS = ("learning_rate", "gradient_norm", "tokens_per_second")
 
 X = Literal["step", "tokens", "seconds"]
@@ -75,45 +76,40 @@ def plot(runs: list[str], output: Path = Path("runs.png"), x: X = "step", overwr
     print(f"{output} shows {len(runs)} {'run' if len(runs) == 1 else 'runs'}")
 
 
-def loss_curve(metrics: str | os.PathLike[str], picture: str | os.PathLike[str], title: str) -> None:
+def loss_curve(metrics: str | os.PathLike[str], picture: str | os.PathLike[str]) -> None:
     """Draw a run's training and validation loss over steps, in nats per token, as .png or .svg."""
+    save(compare([Metrics.read(metrics)], panels=()), picture)
+
+
+def compare(runs: Sequence[Metrics], x: X = "step", panels: Sequence[str] = PANELS) -> "Figure":
+    """The losses of runs in one picture, with a small panel for each of `panels` that any run has."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    _draw_losses(figure.add_subplot(), [Metrics.read(metrics)], "step", title)
-    save(figure, picture)
-
-
-def compare(runs: Sequence[Metrics], x: X = "step") -> "Figure":
-    """The losses of runs in one picture, with a small panel for each other column that any run has."""
-    from matplotlib.figure import Figure
-
-    panels = [name for name in PANELS if any(run.points(x, name)[1] for run in runs)]
-    figure = Figure(figsize=(9, 7.5 if panels else 5), layout="constrained")
+    panels = [name for name in panels if any(run.points(x, name)[1] for run in runs)]
+    figure = Figure(figsize=(9, 7.5) if panels else (8, 4.5), layout="constrained")
     rows: list[Any] = [["loss"] * len(panels), panels] if panels else [["loss"]]
     places = figure.subplot_mosaic(rows, height_ratios=[2.2, 1.0][: len(rows)])
-    title = f"Loss of {runs[0].name}" if len(runs) == 1 else f"Loss of {len(runs)} runs"
-    _draw_losses(places["loss"], runs, x, title)
+    _draw_losses(places["loss"], runs, x)
     for name in panels:
-        for number, run in enumerate(runs):
-            places[name].plot(*run.points(x, name), linewidth=1.2, **_style(number))
+        for run, style in zip(runs, cycle(STYLES)):
+            places[name].plot(*run.points(x, name), linewidth=1.2, **style)
         _finish(places[name], name.replace("_", " "), x)
         places[name].set_ylim(0, 1.1 * places[name].dataLim.ymax or 1.0)
-        places[name].yaxis.set_major_formatter(_short if name == "tokens_per_second" else "{x:.3g}")
+        places[name].yaxis.set_major_formatter(short if name == "tokens_per_second" else "{x:.3g}")
     return figure
 
 
-def _draw_losses(axes: "Axes", runs: Sequence[Metrics], x: X, title: str) -> None:
+def _draw_losses(axes: "Axes", runs: Sequence[Metrics], x: X) -> None:
     """Training loss thin; validation loss thick, with markers, and its last value in the legend."""
     alone = len(runs) == 1
-    for number, run in enumerate(runs):
+    for run, style in zip(runs, cycle(STYLES)):
         train, validation = run.points(x, "train_loss"), run.points(x, "val_loss")
         label = "validation" if alone else run.name.replace("$", r"\$")
         if validation[1]:
             label = f"{label}: {validation[1][-1]:.3f}"
-        axes.plot(*train, linewidth=1.0, alpha=0.45, label="training" if alone else None, **_style(number))
-        axes.plot(*validation, linewidth=2.0, marker="o", markersize=4.5, label=label, **_style(number))
-    _finish(axes, title, x)
+        axes.plot(*train, linewidth=1.0, alpha=0.45, label="training" if alone else None, **style)
+        axes.plot(*validation, linewidth=2.0, marker="o", markersize=4.5, label=label, **style)
+    _finish(axes, f"Loss of {runs[0].name if alone else f'{len(runs)} runs'}", x)
     axes.set_ylabel("loss (nats per token)")
     heading = None if alone else "validation loss (thin lines: training)"
     axes.legend(frameon=False, title=heading, alignment="left")
@@ -125,17 +121,12 @@ def _finish(axes: "Axes", title: str, x: X) -> None:
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.locator_params(axis="x", nbins=6)
-    axes.xaxis.set_major_formatter(_short)
+    axes.xaxis.set_major_formatter(short)
 
 
-def _short(value: float, position: float) -> str:
-    """1.5M rather than 1500000."""
+def short(value: float, _: object = None) -> str:
+    """1.5M rather than 1500000; matplotlib passes the position on the axis too."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.3g}{letter}"
     return f"{value:.3g}"
-
-
-def _style(number: int) -> dict[str, Any]:
-    line = LINES[number // len(COLOURS) % len(LINES)]
-    return {"color": COLOURS[number % len(COLOURS)], "linestyle": line}

@@ -205,7 +205,7 @@ class Samples(Callback):
 
 def write_summary(folder: Path, trainer: Any, meter: Meter, plan: Plan | None) -> dict[str, Any]:
     """Write loss.png and summary.json, and return the latter; sizes in bytes, times in seconds."""
-    loss_curve(folder / "metrics.csv", folder / "loss.png", title=f"Loss of {folder.name}")
+    loss_curve(folder / "metrics.csv", folder / "loss.png")
     device, tokens = trainer.strategy.root_device, meter.tokens + meter.interval_tokens
     summary: dict[str, Any] = {
         "val_bits_per_byte": meter.last_validation.get("val_bits_per_byte"),

@@ -30,8 +30,7 @@ from gpt.training.device import cpu_multiplies_bfloat16, default_precision, keep
 from gpt.training.loss import linear_cross_entropy
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.plan.law import Law, Trial
-from gpt.training.plan.text import sample
-from gpt.training.plan.trial import try_out
+from gpt.training.plan.text import sample, try_out
 from gpt.training.schedule import learning_rate_factor
 
 TABLE = Path(__file__).with_name("sweep.csv")

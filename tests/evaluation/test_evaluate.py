@@ -95,13 +95,15 @@ def test_the_perplexity_recipe_of_transformers(stride, stream_of):
     assert tokens == 100
 
     from gpt.weights.formats import hf
+    from gpt.weights.load import Found
 
     config = hf.read_config(theirs.config.to_dict())
-    ours = GPT.from_weights(config, hf.import_weights(config, theirs.state_dict()))
+    found = Found("hf", config, hf.import_weights(config, theirs.state_dict())).cropped(max_length - 1)
+    ours = GPT.from_weights(found.config, found.weights)
     stream = stream_of(ids[0, 1:].tolist())
     stream.eot = int(ids[0, 0])
-    found = total_nats(ours, stream, context_length=max_length - 1, stride=stride)
-    assert math.exp(found / 100) == pytest.approx(math.exp(nats / tokens), rel=1e-5)
+    scored = total_nats(ours, stream, stride=stride)
+    assert math.exp(scored / 100) == pytest.approx(math.exp(nats / tokens), rel=1e-5)
 
 
 def test_a_split_is_scored_as_validation_scores_it(model, text_file):

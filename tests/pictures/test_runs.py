@@ -97,7 +97,7 @@ def test_the_command_writes_png_and_svg(run, tmp_path, capsys):
 
 
 def test_the_curve_of_one_run(run, tmp_path):
-    loss_curve(run("a") / "metrics.csv", tmp_path / "loss.png", title="Loss of x_y$")
+    loss_curve(run("x_y$") / "metrics.csv", tmp_path / "loss.png")
     assert imread(tmp_path / "loss.png").shape == (540, 960, 4)
 
 

@@ -38,7 +38,7 @@ def text_of(size: int) -> Text:
     numbers = {"table": 65536, "unique": min(size, 1e6), "per_token": 2.3, "seen": min(350_000, 4 * size)}
     bits = Law.load().usual(blocks=49152, context=64, batch=1536, **numbers)
     trial = Trial(bits_per_byte=bits, repeats=0.78 * bits, **numbers)
-    return Text(size=size, trial=trial, bytes_per_token=kept)
+    return Text(size=size, val_fraction=min(0.1, 1e5 / size), trial=trial, bytes_per_token=kept)
 
 
 def plan(size: int, minutes: float, **given: float) -> Plan:
@@ -341,10 +341,10 @@ def test_a_prepared_folder_is_neither_tokenized_nor_divided_again(hurry, capsys)
         prepare = ["prepare", "rows.jsonl", "--vocabulary", "gpt2:600", "--val_fraction", fraction]
         assert main([*prepare, "--output", name]) == 0
     text = measure("half")
-    assert text.held_out == pytest.approx(0.5, abs=0.1)
+    assert text.val_fraction == pytest.approx(0.5, abs=0.1)
     found = choose(text, MACHINE, Law.load(), 1, {"data.val_fraction": 0.01})
-    assert found.val_fraction == text.held_out
-    huge = replace(text, size=20_000_000_000, held_out=1e-6)
+    assert found.options(Law.load())["data"]["val_fraction"] == pytest.approx(text.val_fraction, abs=1e-6)
+    huge = replace(text, size=20_000_000_000, val_fraction=1e-6)
     assert choose(huge, MACHINE, Law.load(), 10, {}).seconds <= 600
     capsys.readouterr()
     assert main(["fit", "--minutes", "1", *PLAIN, "--data.corpus", "none"]) == 2

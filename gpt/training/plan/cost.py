@@ -3,7 +3,6 @@
 import os
 import statistics
 import time
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,7 +20,7 @@ _TIMED = 3  # steps of each shape, after one that is not timed
 _TRAINER = 1.05  # a step by the Trainer with a run's callbacks, over a bare one
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Shape:
     """A model and its batch, which decide the time of a step: numbers, or arrays of candidates."""
 
@@ -59,23 +58,17 @@ class Shape:
         return 16 * (self.blocks + self.table) + 2 * activations + 8 * 1024 * self.vocab_size
 
 
-# Narrow and wide, shallow and deep, with few and many ids, short and long windows and batches. On a GPU they
-# only show how long it takes to start the work of a step; the large ones fill it.
-_PROBES, _LARGE = (
-    [Shape(vocab_size=v, context_length=t, emb_dim=d, num_layers=n, batch_size=b) for v, t, d, n, b in shapes]
-    for shapes in (
-        (
-            *((512, 64, 32, 1, 12), (512, 64, 64, 6, 24), (2048, 128, 128, 4, 12), (8192, 64, 96, 1, 24)),
-            *((1024, 512, 128, 2, 3), (2048, 64, 256, 4, 24), (4096, 64, 128, 2, 72)),
-        ),
-        (
-            (16384, 256, 768, 6, 64),
-            (1024, 1024, 512, 6, 24),
-            (16384, 64, 256, 2, 512),
-            (512, 128, 1024, 12, 64),
-        ),
-    )
-)
+# Narrow and wide, shallow and deep, with few and many ids, short and long windows and batches.
+_PROBES = [
+    *(Shape(512, 64, 32, 1, 12), Shape(512, 64, 64, 6, 24), Shape(2048, 128, 128, 4, 12)),
+    *(Shape(8192, 64, 96, 1, 24), Shape(1024, 512, 128, 2, 3), Shape(2048, 64, 256, 4, 24)),
+    Shape(4096, 64, 128, 2, 72),
+]
+# On a GPU those only show how long it takes to start the work of a step; these fill it.
+_LARGE = [
+    *(Shape(16384, 256, 768, 6, 64), Shape(1024, 1024, 512, 6, 24), Shape(16384, 64, 256, 2, 512)),
+    Shape(512, 128, 1024, 12, 64),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,13 +98,13 @@ def probe(device: torch.device, precision: str) -> Cost:
 def fit_cost(timed: list[tuple[Shape, float]], memory: float) -> Cost:
     """The cost with the least relative errors over the timed shapes; no work takes negative time."""
     work = np.stack([shape.work() / seconds for shape, seconds in timed])
-    scale = work.sum(axis=0)
-    squares = (work / scale).T @ (work / scale) + 1e-6 * np.eye(len(scale)) / len(timed)
-    target, found = (work / scale).sum(axis=0), np.zeros(len(scale))
+    target = work.sum(axis=0)
+    squares = work.T @ work + np.diag(1e-6 / len(timed) * target**2)
+    found = np.zeros(len(target))
     for _ in range(3000):  # coordinate descent: each in turn takes its best value that is not negative
         for i in range(len(found)):
             found[i] = max(0.0, found[i] + (target[i] - squares[i] @ found) / squares[i, i])
-    return Cost(seconds=tuple((found / scale).tolist()), memory=memory)
+    return Cost(seconds=tuple(found.tolist()), memory=memory)
 
 
 def _time_step(shape: Shape, device: torch.device, precision: str) -> float:
@@ -120,27 +113,23 @@ def _time_step(shape: Shape, device: torch.device, precision: str) -> float:
     model = GPT(GPTConfig(**sizes, num_heads=shape.emb_dim // 32)).to(device)
     optimizer = build_optimizer(model, OptimizerConfig(), precision)
     dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
-    autocast = torch.autocast(device.type, dtype) if dtype else nullcontext()
     x = torch.randint(shape.vocab_size, (shape.batch_size, shape.context_length), device=device)
     seconds = []
     for _ in range(1 + _TIMED):
         began = time.perf_counter()
-        with autocast:
-            loss = mean_loss(model, x, x)
-        update(model, optimizer, loss)
+        train_step(model, optimizer, x, x, dtype)
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds[1:])
 
 
-def mean_loss(model: GPT, x: Tensor, y: Tensor) -> Tensor:
-    """The mean loss of a batch, (B, T) both."""
-    return linear_cross_entropy(model.features(x).flatten(0, 1), model.head.weight, y.flatten())
-
-
-def update(model: GPT, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    """A step of training, after its forward pass."""
+def train_step(
+    model: GPT, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, dtype: torch.dtype | None = None
+) -> None:
+    """An update with a batch, (B, T) both, whose products are computed in `dtype` if there is one."""
+    with torch.autocast(x.device.type, dtype, enabled=dtype is not None):
+        loss = linear_cross_entropy(model.features(x).flatten(0, 1), model.head.weight, y.flatten())
     torch.autograd.backward(loss)
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()

@@ -21,13 +21,11 @@ class Trial:
     """How hard a text is: what a short training of a small model on it has reached. Numbers or arrays."""
 
     bits_per_byte: Any
-    table: Any
-    """The numbers from here on are those of `Law.usual`."""
+    table: Any  # the numbers from here to `per_token`, and the constants, are those of `Law.usual`
     seen: Any
     unique: Any
     per_token: Any
-    repeats: Any
-    """Bits that LZMA takes for each held-out byte, after text from the part to train on."""
+    repeats: Any  # bits that LZMA takes for each held-out byte, after text from the part to train on
     blocks: ClassVar[int] = 12 * 64**2  # one layer of width 64
     context: ClassVar[int] = 64
     batch: ClassVar[int] = 1536
@@ -37,49 +35,31 @@ class Trial:
 class Law:
     """The constants, which scripts/scaling/fit.py has fitted to scripts/scaling/sweep.csv."""
 
-    floor: float
-    """What remains of an endless text, model and training."""
+    floor: float  # what remains of an endless text, model and training
     blocks: float
     blocks_power: float
-    table: float
-    """Of the embeddings' weights."""
+    table: float  # of the embeddings' weights
     table_power: float
-    bytes: float
-    """Of the bytes seen, after the two discounts below."""
+    bytes: float  # of the bytes seen, after the discounts below
     bytes_power: float
-    token_power: float
-    """Of the bytes of a token: with 0 the bytes seen count, with 1 the tokens, above it rare ids cost."""
-    context: float
-    """Of the bytes in a window."""
+    token_power: float  # of a token's bytes: with 0 the bytes seen count, with 1 the tokens
+    context: float  # of the bytes in a window
     context_power: float
-    passes: float
-    """After about so many passes more of them teach nothing."""
-    batch: float
-    """Tokens of a batch with which half of its work is lost."""
-    window: float
-    """Tokens of a window with which half of it is lost: neighbours tell less than text from elsewhere."""
+    passes: float  # after about so many passes more of them teach nothing
+    batch: float  # tokens of a batch with which half of its work is lost
+    window: float  # tokens of a window with which half of it is lost: neighbours tell less than other text
     overfit: float
-    overfit_power: float
-    """Of the weights for each byte of text."""
-    table_overfit: float
-    """So many times a weight of the embeddings counts there."""
-    again_power: float
-    """Of the passes after the first, for each thousand tokens of a batch: the updates count."""
-    overfit_repeats: float
-    """Of how well the text repeats itself: what was learned by heart helps there."""
-    text_power: float
-    """Of the bits per byte of a text's trial, over those that the law expects of it."""
-    repeat_power: float
-    """Of how well the text repeats itself, for each time that a training comes e times below the trial."""
-    lr: float
-    """The peak learning rate of the blocks' matrices in a run of a thousand steps."""
-    lr_power: float
-    """Of the thousands of steps."""
-    rest_lr: float
-    """Times that rate: the peak of the other weights."""
+    overfit_power: float  # of the weights for each byte of text
+    table_overfit: float  # so many times a weight of the embeddings counts there
+    again_power: float  # of the passes after the first
+    overfit_repeats: float  # of how well the text repeats itself: what was learned by heart helps there
+    text_power: float  # of the bits per byte of a text's trial, over those that the law expects of it
+    repeat_power: float  # of its repetitions, for each time that a training comes e times below the trial
+    lr: float  # the peak learning rate of the blocks' matrices in a run of a thousand steps
+    lr_power: float  # of the thousands of steps
+    rest_lr: float  # times that rate: the peak of the other weights
     weight_decay: float
-    measured: dict[str, tuple[float, float]]
-    """The least and the most of each number that was measured."""
+    measured: dict[str, tuple[float, float]]  # the least and the most of each number that was measured
 
     def bits_per_byte(self, text: Trial, **numbers: Any) -> Any:
         """Of a training on a text; `numbers` are the arguments of `usual`."""
@@ -113,22 +93,19 @@ class Law:
             per_token: bytes of a token, in held-out text.
             repeats: bits that LZMA takes, over those that it would take for a usual text.
         """
-        passes = np.maximum(seen / unique, 1.0)
-        effective = np.where(
-            seen > unique, unique * (1 + self.passes * -np.expm1((1 - passes) / self.passes)), seen
-        )
+        again = np.maximum(seen / unique, 1.0) - 1  # passes after the first
+        effective = np.minimum(seen, unique) - unique * self.passes * np.expm1(-again / self.passes)
         effective = effective / (1 + batch / self.batch) / (1 + context / self.window)
         effective = effective / per_token**self.token_power
         weights = (blocks + self.table_overfit * table) / unique
-        overfit = weights**self.overfit_power * (passes - 1) ** self.again_power
-        overfit = overfit * repeats**self.overfit_repeats
+        by_heart = weights**self.overfit_power * again**self.again_power * repeats**self.overfit_repeats
         return (
             self.floor
             + self.blocks * blocks**-self.blocks_power
             + self.table * table**-self.table_power
             + self.bytes * effective**-self.bytes_power
             + self.context * (context * per_token) ** -self.context_power
-            + self.overfit * overfit
+            + self.overfit * by_heart
         )
 
     def learning_rates(self, steps: int) -> tuple[float, float]:

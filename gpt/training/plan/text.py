@@ -1,18 +1,35 @@
-"""What a plan needs to know of a text: its size, how hard it is, and what vocabularies make of it."""
+"""What a plan needs to know of a text: its size, how hard it is, and what vocabularies make of it.
+
+How hard it is says a short training of a small model. Shapes: B windows, T context_length.
+"""
 
 import hashlib
+import lzma
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from torch.optim.lr_scheduler import LambdaLR
+
+from gpt.config import GPTConfig
 from gpt.data.corpus import choose_split, find_corpus
 from gpt.data.shard_writer import cut_at, is_by_document
 from gpt.data.shards import META, SPLITS, Prepared
 from gpt.data.vocabularies import Learned, find_vocabulary, learn_table
+from gpt.data.windows import IGNORE_INDEX
 from gpt.errors import InputError
+from gpt.evaluation.scoring import score
+from gpt.model import GPT
 from gpt.tokenizer import Tokenizer
+from gpt.training.optimizers import OptimizerConfig, build_optimizer
+from gpt.training.plan.cost import train_step
 from gpt.training.plan.law import Trial
-from gpt.training.plan.trial import try_out
+from gpt.training.schedule import learning_rate_factor
 
 _READ = 32 << 20  # characters: of a longer text, the beginning stands for the rest
 _SAMPLE = 1_000_000  # characters, in parts from all of what is read
@@ -20,25 +37,26 @@ _PART = 100_000  # characters
 _HELD_OUT = 100_000  # bytes: enough to measure, at most a tenth of the text
 _SIZES = (512, 1024, 2048, 4096, 8192)
 _SHORTEST = 2_000  # bytes
+_MOST_STEPS, _FEWEST_STEPS = 100, 20  # of the trial: about a second on two cores
+_MOST_PASSES = 4  # over the text: more would say how well it can be learned by heart
+_RECIPE = OptimizerConfig(lr=0.012, rest_lr=0.018, weight_decay=0.4, embedding_weight_decay=0.2)
+_KNOWN, _NEW = 1_000_000, 100_000  # bytes that are compressed, of the text and of what is held out
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
     """The numbers of a text that decide a plan."""
 
-    size: int
-    """Bytes, those held out too."""
-    trial: Trial
-    """What a short training on it has reached."""
-    bytes_per_token: Mapping[int, float]
-    """Of held-out text, by the number of ids of the vocabularies to choose from."""
-    held_out: float | None = None
-    """The fraction held out, if the text is prepared already."""
+    size: int  # bytes, those held out too
+    val_fraction: float  # is held out
+    trial: Trial  # what a short training on it has reached
+    bytes_per_token: Mapping[int, float]  # of held-out text, by the ids of the vocabularies to choose from
+    prepared: bool = False  # it is tokenized and divided already
 
-
-def held_out(size: int, given: float | None = None) -> float:
-    """The fraction of a text of so many bytes to hold out."""
-    return min(0.1, _HELD_OUT / size) if given is None else given
+    @property
+    def train_bytes(self) -> float:
+        """What is not held out."""
+        return self.size * (1 - self.val_fraction)
 
 
 def measure(
@@ -59,10 +77,10 @@ def measure(
         train_bytes, val_bytes = (prepared.count(split, "bytes") for split in SPLITS)
         if not val_bytes:
             raise InputError(f"a plan needs held-out text to predict: prepare {corpus} with a --val_fraction")
+        train, val = (prepared.tokenizer.decode(prepared.first_ids(_SAMPLE // 4, split)) for split in SPLITS)
         size = train_bytes + val_bytes
-        parts = (prepared.first_ids(_SAMPLE // 4, split) for split in SPLITS)
-        train, val = map(prepared.tokenizer.decode, parts)
-        return replace(describe(train, val, size, prepared.tokenizer), held_out=val_bytes / size)
+        known = {"size": size, "val_fraction": val_bytes / size, "prepared": True}
+        return _describe([prepared.tokenizer], train, val, **known)
     source, documents, read = find_corpus(corpus, **reading), list[list[str]](), 0
     for piece in source.pieces():
         documents += [[]] if piece.first else []
@@ -70,54 +88,88 @@ def measure(
         read += len(piece.text)
         if read > _READ:
             break
-    size = source.size() or sum(len(part.encode("utf-8", "replace")) for parts in documents for part in parts)
+    size = source.size() or sum(len(_utf8(part)) for parts in documents for part in parts)
     if read > _READ and not source.size():
         raise InputError(
             f"the size of {corpus} is not known: plan for the folder that 'gpt prepare' makes of it"
         )
     if size < _SHORTEST:
         raise InputError(f"{corpus} has {size} bytes, a plan needs at least {_SHORTEST:,}: give more text")
-    fraction = held_out(size, val_fraction)
-    # Divided as `ShardWriter` does. By the hash those held out come first, and no neighbours are alike.
-    documents.sort(key=lambda parts: hashlib.sha256(parts[0].encode("utf-8", "replace")).digest())
-    whole = ["".join(parts) for parts in documents]
-    splits = [choose_split(parts[0].encode("utf-8", "replace"), fraction) for parts in documents]
-    cut = sum(len(text) for text, split in zip(whole, splits, strict=True) if split == "val")
-    text = "".join(whole)
-    if is_by_document(cut / read, fraction):
-        train, val = text[cut:], text[:cut]
-    else:
-        cut = cut_at(len(text), fraction)
-        train, val = text[:cut], text[cut:]
+    fraction = min(0.1, _HELD_OUT / size) if val_fraction is None else val_fraction
+    # Divided as `ShardWriter` does. In the order of their hashes no neighbours are alike.
+    splits: dict[str, list[str]] = {split: [] for split in SPLITS}
+    for parts in sorted(documents, key=lambda parts: hashlib.sha256(_utf8(parts[0])).digest()):
+        splits[choose_split(_utf8(parts[0]), fraction)] += parts
+    train, val = map("".join, splits.values())
+    text, cut = train + val, len(train)
+    if not is_by_document(len(val) / read, fraction):
+        cut = cut_at(read, fraction)
+    train, val = sample(text[:cut]), sample(text[cut:])
     if not val:
         raise InputError(f"a plan needs held-out text to predict: leave --data.val_fraction {fraction:g} out")
     wanted = find_vocabulary(vocabulary or "learn", vocab_size or _SIZES[-1])
-    if isinstance(wanted, Learned) and wanted.n_vocab is None:
-        table = learn_table([text], None, wanted.pattern)
-        wanted = Tokenizer("own", table=table, pattern=wanted.pattern)
+    if isinstance(wanted, Tokenizer):
+        return _describe([wanted], train, val, size=size, val_fraction=fraction)
+    learned_from = text if wanted.n_vocab is None else train  # characters are those of all of the text
+    table = learn_table([learned_from], wanted.n_vocab, wanted.pattern, at_most=True)
     free = vocabulary in (None, "learn") and vocab_size is None
-    return describe(sample(train), sample(val), size, wanted, free)
+    sizes = [n for n in _SIZES if free and n <= len(table) + 1] or [len(table) + 1]
+    learned = [Tokenizer("own", table=table[: n - 1], pattern=wanted.pattern) for n in sizes]
+    return _describe(learned, train, val, size=size, val_fraction=fraction)
 
 
-def describe(train: str, val: str, size: int, vocabulary: Tokenizer | Learned, free: bool = False) -> Text:
-    """The numbers of a text and a vocabulary or, where it is `free`, several learned from `train`."""
-    if isinstance(vocabulary, Tokenizer):
-        tokenizers = [vocabulary]
-    else:
-        table = learn_table([train], vocabulary.n_vocab, vocabulary.pattern, at_most=True)
-        sizes = [size for size in _SIZES if size <= len(table) + 1] if free else []
-        tokenizers = [Tokenizer("own", table=table[: n - 1], pattern=vocabulary.pattern) for n in sizes]
-        tokenizers = tokenizers or [Tokenizer("own", table=table, pattern=vocabulary.pattern)]
-    counts = {one.n_vocab: len(one.encode_array(val)) for one in tokenizers}
-    scored = len(val.encode("utf-8", "replace"))
-    return Text(
-        size=size,
-        trial=try_out(train, val),
-        bytes_per_token={n: scored / tokens for n, tokens in counts.items()},
-    )
+def _describe(tokenizers: list[Tokenizer], train: str, val: str, **known: Any) -> Text:
+    """The numbers of a text with what is `known`, and those of vocabularies to choose from."""
+    per_token = {one.n_vocab: len(_utf8(val)) / len(one.encode_array(val)) for one in tokenizers}
+    return Text(trial=try_out(train, val), bytes_per_token=per_token, **known)
 
 
 def sample(text: str) -> str:
     """Parts from all of a text, a million characters of a long one."""
     step = -(-len(text) // _SAMPLE) * _PART
     return "".join(text[i : i + _PART] for i in range(0, len(text), max(step, _PART)))
+
+
+def try_out(train: str, val: str) -> Trial:
+    """Train on `train` and score `val`, in float32 on the CPU whatever a run will use."""
+    tokenizer = Tokenizer("own", table=learn_table([train], 1024, Learned.pattern, at_most=True))
+    known, new = (torch.from_numpy(tokenizer.encode_array(part).astype("int64")) for part in (train, val))
+    T, B = Trial.context, Trial.batch // Trial.context
+    known = F.pad(known, (0, max(0, T + 1 - len(known))))
+    config = GPTConfig(vocab_size=tokenizer.n_vocab, context_length=T, emb_dim=64, num_heads=2, num_layers=1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = GPT(config)
+    steps = min(_MOST_STEPS, max(_FEWEST_STEPS, _MOST_PASSES * len(known) // Trial.batch))
+    optimizer = build_optimizer(model, _RECIPE)
+    schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps, steps // 10, "linear"))
+    places = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        starts = torch.randint(len(known) - T, (B, 1), generator=places)
+        windows = known[starts + torch.arange(T + 1)]  # (B, T + 1)
+        train_step(model, optimizer, windows[:, :-1], windows[:, 1:])
+        schedule.step()
+    x = pad_sequence(new[:-1].split(T), batch_first=True).split(4 * B)
+    y = pad_sequence(new[1:].split(T), batch_first=True, padding_value=IGNORE_INDEX).split(4 * B)
+    nats = sum(float(score(model, *batch)[0].sum()) for batch in zip(x, y, strict=True))
+    per_token = len(_utf8(val)) / len(new)
+    return Trial(
+        bits_per_byte=nats / (len(new) - 1) / math.log(2) / per_token,
+        table=tokenizer.n_vocab * config.emb_dim,
+        seen=steps * Trial.batch * per_token,
+        unique=len(_utf8(train)),
+        per_token=per_token,
+        repeats=repeats(train, val),
+    )
+
+
+def repeats(train: str, val: str) -> float:
+    """Bits that LZMA takes for each byte of `val` after `train`: few where it repeats what was there."""
+    known, new = _utf8(train)[-_KNOWN:], _utf8(val)[:_NEW]
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 6}]
+    alone, both = (len(lzma.compress(it, lzma.FORMAT_RAW, filters=filters)) for it in (known, known + new))
+    return 8 * (both - alone) / len(new)
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "replace")
