@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette, made for all kinds of colour vision, without its yellow, too light on white.
 # From the eighth run on, colours repeat with another line style.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-STYLES = [{"linestyle": line, "color": colour} for line in ("-", "--", ":", "-.") for colour in COLOURS]
+STYLES: list[dict[str, Any]] = [
+    {"linestyle": line, "color": colour} for line in ("-", "--", ":", "-.") for colour in COLOURS
+]
 PANELS = ("learning_rate", "gradient_norm", "tokens_per_second")
 
 X = Literal["step", "tokens", "seconds"]

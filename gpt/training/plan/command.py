@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ def plan(arguments: list[str]) -> None:
     for name in PLANNED_AROUND:
         kind = float if name == "data.val_fraction" else int if name in GIVEN else str
         parser.add_argument(f"--{name}", type=kind, help="as in gpt fit: the rest is planned around it")
+    parser.set_defaults({"data.corpus": "python-docs"})
     given = vars(parser.parse_args(arguments[1:]).as_flat())
     times = sorted({number("minutes", part) for part in given["minutes"].split(",")})
     print("\n".join(table(times, planner(given))))
@@ -63,11 +65,9 @@ def planner(given: Mapping[str, Any]) -> Callable[[float], Plan]:
 
 def number(name: str, value: Any, least: float = 0, most: float = 1_000_000) -> float:
     """The value of an option; an InputError if it is no number from `least` to `most`."""
-    try:
+    with suppress(TypeError, ValueError):
         if least <= float(value) <= most:
             return float(value)
-    except (TypeError, ValueError):
-        pass
     raise InputError(f"--{name} {value}: expected a number from {least:,} to {most:,}")
 
 
@@ -76,7 +76,7 @@ def table(times: list[float], plan_for: Callable[[float], Plan]) -> Iterator[str
     names = ["minutes", "width x layers", "parameters", "vocabulary", "context", "batch", "steps", "tokens"]
     names += ["passes", "bits/byte", "limit"]
     yield "  ".join(names)
-    plans, enough = [], 0.0
+    enough, extrapolates = 0.0, False
     for minutes in times:
         try:
             plan = plan_for(minutes)
@@ -85,7 +85,7 @@ def table(times: list[float], plan_for: Callable[[float], Plan]) -> Iterator[str
                 raise
             yield str(error)
             continue
-        shape, plans = plan.shape, [*plans, plan]
+        shape, extrapolates = plan.shape, extrapolates or plan.extrapolates
         limit = "time" if plan_for(2 * minutes).bits_per_byte < plan.bits_per_byte * (1 - _WORTH) else "text"
         if limit == "text":
             enough = enough or minutes
@@ -98,5 +98,5 @@ def table(times: list[float], plan_for: Callable[[float], Plan]) -> Iterator[str
         yield "  ".join(cell.rjust(len(name)) for cell, name in zip(cells, names, strict=True))
     if enough:
         yield f"more minutes than {enough:g} gain nothing here: give more text"
-    if any(plan.extrapolates for plan in plans):
+    if extrapolates:
         yield "* extrapolated: the law was not measured so far, see docs/scaling.md"

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpt.errors import InputError
 from gpt.training.plan.cost import Cost, Shape
@@ -143,12 +142,12 @@ def _validations(minutes: float) -> int:
 
 
 def _heads(width: int) -> int:
-    """The most heads, 32 wide or in wide models 64, that divide a width."""
+    """The most heads, at least 32 wide and in wide models 64, that divide a width."""
     most = max(1, width // (64 if width >= 384 else 32))
     return next(heads for heads in range(most, 0, -1) if width % heads == 0)
 
 
-def _candidates(text: Text, given: Mapping[str, float], memory: float) -> tuple[Shape, NDArray[np.float64]]:
+def _candidates(text: Text, given: Mapping[str, float], memory: float) -> tuple[Shape, Any]:
     """All shapes that fit the text, the options and the memory, and the bytes of their tokens."""
     choices = [(int(given[name]),) if name in given else values for name, values in CHOICES.items()]
     grid = np.meshgrid(list(text.bytes_per_token), *choices, _BATCH_TOKENS, indexing="ij")

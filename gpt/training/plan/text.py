@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
 from torch.optim.lr_scheduler import LambdaLR
 
 from gpt.config import GPTConfig
@@ -90,9 +89,7 @@ def measure(
             break
     size = source.size() or sum(len(_utf8(part)) for parts in documents for part in parts)
     if read > _READ and not source.size():
-        raise InputError(
-            f"the size of {corpus} is not known: plan for the folder that 'gpt prepare' makes of it"
-        )
+        raise InputError(f"{corpus} is of unknown size: plan for the folder that 'gpt prepare' makes of it")
     if size < _SHORTEST:
         raise InputError(f"{corpus} has {size} bytes, a plan needs at least {_SHORTEST:,}: give more text")
     fraction = min(0.1, _HELD_OUT / size) if val_fraction is None else val_fraction
@@ -149,9 +146,11 @@ def try_out(train: str, val: str) -> Trial:
         windows = known[starts + torch.arange(T + 1)]  # (B, T + 1)
         train_step(model, optimizer, windows[:, :-1], windows[:, 1:])
         schedule.step()
-    x = pad_sequence(new[:-1].split(T), batch_first=True).split(4 * B)
-    y = pad_sequence(new[1:].split(T), batch_first=True, padding_value=IGNORE_INDEX).split(4 * B)
-    nats = sum(float(score(model, *batch)[0].sum()) for batch in zip(x, y, strict=True))
+    rest = -(len(new) - 1) % T
+    inputs = F.pad(new[:-1], (0, rest)).view(-1, T)
+    targets = F.pad(new[1:], (0, rest), value=IGNORE_INDEX).view(-1, T)
+    batches = zip(torch.split(inputs, 4 * B), torch.split(targets, 4 * B), strict=True)
+    nats = sum(float(score(model, x, y)[0].sum()) for x, y in batches)
     per_token = len(_utf8(val)) / len(new)
     return Trial(
         bits_per_byte=nats / (len(new) - 1) / math.log(2) / per_token,
