@@ -68,6 +68,10 @@ def test_the_library_encodes_all_of_the_text_alike(tokenizer):
     assert len(tokenizer.encode(TEXT)) < 0.6 * len(Tokenizer("gpt2", 400).encode(TEXT))
 
 
+def test_the_end_of_a_text_is_learned_as_any_other_text():
+    assert b"endoftext" in learn_table(["<|endoftext|> or not, " * 50], 290, "gpt2", at_most=True)
+
+
 def test_learned_merges_are_the_ones_that_the_ranks_give():
     table = learn_table([TEXT], 430, "gpt2")
     pairs = merges(table)

@@ -131,6 +131,8 @@ def try_out(train: str, val: str) -> Trial:
     """Train on `train` and score `val`, in float32 on the CPU whatever a run will use."""
     tokenizer = Tokenizer("own", table=learn_table([train], 1024, Learned.pattern, at_most=True))
     known, new = (torch.from_numpy(tokenizer.encode_array(part).astype("int64")) for part in (train, val))
+    if len(new) < 2:
+        raise InputError("a plan needs held-out text to predict, a token of it is too little: hold out more")
     T, B = Trial.context, Trial.batch // Trial.context
     known = F.pad(known, (0, max(0, T + 1 - len(known))))
     config = GPTConfig(vocab_size=tokenizer.n_vocab, context_length=T, emb_dim=64, num_heads=2, num_layers=1)
