@@ -206,7 +206,8 @@ class Engine:
             parts = [prefill.part for prefill in some]
             try:
                 logits = self._program(parts) if self._program else self._forward.read(parts[0])
-                for prefill, rows in zip(some, logits.split([part.scored for part in parts]), strict=True):
+                counts = [part.scored for part in parts]
+                for prefill, rows in zip(some, torch.split(logits, counts), strict=True):
                     prefill.take(rows)
             except Exception as error:
                 for prefill in some:
