@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, Trainer
-from torch.optim.lr_scheduler import LambdaLR
 
 from gpt.errors import InputError
 from gpt.training.record import Meter
@@ -50,10 +49,8 @@ def _newest(folder: Path) -> Found:
             return _open(path, skipped=tuple(broken))
         except InputError:
             broken.append(path)
-    if broken:
-        names = ", ".join(file.name for file in broken)
-        raise InputError(f"no intact checkpoint in {folder}, these are broken: {names}")
-    raise InputError(f"no checkpoint in {folder} to resume")
+    why = f", these are broken: {', '.join(file.name for file in broken)}" if broken else ""
+    raise InputError(f"no checkpoint in {folder} to resume{why}")
 
 
 def _open(path: Path, skipped: tuple[Path, ...] = ()) -> Found:
@@ -74,7 +71,7 @@ class Resume(Callback):
 
     def __init__(self, seed: int, meter: Meter) -> None:
         self.seed, self.meter = seed, meter
-        self._saved: dict[str, Any] | None = None  # the checkpoint's states, size of a step, and loops
+        self._saved: dict[str, Any] = {}  # the checkpoint's states, size of a step, and loops
         self._groups: list[dict[str, Any]] = []  # the optimizer's current options, once training begins
 
     def on_save_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
@@ -94,7 +91,7 @@ class Resume(Callback):
     def _convert_counts(self, trainer: Trainer) -> None:
         """Convert Lightning's batch counts if a step now takes other batches."""
         now = step_size(trainer)
-        if self._saved is None or (before := self._saved["step"]) == now:
+        if (before := self._saved.get("step", now)) == now:
             return
         progress = self._saved["loops"]["fit_loop"]["epoch_loop.batch_progress"]
         for counts in (progress["total"], progress["current"]):
@@ -112,8 +109,7 @@ class Resume(Callback):
         self._groups = [{name: group[name] for name in group if name != "params"} for group in groups]
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
-        states: list[dict[str, Any]] = self._saved["processes"] if self._saved else []
-        rank = trainer.global_rank
+        states, rank = self._saved.get("processes", []), trainer.global_rank
         if rank < len(states):
             set_random_state(states[rank]["random"], trainer.strategy.root_device)
         elif rank > 0:
@@ -123,12 +119,11 @@ class Resume(Callback):
             same = len(states) == trainer.world_size
             self.meter.loss_sum = sums[rank] if same else sum(sums) / len(sums)
             # The current learning rates and so on: this changes nothing if they did not change.
-            groups, scheduler = trainer.optimizers[0].param_groups, trainer.lr_scheduler_configs[0].scheduler
-            assert isinstance(scheduler, LambdaLR)
+            scheduler: Any = trainer.lr_scheduler_configs[0].scheduler
+            groups = trainer.optimizers[0].param_groups
             scheduler.base_lrs = [current["initial_lr"] for current in self._groups]
             for group, current, factor in zip(groups, self._groups, scheduler.lr_lambdas, strict=True):
                 group.update(current, lr=current["initial_lr"] * factor(scheduler.last_epoch))
-        self._saved = None
 
 
 def step_size(trainer: Trainer) -> dict[str, int]:
@@ -141,12 +136,10 @@ def step_size(trainer: Trainer) -> dict[str, int]:
 def random_state(device: torch.device) -> dict[str, Any]:
     """The state of the generators of Python, numpy, torch and the device, as plain values and tensors."""
     version, words, gauss = random.getstate()
-    numpy = np.random.get_state(legacy=False)
-    state: dict[str, Any] = {
-        "python": [version, list(words), gauss],
-        "numpy": {**numpy, "state": {**numpy["state"], "key": numpy["state"]["key"].tolist()}},
-        "torch": torch.get_rng_state(),
-    }
+    numpy: Any = np.random.get_state(legacy=False)
+    numpy["state"]["key"] = numpy["state"]["key"].tolist()
+    python = [version, list(words), gauss]
+    state: dict[str, Any] = {"python": python, "numpy": numpy, "torch": torch.get_rng_state()}
     if device.type != "cpu":
         state[device.type] = torch.get_device_module(device).get_rng_state()
     return state
@@ -156,8 +149,7 @@ def set_random_state(state: dict[str, Any], device: torch.device) -> None:
     """The inverse of `random_state`; a device of another kind than the saved one keeps its own state."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
-    key = np.array(state["numpy"]["state"]["key"], np.uint32)
-    np.random.set_state({**state["numpy"], "state": {**state["numpy"]["state"], "key": key}})
+    np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
     if device.type in state:
         torch.get_device_module(device).set_rng_state(state[device.type])
