@@ -1,5 +1,6 @@
 """Checkpoints that are intact or absent, saved on schedule."""
 
+import errno
 import hashlib
 import json
 import os
@@ -26,11 +27,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes beside the destination and renames; reads tensors and plain values only.
 
     Lightning's own writes into `$TMPDIR` and moves, which across file systems is a copy: a kill or a full
-    disk during the copy destroys the old file too. `checked` was just found intact and is not checked again.
+    disk during the copy destroys the old file too.
     """
-
-    def __init__(self, checked: Path | None = None) -> None:
-        self.checked = checked
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write it atomically; an OSError leaves the old file at `path` unchanged."""
@@ -44,11 +42,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 raise cause or error from None
 
     def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
-        """Read it into memory: a mapped file could not be replaced on Windows while it is in use."""
-        if Path(path) != self.checked:
-            read(path)
-        saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        return saved
+        """Read into memory what `find` has checked: Windows could not replace a mapped file in use."""
+        return torch.load(path, map_location="cpu", weights_only=True)
 
 
 class EarlyWriter:
@@ -89,7 +84,7 @@ class Checkpoints(Checkpoint):
         self._loops: dict[str, Any] = {}  # Lightning's counters between two steps
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        self.folder = self.run / "checkpoints"
+        self.last, self.best = (self.run / f"checkpoints/{name}.ckpt" for name in ("last", "best"))
         meta = trainer.datamodule.prepared.meta  # type: ignore[attr-defined]
         # The text is identified by its tokens, whatever folder it is in.
         tokens = [meta["tokenizer"], {name: file["sha256"] for name, file in meta["files"].items()}]
@@ -99,36 +94,32 @@ class Checkpoints(Checkpoint):
         self._step = trainer.global_step
         self._saved = self._step, self._validated
         if trainer.is_global_zero:
-            self._session = next_session(self.folder.parent)
-            for file in [*self.folder.glob(".*.tmp"), *self.folder.parent.glob(".*.tmp")]:
+            self._session = next_session(self.run / "")
+            for file in (self.run / "").rglob(".*.tmp"):
                 file.unlink(missing_ok=True)
-            if trainer.ckpt_path is not None:
-                if (self.folder / "last.ckpt").resolve() != Path(trainer.ckpt_path).resolve():
-                    _set_aside(self.folder / "last.ckpt", "step-")
-                # A best.ckpt of a later step is another future's; of another text, it cannot be compared.
-                after = -1 if self._other_text else trainer.global_step
-                _set_aside(self.folder / "best.ckpt", "best-step-", after)
-        if not trainer.strategy.broadcast((self.folder / "best.ckpt").is_file()):
+            if self.last.resolve() != Path(trainer.ckpt_path or self.last).resolve():
+                _set_aside(self.last, "step-")
+            # A best.ckpt of a later step is another future's; of another text, it cannot be compared.
+            _set_aside(self.best, "best-step-", -1 if self._other_text else self._step)
+        if not trainer.strategy.broadcast(self.best.is_file()):
             self.best_loss = float("inf")
         if self._loops and not self._validated and validation_is_due(trainer):
             validate_now(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
-        step = trainer.global_step
-        self._mid_update = step == self._step  # gradients accumulate
+        before, self._step = self._step, trainer.global_step
+        self._mid_update = self._step == before  # gradients accumulate
         if self._mid_update:
             return
-        self._step = step
-        signal = pl_module.guard.agreed
-        last_step = step >= pl_module.planned_steps
-        if not (signal or last_step or step % self.every == 0 or validation_is_due(trainer)):
+        signal, last_step = pl_module.guard.agreed, self._step >= pl_module.planned_steps
+        if not (signal or last_step or self._step % self.every == 0 or validation_is_due(trainer)):
             return
         self._loops, self._validated = trainer.fit_loop.state_dict(), False
         if last_step:
             return  # `on_train_end` saves: no resumed run would repeat a validation after the last step
         self._save_last(trainer)
         if signal:
-            self.stop.act(trainer, signal, self.folder / "last.ckpt")
+            self.stop.act(trainer, signal, self.last)
 
     def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
         """Save the best; never in the middle of an update, which no run could resume exactly."""
@@ -138,7 +129,7 @@ class Checkpoints(Checkpoint):
         loss = float(trainer.callback_metrics["val_loss"])
         if loss < self.best_loss:
             self.best_loss = loss
-            self._save(trainer, self.folder / "best.ckpt")
+            self._save(trainer, self.best)
 
     def on_train_end(self, trainer: Trainer, *_: Any) -> None:
         if (trainer.global_step, self._validated) > self._saved:
@@ -173,32 +164,30 @@ class Checkpoints(Checkpoint):
     def _save_last(self, trainer: Trainer) -> None:
         for logger in trainer.loggers:
             logger.save()  # the checkpoint stores the length of metrics.csv
-        last, step = self.folder / "last.ckpt", trainer.global_step
-        if trainer.is_global_zero and last.is_file() and step > self._saved[0]:
-            earlier = self.folder / f"step-{self._saved[0]}.ckpt"
+        step = trainer.global_step
+        if trainer.is_global_zero and self.last.is_file() and step > self._saved[0]:
+            earlier = self.last.with_name(f"step-{self._saved[0]}.ckpt")
             earlier.unlink(missing_ok=True)
             try:  # the file exists under one of its two names at any moment
-                os.link(last, earlier)
+                os.link(self.last, earlier)
             except OSError:  # a file system without links
-                os.replace(last, earlier)
-        self._save(trainer, last)
+                os.replace(self.last, earlier)
+        self._save(trainer, self.last)
         self._saved = step, self._validated
         if trainer.is_global_zero:
-            newest_first = checkpoints_of(self.folder.parent, broken_first=False)
+            newest_first = checkpoints_of(self.run / "", broken_first=False)
             older = [file for file in newest_first if file.name.startswith("step-")]
             for file in older[self.keep - 1 :]:
                 file.unlink(missing_ok=True)
 
     def _save(self, trainer: Trainer, path: Path) -> None:
         """Save on all processes together, so that all of them stop if the first one's disk is full."""
-        checkpoint = dump_checkpoint(trainer)
-        failure: OSError | None = None
+        checkpoint, number = dump_checkpoint(trainer), 0
         try:
             trainer.strategy.save_checkpoint(checkpoint, path)
         except OSError as error:
-            failure = error
-        number = trainer.strategy.broadcast(failure.errno or 5 if failure else 0)
-        if number:
+            number = error.errno or errno.EIO
+        if number := trainer.strategy.broadcast(number):
             raise OSError(number, f"{os.strerror(number)}; the earlier checkpoints are intact", str(path))
 
 

@@ -31,9 +31,9 @@ class Snapshots(Callback):
         trained = sum(weight.numel() for weight in pl_module.parameters() if weight.requires_grad)
         self._keeps_any = self.most >= _LEAST * 2 * trained
         if trainer.is_global_zero:
-            later = [file for step, _, file in snapshots_of(self.run / "") if step > self._step]
-            for file in [*later, *(self.run / "snapshots").glob(".*.tmp")]:
-                file.unlink(missing_ok=True)
+            for step, _, file in snapshots_of(self.run / ""):
+                if step > self._step:  # of another future
+                    file.unlink(missing_ok=True)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         before, self._step = self._step, trainer.global_step
