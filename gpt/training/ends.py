@@ -1,5 +1,7 @@
 """How a run ends: after a number of steps or epochs, after a time, or when validation stops improving."""
 
+import math
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -47,32 +49,26 @@ class Ends(Callback):
         validation: float = 0.0,
         save: Callable[[str], None] = print,
     ) -> None:
+        self.max_steps, self.max_epochs = options.max_steps, options.max_epochs or -1
         try:
-            max_seconds = Timer(options.max_time).time_remaining()
+            seconds = Timer(options.max_time).time_remaining()
         except (MisconfigurationException, TypeError) as error:
             raise InputError(f"--trainer.max_time {options.max_time}: {error}") from None
-        max_steps, max_epochs = options.max_steps, -1 if options.max_epochs is None else options.max_epochs
-        seconds = 1.0 if max_seconds is None else max_seconds
-        if min(max_steps, max_epochs) < -1 or 0 in (max_steps, max_epochs) or seconds <= 0:
-            raise InputError("max_steps, max_epochs and max_time must be positive, or -1 for no limit")
-        if max_steps < 0 and max_epochs < 0 and max_seconds is None:
+        limits = [n for n in (options.max_steps, options.max_epochs, seconds) if n not in (None, -1)]
+        if not limits:
             raise InputError("the run needs an end: give --trainer.max_steps, max_epochs or max_time")
-        try:
-            pairs = (change.split(":") for change in changes.split(",") if changes)
-            self.changes = {int(step): int(total) for step, total in pairs}
-            if changes and (0 not in self.changes or min(self.changes.values()) < 1):
-                raise ValueError
-        except ValueError:
-            raise InputError(f"planned_steps {changes}: expected 0:TOTAL,STEP:TOTAL") from None
-        self.max_steps, self.max_epochs, self.max_seconds = max_steps, max_epochs, max_seconds
+        if min(limits) <= 0:
+            raise InputError("max_steps, max_epochs and max_time must be positive, or -1 for no limit")
+        if not re.fullmatch(r"(0:[1-9]\d*(,\d+:[1-9]\d*)*)?", changes):
+            raise InputError(f"planned_steps {changes}: expected 0:TOTAL,STEP:TOTAL")
+        self.changes = {int(step): int(total) for step, total in re.findall(r"(\d+):(\d+)", changes)}
+        self.max_seconds = math.inf if seconds in (None, -1) else seconds
         self.done, self.meter, self.deadline, self.save = done, meter, deadline, save
-        self.planned = bool(changes)
         self.reason = ""
         self._limit = sys.maxsize  # steps
         self._step = 0
         self._seconds_per_step: float | None = None
         self._marks: list[tuple[int, float]] = []  # recent steps, with the seconds without validations
-        self._warming = False  # the next step says nothing of the speed
         self._fastest = 0.0  # the seconds of the shortest step but the first
         self._corrected = 0.0  # when, in seconds
         self._paused: float | None = None  # since when it validates
@@ -80,7 +76,7 @@ class Ends(Callback):
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Turn epochs into steps, before the optimizer asks for them."""
-        if pl_module.compile_blocks is None and (self.max_seconds or _COMPILED_SECONDS) < _COMPILED_SECONDS:
+        if pl_module.compile_blocks is None and self.max_seconds < _COMPILED_SECONDS:
             pl_module.compile_blocks = False
         if self.max_steps > 0:
             self._limit, self.reason = self.max_steps, f"max_steps {self.max_steps}"
@@ -95,22 +91,21 @@ class Ends(Callback):
         limit_steps(trainer, self._limit)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        self._step = trainer.global_step
-        if self.planned:
+        self._step, begin = trainer.global_step, self.meter.train_seconds
+        if self.changes:
             self._move(trainer, pl_module, self.changes[max(at for at in self.changes if at <= self._step)])
         plans = [f"{self._limit} steps ({self.reason})"] if self.reason else []
-        if self.max_seconds is not None:
+        if self.max_seconds < math.inf:
             plans.append(f"{timedelta(seconds=round(self.max_seconds))} of training (max_time)")
         first = ", whichever comes first" if plans[1:] else ""
         report(f"planned: {', '.join(plans)}{first}", prefix="")
-        begin = self.meter.train_seconds
-        self._marks = [(self._step, begin)]
         if self.deadline is not None:
             self.max_seconds = begin + self.deadline - time.perf_counter()
-        self._warming = bool(pl_module.compile_blocks or self.planned)
-        if self.max_seconds is not None and self._seconds_per_step is not None:  # it resumes: see `Resume`
+        warms_up = pl_module.compile_blocks or self.changes  # its first step says nothing of the speed
+        self._marks = [] if warms_up else [(self._step, begin)]
+        if self.max_seconds < math.inf:
             self._keep_time(trainer, pl_module, begin)
-            trainer.should_stop = trainer.should_stop or self._step >= pl_module.planned_steps
+        trainer.should_stop |= self._step >= pl_module.planned_steps
 
     def on_validation_start(self, *_: Any) -> None:
         self._paused = self.meter.elapsed()
@@ -122,64 +117,57 @@ class Ends(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Estimate the number of steps; ask Lightning to stop after the last, which it then validates."""
-        step = trainer.global_step
-        if step == self._step:  # gradients accumulate, no update yet
+        if trainer.global_step == self._step:  # gradients accumulate, no update yet
             return
-        self._step = step
-        if self.max_seconds is not None:
+        self._step = trainer.global_step
+        if self.max_seconds < math.inf:
             clocks = self.meter.elapsed(), self._validating, self._validation
             elapsed, self._validating, self._validation = trainer.strategy.broadcast(clocks)
-            self._measure(step, elapsed - self._validating)
+            self._measure(elapsed - self._validating)
             self._keep_time(trainer, pl_module, elapsed)
-        if step in self.changes:
-            self._move(trainer, pl_module, self.changes[step])
-        if step >= pl_module.planned_steps:
-            trainer.should_stop = True
+        if self._step in self.changes:
+            self._move(trainer, pl_module, self.changes[self._step])
+        trainer.should_stop |= self._step >= pl_module.planned_steps
 
     def _keep_time(self, trainer: Trainer, pl_module: Any, elapsed: float) -> None:
-        """Plan for the steps that the time allows."""
-        allowed = self.max_seconds or 0.0
-        estimate = max(self._estimate(trainer, self._step, elapsed), trainer.min_steps or 0)
-        if self.planned:
-            self._follow(elapsed, allowed, pl_module.planned_steps, estimate)
+        """Plan for the steps that the time allows; a planned run only where it would miss it by far."""
+        estimate = max(self._estimate(trainer, elapsed), trainer.min_steps or 0)
+        if not self.changes:
+            pl_module.planned_steps = min(self._limit, estimate)
+            if self._step == estimate < self._limit:
+                self.reason = f"max_time {timedelta(seconds=round(self.max_seconds))}"
             return
-        pl_module.planned_steps = min(self._limit, estimate)
-        if self._step == estimate < self._limit:
-            self.reason = f"max_time {timedelta(seconds=round(allowed))}"
-
-    def _measure(self, step: int, now: float) -> None:
-        """The speed of the last part of the time, from the seconds without validations."""
-        if self._warming:
-            self._marks, self._warming = [(step, now)], False
-            return
-        if self._seconds_per_step is not None:
-            self._fastest = min(self._fastest or now, now - self._marks[-1][1])
-        self._marks.append((step, now))
-        while len(self._marks) > 2 and now - self._marks[1][1] > _RECENT * (self.max_seconds or 0.0):
-            del self._marks[0]
-        self._seconds_per_step = (now - self._marks[0][1]) / (step - self._marks[0][0])
-
-    def _estimate(self, trainer: Trainer, step: int, elapsed: float) -> int:
-        """The last step before the time limit, seen from `step` after so many seconds."""
-        left = (self.max_seconds or 0.0) - elapsed
-        if self._seconds_per_step is None:
-            return sys.maxsize if left > 0 else step
-        interval = trainer.val_check_interval
-        every = interval // trainer.accumulate_grad_batches if isinstance(interval, int) else sys.maxsize
-        steps = int(left / self._seconds_per_step)
-        for _ in range(2):  # those within the steps that they leave; max_time does not count the last
-            validations = (step + steps) // every - (step - 1) // every + self.planned
-            steps = int((left - validations * self._validation) / self._seconds_per_step)
-        # A run that was held up for a moment has not become slower: it stops where no step fits any more.
-        return step + max(int(left >= self._fastest), steps)
-
-    def _follow(self, elapsed: float, allowed: float, planned: int, estimate: int) -> None:
-        """Plan for the estimated steps where those planned would miss the time by far."""
+        planned, allowed = pl_module.planned_steps, self.max_seconds
         off = abs(estimate - planned) * (self._seconds_per_step or 0.0)
         if elapsed > self._corrected + _EVERY * allowed and off > _OFF * allowed:
             self._corrected, self.changes[self._step] = elapsed, estimate
             self.save(",".join(f"{at}:{to}" for at, to in sorted(self.changes.items())))
             report(f"after step {self._step}: {estimate} steps in the time, not {planned}")
+
+    def _measure(self, now: float) -> None:
+        """The speed of the last part of the time, from the seconds without validations."""
+        self._marks.append((self._step, now))
+        if len(self._marks) > 2:
+            self._fastest = min(self._fastest or now, now - self._marks[-2][1])
+        while len(self._marks) > 2 and now - self._marks[1][1] > _RECENT * self.max_seconds:
+            del self._marks[0]
+        first, since = self._marks[0]
+        if self._step > first:
+            self._seconds_per_step = (now - since) / (self._step - first)
+
+    def _estimate(self, trainer: Trainer, elapsed: float) -> int:
+        """The last step before the time limit, seen from this one after so many seconds."""
+        left = self.max_seconds - elapsed
+        if self._seconds_per_step is None:
+            return sys.maxsize if left > 0 else self._step
+        interval = trainer.val_check_interval
+        every = interval // trainer.accumulate_grad_batches if isinstance(interval, int) else sys.maxsize
+        steps = int(left / self._seconds_per_step)
+        for _ in range(2):  # those within the steps that they leave; max_time does not count the last
+            validations = (self._step + steps) // every - (self._step - 1) // every + bool(self.changes)
+            steps = int((left - validations * self._validation) / self._seconds_per_step)
+        # A run that was held up for a moment has not become slower: it stops where no step fits any more.
+        return self._step + max(int(left >= self._fastest), steps)
 
     def _move(self, trainer: Trainer, pl_module: Any, total: int) -> None:
         """Plan for another number of steps from here on, and the learning rate with it."""
@@ -189,10 +177,10 @@ class Ends(Callback):
         groups = trainer.optimizers[0].param_groups
         for group, base, factor in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
             group["lr"] = base * factor(schedule.last_epoch)
-        trainer.should_stop = trainer.should_stop or trainer.global_step >= total
+        trainer.should_stop |= trainer.global_step >= total
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self.max_seconds is None else {"seconds_per_step": self._seconds_per_step}
+        return {"seconds_per_step": self._seconds_per_step} if self.max_seconds < math.inf else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._seconds_per_step = state_dict["seconds_per_step"]
@@ -205,8 +193,7 @@ class StopEarly(EarlyStopping):
     def __init__(self, patience: int) -> None:
         check_least(1, early_stopping=patience)
         # A loss that is not finite is one that does not improve.
-        options: dict[str, Any] = {"check_on_train_epoch_end": False, "check_finite": False}
-        super().__init__(monitor="val_loss", mode="min", patience=patience, **options)
+        super().__init__("val_loss", patience=patience, check_finite=False, check_on_train_epoch_end=False)
 
     @property
     def reason(self) -> str | None:
@@ -216,7 +203,7 @@ class StopEarly(EarlyStopping):
         return f"early stopping: val_loss was {float(self.best_score):.4g} {self.wait_count} validations ago"
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
-        trainer.should_stop = trainer.should_stop or self.reason is not None
+        trainer.should_stop |= self.reason is not None
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         super().on_validation_end(trainer, pl_module)
