@@ -35,26 +35,20 @@ class StackedMuon(Muon):
         def orthogonal(stack: Tensor) -> Tensor:
             return orthogonalise(stack, group["ns_coefficients"], group["ns_steps"], group["eps"])
 
-        momenta = [momentum.to(self.dtype) for momentum in self._momenta(parameters, group)]
-        updates = transform_shared(parameters, momenta, orthogonal)
-        updates = [update.to(parameters[0].dtype) for update in updates]
-        weights = [local(parameter) for parameter in parameters]
-        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-        for same in by_shape(parameters):
-            scale = 0.2 * max(parameters[same[0]].shape) ** 0.5  # gives AdamW's size (Liu et al. 2025)
-            changed, by = [weights[number] for number in same], [updates[number] for number in same]
-            torch._foreach_add_(changed, by, alpha=-group["lr"] * scale)
-
-    def _momenta(self, parameters: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
-        gradients: Any = [local(parameter.grad) for parameter in parameters]
         for parameter in parameters:
             if not self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         momenta = [local(self.state[parameter]["momentum_buffer"]) for parameter in parameters]
+        gradients = [local(parameter.grad) for parameter in parameters]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-        if group["nesterov"]:
-            return list(torch._foreach_lerp(gradients, momenta, group["momentum"]))
-        return momenta
+        ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov's
+        updates = transform_shared(parameters, [momentum.to(self.dtype) for momentum in ahead], orthogonal)
+        weights = [local(parameter) for parameter in parameters]
+        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        for same in by_shape(parameters):
+            scale = 0.2 * max(parameters[same[0]].shape) ** 0.5  # gives AdamW's size (Liu et al. 2025)
+            changed, by = [weights[n] for n in same], [updates[n].to(weights[n].dtype) for n in same]
+            torch._foreach_add_(changed, by, alpha=-group["lr"] * scale)
 
 
 def orthogonalise(matrices: Tensor, coefficients: tuple[float, ...], steps: int, eps: float) -> Tensor:

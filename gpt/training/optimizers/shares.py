@@ -34,18 +34,13 @@ def divide(shapes: Sequence[tuple[int, ...]], processes: int) -> list[list[int]]
 def transform_shared(weights: list[Tensor], matrices: list[Tensor], transform: Transform) -> list[Tensor]:
     """`transform(matrices)`, of which each process computes its share; call it on all processes.
 
-    Args:
-        weights: what the matrices belong to. Where these are sharded by rows (FSDP2), each of `matrices` and
-            of the results is this process's rows, maybe none; else every process has them whole.
-        transform: what is computed, see `Transform`.
+    Where the `weights` that they belong to are sharded by rows (FSDP2), each of `matrices` and of the results
+    is this process's rows, maybe none; else every process has them whole.
     """
-    shapes = [weight.shape for weight in weights]
-    first: Any = weights[0]
-    if hasattr(first, "device_mesh"):
-        group = first.device_mesh.get_group()
-        return _exchange(matrices, transform, divide(shapes, group.size()), shapes, group)
+    if hasattr(weights[0], "device_mesh"):
+        return _exchange(weights, matrices, transform)
     if dist.is_initialized() and dist.get_world_size() > 1:
-        return _gather(matrices, transform, divide(shapes, dist.get_world_size()))
+        return _gather(matrices, transform)
     return _transform(matrices, transform)
 
 
@@ -63,7 +58,8 @@ def _transform(matrices: list[Tensor], transform: Transform) -> list[Tensor]:
     return [found[number] for number in range(len(matrices))]
 
 
-def _gather(matrices: list[Tensor], transform: Transform, shares: list[list[int]]) -> list[Tensor]:
+def _gather(matrices: list[Tensor], transform: Transform) -> list[Tensor]:
+    shares = divide([matrix.shape for matrix in matrices], dist.get_world_size())
     own = _transform([matrices[number] for number in shares[dist.get_rank()]], transform)
     sizes = [[matrices[number].numel() for number in share] for share in shares]
     longest = max(map(sum, sizes))  # a collective takes as much from each process
@@ -77,20 +73,15 @@ def _gather(matrices: list[Tensor], transform: Transform, shares: list[list[int]
     return [found[number].view_as(matrix) for number, matrix in enumerate(matrices)]
 
 
-def _exchange(
-    parts: list[Tensor],
-    transform: Transform,
-    shares: list[list[int]],
-    shapes: list[torch.Size],
-    group: dist.ProcessGroup,
-) -> list[Tensor]:
-    mine, processes = [(number, shapes[number]) for number in shares[group.rank()]], range(len(shares))
-    heights = [_heights(shape[0], len(shares)) for _, shape in mine]
-    received = [
-        [rows[p] * shape[1] for rows, (_, shape) in zip(heights, mine, strict=True)] for p in processes
-    ]
+def _exchange(weights: list[Any], parts: list[Tensor], transform: Transform) -> list[Tensor]:
+    shapes, group = [weight.shape for weight in weights], weights[0].device_mesh.get_group()
+    shares = divide(shapes, group.size())
+    mine, processes = shares[group.rank()], range(group.size())
+    heights = [_heights(shapes[number][0], group.size()) for number in mine]
+    columns = [shapes[number][1] for number in mine]
     order = [number for share in shares for number in share]
     sent = [[parts[number].numel() for number in share] for share in shares]
+    received = [[rows[p] * c for rows, c in zip(heights, columns, strict=True)] for p in processes]
 
     def swap(tensors: list[Tensor], sent: list[list[int]], received: list[list[int]]) -> tuple[Tensor, ...]:
         flat = _flat(tensors, parts[0])
@@ -99,7 +90,7 @@ def _exchange(
         return torch.split(into, [size for sizes in received for size in sizes])
 
     pieces = swap([parts[number] for number in order], sent, received)
-    whole = [torch.cat(pieces[at :: len(mine)]).view(shape) for at, (_, shape) in enumerate(mine)]
+    whole = [torch.cat(pieces[at :: len(mine)]).view(shapes[number]) for at, number in enumerate(mine)]
     results = list(map(torch.split, _transform(whole, transform), heights))  # each of P pieces
     back = [result[process] for process in processes for result in results]
     found = dict(zip(order, swap(back, received, sent), strict=True))
