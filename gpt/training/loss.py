@@ -35,8 +35,7 @@ def linear_cross_entropy(
     if not torch.is_grad_enabled():  # a Function asks only whether its inputs require gradients
         features, weight = features.detach(), weight.detach()
     chunk = chunk or (8192 if features.is_cuda else 1024)
-    loss: Tensor = _LinearCrossEntropy.apply(features, weight, targets, chunk, kernel or _in_cache)  # type: ignore[no-untyped-call]
-    return loss
+    return _LinearCrossEntropy.apply(features, weight, targets, chunk, kernel or _in_cache)  # type: ignore[no-untyped-call]
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

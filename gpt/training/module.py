@@ -27,8 +27,6 @@ from gpt.training.shard import is_sharded, shard
 from gpt.training.trainer_options import steps_per_epoch
 from gpt.weights.load import GPT, start_from
 
-_DEFAULT_RECIPE, _NO_ADAPTERS = OptimizerConfig(), LoRAConfig()
-
 
 class LanguageModel(LightningModule):
     """A GPT that learns to predict the next token.
@@ -49,13 +47,13 @@ class LanguageModel(LightningModule):
     def __init__(
         self,
         config: GPTConfig,
-        optimizer: OptimizerConfig = _DEFAULT_RECIPE,
+        optimizer: OptimizerConfig = OptimizerConfig(),
         loss_chunk: int | None = None,
         compile: bool | Literal["whole"] | None = None,
         checkpoint_activations: bool = False,
         skip_nonfinite: int = 0,
         init_from: str | None = None,
-        lora: LoRAConfig = _NO_ADAPTERS,
+        lora: LoRAConfig = LoRAConfig(),
     ) -> None:
         super().__init__()
         check_least(1, loss_chunk=loss_chunk)
@@ -138,12 +136,8 @@ class LanguageModel(LightningModule):
         optimizer = build_optimizer(self.model, recipe, str(self.trainer.precision))
         self.planned_steps = self._count_steps()
         shape = recipe.warmup_steps, recipe.schedule, recipe.final_lr_fraction, recipe.decay_fraction
-
-        def factor(step: int) -> float:
-            return learning_rate_factor(step, self.planned_steps, *shape)
-
-        schedule = {"scheduler": LambdaLR(optimizer, factor), "interval": "step"}
-        return {"optimizer": optimizer, "lr_scheduler": schedule}
+        schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, self.planned_steps, *shape))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _count_steps(self) -> int:
         trainer: Any = self.trainer
