@@ -46,10 +46,8 @@ class Guard:
         batches = f"batch {last}" if first == last else f"batches {first} to {last}"
         what = f"loss {float(losses):g}, gradient norm {float(norm):g} at step {step}, {batches} of the run"
         if self.skipped == self.limit:
-            raise InputError(
-                f"{what}: stopped before the weights changed, and the last checkpoint is good; lower the "
-                "learning rate, or skip such steps with --model.skip_nonfinite N"
-            )
+            how = "lower the learning rate, or skip such steps with --model.skip_nonfinite N"
+            raise InputError(f"{what}: stopped before weights changed, the last checkpoint is good; {how}")
         self.skipped += 1
         report(f"{what}: skipped, {self.skipped} of {self.limit}")
         return False

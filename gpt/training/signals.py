@@ -25,25 +25,23 @@ class StopRequest(Callback):
 
     def __init__(self) -> None:
         self.received = 0
-        self._requeue: tuple[int, Any] = (0, None)  # SLURM's signal, and Lightning's handler of it
+        self._replaced: dict[int, Any] = {}  # the handlers of the signals
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         pl_module.guard.signal = lambda: self.received
         skip_sigterm_broadcast(trainer)
         if threading.current_thread() is not threading.main_thread():
             return
-        if requeue := requeue_signal(trainer):
-            self._requeue = requeue, signal.getsignal(requeue)
         hangup = getattr(signal, "SIGHUP", 0)  # the terminal was closed; Windows has no such signal
-        for number in filter(None, (signal.SIGINT, signal.SIGTERM, requeue, hangup)):
+        for number in filter(None, (signal.SIGINT, signal.SIGTERM, requeue_signal(trainer), hangup)):
             if number != hangup or signal.getsignal(hangup) is not signal.SIG_IGN:  # nohup ignores it
-                signal.signal(number, self._receive)
+                self._replaced[number] = signal.signal(number, self._receive)
 
     def act(self, trainer: Trainer, number: int, saved: Path) -> None:
         """End the run after it was saved, by raising `Stopped`, or let Lightning queue it again."""
-        if number == self._requeue[0]:
+        if number == requeue_signal(trainer):
             self.received = 0
-            self._requeue[1](number, None)
+            self._replaced[number](number, None)
             return
         stopped = f"{signal.Signals(number).name}: stopped after step {trainer.global_step}, saved in {saved}"
         raise Stopped(f"{stopped}; continue with 'gpt fit --resume {saved.parents[1]}'", 128 + number)
