@@ -161,7 +161,7 @@ class TrainingCLI(LightningCLI):
         if self.given.command != "fit":
             return super().instantiate_trainer(logger=False, callbacks=[], enable_progress_bar=False)
         folder, stop, plain = self.folder, StopRequest(), options.trainer
-        metrics, show = MetricsCSV(folder), plain.enable_progress_bar is not False
+        metrics, show = MetricsCSV(folder, "metrics.csv"), plain.enable_progress_bar is not False
         self.meter = Meter(options.log_every, metrics, show)
         done = self.found.step if self.found else 0
         self.ends = self._ends(done)

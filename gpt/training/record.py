@@ -32,29 +32,26 @@ COLUMNS = (
 class GrowingText:
     """A text file in the run's folder that grows."""
 
-    def __init__(self, folder: RunFolder, name: str) -> None:
-        self.folder, self.name, self.text = folder, name, ""
+    def __init__(self, folder: RunFolder, file: str) -> None:
+        self.folder, self.file, self.text = folder, file, ""
 
-    def write(self) -> None:
+    @rank_zero_only
+    def save(self) -> None:
         """Replace the file, unless it would be empty."""
         if self.text:
-            with atomic_write(self.folder / self.name) as file:
+            with atomic_write(self.folder / self.file) as file:
                 file.write(self.text)
 
     def cut(self, characters: int) -> None:
         """Continue after the first `characters` of the file, or from nothing if it is missing."""
-        path = self.folder / self.name
+        path = self.folder / self.file
         self.text = path.read_text(encoding="utf-8")[:characters] if path.is_file() else ""
 
 
-class MetricsCSV(Logger):
+class MetricsCSV(GrowingText, Logger):
     """metrics.csv, a row for each interval or validation; CSVLogger deletes the file of a resumed run."""
 
     name = version = ""  # the run's folder has its name
-
-    def __init__(self, folder: RunFolder) -> None:
-        super().__init__()
-        self.file = GrowingText(folder, "metrics.csv")
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Nothing: the run's config.yaml has them."""
@@ -62,12 +59,8 @@ class MetricsCSV(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         row = {name: f"{metrics[name]:.8g}" for name in COLUMNS if name in metrics} | {"step": str(step or 0)}
-        self.file.text = self.file.text or f"{','.join(COLUMNS)}\n"
-        self.file.text += f"{','.join(row.get(name, '') for name in COLUMNS)}\n"
-
-    @rank_zero_only
-    def save(self) -> None:
-        self.file.write()
+        self.text = self.text or f"{','.join(COLUMNS)}\n"
+        self.text += f"{','.join(row.get(name, '') for name in COLUMNS)}\n"
 
 
 class TensorBoard(Callback):
@@ -166,7 +159,7 @@ class Meter(Callback):
             **{name: getattr(self, name) for name in names},
             "train_seconds": self.elapsed(),
             "interval_seconds": time.perf_counter() - self._interval_started,
-            "csv": len(self.metrics.file.text) if self.metrics else 0,
+            "csv": len(self.metrics.text) if self.metrics else 0,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -174,7 +167,7 @@ class Meter(Callback):
         written, self._interval_started = state.pop("csv"), state.pop("interval_seconds")
         vars(self).update(state)
         if self.metrics:
-            self.metrics.file.cut(written)
+            self.metrics.cut(written)
 
     def _log(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         metrics = {**metrics, "tokens": self.tokens + self.interval_tokens, "seconds": self.elapsed()}
@@ -199,7 +192,7 @@ class Samples(Callback):
         pieces = stream(pl_module.model, tokenizer, "", max_new_tokens=64, sampling=sampling, seed=0)
         text = "".join(pieces).strip()
         self.file.text += f"--- step {trainer.global_step}\n{text}\n\n"
-        self.file.write()
+        self.file.save()
         if self.show and text:
             print(f"\x1b[2m{text}\x1b[0m" if sys.stderr.isatty() else text, file=sys.stderr)
 
