@@ -1,6 +1,5 @@
 """Losses and gradients that are not finite: they never reach the weights."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,14 +14,14 @@ class Guard:
     """Stops the run, or skips at most `limit` updates, between the backward pass and the update.
 
     All losses and gradients are reduced to one flag. Only reading it makes an update wait for the device and
-    for other processes, so they agree on a signal in the same moment: `signal` gives the one received here,
-    `agreed` is one that any process has received.
+    for other processes, so they agree on a signal in the same moment: `received` is the one sent to this
+    process, `agreed` one that any of them has received.
     """
 
     def __init__(self, limit: int = 0) -> None:
         check_least(0, skip_nonfinite=limit)
-        self.limit, self.skipped, self.agreed = limit, 0, 0
-        self.signal: Callable[[], int] = lambda: 0
+        self.limit = limit
+        self.skipped = self.received = self.agreed = 0
         self._losses: Tensor | float = 0.0
 
     def add(self, loss: Tensor) -> None:
@@ -34,7 +33,7 @@ class Guard:
         losses, self._losses = torch.as_tensor(self._losses, device=norm.device), 0.0
         scaled = getattr(trainer.precision_plugin, "scaler", None)  # it checks the gradients itself
         total = losses if scaled else losses + norm  # infinity and NaN survive addition
-        signal = torch.full_like(total, self.signal(), dtype=torch.int32)
+        signal = torch.full_like(total, self.received, dtype=torch.int32)
         flags: Any = torch.stack([~total.isfinite(), signal])
         if trainer.world_size > 1:
             flags = trainer.strategy.reduce(flags, reduce_op="max")

@@ -24,11 +24,10 @@ class StopRequest(Callback):
     """
 
     def __init__(self) -> None:
-        self.received = 0
         self._replaced: dict[int, Any] = {}  # the handlers of the signals
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        pl_module.guard.signal = lambda: self.received
+        self._guard = pl_module.guard
         skip_sigterm_broadcast(trainer)
         if threading.current_thread() is not threading.main_thread():
             return
@@ -40,15 +39,15 @@ class StopRequest(Callback):
     def act(self, trainer: Trainer, number: int, saved: Path) -> None:
         """End the run after it was saved, by raising `Stopped`, or let Lightning queue it again."""
         if number == requeue_signal(trainer):
-            self.received = 0
+            self._guard.received = 0
             self._replaced[number](number, None)
             return
         stopped = f"{signal.Signals(number).name}: stopped after step {trainer.global_step}, saved in {saved}"
         raise Stopped(f"{stopped}; continue with 'gpt fit --resume {saved.parents[1]}'", 128 + number)
 
     def _receive(self, number: int, _: Any) -> None:
-        if number == self.received:
+        if number == self._guard.received:
             os._exit(128 + number)
-        self.received = number
+        self._guard.received = number
         if number == signal.SIGINT:
             os.write(2, b"\nfinishing the step; press Ctrl-C again to exit at once\n")
