@@ -12,8 +12,6 @@ from gpt.training.lightning_private import dump_checkpoint
 from gpt.training.save import AtomicCheckpointIO
 from gpt.weights.checkpoint import Snapshot, snapshots_of
 
-_LEAST = 8  # fewer show little, and each of them would take a while to write
-
 
 class Snapshots(Callback):
     """Keeps the weights in bfloat16 after steps 1 to 8, 10, 12, 14, 16, 20, ..., and after the last.
@@ -29,7 +27,7 @@ class Snapshots(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._step = self._saved = trainer.global_step
         trained = sum(weight.numel() for weight in pl_module.parameters() if weight.requires_grad)
-        self._keeps_any = self.most >= _LEAST * 2 * trained
+        self._keeps_any = self.most >= 8 * 2 * trained  # fewer show little, and take a while each
         if trainer.is_global_zero:
             for step, _, file in snapshots_of(self.run / ""):
                 if step > self._step:  # of another future
