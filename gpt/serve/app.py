@@ -6,7 +6,7 @@ import os
 import time
 import uuid
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ import torch
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
 from pydantic import ValidationError
-from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from gpt.attention import capture_weights
 from gpt.errors import InputError
@@ -160,14 +160,7 @@ class _Service:
         answer = _Answer(self, engine, engine.submit(requests), form, request, started)
         if not form.stream:
             return JSONResponse(await answer.complete())
-        events = answer.events()
-
-        async def stop() -> None:
-            """End the work when all is sent or the client is gone, maybe before the first event."""
-            await events.aclose()
-            engine.cancel(answer.handle)
-
-        return StreamingResponse(events, media_type="text/event-stream", background=BackgroundTask(stop))
+        return _EventStream(answer)
 
     async def wait(self, result: Coroutine[Any, Any, Result], request: Request, started: float) -> Result:
         """Wait for a result while the client is connected and in time."""
@@ -188,6 +181,21 @@ class _Service:
         reply = error_reply(error)
         self.metrics.requests[reply.status_code] += 1
         return reply
+
+
+class _EventStream(StreamingResponse):
+    """Stops the work on an answer at once when the client is gone, also before the first event is sent."""
+
+    def __init__(self, answer: "_Answer") -> None:
+        super().__init__(answer.events(), media_type="text/event-stream")
+        self.answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with aclosing(self.body_iterator):  # type: ignore[type-var]
+                await super().__call__(scope, receive, send)
+        finally:
+            self.answer.engine.cancel(self.answer.handle)
 
 
 @dataclass
