@@ -47,6 +47,16 @@ def start(tmp_path_factory):
         browser.quit()
 
 
+DRAWN = """
+const styles = (selector) => [...document.querySelectorAll(selector)].map((one) => one.getAttribute("style"));
+const circle = document.querySelector("#curve circle");
+return [
+  document.querySelector("#text").textContent, styles("#text .token"), styles("#grid button"),
+  [circle.getAttribute("cx"), circle.getAttribute("cy")],
+];
+"""
+
+
 def wait_for(what, seconds: float = 20):
     deadline = time.monotonic() + seconds
     while not (found := what()):
@@ -173,14 +183,12 @@ def test_the_slider_moves_text_shades_attention_and_point_together(start, tmp_pa
         assert not find(browser, "#attention").is_displayed()
 
         def state() -> list:
-            marks = find_all(browser, "#text .token")
-            circle = find(browser, "#curve circle")
-            return [
-                find(browser, "#text").get_property("textContent"),
-                [mark.get_attribute("style") for mark in marks],
-                [cell.get_attribute("style") for cell in find_all(browser, "#grid button")],
-                [circle.get_attribute("cx"), circle.get_attribute("cy")],
-            ]
+            """What is drawn, when it no longer changes; read at once, since drawing replaces the elements."""
+            found, before = browser.execute_script(DRAWN), None
+            while found != before:
+                time.sleep(0.1)
+                found, before = browser.execute_script(DRAWN), found
+            return found
 
         def at(place: int) -> list:
             before = find(browser, "#chosen").get_property("textContent")
