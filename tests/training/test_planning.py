@@ -507,7 +507,7 @@ def test_what_is_held_out_is_measured(tmp_path):
     with pytest.raises(InputError, match="leave --data"):
         measure(str(tmp_path / "one.txt"), val_fraction=0.0)
     with pytest.raises(InputError, match="a token of it is too little"):
-        measure(str(tmp_path / "one.txt"), val_fraction=5e-6)
+        measure(str(tmp_path / "one.txt"), val_fraction=1e-6)
 
 
 def test_of_characters_each_is_a_token(tmp_path):
