@@ -1,7 +1,6 @@
 """Checkpoints that are whole or not there."""
 
 import errno
-import os
 from pathlib import Path
 
 import pytest
@@ -47,8 +46,8 @@ def test_a_full_disk_leaves_the_old_checkpoint(room, tmp_path, monkeypatch):
     saved = {"weights": torch.arange(30_000.0)}
     AtomicCheckpointIO().save_checkpoint(saved, path)
     before = path.read_bytes()
-    fdopen = os.fdopen
-    monkeypatch.setattr(os, "fdopen", lambda *args, **kwargs: FullDisk(fdopen(*args, **kwargs), room))
+    full = lambda *args, **kwargs: FullDisk(open(*args, **kwargs), room)  # noqa: E731, SIM115
+    monkeypatch.setattr("gpt.files.open", full, raising=False)
     monkeypatch.setattr(FullDisk, "__enter__", lambda self: self, raising=False)
     monkeypatch.setattr(FullDisk, "__exit__", lambda self, *_: self.file.close(), raising=False)
     with pytest.raises(OSError, match="No space left"):
