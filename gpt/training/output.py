@@ -1,5 +1,6 @@
 """What a run prints, and what happens when nobody reads it any more."""
 
+import io
 import os
 import sys
 from typing import Any, TextIO
@@ -17,8 +18,8 @@ def report(*lines: str, prefix: str = "gpt fit: ") -> None:
 class MayEnd:
     """A stream that continues silently when its file ends: `| head -1` has ended, a terminal has closed."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream or io.StringIO()  # a program may be started without one: `gpt fit >&-`
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

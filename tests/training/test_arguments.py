@@ -95,6 +95,13 @@ def test_a_reader_that_leaves_does_not_end_the_run(workplace):
     assert read("runs/r/checkpoints/last.ckpt")["global_step"] == 2
 
 
+def test_a_run_needs_no_standard_output(workplace, monkeypatch):
+    """`gpt fit >&-`"""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert fit(*FEW, "--run", "r") == 0
+    assert read("runs/r/checkpoints/last.ckpt")["global_step"] == 2
+
+
 def test_a_shipped_config_is_named_by_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["fit", "--config", "tinyshakespeare", "--data.corpus", "missing.txt"]) == 2
