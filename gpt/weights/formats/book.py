@@ -29,12 +29,13 @@ ROWS = [
     Row("final_norm", ("final_norm",), parameters=_NORM),
     Row("out_head", ("head",)),
 ]
+_SKIPPED = r"trf_blocks\.\d+\.att\.mask|out_head\.weight"  # masks, and a tied head
 
 
 def read(state: Weights, given: dict[str, Any], num_heads: int | None) -> tuple[GPTConfig, Weights]:
     """The model that a state dict holds; arguments as `read_config`, errors as `to_gpt`."""
     config = read_config(state, given, num_heads)
-    return config, to_gpt(config, state, ROWS)
+    return config, to_gpt(config, state, ROWS, _SKIPPED)
 
 
 def read_config(state: Weights, given: dict[str, Any], num_heads: int | None = None) -> GPTConfig:

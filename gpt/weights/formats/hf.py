@@ -36,6 +36,7 @@ SIZES = {
     "n_layer": "num_layers",
     "n_head": "num_heads",
 }
+_SKIPPED = r"transformer\.h\.\d+\.attn\.(bias|masked_bias)|lm_head\.weight"  # masks, and a tied head
 _EXACT_GELU = {"gelu_new": False, "gelu_pytorch_tanh": False, "gelu": True}
 # Settings for which this GPT knows one value: with another, the folder's model computes something else.
 _FIXED = {
@@ -50,9 +51,12 @@ def read_config(values: dict[str, Any]) -> GPTConfig:
     """The model that a config.json describes; InputError if it is none that this GPT can compute."""
     if values.get("model_type") != "gpt2":
         raise InputError(f"expected a folder of model_type gpt2, got {values.get('model_type')!r}")
-    for name, expected in {**_FIXED, "n_inner": 4 * values.get("n_embd", 768)}.items():
-        if values.get(name) not in (None, expected):
+    for name, expected in _FIXED.items():
+        if values.get(name, expected) != expected:
             raise InputError(f"{name} is {values[name]!r} in config.json, expected {expected!r}")
+    width = values.get("n_embd", 768)
+    if values.get("n_inner") not in (None, 4 * width):
+        raise InputError(f"n_inner is {values['n_inner']} in config.json, expected {4 * width}")
     activation = values.get("activation_function", "gelu_new")
     if activation not in _EXACT_GELU:
         known = ", ".join(_EXACT_GELU)
@@ -69,7 +73,7 @@ def import_weights(config: GPTConfig, state: Weights) -> Weights:
     """From the state dict of a GPT2LMHeadModel, or of a GPT2Model, whose names lack `transformer.`."""
     if "wte.weight" in state:
         state = {name if name == "lm_head.weight" else f"transformer.{name}": t for name, t in state.items()}
-    return to_gpt(config, state, ROWS)
+    return to_gpt(config, state, ROWS, _SKIPPED)
 
 
 def write(config: GPTConfig, weights: Weights, folder: Path) -> None:

@@ -15,6 +15,7 @@ from gpt.weights.tensors import strip_prefixes
 
 ROWS = [replace(row, transposed=False) for row in hf.ROWS]
 _SIZES = {"block_size" if name == "n_positions" else name: ours for name, ours in hf.SIZES.items()}
+_SKIPPED = r"transformer\.h\.\d+\.attn\.bias|lm_head\.weight"  # masks, and the head, which is always tied
 _GELU = "gelu"  # a setting that nanoGPT does not know: an export records its GELU for the way back
 
 
@@ -28,7 +29,7 @@ def read(checkpoint: dict[str, Any]) -> tuple[GPTConfig, Weights]:
         raise InputError(f"model_args lacks {error}, expected those of a nanoGPT checkpoint") from None
     config = GPTConfig(**sizes, dropout=given.get("dropout", 0.0), exact_gelu=gelu == "exact")
     state = strip_prefixes(checkpoint["model"])
-    return config, to_gpt(config, state, ROWS, zero_biases="transformer.ln_f.bias" not in state)
+    return config, to_gpt(config, state, ROWS, _SKIPPED, zero_biases="transformer.ln_f.bias" not in state)
 
 
 def write(config: GPTConfig, weights: Weights, folder: Path) -> None:

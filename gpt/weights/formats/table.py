@@ -17,7 +17,6 @@ from gpt.model import GPT
 Weights = dict[str, Tensor]
 Shape = tuple[int, ...]
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_SKIPPED = r"(.+\.)?(attn\.(bias|masked_bias)|att\.mask|(lm_|out_)?head\.weight)"  # masks, and a tied head
 
 
 @dataclass(frozen=True)
@@ -59,11 +58,13 @@ def shapes(config: GPTConfig) -> dict[str, Shape]:
     return {name.replace("blocks.0.", "blocks.{}."): tuple(tensor.shape) for name, tensor in state.items()}
 
 
-def to_gpt(config: GPTConfig, state: Weights, rows: Iterable[Row], *, zero_biases: bool = False) -> Weights:
+def to_gpt(
+    config: GPTConfig, state: Weights, rows: Iterable[Row], skipped: str, *, zero_biases: bool = False
+) -> Weights:
     """Convert another program's state dict to a GPT's; the tensors are views of the given ones.
 
-    With `zero_biases`, missing biases are zeros. Any other tensor that is missing, unknown, or of another
-    shape or type raises InputError with its name.
+    `skipped` is a regular expression for names without weights. With `zero_biases`, missing biases are zeros.
+    Any other tensor that is missing, unknown, or of another shape or type raises InputError with its name.
     """
     weights: Weights = {}
     left = dict(state)
@@ -80,7 +81,7 @@ def to_gpt(config: GPTConfig, state: Weights, rows: Iterable[Row], *, zero_biase
     stored = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
     if sum(tensor.nbytes for tensor in weights.values()) > stored:
         raise InputError("several weights are stored in the same place")  # a small file of a large model
-    if unknown := sorted(name for name in left if not re.fullmatch(_SKIPPED, name)):
+    if unknown := sorted(name for name in left if not re.fullmatch(skipped, name)):
         shape = tuple(left[unknown[0]].shape)
         raise InputError(f"the weights hold {unknown[0]} of shape {shape}, which GPT-2 does not have")
     return weights
@@ -101,7 +102,7 @@ def from_gpt(config: GPTConfig, weights: Weights, rows: Iterable[Row]) -> Weight
 def check_complete(config: GPTConfig, weights: Weights) -> Weights:
     """The state dict of this project's own GPT, without the head if that is tied; errors as `to_gpt`."""
     layers = dict.fromkeys(name.rpartition(".")[0] for name in shapes(config))
-    return to_gpt(config, weights, [Row(layer, (layer,)) for layer in layers])
+    return to_gpt(config, weights, [Row(layer, (layer,)) for layer in layers], "head.weight")
 
 
 def _tensors(config: GPTConfig, rows: Iterable[Row]) -> Iterator[tuple[str, list[str], Shape, bool]]:
