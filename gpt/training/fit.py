@@ -163,7 +163,7 @@ class TrainingCLI(LightningCLI):
             Checkpoints(folder, options.checkpoint_every, options.keep_checkpoints, stop),
         ]
         loggers = [metrics, *(item for item in self._several("logger") if isinstance(item, Logger))]
-        plugins = [*self._several("plugins"), AtomicCheckpointIO()]
+        plugins = [*self._several("plugins"), AtomicCheckpointIO(self.found.path if self.found else None)]
         # `Ends` sets the true end, and `Meter` shows the progress.
         own = {"max_steps": -1, "max_epochs": -1, "max_time": None, "enable_progress_bar": False}
         return super().instantiate_trainer(callbacks=callbacks, logger=loggers, plugins=plugins, **own)

@@ -27,8 +27,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes beside the destination and renames; reads tensors and plain values only.
 
     Lightning's own writes into `$TMPDIR` and moves, which across file systems is a copy: a kill or a full
-    disk during the copy destroys the old file too.
+    disk during the copy destroys the old file too. `checked` was just found intact and is not checked again.
     """
+
+    def __init__(self, checked: Path | None = None) -> None:
+        self.checked = checked
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write it atomically; an OSError leaves the old file at `path` unchanged."""
@@ -42,7 +45,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 raise cause or error from None
 
     def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
-        """Read into memory what `find` has checked: Windows could not replace a mapped file in use."""
+        """Read it into memory: a mapped file could not be replaced on Windows while it is in use."""
+        if Path(path) != self.checked:  # SLURM's, which Lightning finds by itself
+            read(path)
         return torch.load(path, map_location="cpu", weights_only=True)
 
 

@@ -82,4 +82,4 @@ def _durable(saved: dict[str, Any], path: Path) -> None:
 def _resume(path: Path) -> dict[str, Any]:
     found = find(str(path))
     assert found is not None
-    return AtomicCheckpointIO().load_checkpoint(found.path)
+    return AtomicCheckpointIO(checked=found.path).load_checkpoint(found.path)
