@@ -67,9 +67,12 @@ class Tokenizer:
         try:
             if saved["name"] == "gpt2":
                 return cls("gpt2", saved["vocab_size"])
-            return cls(saved["name"], table=unpack(saved["table"]), pattern=saved["pattern"])
+            tokenizer = cls(saved["name"], table=unpack(saved["table"]), pattern=saved["pattern"])
         except (KeyError, TypeError) as error:
             raise InputError(f"not a saved tokenizer: {type(error).__name__} {error}") from None
+        if tokenizer.n_vocab != saved["vocab_size"]:
+            raise InputError(f"the tokenizer has {tokenizer.n_vocab} ids, but claims {saved['vocab_size']!r}")
+        return tokenizer
 
     @classmethod
     def from_file(cls, path: Path) -> "Tokenizer":

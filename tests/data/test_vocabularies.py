@@ -294,3 +294,10 @@ def test_patterns_take_every_character():
 
     for pattern in PATTERNS.values():
         assert "".join(regex.findall(pattern, text)) == text
+
+
+def test_a_saved_table_of_another_size_than_it_claims():
+    saved = learned(size=300).to_dict()
+    assert Tokenizer.from_dict(saved) == learned(size=300)
+    with pytest.raises(InputError, match="the tokenizer has 300 ids, but claims 301"):
+        Tokenizer.from_dict({**saved, "vocab_size": 301})
