@@ -37,12 +37,13 @@ OLD_NAMES = {"model.config.tied_head": "model.config.tie_embeddings"}
 """Names that options have in older runs and command lines."""
 
 _GROUPS = ("model", "model.config", "model.optimizer", "model.lora", "data", "data.template", "trainer")
-# Options that can name a class, and the values that are harmless in them.
-_CLASSES = ("accelerator", "strategy", "profiler", "logger", "callbacks", "plugins", "model_registry")
-_HARMLESS = (
-    *(None, True, False, "auto", "cpu", "cuda", "gpu", "mps", "tpu", "fsdp2", "ddp"),
-    *("ddp_find_unused_parameters_true", "ddp_find_unused_parameters_false"),
-)
+_CLASSES = {  # options that can name a class, and the harmless names among their values
+    "accelerator": ("auto", "cpu", "cuda", "gpu", "mps", "tpu"),
+    "strategy": (
+        *("auto", "ddp", "ddp_find_unused_parameters_true", "ddp_find_unused_parameters_false", "fsdp2"),
+    ),
+    **dict.fromkeys(("profiler", "logger", "callbacks", "plugins", "model_registry"), ()),
+}
 _ELSEWHERE = re.compile(r"://|::|^(hub:|//|\\\\)")  # an address, a chain of fsspec's, another machine's file
 _CHOSEN_ANEW = ("config", "resume", "ckpt_path", "trainer.default_root_dir", "profile")
 _LONGEST = 1 << 16
@@ -125,7 +126,8 @@ def _objection(name: str, value: Any) -> str | None:
     if group == "data.template":
         return None if isinstance(value, str) else "is not text"
     if last in _CLASSES:
-        return None if value in _HARMLESS else "names a class"
+        plain = value is None or isinstance(value, bool) or value in _CLASSES[last]
+        return None if plain else "names a class"
     if name == "trainer.max_time" and isinstance(value, dict):  # {hours: 1}
         value = list(value.values())
     for part in value if isinstance(value, list) else [value]:
