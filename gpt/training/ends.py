@@ -49,12 +49,14 @@ class Ends(Callback):
         validation: float = 0.0,
         save: Callable[[str], None] = print,
     ) -> None:
-        self.max_steps, self.max_epochs = options.max_steps, options.max_epochs or -1
+        self.max_steps = options.max_steps
+        self.max_epochs = -1 if options.max_epochs is None else options.max_epochs
         try:
             seconds = Timer(options.max_time).time_remaining()
         except (MisconfigurationException, TypeError) as error:
             raise InputError(f"--trainer.max_time {options.max_time}: {error}") from None
-        limits = [n for n in (options.max_steps, options.max_epochs, seconds) if n not in (None, -1)]
+        counts = [count for count in (self.max_steps, self.max_epochs) if count != -1]
+        limits = [*counts, *([] if seconds is None else [seconds])]
         if not limits:
             raise InputError("the run needs an end: give --trainer.max_steps, max_epochs or max_time")
         if min(limits) <= 0:
@@ -62,7 +64,7 @@ class Ends(Callback):
         if not re.fullmatch(r"(0:[1-9]\d*(,\d+:[1-9]\d*)*)?", changes):
             raise InputError(f"planned_steps {changes}: expected 0:TOTAL,STEP:TOTAL")
         self.changes = {int(step): int(total) for step, total in re.findall(r"(\d+):(\d+)", changes)}
-        self.max_seconds = math.inf if seconds in (None, -1) else seconds
+        self.max_seconds = math.inf if seconds is None else seconds
         self.done, self.meter, self.deadline, self.save = done, meter, deadline, save
         self.reason = ""
         self._limit = sys.maxsize  # steps

@@ -198,6 +198,7 @@ def test_a_time_limit_waits_for_min_steps_and_not_for_the_end_of_the_epoch(
     ("options", "message"),
     [
         (["--trainer.max_time", "{seconds: -5}"], "max_time must be positive"),
+        (["--trainer.max_time", "{seconds: -1}"], "max_time must be positive"),
         (["--trainer.min_steps", "21"], "min_steps 21 is more than the run has: max_steps 20"),
         (["--planned_steps", "5:20"], "planned_steps 5:20: expected 0:TOTAL"),
         (["--planned_steps", "0:-1", *NO_STEPS, "--trainer.max_epochs", "1"], "planned_steps 0:-1: expected"),
