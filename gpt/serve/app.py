@@ -124,10 +124,10 @@ class _Service:
     async def attention(self, request: Request) -> dict[str, Any]:
         started = time.perf_counter()
         form = AttentionRequest.model_validate_json(await self.limits.read_body(request))
-        prompt = await asyncio.to_thread(self.tokenizer.encode, form.prompt)
+        ids = await asyncio.to_thread(form.ids, self.tokenizer)
         engine = await self.wait(self.history.engine(form.snapshot), request, started)
         most = min(self.limits.attention_tokens, engine.model.config.context_length)
-        tokens = (prompt + form.tokens or [self.tokenizer.eot])[-most:]
+        tokens = ids[-most:]
         call = engine.call(lambda: self.last_token_attention(engine.model, tokens))
         return await self.wait(call, request, started)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from itertools import accumulate
 from typing import Annotated, Any, Literal
 
@@ -16,7 +17,17 @@ from gpt.tokenizer import Tokenizer
 Ids = Annotated[list[int], Field(fail_fast=True)]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 _PROMPTS = Field(max_length=1024, fail_fast=True)
-_MOST_ENTRIES = 300  # of an object
+
+
+def _check_entries(value: Any, most: int) -> Any:
+    """Refuse an object of many entries before each of them makes an error of its own."""
+    if isinstance(value, dict) and len(value) > most:
+        raise ValueError(f"expected at most {most} entries, got {len(value)}")
+    return value
+
+
+_OPTIONS = BeforeValidator(partial(_check_entries, most=8))
+_BIASES = BeforeValidator(partial(_check_entries, most=300))
 
 
 class _Form(BaseModel):
@@ -24,12 +35,8 @@ class _Form(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _few_entries(cls, value: Any) -> Any:
-        """Refuse an object of many entries before each of them makes an error of its own."""
-        for one in [value, *value.values()] if isinstance(value, dict) else []:
-            if isinstance(one, dict) and len(one) > _MOST_ENTRIES:
-                raise ValueError(f"expected at most {_MOST_ENTRIES} entries, got {len(one)}")
-        return value
+    def _few_fields(cls, value: Any) -> Any:
+        return _check_entries(value, 64)
 
 
 class CompletionRequest(_Form):
@@ -45,14 +52,14 @@ class CompletionRequest(_Form):
     top_p: float | None = None
     n: int | None = Field(default=1, ge=1, lt=2**31)
     stream: bool | None = False
-    stream_options: dict[str, bool | None] | None = None
+    stream_options: Annotated[dict[str, bool | None], _OPTIONS] | None = None
     logprobs: int | None = Field(default=None, ge=0, le=5)  # as in OpenAI's API
     echo: bool | None = False
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     best_of: int | None = None
-    logit_bias: dict[int, float] | None = None
+    logit_bias: Annotated[dict[int, float], _BIASES] | None = None
     user: str | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     suffix: Literal[""] | None = None
@@ -155,8 +162,14 @@ class AttentionRequest(_Form):
     """The body of `POST /attention`, which the page sends: it shows the attention of the last token."""
 
     prompt: str = ""
-    tokens: Annotated[list[Natural], Field(fail_fast=True)] = []  # that follow the prompt
+    tokens: Ids = []  # that follow the prompt
     snapshot: Natural | None = None
+
+    def ids(self, tokenizer: Tokenizer) -> list[int]:
+        """All ids, at least one; InputError for one outside the vocabulary."""
+        ids = tokenizer.encode(self.prompt) + self.tokens
+        tokenizer.decode_bytes(ids)  # raises for it
+        return ids or [tokenizer.eot]
 
 
 def log_probabilities(tokenizer: Tokenizer, tokens: Sequence[Token], offset: int) -> dict[str, Any]:
