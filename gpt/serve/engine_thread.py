@@ -145,7 +145,9 @@ class EngineThread:
         self._busy_since = time.monotonic()
         try:
             return function(*arguments)
-        except (SystemExit, KeyboardInterrupt) as error:  # which would end the thread or the event loop
+        except Exception:
+            raise
+        except BaseException as error:  # SystemExit too, which would end the thread or the event loop
             raise RuntimeError(repr(error)) from error
         finally:
             self._busy_since = math.inf
