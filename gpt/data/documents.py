@@ -34,7 +34,6 @@ _NOT_TEXT = {
     codecs.BOM_UTF32_BE: "UTF-32",
 }
 Document = list[Part]  # a text in one part, or an example in several; one that is left out has none
-Rows = Iterator[dict[str, Any]]
 MESSAGES = "messages"
 _EXAMPLES = [MESSAGES], ["prompt", "completion"]
 
@@ -59,7 +58,7 @@ def file_pieces(name: str, column: str, errors: str, template: Template) -> Iter
         if file_format(name) == "text":
             yield from _document(_decoded(name, errors))
         else:
-            yield from cut(_documents(_READERS[file_format(name)](name, errors), column, name, template))
+            yield from cut(_documents(_tables(name, errors), column, name, template))
 
 
 def hub_rows(
@@ -70,7 +69,7 @@ def hub_rows(
 
     with _named(f"hub:{path}"):
         tables = load_dataset(path, subset, **options).with_format("arrow").iter(batch_size=_ROWS_AT_ONCE)
-        yield from _documents(_table_rows(tables), column, f"hub:{path}", template)
+        yield from _documents(tables, column, f"hub:{path}", template)
 
 
 @contextmanager
@@ -125,7 +124,7 @@ def _document(blocks: Iterable[str]) -> Iterator[Piece]:
     yield Piece(text, first)
 
 
-def _json_rows(name: str, errors: str) -> Rows:
+def _json_rows(name: str, errors: str) -> Iterator[dict[str, Any]]:
     """The objects of JSON lines or of an array; a text stands for one with the column `text`."""
     lines = _lines(name, errors)
     for number, line in enumerate(lines, start=1):
@@ -141,7 +140,7 @@ def _json_rows(name: str, errors: str) -> Rows:
             yield row
 
 
-def _csv_rows(name: str, errors: str) -> Rows:
+def _csv_rows(name: str, errors: str) -> Iterator[dict[str, Any]]:
     """The rows of CSV, where every value is text, or of TSV."""
     csv.field_size_limit(_LONGEST_LINE)
     separator = "\t" if ".tsv" in _suffixes(name) else ","
@@ -155,27 +154,32 @@ def _csv_rows(name: str, errors: str) -> Rows:
         raise InputError(f"{name}, line {reader.reader.line_num}: {error}") from None
 
 
-def _parquet_rows(name: str, errors: str) -> Rows:
-    from pyarrow.parquet import ParquetFile
-
-    with _opened(name) as file:
-        yield from _table_rows(ParquetFile(file).iter_batches(_ROWS_AT_ONCE))
-
-
-def _table_rows(tables: Iterable[Any]) -> Rows:
-    return chain.from_iterable(table.to_pylist() for table in tables)
-
-
 # Not with `datasets`, which changes rows of files: the text `None` becomes no text, a date becomes a time.
-_READERS = {"json": _json_rows, "csv": _csv_rows, "parquet": _parquet_rows}
+_READERS = {"json": _json_rows, "csv": _csv_rows}
 
 
-def _documents(rows: Rows, column: str, name: str, template: Template) -> Iterator[Document]:
-    """The documents in rows: what columns there are is seen from many at once."""
-    number = 0
+def _tables(name: str, errors: str) -> Iterator[Any]:
+    """The rows of a file, many at once: lists, or of Parquet tables of Arrow, of which a part may be read."""
+    kind = file_format(name)
+    if kind == "parquet":
+        from pyarrow.parquet import ParquetFile
+
+        with _opened(name) as file:
+            yield from ParquetFile(file).iter_batches(_ROWS_AT_ONCE)
+        return
+    rows = _READERS[kind](name, errors)
     while batch := list(islice(rows, _ROWS_AT_ONCE)):
-        names = _choose_columns(column, list(dict.fromkeys(chain.from_iterable(batch))), name)
-        for row in batch:
+        yield batch
+
+
+def _documents(tables: Iterable[Any], column: str, name: str, template: Template) -> Iterator[Document]:
+    """The documents in rows, which are given many at once, in lists or in tables of Arrow."""
+    number = 0
+    for table in tables:
+        listed = isinstance(table, list)
+        present = list(dict.fromkeys(chain.from_iterable(table))) if listed else table.column_names
+        names = _choose_columns(column, present, name)
+        for row in table if listed else table.select(names).to_pylist():
             number += 1
             try:
                 yield _read_row({key: row.get(key) for key in names}, template)
@@ -219,14 +223,18 @@ def _read_row(row: dict[str, Any], template: Template) -> Document:
 
 def _lines(name: str, errors: str) -> Iterator[str]:
     """The lines of a text file, without a byte order mark; an InputError for one too long for memory."""
-    rest = ""
+    rest: list[str] = []  # parts of a line, which are joined once
     for block in _decoded(name, errors, "utf-8-sig"):
-        *lines, rest = (rest + block).split("\n")
-        if any(len(line) > _LONGEST_LINE for line in (*lines, rest)):
+        first, *others = block.split("\n")
+        rest.append(first)
+        if sum(map(len, rest)) > _LONGEST_LINE:
             raise InputError(f"{name} has a line of more than {_LONGEST_LINE:,} characters, the limit")
-        yield from lines
-    if rest:
-        yield rest
+        if others:
+            yield "".join(rest)
+            yield from others[:-1]
+            rest = others[-1:]
+    if any(rest):
+        yield "".join(rest)
 
 
 def _decoded(name: str, errors: str, encoding: str = "utf-8") -> Iterator[str]:
