@@ -12,6 +12,7 @@ import torch
 
 _CHOSEN = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}
 _INTERVAL = 0.2  # seconds between two looks at where a thread runs
+_this = threading.local()
 
 
 def spread_threads() -> None:
@@ -22,7 +23,7 @@ def spread_threads() -> None:
     whenever it is on another's core, but not bound: what it starts would be bound with it. Nothing changes
     where the environment decides, and where it is not Linux with an OpenMP of GNU's interface.
     """
-    if sys.platform != "linux" or _CHOSEN & os.environ.keys():
+    if sys.platform != "linux" or _CHOSEN & os.environ.keys() or getattr(_this, "spread", False):
         return
     openmp, cores = ctypes.CDLL(None), sorted(os.sched_getaffinity(0))
     if not len(cores) == torch.get_num_threads() > 1 or not hasattr(openmp, "GOMP_parallel"):
@@ -32,6 +33,7 @@ def spread_threads() -> None:
         if number := openmp.omp_get_thread_num():
             os.sched_setaffinity(0, {cores[number]})
 
+    _this.spread = True  # a program may call several commands, and each call would start another watch
     openmp.GOMP_parallel(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(bind), None, len(cores), 0)
     threading.Thread(target=_watch, args=(threading.get_native_id(), cores), daemon=True).start()
 

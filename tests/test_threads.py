@@ -36,6 +36,13 @@ def test_each_thread_but_the_calling_one_is_bound_to_a_core_of_its_own():
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+def test_a_thread_is_watched_once():
+    main, others = bound("threads.spread_threads()")
+    again = bound("for _ in range(3): threads.spread_threads()")
+    assert again == [main, others]
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 def test_the_calling_thread_comes_back_to_its_core():
     moved = f"""
 threads.spread_threads()
