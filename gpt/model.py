@@ -94,7 +94,7 @@ class GPT(nn.Module):
 
         Raises:
             InputError: not (B, T) integers, more than the context length, or an id outside the vocabulary
-                (not checked on a GPU in training, where reading it would stall every step).
+                (not checked on a GPU in training and in CUDA graphs, where reading it would stall each step).
         """
         cached = caches[0].length if caches else 0
         self._check(tokens, cached)
@@ -121,7 +121,8 @@ class GPT(nn.Module):
         if cached + tokens.shape[1] > self.config.context_length:
             given = f"{tokens.shape[1]} tokens" + (f" after {cached} cached ones" if cached else "")
             raise InputError(f"{given} are more than the context_length {self.config.context_length}")
-        if torch.compiler.is_compiling() or (tokens.is_cuda and self.training):
+        recorded = tokens.is_cuda and torch.cuda.is_current_stream_capturing()  # as a CUDA graph
+        if torch.compiler.is_compiling() or (tokens.is_cuda and self.training) or recorded:
             return
         try:
             low, high, size = int(tokens.min()), int(tokens.max()), self.config.vocab_size

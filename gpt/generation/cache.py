@@ -6,7 +6,7 @@ and rows that join or leave do not move the tokens of others. Columns past a row
 Shapes: N rows in use, H heads, S columns attended to, L columns allocated, K width of a head.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,28 +59,36 @@ class RowCache:
             self._store[:, :, row, :, :used] = self._store[:, :, len(self.lengths), :, :used]
             self.lengths[row] = used
 
-    def append(self, tokens: Sequence[int]) -> list[Read]:
-        """Add a column to every row, for its next token, which the compiled program reads."""
-        held = self._append()
-        return [Read([token], held[row], self._store[:, :, row]) for row, token in enumerate(tokens)]
+    def clear(self, row: int) -> None:
+        """Forget values that are not finite: masked, they are zero times a NaN, which is a NaN."""
+        self._store[:, :, row] = 0
 
-    def next_step(self) -> "tuple[list[StepCache], Tensor, Tensor]":
-        """Add a column to every row, and return what the model needs to append one token to each: a cache for
-        each layer, the tokens' positions (N, 1) and the key padding mask (N, S).
-        """
-        lengths = torch.tensor(self._append(), device=self._store.device)
-        used = self._store[:, :, : len(lengths), :, : self._columns]  # (layers, 2, N, H, S, K)
-        masked = torch.arange(self._columns, device=lengths.device) > lengths[:, None]  # (N, S)
-        bias = self._store.new_zeros(masked.shape).masked_fill_(masked, -torch.inf)[:, None, None]
-        new = torch.arange(len(lengths), device=lengths.device), slice(None), lengths
-        caches = [StepCache(keys, values, self._columns - 1, new, bias) for keys, values in used]
-        return caches, lengths[:, None], masked
-
-    def _append(self) -> list[int]:
+    def append(self) -> list[int]:
+        """Add a column to every row, for its next token, and return how many each had."""
         held = self.lengths
         self.lengths = [length + 1 for length in held]
         self._reserve()
         return held
+
+    @property
+    def place(self) -> tuple[Hashable, ...]:
+        """Equal places have equal addresses and shapes."""
+        return self._store.data_ptr(), self._store.shape, len(self.lengths), self._columns
+
+    def reads(self, tokens: Sequence[int], held: Sequence[int]) -> list[Read]:
+        """The next token of every row, after so many, as the compiled program reads them."""
+        return [Read([token], held[row], self._store[:, :, row]) for row, token in enumerate(tokens)]
+
+    def layers(self, held: Tensor) -> "tuple[list[StepCache], Tensor, Tensor]":
+        """What the model needs to append a token to each row after those that it held (N,): a cache for each
+        layer, the tokens' positions (N, 1) and the key padding mask (N, S).
+        """
+        used = self._store[:, :, : len(held), :, : self._columns]  # (layers, 2, N, H, S, K)
+        masked = torch.arange(self._columns, device=held.device) > held[:, None]  # (N, S)
+        bias = self._store.new_zeros(masked.shape).masked_fill_(masked, -torch.inf)[:, None, None]
+        new = torch.arange(len(held), device=held.device), slice(None), held
+        caches = [StepCache(keys, values, self._columns - 1, new, bias) for keys, values in used]
+        return caches, held[:, None], masked
 
     @property
     def _columns(self) -> int:

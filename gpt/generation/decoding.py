@@ -140,7 +140,7 @@ def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
     if precision not in (None, "float32", "bfloat16", "int8"):
         raise InputError(f"unknown precision {precision!r}, expected float32, bfloat16 or int8")
     weight = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
-    can_change = weight.device.type == "cpu" and _is_as_built(model)
+    can_change = weight.device.type == "cpu" and is_as_built(model)
     if precision == "int8" and not can_change:
         raise InputError("precision int8 is for a CPU and an unchanged model, expected float32 or bfloat16")
     dtype = {None: weight.dtype, "float32": torch.float32}.get(precision, torch.bfloat16)
@@ -174,7 +174,7 @@ def has_hooks(module: nn.Module) -> bool:
     return bool(own or every._global_forward_hooks or every._global_forward_pre_hooks)
 
 
-def _is_as_built(model: GPT) -> bool:
+def is_as_built(model: GPT) -> bool:
     """Whether it has the modules and tensors that `GPT` makes, without hooks or replaced methods."""
     if type(model) not in (GPT, PretrainedGPT):
         return False

@@ -8,6 +8,7 @@ half a context and a whole one, and a token costs at most about twice as much. `
 Shapes: N running samples, V vocab_size.
 """
 
+import math
 import random
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -19,11 +20,14 @@ from torch import Tensor
 from gpt.errors import InputError, check_least
 from gpt.generation.cache import RowCache
 from gpt.generation.compiled import CompiledStep
-from gpt.generation.prefill import UNSCORED, Forward, Prefill, Score, scores
+from gpt.generation.prefill import UNSCORED, Forward, Prefill, Score, scores, to_device
 from gpt.generation.sampling import Sampling, sample_tokens
 from gpt.generation.text import TextStream
 from gpt.model import GPT
 from gpt.tokenizer import Tokenizer
+
+_AHEAD = 8  # tokens that a GPU computes before the host waits for them, to end texts and to write them
+_NOT_FINITE = "the model's logits are not finite: its weights are damaged, use an earlier checkpoint"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +113,8 @@ class Engine:
         self._running: list[Sample] = []  # sample i has row i of the cache
         self._forward = Forward(model, chunk)
         self._cache = RowCache(model.config, self._forward.weight)
+        self._device = self._forward.weight.device
+        self._ahead = _AHEAD if self._device.type == "cuda" else 1
         self._compiled = CompiledStep.of(model)
         self._program: CompiledStep | None = None  # that computes all texts of now, so that none changes over
 
@@ -158,7 +164,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Token]:
-        """Add a token to every running sample, then start waiting ones while there are free rows."""
+        """Add a token to every running sample, or several on a GPU, then start those that wait for a row."""
         self.failed = {}
         return self._decode() + self._admit()
 
@@ -178,12 +184,24 @@ class Engine:
             self._waiting.appendleft(Prefill(self._forward, [sample], sample.tokens))
         if not self._running:
             return []
-        newest = [sample.tokens[-1] for sample in self._running]
-        if self._program:
-            logits = self._program(self._cache.append(newest))
-        else:
-            logits = self._forward.step(newest, self._cache)
-        return self._draw(self._running, logits)
+        samples, drawn = list(self._running), []
+        ids = to_device([sample.tokens[-1] for sample in samples], self._device)
+        for _ in range(self._steps()):
+            if self._program:
+                logits = self._program(self._cache.reads(ids.tolist(), self._cache.append()))
+            else:
+                logits = self._forward.step(ids.clamp(min=0), self._cache)
+            ids = self._draw(samples, logits)
+            drawn.append(ids)
+        return [token for ids in torch.stack(drawn).tolist() for token in self._add(samples, ids, logits)]
+
+    def _steps(self) -> int:
+        """How many tokens to add before the host reads them."""
+        places = self.model.config.context_length - max(self._cache.lengths)
+        left = max(sample.request.max_new_tokens - sample.new_tokens for sample in self._running)
+        requests = [sample.request for sample in self._running]
+        each = any(one.sampling.looks_back or one.alternatives is not None for one in requests)
+        return 1 if each else math.ceil(min(self._ahead, places, left))
 
     def _admit(self) -> list[Token]:
         """Read at most about a chunk of the waiting texts and start their samples."""
@@ -223,7 +241,10 @@ class Engine:
         for sample in started:
             self._cache.join(prefill.store)
             self._running.append(sample)
-        return tokens + self._draw(started, prefill.logits.expand(len(started), -1))
+        if not started:
+            return tokens
+        logits = prefill.logits.expand(len(started), -1)
+        return tokens + self._add(started, self._draw(started, logits).tolist(), logits)
 
     def _echo(self, sample: Sample, scored: Sequence[Score]) -> list[Token]:
         """The tokens of the prompt, where they are requested; they end a sample that has no new ones."""
@@ -235,40 +256,42 @@ class Engine:
             sample.finished = "length"
         return [*tokens, self._token(sample, *last, echoed=True)]
 
-    def _draw(self, samples: Sequence[Sample], logits: Tensor) -> list[Token]:
-        """Draw a token for each sample from its logits (N, V), and end the samples that are complete."""
-        logits, samples = logits[:, : self.vocab_size].float(), list(samples)
-        numbers = [sample.random.random() for sample in samples]
+    def _draw(self, samples: Sequence[Sample], logits: Tensor) -> Tensor:
+        """Draw a token for each sample from its logits (N, V): ids (N,), -1 where they are not finite."""
+        logits = logits[:, : self.vocab_size].float()
+        numbers = to_device([sample.random.random() for sample in samples], self._device)
         groups: dict[Sampling, list[int]] = {}
         for row, sample in enumerate(samples):
             groups.setdefault(sample.request.sampling, []).append(row)
-        left, ids = list(groups.values()), dict[int, int]()
-        while left:
-            rows = left.pop()
-            try:
-                drawn = sample_tokens(
-                    logits if len(rows) == len(samples) else logits[rows],
-                    samples[rows[0]].request.sampling,
-                    seen=[samples[row].tokens for row in rows],
-                    numbers=[numbers[row] for row in rows],
-                    prompt_lengths=[len(samples[row].request.tokens) for row in rows],
-                )
-                ids.update(zip(rows, drawn.tolist(), strict=True))
-            except Exception as error:
-                if len(rows) > 1:  # at least one of them fails: draw each alone
-                    left += [[row] for row in rows]
-                else:
-                    self._fail(samples[rows[0]], error)
+        ids = torch.empty(len(samples), dtype=torch.int64, device=self._device)
+        for sampling, rows in groups.items():
+            chosen = slice(None) if len(groups) == 1 else to_device(rows, self._device)
+            ids[chosen] = sample_tokens(
+                logits[chosen],
+                sampling,
+                seen=[samples[row].tokens for row in rows],
+                numbers=numbers[chosen],
+                prompt_lengths=[len(samples[row].request.tokens) for row in rows],
+            ).to(self._device)
+        return ids
+
+    def _add(self, samples: Sequence[Sample], ids: Sequence[int], logits: Tensor) -> list[Token]:
+        """Add a token to each sample that has not ended, and end those that are complete."""
         tokens = []
-        for row, id_ in sorted(ids.items()):
-            sample = samples[row]
+        for row, (sample, id_) in enumerate(zip(samples, ids, strict=True)):
+            if sample.finished:
+                continue
+            if id_ < 0:
+                self._fail(sample, InputError(_NOT_FINITE))
+                continue
             sample.tokens.append(id_)
             if id_ == sample.request.end:
                 sample.finished = "stop"
             elif sample.new_tokens >= sample.request.max_new_tokens:
                 sample.finished = "length"
-            wanted = sample.request.alternatives
-            score = UNSCORED if wanted is None else scores(logits[row : row + 1], [id_], wanted)[0]
+            wanted, score = sample.request.alternatives, UNSCORED
+            if wanted is not None:
+                score = scores(logits[row : row + 1, : self.vocab_size].float(), [id_], wanted)[0]
             tokens.append(self._token(sample, id_, score))
             if sample.finished:
                 self._end(sample, sample.finished)
@@ -287,6 +310,8 @@ class Engine:
 
     def _fail(self, sample: Sample, error: Exception) -> None:
         self.failed[sample] = error
+        if sample in self._running:
+            self._cache.clear(self._running.index(sample))
         self._end(sample, "error")
 
     def _end(self, sample: Sample, reason: str) -> None:

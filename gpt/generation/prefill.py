@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpt.generation.cache import LayerCache, Read, RowCache, new_store
-from gpt.generation.decoding import has_hooks
+from gpt.generation.decoding import has_hooks, is_as_built
+from gpt.generation.graphs import Graphs
 from gpt.model import GPT
 
 if TYPE_CHECKING:
@@ -24,6 +25,11 @@ Score = tuple[float | None, tuple[tuple[int, float], ...]]
 UNSCORED: Score = (None, ())
 # All but cuDNN's, PyTorch's first choice on a Hopper GPU: it builds a plan, up to a second, for every shape.
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def to_device(numbers: Sequence[Any], device: torch.device) -> Tensor:
+    """Numbers as a tensor, without a wait for what a GPU is doing."""
+    return torch.tensor(numbers).to(device, non_blocking=device.type == "cuda")
 
 
 def window_start(length: int, context_length: int) -> int:
@@ -45,24 +51,31 @@ class Forward:
         called = inspect.signature(model.features if self._in_parts else model.forward).parameters.values()
         # Whether the model takes caches; set to False if it turns out not to fill them.
         self.cached = any(one.name == "caches" or one.kind is one.VAR_KEYWORD for one in called)
+        # A graph leaves out what a changed model may do beside computing.
+        self._graphs = Graphs() if self.weight.is_cuda and is_as_built(model) else None
 
     def read(self, read: Read) -> Tensor:
         """The logits (N, V) of the tokens to be scored."""
         caches = [LayerCache(layer, read.held) for layer in read.store] if self.cached else []
-        logits = self._call([read.tokens], read.scored, **({"caches": caches} if caches else {}))[0]
+        tokens = to_device([list(read.tokens)], self.weight.device)
+        logits = self._call(tokens, read.scored, **({"caches": caches} if caches else {}))[0]
         if any(cache.length != read.held + len(read.tokens) for cache in caches):
             self.cached = False  # the model ignores its caches
         return logits[-read.scored :]
 
-    def step(self, tokens: Sequence[int], cache: RowCache) -> Tensor:
-        """Append a token to each row of the cache; the logits (N, V) after them."""
-        caches, positions, masked = cache.next_step()
-        given = [[token] for token in tokens]
-        return self._call(given, positions=positions, key_padding_mask=masked, caches=caches)[:, -1]
+    def step(self, tokens: Tensor, cache: RowCache) -> Tensor:
+        """Append a token (N,) to each row of the cache; the logits (N, V) after them, until the next call."""
 
-    def _call(self, tokens: Sequence[Sequence[int]], scored: int = 1, **inputs: Any) -> Tensor:
+        def compute(tokens: Tensor, held: Tensor) -> Tensor:
+            caches, positions, masked = cache.layers(held)
+            given = tokens[:, None]  # (N, 1)
+            return self._call(given, positions=positions, key_padding_mask=masked, caches=caches)[:, -1]
+
+        inputs = tokens, to_device(cache.append(), tokens.device)
+        return self._graphs(cache.place, compute, *inputs) if self._graphs else compute(*inputs)
+
+    def _call(self, given: Tensor, scored: int = 1, **inputs: Any) -> Tensor:
         """Logits of at least the last `scored` of tokens (N, T): the fewer, the cheaper."""
-        given = torch.tensor([list(row) for row in tokens], device=self.weight.device)  # (N, T)
         with sdpa_kernel(_KERNELS):
             if not self._in_parts:
                 return self.model(given, **inputs)
