@@ -7,7 +7,7 @@
 // Shapes: N tokens, D emb_dim, H heads, K = D / H, V vocab_size, I inputs and O outputs of a layer; T threads.
 
 #include <omp.h>
-#ifdef __AVX512BF16__
+#ifdef __AVX512F__
 #include <immintrin.h>
 #endif
 
@@ -53,7 +53,9 @@ static Floats multiply_add(Floats total, Floats a, Floats b) { return total + a 
 // What the inputs of a product are stored as, beside weights of a type; bfloat16 is the upper half of a float32.
 template <class Type> struct Stored { typedef float Input; };
 
-#ifdef __AVX512BF16__  // two products a lane; int8 fits into bfloat16
+// On AMD's processors bfloat16's instruction does twice as many products as float32's, on Intel's half as many.
+#if defined(__AVX512BF16__) && (defined(__znver4__) || defined(__znver5__))
+// Two products a lane; int8 fits into bfloat16.
 template <> struct Stored<uint16_t> { typedef uint16_t Input; };
 template <> struct Stored<int8_t> { typedef uint16_t Input; };
 static __m512bh load(const uint16_t* from) { return read<__m512bh>(from); }
@@ -66,6 +68,11 @@ static void store(uint16_t* to, Floats vector) {
   __m256bh halves = _mm512_cvtneps_pbh(vector);
   memcpy(to, &halves, sizeof halves);
 }
+#elif defined(__AVX512F__)
+static Floats load(const uint16_t* from) {
+  return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(read<__m256i>(from)), 16);
+}
+static Floats load(const int8_t* from) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(read<__m128i>(from))); }
 #else
 static Floats load(const uint16_t* from) { return (Floats)(__builtin_convertvector(read<Halves>(from), Ints) << 16); }
 static Floats load(const int8_t* from) {  // in two stages: GCC converts at once number by number
@@ -108,21 +115,22 @@ constexpr int64_t CHUNK = 1024;  // inputs whose products are added first: so ma
 
 constexpr int64_t MOST = 128;  // rows that are multiplied with a weight while it is near: so many fit into the L2 cache
 
-// What to fetch from memory while a tile is computed: every `every`-th line from the `first` of those that it has time for.
-struct Ahead { const char* from; int first, every; };
+// What to fetch from memory while a tile is computed: so many bytes in each of its steps.
+struct Ahead { const char* from; int bytes; };
 
 // The products of ROWS rows of x with W / ROWS rows of the weight, over `count` inputs; rows are `stride` and I apart.
-template <int ROWS, class Type, class Weight, class Input>
-static Floats tile(const Weight* weight, int64_t stride, int64_t outputs, const Input* x, int64_t rows, int64_t I, int64_t count, Ahead ahead) {
-  constexpr int OUTS = W / ROWS, STEP = 4 * W / sizeof(Input), BYTES = OUTS * STEP * sizeof(Type);
+template <int ROWS, class Weight, class Input>
+static Floats tile(const Weight* weight, int64_t stride, int64_t outputs, const Input* x, int64_t rows, int64_t I,
+                   int64_t count, Ahead ahead) {
+  constexpr int OUTS = W / ROWS, STEP = 4 * W / sizeof(Input);
   const Weight* w[OUTS];
   const Input* in[ROWS];
   for (int o = 0; o < OUTS; o++) w[o] = weight + std::min<int64_t>(o, outputs - 1) * stride;
   for (int n = 0; n < ROWS; n++) in[n] = x + std::min<int64_t>(n, rows - 1) * I;
   Floats total[W] = {};
-  for (int64_t i = 0; i < count; i += STEP, ahead.from += BYTES) {
-    for (int line = 64 * ahead.first; line < BYTES; line += 64 * ahead.every)
-      __builtin_prefetch(ahead.from + line, 0, ROWS == 1 ? 3 : 2);  // into the L2 cache where the L1 is for the inputs
+  for (int64_t i = 0; i < count; i += STEP, ahead.from += ahead.bytes) {
+    for (int line = 0; line < ahead.bytes; line += 64)
+      __builtin_prefetch(ahead.from + line, 0, 2);  // into the L2 cache: the L1 is for the inputs
     decltype(load(x)) inputs[ROWS];
 #pragma GCC unroll 16
     for (int n = 0; n < ROWS; n++) inputs[n] = load(in[n] + i);
@@ -169,10 +177,11 @@ struct Step {
 
   template <class Write>
   void some_rows(const Linear& linear, const Input* x, int64_t N, int64_t I, int64_t O, Write write) const {
-    constexpr int ROWS = 4, OUTS = W / ROWS;
+    constexpr int ROWS = 4, OUTS = W / ROWS, STEP = 4 * W / sizeof(Input);
+    constexpr int64_t APART = CHUNK + W;  // a power of two would put all rows into the same lines of the cache
     const int64_t panels = (N + ROWS - 1) / ROWS;
     std::vector<Line> partial(N == 1 ? 1 : panels * ROWS);
-    alignas(64) Input wide[W / 2 * CHUNK];
+    alignas(64) Input wide[OUTS * APART];
     Floats* totals = (Floats*)partial.data();
     const Range own = part(O);
     for (int64_t o = own.begin; o < own.end; o += W) {
@@ -180,33 +189,35 @@ struct Step {
       for (int64_t c = 0, count; c < I; c += count) {
         count = std::min(CHUNK, I - c);
         if (N == 1) {  // in float32 the processor fetches ahead better by itself
-          Ahead ahead{(const char*)(weight + I * W + c * W), sizeof(Type) < 4 ? 0 : W, 1};
-          Floats values = tile<1, Type>(weight + c, I, own.end - o, x + c, 1, I, count, ahead);
+          Ahead ahead{(const char*)(weight + W * I + W * c), sizeof(Type) < 4 ? W * STEP * (int)sizeof(Type) : 0};
+          Floats values = tile<1>(weight + c, I, own.end - o, x + c, 1, I, count, ahead);
           totals[0] = c ? totals[0] + values : values;
           continue;
         }
-        for (int64_t k = 0; k < W && k < own.end - o; k += W / 2) {  // half of the outputs, so that they stay in the cache
-          const int64_t outputs = std::min<int64_t>(W / 2, own.end - o - k);
+        for (int64_t k = 0; k < W && k < own.end - o; k += OUTS) {
+          const Type* some = weight + k * I + c;
+          const int64_t outputs = std::min<int64_t>(OUTS, own.end - o - k);
           const bool widen = sizeof(Type) != sizeof(Input) && panels > 1;
           if (widen)
             for (int64_t u = 0; u < outputs; u++)
-              for (int64_t i = 0; i < count; i += 4 * W / sizeof(Input)) {
-                auto vector = load(weight + (k + u) * I + c + i);
-                memcpy(wide + u * CHUNK + i, &vector, sizeof vector);
+              for (int64_t i = 0; i < count; i += STEP) {
+                auto vector = load(some + u * I + i);
+                memcpy(wide + u * APART + i, &vector, sizeof vector);
               }
-          for (int64_t p = 0; p < panels; p++)
-            for (int u = 0; u < outputs; u += OUTS) {
-              Ahead ahead{(const char*)(weight + (W + k + u) * I + c * OUTS), (int)std::min<int64_t>(p, W), (int)panels};
-              const Input* rows = x + p * ROWS * I + c;
-              Floats values = widen
-                ? tile<ROWS, Type>(wide + u * CHUNK, CHUNK, outputs - u, rows, N - p * ROWS, I, count, ahead)
-                : tile<ROWS, Type>(weight + (k + u) * I + c, I, outputs - u, rows, N - p * ROWS, I, count, ahead);
-              for (int row = 0; row < ROWS; row++)
-                for (int lane = 0; lane < OUTS; lane++) {
-                  float &to = partial[p * ROWS + row].values[k + u + lane], value = values[row * OUTS + lane];
-                  to = c ? to + value : value;
-                }
-            }
+          // All panels fetch a part of the weights that follow.
+          const char* following = (const char*)(weight + (W + k) * I + c * OUTS);
+          const int bytes = OUTS * STEP * sizeof(Type) / panels;
+          for (int64_t p = 0; p < panels; p++) {
+            const Ahead ahead{following + p * bytes * (count / STEP), bytes};
+            const Input* rows = x + p * ROWS * I + c;
+            Floats values = widen ? tile<ROWS>(wide, APART, outputs, rows, N - p * ROWS, I, count, ahead)
+                                  : tile<ROWS>(some, I, outputs, rows, N - p * ROWS, I, count, ahead);
+            for (int row = 0; row < ROWS; row++)
+              for (int lane = 0; lane < OUTS; lane++) {
+                float &to = partial[p * ROWS + row].values[k + lane], value = values[row * OUTS + lane];
+                to = c ? to + value : value;
+              }
+          }
         }
       }
       Floats bias = linear.bias ? load(linear.bias + o) : Floats{}, scale = linear.scale ? load(linear.scale + o) : Floats{};

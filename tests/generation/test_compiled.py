@@ -19,7 +19,11 @@ PROMPTS = [[5, 6, 7], [250] * 40, [9], list(range(100)), [1, 2, 3, 4] * 5, [77, 
 CONFIG = GPTConfig(vocab_size=301, context_length=64, emb_dim=64, num_heads=4, num_layers=2)
 
 
-OPTIONS = {"this processor": (), "no bfloat16": ("-mno-avx512bf16",), "AVX2": ("-mno-avx512f",)}
+OPTIONS = {  # bfloat16's instruction is used on AMD's processors alone
+    "AMD": ("-D__znver4__",),
+    "Intel": ("-U__znver4__", "-U__znver5__"),
+    "AVX2": ("-mno-avx512f",),
+}
 
 
 @pytest.fixture(scope="module", params=OPTIONS)
