@@ -121,8 +121,8 @@ class GPT(nn.Module):
         if cached + tokens.shape[1] > self.config.context_length:
             given = f"{tokens.shape[1]} tokens" + (f" after {cached} cached ones" if cached else "")
             raise InputError(f"{given} are more than the context_length {self.config.context_length}")
-        recorded = tokens.is_cuda and torch.cuda.is_current_stream_capturing()  # as a CUDA graph
-        if torch.compiler.is_compiling() or (tokens.is_cuda and self.training) or recorded:
+        waits = tokens.is_cuda and (self.training or torch.cuda.is_current_stream_capturing())
+        if torch.compiler.is_compiling() or waits:
             return
         try:
             low, high, size = int(tokens.min()), int(tokens.max()), self.config.vocab_size

@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -31,6 +32,7 @@ from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the package need not be installed
 
@@ -44,6 +46,7 @@ from torch.nn import functional as F
 
 from gpt import GPT, GPTConfig, generate
 from gpt.files import write_json
+from gpt.generation import Engine, Request, Sampling, for_decoding
 from gpt.training.compilation import compile_model, missing_compiler
 from gpt.training.loss import cross_entropy
 from gpt.training.module import LanguageModel
@@ -410,8 +413,38 @@ def checkpoint_on_the_cpu(plan: Plan) -> Iterator[Row]:
     yield Row(check="checkpoint", case="read on the CPU", passed=True)
 
 
+def kernel_by_kernel(model: GPT, tokens: Tensor, **options: Any) -> Tensor:
+    """`generate` without CUDA graphs."""
+    with mock.patch("gpt.generation.prefill.Graphs", return_value=None):
+        return generate(model, tokens, **options)
+
+
+def graphs(plan: Plan, model: GPT, prompts: Tensor, new: int) -> Iterator[Row]:
+    """CUDA graphs change no token, and the host waits for the GPU once for eight tokens of all texts."""
+    for case, how in {"greedy": {"temperature": 0}, "top-p": {"top_p": 0.9}}.items():
+        options = {"max_new_tokens": new, "seed": 0, **how}
+        same = torch.equal(generate(model, prompts, **options), kernel_by_kernel(model, prompts, **options))
+        yield Row(check="generation", case=f"graphs change no token, {case}", passed=same)
+        case = f"waits of the host, {case}"
+        if plan.device != "cuda":
+            yield Row(check="generation", case=case, passed=None, not_run="the detector needs CUDA")
+            continue
+        engine = Engine(for_decoding(model))
+        for row in prompts.tolist():
+            engine.add(Request(tokens=row, max_new_tokens=49, sampling=Sampling(**how), seed=0))
+        for _ in range(4):  # the prompts, and until a graph is recorded
+            engine.step()
+        torch.cuda.set_sync_debug_mode("warn")
+        with warnings.catch_warnings(record=True) as waits:
+            warnings.simplefilter("always")
+            engine.step()
+        torch.cuda.set_sync_debug_mode("default")
+        count = sum("synchronizing" in str(wait.message) for wait in waits)
+        yield Row(check="generation", case=case, passed=count == 1, measured={"waits for 8 tokens": count})
+
+
 def generation(plan: Plan) -> Iterator[Row]:
-    """Greedy ids against the CPU; speed at batch 1 and 8, beside transformers."""
+    """Greedy ids against the CPU; graphs; speed at batch 1 and 8, beside transformers."""
     config, new = (TINY, 4) if plan.dry else (GPTConfig(), 64)
     torch.manual_seed(0)
     model = GPT(config).eval()
@@ -422,9 +455,10 @@ def generation(plan: Plan) -> Iterator[Row]:
     torch.set_float32_matmul_precision("highest")
     same = torch.equal(generate(on_device, prompts.to(plan.device), **options).cpu(), expected)
     yield Row(check="generation", case="greedy ids equal the CPU's", passed=same)
-    calls: dict[str, Callable[[Tensor], object]] = {}
     half = on_device if plan.dry else on_device.bfloat16()
-    calls["ours"] = lambda tokens: generate(half, tokens, **options)
+    yield from graphs(plan, half, prompts.to(plan.device), new)
+    calls: dict[str, Callable[[Tensor], object]] = {"ours": lambda tokens: generate(half, tokens, **options)}
+    calls["ours, kernel by kernel"] = lambda tokens: kernel_by_kernel(half, tokens, **options)
     if find_spec("transformers") and not plan.dry:
         from benchmarks.generate import their_model, their_text
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpt.progress import notice
 
-_OFTEN = 4  # a graph is recorded when it is wanted so often: that takes as long as three steps without one
+_OFTEN = 4  # times that a graph is wanted until it is recorded; by then libraries have set up what they need
 _MOST = 64  # graphs that are kept
 
 
@@ -60,11 +60,6 @@ class Graphs:
 
     def _record(self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> _Recorded:
         held = tuple(given.clone() for given in inputs)
-        here, beside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        beside.wait_stream(here)
-        with torch.cuda.stream(beside):
-            function(*held)  # what libraries set up at their first call on a stream cannot be recorded
-        here.wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
         pool = next((one.graph.pool() for one in self._recorded.values()), None)  # of one memory, in turn
         # Other threads, as those of a server, may use the GPU meanwhile.

@@ -258,14 +258,25 @@ struct Step {
       total += weights;
     }
     float divisor = sum(total);
-    for (int64_t i = 0; i < K; i += W) {
-      Floats context[4] = {};  // several sums, because one would wait for itself
-      for (int64_t j = 0; j < count; j += 4)
+    constexpr int SOME = W / 4;  // with four sums each there are registers for so many vectors
+    int64_t i = 0;
+    for (; i + SOME * W <= K; i += SOME * W) weigh<SOME>(values + i, count, scores, divisor, out + i);
+    for (; i < K; i += W) weigh<1>(values + i, count, scores, divisor, out + i);
+  }
+
+  // VECTORS vectors of the weighted mean of the values.
+  template <int VECTORS>
+  void weigh(const float* values, int64_t count, const float* weights, float divisor, Input* out) const {
+    const int64_t K = s.D / s.H;
+    Floats context[VECTORS][4] = {};  // several sums, because one would wait for itself
+    for (int64_t j = 0; j < count; j += 4)
 #pragma GCC unroll 4
-        for (int u = 0; u < 4; u++)
-          if (j + u < count) context[u] += scores[j + u] * load(values + (j + u) * K + i);
-      store(out + i, narrow((context[0] + context[1] + (context[2] + context[3])) / divisor));
-    }
+      for (int u = 0; u < 4; u++)
+        if (j + u < count)
+#pragma GCC unroll 4
+          for (int v = 0; v < VECTORS; v++) context[v][u] += weights[j + u] * load(values + (j + u) * K + v * W);
+    for (int v = 0; v < VECTORS; v++)
+      store(out + v * W, narrow((context[v][0] + context[v][1] + (context[v][2] + context[v][3])) / divisor));
   }
 
   // GELU; with tanh(z) = 2 / (1 + e^-2z) - 1 its approximation is x / (1 + e^-2z).
