@@ -39,12 +39,17 @@ def new_store(config: GPTConfig, columns: int, like: Tensor, *rows: int) -> Tens
 
 
 class RowCache:
-    """Storage for rows that grows by doubling; `lengths` counts the tokens of each row in use."""
+    """Storage for rows that grows to what is expected, or by doubling; `lengths` counts each row's tokens."""
 
     def __init__(self, config: GPTConfig, like: Tensor) -> None:
         self.context_length = config.context_length
         self.lengths: list[int] = []
+        self._expected = 0, 0
         self._store = new_store(config, min(_BLOCK, config.context_length), like, 1)
+
+    def expect(self, rows: int, columns: int) -> None:
+        """What to allocate when memory grows."""
+        self._expected = rows, -(-columns // _BLOCK) * _BLOCK
 
     def join(self, prompt: Tensor) -> None:
         """Copy the keys and values of a prompt (layers, 2, H, S, K) into a new row."""
@@ -96,13 +101,19 @@ class RowCache:
         return min(-(-max(self.lengths) // _BLOCK) * _BLOCK, self.context_length)
 
     def _reserve(self) -> None:
-        """Allocate all rows in use and the columns attended to."""
-        rows, allocated = self._store.shape[2], self._store.shape[4]
-        more_rows = rows if len(self.lengths) > rows else 0
-        wanted = min(max(self._columns, 2 * allocated), self.context_length)
-        more_columns = wanted - allocated if self._columns > allocated else 0
+        """Allocate all rows in use and the columns attended to, seldom: all is copied, longer than a step."""
+        rows, columns = self._store.shape[2], self._store.shape[4]
+        more_rows = _grown(rows, len(self.lengths), self._expected[0]) - rows
+        more_columns = min(_grown(columns, self._columns, self._expected[1]), self.context_length) - columns
         if more_rows or more_columns:
             self._store = F.pad(self._store, (0, 0, 0, more_columns, 0, 0, 0, more_rows))
+
+
+def _grown(allocated: int, needed: int, expected: int) -> int:
+    """How much to allocate."""
+    if needed <= allocated:
+        return allocated
+    return expected if needed <= expected else max(needed, 2 * allocated)
 
 
 class LayerCache(KeyValueCache):

@@ -214,6 +214,9 @@ class Engine:
             if not prefill.done:
                 budget -= len(prefill.next().tokens)
         self._read([prefill for prefill in admitted if not prefill.done])
+        if soon := [*admitted, *self._waiting]:
+            samples = len(self._running) + sum(len(prefill.samples) for prefill in soon)
+            self._cache.expect(min(samples, self.max_samples), max(prefill.columns for prefill in soon))
         tokens = [token for prefill in admitted if prefill.done for token in self._start(prefill)]
         self._waiting.extendleft(prefill for prefill in reversed(admitted) if prefill.samples)
         return tokens

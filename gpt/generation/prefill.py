@@ -4,6 +4,7 @@ Shapes: N rows, T tokens of each, V vocab_size.
 """
 
 import inspect
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -106,6 +107,13 @@ class Prefill:
     def done(self) -> bool:
         """Whether all is read."""
         return self.read == len(self.tokens)
+
+    @property
+    def columns(self) -> int:
+        """Of a cache for the text and its new tokens, but for no more of these than it has tokens now."""
+        length = min(len(self.tokens), self.context)
+        new = max((sample.request.max_new_tokens - sample.new_tokens for sample in self.samples), default=0)
+        return min(length + math.ceil(min(new, length)), self.context)
 
     def next(self) -> Read:
         """Choose the next part."""

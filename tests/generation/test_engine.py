@@ -249,6 +249,32 @@ def test_cudnns_attention_is_left_out(model, monkeypatch):
     assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
+def test_memory_for_what_waits_is_allocated_once():
+    model = sharp(GPTConfig(vocab_size=50, context_length=512, emb_dim=16, num_heads=2, num_layers=1))
+    engine = Engine(for_decoding(model), max_samples=5)
+    for count in (70, 100, 10):
+        engine.add(Request(tokens=[1] * count, max_new_tokens=60, samples=2, sampling=GREEDY))
+    engine.step()
+    store = engine._cache._store
+    assert store.shape[2:5] == (5, 2, 192)  # 160 columns, in blocks of 64
+    run(engine)
+    assert engine._cache._store is store
+
+
+def test_a_text_that_may_become_long_takes_memory_as_it_grows(model):
+    engine = Engine(model)
+    engine.add(Request(tokens=[1] * 10, max_new_tokens=10**9, sampling=GREEDY))
+    engine.step()
+    assert engine._cache._store.shape[4] == 64 == model.config.context_length
+    grown = Engine(sharp(GPTConfig(vocab_size=50, context_length=512, emb_dim=16, num_heads=2, num_layers=1)))
+    (sample,) = grown.add(Request(tokens=[1] * 70, max_new_tokens=10**9, sampling=GREEDY))
+    columns = []
+    while sample.new_tokens < 300:
+        grown.step()
+        columns.append(grown._cache._store.shape[4])
+    assert sorted(set(columns)) == [192, 384]
+
+
 def test_padding_of_the_vocabulary_is_never_drawn(model):
     engine = Engine(model, Tokenizer("gpt2", vocab_size=257))
     request = Request(tokens=[1], max_new_tokens=200, samples=8, seed=0, sampling=Sampling(temperature=50))

@@ -1,12 +1,11 @@
 """GGUF, the file of llama.cpp: weights, configuration and tokenizer in one, written by the `gguf` package."""
 
-import os
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from gpt.config import GPTConfig
 from gpt.errors import InputError
+from gpt.files import atomic_write
 from gpt.template import Template
 from gpt.tokenizer import Tokenizer
 from gpt.vocabulary import END_OF_TEXT, to_json
@@ -48,10 +47,8 @@ def write(
     for name, tensor in from_gpt(replace(config, qkv_bias=True), weights, nanogpt.ROWS).items():
         layer, _, parameter = name.rpartition(".")
         writer.add_tensor(f"{names[layer]}.{parameter}", tensor.float().numpy())
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".", dir=folder) as temporary:
-        writer.write_header_to_file(Path(temporary, "model.gguf"))
+    with atomic_write(folder / "model.gguf", "wb") as file:
+        writer.write_header_to_file(Path(file.name))
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        os.replace(Path(temporary, "model.gguf"), folder / "model.gguf")
