@@ -10,6 +10,7 @@ import functools
 import hashlib
 import os
 import platform
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -142,6 +143,8 @@ def compile_step(path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         built = Path(folder, path.name)
         command = [os.environ.get("CXX", "g++"), str(_SOURCE), *map(str, openmp), *_OPTIONS, "-o", str(built)]
+        if shutil.which("nice"):  # what is decoded meanwhile comes first
+            command = ["nice", "-n", "19", *command]
         try:
             subprocess.run(command, check=True, capture_output=True, encoding="utf-8", errors="replace")
             with atomic_write(path, "wb") as file:

@@ -27,7 +27,7 @@ _SCANNED = ("run", "resume", "ckpt_path", "model.init_from", "minutes")
 _UNPLANNED = (
     *("resume", "ckpt_path", "model.init_from", "data.tokens_per_update"),
     *(f"trainer.{name}" for name in ("max_steps", "max_epochs", "max_time", "limit_val_batches")),
-    *(f"trainer.{name}" for name in ("devices", "num_nodes", "strategy")),
+    *(f"trainer.{name}" for name in ("devices", "num_nodes", "strategy", "accumulate_grad_batches")),
 )
 
 
@@ -85,6 +85,7 @@ def complete(args: list[str]) -> Arguments:
         if others := ", ".join(f"--{name}" for name in _UNPLANNED if name in given):
             raise InputError(f"--minutes plans a new run of one process to its end: leave {others} out")
         plan = planner(given)(number("minutes", given["minutes"]))
+        report(str(plan))
         configs.insert(0, as_argument(plan.options(Law.load())))
     kept = [f"--{name}={known[name]}" for name in ("run", "resume", "model.init_from") if name in known]
     return Arguments(

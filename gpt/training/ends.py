@@ -37,6 +37,7 @@ class Ends(Callback):
         deadline: when training has to end, as `time.perf_counter` counts; None changes nothing by itself.
         validation: seconds that one is expected to take.
         save: is called with `planned_steps` when it has changed.
+        extends: whether a planned run makes more steps where there is time for them.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Ends(Callback):
         deadline: float | None = None,
         validation: float = 0.0,
         save: Callable[[str], None] = print,
+        extends: bool = True,
     ) -> None:
         self.max_steps = options.max_steps
         self.max_epochs = -1 if options.max_epochs is None else options.max_epochs
@@ -66,6 +68,7 @@ class Ends(Callback):
         self.changes = {int(step): int(total) for step, total in re.findall(r"(\d+):(\d+)", changes)}
         self.max_seconds = math.inf if seconds is None else seconds
         self.done, self.meter, self.deadline, self.save = done, meter, deadline, save
+        self.extends = extends
         self.reason = ""
         self._limit = sys.maxsize  # steps
         self._step = 0
@@ -140,6 +143,7 @@ class Ends(Callback):
                 self.reason = f"max_time {timedelta(seconds=round(self.max_seconds))}"
             return
         planned, allowed = pl_module.planned_steps, self.max_seconds
+        estimate = estimate if self.extends else min(estimate, planned)
         off = abs(estimate - planned) * (self._seconds_per_step or 0.0)
         if elapsed > self._corrected + _EVERY * allowed and off > _OFF * allowed:
             self._corrected, self.changes[self._step] = elapsed, estimate

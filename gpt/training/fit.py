@@ -179,10 +179,11 @@ class TrainingCLI(LightningCLI):
         deadline, validation = None, 0.0
         if plan:
             changes, validation = f"0:{plan.steps}", plan.validation
-            deadline = STARTED + 60 * plan.minutes - END_SECONDS if plan.takes_all_of_it else None
+            deadline = STARTED + 60 * plan.minutes - END_SECONDS
         elif changes.rpartition(":")[2] != str(trainer.max_steps):
             changes = ""  # not planned, or extended by hand
-        return Ends(trainer, done, self.meter, changes, deadline, validation, self._save_steps)
+        extends = plan is None or plan.takes_all_of_it
+        return Ends(trainer, done, self.meter, changes, deadline, validation, self._save_steps, extends)
 
     def _save_steps(self, changes: str) -> None:
         self.lasting.trainer.max_steps = int(changes.rpartition(":")[2])

@@ -2,7 +2,7 @@
 
 Each row of sweep.csv is one training from scratch: the kind and size of its text, the model, the recipe, and
 the held-out bits per byte at its end. Cells that are in the file are not run again: the script resumes, and
---seconds ends it early. The order of the cells is random, so that any part of them covers the whole range.
+--seconds ends it early.
 """
 
 import argparse
@@ -35,7 +35,6 @@ from gpt.training.schedule import learning_rate_factor
 
 TABLE = Path(__file__).with_name("sweep.csv")
 HELD_OUT = 100_000  # bytes, the same for all cells of a kind
-CELLS = 240
 RESULTS = ("parameters", "train_bytes", "bytes_per_token", "held_out_bytes_per_token", "passes")
 RESULTS += (*(f"trial_{field.name}" for field in fields(Trial)), "bits_per_byte")
 

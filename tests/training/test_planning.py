@@ -149,6 +149,43 @@ def test_a_short_run_is_not_compiled():
     assert "compile" not in plan(2_000_000, 10).options(Law.load())["model"]
 
 
+@pytest.mark.parametrize(
+    ("size", "minutes", "memory"),
+    [
+        (2_000_000, 60, 14e9),
+        (20_000_000_000, 60, 14e9),
+        (20_000_000_000, 480, 14e9),
+        (20_000_000_000, 480, 2e9),
+    ],
+)
+def test_a_plan_for_a_gpu(size, minutes, memory, monkeypatch):
+    """A model up to GPT-2 medium's width, in the memory that is free."""
+    monkeypatch.setattr(cost, "_time_step", lambda shape, device, precision: a_gpu(shape) / 1.05)
+    monkeypatch.setattr(cost, "_free_memory", lambda device: memory)
+    gpu = cost.probe(torch.device("cuda"), "bf16-mixed")
+    ready = replace(text_of(size), prepared=True)
+    found = choose(ready, gpu, Law.load(), minutes, {})
+    assert found.shape.memory() < memory and found.seconds <= 60 * minutes
+    assert found.bits_per_byte < choose(ready, MACHINE, Law.load(), minutes, {}).bits_per_byte * 1.001
+    if size > 1e9 and memory > 1e10:
+        assert found.shape.emb_dim >= 512 and found.extrapolates
+
+
+def test_the_minutes_that_suffice_are_those_after_which_nothing_is_gained():
+    """A law is not smooth: a row of the table may gain little, and the next one more."""
+    bits = {1: 2.0, 2: 1.995, 10: 1.9, 20: 1.7, 60: 1.69, 120: 1.689}
+    known = plan(2_000_000, 1)
+    *rows, enough = command.table([1, 10, 60], lambda n: replace(known, bits_per_byte=bits[n]))
+    assert [row.split()[-1] for row in rows[1:]] == ["text", "time", "text"]
+    assert enough == "more minutes than 60 gain nothing here: give more text"
+
+
+def test_a_plan_says_what_limits_it():
+    assert str(plan(2_000_000, 1)).endswith(" s")
+    assert str(plan(20_000, 480)).endswith(" s of 28800: longer gains nothing on this text")
+    assert "(extrapolated)" in str(plan(20_000_000_000, 480))
+
+
 def test_options_given_by_hand_are_kept():
     found = plan(2_000_000, 5, model__config__emb_dim=96, model__config__num_layers=5, data__batch_size=7)
     assert (found.shape.emb_dim, found.shape.num_layers, found.shape.batch_size) == (96, 5, 7)
@@ -242,6 +279,7 @@ def test_a_run_keeps_its_time_and_repeats_exactly(hurry, capsys):
     taken = time.perf_counter() - began
     assert 4.0 < taken < 9.0
     out = capsys.readouterr()
+    assert out.err.startswith("gpt fit: the plan is 32 x 1 (width x layers), ")
     assert ", reached: " in out.err
     summary = json.loads(Path("runs/one/summary.json").read_text("utf-8"))
     assert summary["planned"]["seconds"] == pytest.approx(7.2, rel=0.1)
@@ -261,6 +299,7 @@ def test_a_run_keeps_its_time_and_repeats_exactly(hurry, capsys):
     [
         (["--minutes", "0.001"], "do not suffice to start: give at least"),
         (["--minutes", "1", "--trainer.max_steps", "5"], "leave --trainer.max_steps out"),
+        (["--minutes", "1", "--trainer.accumulate_grad_batches", "4"], "accumulate_grad_batches out"),
         (["--minutes", "long"], "--minutes long: expected a number"),
         (["--minutes", "1", "--model.init_from", "gpt2"], "leave --model.init_from out"),
         (["--minutes", "-1"], "--minutes -1: expected a number from 0 to 1,000,000"),
@@ -352,10 +391,13 @@ def test_a_prepared_folder_is_neither_tokenized_nor_divided_again(hurry, capsys)
     assert "held-out text" in err and "none" in err and err.count("\n") == 1
 
 
-def test_the_speed_decides_the_number_of_steps(monkeypatch):
+@pytest.mark.parametrize("extends", [True, False], ids=["time", "text"])
+@pytest.mark.parametrize("fast", [False, True])
+def test_the_speed_decides_the_number_of_steps(monkeypatch, capsys, fast, extends):
     """A tenth of a second is planned for a step, but each takes a fifth: half of the steps fit.
 
-    From half-way on another process slows it down; validations of two seconds each are counted in.
+    From half-way on another process slows it down; validations of two seconds each are counted in. On a fast
+    machine there are more steps, unless it is the text that limits them.
     """
     now = 0.0
     monkeypatch.setattr("time.perf_counter", lambda: now)
@@ -375,18 +417,25 @@ def test_the_speed_decides_the_number_of_steps(monkeypatch):
 
     def ends(changes: str, deadline: float | None) -> Ends:
         options = SimpleNamespace(max_time=None, max_steps=600, max_epochs=-1)
-        return Ends(options, 0, Meter(1), changes, deadline, validation=2.0, save=told.append)
+        return Ends(options, 0, Meter(1), changes, deadline, 2.0, told.append, extends)
 
     one, run = ends("0:600", 60.0), trainer(0)
     one.on_train_start(run, module)
     while not run.should_stop:
         one.on_train_batch_start()
-        run.global_step, now = run.global_step + 1, now + (0.2 if now < 30 else 0.4)
+        run.global_step, now = run.global_step + 1, now + (0.04 if fast else 0.2 if now < 30 else 0.4)
         one.on_train_batch_end(run, module)
         if run.global_step % 100 == 0 or run.should_stop:
             one.on_validation_start()
             now += 2.0
-    assert now == pytest.approx(60.0, rel=0.01)
+    if fast and not extends:
+        assert run.global_step == module.planned_steps == 600 and not told
+        return
+    assert now == pytest.approx(60.0, rel=0.02)
+    assert "steps in the time, not 600" in capsys.readouterr().err
+    if fast:
+        assert run.global_step == module.planned_steps > 900
+        return
     assert told[0].startswith("0:600,15:2")  # as soon as a twentieth of the time is over
     assert 200 < run.global_step == module.planned_steps < 215
     again, later = ends(told[-1], None), trainer(29)

@@ -87,8 +87,7 @@ def table(times: list[float], plan_for: Callable[[float], Plan]) -> Iterator[str
             continue
         shape, extrapolates = plan.shape, extrapolates or plan.extrapolates
         limit = "time" if plan_for(2 * minutes).bits_per_byte < plan.bits_per_byte * (1 - _WORTH) else "text"
-        if limit == "text":
-            enough = enough or minutes
+        enough = 0.0 if limit == "time" else enough or minutes
         cells = (
             *(f"{minutes:g}", f"{shape.emb_dim} x {shape.num_layers}", short(shape.blocks + shape.table)),
             *(f"{shape.vocab_size}", f"{shape.context_length}", f"{shape.batch_size}", f"{plan.steps}"),

@@ -49,6 +49,17 @@ class Plan:
     bits_per_byte: float
     extrapolates: bool  # the law was not measured so far
 
+    def __str__(self) -> str:
+        shape, far = self.shape, " (extrapolated)" * self.extrapolates
+        rest = (
+            "" if self.takes_all_of_it else f" of {60 * self.minutes:.0f}: longer gains nothing on this text"
+        )
+        return (
+            f"the plan is {shape.emb_dim} x {shape.num_layers} (width x layers), {shape.vocab_size} ids, "
+            f"{self.steps} steps of {shape.batch_size} x {shape.context_length} tokens, "
+            f"{self.bits_per_byte:.4g} bits per byte{far} in {self.seconds:.0f} s{rest}"
+        )
+
     @property
     def tokens(self) -> int:
         """Trained on, over all passes."""
