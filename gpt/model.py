@@ -121,8 +121,9 @@ class GPT(nn.Module):
         if cached + tokens.shape[1] > self.config.context_length:
             given = f"{tokens.shape[1]} tokens" + (f" after {cached} cached ones" if cached else "")
             raise InputError(f"{given} are more than the context_length {self.config.context_length}")
-        waits = tokens.is_cuda and (self.training or torch.cuda.is_current_stream_capturing())
-        if torch.compiler.is_compiling() or waits:
+        if torch.compiler.is_compiling():
+            return
+        if tokens.is_cuda and (self.training or torch.cuda.is_current_stream_capturing()):
             return
         try:
             low, high, size = int(tokens.min()), int(tokens.max()), self.config.vocab_size

@@ -25,7 +25,8 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
@@ -419,28 +420,58 @@ def kernel_by_kernel(model: GPT, tokens: Tensor, **options: Any) -> Tensor:
         return generate(model, tokens, **options)
 
 
-def graphs(plan: Plan, model: GPT, prompts: Tensor, new: int) -> Iterator[Row]:
-    """CUDA graphs change no token, and the host waits for the GPU once for eight tokens of all texts."""
-    for case, how in {"greedy": {"temperature": 0}, "top-p": {"top_p": 0.9}}.items():
-        options = {"max_new_tokens": new, "seed": 0, **how}
-        same = torch.equal(generate(model, prompts, **options), kernel_by_kernel(model, prompts, **options))
-        yield Row(check="generation", case=f"graphs change no token, {case}", passed=same)
-        case = f"waits of the host, {case}"
-        if plan.device != "cuda":
-            yield Row(check="generation", case=case, passed=None, not_run="the detector needs CUDA")
-            continue
-        engine = Engine(for_decoding(model))
-        for row in prompts.tolist():
-            engine.add(Request(tokens=row, max_new_tokens=49, sampling=Sampling(**how), seed=0))
+SAMPLINGS = {
+    "greedy": [Sampling(temperature=0)],
+    "top-p": [Sampling(top_p=0.9)],
+    "several": [Sampling(), Sampling(top_k=5), Sampling(repetition_penalty=1.1)],
+}
+
+
+def write(engine: Engine, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling]) -> list[list[int]]:
+    """Texts of several lengths, so that rows leave and memory grows."""
+    texts = []
+    for row, prompt in enumerate(prompts):
+        how: Any = {"sampling": samplings[row % len(samplings)], "seed": row}
+        texts += engine.add(Request(tokens=prompt, max_new_tokens=20 + 17 * row, **how))
+    for _ in engine.run():
+        pass
+    return [text.tokens for text in texts]
+
+
+def graphs(plan: Plan, model: GPT, prompts: list[list[int]]) -> Iterator[Row]:
+    """CUDA graphs change no token, also in two threads; the host waits once for eight tokens of all texts."""
+    ready = for_decoding(model)
+    for case, samplings in SAMPLINGS.items():
+        engine = Engine(ready)
+        expected = write(Engine(ready, graphs=False), prompts, samplings)
+        with ThreadPoolExecutor() as pool:
+            both = pool.map(lambda one, how=samplings: write(one, prompts, how), [engine, Engine(ready)])
+        same = [found == expected for found in both]
+        held: Any = engine._forward._graphs
+        count = len(held._recorded) if held else 0
+        passed = all(same) and (plan.dry or (count > 0 and not held._failed))
+        case = f"graphs change no token, {case}"
+        yield Row(check="generation", case=case, passed=passed, measured={"graphs": count})
+    if plan.device != "cuda":
+        case = "waits of the host"
+        yield Row(check="generation", case=case, passed=None, not_run="the detector needs CUDA")
+        return
+    for case in ("greedy", "top-p"):
+        engine = Engine(ready)
+        for row in prompts:
+            engine.add(Request(tokens=row, max_new_tokens=49, sampling=SAMPLINGS[case][0], seed=0))
         for _ in range(4):  # the prompts, and until a graph is recorded
             engine.step()
         torch.cuda.set_sync_debug_mode("warn")
-        with warnings.catch_warnings(record=True) as waits:
-            warnings.simplefilter("always")
-            engine.step()
-        torch.cuda.set_sync_debug_mode("default")
+        try:
+            with warnings.catch_warnings(record=True) as waits:
+                warnings.simplefilter("always")
+                engine.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
         count = sum("synchronizing" in str(wait.message) for wait in waits)
-        yield Row(check="generation", case=case, passed=count == 1, measured={"waits for 8 tokens": count})
+        measured = {"waits for 8 tokens": count}
+        yield Row(check="generation", case=f"waits of the host, {case}", passed=count == 1, measured=measured)
 
 
 def generation(plan: Plan) -> Iterator[Row]:
@@ -456,7 +487,7 @@ def generation(plan: Plan) -> Iterator[Row]:
     same = torch.equal(generate(on_device, prompts.to(plan.device), **options).cpu(), expected)
     yield Row(check="generation", case="greedy ids equal the CPU's", passed=same)
     half = on_device if plan.dry else on_device.bfloat16()
-    yield from graphs(plan, half, prompts.to(plan.device), new)
+    yield from graphs(plan, half, prompts.tolist())
     calls: dict[str, Callable[[Tensor], object]] = {"ours": lambda tokens: generate(half, tokens, **options)}
     calls["ours, kernel by kernel"] = lambda tokens: kernel_by_kernel(half, tokens, **options)
     if find_spec("transformers") and not plan.dry:

@@ -74,16 +74,17 @@ def stream_samples(
     *,
     num_samples: int = 1,
     allow_special: bool = False,
+    graphs: bool = True,
     **settings: Any,
 ) -> Iterator[tuple[int, str]]:
     """Yield the number of a sample and a piece of its text, up to `<|endoftext|>` or a stop string.
 
     A piece holds complete characters only and never the beginning of a stop string. The prompt, text or ids,
     is not repeated; an empty one starts a new document. `<|endoftext|>` in text is plain text, with
-    `allow_special` the end of a document. The settings are those of a `Request`: max_new_tokens, sampling,
-    seed and stop.
+    `allow_special` the end of a document. `graphs` is the engine's option. The settings are those of a
+    `Request`: max_new_tokens, sampling, seed and stop.
     """
     ids = tokenizer.encode(prompt, allow_special=allow_special) if isinstance(prompt, str) else [*prompt]
-    engine, end = Engine(for_decoding(model), tokenizer), tokenizer.eot
+    engine, end = Engine(for_decoding(model), tokenizer, graphs=graphs), tokenizer.eot
     engine.add(Request(tokens=ids or [end], samples=num_samples, end=end, **settings))
     return ((token.sample.k, token.text) for token in engine.run() if token.text)

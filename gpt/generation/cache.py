@@ -64,9 +64,11 @@ class RowCache:
             self._store[:, :, row, :, :used] = self._store[:, :, len(self.lengths), :, :used]
             self.lengths[row] = used
 
-    def clear(self, row: int) -> None:
-        """Forget values that are not finite: masked, they are zero times a NaN, which is a NaN."""
-        self._store[:, :, row] = 0
+    def clear(self) -> None:
+        """Forget what is held for no token: values that are not finite are not masked by a zero."""
+        for row in range(self._store.shape[2]):
+            held = self.lengths[row] if row < len(self.lengths) else 0
+            self._store[:, :, row, :, held:] = 0
 
     def append(self) -> list[int]:
         """Add a column to every row, for its next token, and return how many each had."""
@@ -103,17 +105,14 @@ class RowCache:
     def _reserve(self) -> None:
         """Allocate all rows in use and the columns attended to, seldom: all is copied, longer than a step."""
         rows, columns = self._store.shape[2], self._store.shape[4]
-        more_rows = _grown(rows, len(self.lengths), self._expected[0]) - rows
-        more_columns = min(_grown(columns, self._columns, self._expected[1]), self.context_length) - columns
+        more_rows = more_columns = 0
+        if len(self.lengths) > rows:
+            more_rows = max(self._expected[0], 2 * rows) - rows
+        if self._columns > columns:
+            wanted = self._expected[1] if self._columns <= self._expected[1] else 2 * columns
+            more_columns = min(max(wanted, self._columns), self.context_length) - columns
         if more_rows or more_columns:
             self._store = F.pad(self._store, (0, 0, 0, more_columns, 0, 0, 0, more_rows))
-
-
-def _grown(allocated: int, needed: int, expected: int) -> int:
-    """How much to allocate."""
-    if needed <= allocated:
-        return allocated
-    return expected if needed <= expected else max(needed, 2 * allocated)
 
 
 class LayerCache(KeyValueCache):

@@ -1,6 +1,7 @@
 """The decoding engine: one batch that samples join and leave at any step (Yu et al. 2022, Orca, section 3.2).
 
-A prompt is read once for all of its samples. From then on every step adds a token to every running sample.
+A prompt is read once for all of its samples. From then on every step adds a token to every running sample,
+on a GPU several.
 When a text grows past `context_length`, its window moves forward by half a context: the rest is read again at
 positions from 0, because positions are learned for places in the window. So the model always sees between
 half a context and a whole one, and a token costs at most about twice as much. `window_start` is the rule.
@@ -94,7 +95,8 @@ class Engine:
         model: in evaluation mode, best from `for_decoding`.
         tokenizer: also write text; without it there are ids only. No ids beyond its own are drawn.
         max_samples: how many samples run at a time; more wait.
-        chunk: a prompt is read in chunks of this many tokens, and running samples get a token in between.
+        chunk: a prompt is read in chunks of this many tokens, and running samples go on in between.
+        graphs: on a GPU, decode by CUDA graphs where the model is as it was built.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class Engine:
         *,
         max_samples: int = 64,
         chunk: int = 512,
+        graphs: bool = True,
     ) -> None:
         self.model, self.tokenizer, self.max_samples = model, tokenizer, max_samples
         most = model.config.vocab_size
@@ -111,7 +114,7 @@ class Engine:
         self.failed: dict[Sample, Exception] = {}  # those that ended with an error in the last step
         self._waiting: deque[Prefill] = deque()
         self._running: list[Sample] = []  # sample i has row i of the cache
-        self._forward = Forward(model, chunk)
+        self._forward = Forward(model, chunk, graphs)
         self._cache = RowCache(model.config, self._forward.weight)
         self._device = self._forward.weight.device
         self._ahead = _AHEAD if self._device.type == "cuda" else 1
@@ -176,7 +179,7 @@ class Engine:
                 raise error
 
     def _decode(self) -> list[Token]:
-        """Add a token to each running sample whose row has a place for it; the windows of others are read."""
+        """Add tokens to the running samples whose rows have a place for them; read the windows of others."""
         places = self.model.config.context_length if self._forward.cached else 0
         held = zip(self._running, self._cache.lengths, strict=True)
         for sample in [sample for sample, length in held if length >= places]:
@@ -262,7 +265,7 @@ class Engine:
     def _draw(self, samples: Sequence[Sample], logits: Tensor) -> Tensor:
         """Draw a token for each sample from its logits (N, V): ids (N,), -1 where they are not finite."""
         logits = logits[:, : self.vocab_size].float()
-        numbers = to_device([sample.random.random() for sample in samples], self._device)
+        numbers = to_device([sample.random.random() for sample in samples], self._device, torch.float32)
         groups: dict[Sampling, list[int]] = {}
         for row, sample in enumerate(samples):
             groups.setdefault(sample.request.sampling, []).append(row)
@@ -298,6 +301,8 @@ class Engine:
             tokens.append(self._token(sample, id_, score))
             if sample.finished:
                 self._end(sample, sample.finished)
+        if min(ids) < 0:
+            self._cache.clear()
         return tokens
 
     def _token(self, sample: Sample, id_: int, score: Score, *, echoed: bool = False) -> Token:
@@ -313,8 +318,6 @@ class Engine:
 
     def _fail(self, sample: Sample, error: Exception) -> None:
         self.failed[sample] = error
-        if sample in self._running:
-            self._cache.clear(self._running.index(sample))
         self._end(sample, "error")
 
     def _end(self, sample: Sample, reason: str) -> None:

@@ -28,9 +28,9 @@ UNSCORED: Score = (None, ())
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-def to_device(numbers: Sequence[Any], device: torch.device) -> Tensor:
+def to_device(numbers: Sequence[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """Numbers as a tensor, without a wait for what a GPU is doing."""
-    return torch.tensor(numbers).to(device, non_blocking=device.type == "cuda")
+    return torch.tensor(numbers, dtype=dtype).to(device, non_blocking=device.type == "cuda")
 
 
 def window_start(length: int, context_length: int) -> int:
@@ -44,7 +44,7 @@ class Forward:
     a changed `forward` as it is. It reads texts `chunk` tokens at a time.
     """
 
-    def __init__(self, model: GPT, chunk: int) -> None:
+    def __init__(self, model: GPT, chunk: int, graphs: bool = True) -> None:
         self.model, self.config, self.chunk = model, model.config, chunk
         self.weight = next(p for p in model.parameters() if p.is_floating_point()).detach()
         own_forward = type(model).forward is not GPT.forward or "forward" in vars(model)
@@ -53,7 +53,9 @@ class Forward:
         # Whether the model takes caches; set to False if it turns out not to fill them.
         self.cached = any(one.name == "caches" or one.kind is one.VAR_KEYWORD for one in called)
         # A graph leaves out what a changed model may do beside computing.
-        self._graphs = Graphs() if self.weight.is_cuda and is_as_built(model) else None
+        compiled = any(getattr(module, "_compiled_call_impl", None) for module in model.modules())
+        graphs = graphs and self.weight.is_cuda and not compiled and is_as_built(model)
+        self._graphs = Graphs() if graphs else None
 
     def read(self, read: Read) -> Tensor:
         """The logits (N, V) of the tokens to be scored."""

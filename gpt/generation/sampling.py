@@ -62,7 +62,7 @@ def sample_tokens(
     """The next token of each row: logits (N, V) -> ids (N,), -1 where the logits are not finite.
 
     Row k depends only on its own logits, on `seen[k]` (the tokens before it, of which the first
-    `prompt_lengths[k]` were not generated) and on `numbers[k]` (N, uniform in [0, 1)).
+    `prompt_lengths[k]` were not generated) and on `numbers[k]`, of (N,), uniform in [0, 1).
     """
     logits = penalize(logits, sampling, seen, prompt_lengths or [0] * len(seen))
     if sampling.temperature == 0:
@@ -101,7 +101,7 @@ def penalize(
     logits = logits.clone()
     for row, ids, prompt_length in zip(logits, seen, prompt_lengths, strict=True):
         if repeats != 1.0:
-            index = torch.tensor(sorted(set(ids)), device=row.device)
+            index = torch.tensor(sorted(id_ for id_ in set(ids) if id_ < len(row)), device=row.device)
             row[index] = torch.where(row[index] > 0, row[index] / repeats, row[index] * repeats)
         if counted and len(ids) > prompt_length:
             generated = Counter(ids[prompt_length:])

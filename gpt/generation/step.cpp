@@ -54,7 +54,7 @@ static Floats multiply_add(Floats total, Floats a, Floats b) { return total + a 
 template <class Type> struct Stored { typedef float Input; };
 
 // On AMD's processors bfloat16's instruction does twice as many products as float32's, on Intel's half as many.
-#if defined(__AVX512BF16__) && (defined(__znver4__) || defined(__znver5__))
+#if defined(__AVX512BF16__) && (defined(__znver3__) || defined(__znver4__) || defined(__znver5__))
 // Two products a lane; int8 fits into bfloat16.
 template <> struct Stored<uint16_t> { typedef uint16_t Input; };
 template <> struct Stored<int8_t> { typedef uint16_t Input; };
@@ -178,7 +178,7 @@ struct Step {
   template <class Write>
   void some_rows(const Linear& linear, const Input* x, int64_t N, int64_t I, int64_t O, Write write) const {
     constexpr int ROWS = 4, OUTS = W / ROWS, STEP = 4 * W / sizeof(Input);
-    constexpr int64_t APART = CHUNK + W;  // a power of two would put all rows into the same lines of the cache
+    constexpr int64_t APART = CHUNK + STEP;  // a power of two would put all rows into the same lines of the cache
     const int64_t panels = (N + ROWS - 1) / ROWS;
     std::vector<Line> partial(N == 1 ? 1 : panels * ROWS);
     alignas(64) Input wide[OUTS * APART];

@@ -21,7 +21,7 @@ CONFIG = GPTConfig(vocab_size=301, context_length=64, emb_dim=64, num_heads=4, n
 
 OPTIONS = {  # bfloat16's instruction is used on AMD's processors alone
     "AMD": ("-D__znver4__",),
-    "Intel": ("-U__znver4__", "-U__znver5__"),
+    "Intel": ("-U__znver3__", "-U__znver4__", "-U__znver5__"),
     "AVX2": ("-mno-avx512f",),
 }
 
@@ -129,12 +129,16 @@ def test_a_row_depends_neither_on_the_others_nor_on_the_threads(precision):
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_logits_are_the_models(precision):
     """At GPT-2's width of a head, a vocabulary that is no multiple of a vector, with and without biases."""
-    for bias in (True, False):
+    for bias, width, heads in (
+        (True, 128, 2),
+        (False, 128, 2),
+        (True, 288, 18),
+    ):  # the last in several chunks
         config = GPTConfig(
             vocab_size=307,
             context_length=99,
-            emb_dim=128,
-            num_heads=2,
+            emb_dim=width,
+            num_heads=heads,
             num_layers=2,
             qkv_bias=bias,
             exact_gelu=bias,

@@ -261,18 +261,23 @@ def test_memory_for_what_waits_is_allocated_once():
     assert engine._cache._store is store
 
 
-def test_a_text_that_may_become_long_takes_memory_as_it_grows(model):
-    engine = Engine(model)
-    engine.add(Request(tokens=[1] * 10, max_new_tokens=10**9, sampling=GREEDY))
-    engine.step()
-    assert engine._cache._store.shape[4] == 64 == model.config.context_length
-    grown = Engine(sharp(GPTConfig(vocab_size=50, context_length=512, emb_dim=16, num_heads=2, num_layers=1)))
-    (sample,) = grown.add(Request(tokens=[1] * 70, max_new_tokens=10**9, sampling=GREEDY))
-    columns = []
+def test_a_text_that_may_become_long_takes_memory_as_it_grows():
+    config = GPTConfig(vocab_size=50, context_length=512, emb_dim=16, num_heads=2, num_layers=1)
+    engine, columns = Engine(for_decoding(sharp(config))), set()
+    (sample,) = engine.add(Request(tokens=[1] * 70, max_new_tokens=10**9, sampling=GREEDY))
     while sample.new_tokens < 300:
-        grown.step()
-        columns.append(grown._cache._store.shape[4])
-    assert sorted(set(columns)) == [192, 384]
+        engine.step()
+        columns.add(engine._cache._store.shape[4])
+    assert columns == {192, 384}
+
+
+def test_rows_that_come_one_by_one_are_seldom_copied(model):
+    engine, stores = Engine(for_decoding(model)), set()
+    for _ in range(16):
+        engine.add(Request(tokens=[1] * 5, max_new_tokens=50, sampling=GREEDY))
+        engine.step()
+        stores.add(engine._cache._store.shape[2])
+    assert stores == {1, 2, 4, 8, 16}
 
 
 def test_padding_of_the_vocabulary_is_never_drawn(model):

@@ -2,7 +2,7 @@
 memory, so that whatever a graph would have fixed, a number of the host for example, is fixed here too.
 """
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -50,8 +50,8 @@ def recorder(monkeypatch):
     capturing = []
 
     @contextmanager
-    def graph(recording, pool, capture_error_mode):
-        assert capture_error_mode == "thread_local"
+    def graph(recording, pool, stream, capture_error_mode):
+        assert capture_error_mode == "thread_local" and stream == "beside"
         capturing.append(recording)
         with recording:
             yield
@@ -59,6 +59,10 @@ def recorder(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
     monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "here")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: "beside")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(capturing))
     monkeypatch.setattr(GPT, "_check", lambda *_: None)  # reads ids where tensors are on a CPU
     monkeypatch.setattr(Recording, "replays", 0)
@@ -114,11 +118,20 @@ def test_old_graphs_are_forgotten(recorder):
         for _ in range(_OFTEN):
             graphs(key, torch.neg, torch.ones(1))
     assert list(graphs._recorded) == list(range(5, _MOST + 5))
+    before = Recording.replays
+    for _ in range(_OFTEN - 1):
+        graphs(0, torch.neg, torch.ones(1))
+    assert Recording.replays == before  # to record it anew takes longer than a step
 
 
 def test_where_a_graph_cannot_be_recorded_one_line_says_so(monkeypatch, recorder, capsys):
+    @contextmanager
     def refuse(*_, **__):
-        raise RuntimeError("CUDA error: operation not permitted\nmore")
+        try:
+            raise RuntimeError("operation not permitted\nmore")
+        finally:
+            raise RuntimeError("the end of the recording failed because of it")
+        yield
 
     monkeypatch.setattr(torch.cuda, "graph", refuse)
     graphs = Graphs()
@@ -126,8 +139,7 @@ def test_where_a_graph_cannot_be_recorded_one_line_says_so(monkeypatch, recorder
         for _ in range(_OFTEN + 2):
             assert graphs(key, torch.neg, torch.ones(1)).item() == -1
     assert capsys.readouterr().err.splitlines() == [
-        "gpt: decoding is slower than it could be: its CUDA graph cannot be recorded: "
-        "CUDA error: operation not permitted"
+        "gpt: decoding is slower than it could be: its CUDA graph cannot be recorded: operation not permitted"
     ]
 
 
@@ -135,6 +147,7 @@ def test_a_changed_model_has_no_graphs(model, monkeypatch):
     """What it does beside computing, as a hook does, would be left out of a replay."""
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
     assert Engine(model)._forward._graphs
+    assert not Engine(model, graphs=False)._forward._graphs
     model.blocks[0].register_forward_hook(lambda *_: None)
     assert not Engine(model)._forward._graphs
 
@@ -184,6 +197,7 @@ def test_logits_that_are_not_finite_end_their_own_text_only(model):
         engine.step()
         errors |= engine.failed
     assert (failed.finished, failed.new_tokens) == ("error", 6)
+    assert engine._cache._store.isfinite().all()
     assert (whole.finished, whole.new_tokens) == ("length", 16)
     assert "not finite" in str(errors[failed]) and list(errors) == [failed]
 

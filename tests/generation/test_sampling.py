@@ -112,6 +112,12 @@ def test_a_row_is_drawn_the_same_in_any_company():
         assert sample_tokens(logits[i : i + 1], sampling, seen[i : i + 1], numbers[i : i + 1]) == together[i]
 
 
+def test_ids_without_a_logit_have_no_penalty():
+    """A prompt may hold ids of the model beyond those of the tokenizer, which are not drawn."""
+    given = penalize(LOGITS, Sampling(repetition_penalty=2.0), [[3, 300]], [2])
+    assert given[0, 3] == 1.5
+
+
 def test_the_penalty_lowers_tokens_seen_whatever_their_sign():
     given = penalize(LOGITS, Sampling(repetition_penalty=2.0), [[3, 3, 6]], [3])
     assert given[0, 3] == 1.5 and given[0, 6] == -6.0
