@@ -431,7 +431,7 @@ def test_the_speed_decides_the_number_of_steps(monkeypatch, capsys, fast, extend
     if fast and not extends:
         assert run.global_step == module.planned_steps == 600 and not told
         return
-    assert now == pytest.approx(60.0, rel=0.02)
+    assert now == pytest.approx(60.0, rel=0.01)
     assert "steps in the time, not 600" in capsys.readouterr().err
     if fast:
         assert run.global_step == module.planned_steps > 900
