@@ -33,7 +33,6 @@ from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the package need not be installed
 
@@ -414,10 +413,13 @@ def checkpoint_on_the_cpu(plan: Plan) -> Iterator[Row]:
     yield Row(check="checkpoint", case="read on the CPU", passed=True)
 
 
-def kernel_by_kernel(model: GPT, tokens: Tensor, **options: Any) -> Tensor:
-    """`generate` without CUDA graphs."""
-    with mock.patch("gpt.generation.prefill.Graphs", return_value=None):
-        return generate(model, tokens, **options)
+def kernel_by_kernel(model: GPT, tokens: Tensor, new: int) -> None:
+    """`generate` without CUDA graphs, greedy."""
+    engine = Engine(for_decoding(model), graphs=False)
+    for row in tokens.tolist():
+        engine.add(Request(tokens=row, max_new_tokens=new, sampling=Sampling(temperature=0)))
+    for _ in engine.run():
+        pass
 
 
 SAMPLINGS = {
@@ -489,7 +491,7 @@ def generation(plan: Plan) -> Iterator[Row]:
     half = on_device if plan.dry else on_device.bfloat16()
     yield from graphs(plan, half, prompts.tolist())
     calls: dict[str, Callable[[Tensor], object]] = {"ours": lambda tokens: generate(half, tokens, **options)}
-    calls["ours, kernel by kernel"] = lambda tokens: kernel_by_kernel(half, tokens, **options)
+    calls["ours, kernel by kernel"] = lambda tokens: kernel_by_kernel(half, tokens, new)
     if find_spec("transformers") and not plan.dry:
         from benchmarks.generate import their_model, their_text
 

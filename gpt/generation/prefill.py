@@ -53,9 +53,7 @@ class Forward:
         # Whether the model takes caches; set to False if it turns out not to fill them.
         self.cached = any(one.name == "caches" or one.kind is one.VAR_KEYWORD for one in called)
         # A graph leaves out what a changed model may do beside computing.
-        compiled = any(getattr(module, "_compiled_call_impl", None) for module in model.modules())
-        graphs = graphs and self.weight.is_cuda and not compiled and is_as_built(model)
-        self._graphs = Graphs() if graphs else None
+        self._graphs = Graphs() if graphs and self.weight.is_cuda and _can_be_recorded(model) else None
 
     def read(self, read: Read) -> Tensor:
         """The logits (N, V) of the tokens to be scored."""
@@ -84,6 +82,11 @@ class Forward:
                 return self.model(given, **inputs)
             features = self.model.features(given, **inputs)  # (N, T, D)
         return self.model.head(features[:, -scored:])
+
+
+def _can_be_recorded(model: GPT) -> bool:
+    compiled = (getattr(module, "_compiled_call_impl", None) for module in model.modules())
+    return is_as_built(model) and not any(compiled)
 
 
 class Prefill:

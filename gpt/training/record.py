@@ -189,12 +189,9 @@ class Samples(Callback):
 
         tokenizer = trainer.datamodule.tokenizer  # type: ignore[attr-defined]
         sampling = Sampling(temperature=0.8, top_k=50)
-        how: Any = {
-            "sampling": sampling,
-            "seed": 0,
-            "graphs": False,
-        }  # nothing in a run may fail for a sample
-        pieces = stream(pl_module.model, tokenizer, "", max_new_tokens=64, **how)
+        how = {"max_new_tokens": 64, "sampling": sampling, "seed": 0}
+        # Without graphs: a recording that fails could reach the training.
+        pieces = stream(pl_module.model, tokenizer, "", graphs=False, **how)
         text = "".join(pieces).strip()
         self.file.text += f"--- step {trainer.global_step}\n{text}\n\n"
         self.file.save()

@@ -128,12 +128,11 @@ def test_a_row_depends_neither_on_the_others_nor_on_the_threads(precision):
 @pytest.mark.usefixtures("program")
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_logits_are_the_models(precision):
-    """At GPT-2's width of a head, a vocabulary that is no multiple of a vector, with and without biases."""
-    for bias, width, heads in (
-        (True, 128, 2),
-        (False, 128, 2),
-        (True, 288, 18),
-    ):  # the last in several chunks
+    """At GPT-2's width of a head, a vocabulary that is no multiple of a vector, with and without biases.
+
+    The widest is multiplied in several chunks of inputs.
+    """
+    for bias, width, heads in ((True, 128, 2), (False, 128, 2), (True, 288, 18)):
         config = GPTConfig(
             vocab_size=307,
             context_length=99,
