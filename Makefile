@@ -47,8 +47,8 @@ test-install:
 	$(PYTHON) scripts/check_install.py
 
 # A part of the tests with the lowest and the newest versions that pyproject.toml allows, whose warnings are theirs. Needs uv.
-PART := tests/attention tests/test_model.py tests/test_cli.py tests/test_template.py tests/training/test_fit.py \
-	tests/training/test_tuning.py tests/generation/test_command.py tests/serve/test_app.py tests/serve/test_chat.py \
+PART := tests/attention tests/test_model.py tests/test_cli.py tests/text/test_template.py tests/run/test_fit.py \
+	tests/run/test_tuning.py tests/generation/test_command.py tests/serve/test_app.py tests/serve/test_chat.py \
 	tests/weights/test_hf.py
 test-lowest: RESOLUTION := lowest-direct
 test-newest: RESOLUTION := highest

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from gpt.attention import MultiHeadAttention
     from gpt.config import GPTConfig
     from gpt.generation import generate
-    from gpt.tokenizer import Tokenizer
+    from gpt.text.tokenizer import Tokenizer
     from gpt.weights.load import GPT
 
 __all__ = ["GPT", "GPTConfig", "MultiHeadAttention", "Tokenizer", "generate"]
@@ -17,7 +17,7 @@ _HOME = {
     "GPT": "gpt.weights.load",
     "GPTConfig": "gpt.config",
     "MultiHeadAttention": "gpt.attention",
-    "Tokenizer": "gpt.tokenizer",
+    "Tokenizer": "gpt.text.tokenizer",
     "generate": "gpt.generation",
 }
 

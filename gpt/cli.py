@@ -21,9 +21,9 @@ from gpt.errors import InputError
 # Each command's MODULE:FUNCTION within this package, its purpose, and an example of its arguments. The
 # function's typed arguments are the options, its docstring their help; `OWN_PARSERS` parse their own.
 COMMANDS = {
-    "fit": ("training.fit:main", "train a model, the quick run by default", "--data.corpus my.txt"),
-    "validate": ("training.fit:main", "score a checkpoint as fit does", "--ckpt_path runs/quick"),
-    "plan": ("training.plan.command:plan", "say what to train in the time one has", "--data.corpus my.txt"),
+    "fit": ("run.fit:main", "train a model, the quick run by default", "--data.corpus my.txt"),
+    "validate": ("run.fit:main", "score a checkpoint as fit does", "--ckpt_path runs/quick"),
+    "plan": ("plan.command:plan", "say what to train in the time one has", "--data.corpus my.txt"),
     "prepare": ("data.prepare:prepare", "turn a corpus into token files", "my.txt --output my-tokens"),
     "inspect": ("pictures.inspect:inspect", "look at prepared data, and check it", "my-tokens"),
     "generate": ("generation.command:write", "write text with a trained model", "--prompt 'Return the '"),
@@ -86,7 +86,7 @@ def run(name: str, arguments: list[str]) -> None:
     code, _, example = COMMANDS[name]
     try:
         if name in LIGHTNING:
-            resolve_name("gpt.training.lean_start:load_lightning")()
+            resolve_name("gpt.run.lean_start:load_lightning")()
         function = resolve_name(f"gpt.{code}")
         if "torch" in sys.modules:  # not every command computes
             resolve_name("gpt.threads:spread_threads")()

@@ -654,7 +654,7 @@ def main() -> int:
         os.environ["GPT_CACHE"] = str(Path(folder) / "cache")
         if options.dry_run:
             torch.set_num_threads(1)
-            import gpt.training.fit  # noqa: F401 - once, before the runs are forked
+            import gpt.run.fit  # noqa: F401 - once, before the runs are forked
 
             (Path(folder) / "text.txt").write_text("A fox jumps over the dog.\n" * 400, encoding="utf-8")
         plan = Plan(

@@ -31,7 +31,7 @@ from faults.hostile_files import Hostile, chosen
 from faults.malformed import malformed
 from faults.meetings import Meetings
 
-import gpt.training.fit  # noqa: F401 - once, before the processes that are killed are forked
+import gpt.run.fit  # noqa: F401 - once, before the processes that are killed are forked
 from gpt.weights.checkpoint import read
 
 ROOT = Path(__file__).parents[1]
@@ -79,8 +79,8 @@ def die_at(moment: str, number: int) -> Callable[[int], None]:
     def patch(rank: int) -> None:
         if rank:
             return
+        from gpt.run.save import AtomicCheckpointIO
         from gpt.training.module import LanguageModel
-        from gpt.training.save import AtomicCheckpointIO
 
         owner, name = {
             "step": (LanguageModel, "training_step"),

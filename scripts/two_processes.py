@@ -25,7 +25,7 @@ import torch
 from faults.forked import run
 from torch import Tensor
 
-import gpt.training.fit  # noqa: F401 - so that a fork has imported it
+import gpt.run.fit  # noqa: F401 - so that a fork has imported it
 from gpt.training import module as training
 from gpt.training.module import LanguageModel
 from gpt.weights.checkpoint import read

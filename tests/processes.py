@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PRELOAD = ["gpt.training.fit", "gpt.generation.command", "gpt.pictures.runs"]
+PRELOAD = ["gpt.run.fit", "gpt.generation.command", "gpt.pictures.runs"]
 
 
 class Stream:

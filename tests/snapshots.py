@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from gpt import GPT, Tokenizer
-from gpt.training.save import AtomicCheckpointIO
+from gpt.run.save import AtomicCheckpointIO
 
 
 def add_snapshot(run: Path, step: int, model: GPT, tokenizer: Tokenizer, loss: float = 5.0) -> Path:

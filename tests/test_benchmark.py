@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gpt.training.plan.law import Trial
+from gpt.plan.law import Trial
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 

@@ -15,7 +15,7 @@ CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_a_config_parses_and_builds(path, monkeypatch, tmp_path, text_file):
-    from gpt.training.fit import TrainingCLI, main
+    from gpt.run.fit import TrainingCLI, main
 
     class Parsed(TrainingCLI):
         """Stops after parsing the options."""

@@ -13,9 +13,9 @@ import torch
 from gpt.cli import main
 from gpt.files import atomic_write
 from gpt.generation.command import ask
-from gpt.training import folder, record
-from gpt.training.lightning_private import requeue_signal
-from gpt.training.signals import StopRequest
+from gpt.run import folder, record
+from gpt.run.lightning_private import requeue_signal
+from gpt.run.signals import StopRequest
 from gpt.weights.load import find
 
 
@@ -53,8 +53,8 @@ def test_a_lock_asks_no_process_whether_it_lives(tmp_path, monkeypatch):
 
 def test_signals_without_sighup(monkeypatch):
     monkeypatch.delattr(signal, "SIGHUP", raising=False)
-    monkeypatch.setattr("gpt.training.signals.skip_sigterm_broadcast", lambda trainer: None)
-    monkeypatch.setattr("gpt.training.signals.requeue_signal", lambda trainer: 0)
+    monkeypatch.setattr("gpt.run.signals.skip_sigterm_broadcast", lambda trainer: None)
+    monkeypatch.setattr("gpt.run.signals.requeue_signal", lambda trainer: 0)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     saving = StopRequest()
     try:
@@ -70,7 +70,7 @@ def test_slurm_is_not_asked_for_a_signal_that_windows_lacks(monkeypatch):
     monkeypatch.delattr(signal, "SIGUSR1", raising=False)
     environment = SimpleNamespace(requeue_signal=None, auto_requeue=True)
     connector = SimpleNamespace(cluster_environment=environment)
-    monkeypatch.setattr("gpt.training.lightning_private.SLURMEnvironment", SimpleNamespace)
+    monkeypatch.setattr("gpt.run.lightning_private.SLURMEnvironment", SimpleNamespace)
     assert requeue_signal(SimpleNamespace(_accelerator_connector=connector)) == 0
 
 

@@ -15,7 +15,7 @@ from gpt.data.documents import Piece, cut, file_format, file_pieces, hub_rows, i
 from gpt.errors import InputError
 from gpt.files import file_hashes, shipped
 from gpt.progress import notice
-from gpt.template import DEFAULT_TEMPLATE, Part, Template
+from gpt.text.template import DEFAULT_TEMPLATE, Part, Template
 
 _OF_THE_HUB = {"subset", "split", "revision", "streaming"}
 _BUILTIN = {"python-docs": builtin.python_docs, "python-stdlib": builtin.python_stdlib}

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from gpt.errors import InputError
-from gpt.template import Part, Template
-from gpt.tokenizer import split_at_words
+from gpt.text.template import Part, Template
+from gpt.text.tokenizer import split_at_words
 
 LONGEST_PIECE = 1 << 20  # characters
 

@@ -16,8 +16,8 @@ from gpt.data.shards import Prepared
 from gpt.data.vocabularies import find_vocabulary
 from gpt.data.windows import Batch, EvalWindows, Grid, Packed, TrainWindows
 from gpt.errors import InputError, check_least
-from gpt.template import DEFAULT_TEMPLATE, Template
-from gpt.tokenizer import Tokenizer
+from gpt.text.template import DEFAULT_TEMPLATE, Template
+from gpt.text.tokenizer import Tokenizer
 
 
 class TokenData(pl.LightningDataModule):

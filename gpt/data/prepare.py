@@ -24,8 +24,8 @@ from gpt.data.vocabularies import Learned, find_vocabulary, learn
 from gpt.errors import InputError, check_least
 from gpt.files import cache_folder
 from gpt.progress import notice, progress
-from gpt.template import DEFAULT_TEMPLATE, Template
-from gpt.tokenizer import Tokenizer
+from gpt.text.template import DEFAULT_TEMPLATE, Template
+from gpt.text.tokenizer import Tokenizer
 
 _BLOCK_CHARACTERS = 1 << 18
 Block = list[tuple[Piece, NDArray[Any]]]  # pieces, each with its tokens as they are stored

@@ -21,8 +21,8 @@ from gpt.data.documents import Piece
 from gpt.data.shards import FORMAT, INDEX_DTYPE, META, SPLITS, Stream, all_starts, token_dtype, token_ids
 from gpt.errors import InputError
 from gpt.files import file_hashes, write_json
-from gpt.template import Template
-from gpt.tokenizer import Tokenizer
+from gpt.text.template import Template
+from gpt.text.tokenizer import Tokenizer
 
 PROGRESS = "progress.json"
 _SHARDS = r"(train|val)-(documents|\d{5})\.bin"

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from gpt.errors import InputError
 from gpt.files import file_hashes
 from gpt.progress import notice
-from gpt.template import Template
-from gpt.tokenizer import Tokenizer
+from gpt.text.template import Template
+from gpt.text.tokenizer import Tokenizer
 
 META = "meta.json"
 SPLITS = ("train", "val")

@@ -11,8 +11,8 @@ from gpt.data.corpus import Corpus
 from gpt.data.shard_writer import cut_at, is_by_document
 from gpt.data.shards import SPLITS
 from gpt.errors import InputError
-from gpt.tokenizer import SMALLEST_SIZE, Tokenizer, split_at_words
-from gpt.vocabulary import LIBRARY_PATTERNS, PATTERNS, byte_letters, unspell
+from gpt.text.table import LIBRARY_PATTERNS, PATTERNS, byte_letters, unspell
+from gpt.text.tokenizer import SMALLEST_SIZE, Tokenizer, split_at_words
 
 _SCANNED_BYTES = 1 << 30  # of text that is read to learn from: of a larger corpus, the beginning
 _SAMPLE_BYTES = 32 << 20  # of text that is learned from, in memory: of more, parts are chosen by their hash

@@ -15,8 +15,8 @@ from gpt.evaluation.scoring import answer, total_nats
 from gpt.files import check_free, write_json
 from gpt.model import GPT
 from gpt.progress import progress
-from gpt.template import Template
-from gpt.tokenizer import Tokenizer
+from gpt.text.template import Template
+from gpt.text.tokenizer import Tokenizer
 from gpt.weights.load import Device, load_with_template
 
 

@@ -15,7 +15,7 @@ from gpt.generation.decoding import for_decoding
 from gpt.generation.engine import Engine, Request
 from gpt.generation.sampling import Sampling
 from gpt.model import GPT
-from gpt.tokenizer import Tokenizer
+from gpt.text.tokenizer import Tokenizer
 
 Prompts = TypeVar("Prompts", Tensor, Sequence[Sequence[int]])
 

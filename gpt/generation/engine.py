@@ -25,7 +25,7 @@ from gpt.generation.prefill import UNSCORED, Forward, Prefill, Score, scores, to
 from gpt.generation.sampling import Sampling, sample_tokens
 from gpt.generation.text import TextStream
 from gpt.model import GPT
-from gpt.tokenizer import Tokenizer
+from gpt.text.tokenizer import Tokenizer
 
 _AHEAD = 8  # tokens that a GPU computes before the host waits for them, to end texts and to write them
 _NOT_FINITE = "the model's logits are not finite: its weights are damaged, use an earlier checkpoint"

@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Sequence
 
 from gpt.errors import InputError
-from gpt.tokenizer import Tokenizer
+from gpt.text.tokenizer import Tokenizer
 
 
 class TextStream:

@@ -21,7 +21,7 @@ from gpt.files import check_free
 from gpt.model import GPT
 from gpt.pictures.figures import labelled_tokens, save_each
 from gpt.progress import progress
-from gpt.tokenizer import Tokenizer
+from gpt.text.tokenizer import Tokenizer
 from gpt.weights.load import Device, load_each
 
 MOST_LABELS = 64  # on an axis; with more tokens, every second, third, ... label is written

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpt.errors import InputError
 from gpt.files import atomic_write
-from gpt.tokenizer import Tokenizer
+from gpt.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

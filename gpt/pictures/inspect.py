@@ -17,7 +17,7 @@ from gpt.errors import check_least
 from gpt.files import check_free
 from gpt.pictures.figures import save, token_labels
 from gpt.pictures.probabilities import COLUMNS, boxes
-from gpt.tokenizer import Tokenizer
+from gpt.text.tokenizer import Tokenizer
 
 _COUNTED_TOKENS, _LINE_FROM_TOKENS = 1 << 22, 2000
 _ORANGE, _GREY, _BLUE = "#FDB366", "#E4E4E4", "#A6D5FA"

@@ -16,7 +16,7 @@ from gpt.evaluation.scoring import score
 from gpt.files import check_free
 from gpt.model import GPT
 from gpt.pictures.figures import labelled_tokens, save_each
-from gpt.tokenizer import Tokenizer
+from gpt.text.tokenizer import Tokenizer
 from gpt.weights.load import Device, load_each
 
 COLUMNS = 88

@@ -28,8 +28,8 @@ from gpt.serve.history import History
 from gpt.serve.limits import Limits, guard
 from gpt.serve.metrics import Metrics
 from gpt.serve.requests import AttentionRequest, ChatRequest, CompletionRequest, log_probabilities
-from gpt.template import Template
-from gpt.tokenizer import Tokenizer
+from gpt.text.template import Template
+from gpt.text.tokenizer import Tokenizer
 from gpt.weights.load import load
 
 

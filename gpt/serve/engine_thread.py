@@ -18,8 +18,8 @@ from gpt.generation import Engine, Request, Sample, Token, for_decoding
 from gpt.model import GPT
 from gpt.serve.errors import server_failed
 from gpt.serve.limits import Limits
+from gpt.text.tokenizer import Tokenizer
 from gpt.threads import spread_threads
-from gpt.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
 

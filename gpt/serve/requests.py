@@ -11,8 +11,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from gpt.errors import InputError
 from gpt.generation import Request, Sampling, TextStream, Token
 from gpt.serve.limits import Limits
-from gpt.template import Template
-from gpt.tokenizer import Tokenizer
+from gpt.text.template import Template
+from gpt.text.tokenizer import Tokenizer
 
 Ids = Annotated[list[int], Field(fail_fast=True)]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]

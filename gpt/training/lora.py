@@ -3,14 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-from lightning.pytorch import Callback, Trainer
 from torch import nn
 
 from gpt.errors import InputError, check_least
-from gpt.files import file_sha256
-from gpt.training.folder import RunFolder
-from gpt.weights.adapters import LAYERS, AdapterPart, adapters_of, without_adapters
-from gpt.weights.load import GPT
+from gpt.weights.adapters import LAYERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,28 +26,6 @@ class LoRAConfig:
             raise InputError(f"alpha must be above 0, got {self.alpha}")
         if not 0 <= self.dropout < 1:
             raise InputError(f"dropout must be in [0, 1), got {self.dropout}")
-
-
-class AdaptersAlone(Callback):
-    """Keeps the fixed weights in the run's folder, once, and out of its checkpoints."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self.run = folder
-
-    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        folder = self.run / "base"
-        # A run that is resumed in its folder has them.
-        if trainer.is_global_zero and (trainer.ckpt_path is None or not folder.is_dir()):
-            weights = without_adapters(pl_module.model.state_dict())
-            GPT.from_weights(pl_module.config, weights).save_pretrained(folder)
-        trainer.strategy.barrier()
-        lora: LoRAConfig = pl_module.lora
-        base = file_sha256(folder / "model.safetensors")
-        self._part = AdapterPart(rank=lora.rank, scale=lora.alpha / lora.rank, base=base)
-
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        checkpoint["adapters"] = self._part
-        checkpoint["state_dict"] = adapters_of(checkpoint["state_dict"])
 
 
 def add_adapters(model: nn.Module, config: LoRAConfig) -> None:

@@ -7,7 +7,7 @@ import math
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
@@ -24,7 +24,6 @@ from gpt.training.loss import linear_cross_entropy
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.schedule import learning_rate_factor
 from gpt.training.shard import is_sharded, shard
-from gpt.training.trainer_options import steps_per_epoch
 from gpt.weights.load import GPT, start_from
 
 
@@ -141,7 +140,7 @@ class LanguageModel(LightningModule):
 
     def _count_steps(self) -> int:
         trainer: Any = self.trainer
-        if trainer.max_steps > 0:  # always so under gpt fit, see gpt/training/ends.py
+        if trainer.max_steps > 0:  # always so under gpt fit, see gpt/run/ends.py
             return int(trainer.max_steps)
         if not isinstance(trainer.datamodule, TokenData):  # whose place in the text this would move:
             return int(trainer.estimated_stepping_batches)
@@ -180,3 +179,11 @@ class LanguageModel(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.guard.skipped = checkpoint["gpt"].get("skipped", 0)
+
+
+def steps_per_epoch(trainer: Trainer) -> int:
+    """Updates in one pass over the data module's training batches."""
+    batches = len(trainer.datamodule.train_dataloader())  # type: ignore[attr-defined]
+    limit = trainer.limit_train_batches
+    batches = min(batches, limit) if isinstance(limit, int) else int(batches * (limit or 1.0))
+    return max(1, -(-batches // trainer.accumulate_grad_batches))

@@ -1,6 +1,6 @@
 """What a checkpoint of `gpt fit` holds, and which checkpoint is the newest.
 
-To store something new, add it here, and save and restore it in `gpt/training/save.py` (the run), `resume.py`
+To store something new, add it here, and save and restore it in `gpt/run/save.py` (the run), `resume.py`
 (the processes) or `module.py` (the model).
 """
 
@@ -36,7 +36,7 @@ class ModelPart(TypedDict):
 class RunPart(TypedDict):
     """What the `Checkpoints` callback adds."""
 
-    options: str  # all of the run, as YAML: read with `gpt.training.saved_options.plain_options` alone
+    options: str  # all of the run, as YAML: read with `gpt.run.saved_options.plain_options` alone
     validated: bool  # whether a validation that was due after this step is part of the checkpoint
     session: int  # counts starts and resumes over all runs in the folder `runs/`
     save: int  # counts the checkpoints written in this session
@@ -56,7 +56,7 @@ class Checkpoint(TypedDict):
     gpt: ModelPart
     adapters: AdapterPart  # only of a run that trains low-rank adapters: `state_dict` has them alone
     run: RunPart
-    # Of each process `random`, the states of its generators (`random_state` in `gpt.training.resume`), and
+    # Of each process `random`, the states of its generators (`random_state` in `gpt.run.resume`), and
     # `loss_sum`, the losses since the last row of metrics.csv.
     processes: list[dict[str, Any]]
     step: dict[str, int]  # what one update took: `batches` of one process, `windows` of all together

@@ -14,8 +14,8 @@ from gpt import model
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import StrPath, atomic_write, write_json
-from gpt.template import Template
-from gpt.tokenizer import Tokenizer
+from gpt.text.template import Template
+from gpt.text.tokenizer import Tokenizer
 from gpt.weights.checkpoint import RUNS, checkpoints_of, newest_run, run_of, snapshots_of, unpack
 from gpt.weights.formats import book, hf, nanogpt
 from gpt.weights.formats.table import Weights, check_complete, on_meta

@@ -13,8 +13,8 @@ import torch
 from benchmarks.common import Report, interleave, say
 
 from gpt import GPT, GPTConfig
-from gpt.training.resume import find
-from gpt.training.save import AtomicCheckpointIO
+from gpt.run.resume import find
+from gpt.run.save import AtomicCheckpointIO
 
 
 def run(quick: bool) -> Report:

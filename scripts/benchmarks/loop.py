@@ -17,7 +17,7 @@ import torch
 from benchmarks.common import Report, Timing, say, synchronize
 from torch.optim.lr_scheduler import LambdaLR
 
-from gpt.training.fit import TrainingCLI, main
+from gpt.run.fit import TrainingCLI, main
 
 QUICK = Path(__file__).parents[2] / "configs" / "quick.yaml"
 

@@ -24,9 +24,9 @@ import yaml
 from benchmarks.common import ROOT, Report, machine, run_python, say
 
 from gpt.data.shards import META, Prepared
-from gpt.training.plan.law import Trial
-from gpt.training.plan.plan import CHOICES
-from gpt.training.plan.text import measure
+from gpt.plan.law import Trial
+from gpt.plan.plan import CHOICES
+from gpt.plan.text import measure
 
 TABLE = ROOT / "scripts" / "scaling" / "planned.csv"
 # Width, layers, vocabulary, context, windows: what someone might choose who knows the field.

@@ -1,7 +1,7 @@
 """Run the `gpt` command in forked processes, one or several that train together.
 
 A fork has everything imported already, so a run takes a second instead of ten. Needs POSIX. Import
-`gpt.training.fit` and set torch to one thread before.
+`gpt.run.fit` and set torch to one thread before.
 """
 
 import os

@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from gpt.files import atomic_write, write_json
-from gpt.training.plan.law import Law, Trial
+from gpt.plan.law import Law, Trial
 
 ROOT, TABLE = Path(__file__).parents[2], Path(__file__).with_name("sweep.csv")
 # Where the search begins, and the width of a weak prior on the logarithm of each constant.

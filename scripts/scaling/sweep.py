@@ -26,11 +26,11 @@ from gpt.data.shards import Prepared
 from gpt.data.windows import EvalWindows
 from gpt.files import atomic_write, cache_folder
 from gpt.model import GPT
+from gpt.plan.law import Law, Trial
+from gpt.plan.text import sample, try_out
 from gpt.training.device import cpu_multiplies_bfloat16, default_precision, keep_freed_memory
 from gpt.training.loss import linear_cross_entropy
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
-from gpt.training.plan.law import Law, Trial
-from gpt.training.plan.text import sample, try_out
 from gpt.training.schedule import learning_rate_factor
 
 TABLE = Path(__file__).with_name("sweep.csv")

@@ -11,8 +11,8 @@ from gpt.data.prepare import prepare
 from gpt.data.shards import Prepared, token_ids
 from gpt.data.windows import IGNORE_INDEX, Packed
 from gpt.errors import InputError
-from gpt.template import Template
-from gpt.tokenizer import Tokenizer
+from gpt.text.template import Template
+from gpt.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer("gpt2", vocab_size=300)
 EOT = TOKENIZER.eot

@@ -13,7 +13,7 @@ from torch.nn import functional
 from gpt.data.corpus import Corpus
 from gpt.data.module import TokenData
 from gpt.errors import InputError
-from gpt.tokenizer import Tokenizer
+from gpt.text.tokenizer import Tokenizer
 
 
 class Tiny(pl.LightningModule):

@@ -15,7 +15,7 @@ from gpt.data import documents, shard_writer
 from gpt.data.prepare import prepare
 from gpt.data.shards import META, SPLITS, Prepared
 from gpt.errors import InputError
-from gpt.tokenizer import Tokenizer
+from gpt.text.tokenizer import Tokenizer
 
 
 def tokens(folder, split):

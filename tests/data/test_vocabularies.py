@@ -15,8 +15,8 @@ from gpt.data.prepare import prepare
 from gpt.data.shards import Prepared
 from gpt.data.vocabularies import Learned, find_vocabulary, learn, learn_table
 from gpt.errors import InputError
-from gpt.tokenizer import Tokenizer
-from gpt.vocabulary import PATTERNS, merges, to_json
+from gpt.text.table import PATTERNS, merges, to_json
+from gpt.text.tokenizer import Tokenizer
 
 SAMPLES = {
     "english": "The cat doesn't sit; the cats don't sit on 13 mats, do they?\n\n  Indented text. ",

@@ -20,7 +20,7 @@ from gpt.pictures.attention import (
     overview,
 )
 from gpt.pictures.figures import save, token_label
-from gpt.tokenizer import Tokenizer
+from gpt.text.tokenizer import Tokenizer
 
 TEXT = "Each token costs $5, and $6 later."
 

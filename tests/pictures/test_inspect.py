@@ -5,7 +5,7 @@ from gpt.data.prepare import prepare
 from gpt.data.shards import Prepared
 from gpt.errors import InputError
 from gpt.pictures.inspect import inspect
-from gpt.tokenizer import Tokenizer
+from gpt.text.tokenizer import Tokenizer
 
 
 def test_what_inspect_says(rows, texts, tmp_path, capsys):

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from gpt.generation import generate
-from gpt.template import Template
+from gpt.text.template import Template
 from tests.serve.server import MODEL, TOKENIZER, new_app, talk
 
 TEMPLATE = Template(system="S{content}", user="U{content}\n", assistant="A{content}")

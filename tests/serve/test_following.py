@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import pytest
 from processes import forked
+from tiny_runs import TEXT, TINY
 
 from tests.serve.server import httpx
-from tests.training.tiny_runs import TEXT, TINY
 
 pytestmark = [
     pytest.mark.allow_hosts(["127.0.0.1"]),

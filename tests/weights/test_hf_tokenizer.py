@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt import Tokenizer
-from gpt.template import DEFAULT_TEMPLATE
-from gpt.vocabulary import byte_letters, merges
+from gpt.text.table import byte_letters, merges
+from gpt.text.template import DEFAULT_TEMPLATE
 from gpt.weights.formats.hf import write_tokenizer
 
 SIZES = (257, 300, 2048, 50257)

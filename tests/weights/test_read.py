@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from gpt import GPT, GPTConfig, Tokenizer
 from gpt.cli import main
 from gpt.errors import InputError
-from gpt.template import DEFAULT_TEMPLATE
+from gpt.text.template import DEFAULT_TEMPLATE
 from gpt.weights.commands import write_export
 from gpt.weights.load import Found, find, read_weights
 

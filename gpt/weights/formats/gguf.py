@@ -6,9 +6,9 @@ from pathlib import Path
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import atomic_write
-from gpt.template import Template
-from gpt.tokenizer import Tokenizer
-from gpt.vocabulary import END_OF_TEXT, to_json
+from gpt.text.table import END_OF_TEXT, to_json
+from gpt.text.template import Template
+from gpt.text.tokenizer import Tokenizer
 from gpt.weights.formats import nanogpt
 from gpt.weights.formats.table import Weights, from_gpt
 

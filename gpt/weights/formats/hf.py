@@ -10,9 +10,9 @@ from safetensors.torch import save
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import atomic_write, write_json
-from gpt.template import Template
-from gpt.tokenizer import Tokenizer
-from gpt.vocabulary import END_OF_TEXT, to_json
+from gpt.text.table import END_OF_TEXT, to_json
+from gpt.text.template import Template
+from gpt.text.tokenizer import Tokenizer
 from gpt.weights.formats.table import Row, Weights, from_gpt, to_gpt
 from gpt.weights.tensors import read_json
 

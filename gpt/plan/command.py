@@ -1,0 +1,101 @@
+"""`gpt plan`: what a text needs and what it can give, in a table by the time one has; nothing is trained."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from jsonargparse import ArgumentParser
+
+from gpt import STARTED
+from gpt.errors import InputError
+from gpt.pictures.runs import short
+from gpt.plan.cost import probe
+from gpt.plan.law import Law
+from gpt.plan.plan import GIVEN, Plan, choose
+from gpt.plan.text import measure
+from gpt.training.device import default_precision, keep_freed_memory
+
+PLANNED_AROUND = (
+    *("data.corpus", *GIVEN, "data.vocabulary", "data.text_column", "data.errors"),
+    *("trainer.accelerator", "trainer.precision"),
+)
+"""Options of `gpt fit` that a plan keeps."""
+
+_REST_OF_START = 3.0  # seconds from the plan to the first step, without tokenizing
+_WORTH = 0.005  # of the bits per byte: less is no reason to train longer
+
+
+def plan(arguments: list[str]) -> None:
+    """Print which model to train on a text in the time one has, and the bits per byte to expect.
+
+    Times some steps on this machine, reads the text, and trains nothing. `gpt fit --minutes M` takes the same
+    options and trains the plan.
+    """
+    parser = ArgumentParser("gpt plan", description=plan.__doc__, exit_on_error=False, allow_abbrev=False)
+    parser.epilog = "example: gpt plan --data.corpus my.txt"
+    what = "the times to plan for, from the start of gpt fit to its end"
+    parser.add_argument("--minutes", default="1,10,60,480", help=what)
+    for name in PLANNED_AROUND:
+        kind = float if name == "data.val_fraction" else int if name in GIVEN else str
+        parser.add_argument(f"--{name}", type=kind, help="as in gpt fit: the rest is planned around it")
+    parser.set_defaults({"data.corpus": "python-docs"})
+    given = vars(parser.parse_args(arguments[1:]).as_flat())
+    times = sorted({number("minutes", part) for part in given["minutes"].split(",")})
+    print("\n".join(table(times, planner(given))))
+
+
+def planner(given: Mapping[str, Any]) -> Callable[[float], Plan]:
+    """Read the text and time this machine once: what plans for some minutes around these options."""
+    given = {name: value for name, value in given.items() if value is not None}
+    limits = {"data.val_fraction": (0, 0.99)}
+    numbers = {name: number(name, given[name], *limits.get(name, (1,))) for name in GIVEN if name in given}
+    reading = {name: given.get(f"data.{name}") for name in ("vocabulary", "text_column", "errors")}
+    reading["vocab_size"] = int(numbers.get("model.config.vocab_size", 0)) or None
+    reading["val_fraction"] = numbers.get("data.val_fraction")
+    text = measure(given.get("data.corpus", "python-docs"), **reading)
+    keep_freed_memory()
+    accelerator = given.get("trainer.accelerator", "auto")
+    device = torch.device("cuda" if torch.cuda.is_available() and accelerator != "cpu" else "cpu")
+    cost = probe(device, str(given.get("trainer.precision", default_precision(accelerator))))
+    law, start = Law.load(), time.perf_counter() - STARTED + _REST_OF_START
+    return lambda minutes: choose(text, cost, law, minutes, numbers, start)
+
+
+def number(name: str, value: Any, least: float = 0, most: float = 1_000_000) -> float:
+    """The value of an option; an InputError if it is no number from `least` to `most`."""
+    with suppress(TypeError, ValueError):
+        if least <= float(value) <= most:
+            return float(value)
+    raise InputError(f"--{name} {value}: expected a number from {least:,} to {most:,}")
+
+
+def table(times: list[float], plan_for: Callable[[float], Plan]) -> Iterator[str]:
+    """Lines of a table of the plans for some minutes, and of what limits them."""
+    names = ["minutes", "width x layers", "parameters", "vocabulary", "context", "batch", "steps", "tokens"]
+    names += ["passes", "bits/byte", "limit"]
+    yield "  ".join(names)
+    enough, extrapolates = 0.0, False
+    for minutes in times:
+        try:
+            plan = plan_for(minutes)
+        except InputError as error:  # too little time
+            if minutes == times[-1]:
+                raise
+            yield str(error)
+            continue
+        shape, extrapolates = plan.shape, extrapolates or plan.extrapolates
+        limit = "time" if plan_for(2 * minutes).bits_per_byte < plan.bits_per_byte * (1 - _WORTH) else "text"
+        enough = 0.0 if limit == "time" else enough or minutes
+        cells = (
+            *(f"{minutes:g}", f"{shape.emb_dim} x {shape.num_layers}", short(shape.blocks + shape.table)),
+            *(f"{shape.vocab_size}", f"{shape.context_length}", f"{shape.batch_size}", f"{plan.steps}"),
+            *(short(plan.tokens), f"{plan.passes:.3g}"),
+            *(f"{plan.bits_per_byte:.3f}{'*' * plan.extrapolates}", limit),
+        )
+        yield "  ".join(cell.rjust(len(name)) for cell, name in zip(cells, names, strict=True))
+    if enough:
+        yield f"more minutes than {enough:g} gain nothing here: give more text"
+    if extrapolates:
+        yield "* extrapolated: the law was not measured so far, see docs/scaling.md"

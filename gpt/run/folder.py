@@ -1,0 +1,157 @@
+"""A run's folder, which belongs to one process group at a time: README.md lists the files.
+
+`.lock` is locked by the process that trains, and `.holder` says which that is.
+"""
+
+import json
+import os
+import socket
+from contextlib import suppress
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import yaml
+from filelock import FileLock, Timeout
+from lightning.pytorch import Callback, Trainer
+
+from gpt.errors import InputError
+from gpt.files import atomic_write, write_json
+from gpt.run.lightning_private import set_root_folder
+from gpt.weights.checkpoint import RUNS, run_of
+
+_OURS = {"model", "data", "trainer", "checkpoint_every"}  # groups and options of every config.yaml of a run
+_SECONDS_FOR_WORKERS = 10.0  # a killed process's data workers hold its lock until they notice
+
+
+class RunFolder(Callback):
+    """Reserves or reopens the folder when the processes have met, locks it, and writes config.yaml.
+
+    The first process does this for all. The lock is the operating system's: it ends with the process.
+
+    Args:
+        name: of a new run. If `runs/NAME` exists, the first free one of `runs/NAME-2`, `runs/NAME-3`, ...
+        existing: the folder to write to instead.
+        config: the text of config.yaml.
+    """
+
+    def __init__(self, name: str, existing: Path | None, config: str) -> None:
+        self.new, self.path, self.config = folder_of(name), existing, config
+        self._lock: FileLock | None = None
+
+    def __truediv__(self, name: str) -> Path:
+        assert self.path is not None
+        return self.path / name
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Reserve and lock the folder; one that another process uses is an InputError.
+
+        So is a checkpoint that not all processes found, which each searches for by itself.
+        """
+        own, first = str(trainer.ckpt_path), trainer.strategy.broadcast(str(trainer.ckpt_path))
+        if own != first:
+            raise InputError(
+                f"process {trainer.global_rank} resumes {own}, process 0 {first}: "
+                "all processes need to see the same files"
+            )
+        error: Exception | None = None
+        if trainer.is_global_zero:
+            try:
+                self.path = self.path or _reserve(self.new)
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._lock = _locked(self.path)
+                self.write_config()
+            except (InputError, OSError) as reason:
+                error = reason
+        self.path, error = trainer.strategy.broadcast((self.path, error))
+        if error:
+            raise error
+        set_root_folder(trainer, self / "")
+
+    def write_config(self) -> None:
+        """Write config.yaml."""
+        with atomic_write(self / "config.yaml") as file:
+            file.write(self.config)
+
+    def release(self) -> None:
+        """Unlock the folder."""
+        if self._lock is not None:
+            (self / ".holder").unlink(missing_ok=True)
+            self._lock.release()
+
+
+def folder_of(name: str) -> Path:
+    """`runs/NAME`; a name that is no folder's raises an InputError."""
+    if not name or name.startswith(".") or set(name) & set("/\\") or not name.isprintable():
+        raise InputError(f"expected a plain folder name for --run, got {name!r}")
+    return RUNS / name
+
+
+def folder_to_restart(name: str) -> Path:
+    """`runs/NAME`; one that holds files of something else than a run raises an InputError."""
+    folder = folder_of(name)
+    foreign = [path for path in folder.glob("*") if not path.name.startswith(".")]
+    if foreign and not is_run(folder):
+        raise InputError(f"{folder} holds {foreign[0].name} and is no run's folder: choose another --run")
+    return folder
+
+
+def folder_of_checkpoint(checkpoint: Path) -> Path | None:
+    """The run that a checkpoint belongs to; None for a checkpoint that was moved elsewhere."""
+    folder = run_of(checkpoint) or checkpoint.parent
+    return folder if is_run(folder) else None
+
+
+def is_run(folder: Path) -> bool:
+    """Whether config.yaml in this folder was written by a run."""
+    try:
+        values = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return False
+    return isinstance(values, dict) and set(values) >= _OURS
+
+
+def _reserve(first: Path) -> Path:
+    """Make the first of `runs/NAME`, `runs/NAME-2`, ... that does not exist, one for each caller."""
+    first.parent.mkdir(parents=True, exist_ok=True)
+    names = (first.name if number == 1 else f"{first.name}-{number}" for number in count(1))
+    for folder in map(first.with_name, names):
+        with suppress(FileExistsError):
+            folder.mkdir()
+            break
+    return folder
+
+
+def _locked(folder: Path) -> FileLock:
+    """Lock a run's folder; where another process holds the lock, an InputError says which, and since when."""
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=_SECONDS_FOR_WORKERS if _holder_is_dead(folder) else 0)
+    except Timeout:
+        holder = _holder(folder)
+        who = "process {pid} on {host} since {since}".format(**holder) if holder else "another process"
+        raise InputError(f"{folder} is in use by {who}: wait for its end, or name another --run") from None
+    since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+    write_json(folder / ".holder", {"pid": os.getpid(), "host": socket.gethostname(), "since": since})
+    return lock
+
+
+def _holder(folder: Path) -> dict[str, str | int] | None:
+    """Who holds the lock, as far as the holder has written it."""
+    try:
+        holder = json.loads((folder / ".holder").read_text(encoding="utf-8"))
+        return {name: holder[name] for name in ("pid", "host", "since")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _holder_is_dead(folder: Path) -> bool:
+    """Whether the process that wrote `.holder` ended on this machine without removing it."""
+    holder = _holder(folder)
+    if os.name != "nt" and holder and holder["host"] == socket.gethostname():
+        try:
+            os.kill(int(holder["pid"]), 0)
+        except (OSError, ValueError) as error:
+            return isinstance(error, ProcessLookupError)
+    return False

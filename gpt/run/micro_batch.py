@@ -1,0 +1,66 @@
+"""The largest micro-batch that fits into memory."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from torch import Tensor
+
+from gpt.errors import InputError
+from gpt.run.resume import random_state, set_random_state
+from gpt.training.optimizers.shares import local
+
+
+class FitMicroBatch(Callback):
+    """Halves the micro-batch of `--data.tokens_per_update` before training until one fits; reports its size.
+
+    The trial is an update's first two batches, beside memory for the optimizer's two moments; it changes no
+    weight and no random number of the run.
+    """
+
+    def __init__(self, report: Callable[[int], None]) -> None:
+        self.report = report
+
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        if data.tokens_per_update is None:
+            return
+        device = trainer.strategy.root_device
+        state = random_state(device)
+        while not _fits(trainer, pl_module, data.train_dataloader().dataset[0]):
+            if data.batch_size == 1:
+                raise InputError(
+                    f"one window of {data.context_length} tokens does not fit into the memory of {device}: "
+                    "give a smaller --model.config.context_length, or --model.checkpoint_activations true"
+                )
+            data.split_update(data.batch_size // 2)
+        set_random_state(state, device)
+        self.report(data.batch_size)
+
+
+def _fits(trainer: Trainer, module: Any, batch: tuple[Tensor, ...]) -> bool:
+    device, fits = trainer.strategy.root_device, True
+    try:
+        with trainer.precision_plugin.train_step_context():
+            sizes = [local(weight).numel() for weight in module.parameters()]
+            moments = [torch.empty(2, size, dtype=torch.float32, device=device) for size in sizes]
+            for _ in range(2):  # beside the second are the gradients of the first, as in an update
+                module.loss(tuple(part.to(device) for part in batch)).backward()
+            del moments
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        fits = False
+    module.zero_grad()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return trainer.strategy.reduce_boolean_decision(fits)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on a GPU or a CPU: on a CPU torch raises a plain RuntimeError."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    told = str(error).lower() if isinstance(error, RuntimeError) else ""
+    return "alloc" in told or "out of memory" in told

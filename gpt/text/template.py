@@ -1,0 +1,106 @@
+"""The text around the messages of a conversation: plain text, in which nothing is ever evaluated."""
+
+import ast
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from gpt.errors import InputError
+from gpt.text.table import END_OF_TEXT
+from gpt.text.tokenizer import Tokenizer
+
+_PLACE = "{content}"
+_LONGEST = 1 << 12
+_LITERAL = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")  # of Python and of Jinja alike
+
+
+class Part(NamedTuple):
+    """A part of a conversation's text; `<|endoftext|>` follows it if it is `scored`: the model writes it."""
+
+    text: str
+    scored: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Template:
+    """The text around a message of each role, with one `{content}` in its place; an InputError otherwise.
+
+    A reply ends with `<|endoftext|>`, so nothing follows `{content}` in the assistant's text.
+    """
+
+    system: str = "{content}\n\n"
+    """Around the system's message."""
+    user: str = "### Instruction:\n{content}\n\n"
+    """Around a prompt or the user's message."""
+    assistant: str = "### Response:\n{content}"
+    """Before a completion or the assistant's message."""
+
+    def __post_init__(self) -> None:
+        for role, text in vars(self).items():
+            if not isinstance(text, str) or text.count(_PLACE) != 1 or len(text) > _LONGEST:
+                raise InputError(f"the template's {role} must be a text with one {_PLACE}, got {text!r:.80}")
+        if not self.assistant.endswith(_PLACE):
+            raise InputError(f"the template's assistant must end with {_PLACE}, got {self.assistant!r:.80}")
+
+    @classmethod
+    def from_dict(cls, saved: Any) -> "Template":
+        """The inverse of `dataclasses.asdict`; an InputError for anything else."""
+        if not isinstance(saved, dict) or saved.keys() != asdict(cls()).keys():
+            raise InputError(f"not a saved template: {saved!r:.80}")
+        return cls(**saved)
+
+    def to_jinja(self) -> str:
+        """The template for transformers and llama.cpp, which encode a reply and the text before it in one."""
+        cases = ""
+        for role, text in vars(self).items():
+            before, after = text.split(_PLACE)
+            after = END_OF_TEXT if role == "assistant" else after
+            test = f"{'elif' if cases else 'if'} message['role'] == {role!r}"
+            cases += f"{{% {test} %}}{{{{ {before!a} + message['content'] + {after!a} }}}}"
+        reply = self.assistant.removesuffix(_PLACE)
+        return (
+            f"{{{{ {END_OF_TEXT!r} }}}}{{% for message in messages %}}{cases}"
+            "{% else %}{{ raise_exception('unknown role') }}{% endif %}{% endfor %}"
+            f"{{% if add_generation_prompt %}}{{{{ {reply!a} }}}}{{% endif %}}"
+        )
+
+    @classmethod
+    def from_jinja(cls, text: str) -> "Template | None":
+        """The inverse of `to_jinja`; None for any other text, of which nothing is evaluated."""
+        with suppress(ValueError, SyntaxError):
+            literals = [ast.literal_eval(literal) for literal in _LITERAL.findall(text)]
+            system, user, assistant = map(_PLACE.join, zip(literals[3:14:5], literals[5:16:5], strict=True))
+            found = cls(system=system, user=user, assistant=assistant.removesuffix(END_OF_TEXT))
+            return found if found.to_jinja() == text else None
+        return None
+
+    def parts(self, messages: Any) -> list[Part]:
+        """The text of [{"role": ..., "content": ...}, ...] in parts, last what follows the last reply."""
+        if not isinstance(messages, list) or not messages:
+            raise InputError(f"expected a list of messages, got {messages!r:.80}")
+        parts, before = [], ""
+        for number, message in enumerate(messages, start=1):
+            if not isinstance(message, dict) or not isinstance(content := message.get("content"), str):
+                raise InputError(f"message {number} has no text as its content, got {message!r:.80}")
+            if (role := message.get("role")) not in (roles := list(vars(self))):
+                raise InputError(f"message {number} has the role {role!r:.80}, expected {', '.join(roles)}")
+            opening, closing = getattr(self, role).split(_PLACE)
+            if role == "assistant":
+                parts += [Part(before + opening, False), Part(content, True)]
+                before = ""
+            else:
+                before += opening + content + closing
+        return [*parts, Part(before, False)]
+
+    def prompt(self, tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> list[int]:
+        """The ids that a reply to the messages follows, encoded part by part as in training."""
+        *parts, (rest, _) = self.parts(messages)
+        ids = [tokenizer.eot]
+        for text, scored in [*parts, Part(rest + self.assistant.removesuffix(_PLACE), False)]:
+            ids += tokenizer.encode(text) + [tokenizer.eot] * scored
+        return ids
+
+
+DEFAULT_TEMPLATE = Template()

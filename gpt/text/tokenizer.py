@@ -1,0 +1,183 @@
+"""Text to ids and back: GPT-2's tokenizer, or one with a table of its own.
+
+Byte-pair encoding of bytes (Radford et al. 2019, section 2.2), by tiktoken. Any prefix of GPT-2's ranks that
+has the 256 single bytes encodes every text without loss, since a token is merged from tokens of lower rank.
+"""
+
+import hashlib
+import lzma
+import re
+from base64 import b64decode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpt.errors import InputError
+from gpt.text.table import END_OF_TEXT, PATTERNS, check_table, pack, read_table, unpack
+
+_TABLE_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
+_FULL_SIZE = 50257
+SMALLEST_SIZE = 257  # ids of the smallest vocabulary: the 256 bytes and `<|endoftext|>`
+
+# A blank after a non-blank always begins a word of the patterns: text cut there gives the same tokens.
+_WORD_START = re.compile(r"(?<=\S)[ \n]")
+
+_LONGEST_CALL = 1 << 16  # characters: tiktoken's regular expression can panic on millions without a blank
+
+
+class Tokenizer:
+    """Text to ids and back. Tokenizers with the same table are equal; InputError for one that cannot be used.
+
+    Args:
+        name: `gpt2`, or `own` for a table of its own.
+        vocab_size: ids in all, 257 .. 50257: the first ranks of the table, then `<|endoftext|>`.
+        table: the tokens by rank, if the name is `own`; it decides vocab_size.
+        pattern: the words that merges do not cross, a name of `gpt.text.table.PATTERNS`.
+    """
+
+    def __init__(
+        self,
+        name: str = "gpt2",
+        vocab_size: int = _FULL_SIZE,
+        table: Sequence[bytes] | None = None,
+        pattern: str = "gpt2",
+    ) -> None:
+        if name not in ("gpt2", "own") or (name == "own") != (table is not None):
+            raise InputError(f"unknown tokenizer {name!r}, expected gpt2")
+        self.name, self.n_vocab, self.pattern = name, vocab_size, "gpt2"
+        self._own = None if table is None else list(table)
+        if self._own is not None:
+            check_table(self._own, pattern)
+            self.n_vocab, self.pattern = len(self._own) + 1, pattern
+            content = f"{PATTERNS[pattern]} {pack(self._own)}"
+        elif SMALLEST_SIZE <= vocab_size <= _FULL_SIZE:
+            content = f"{_TABLE_SHA256} {PATTERNS['gpt2']} {vocab_size}"
+        else:
+            raise InputError(f"vocab_size must be {SMALLEST_SIZE} to {_FULL_SIZE}, got {vocab_size}")
+        self.fingerprint = hashlib.sha256(content.encode()).hexdigest()  # of everything that decides the ids
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> "Tokenizer":
+        """The inverse of `to_dict`; an InputError for anything else."""
+        try:
+            if saved["name"] == "gpt2":
+                return cls("gpt2", saved["vocab_size"])
+            tokenizer = cls(saved["name"], table=unpack(saved["table"]), pattern=saved["pattern"])
+        except (KeyError, TypeError) as error:
+            raise InputError(f"not a saved tokenizer: {type(error).__name__} {error}") from None
+        if tokenizer.n_vocab != saved["vocab_size"]:
+            raise InputError(f"the tokenizer has {tokenizer.n_vocab} ids, but claims {saved['vocab_size']!r}")
+        return tokenizer
+
+    @classmethod
+    def from_file(cls, path: Path) -> "Tokenizer":
+        """The tokenizer in a file of `read_table`: GPT-2's if the table is a prefix of its ranks."""
+        table, pattern = read_table(path)
+        own = cls("own", table=table, pattern=pattern)
+        if pattern == "gpt2" and own.n_vocab <= _FULL_SIZE and _table()[: own.eot] == table:
+            return cls("gpt2", own.n_vocab)
+        return own
+
+    def to_dict(self) -> dict[str, Any]:
+        """Strings and numbers, for JSON and for checkpoints."""
+        saved: dict[str, Any] = {"name": self.name, "vocab_size": self.n_vocab}
+        return saved if self._own is None else {**saved, "pattern": self.pattern, "table": pack(self._own)}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tokenizer.from_dict, (self.to_dict(),)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tokenizer) and self.fingerprint == other.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({self.name!r}, vocab_size={self.n_vocab})"
+
+    @property
+    def eot(self) -> int:
+        """The id of `<|endoftext|>`."""
+        return self.n_vocab - 1
+
+    @property
+    def tokens(self) -> list[bytes]:
+        """The bytes of each token by id, without `<|endoftext|>`."""
+        return _table()[: self.eot] if self._own is None else self._own
+
+    @property
+    @lru_cache(maxsize=8)  # noqa: B019 (shared by equal tokenizers)
+    def encoding(self) -> Any:
+        """The `tiktoken.Encoding`."""
+        import tiktoken
+
+        return tiktoken.Encoding(
+            name=f"{self.name}-{self.n_vocab}",
+            pat_str=PATTERNS[self.pattern],
+            mergeable_ranks={token: rank for rank, token in enumerate(self.tokens)},
+            special_tokens={END_OF_TEXT: self.eot},
+            explicit_n_vocab=self.n_vocab,
+        )
+
+    def encode(self, text: str, allow_special: bool = False) -> list[int]:
+        """The ids of `text`. `<|endoftext|>` in it is plain text unless `allow_special`."""
+        first, *others = text.split(END_OF_TEXT) if allow_special else [text]
+        ids: list[int] = self.encode_array(first).tolist()
+        for part in others:
+            ids += [self.eot, *self.encode(part)]
+        return ids
+
+    def encode_array(self, text: str) -> NDArray[np.uint32]:
+        """The ids of plain text, (tokens,)."""
+        encode = self.encoding.encode_to_numpy
+        try:
+            parts = [encode(part, disallowed_special=()) for part in split_at_words(text, _LONGEST_CALL)]
+        except UnicodeEncodeError:  # half a surrogate pair becomes U+FFFD
+            return self.encode_array(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint32), *parts])
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids`; bytes that are not UTF-8, such as half a character, become U+FFFD."""
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """The bytes of `ids`; an InputError for one outside the vocabulary."""
+        ids = [int(i) for i in ids]
+        if outside := [i for i in ids if not 0 <= i < self.n_vocab]:
+            raise InputError(f"token id {outside[0]} is outside the vocabulary of {self.n_vocab} ids")
+        return self.encoding.decode_bytes(ids)
+
+    def byte_lengths(self) -> NDArray[np.int64]:
+        """UTF-8 bytes of text that each id stands for, (n_vocab,); 0 for `<|endoftext|>`."""
+        return np.array([*map(len, self.tokens), 0], dtype=np.int64)
+
+
+def split_at_words(text: str, longest: int) -> Iterator[str]:
+    """Cut `text` into parts of at most `longest` characters, at the first word in the second half of each.
+
+    Encoded one by one they give the ids of `text`; where half a part has no blank, ids that decode to it.
+    """
+    start = 0
+    while len(text) - start > longest:
+        word = _WORD_START.search(text, start + longest // 2, start + longest)
+        stop = word.start() if word else start + longest
+        yield text[start:stop]
+        start = stop
+    if start < len(text):
+        yield text[start:]
+
+
+@cache
+def _table() -> list[bytes]:
+    """GPT-2's tokens by rank."""
+    packed = files("gpt").joinpath("assets", "r50k_base.tiktoken.xz").read_bytes()
+    table = lzma.decompress(packed)
+    if (found := hashlib.sha256(table).hexdigest()) != _TABLE_SHA256:
+        name = "gpt/assets/r50k_base.tiktoken.xz"
+        raise InputError(f"{name} is damaged, its SHA-256 is {found}: install the package again")
+    return [b64decode(line.split()[0]) for line in table.splitlines()]

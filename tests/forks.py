@@ -1,0 +1,53 @@
+"""Runs `gpt` in forked processes: a line of JSON on stdin asks for one, a line on stdout tells how it ended.
+
+A process of its own, as the tests may open no socket, and one for all runs, as it imports for seconds.
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+
+import torch
+from faults.forked import run
+
+from gpt.training.module import LanguageModel
+
+
+def terminate(at_rank: int, at_step: int) -> Callable[[int], None]:
+    """Process `at_rank` alone sends itself SIGTERM in the step after `at_step` steps."""
+
+    def patch(rank: int) -> None:
+        step, sent = LanguageModel.training_step, False
+
+        def training_step(self: LanguageModel, batch: Any, number: int) -> Any:
+            nonlocal sent
+            if rank == at_rank and self.trainer.global_step == at_step and not sent:
+                sent = True  # a second signal, from the step's next batch, would end the process at once
+                os.kill(os.getpid(), signal.SIGTERM)
+            return step(self, batch, number)
+
+        LanguageModel.training_step = training_step
+
+    return patch
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        sabotage = terminate(*asked["terminate"]) if asked["terminate"] else None
+        ended = run(
+            Path(asked["folder"]), asked["arguments"], processes=asked["processes"], sabotage=sabotage
+        )
+        print(json.dumps({"statuses": ended.statuses, "err": ended.err}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,567 @@
+"""Plans for a time: the shapes they choose, the options they keep, and a run that ends when promised."""
+
+import json
+import math
+import random
+import time
+from dataclasses import fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from tiny_runs import fit, result
+
+from gpt.cli import main
+from gpt.data.corpus import choose_split
+from gpt.errors import InputError
+from gpt.plan import command, cost
+from gpt.plan.cost import _PROBES, Cost, Shape, fit_cost
+from gpt.plan.law import Law, Trial
+from gpt.plan.plan import Plan, choose
+from gpt.plan.text import Text, measure
+from gpt.run import arguments
+from gpt.run.ends import Ends
+from gpt.run.record import Meter
+
+# Seconds of a step of each probe, recorded with one thread of an AMD EPYC with bfloat16 instructions.
+RECORDED = (0.0064, 0.0429, 0.0791, 0.0567, 0.0701, 0.2393, 0.1439)
+MACHINE = fit_cost(list(zip(_PROBES, RECORDED, strict=True)), memory=16e9)
+BYTES_PER_TOKEN = {512: 1.9, 1024: 2.3, 2048: 2.75, 4096: 3.2, 8192: 3.6, 16384: 3.9}
+
+
+def text_of(size: int) -> Text:
+    """A text neither hard nor easy, with the vocabularies that it supports."""
+    kept = {n: each for n, each in BYTES_PER_TOKEN.items() if n * 20 <= size} or {400: 1.8}
+    numbers = {"table": 65536, "unique": min(size, 1e6), "per_token": 2.3, "seen": min(350_000, 4 * size)}
+    bits = Law.load().usual(blocks=49152, context=64, batch=1536, **numbers)
+    trial = Trial(bits_per_byte=bits, repeats=0.78 * bits, **numbers)
+    return Text(size=size, val_fraction=min(0.1, 1e5 / size), trial=trial, bytes_per_token=kept)
+
+
+def plan(size: int, minutes: float, **given: float) -> Plan:
+    names = {name.replace("__", "."): value for name, value in given.items()}
+    return choose(text_of(size), MACHINE, Law.load(), minutes, names)
+
+
+def test_the_cost_of_a_step_follows_the_timed_shapes():
+    assert min(MACHINE.seconds) >= 0.0
+    for shape, seconds in zip(_PROBES, RECORDED, strict=True):
+        assert MACHINE.step(shape) == pytest.approx(seconds, rel=0.15)
+
+
+def test_a_cost_is_found_again():
+    true = Cost(seconds=(2e-11, 1e-11, 5e-11, 3e-9, 2e-3, 1e-3, 1e-9, 2e-8), memory=1.0)
+    found = fit_cost([(shape, true.step(shape)) for shape in _PROBES], memory=1.0)
+    other = Shape(vocab_size=4096, context_length=128, emb_dim=192, num_layers=6, batch_size=12)
+    assert found.step(other) == pytest.approx(true.step(other), rel=0.05)
+    assert true.validation(other, 3 * other.tokens) == pytest.approx(
+        np.dot(true.seconds[:4], other.work()[:4])
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "minutes", "widest", "passes"),
+    [
+        *((20_000, 1, 128, 20), (20_000, 480, 192, 20), (200_000, 10, 256, 20), (2_000_000, 1, 256, 10)),
+        *((2_000_000, 60, 640, 20), (20_000_000, 60, 640, 20), (20_000_000_000, 480, 1024, 1)),
+    ],
+)
+def test_a_text_gets_a_model_of_its_size(size, minutes, widest, passes):
+    found = plan(size, minutes)
+    assert 32 <= found.shape.emb_dim <= widest
+    assert found.passes <= passes
+    assert found.seconds <= 60 * minutes
+    assert 0.5 < found.bits_per_byte < 4.5
+
+
+def test_more_text_and_more_time_are_better():
+    assert plan(2_000_000, 10).bits_per_byte < plan(2_000_000, 1).bits_per_byte
+    assert (
+        plan(2_000_000, 10).bits_per_byte < plan(200_000, 10).bits_per_byte < plan(20_000, 10).bits_per_byte
+    )
+
+
+def a_gpu(shape: Shape) -> float:
+    """Seconds of a step: the longer of starting its work and of doing it, at about an A100's rates."""
+    products = 6 * (shape.blocks + shape.table) + 12 * shape.num_layers * shape.context_length * shape.emb_dim
+    passes = 200 * shape.num_layers * shape.emb_dim + 24 * shape.vocab_size
+    updated = 60 * (shape.blocks + shape.table) / 1.6e12 + 240 * shape.num_layers * shape.emb_dim**3 / 150e12
+    done = shape.tokens * (products / 150e12 + passes / 1.6e12) + updated
+    return max(0.0025 + 0.0011 * shape.num_layers, done)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (16384, 1024, 1024, 24, 96),
+        (8192, 256, 768, 12, 96),
+        (4096, 256, 512, 8, 192),
+        (16384, 512, 640, 12, 48),
+        (2048, 128, 256, 4, 96),
+    ],
+)
+def test_a_gpu_is_timed_with_work_that_fills_it(shape, monkeypatch):
+    """Small shapes take as long as their start there: from them alone a large one seems 50 times as fast."""
+    names = [field.name for field in fields(Shape)]
+    wanted = Shape(**dict(zip(names, shape, strict=True)))
+    overhead = 1.05  # of the Trainer
+    monkeypatch.setattr(cost, "_time_step", lambda shape, device, precision: a_gpu(shape) / overhead)
+    monkeypatch.setattr(cost, "_free_memory", lambda device: 14e9)
+    found = cost.probe(torch.device("cuda"), "bf16-mixed")
+    assert found.step(wanted) == pytest.approx(a_gpu(wanted), rel=0.4)
+    assert found.memory == 14e9
+
+
+def test_only_what_fits_is_timed(monkeypatch):
+    timed = []
+    monkeypatch.setattr(cost, "_time_step", lambda shape, device, precision: timed.append(shape) or 1.0)
+    for device, memory, expected in (
+        ("cpu", 1e12, 7),
+        ("cuda", 1e9, 7),
+        ("cuda", 7e9, 10),
+        ("cuda", 1e12, 11),
+    ):
+        monkeypatch.setattr(cost, "_free_memory", lambda device, memory=memory: memory)
+        timed.clear()
+        cost.probe(torch.device(device), "32-true")
+        assert len(timed) == expected
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
+def test_a_step_is_timed_in_the_type_of_the_run(precision, monkeypatch):
+    seen = []
+
+    def loss(rows, *rest, original=cost.linear_cross_entropy):
+        seen.append(torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"))
+        return original(rows, *rest)
+
+    monkeypatch.setattr(cost, "linear_cross_entropy", loss)
+    cost._time_step(_PROBES[0], torch.device("cpu"), precision)
+    assert set(seen) == {{"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision, False)}
+
+
+def test_a_short_run_is_not_compiled():
+    """That takes longer on a GPU than many of its runs, and the plan does not count it."""
+    assert plan(2_000_000, 1).options(Law.load())["model"]["compile"] is False
+    assert "compile" not in plan(2_000_000, 10).options(Law.load())["model"]
+
+
+@pytest.mark.parametrize(
+    ("size", "minutes", "memory"),
+    [
+        (2_000_000, 60, 14e9),
+        (20_000_000_000, 60, 14e9),
+        (20_000_000_000, 480, 14e9),
+        (20_000_000_000, 480, 2e9),
+    ],
+)
+def test_a_plan_for_a_gpu(size, minutes, memory, monkeypatch):
+    """A model up to GPT-2 medium's width, in the memory that is free."""
+    monkeypatch.setattr(cost, "_time_step", lambda shape, device, precision: a_gpu(shape) / 1.05)
+    monkeypatch.setattr(cost, "_free_memory", lambda device: memory)
+    gpu = cost.probe(torch.device("cuda"), "bf16-mixed")
+    ready = replace(text_of(size), prepared=True)
+    found = choose(ready, gpu, Law.load(), minutes, {})
+    assert found.shape.memory() < memory and found.seconds <= 60 * minutes
+    assert found.bits_per_byte < choose(ready, MACHINE, Law.load(), minutes, {}).bits_per_byte * 1.001
+    if size > 1e9 and memory > 1e10:
+        assert found.shape.emb_dim >= 512 and found.extrapolates
+
+
+def test_the_minutes_that_suffice_are_those_after_which_nothing_is_gained():
+    """A law is not smooth: a row of the table may gain little, and the next one more."""
+    bits = {1: 2.0, 2: 1.995, 10: 1.9, 20: 1.7, 60: 1.69, 120: 1.689}
+    known = plan(2_000_000, 1)
+    *rows, enough = command.table([1, 10, 60], lambda n: replace(known, bits_per_byte=bits[n]))
+    assert [row.split()[-1] for row in rows[1:]] == ["text", "time", "text"]
+    assert enough == "more minutes than 60 gain nothing here: give more text"
+
+
+def test_a_plan_says_what_limits_it():
+    assert str(plan(2_000_000, 1)).endswith(" s")
+    assert str(plan(20_000, 480)).endswith(" s of 28800: longer gains nothing on this text")
+    assert "(extrapolated)" in str(plan(20_000_000_000, 480))
+
+
+def test_options_given_by_hand_are_kept():
+    found = plan(2_000_000, 5, model__config__emb_dim=96, model__config__num_layers=5, data__batch_size=7)
+    assert (found.shape.emb_dim, found.shape.num_layers, found.shape.batch_size) == (96, 5, 7)
+    assert plan(2_000_000, 5, model__config__num_heads=2).num_heads == 2
+
+
+@pytest.mark.parametrize(("width", "heads"), [(97, 1), (100, 2), (250, 5), (400, 5), (20, 1), (768, 12)])
+def test_a_width_by_hand_has_heads_that_divide_it(width, heads):
+    assert plan(2_000_000, 60, model__config__emb_dim=width).num_heads == heads
+
+
+def test_more_time_than_a_text_can_use_changes_nothing():
+    """A week, and nineteen years."""
+    found = [plan(20_000, minutes) for minutes in (480, 10_000, 10_000_000)]
+    assert len({(one.shape, one.steps) for one in found}) == 1
+
+
+def test_the_minutes_that_a_refusal_names_suffice():
+    for size in (3_000, 1_000_000, 37_000_000, 41_000_000, 160_000_000):
+        with pytest.raises(InputError) as refused:
+            plan(max(size, 20_000), 0.01)
+        assert plan(max(size, 20_000), float(str(refused.value).split()[-1]))
+
+
+def test_a_text_unlike_those_measured_is_extrapolated():
+    known = text_of(2_000_000)
+    assert not choose(known, MACHINE, Law.load(), 5, {}).extrapolates
+    assert choose(
+        replace(known, trial=replace(known.trial, bits_per_byte=9.0)), MACHINE, Law.load(), 5, {}
+    ).extrapolates
+    large = replace(known, bytes_per_token={16384: 3.5})
+    assert choose(large, MACHINE, Law.load(), 5, {"model.config.emb_dim": 128}).extrapolates
+
+
+@pytest.mark.parametrize(
+    ("size", "minutes", "given", "line"),
+    [
+        (2_000_000, 0.1, {}, r"0.1 minutes do not suffice to start: give at least 0\.\d+"),
+        (20_000_000_000, 10, {}, r"10 minutes do not suffice to start: give at least 1\d\d"),
+        (2_000_000, 1, {"model__config__emb_dim": 4096}, "1 minutes do not suffice"),
+        (2_000_000, 60, {"model__config__emb_dim": 20480}, "no model fits"),
+        (2_000_000, 60, {"model__config__emb_dim": 96, "model__config__num_heads": 5}, "no model fits"),
+        (20_000, 60, {"model__config__context_length": 4096}, "no model fits 20,000 bytes .* four windows"),
+        (2_000_000, 60, {"model__config__num_heads": 7}, "num_heads 7: .* heads that divide the width"),
+        (5_000, 1, {}, "no model fits 5,000 bytes of text: expected .* a byte for each 5 weights"),
+    ],
+)
+def test_what_cannot_be_planned_is_said_in_a_line(size, minutes, given, line):
+    with pytest.raises(InputError, match=line):
+        plan(size, minutes, **given)
+
+
+def test_a_text_is_measured(tmp_path):
+    (tmp_path / "long.txt").write_text(
+        "".join(f"{n} bottles of beer on the wall\n" for n in range(9000)), "utf-8"
+    )
+    text = measure(str(tmp_path / "long.txt"))
+    assert text.size == (tmp_path / "long.txt").stat().st_size
+    assert 0 < text.trial.repeats < text.trial.bits_per_byte < 2.0
+    assert measure(str(tmp_path / "long.txt"), "gpt2:300").bytes_per_token.keys() == {300}
+    assert measure(str(tmp_path / "long.txt"), None, 280).bytes_per_token.keys() == {280}
+    (tmp_path / "short.txt").write_text("too short", "utf-8")
+    with pytest.raises(InputError, match="has 9 bytes, a plan needs at least 2,000"):
+        measure(str(tmp_path / "short.txt"))
+
+
+@pytest.fixture
+def hurry(workplace, monkeypatch):
+    """A process that begins now, on a machine that is not timed but thought three times as slow as it is."""
+    slow = replace(MACHINE, seconds=tuple(3 * seconds for seconds in MACHINE.seconds))
+    for module in ("plan.command", "fit", "record"):
+        monkeypatch.setattr(f"gpt.training.{module}.STARTED", time.perf_counter())
+    monkeypatch.setattr(command, "probe", lambda *_: slow)
+    monkeypatch.setattr("gpt.plan.text.try_out", lambda *_: text_of(1_000_000).trial)
+    monkeypatch.setattr(command, "_REST_OF_START", 0.5)
+    monkeypatch.setattr("gpt.plan.plan.END_SECONDS", 1.0)
+    monkeypatch.setattr("gpt.run.fit.END_SECONDS", 1.0)
+    draw = random.Random(0)
+    words = ["".join(draw.choices("etaoinshrdlu", k=draw.randint(1, 8))) for _ in range(3000)]
+    Path("text.txt").write_text(" ".join(draw.choices(words, k=100_000)), "utf-8")
+    return workplace
+
+
+PLAIN = ["--trainer.logger", "false", "--trainer.accelerator", "cpu", "--data.corpus", "text.txt"]
+
+
+def test_a_run_keeps_its_time_and_repeats_exactly(hurry, capsys):
+    began = time.perf_counter()
+    small = ["--model.config.emb_dim", "32", "--model.config.num_layers", "1"]
+    assert main(["fit", "--minutes", "0.12", *small, *PLAIN, "--run", "one"]) == 0
+    taken = time.perf_counter() - began
+    assert 4.0 < taken < 9.0
+    out = capsys.readouterr()
+    assert out.err.startswith("gpt fit: the plan is 32 x 1 (width x layers), ")
+    assert ", reached: " in out.err
+    summary = json.loads(Path("runs/one/summary.json").read_text("utf-8"))
+    assert summary["planned"]["seconds"] == pytest.approx(7.2, rel=0.1)
+    assert summary["reached"]["seconds"] == pytest.approx(taken, abs=0.5)
+    assert summary["reached"]["tokens"] == summary["tokens"]
+    options = yaml.safe_load(Path("runs/one/config.yaml").read_text("utf-8"))
+    assert options["minutes"] is None
+    assert options["planned_steps"].startswith("0:")  # it was faster than planned, and made more steps
+    assert options["trainer"]["max_steps"] == summary["steps"]
+    assert options["model"]["config"]["emb_dim"] == 32
+    assert main(["fit", "--config", "runs/one/config.yaml", "--run", "two"]) == 0
+    assert result(Path("runs/two"))[0] == result(Path("runs/one"))[0]
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        (["--minutes", "0.001"], "do not suffice to start: give at least"),
+        (["--minutes", "1", "--trainer.max_steps", "5"], "leave --trainer.max_steps out"),
+        (["--minutes", "1", "--trainer.accumulate_grad_batches", "4"], "accumulate_grad_batches out"),
+        (["--minutes", "long"], "--minutes long: expected a number"),
+        (["--minutes", "1", "--model.init_from", "gpt2"], "leave --model.init_from out"),
+        (["--minutes", "-1"], "--minutes -1: expected a number from 0 to 1,000,000"),
+    ],
+)
+def test_minutes_that_cannot_be_planned(hurry, more, line, capsys):
+    assert main(["fit", *PLAIN, *more]) == 2
+    err = capsys.readouterr().err
+    assert line in err and err.count("\n") == 1
+    assert not Path("runs").exists()
+
+
+def test_a_plan_resumes_nothing(hurry, capsys):
+    assert fit("--run", "r", "--trainer.max_steps", "2") == 0
+    for name in ("ckpt_path", "resume"):
+        capsys.readouterr()
+        assert main(["fit", *PLAIN, "--minutes", "1", f"--{name}", "runs/r"]) == 2
+        assert f"leave --{name} out" in capsys.readouterr().err
+
+
+def test_a_table_for_several_times(hurry, capsys):
+    assert main(["plan", "--data.corpus", "text.txt", "--minutes", "10,1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("minutes  width x layers")
+    assert [line.split()[0] for line in lines[1:3]] == ["1", "10"]
+    assert any(line.startswith("more minutes than") for line in lines)
+    assert main(["plan", "--data.corpus", "text.txt", "--minutes", "soon"]) == 2
+    assert "--minutes soon: expected a number from 0 to 1,000,000" in capsys.readouterr().err
+    assert main(["plan", "--data.corpus", "text.txt", "--minutes", "0.001,1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("0.001 minutes do not suffice to start: give at least 0.")
+    assert lines[2].split()[0] == "1"
+
+
+@pytest.mark.parametrize(
+    ("option", "range"),
+    [
+        *((f"model.config.{name}", "1 to 1,000,000") for name in ("num_heads", "emb_dim", "num_layers")),
+        *((f"model.config.{name}", "1 to 1,000,000") for name in ("vocab_size", "context_length")),
+        ("data.batch_size", "1 to 1,000,000"),
+    ],
+)
+def test_nothing_is_planned_around_zero(option, range, hurry, capsys):
+    for options in (["plan", "--minutes", "1"], ["fit", "--minutes", "1"]):
+        assert main([*options, "--data.corpus", "text.txt", f"--{option}", "0"]) == 2
+        assert capsys.readouterr().err == f"gpt {options[0]}: --{option} 0: expected a number from {range}\n"
+    assert main(["plan", "--data.corpus", "text.txt", "--data.val_fraction", "1.0"]) == 2
+    assert "--data.val_fraction 1.0: expected a number from 0 to 0.99" in capsys.readouterr().err
+
+
+def test_a_text_is_read_as_the_options_say(hurry, capsys):
+    """The column of rows, and what is not UTF-8."""
+    words = Path("text.txt").read_text("utf-8")
+    rows = (json.dumps({"story": words[n : n + 400]}) + "\n" for n in range(0, 200_000, 400))
+    Path("rows.jsonl").write_text("".join(rows), "utf-8")
+    Path("bytes.txt").write_bytes(words.encode() + b"\xff\xfe")
+    column, errors = ["--data.text_column", "story"], ["--data.errors", "replace"]
+    for name, more in (("rows.jsonl", column), ("bytes.txt", errors)):
+        assert main(["plan", "--minutes", "1", "--data.corpus", name, *more]) == 0
+        assert main(["plan", "--minutes", "1", "--data.corpus", name]) == 2
+        assert len(capsys.readouterr().out.splitlines()) >= 2
+        given = arguments.complete(["fit", "--minutes", "1", "--data.corpus", name, *more])
+        assert given.plan and given.plan.text.size >= 150_000
+
+
+def test_the_precision_by_hand_is_the_one_that_is_timed(hurry, monkeypatch):
+    timed = []
+    monkeypatch.setattr(command, "probe", lambda device, precision: timed.append(precision) or MACHINE)
+    arguments.complete(["fit", "--minutes", "1", *PLAIN, "--trainer.precision", "bf16-mixed"])
+    assert timed == ["bf16-mixed"]
+
+
+def test_a_prepared_folder_is_neither_tokenized_nor_divided_again(hurry, capsys):
+    words = Path("text.txt").read_text("utf-8")
+    rows = (json.dumps({"text": words[n : n + 400]}) + "\n" for n in range(0, 200_000, 400))
+    Path("rows.jsonl").write_text("".join(rows), "utf-8")
+    for name, fraction in (("half", "0.5"), ("none", "0")):
+        prepare = ["prepare", "rows.jsonl", "--vocabulary", "gpt2:600", "--val_fraction", fraction]
+        assert main([*prepare, "--output", name]) == 0
+    text = measure("half")
+    assert text.val_fraction == pytest.approx(0.5, abs=0.1)
+    found = choose(text, MACHINE, Law.load(), 1, {"data.val_fraction": 0.01})
+    assert found.options(Law.load())["data"]["val_fraction"] == pytest.approx(text.val_fraction, abs=1e-6)
+    huge = replace(text, size=20_000_000_000, val_fraction=1e-6)
+    assert choose(huge, MACHINE, Law.load(), 10, {}).seconds <= 600
+    capsys.readouterr()
+    assert main(["fit", "--minutes", "1", *PLAIN, "--data.corpus", "none"]) == 2
+    err = capsys.readouterr().err
+    assert "held-out text" in err and "none" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("extends", [True, False], ids=["time", "text"])
+@pytest.mark.parametrize("fast", [False, True])
+def test_the_speed_decides_the_number_of_steps(monkeypatch, capsys, fast, extends):
+    """A tenth of a second is planned for a step, but each takes a fifth: half of the steps fit.
+
+    From half-way on another process slows it down; validations of two seconds each are counted in. On a fast
+    machine there are more steps, unless it is the text that limits them.
+    """
+    now = 0.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    told: list[str] = []
+    module = SimpleNamespace(planned_steps=600, compile_blocks=False)
+
+    def trainer(at: int) -> SimpleNamespace:
+        schedule = SimpleNamespace(base_lrs=[], lr_lambdas=[], last_epoch=0)
+        loop = SimpleNamespace(epoch_loop=SimpleNamespace(max_steps=600), max_epochs=1)
+        return SimpleNamespace(
+            **{"global_step": at, "min_steps": None, "should_stop": False, "fit_loop": loop},
+            **{"val_check_interval": 100, "accumulate_grad_batches": 1},
+            lr_scheduler_configs=[SimpleNamespace(scheduler=schedule)],
+            optimizers=[SimpleNamespace(param_groups=[])],
+            strategy=SimpleNamespace(broadcast=lambda value: value),
+        )
+
+    def ends(changes: str, deadline: float | None) -> Ends:
+        options = SimpleNamespace(max_time=None, max_steps=600, max_epochs=-1)
+        return Ends(options, 0, Meter(1), changes, deadline, 2.0, told.append, extends)
+
+    one, run = ends("0:600", 60.0), trainer(0)
+    one.on_train_start(run, module)
+    while not run.should_stop:
+        one.on_train_batch_start()
+        run.global_step, now = run.global_step + 1, now + (0.04 if fast else 0.2 if now < 30 else 0.4)
+        one.on_train_batch_end(run, module)
+        if run.global_step % 100 == 0 or run.should_stop:
+            one.on_validation_start()
+            now += 2.0
+    if fast and not extends:
+        assert run.global_step == module.planned_steps == 600 and not told
+        return
+    assert now == pytest.approx(60.0, rel=0.01)
+    assert "steps in the time, not 600" in capsys.readouterr().err
+    if fast:
+        assert run.global_step == module.planned_steps > 900
+        return
+    assert told[0].startswith("0:600,15:2")  # as soon as a twentieth of the time is over
+    assert 200 < run.global_step == module.planned_steps < 215
+    again, later = ends(told[-1], None), trainer(29)
+    again.on_train_start(later, module)
+    assert module.planned_steps == int(told[0].rpartition(":")[2])
+
+
+def test_the_next_step_has_the_learning_rate_of_the_new_total():
+    """A run that resumes right after a change begins with it."""
+    group, module = {"lr": 0.5}, SimpleNamespace(planned_steps=100)
+    schedule = SimpleNamespace(
+        base_lrs=[1.0], lr_lambdas=[lambda step: 1 - step / module.planned_steps], last_epoch=50
+    )
+    trainer = SimpleNamespace(
+        fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(max_steps=100), max_epochs=1),
+        lr_scheduler_configs=[SimpleNamespace(scheduler=schedule)],
+        optimizers=[SimpleNamespace(param_groups=[group])],
+        **{"global_step": 50, "should_stop": False},
+    )
+    ends = Ends(SimpleNamespace(max_time=None, max_steps=100, max_epochs=-1), 0, Meter(1))
+    ends._move(trainer, module, 200)
+    assert group["lr"] == 0.75
+    assert (trainer.fit_loop.epoch_loop.max_steps, trainer.should_stop) == (200, False)
+    ends._move(trainer, module, 40)
+    assert trainer.should_stop
+
+
+def test_validation_takes_no_minutes(capsys):
+    assert main(["validate", "--minutes", "1", "--ckpt_path", "runs/r"]) == 2
+    assert "--minutes" in capsys.readouterr().err
+
+
+def test_the_law_is_its_formula():
+    """With powers of one and two, so that each term can be counted by hand."""
+    ones = dict.fromkeys([field.name for field in fields(Law)], 1.0)
+    law = Law(
+        **{
+            **ones,
+            "table_overfit": 3.0,
+            "measured": {},
+            "batch": 100.0,
+            "window": 50.0,
+            "passes": 2.0,
+            "text_power": 2.0,
+            "repeat_power": 3.0,
+        }
+    )
+    numbers = {
+        "blocks": 10.0,
+        "table": 5.0,
+        "context": 50,
+        "unique": 1000.0,
+        "batch": 300.0,
+        "per_token": 2.0,
+    }
+    seen_once = 1 + 1 / 10 + 1 / 5 + 1 / (800 / 4 / 2 / 2) + 1 / (50 * 2)
+    assert law.usual(seen=800.0, **numbers) == pytest.approx(seen_once)
+    effective = 1000 * (1 + 2 * (1 - math.exp(-2 / 2))) / 4 / 2 / 2
+    thrice = 1 + 1 / 10 + 1 / 5 + 1 / effective + 1 / (50 * 2) + 25 / 1000 * 2
+    assert law.usual(seen=3000.0, **numbers) == pytest.approx(thrice)
+
+
+def test_a_hard_text_takes_more_bits_and_one_that_repeats_itself_fewer():
+    law = replace(Law.load(), text_power=2.0, repeat_power=3.0)
+    shape = {"blocks": 49152, "context": 64, "batch": 1536, "table": 65536, "per_token": 2.0}
+    short = law.usual(seen=1e5, unique=1e6, **shape)
+    usual = Trial(bits_per_byte=short, repeats=0.78 * short, table=65536, seen=1e5, unique=1e6, per_token=2.0)
+    long = law.usual(seen=9e5, unique=1e6, **shape)
+    assert law.bits_per_byte(usual, seen=9e5, unique=1e6, **shape) == pytest.approx(long)
+    hard = replace(usual, bits_per_byte=1.1 * short, repeats=1.1 * usual.repeats)
+    assert law.bits_per_byte(hard, seen=9e5, unique=1e6, **shape) == pytest.approx(long * 1.1**2)
+    same = replace(usual, repeats=usual.repeats / 2)
+    found = law.bits_per_byte(same, seen=9e5, unique=1e6, **shape)
+    assert found == pytest.approx(long * 0.5 ** (3 * math.log(short / long)))
+    # Nothing is learned from repetitions before the trial's end.
+    assert law.bits_per_byte(same, seen=5e4, unique=1e6, **shape) > short
+
+
+def test_longer_runs_have_lower_rates():
+    """Divided by two for each 32 times as many steps: a fifth root."""
+    law = replace(Law.load(), lr=0.008, lr_power=-0.2, rest_lr=1.5)
+    assert law.learning_rates(1000) == (0.008, 0.012)
+    assert law.learning_rates(32_000) == (0.004, 0.006)
+    found = plan(2_000_000, 10)
+    taken = found.options(law)["model"]["optimizer"]
+    assert (taken["lr"], taken["rest_lr"]) == law.learning_rates(found.steps)
+
+
+def test_a_text_supports_an_id_for_each_hundred_tokens():
+    for size in (200_000, 1_000_000, 4_000_000):
+        found = plan(size, 60)
+        ids = found.shape.vocab_size
+        assert ids == 512 or size / found.text.bytes_per_token[ids] > 100 * ids
+    given = replace(text_of(200_000), bytes_per_token={4096: 3.2})
+    assert choose(given, MACHINE, Law.load(), 60, {}).shape.vocab_size == 4096
+
+
+def test_what_is_held_out_is_measured(tmp_path):
+    """The end of one document, or the documents that the training holds out."""
+    draw = random.Random(0)
+    words = ["".join(draw.choices("etaoinshrdlu", k=6)) for _ in range(300)]
+    plain, digits = " ".join(draw.choices(words, k=30_000)), "0123456789 " * 2000
+    (tmp_path / "one.txt").write_text(plain + digits, "utf-8")
+    (tmp_path / "other.txt").write_text(digits + plain, "utf-8")
+    ends = [
+        measure(str(tmp_path / f"{name}.txt"), "gpt2:600").bytes_per_token[600] for name in ("one", "other")
+    ]
+    assert ends[0] != pytest.approx(ends[1], rel=0.1)
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for n in range(100):  # those of plain words are held out
+        texts = (f"{n} {plain[n * 1000 :][:1000]}", f"{n} {digits[:1000]}")
+        splits = [choose_split(text.encode(), 0.1) for text in texts]
+        if splits == ["val", "train"] or splits[1] == "train":
+            (folder / f"{n:02}.txt").write_text(texts[splits[0] != "val"], "utf-8")
+    many = measure(str(folder), "gpt2:600", val_fraction=0.1).bytes_per_token[600]
+    assert many == pytest.approx(ends[1], rel=0.05)
+    with pytest.raises(InputError, match="leave --data"):
+        measure(str(tmp_path / "one.txt"), val_fraction=0.0)
+    with pytest.raises(InputError, match="a token of it is too little"):
+        measure(str(tmp_path / "one.txt"), val_fraction=1e-6)
+
+
+def test_of_characters_each_is_a_token(tmp_path):
+    """Of three bytes too, which no merges lead to."""
+    text = "".join(chr(0x4E00 + i % 200) for i in range(4000))
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    found = measure(str(tmp_path / "text.txt"), "learn:chars")
+    assert found.bytes_per_token == {257 + 200: 3.0}

@@ -1,0 +1,143 @@
+"""What is done to the command line of `gpt fit` before LightningCLI parses it."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from processes import forked
+from tiny_runs import TINY, fit, result
+
+from gpt.cli import main
+from gpt.errors import InputError
+from gpt.run import arguments
+from gpt.weights.checkpoint import read
+
+ROOT = Path(__file__).parents[2]
+FEW = ["--model.optimizer.name", "adamw", "--trainer.max_steps", "2", "--trainer.val_check_interval", "4"]
+
+
+def test_resume_and_a_number_as_the_run_can_stand_in_a_file(workplace, capsys):
+    Path("mine.yaml").write_text("run: 2024\nresume: auto_or_new\n", encoding="utf-8")
+    assert fit(*FEW, "--config", "mine.yaml") == 0
+    assert fit(*FEW, "--config", "mine.yaml", "--trainer.max_steps", "3") == 0
+    assert "resuming runs/2024/checkpoints/last.ckpt, after step 2" in capsys.readouterr().err
+    assert os.listdir("runs") == ["2024"]
+    saved = yaml.safe_load(Path("runs/2024/config.yaml").read_text(encoding="utf-8"))
+    assert (saved["run"], saved["resume"], saved["ckpt_path"]) == ("2024", None, None)
+
+
+def test_the_config_of_a_resumed_run_repeats_it_wherever_it_lies(workplace):
+    assert fit(*FEW, "--run", "r") == 0
+    assert main(["fit", "--resume", "runs/r", "--trainer.max_steps", "4"]) == 0
+    Path("runs/r/config.yaml").rename("alone.yaml")
+    assert main(["fit", "--config", "alone.yaml", "--run", "again"]) == 0
+    assert read("runs/again/checkpoints/last.ckpt")["global_step"] == 4
+    assert result(Path("runs/again"))[1][0]["step"] == "2"  # from the beginning
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--resum", "auto"], "did you mean --resume?"),
+        (["--max_steps", "3"], "did you mean --trainer.max_steps?"),
+        (["--resume", "runs/r", "--run", "other"], "--run other is not the run that is resumed, runs/r"),
+        (
+            ["--resume", "runs/r", "--model.init_from", "gpt2"],
+            "--model.init_from gpt2: the run that is resumed",
+        ),
+        (["--seed_everything", "-1"], "seed_everything"),
+        (["--resume", ""], "no checkpoint in ."),
+        (["--run", ""], "expected a plain folder name for --run, got ''"),
+        (["--minutes", ""], "expected a number"),
+    ],
+)
+def test_what_is_mistyped_or_contradicts_itself_starts_no_run(options, message, workplace, capsys):
+    if "runs/r" in options:
+        assert fit(*FEW, "--run", "r") == 0
+    capsys.readouterr()
+    before = sorted(os.listdir("runs")) if Path("runs").exists() else []
+    assert main(["fit", "--data.corpus", "text.txt", *options]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert (sorted(os.listdir("runs")) if Path("runs").exists() else []) == before
+
+
+def test_a_resume_with_nothing_left_to_do_writes_nothing(workplace, capsys):
+    assert fit(*FEW, "--run", "r") == 0
+    before = {path: path.read_bytes() for path in Path("runs/r").rglob("*") if path.is_file()}
+    assert main(["fit", "--resume", "runs/r", "--log_every", "1"]) == 0
+    assert "all 2 steps are done" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in Path("runs/r").rglob("*") if path.is_file()} == before
+
+
+def test_validate_needs_a_checkpoint_and_takes_a_runs_folder(workplace, capsys):
+    assert main(["validate"]) == 2
+    assert "--ckpt_path" in capsys.readouterr().err
+    assert fit(*FEW, "--run", "r") == 0
+    capsys.readouterr()
+    assert main(["validate", "--ckpt_path", "runs/r"]) == 0
+    assert "val_bits_per_byte" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes")
+def test_a_reader_that_leaves_does_not_end_the_run(workplace):
+    """`gpt fit 2>&1 | head -1`"""
+    reading, writing = os.pipe()
+    with forked([*TINY, *FEW, "--run", "r"], streams={1: writing, 2: writing}) as process:
+        os.close(writing)
+        assert os.read(reading, 1)
+        os.close(reading)
+        process.join(120)
+        assert process.exitcode == 0
+    assert read("runs/r/checkpoints/last.ckpt")["global_step"] == 2
+
+
+def test_a_run_needs_no_standard_output(workplace, monkeypatch):
+    """`gpt fit >&-`"""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert fit(*FEW, "--run", "r") == 0
+    assert read("runs/r/checkpoints/last.ckpt")["global_step"] == 2
+
+
+def test_a_shipped_config_is_named_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "--config", "tinyshakespeare", "--data.corpus", "missing.txt"]) == 2
+    complete = arguments.complete(["fit", "--config", "tinyshakespeare"]).args
+    assert complete == [f"--config={ROOT / 'configs' / 'tinyshakespeare.yaml'}"]
+    (tmp_path / "tinyshakespeare").write_text("run: mine\n", encoding="utf-8")  # a file comes first
+    assert arguments.complete(["fit", "--config", "tinyshakespeare"]).args[0] == "--config=tinyshakespeare"
+
+
+@pytest.mark.parametrize("name", ["tinyshakespear", "mine.yaml", "configs/mine.yml", "../quick"])
+def test_a_config_that_is_not_there(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "--config", name]) == 2
+    error = capsys.readouterr().err
+    assert f"--config {name}: no such file, nor one of" in error and "quick, sweep, tinyshakespeare" in error
+
+
+def test_options_may_be_given_as_yaml(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = "{trainer: {max_steps: 3}}"
+    assert arguments.complete(["fit", "--config", text]).args == [f"--config={text}"]
+    long = f"{{trainer: {{max_steps: 3}}}}  # {'longer than the name of any file ' * 10}"
+    assert arguments.complete(["fit", "--config", long]).args == [f"--config={long}"]
+    with pytest.raises(InputError, match="no checkpoint under"):  # not begun anew without a word
+        arguments.complete(["fit", "--config", "{resume: auto}"])
+
+
+def test_a_random_seed_is_written_down(workplace):
+    assert fit(*FEW, "--seed_everything", "true", "--run", "one") == 0
+    assert main(["fit", "--config", "runs/one/config.yaml", "--run", "again"]) == 0
+    assert result(Path("runs/again"))[0] == result(Path("runs/one"))[0]
+
+
+def test_a_run_without_validation_is_not_validated_silently(workplace, capsys):
+    assert fit(*FEW, "--trainer.limit_val_batches", "0", "--run", "r") == 0
+    assert main(["validate", "--ckpt_path", "runs/r"]) == 2
+    assert "give --trainer.limit_val_batches 1.0" in capsys.readouterr().err
+    assert main(["validate", "--ckpt_path", "runs/r", "--trainer.limit_val_batches", "1.0"]) == 0
+    assert "val_bits_per_byte" in capsys.readouterr().out

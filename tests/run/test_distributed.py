@@ -1,0 +1,215 @@
+"""Two gloo processes on the CPU, as torchrun starts them."""
+
+import csv
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_runs import TINY
+from torch.distributed import run as torchrun
+
+from gpt.weights.checkpoint import read, snapshots_of
+
+FORKS = Path(__file__).parents[1] / "forks.py"
+PLAIN = [
+    *TINY,
+    *("--model.config.dropout", "0", "--log_every", "1"),
+    *("--trainer.accumulate_grad_batches", "1", "--trainer.val_check_interval", "5"),
+    *("--trainer.max_steps", "10", "--checkpoint_every", "5", "--keep_checkpoints", "9"),
+]
+ONE = [*PLAIN, "--data.batch_size", "36"]
+TWO = [*PLAIN, "--data.batch_size", "18", "--trainer.devices", "2"]
+
+Launch = Callable[..., None]
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[subprocess.Popen]:
+    """The process that launches runs, see forks.py."""
+    with subprocess.Popen(
+        [sys.executable, str(FORKS)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+    ) as process:
+        yield process
+        process.stdin.close()
+
+
+@pytest.fixture
+def launch(forks: subprocess.Popen, workplace: Path) -> Launch:
+    """Runs `gpt ARGUMENTS` on so many processes and expects these exit statuses."""
+
+    def run(*arguments: str, processes: int = 2, terminate: tuple[int, int] | None = None, status: int = 0):
+        asked = {"folder": str(workplace), "arguments": arguments, "processes": processes}
+        forks.stdin.write(json.dumps({**asked, "terminate": terminate}) + "\n")
+        forks.stdin.flush()
+        ended = json.loads(forks.stdout.readline())
+        assert ended["statuses"] == [status] * processes, ended["err"][-3000:]
+        return ended["err"]
+
+    return run
+
+
+def losses(run: str) -> list[float]:
+    with open(f"runs/{run}/metrics.csv", encoding="utf-8", newline="") as file:
+        return [float(row["train_loss"] or row["val_loss"]) for row in csv.DictReader(file)]
+
+
+def weights(run: str, name: str = "last.ckpt") -> dict[str, torch.Tensor]:
+    return read(f"runs/{run}/checkpoints/{name}")["state_dict"]
+
+
+def assert_same(run: str, other: str) -> None:
+    """Losses and weights equal but for the order in which sums over the batch are added up."""
+    assert losses(run) == pytest.approx(losses(other), rel=1e-5)
+    one, two = weights(run), weights(other)
+    assert one.keys() == two.keys()
+    for name, weight in one.items():
+        torch.testing.assert_close(two[name], weight, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_processes_do_what_one_does_and_go_on_with_each_others_runs(strategy, launch):
+    launch(*ONE, "--run", "one", processes=1)
+    launch(*TWO, "--trainer.strategy", strategy, "--run", "two")
+    assert sorted(os.listdir("runs")) == ["one", "two"]  # the processes agreed on the folder
+    assert len(losses("two")) == 10 + 2
+    assert_same("one", "two")
+    *_, (step, _, path) = snapshots_of(Path("runs/two"))
+    assert step == 10
+    for name, weight in read(path)["state_dict"].items():
+        assert torch.equal(weight, weights("two")[name].bfloat16())
+    shutil.copytree("runs/one", "runs/from-one")
+    shutil.copytree("runs/two", "runs/from-two")
+
+    told = launch(*TWO, "--trainer.strategy", strategy, "--resume", "runs/from-one/checkpoints/step-5.ckpt")
+    assert "after step 5" in told
+    assert_same("from-one", "one")
+    one = [*ONE, "--trainer.devices", "1", "--trainer.strategy", "auto"]
+    launch(*one, "--resume", "runs/from-two/checkpoints/step-5.ckpt", processes=1)
+    assert_same("from-two", "one")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_tokens_per_update_make_the_same_run_on_any_number_of_processes(strategy, launch):
+    """One process accumulates three batches of 12 windows, each of two processes two of 9."""
+    options = [
+        *PLAIN,
+        "--model.optimizer.name",
+        "adamw",
+        "--data.tokens_per_update",
+        str(36 * 16),
+        "--data.batch_size",
+        "12",
+    ]
+    one = ["--trainer.devices", "1", "--trainer.strategy", "auto"]
+    two = ["--trainer.devices", "2", "--trainer.strategy", strategy]
+    launch(*options, *one, "--run", "one", processes=1)
+    launch(*options, *two, "--run", "two")
+    launch(*options, *two, "--run", "changing", terminate=(0, 3), status=143)
+    launch("fit", "--resume", "runs/changing", *one, processes=1, terminate=(0, 6), status=143)
+    assert read("runs/changing/checkpoints/last.ckpt")["global_step"] == 7
+    launch("fit", "--resume", "runs/changing", *two)
+    for run in ("two", "changing"):
+        assert len(losses(run)) == 10 + 2
+        assert losses(run) == pytest.approx(losses("one"), rel=1e-5)
+        for name, weight in weights("one").items():
+            torch.testing.assert_close(weights(run)[name], weight, rtol=0, atol=1e-4, msg=name)
+
+
+def test_bfloat16_weights_are_sharded_with_their_masters(launch):
+    """Their checkpoint is that of one process: it holds whole masters, and goes on there and back."""
+    options = ["--trainer.precision", "bf16-true", "--trainer.max_steps", "6", "--checkpoint_every", "2"]
+    fsdp2, one = ["--trainer.strategy", "fsdp2"], ["--trainer.strategy", "auto", "--trainer.devices", "1"]
+    launch(*TWO, *options, *fsdp2, "--run", "two")
+    launch(*ONE, *options, "--run", "one", processes=1)
+    launch(*ONE, *options, *one, "--resume", "runs/two/checkpoints/step-2.ckpt", processes=1)
+    launch(*TWO, *options, *fsdp2, "--resume", "runs/two/checkpoints/step-4.ckpt")
+    states = [read(f"runs/{run}/checkpoints/last.ckpt")["optimizer_states"][0] for run in ("one", "two")]
+    for one, two in zip(*(state["masters"] for state in states), strict=True):
+        assert one.dtype == two.dtype == torch.float32
+        torch.testing.assert_close(one, two, rtol=0, atol=2e-3)
+    assert losses("two") == pytest.approx(losses("one"), rel=1e-3)
+
+
+def test_a_signal_to_one_process_stops_both_and_they_resume_exactly(launch):
+    options = [*TWO, "--model.config.dropout", "0.3", "--trainer.strategy", "ddp"]
+    launch(*options, "--run", "whole")
+    launch(*options, "--run", "cut", terminate=(1, 3), status=143)
+    assert read("runs/cut/checkpoints/last.ckpt")["global_step"] == 4
+    launch("fit", "--resume", "auto", "--run", "cut")
+    for name, weight in weights("whole").items():
+        assert torch.equal(weights("cut")[name], weight)
+    assert losses("cut") == losses("whole")
+
+
+def test_torchrun_takes_the_documented_line_and_other_options_of_gpt_fit():
+    text = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text(encoding="utf-8")
+    _, _, line = text.partition("\ntorchrun ")
+    words = shlex.split(line.partition("\nsrun")[0].replace("\\\n", " ") + " --run mine")
+    parsed = torchrun.parse_args(words)
+    assert (parsed.nnodes, parsed.nproc_per_node, parsed.training_script) == ("4", "8", "gpt.cli")
+    given = [word for word in parsed.training_script_args if word != "--"]
+    assert given == words[words.index("fit") :]
+
+
+def test_torchrun_starts_it(workplace):
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"),
+            *("-m", "gpt.cli", "--", *TWO, "--run", "two", "--trainer.max_steps", "2"),
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+        check=False,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=180,
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert os.listdir("runs") == ["two"]
+
+
+# Text for 4 full updates of 144 windows and a part of another: an epoch has 5, or 10 of 72 windows.
+@pytest.mark.parametrize(
+    ("steps", "epochs", "time", "tokens_per_update", "updates", "validated"),
+    [
+        ("6", "-1", "null", 384, 6, [3, 6]),
+        ("7", "1", "00:10:00:00", 1152, 7, [3, 6, 7]),
+        ("-1", "1", "00:10:00:00", 2304, 5, [3, 5]),
+        ("100", "2", "null", 2304, 10, [3, 6, 9, 10]),
+    ],
+)
+def test_a_run_is_what_its_limits_say_on_any_number_of_processes(
+    steps, epochs, time, tokens_per_update, updates, validated, launch
+):
+    limits = "--trainer.max_steps", steps, "--trainer.max_epochs", epochs, "--trainer.max_time", time
+    recipe = "--model.optimizer.schedule", "linear", "--model.optimizer.warmup_steps", "0"
+    size = "--data.tokens_per_update", str(tokens_per_update), "--trainer.val_check_interval", "3"
+    rate = "--model.optimizer.name", "adamw", "--model.optimizer.lr", "0.01"
+    for processes in (1, 2):
+        run = f"of-{processes}"
+        devices = "--trainer.devices", str(processes)
+        launch(*PLAIN, *limits, *recipe, *size, *rate, *devices, "--run", run, processes=processes)
+        with open(f"runs/{run}/metrics.csv", encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        trained = [row for row in rows if row["train_loss"]]
+        rates = [float(row["learning_rate"]) for row in trained]
+        assert rates == pytest.approx([0.01 * (1 - step / updates) for step in range(1, updates + 1)])
+        assert [int(row["tokens"]) for row in trained] == [
+            tokens_per_update * step for step in range(1, updates + 1)
+        ]
+        assert [int(row["step"]) for row in rows if row["val_loss"]] == validated

@@ -1,0 +1,116 @@
+"""Runs do not meet: a folder has one owner, and what is no run's is left alone."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from processes import forked
+from tiny_runs import TINY, fit, result
+
+from gpt.cli import main
+from gpt.weights.checkpoint import read
+
+POSIX = pytest.mark.skipif(sys.platform == "win32", reason="signals and flock")
+
+
+@pytest.fixture
+def held(workplace):
+    """`runs/mine`, trained by another process that says who it is."""
+    assert fit("--run", "mine", "--trainer.max_steps", "2") == 0
+    with FileLock("runs/mine/.lock"):
+        holder = {"pid": os.getpid(), "host": "other-host", "since": "2026-01-02 03:04:05+00:00"}
+        Path("runs/mine/.holder").write_text(json.dumps(holder), encoding="utf-8")
+        yield Path("runs/mine")
+
+
+def test_a_run_that_is_in_use_is_not_resumed_and_the_line_says_by_whom(held, capsys):
+    before = {path: path.read_bytes() for path in held.rglob("*") if path.is_file()}
+    for how in (["runs/mine"], ["auto_or_new", "--run", "mine"]):
+        assert main(["fit", "--resume", *how, "--trainer.max_steps", "3"]) == 2
+        err = capsys.readouterr().err
+        assert f"process {os.getpid()} on other-host since 2026-01-02 03:04:05+00:00" in err
+    assert {path: path.read_bytes() for path in held.rglob("*") if path.is_file()} == before
+
+
+def test_the_lock_ends_with_the_run(workplace):
+    assert fit("--run", "mine", "--trainer.max_steps", "2") == 0
+    assert not Path("runs/mine/.holder").exists()
+    with FileLock("runs/mine/.lock", timeout=0):
+        pass
+
+
+@POSIX
+def test_two_runs_of_a_name_started_together_get_two_folders(workplace):
+    """Both wait for a file once they have begun, and then start."""
+    wait = (
+        "import pathlib, time\n"
+        "pathlib.Path('ready-{}').touch()\n"
+        "while not pathlib.Path('go').exists(): time.sleep(0.001)\n"
+    )
+    arguments = [*TINY, "--trainer.max_steps", "3", "--run", "twin", "--model.optimizer.name", "adamw"]
+    with forked(arguments, code=wait.format(0)) as one, forked(arguments, code=wait.format(1)) as other:
+        deadline = time.monotonic() + 120
+        while len(list(Path().glob("ready-*"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        Path("go").touch()
+        for process in (one, other):
+            process.join(120)
+        assert [one.exitcode, other.exitcode] == [0, 0]
+    assert sorted(os.listdir("runs")) == ["twin", "twin-2"]
+    assert result(Path("runs/twin"))[:2] == result(Path("runs/twin-2"))[:2]
+
+
+@POSIX
+def test_a_killed_process_leaves_no_lock(workplace):
+    """A fork that holds the lock, as a data worker does, dies a second after its parent."""
+    assert fit("--run", "mine", "--trainer.max_steps", "2") == 0
+    program = (
+        "import os, time; from pathlib import Path; from gpt.run.folder import _locked\n"
+        "lock = _locked(Path('runs/mine'))\n"
+        "if os.fork() == 0: time.sleep(1.0); os._exit(0)\n"
+        "print('held', flush=True); time.sleep(60)"
+    )
+    reading, writing = os.pipe()
+    with open(reading, "rb") as out, forked(code=program, streams={1: writing}) as process:
+        os.close(writing)
+        assert out.readline() == b"held\n"
+        process.kill()
+        process.join()
+        assert main(["fit", "--resume", "runs/mine", "--trainer.max_steps", "3"]) == 0
+    assert read("runs/mine/checkpoints/last.ckpt")["global_step"] == 3
+
+
+def test_the_config_of_another_program_is_not_overwritten_nor_its_files_removed(workplace):
+    assert fit("--run", "mine", "--trainer.max_steps", "2") == 0
+    Path("project/checkpoints").mkdir(parents=True)
+    files = {
+        "project/config.yaml": "theirs: 1\n",
+        "project/.x.tmp": "theirs",
+        "project/checkpoints/.y.tmp": "",
+    }
+    for name, text in files.items():
+        Path(name).write_text(text, encoding="utf-8")
+    checkpoint = Path("runs/mine/checkpoints/last.ckpt").rename("project/checkpoints/last.ckpt")
+    assert main(["fit", "--resume", str(checkpoint), "--trainer.max_steps", "3", "--run", "new"]) == 0
+    assert {name: Path(name).read_text(encoding="utf-8") for name in files} == files
+    assert sorted(os.listdir("project")) == [".x.tmp", "checkpoints", "config.yaml"]
+    assert read("runs/new/checkpoints/last.ckpt")["global_step"] == 3
+
+
+def test_a_run_does_not_begin_among_the_files_of_another_program(workplace, capsys):
+    Path("runs/theirs").mkdir(parents=True)
+    Path("runs/theirs/config.yaml").write_text("theirs: 1\n", encoding="utf-8")
+    assert fit("--run", "theirs", "--resume", "auto_or_new") == 2
+    assert "runs/theirs holds config.yaml and is no run's folder" in capsys.readouterr().err
+    assert os.listdir("runs/theirs") == ["config.yaml"]
+
+
+@POSIX
+def test_runs_that_leads_nowhere_is_one_line(workplace, capsys):
+    os.symlink("/nowhere/runs", "runs")
+    assert fit("--trainer.max_steps", "2") == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,157 @@
+"""A learned vocabulary travels with the weights: through checkpoints, resumption, fine-tuning and exports."""
+
+import json
+
+import pytest
+import torch
+
+from gpt.cli import main
+from gpt.data.module import TokenData
+from gpt.text.tokenizer import Tokenizer
+from gpt.weights.load import load
+
+PROSE = " ".join(f"word{i * i % 1009} и слово" for i in range(1500))
+TINY = [
+    *("fit", "--data.corpus", "text.txt", "--trainer.accelerator", "cpu", "--trainer.precision", "32-true"),
+    *("--model.config.context_length", "16", "--model.config.emb_dim", "16", "--model.config.num_heads", "2"),
+    *("--model.config.num_layers", "1", "--trainer.val_check_interval", "2", "--trainer.logger", "false"),
+    *("--model.compile", "false"),
+]
+LEARN = ["--data.vocabulary", "learn:300"]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """A run of two steps, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GPT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "text.txt").write_text(PROSE, encoding="utf-8")
+    assert main([*TINY, *LEARN, "--run", "own", "--trainer.max_steps", "2"]) == 0
+    capsys.readouterr()
+    return tmp_path / "runs" / "own"
+
+
+def test_a_checkpoint_alone_is_enough(run, tmp_path, monkeypatch, capsys):
+    learned = TokenData("text.txt", vocabulary="learn:300").tokenizer
+    alone = tmp_path / "elsewhere"
+    alone.mkdir()
+    (run / "checkpoints" / "last.ckpt").rename(alone / "a.ckpt")
+    monkeypatch.setenv("GPT_CACHE", str(alone))
+    monkeypatch.chdir(alone)
+    model, tokenizer = load("a.ckpt")
+    assert tokenizer == learned != Tokenizer("gpt2", 300)
+    assert model.config.vocab_size == 300
+    options = ["--checkpoint", "a.ckpt", "--prompt", "word слово", "--max_new_tokens", "3"]
+    assert main(["generate", *options]) == 0
+    assert capsys.readouterr().out.startswith("word слово")
+    (alone / "b.txt").write_text(PROSE[:3000], encoding="utf-8")
+    assert main(["evaluate", "--checkpoint", "a.ckpt", "--data", "b.txt"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["tokens"] == len(tokenizer.encode(PROSE[:3000])) + 1
+    assert found["bytes"] == len(PROSE[:3000].encode())
+
+
+def test_a_recipe_that_learns_takes_the_size_from_the_text_and_leaves_weights_their_own(run):
+    options = [*TINY, "--data.vocabulary", "learn", "--model.config.vocab_size", "9999"]
+    assert main([*options, "--run", "small", "--trainer.max_steps", "2"]) == 0
+    model, tokenizer = load("runs/small")
+    assert 300 < model.config.vocab_size == tokenizer.n_vocab < 9999
+    tuned = [*options, "--model.init_from", "runs/own", "--run", "tuned", "--trainer.max_steps", "2"]
+    assert main(tuned) == 0
+    assert load("runs/tuned")[1] == load("runs/own")[1]
+
+
+def test_exports_have_the_same_ids(run, capsys):
+    from transformers import AutoTokenizer
+
+    _, tokenizer = load("runs/own")
+    assert main(["export", "--checkpoint", "runs/own", "--output", "hf"]) == 0
+    theirs = AutoTokenizer.from_pretrained("hf")
+    assert theirs.is_fast
+    text = PROSE[:2000] + "\n\n  don't 中文 \U0001f600<|endoftext|>next"
+    assert theirs.encode(text) == tokenizer.encode(text, allow_special=True)
+    assert theirs.decode(theirs.encode(text)) == text
+    assert theirs.eos_token_id == tokenizer.eot
+    assert main(["import", "hf", "--output", "back"]) == 0
+    for path in ("hf", "back"):
+        model, same = load(path)
+        assert same == tokenizer
+        assert torch.equal(model.token_embedding.weight, load("runs/own")[0].token_embedding.weight)
+    for format in ("nanogpt", "book"):
+        assert main(["export", "--checkpoint", "runs/own", "--format", format, "--output", format]) == 0
+    assert load("nanogpt")[1] == load("book/model.pth")[1] == tokenizer
+
+
+def test_resuming_and_validating_use_the_same_ids(run, capsys):
+    assert main(["fit", "--resume", "runs/own", "--trainer.max_steps", "3"]) == 0
+    _, tokenizer = load("runs/own/checkpoints/last.ckpt")
+    assert main([*TINY, *LEARN, "--run", "straight", "--trainer.max_steps", "3"]) == 0
+    resumed, straight = (
+        load(f"runs/{name}/checkpoints/last.ckpt")[0].state_dict() for name in ("own", "straight")
+    )
+    assert tokenizer == load("runs/straight")[1]
+    assert resumed.keys() == straight.keys()
+    capsys.readouterr()
+    with open("other.txt", "w", encoding="utf-8") as file:
+        file.write(PROSE.replace("word", "another"))
+    options = ["--data.corpus", "other.txt", "--trainer.max_steps", "4"]
+    assert main(["fit", "--resume", "runs/own", *options]) == 0  # another text keeps the model's vocabulary
+    assert load("runs/own/checkpoints/last.ckpt")[1] == tokenizer
+    assert main(["validate", "--ckpt_path", "runs/own/checkpoints/last.ckpt"]) == 0
+
+
+def test_fine_tuning_keeps_it_and_warns_of_a_text_that_it_does_not_suit(run, capsys):
+    _, tokenizer = load("runs/own")
+    with open("chinese.txt", "w", encoding="utf-8") as file:
+        file.write("道可道非常道名可名非常名" * 300)
+    start = [
+        *TINY,
+        "--data.corpus",
+        "chinese.txt",
+        "--model.init_from",
+        "runs/own",
+        "--trainer.max_steps",
+        "1",
+    ]
+    assert main([*start, "--run", "tuned"]) == 0
+    assert load("runs/tuned")[1] == tokenizer
+    assert "does not suit this text: 1.0" in capsys.readouterr().err
+    assert main(["fit", "--resume", "runs/tuned", "--trainer.max_steps", "2"]) == 0
+    assert load("runs/tuned")[1] == tokenizer
+    capsys.readouterr()
+    assert main([*start, *LEARN, "--run", "wrong"]) == 2
+    assert "--data.vocabulary: weights to start from keep their own" in capsys.readouterr().err
+
+
+def test_characters(run):
+    assert (
+        main([*TINY, "--data.vocabulary", "learn:chars", "--run", "chars", "--trainer.max_steps", "1"]) == 0
+    )
+    model, tokenizer = load("runs/chars")
+    assert model.config.vocab_size == tokenizer.n_vocab == 257 + len({c for c in PROSE if ord(c) > 127})
+
+
+def test_a_table_that_does_not_fit_is_one_line(run, capsys):
+    path = run / "checkpoints" / "best.ckpt"
+    saved = torch.load(path, weights_only=True)
+    tokenizer = Tokenizer.from_dict(saved["gpt"]["tokenizer"])
+    wrong = Tokenizer("own", table=[*tokenizer.tokens, b"zzzz"], pattern="gpt2")
+    for given, message in (
+        (wrong.to_dict(), "the tokenizer has 301 ids, but the weights have 300 rows"),
+        ({**wrong.to_dict(), "table": "?"}, "table is damaged"),
+        ({**wrong.to_dict(), "pattern": "(a+)+"}, "unknown pattern of words"),
+        ({"name": "own"}, "not a saved tokenizer"),
+        ("own", "not a saved tokenizer"),
+    ):
+        saved["gpt"]["tokenizer"] = given
+        torch.save(saved, path)
+        assert main(["generate", "--checkpoint", str(path), "--prompt", "a"]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_checkpoint_without_a_table_is_gpt2s(run):
+    path = run / "checkpoints" / "best.ckpt"
+    saved = torch.load(path, weights_only=True)
+    del saved["gpt"]["tokenizer"]
+    torch.save(saved, path)
+    assert load(path)[1] == Tokenizer("gpt2", 300)

@@ -1,0 +1,239 @@
+"""A run that resumes any of its checkpoints ends as the one that was never interrupted."""
+
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from tiny_runs import fit, result, run_in
+
+from gpt.cli import main
+from gpt.run.save import Checkpoints
+from gpt.run.saved_options import changes
+from gpt.weights.checkpoint import read
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A run over more than two epochs, with dropout, that kept a checkpoint of every step."""
+    return run_in(tmp_path_factory.mktemp("whole"), "--checkpoint_every", "1", "--keep_checkpoints", "100")
+
+
+def interrupted(whole: Path, step: int, name: str = "cut") -> Path:
+    """The run as a kill after `step` would have left it, its metrics running ahead of its checkpoint."""
+    run = Path("runs") / name
+    (run / "checkpoints").mkdir(parents=True)
+    shutil.copy(whole / "checkpoints" / f"step-{step}.ckpt", run / "checkpoints" / "last.ckpt")
+    for file in ("config.yaml", "metrics.csv", "samples.txt"):
+        shutil.copy(whole / file, run / file)
+    return run
+
+
+def test_the_run_spans_epochs(whole):
+    """Nine steps are an epoch: those below begin in each, end one, and come before a validation."""
+    progress = read(whole / "checkpoints" / "step-18.ckpt")["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    assert progress["is_last_batch"]
+    assert progress["total"]["ready"] == 36
+
+
+@pytest.mark.parametrize("step", [1, 7, 9, 14, 18, 19])
+def test_resumed_from_a_step_it_ends_the_same(step, whole, workplace):
+    run = interrupted(whole, step)
+    assert main(["fit", "--resume", str(run)]) == 0
+    assert result(run) == result(whole)
+
+
+def test_workers_change_nothing(whole, workplace):
+    run = interrupted(whole, 5)
+    assert main(["fit", "--resume", "auto", "--run", "cut", "--data.num_workers", "2"]) == 0
+    assert result(run) == result(whole)
+
+
+def test_resumed_from_the_best_its_validation_is_not_done_twice(whole, workplace, monkeypatch):
+    run = interrupted(whole, 5)
+
+    def power_fails(self, trainer, module, original=Checkpoints.on_validation_end):
+        original(self, trainer, module)
+        raise OSError("no power")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "on_validation_end", power_fails)
+        assert main(["fit", "--resume", "auto"]) == 2
+    os.remove(run / "checkpoints" / "last.ckpt")
+    assert read(run / "checkpoints" / "best.ckpt")["global_step"] == 7
+    assert main(["fit", "--resume", "auto"]) == 0
+    assert result(run) == result(whole)
+
+
+def test_a_finished_run_stays_as_it_is(whole, workplace, capsys):
+    shutil.copytree(whole, "runs/done")
+    assert main(["fit", "--resume", "runs/done"]) == 0
+    assert "all 20 steps are done" in capsys.readouterr().err
+    assert result(Path("runs/done")) == result(whole)
+
+
+def test_a_finished_run_can_be_given_more_steps(whole, workplace):
+    shutil.copytree(whole, "runs/more")
+    before = result(Path("runs/more"))[1]
+    options = ["--trainer.max_steps", "24", "--model.optimizer.schedule", "constant"]
+    assert main(["fit", "--resume", "runs/more", *options]) == 0
+    rows = result(Path("runs/more"))[1]
+    assert rows[: len(before)] == before
+    assert [row["step"] for row in rows[len(before) :]] == ["21", "24", "24"]
+    assert read("runs/more/checkpoints/last.ckpt")["global_step"] == 24
+
+
+def test_options_on_the_command_line_win_and_are_named(whole, workplace, capsys):
+    run = interrupted(whole, 9)
+    options = ["--model.optimizer.lr", "0.0125", "--trainer.max_steps", "10"]
+    assert main(["fit", "--resume", "auto", *options, "--model.optimizer.schedule=constant"]) == 0
+    err = capsys.readouterr().err
+    assert "resuming runs/cut/checkpoints/last.ckpt, after step 9" in err
+    assert "changed model.optimizer.lr: 0.005 -> 0.0125" in err
+    assert "changed trainer.max_steps: 20 -> 10" in err
+    assert "run:" not in err
+    factor = 11 / 50  # the warm-up at step 10, which the scheduler has stepped to
+    groups = read(run / "checkpoints" / "last.ckpt")["optimizer_states"][0]["parts"]
+    assert groups[0]["param_groups"][0]["lr"] == pytest.approx(0.0125 * factor)
+    saved = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    assert saved["model"]["optimizer"]["lr"] == 0.0125
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--model.config.emb_dim", "64"),
+        ("--model.optimizer.name", "adamw"),
+        ("--trainer.precision", "bf16-true"),  # which has master weights
+    ],
+)
+def test_what_the_weights_do_not_allow_is_refused(option, value, whole, workplace, capsys):
+    interrupted(whole, 9)
+    assert main(["fit", "--resume", "auto", option, value]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert option.strip("-") in err
+    assert value in err
+
+
+def test_the_checkpoint_alone_is_enough(whole, workplace, capsys):
+    """Fit, resume, validate and generate at a size that is nobody's default, from a file that was moved."""
+    shutil.copy(whole / "checkpoints" / "step-18.ckpt", "moved.ckpt")
+    assert main(["fit", "--resume", "moved.ckpt", "--run", "elsewhere"]) == 0
+    found, wanted = result(Path("runs/elsewhere")), result(whole)
+    assert found[0] == wanted[0]
+    capsys.readouterr()
+    shutil.move("runs/elsewhere/checkpoints/last.ckpt", "last.ckpt")
+    shutil.rmtree("runs")
+    assert main(["validate", "--ckpt_path", "last.ckpt"]) == 0
+    loss = next(row["val_loss"] for row in wanted[1] if row["step"] == "20" and row["val_loss"])
+    assert float(loss) == pytest.approx(yaml.safe_load(capsys.readouterr().out)["val_loss"], rel=1e-6)
+    assert main(["generate", "--checkpoint", "last.ckpt", "--max_new_tokens", "3"]) == 0
+
+
+def test_auto_skips_a_broken_checkpoint_and_says_so(whole, workplace, capsys):
+    run = interrupted(whole, 18)
+    last = run / "checkpoints" / "last.ckpt"
+    shutil.copy(whole / "checkpoints" / "step-9.ckpt", run / "checkpoints" / "step-9.ckpt")
+    data = bytearray(last.read_bytes())
+    data[len(data) // 2] ^= 1  # one bit of a tensor: torch.load would not notice
+    last.write_bytes(data)
+    assert torch.load(last, weights_only=True)["global_step"] == 18
+    assert main(["fit", "--resume", "auto", "--run", "cut"]) == 0
+    err = capsys.readouterr().err
+    assert "after step 9" in err
+    assert "skipped runs/cut/checkpoints/last.ckpt, which is broken" in err
+    assert result(run) == result(whole)
+    assert (run / "checkpoints" / "last.ckpt.broken").is_file()
+
+
+def test_auto_refuses_if_there_is_nothing_to_resume(workplace, capsys):
+    assert fit("--resume", "auto") == 2
+    assert "no checkpoint under runs/" in capsys.readouterr().err
+    assert fit("--resume", "auto", "--run", "mine") == 2
+    assert "no checkpoint in runs/mine" in capsys.readouterr().err
+    assert fit("--resume", "auto_or_new") == 2
+    assert "--run" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_auto_or_new_begins_and_then_resumes(workplace, capsys):
+    options = ["--run", "mine", "--resume", "auto_or_new", "--checkpoint_every", "1"]
+    assert fit(*options, "--trainer.max_steps", "2") == 0
+    assert fit(*options, "--trainer.max_steps", "3") == 0
+    assert "after step 2" in capsys.readouterr().err
+    assert [folder.name for folder in Path("runs").iterdir()] == ["mine"]
+
+
+def test_only_broken_checkpoints_are_never_overwritten(workplace, capsys):
+    checkpoints = workplace / "runs" / "mine" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    (checkpoints / "last.ckpt").write_bytes(b"PK half of a file")
+    for way in ("auto", "auto_or_new"):
+        assert fit("--run", "mine", "--resume", way) == 2
+        assert "last.ckpt" in capsys.readouterr().err
+    assert (checkpoints / "last.ckpt").read_bytes() == b"PK half of a file"
+
+
+class Code:
+    def __reduce__(self):
+        return Path.touch, (Path("ran"),)
+
+
+@pytest.mark.parametrize(
+    "save", [torch.save, lambda value, path: Path(path).write_bytes(pickle.dumps(value))]
+)
+@pytest.mark.parametrize("option", ["fit --resume", "fit --ckpt_path", "validate --ckpt_path"])
+def test_code_in_a_checkpoint_is_refused_and_not_run(save, option, workplace, capsys):
+    save({"state_dict": {}, "gpt": Code()}, "evil.ckpt")
+    assert main([*option.split(), "evil.ckpt"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "evil.ckpt" in err
+    assert not Path("ran").exists()
+
+
+def test_an_accumulated_batch_is_a_batch(workplace):
+    """1 x 22, 2 x 11, and 1 x 22 resumed as 2 x 11: the same steps, to rounding, past an epoch's end."""
+    plain = [
+        "--model.config.dropout",
+        "0",
+        "--trainer.val_check_interval",
+        "1000",
+        "--checkpoint_every",
+        "11",
+    ]
+
+    def run(name: str, batch: int, accumulate: int, steps: int, *more: str) -> dict:
+        sizes = ["--data.batch_size", str(batch), "--trainer.accumulate_grad_batches", str(accumulate)]
+        assert fit(*plain, *sizes, "--trainer.max_steps", str(steps), "--run", name, *more) == 0
+        return read(f"runs/{name}/checkpoints/last.ckpt")
+
+    constant = ["--model.optimizer.schedule", "constant", "--model.optimizer.name", "adamw"]
+    one, two = run("one", 22, 1, 40, *constant), run("two", 11, 2, 40, *constant)
+    run("three", 22, 1, 11, *constant)
+    three = run("three", 11, 2, 40, *constant, "--resume", "auto")
+    for other in (two, three):
+        assert other["global_step"] == 40
+        assert other["loops"]["fit_loop"]["state_dict"] == one["loops"]["fit_loop"]["state_dict"]  # the data
+        for name, weight in one["state_dict"].items():
+            torch.testing.assert_close(other["state_dict"][name], weight, rtol=1e-3, atol=1e-4)
+
+
+def test_changes_are_named_flat():
+    saved = {"data": {"batch_size": 1, "c": [2]}, "run": "x"}
+    now = {"data": {"batch_size": 3, "c": [2]}, "run": "y", "log_every": 5}
+    assert changes(saved, now) == ["data.batch_size: 1 -> 3", "log_every: None -> 5"]
+    template = {"data": {"template": {"user": "Q\n{content}"}}}
+    (changed,) = (change for change in changes({}, template) if "user" in change)
+    assert changed == r"data.template.user: ### Instruction:\n{content}\n\n -> Q\n{content}"
+
+
+def test_the_checkpoint_that_was_found_intact_is_not_checked_again(whole, workplace, monkeypatch):
+    run, checked = interrupted(whole, 18), []
+    monkeypatch.setattr("gpt.run.save.read", lambda path: checked.append(Path(path).name) or read(path))
+    assert main(["fit", "--resume", str(run)]) == 0
+    assert "last.ckpt" not in checked

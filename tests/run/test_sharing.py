@@ -1,0 +1,111 @@
+"""Threads that sleep instead of spinning while other programs need the cores."""
+
+import os
+import subprocess
+import sys
+import time
+from threading import Event
+
+import pytest
+import torch
+
+from gpt.run import sharing
+from gpt.run.sharing import ShareCores, seconds_waited
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+SPINNING = """
+import time, torch
+from gpt.run.sharing import sleeping_teams
+torch.set_num_threads(2)
+work = lambda: torch.ones(1 << 18).sum()
+def processor_time():
+    before = time.process_time()
+    for _ in range(40):
+        work()
+        time.sleep(0.01)  # OpenMP's second thread spins for longer than that
+    return time.process_time() - before
+spinning = processor_time()
+teams = sleeping_teams()
+sleeping = processor_time()
+teams.set()
+time.sleep(0.2)
+print(sleeping / spinning, processor_time() / spinning)
+"""
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
+def test_more_threads_than_cores_end_the_spinning():
+    environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+    command = [sys.executable, "-c", SPINNING]
+    output = subprocess.check_output(command, env={**environment, "OMP_NUM_THREADS": "2"}, timeout=120)
+    while_held, afterwards = map(float, output.split())
+    assert while_held < 0.5
+    assert afterwards > 0.5
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """A callback, and a look of it after threads have waited for so many seconds in a second."""
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(sharing, "sleeping_teams", Event)
+    waited = [0.0]
+    monkeypatch.setattr(sharing, "seconds_waited", lambda: waited[0])
+    callback = ShareCores()
+
+    def look(share):
+        waited[0] += share * sharing._INTERVAL
+        callback.look()
+        return callback._teams
+
+    return look
+
+
+def test_the_teams_stay_while_the_cores_are_busy(watched):
+    assert watched(0.1) is None
+    teams = watched(0.9)
+    assert teams is not None
+    assert watched(0.1) is teams
+    assert not teams.is_set()
+    assert watched(0.01) is None
+    assert teams.is_set()
+
+
+@pytest.mark.parametrize("name", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY", None])
+def test_it_leaves_alone_what_the_user_chose_and_a_single_thread(name, monkeypatch):
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2 if name else 1)
+    if name:
+        monkeypatch.setenv(name, "100")
+    started = []
+    monkeypatch.setattr(sharing.threading, "Thread", lambda **_: started.append(1))
+    ShareCores().setup()
+    assert not started
+
+
+def test_it_watches_from_setup_to_teardown(monkeypatch):
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(sharing, "_INTERVAL", 0.01)
+    teams, looked = Event(), Event()
+    callback = ShareCores()
+    monkeypatch.setattr(callback, "look", looked.set)
+    callback._teams = teams
+    callback.setup()
+    assert looked.wait(10)
+    assert not teams.is_set()
+    callback.teardown()
+    assert teams.wait(10)
+
+
+def test_waiting_for_a_core_is_counted():
+    before = seconds_waited()
+    script = "import time; end = time.monotonic() + 1\nwhile time.monotonic() < end: pass"
+    others = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(2 * (os.cpu_count() or 1))]
+    end = time.monotonic() + 1
+    while time.monotonic() < end:
+        pass
+    for other in others:
+        other.wait(60)
+    assert seconds_waited() - before > 0.1

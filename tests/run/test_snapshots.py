@@ -1,0 +1,131 @@
+"""Snapshots of a run: which steps, how many, and that they change nothing else."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_runs import fit, result, run_in
+
+from gpt.cli import main
+from gpt.run.save import AtomicCheckpointIO
+from gpt.run.snapshots import thin
+from gpt.weights.checkpoint import read, snapshots_of
+from gpt.weights.load import find, load
+
+OPTIONS = ("--checkpoint_every", "1", "--keep_checkpoints", "100", "--trainer.max_steps", "21")
+STEPS = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 21]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    return run_in(tmp_path_factory.mktemp("whole"), *OPTIONS)
+
+
+def steps_of(run: Path) -> list[int]:
+    return [step for step, _, _ in snapshots_of(run)]
+
+
+def names(run: Path) -> list[str]:
+    return sorted(os.listdir(run / "snapshots"))
+
+
+def test_a_snapshot_has_the_steps_weights_in_bfloat16_and_its_loss(whole):
+    found = snapshots_of(whole)
+    assert steps_of(whole) == STEPS
+    assert found[0][1] > found[-1][1] > 0
+    for step, _, path in found[:-1]:
+        wanted = read(whole / "checkpoints" / f"step-{step}.ckpt")["state_dict"]
+        saved = read(path)["state_dict"]
+        assert "model.head.weight" not in saved  # the tied one
+        for name, weight in saved.items():
+            assert torch.equal(weight, wanted[name].bfloat16())
+    model, tokenizer = load(found[3][2])
+    assert tokenizer.n_vocab == 300 and model.config.emb_dim == 32
+
+
+def test_the_run_is_the_one_without_snapshots(whole, workplace):
+    assert fit("--run", "none", *OPTIONS, "--snapshot_megabytes", "0") == 0
+    assert not Path("runs/none/snapshots").exists()
+    assert result(Path("runs/none")) == result(whole)
+
+
+def test_a_resumed_run_keeps_one_row(whole, workplace):
+    """The snapshots after the checkpoint are removed, and made again."""
+    run = workplace / "runs" / "cut"
+    shutil.copytree(whole, run)
+    for file in run.glob("checkpoints/*"):
+        if file.name != "step-9.ckpt":
+            file.unlink()
+    (run / "snapshots" / "step-18-loss-1.0000.ckpt").write_bytes(b"another future's")
+    (run / "snapshots" / ".step-18.ckpt.x.tmp").write_bytes(b"half")
+    assert main(["fit", "--resume", str(run)]) == 0
+    assert names(run) == names(whole)
+    assert result(run) == result(whole)
+
+
+def test_more_steps_continue_the_row(whole, workplace):
+    run = workplace / "runs" / "more"
+    shutil.copytree(whole, run)
+    more = ["--trainer.max_steps", "25", "--model.optimizer.schedule", "constant"]
+    assert main(["fit", "--resume", str(run), *more]) == 0
+    assert steps_of(run) == [*STEPS, 24, 25]
+
+
+def test_a_run_without_a_checkpoint_is_its_newest_snapshot(whole, workplace):
+    shutil.copytree(whole / "snapshots", "runs/young/snapshots")
+    assert find("runs/young").name.startswith("step-21-")
+
+
+def test_the_closest_go_first(tmp_path):
+    steps = [1, 2, 3, 4, 5, 6, 8, 12, 16, 1000]
+    (tmp_path / "snapshots").mkdir()
+    for step in steps:
+        (tmp_path / "snapshots" / f"step-{step}-loss-1.0.ckpt").write_bytes(bytes(100))
+    thin(snapshots_of(tmp_path), 650)
+    assert steps_of(tmp_path) == [1, 2, 4, 8, 16, 1000]
+    thin(snapshots_of(tmp_path), 0)
+    assert steps_of(tmp_path) == [1, 1000]
+
+
+def test_a_budget_bounds_their_bytes_and_a_large_model_has_none(whole, workplace, monkeypatch):
+    size = sum(file.stat().st_size for file in whole.glob("snapshots/*")) / len(STEPS)
+    for megabytes, kept in ((9.5 * size / 1e6, 9), (5 * size / 1e6, 0)):
+        monkeypatch.setattr("gpt.run.snapshots.Snapshots.__init__", _with(megabytes))
+        assert fit("--run", f"r{kept}", *OPTIONS) == 0
+        assert len(list(Path(f"runs/r{kept}").glob("snapshots/*"))) == kept
+
+
+def _with(megabytes):
+    from gpt.run.snapshots import Snapshots
+
+    def init(self, folder, _, original=Snapshots.__init__):
+        original(self, folder, 1)
+        self.most = megabytes * 1e6
+
+    return init
+
+
+def test_a_full_disk_costs_the_snapshot_and_not_the_run(workplace, monkeypatch):
+    def save(self, saved, path, original=AtomicCheckpointIO.save_checkpoint, **options):
+        if "step-2-" in path.name:
+            raise OSError(28, "No space left on device", str(path))
+        original(self, saved, path, **options)
+
+    monkeypatch.setattr(AtomicCheckpointIO, "save_checkpoint", save)
+    assert fit("--run", "full", "--trainer.max_steps", "3") == 0
+    assert steps_of(Path("runs/full")) == [1, 3]
+
+
+def test_bad_options_and_what_a_snapshot_cannot_do(whole, workplace, capsys):
+    assert fit("--snapshot_megabytes", "-1") == 2
+    assert "snapshot_megabytes must be at least 0, got -1" in capsys.readouterr().err
+    path = snapshots_of(whole)[4][2]
+    assert main(["fit", "--resume", str(path)]) == 2
+    assert "cannot be resumed" in capsys.readouterr().err
+    assert main(["generate", "--checkpoint", str(path), "--max_new_tokens", "3"]) == 0
+    path.with_name("copy.ckpt").write_bytes(path.read_bytes()[:-300])
+    assert main(["generate", "--checkpoint", str(path.with_name("copy.ckpt"))]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    path.with_name("copy.ckpt").unlink()

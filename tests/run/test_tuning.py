@@ -1,0 +1,171 @@
+"""From examples to a chat: one tiny run that the tests below use."""
+
+import io
+import json
+
+import pytest
+import torch
+from tiny_runs import TINY
+
+from gpt.cli import main
+from gpt.data.module import TokenData
+from gpt.evaluation.command import score_text
+from gpt.run.lightning_private import silence_warnings
+from gpt.text.template import Template
+from gpt.weights.load import load_with_template
+
+TEMPLATE = Template(system="[{content}]", user="Q: {content}\n", assistant="A: {content}")
+OPTIONS = [
+    *("--data.template.user", "Q: {content}\n", "--data.template.assistant", "A: {content}"),
+    *("--data.template.system", "[{content}]", "--model.config.context_length", "32"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    silence_warnings()
+    folder = tmp_path_factory.mktemp("examples")
+    rows = [{"prompt": f"Say {i}", "completion": f"{i} it is"} for i in range(200)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "pairs.jsonl").write_text(text, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main([*TINY, *OPTIONS, "--data.corpus", "pairs.jsonl", "--run", "a"]) == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+
+
+def test_new_weights_are_told_from_trained_ones(folder, capsys):
+    line = "tune trained ones with --model.init_from"
+    few = [*OPTIONS, "--data.corpus", "pairs.jsonl", "--trainer.max_steps", "1", "--run", "few"]
+    assert main([*TINY, *few]) == 0
+    assert capsys.readouterr().err.count(line) == 1
+    assert main([*TINY, *few, "--model.init_from", "runs/a"]) == 0
+    assert main(["fit", "--resume", "runs/few", "--trainer.max_steps", "2"]) == 0
+    assert line not in capsys.readouterr().err
+
+
+def test_the_checkpoint_carries_the_template():
+    assert load_with_template("runs/a")[2] == TEMPLATE
+
+
+def test_evaluation_is_validation(capsys):
+    """The checkpoint's template and the bytes of completions, in `gpt evaluate` as in validation."""
+    data = TokenData("pairs.jsonl", vocab_size=300, context_length=32, template=TEMPLATE)
+    assert main(["evaluate", "--checkpoint", "runs/a", "--data", "pairs.jsonl", "--split", "val"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["tokens"], found["bytes"]) == data.prepared.scored("val")
+    assert (
+        main(["validate", "--ckpt_path", "runs/a/checkpoints/best.ckpt", "--trainer.accelerator", "cpu"]) == 0
+    )
+    said = capsys.readouterr().out
+    validated = json.loads(said[said.index("{") :])
+    assert found["bits_per_byte"] == pytest.approx(validated["val_bits_per_byte"], rel=1e-5)
+
+
+def test_a_stride_scores_the_same_tokens():
+    model, tokenizer, template = load_with_template("runs/a")
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    nats = [
+        score_text(model, tokenizer, "pairs.jsonl", "val", stride=stride, template=template)["nats_per_token"]
+        for stride in (None, 1, 7)
+    ]
+    assert nats == pytest.approx([5.703782] * 3)  # ln 300
+
+
+def test_a_resumed_run_and_a_further_one_keep_the_template(capsys):
+    assert main(["fit", "--resume", "runs/a", "--trainer.max_steps", "21"]) == 0
+    assert "changed data.template" not in capsys.readouterr().err
+    options = ["--model.init_from", "runs/a", "--data.corpus", "pairs.jsonl", "--trainer.accelerator", "cpu"]
+    options += ["--model.config.context_length", "32", "--trainer.logger", "false"]
+    assert main(["fit", "--config", "chat", *options, "--trainer.max_steps", "2", "--run", "further"]) == 0
+    assert load_with_template("runs/further")[2] == TEMPLATE
+    assert "next: gpt generate --checkpoint runs/further --interactive" in capsys.readouterr().out
+
+
+def test_a_chat_in_the_terminal(capsys, monkeypatch):
+    """Each reply is what follows the conversation so far, in the template, and it alone is printed."""
+    from gpt.generation import Sampling, stream_samples
+
+    monkeypatch.setattr("sys.stdin", io.StringIO("Say 1\nSay <|endoftext|>\n"))
+    options = ["--temperature", "0", "--max_new_tokens", "12", "--prompt", "Be kind"]
+    assert main(["generate", "--checkpoint", "runs/a", "--interactive", *options]) == 0
+    said = capsys.readouterr().out
+    model, tokenizer, template = load_with_template("runs/a")
+    messages, expected = [{"role": "system", "content": "Be kind"}], ""
+    for text in ("Say 1", "Say <|endoftext|>"):
+        messages.append({"role": "user", "content": text})
+        ids = template.prompt(tokenizer, messages)
+        pieces = stream_samples(model, tokenizer, ids, max_new_tokens=12, sampling=Sampling(temperature=0))
+        reply = "".join(piece for _, piece in pieces)
+        messages.append({"role": "assistant", "content": reply})
+        expected += f"> {reply}\n"
+    assert said == f"{expected}> \n"
+
+
+def test_an_export_carries_the_template(tmp_path, capsys):
+    """transformers gives the same text, and the template survives what it saves and an import of that."""
+    transformers = pytest.importorskip("transformers")
+    for form in ("hf", "gguf"):
+        words = ["export", "--checkpoint", "runs/a", "--format", form, "--output", str(tmp_path / form)]
+        assert main(words) == 0
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    _, tokenizer, template = load_with_template("runs/a")
+    messages = [{"role": role, "content": f"{role} says"} for role in ("system", "user", "assistant", "user")]
+    text = theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert text == tokenizer.decode(template.prompt(tokenizer, messages))
+    with pytest.raises(Exception, match="unknown role"):
+        theirs.apply_chat_template([{"role": "tool", "content": "x"}])
+    theirs.save_pretrained(tmp_path / "hf")
+    assert (tmp_path / "hf" / "chat_template.jinja").is_file()
+    assert main(["import", str(tmp_path / "hf"), "--output", str(tmp_path / "back")]) == 0
+    for folder in ("hf", "back"):
+        _, loaded, found = load_with_template(tmp_path / folder)
+        assert (loaded, found) == (tokenizer, TEMPLATE)
+    assert "chat template" not in capsys.readouterr().err
+    (tmp_path / "hf" / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-8")
+    assert load_with_template(tmp_path / "hf")[2] is None
+    assert "has a chat template of another program, which is not read" in capsys.readouterr().err
+    fields = pytest.importorskip("gguf").GGUFReader(tmp_path / "gguf" / "model.gguf").fields
+    assert fields["tokenizer.chat_template"].contents() == TEMPLATE.to_jinja()
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ({"system": "{content}"}, "not a saved template"),
+        (
+            {"system": "{content}", "user": "x", "assistant": "{content}"},
+            "user must be a text with one {content}",
+        ),
+        ("x" * 200, "not a saved template"),
+    ],
+)
+def test_a_hostile_template_in_a_checkpoint(template, said, capsys, tmp_path):
+    saved = torch.load("runs/a/checkpoints/best.ckpt", weights_only=True)
+    saved["gpt"]["template"] = template
+    torch.save(saved, tmp_path / "bad.ckpt")
+    assert main(["generate", "--checkpoint", str(tmp_path / "bad.ckpt")]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_a_bad_template_is_one_line(capsys):
+    bad = [
+        *TINY,
+        *OPTIONS,
+        "--data.corpus",
+        "pairs.jsonl",
+        "--data.template.user",
+        "no place",
+        "--run",
+        "bad",
+    ]
+    assert main(bad) == 2
+    error = capsys.readouterr().err
+    assert "user must be a text with one {content}, got 'no place'" in error and error.count("\n") == 1

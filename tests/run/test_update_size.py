@@ -1,0 +1,172 @@
+"""`--data.tokens_per_update`: the same updates, however they are divided over batches and processes."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from tiny_runs import TINY
+
+from gpt.cli import main
+from gpt.run.micro_batch import is_out_of_memory
+from gpt.training.module import LanguageModel
+from gpt.weights.checkpoint import read
+
+# A window has 16 tokens: an update of 384 tokens has 24 windows.
+UPDATES = [
+    *TINY,
+    *("--trainer.accumulate_grad_batches", "1", "--data.tokens_per_update", "384", "--log_every", "1"),
+    *("--model.config.dropout", "0", "--trainer.max_steps", "6", "--trainer.val_check_interval", "3"),
+]
+
+
+def rows(run: str) -> list[dict[str, str]]:
+    with open(f"runs/{run}/metrics.csv", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def seen(monkeypatch) -> list[torch.Tensor]:
+    """The inputs of all training batches, in order."""
+    batches: list[torch.Tensor] = []
+
+    def step(self, batch, number, original=LanguageModel.training_step):
+        batches.append(batch[0].clone())
+        return original(self, batch, number)
+
+    monkeypatch.setattr(LanguageModel, "training_step", step)
+    return batches
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """Lets batches of more than `limit` windows fail as an allocation does."""
+
+    def install(limit: int, error: BaseException) -> list[int]:
+        tried = []
+
+        def loss(self, batch, original=LanguageModel.loss):
+            tried.append(len(batch[0]))
+            torch.rand(1)  # as dropout draws
+            if len(batch[0]) > limit:
+                raise error
+            return original(self, batch)
+
+        monkeypatch.setattr(LanguageModel, "loss", loss)
+        return tried
+
+    return install
+
+
+@pytest.mark.parametrize(("batch_size", "expected"), [(24, 24), (100, 24), (11, 8), (5, 4), (1, 1)])
+def test_updates_are_the_same_whatever_the_micro_batch(batch_size, expected, seen, workplace):
+    assert main([*UPDATES, "--data.batch_size", "24", "--run", "whole"]) == 0
+    whole = torch.cat(seen)
+    seen.clear()
+    assert main([*UPDATES, "--data.batch_size", str(batch_size), "--run", "split"]) == 0
+    assert {len(batch) for batch in seen} == {expected}
+    assert torch.equal(torch.cat(seen), whole)
+    for one, other in zip(rows("whole"), rows("split"), strict=True):
+        assert one["step"] == other["step"]
+        assert one["tokens"] == other["tokens"]
+        for name in ("train_loss", "val_loss", "learning_rate", "gradient_norm"):
+            assert (float(one[name] or 0)) == pytest.approx(float(other[name] or 0), rel=1e-4), name
+    assert [row["step"] for row in rows("split") if row["val_loss"]] == ["3", "6"]
+
+
+ALLOCATIONS = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
+    MemoryError(),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory"),
+    RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GB)"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+]
+
+
+@pytest.mark.parametrize("error", ALLOCATIONS, ids=lambda error: type(error).__name__)
+def test_the_micro_batch_is_halved_until_it_fits_and_written_down(error, memory, workplace):
+    tried = memory(7, error)
+    assert main([*UPDATES, "--data.batch_size", "24", "--run", "halved"]) == 0
+    assert tried[:4] == [24, 12, 6, 6]  # three trials, then training
+    options = yaml.safe_load(Path("runs/halved/config.yaml").read_text(encoding="utf-8"))
+    assert options["data"]["batch_size"] == 6
+    assert options["data"]["tokens_per_update"] == 384
+    saved = yaml.safe_load(read("runs/halved/checkpoints/last.ckpt")["run"]["options"])
+    assert saved["data"]["batch_size"] == 6
+    tried.clear()
+    assert main(["fit", "--resume", "runs/halved", "--trainer.max_steps", "8"]) == 0
+    assert set(tried) == {6}
+
+
+def test_the_trial_sees_the_memory_of_a_later_batch(monkeypatch, workplace):
+    """From an update's second batch on there are gradients; the moments are float32 beside any weights."""
+    empty, taken = torch.empty, []
+
+    def loss(self, batch, original=LanguageModel.loss):
+        if len(batch[0]) > 6 and any(weight.grad is not None for weight in self.parameters()):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        return original(self, batch)
+
+    def noted(*size, **options):
+        made = empty(*size, **options)
+        taken.append((made.shape, made.dtype))
+        return made
+
+    monkeypatch.setattr(LanguageModel, "loss", loss)
+    monkeypatch.setattr("gpt.run.micro_batch.torch.empty", noted)
+    options = ["--data.batch_size", "12", "--trainer.precision", "bf16-true", "--run", "halved"]
+    assert main([*UPDATES, *options]) == 0
+    options = yaml.safe_load(Path("runs/halved/config.yaml").read_text(encoding="utf-8"))
+    assert options["data"]["batch_size"] == 6
+    moments = {dtype for shape, dtype in taken if len(shape) == 2 and shape[0] == 2}
+    assert moments == {torch.float32}
+
+
+def test_the_trial_changes_nothing(memory, workplace):
+    options = [*UPDATES, "--model.config.dropout", "0.2", "--data.batch_size"]
+    tried = memory(12, MemoryError())
+    assert main([*options, "12", "--run", "fits"]) == 0
+    assert main([*options, "24", "--run", "halved"]) == 0
+    assert tried.count(24) == 1
+    assert [row["train_loss"] for row in rows("fits")] == [row["train_loss"] for row in rows("halved")]
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory(memory, workplace):
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    memory(7, ValueError("something else"))
+    with pytest.raises(ValueError, match="something else"):
+        main([*UPDATES, "--data.batch_size", "24", "--run", "broken"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--data.tokens_per_update", "390"), "390 is no whole number of windows of 16 tokens: give 384"),
+        (("--data.tokens_per_update", "0"), "give 16"),
+        (("--data.batch_size", "0"), "batch_size must be at least 1, got 0"),
+        (("--data.num_workers", "-1"), "num_workers must be at least 0, got -1"),
+        (("--trainer.accumulate_grad_batches", "2"), "decides accumulate_grad_batches: give only one"),
+        (
+            ("--trainer.limit_train_batches", "3", "--data.batch_size", "6"),
+            "limit_train_batches would cut the updates",
+        ),
+        (
+            ("--trainer.limit_train_batches", "1", "--data.batch_size", "6"),
+            "limit_train_batches would cut the updates",
+        ),
+        (("--trainer.limit_train_batches", "0.5"), "limit_train_batches would cut the updates"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused_in_one_line(options, message, workplace, capsys):
+    assert main([*UPDATES, *options, "--run", "bad"]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert "Traceback" not in err
+    assert not Path("runs/bad").exists()
+
+
+def test_a_window_that_does_not_fit_is_refused_in_one_line(memory, workplace, capsys):
+    memory(0, MemoryError())
+    assert main([*UPDATES, "--run", "bad"]) == 2
+    assert "one window of 16 tokens does not fit into the memory of cpu: give" in capsys.readouterr().err

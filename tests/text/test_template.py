@@ -1,0 +1,104 @@
+import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from gpt.errors import InputError
+from gpt.text.template import DEFAULT_TEMPLATE, Part, Template
+from gpt.text.tokenizer import Tokenizer
+
+TOKENIZER = Tokenizer("gpt2", vocab_size=300)
+PLAIN = Template(system="S{content};", user="U{content}:", assistant="A{content}")
+
+
+def said(*texts: str) -> list[dict[str, str]]:
+    """A conversation, the user's text first."""
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
+def test_the_replies_alone_are_scored():
+    system = [{"role": "system", "content": "x"}]
+    assert PLAIN.parts(system + said("a", "b", "c", "d")) == [
+        *(Part("Sx;Ua:A", False), Part("b", True), Part("Uc:A", False), Part("d", True), Part("", False)),
+    ]
+    assert PLAIN.parts(said("a", "b", "c"))[-1] == Part("Uc:", False)
+
+
+def test_braces_in_a_message_and_a_template_are_text():
+    template = Template(user="{0.__class__} {content} {x}\n", assistant="{content}")
+    assert template.parts(said("{content} {user.__dict__}"))[0].text == (
+        "{0.__class__} {content} {user.__dict__} {x}\n"
+    )
+
+
+def test_a_prompt_is_encoded_part_by_part_and_its_text_is_plain():
+    eot = TOKENIZER.eot
+    found = PLAIN.prompt(TOKENIZER, said("a", "b", "<|endoftext|>"))
+    expected = [eot, *TOKENIZER.encode("Ua:A"), *TOKENIZER.encode("b"), eot]
+    assert found == [*expected, *TOKENIZER.encode("U<|endoftext|>:A")]
+    assert found.count(eot) == 2
+
+
+HARD = Template(system="S'\n{content}\"é🤖", user="{{ 7 * 7 }}{content}\\", assistant="{% x %}\n{content}")
+
+
+@pytest.mark.parametrize("template", [DEFAULT_TEMPLATE, PLAIN, HARD])
+def test_jinja_renders_the_same_text(template):
+    """Without and with an unfinished reply; a message in braces stays text."""
+    render = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string
+    compiled = render(template.to_jinja())
+    messages = [{"role": "system", "content": "{{ 1 }}"}, *said("a'\"\n", "b", "ü{content}")]
+    prompt = TOKENIZER.decode(template.prompt(TOKENIZER, messages))
+    assert compiled.render(messages=messages, add_generation_prompt=True) == prompt
+    reply = template.assistant.removesuffix("{content}")
+    assert compiled.render(messages=messages) == prompt.removesuffix(reply)
+    assert Template.from_jinja(template.to_jinja()) == template
+
+
+def test_jinja_of_others_is_not_read():
+    ours = PLAIN.to_jinja()
+    assert Template.from_jinja("{% for message in messages %}{{ message['content'] }}{% endfor %}") is None
+    assert Template.from_jinja("") is Template.from_jinja(ours + " ") is None
+    for old, new in (("'A'", "'B'"), ("'S'", "'S{content}'"), ("'S'", "'\\x'"), ("'user'", "'tool'")):
+        changed = ours.replace(old, new, 1)
+        assert changed != ours and Template.from_jinja(changed) is None
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        ({"user": "no place"}, "user must be a text with one {content}"),
+        ({"user": "{content}{content}"}, "one {content}"),
+        ({"user": None}, "got None"),
+        ({"system": "{content}" + "x" * 5000}, "system must be"),
+        ({"assistant": "{content}\n"}, "assistant must end with {content}, got"),
+    ],
+)
+def test_a_template_that_cannot_be_used(texts, said):
+    with pytest.raises(InputError) as error:
+        Template(**texts)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("saved", [[], "x", {"user": "{content}"}, {"__class__": "x"}, {"system": 1}])
+def test_a_saved_template_that_is_none(saved):
+    with pytest.raises(InputError, match="not a saved template"):
+        Template.from_dict(saved)
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([], r"expected a list of messages, got \[\]"),
+        ("Hi", "expected a list of messages, got 'Hi'"),
+        (
+            [{"role": "tool", "content": "x"}],
+            "message 1 has the role 'tool', expected system, user, assistant",
+        ),
+        ([{"role": ["user"], "content": "x"}], r"message 1 has the role \['user'\]"),
+        ([*said("a"), {"role": "assistant", "content": None}], "message 2 has no text as its content"),
+        ([*said("a"), "b"], "message 2 has no text as its content, got 'b'"),
+        ([{"role": "__class__", "content": "x"}], "message 1 has the role '__class__'"),
+    ],
+)
+def test_messages_that_are_none(messages, message):
+    with pytest.raises(InputError, match=message):
+        DEFAULT_TEMPLATE.parts(messages)

@@ -1,0 +1,138 @@
+import hashlib
+import lzma
+import pickle
+import subprocess
+import sys
+import time
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt.errors import InputError
+from gpt.text.tokenizer import END_OF_TEXT, Tokenizer, split_at_words
+
+SIZES = [257, 300, 2048, 50257]
+# What tiktoken's own gpt2 encoding gives, as published in its README and in the GPT-2 literature.
+KNOWN = {"hello world": [31373, 995], "<|endoftext|>": [27, 91, 437, 1659, 5239, 91, 29], "": []}
+
+
+@pytest.mark.parametrize(("text", "ids"), KNOWN.items())
+def test_full_vocabulary_is_gpt2s(text, ids):
+    assert Tokenizer("gpt2").encode(text) == ids
+
+
+def test_sizes_and_end_of_text():
+    full, small = Tokenizer("gpt2"), Tokenizer("gpt2", vocab_size=2048)
+    assert (full.n_vocab, full.eot) == (50257, 50256)
+    assert (small.n_vocab, small.eot) == (2048, 2047)
+    assert small.encode("any text, <|endoftext|> or not", allow_special=True).count(2047) == 1
+
+
+@pytest.mark.parametrize("size", SIZES)
+@given(text=st.text(max_size=300))
+@settings(max_examples=60, deadline=None)
+def test_every_text_comes_back(size, text):
+    tokenizer = Tokenizer("gpt2", vocab_size=size)
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert all(0 <= i < tokenizer.eot for i in ids)
+    assert tokenizer.byte_lengths()[ids].sum() == len(text.encode())
+
+
+@given(
+    text=st.text(alphabet=" \n\tab.'\u00e9\u4e2d\U0001f600", min_size=1, max_size=400),
+    longest=st.integers(2, 40),
+)
+@settings(deadline=None)
+def test_cutting_at_words_changes_no_ids(text, longest):
+    parts = list(split_at_words(text, longest))
+    assert "".join(parts) == text
+    assert all(0 < len(part) <= longest for part in parts)
+    encode = Tokenizer("gpt2").encoding.encode_ordinary
+    if all(part[0] in " \n" and not before[-1].isspace() for before, part in pairwise(parts)):
+        assert [i for part in parts for i in encode(part)] == encode(text)
+
+
+def test_long_text_has_tiktokens_ids():
+    text = "The quick brown fox can't jump over 13 lazy dogs.  \n\n\tTwice, perhaps? " * 5000
+    assert Tokenizer("gpt2").encode(text) == Tokenizer("gpt2").encoding.encode_ordinary(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["^" * 1_000_000, "a" * 1_300_000, " " * 1_000_000 + "x", "\u4e2d" * 400_000]
+)
+@pytest.mark.parametrize("size", [2048, 50257])
+def test_a_million_equal_characters(text, size):
+    tokenizer = Tokenizer("gpt2", vocab_size=size)
+    began = time.perf_counter()
+    ids = tokenizer.encode(text)
+    assert time.perf_counter() - began < 5.0
+    assert tokenizer.decode(ids) == text
+
+
+def test_end_of_text_is_plain_unless_asked_for():
+    tokenizer = Tokenizer("gpt2", vocab_size=2048)
+    text = f"a{END_OF_TEXT}b{END_OF_TEXT}"
+    assert tokenizer.eot not in tokenizer.encode(text)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    special = tokenizer.encode(text, allow_special=True)
+    assert special == [*tokenizer.encode("a"), 2047, *tokenizer.encode("b"), 2047]
+    assert tokenizer.decode(special) == text
+
+
+def test_half_a_surrogate_pair_becomes_the_replacement_character():
+    tokenizer = Tokenizer("gpt2")
+    assert tokenizer.decode(tokenizer.encode("a\ud800b")) == "a\ufffdb"
+
+
+def test_half_a_character_decodes():
+    tokenizer = Tokenizer("gpt2", vocab_size=257)
+    ids = tokenizer.encode("\u00e9")
+    assert len(ids) == 2
+    assert tokenizer.decode_bytes(ids[:1]) == "\u00e9".encode()[:1]
+    assert tokenizer.decode(ids[:1]) == "\ufffd"
+
+
+@pytest.mark.parametrize("wrong", [2048, 50257, -1])
+def test_an_id_outside_the_vocabulary_is_refused(wrong):
+    with pytest.raises(InputError, match=rf"{wrong} .*2048"):
+        Tokenizer("gpt2", vocab_size=2048).decode([5, wrong])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(("gpt3",), "gpt3"), (("gpt2", 256), "257 to 50257, got 256"), (("gpt2", 50258), "50258")],
+)
+def test_unknown_tokenizers_are_refused(arguments, message):
+    with pytest.raises(InputError, match=message):
+        Tokenizer(*arguments)
+
+
+def test_equality_and_pickling():
+    small = Tokenizer("gpt2", vocab_size=2048)
+    small.encode("load the table")
+    assert pickle.loads(pickle.dumps(small)) == small != Tokenizer("gpt2", vocab_size=2049)
+    assert len(pickle.dumps(small)) < 1000
+    assert small.fingerprint != Tokenizer("gpt2").fingerprint
+
+
+def test_a_damaged_table_is_refused(tmp_path, monkeypatch):
+    import gpt.text.tokenizer
+
+    (tmp_path / "assets").mkdir()
+    (tmp_path / "assets" / "r50k_base.tiktoken.xz").write_bytes(lzma.compress(b"IQ== 0\n"))
+    monkeypatch.setattr(gpt.text.tokenizer, "files", lambda package: tmp_path)
+    with pytest.raises(InputError, match=hashlib.sha256(b"IQ== 0\n").hexdigest()):
+        gpt.text.tokenizer._table.__wrapped__()
+
+
+def test_making_a_tokenizer_loads_nothing():
+    code = (
+        "import sys; from gpt.text.tokenizer import Tokenizer; Tokenizer(); print('tiktoken' in sys.modules)"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True).stdout
+        == "False\n"
+    )
