@@ -85,8 +85,6 @@ def run(name: str, arguments: list[str]) -> None:
 
     code, _, example = COMMANDS[name]
     try:
-        if name in LIGHTNING:
-            resolve_name("gpt.run.lean_start:load_lightning")()
         function = resolve_name(f"gpt.{code}")
         if "torch" in sys.modules:  # not every command computes
             resolve_name("gpt.threads:spread_threads")()

@@ -5,6 +5,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from gpt.errors import InputError
+from gpt.plain import shown
 
 # Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", table 2; heads are 64 wide.
 _SIZES: dict[str, dict[str, int]] = {
@@ -14,7 +15,6 @@ _SIZES: dict[str, dict[str, int]] = {
     "gpt2-xl": {"emb_dim": 1600, "num_heads": 25, "num_layers": 48},
 }
 
-_OLD_NAMES = {"tied_head": "tie_embeddings"}  # of fields in older config.json files and checkpoints
 _KINDS: dict[Any, tuple[Any, str]] = {
     int: (Integral, "a whole number"),
     float: (Real, "a number"),
@@ -50,7 +50,7 @@ class GPTConfig:
         for field in fields(self):
             value, (number, called) = getattr(self, field.name), _KINDS[field.type]
             if not isinstance(value, number) or (isinstance(value, bool) and field.type is not bool):
-                raise InputError(f"{field.name} must be {called}, got {value!r:.80}")
+                raise InputError(f"{field.name} must be {called}, got {shown(value)}")
             if field.type is int and not 1 <= value <= _LARGEST:
                 limit = "at least 1" if value < 1 else f"at most {_LARGEST}"
                 raise InputError(f"{field.name} must be {limit}, got {value}")
@@ -73,8 +73,7 @@ class GPTConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "GPTConfig":
-        """The inverse of `to_dict`; a field may have its old name. An unknown one raises InputError."""
-        values = {_OLD_NAMES.get(name, name): value for name, value in values.items()}
+        """The inverse of `to_dict`; an unknown field raises InputError."""
         known = [field.name for field in fields(cls)]
         if unknown := sorted(map(str, values.keys() - known)):
             raise InputError(f"unknown model setting {', '.join(unknown)}, expected {', '.join(known)}")

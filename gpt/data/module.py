@@ -20,73 +20,88 @@ from gpt.text.template import DEFAULT_TEMPLATE, Template
 from gpt.text.tokenizer import Tokenizer
 
 
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """What text a run reads, and in what batches; an InputError for a value out of its range."""
+
+    corpus: str = "python-docs"
+    """A recipe's name, a text file, a folder, a pattern, `hub:OWNER/NAME`, or a prepared folder."""
+    batch_size: int = 12
+    """Windows in a batch, on each process; with `tokens_per_update`, at most so many."""
+    tokens_per_update: int | None = None
+    """Tokens of an update, over all processes and accumulated batches; decides how many are accumulated."""
+    val_fraction: float = 0.05
+    """Fraction of the text to hold out, in whole documents where there are several."""
+    vocabulary: str | None = None
+    """gpt2, gpt2:SIZE, learn, learn:SIZE, learn:SIZE:marks, learn:chars, or a .tiktoken or tokenizer.json file;
+    by default GPT-2's of the model's size."""
+    shift: bool = False
+    """Cut the text, unless it is examples, at another offset each epoch."""
+    pack: bool = False
+    """End windows where documents end, so that no document shorter than the context is split."""
+    isolate: bool = False
+    """Keep attention within a document."""
+    num_workers: int = 0
+    """Processes that read batches; 0 is fast enough from a local disk."""
+    text_column: str | None = None
+    """The column of the text, or the columns of examples, as in `gpt prepare`."""
+    errors: str | None = None
+    """`strict` stops at bytes that are not UTF-8, `replace` puts U+FFFD in their place."""
+    template: Template = DEFAULT_TEMPLATE
+    """The text around the messages of examples, which are packed."""
+
+    def __post_init__(self) -> None:
+        check_least(1, batch_size=self.batch_size, tokens_per_update=self.tokens_per_update)
+        check_least(0, num_workers=self.num_workers)
+        if self.shift and self.pack:
+            raise InputError("shift and pack cannot go together: packed windows begin where documents do")
+
+
 class TokenData(pl.LightningDataModule):
     """Batches of token windows from any corpus. Give the Trainer `use_distributed_sampler=False`.
 
     Args:
-        corpus: a recipe's name, a text file, a folder, a pattern, `hub:OWNER/NAME`, or a prepared folder.
-        vocab_size: size of the vocabulary; GPT-2's whole one has 50257.
+        corpus: see `DataOptions`.
+        vocab_size: size of the vocabulary where no `vocabulary` is named; GPT-2's whole one has 50257.
         context_length: tokens in a window.
-        batch_size: windows in a batch, on each process; with `tokens_per_update`, at most so many.
-        tokens_per_update: tokens of an update, over all processes and accumulated batches. It decides how
-            many batches are accumulated, and makes the Trainer's `val_check_interval` count updates. None
-            leaves both to the Trainer's options.
-        val_fraction: fraction of the text to hold out, in whole documents where there are several.
         seed: selects the order of the windows.
-        shift: cut the text, unless it is examples, at another offset each epoch.
-        pack: end windows where documents end, so that no document shorter than the context is split; the rest
-            of a window is padding, which is not scored.
-        isolate: keep attention within a document: batches get a third tensor with each token's document.
-        num_workers: processes that read batches; 0 is fast enough from a local disk.
-        text_column: the column of the text or the columns of examples, see `gpt prepare --help`.
-        vocabulary: gpt2, gpt2:SIZE, learn, learn:SIZE, learn:SIZE:marks, learn:chars, or a .tiktoken or
-            tokenizer.json file, see `gpt prepare --help`; by default GPT-2's with `vocab_size` ids.
-        errors: `strict` stops at bytes that are not UTF-8, `replace` puts U+FFFD in their place.
-        template: the text around the messages of examples, which are packed.
+        options: the other fields of `DataOptions`.
     """
 
     def __init__(
         self,
-        corpus: str = "python-docs",
+        corpus: str = DataOptions.corpus,
         vocab_size: int = 2048,
         context_length: int = 128,
-        batch_size: int = 12,
-        tokens_per_update: int | None = None,
-        val_fraction: float = 0.05,
         seed: int = 0,
-        shift: bool = False,
-        pack: bool = False,
-        isolate: bool = False,
-        num_workers: int = 0,
-        text_column: str | None = None,
-        errors: str | None = None,
-        vocabulary: str | None = None,
-        template: Template = DEFAULT_TEMPLATE,
+        **options: Any,
     ) -> None:
         super().__init__()
-        check_least(1, batch_size=batch_size, context_length=context_length)
-        check_least(0, num_workers=num_workers)
-        if tokens_per_update is not None and (tokens_per_update < 1 or tokens_per_update % context_length):
-            fitting = max(1, round(tokens_per_update / context_length)) * context_length
+        self.options = DataOptions(corpus=corpus, **options)
+        check_least(1, context_length=context_length)
+        if (wanted := self.options.tokens_per_update) is not None and wanted % context_length:
+            fitting = max(1, round(wanted / context_length)) * context_length
             raise InputError(
-                f"tokens_per_update {tokens_per_update} is no whole number of windows of {context_length} "
+                f"tokens_per_update {wanted} is no whole number of windows of {context_length} "
                 f"tokens: give {fitting}"
             )
-        if shift and pack:
-            raise InputError("shift and pack cannot go together: packed windows begin where documents do")
-        self.corpus, self.vocabulary = corpus, find_vocabulary(vocabulary, vocab_size)
-        self.context_length, self.batch_size, self.seed = context_length, batch_size, seed
-        self.shift, self.pack, self.isolate, self.num_workers = shift, pack, isolate, num_workers
-        self.tokens_per_update = tokens_per_update
+        self.vocabulary = find_vocabulary(self.options.vocabulary, vocab_size)
+        self.context_length, self.batch_size, self.seed = context_length, self.options.batch_size, seed
+        self.place = 0
+        """The place in the text: windows that all processes together have taken before training begins."""
+        self._by_size = self.options.vocabulary is None
         self._divided_for: Any = None  # the Trainer that `split_update` has set
-        self._options: dict[str, Any] = {"val_fraction": val_fraction, "by_size": vocabulary is None}
-        self._options |= {"text_column": text_column, "errors": errors, "template": template}
 
     @cached_property
     def prepared(self) -> Prepared:
         """The files on disk, prepared on first use; checksums would take longer than the first steps."""
-        prepared = Prepared(prepare_for(self.vocabulary, self.corpus, verify=False, **self._options))
-        prepared.check_examples(self.context_length, self.isolate)
+        names = "val_fraction", "text_column", "errors", "template"
+        options: dict[str, Any] = {name: getattr(self.options, name) for name in names}
+        folder = prepare_for(
+            self.vocabulary, self.options.corpus, verify=False, by_size=self._by_size, **options
+        )
+        prepared = Prepared(folder)
+        prepared.check_examples(self.context_length, self.options.isolate)
         return prepared
 
     @property
@@ -106,7 +121,7 @@ class TokenData(pl.LightningDataModule):
 
     def use(self, tokenizer: Tokenizer) -> None:
         """Encode with this tokenizer, whatever the options are."""
-        self.vocabulary, self._options["by_size"] = tokenizer, False
+        self.vocabulary, self._by_size = tokenizer, False
         self.__dict__.pop("prepared", None)
 
     def prepare_data(self) -> None:
@@ -116,51 +131,57 @@ class TokenData(pl.LightningDataModule):
     def setup(self, stage: str) -> None:
         """Open the prepared files on every process, and divide an update into batches."""
         _ = self.prepared
-        if stage == "fit" and self.trainer is not None and self.tokens_per_update is not None:
+        if stage == "fit" and self.trainer is not None and self.options.tokens_per_update is not None:
             self.split_update(self.batch_size)
 
     def split_update(self, most: int) -> None:
         """Divide `tokens_per_update` over processes and batches of equal size, of at most `most` windows.
 
-        Sets `batch_size`, and the Trainer's accumulate_grad_batches and val_check_interval.
+        Sets `batch_size` and the Trainer's `accumulate_grad_batches`.
         """
         trainer: Any = self.trainer
-        assert self.tokens_per_update is not None
+        wanted = self.options.tokens_per_update
+        assert wanted is not None
         if self._divided_for is not trainer and trainer.accumulate_grad_batches != 1:
             raise InputError("tokens_per_update decides accumulate_grad_batches: give only one of them")
         self._divided_for = trainer
-        windows, processes = self.tokens_per_update // self.context_length, trainer.world_size
+        windows, processes = wanted // self.context_length, trainer.world_size
         share, left = divmod(windows, processes)
         if left:
             raise InputError(
-                f"tokens_per_update {self.tokens_per_update} makes {windows} windows, which {processes} "
+                f"tokens_per_update {wanted} makes {windows} windows, which {processes} "
                 f"processes cannot share equally: give {(share + 1) * processes * self.context_length}"
             )
         self.batch_size = max(size for size in range(1, min(most, share) + 1) if share % size == 0)
-        accumulate, limit = share // self.batch_size, trainer.limit_train_batches
-        if limit % accumulate if isinstance(limit, int) else limit != 1.0:
-            raise InputError("limit_train_batches would cut the updates of tokens_per_update: give max_steps")
-        if isinstance(trainer.val_check_interval, int):  # given in updates; Lightning counts batches
-            trainer.val_check_interval //= trainer.accumulate_grad_batches
-            trainer.val_check_interval *= accumulate
-        trainer.accumulate_grad_batches = accumulate
+        trainer.accumulate_grad_batches = share // self.batch_size
+
+    @property
+    def windows_per_update(self) -> int:
+        """Windows that all processes together take for an update."""
+        accumulate = self.trainer.accumulate_grad_batches if self.trainer else 1
+        return self.batch_size * self._place()[1] * accumulate
 
     def train_dataloader(self) -> "TrainLoader":
         """(x, y) of (B, T) int64, y one token ahead of x; with `isolate` document ids too."""
         stream, length = self.prepared.stream("train"), self.context_length
-        windows: Grid | Packed = Grid(len(stream), length, self.seed, self.shift)
-        if self.pack or self.prepared.template:
+        windows: Grid | Packed = Grid(len(stream), length, self.seed, self.options.shift)
+        if self.options.pack or self.prepared.template:
             scored = stream.scored() if self.prepared.template else None
             windows = Packed(self.prepared.document_starts("train"), len(stream), length, scored)
-        dataset = TrainWindows(stream, windows, self.batch_size, self.seed, *self._place(), self.isolate)
+        rank, processes = self._place()
+        dataset = TrainWindows(
+            stream, windows, self.batch_size, self.seed, rank, processes, self.options.isolate
+        )
         accumulate = self.trainer.accumulate_grad_batches if self.trainer else 1
-        return TrainLoader(dataset, self.num_workers, multiple_of=accumulate)
+        return TrainLoader(dataset, self.options.num_workers, multiple_of=accumulate, place=self.place)
 
     def val_dataloader(self) -> "DataLoader[Batch]":
         """The whole split once, in order: padding has the target IGNORE_INDEX."""
         stream, place = self.prepared.stream("val"), self._place()
         starts = self.prepared.document_starts("val") if self.prepared.template else None
-        dataset = EvalWindows(stream, self.context_length, self.batch_size, *place, self.isolate, starts)
+        dataset = EvalWindows(
+            stream, self.context_length, self.batch_size, *place, self.options.isolate, starts
+        )
         return DataLoader(dataset, **_loading())
 
     def _place(self) -> tuple[int, int]:
@@ -171,13 +192,16 @@ class TokenData(pl.LightningDataModule):
 class TrainLoader(DataLoader[Batch]):
     """Batches of consecutive numbers: each iteration continues where the last one stopped.
 
-    Lightning saves its state with a checkpoint. An epoch's batches are rounded up to a multiple of
-    `multiple_of`, so that all updates accumulate equally many.
+    It begins at the `place`, in windows. An epoch's batches are rounded up to a multiple of `multiple_of`, so
+    that all updates accumulate equally many. Its state is what a Trainer saves to resume within an epoch.
     """
 
-    def __init__(self, dataset: TrainWindows, num_workers: int = 0, multiple_of: int = 1) -> None:
+    def __init__(
+        self, dataset: TrainWindows, num_workers: int = 0, multiple_of: int = 1, place: int = 0
+    ) -> None:
         self._numbers = _Consecutive(math.ceil(len(dataset) / multiple_of) * multiple_of)
         self._windows_per_batch = dataset.batch_size * dataset.world_size
+        self.load_state_dict({"windows": place})
         super().__init__(dataset, sampler=self._numbers, **_loading(num_workers))
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]

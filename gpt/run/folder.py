@@ -6,6 +6,7 @@
 import json
 import os
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from itertools import count
@@ -14,65 +15,55 @@ from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
-from lightning.pytorch import Callback, Trainer
 
 from gpt.errors import InputError
 from gpt.files import atomic_write, write_json
-from gpt.run.lightning_private import set_root_folder
+from gpt.plain import parse_yaml
 from gpt.weights.checkpoint import RUNS, run_of
 
 _OURS = {"model", "data", "trainer", "checkpoint_every"}  # groups and options of every config.yaml of a run
 _SECONDS_FOR_WORKERS = 10.0  # a killed process's data workers hold its lock until they notice
 
 
-class RunFolder(Callback):
-    """Reserves or reopens the folder when the processes have met, locks it, and writes config.yaml.
-
-    The first process does this for all. The lock is the operating system's: it ends with the process.
+class RunFolder:
+    """The folder of a run, once it is open: reserved or reopened, and locked.
 
     Args:
         name: of a new run. If `runs/NAME` exists, the first free one of `runs/NAME-2`, `runs/NAME-3`, ...
         existing: the folder to write to instead.
-        config: the text of config.yaml.
     """
 
-    def __init__(self, name: str, existing: Path | None, config: str) -> None:
-        self.new, self.path, self.config = folder_of(name), existing, config
+    def __init__(self, name: str, existing: Path | None) -> None:
+        self.new, self.path = folder_of(name), existing
         self._lock: FileLock | None = None
 
     def __truediv__(self, name: str) -> Path:
         assert self.path is not None
         return self.path / name
 
-    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Reserve and lock the folder; one that another process uses is an InputError.
+    def open(self, options: dict[str, Any], first: bool, broadcast: Callable[[Any], Any]) -> None:
+        """Reserve and lock the folder, in the `first` process for all, and write config.yaml.
 
-        So is a checkpoint that not all processes found, which each searches for by itself.
+        One that another process uses is an InputError. The lock is the operating system's: it ends with the
+        process.
         """
-        own, first = str(trainer.ckpt_path), trainer.strategy.broadcast(str(trainer.ckpt_path))
-        if own != first:
-            raise InputError(
-                f"process {trainer.global_rank} resumes {own}, process 0 {first}: "
-                "all processes need to see the same files"
-            )
         error: Exception | None = None
-        if trainer.is_global_zero:
+        if first and self._lock is None:
             try:
                 self.path = self.path or _reserve(self.new)
                 self.path.mkdir(parents=True, exist_ok=True)
                 self._lock = _locked(self.path)
-                self.write_config()
+                self.write_config(options)
             except (InputError, OSError) as reason:
                 error = reason
-        self.path, error = trainer.strategy.broadcast((self.path, error))
+        self.path, error = broadcast((self.path, error))
         if error:
             raise error
-        set_root_folder(trainer, self / "")
 
-    def write_config(self) -> None:
+    def write_config(self, options: dict[str, Any]) -> None:
         """Write config.yaml."""
         with atomic_write(self / "config.yaml") as file:
-            file.write(self.config)
+            file.write(yaml.safe_dump(options, sort_keys=False, allow_unicode=True))
 
     def release(self) -> None:
         """Unlock the folder."""
@@ -106,8 +97,8 @@ def folder_of_checkpoint(checkpoint: Path) -> Path | None:
 def is_run(folder: Path) -> bool:
     """Whether config.yaml in this folder was written by a run."""
     try:
-        values = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        values = parse_yaml((folder / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return False
     return isinstance(values, dict) and set(values) >= _OURS
 

@@ -1,42 +1,33 @@
 """The largest micro-batch that fits into memory."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Trainer
 from torch import Tensor
 
 from gpt.errors import InputError
-from gpt.run.resume import random_state, set_random_state
+from gpt.run.checkpoint import random_state, set_random_state
 from gpt.training.optimizers.shares import local
 
 
-class FitMicroBatch(Callback):
-    """Halves the micro-batch of `--data.tokens_per_update` before training until one fits; reports its size.
+def fit_micro_batch(trainer: Trainer, module: Any) -> None:
+    """Halve the micro-batch of `--data.tokens_per_update` before training until one fits.
 
     The trial is an update's first two batches, beside memory for the optimizer's two moments; it changes no
     weight and no random number of the run.
     """
-
-    def __init__(self, report: Callable[[int], None]) -> None:
-        self.report = report
-
-    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        if data.tokens_per_update is None:
-            return
-        device = trainer.strategy.root_device
-        state = random_state(device)
-        while not _fits(trainer, pl_module, data.train_dataloader().dataset[0]):
-            if data.batch_size == 1:
-                raise InputError(
-                    f"one window of {data.context_length} tokens does not fit into the memory of {device}: "
-                    "give a smaller --model.config.context_length, or --model.checkpoint_activations true"
-                )
-            data.split_update(data.batch_size // 2)
-        set_random_state(state, device)
-        self.report(data.batch_size)
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    device = trainer.strategy.root_device
+    state = random_state(device)
+    while not _fits(trainer, module, data.train_dataloader().dataset[0]):
+        if data.batch_size == 1:
+            raise InputError(
+                f"one window of {data.context_length} tokens does not fit into the memory of {device}: "
+                "give a smaller --model.config.context_length, or --model.checkpoint_activations true"
+            )
+        data.split_update(data.batch_size // 2)
+    set_random_state(state, device)
 
 
 def _fits(trainer: Trainer, module: Any, batch: tuple[Tensor, ...]) -> bool:

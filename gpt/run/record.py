@@ -1,32 +1,55 @@
-"""What a run records; a resumed run cuts off what was written after its checkpoint, and continues."""
+"""What a run records: metrics.csv, loggers, samples.txt, the progress on stderr, summary.json.
 
+A resumed run cuts off what was written after its checkpoint, and continues.
+"""
+
+import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from importlib.util import find_spec
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
-from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
 
-from gpt import STARTED
-from gpt.errors import check_least
+from gpt.data.module import TokenData
+from gpt.errors import InputError
 from gpt.files import atomic_write, write_json
+from gpt.model import GPT
 from gpt.pictures.runs import loss_curve
 from gpt.plan.plan import Plan
 from gpt.progress import progress
 from gpt.run.folder import RunFolder
-from gpt.training.shard import is_sharded
 
+VALIDATED = ("val_loss", "val_perplexity", "val_bits_per_byte")
 COLUMNS = (
     *("step", "tokens", "seconds", "train_loss", "learning_rate", "gradient_norm", "tokens_per_second"),
-    *("val_loss", "val_perplexity", "val_bits_per_byte"),
+    *VALIDATED,
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """What a checkpoint keeps of the record."""
+
+    tokens: int
+    """Trained on until the last row."""
+    interval_tokens: int
+    """Since."""
+    interval_batches: int
+    interval_seconds: float
+    train_seconds: float
+    """Of training and validation."""
+    validation: dict[str, Any]
+    """The figures of the last one; None for one that is not finite."""
+    csv: int
+    """Characters of metrics.csv."""
+    samples: int
+    """Characters of samples.txt."""
 
 
 class GrowingText:
@@ -35,194 +58,199 @@ class GrowingText:
     def __init__(self, folder: RunFolder, file: str) -> None:
         self.folder, self.file, self.text = folder, file, ""
 
-    @rank_zero_only
     def save(self) -> None:
         """Replace the file, unless it would be empty."""
         if self.text:
-            with atomic_write(self.folder / self.file) as file:
-                file.write(self.text)
+            with atomic_write(self.folder / self.file, "wb") as file:
+                file.write(self.text.encode())
 
     def cut(self, characters: int) -> None:
         """Continue after the first `characters` of the file, or from nothing if it is missing."""
         path = self.folder / self.file
-        self.text = path.read_text(encoding="utf-8")[:characters] if path.is_file() else ""
+        # By bytes: reading as text would change a carriage return in a sample.
+        self.text = path.read_bytes().decode()[:characters] if path.is_file() else ""
 
 
-class MetricsCSV(GrowingText, Logger):
-    """metrics.csv, a row for each interval or validation; CSVLogger deletes the file of a resumed run."""
+class Record:
+    """Counts tokens and time, and writes a row every `every` updates and at each validation.
 
-    name = version = ""  # the run's folder has its name
-
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the run's config.yaml has them."""
-
-    @rank_zero_only
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        row = {name: f"{metrics[name]:.8g}" for name in COLUMNS if name in metrics} | {"step": str(step or 0)}
-        self.text = self.text or f"{','.join(COLUMNS)}\n"
-        self.text += f"{','.join(row.get(name, '') for name in COLUMNS)}\n"
-
-
-class TensorBoard(Callback):
-    """Adds TensorBoard's logger, if it is installed, when the run's folder is known."""
-
-    def __init__(self, folder: RunFolder, purge_step: int | None) -> None:
-        self.folder, self.purge_step = folder, purge_step
-
-    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        if find_spec("tensorboard"):
-            options: dict[str, Any] = {"default_hp_metric": False, "purge_step": self.purge_step}
-            trainer.loggers += [TensorBoardLogger(self.folder / "", "tensorboard", "", **options)]
-
-
-class Meter(Callback):
-    """Logs loss, learning rate and speed every `every` steps, and cuts `metrics` when a run resumes.
-
-    The losses in between are summed on the device: reading one would wait for the device. With `show` the
-    figures are on stderr too, as a progress bar or lines.
+    The losses in between are summed on the device: reading one would wait for the device. Only the `first`
+    process writes and, if it is to `show`, prints.
     """
 
-    def __init__(self, every: int, metrics: MetricsCSV | None = None, show: bool = False) -> None:
-        check_least(1, log_every=every)
-        self.every, self.metrics, self.show = every, metrics, show
+    def __init__(self, folder: RunFolder, every: int, show: bool) -> None:
+        self.every, self.show = every, show
+        self.metrics, self.samples = GrowingText(folder, "metrics.csv"), GrowingText(folder, "samples.txt")
+        self.folder, self.loggers = folder, list[Logger]()
+        self.first = True
+        self.tokens = self.interval_batches = self.interval_tokens = 0
+        self.train_seconds = self._interval_seconds = 0.0
+        self.loss_sum: Tensor | float = 0.0
+        self.validation: dict[str, float] = {}
         self._advance: Callable[..., None] = lambda *_: None
-        self._bar, self._shown = ExitStack(), 0  # steps
-        self.steps = self.tokens = self.interval_batches = self.interval_tokens = 0
-        self.train_seconds = 0.0
-        self.loss_sum: torch.Tensor | float = 0.0
-        self.last_validation: dict[str, float] = {}
-        self._started = self._interval_started = self._validation_started = 0.0
+        self._bar, self._shown = ExitStack(), 0  # updates
+        self._started = self._interval_started = 0.0
+
+    def open(self, names: Sequence[str], first: bool, resumed_at: int) -> None:
+        """Begin to write, with the loggers of these names, in the run's folder."""
+        self.first, self.show = first, self.show and first
+        if first:
+            self.loggers = [_logger(name, self.folder, resumed_at) for name in names if name != "csv"]
+
+    def begin(self, step: int, total: int) -> None:
+        """Start the clocks, those of a resumed run where they stopped, and the progress bar."""
+        now = time.perf_counter()
+        self._started, self._interval_started = now - self.train_seconds, now - self._interval_seconds
+        if self.show:
+            bar = progress("training", total, done=step, unit="steps")
+            self._advance, self._shown = self._bar.enter_context(bar), step
 
     def elapsed(self) -> float:
         """Seconds of training and validation, over all resumes."""
         return time.perf_counter() - self._started
 
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Start the clocks, those of a resumed run where they stopped; the module need not log."""
-        pl_module.logs_itself = False
-        now = time.perf_counter()
-        self._started, self._interval_started = now - self.train_seconds, now - self._interval_started
-        if self.show and trainer.is_global_zero:
-            bar = progress("training", pl_module.planned_steps, done=self.steps, unit="steps")
-            self._advance, self._shown = self._bar.enter_context(bar), self.steps
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
-        self.loss_sum = self.loss_sum + pl_module.last_loss
+    def batch(self, loss: Tensor, tokens: int) -> None:
+        """Count a batch with its loss, and its tokens in all processes."""
+        self.loss_sum = self.loss_sum + loss
         self.interval_batches += 1
-        self.interval_tokens += batch[0].numel() * trainer.world_size
-        if trainer.global_step == self.steps:  # gradients accumulate, no update yet
-            return
-        self.steps = trainer.global_step
-        if self.steps % self.every and self.steps != pl_module.planned_steps:
-            return
-        mean = torch.as_tensor(self.loss_sum, device=pl_module.device) / self.interval_batches
-        loss = float(trainer.strategy.reduce(mean, reduce_op="mean"))  # over all processes
+        self.interval_tokens += tokens
+
+    def is_due(self, step: int, total: int) -> bool:
+        """Whether a row follows this update."""
+        return step % self.every == 0 or step == total
+
+    def update(self, step: int, total: int, loss: float, rate: float, norm: float) -> None:
+        """Write the row of an interval, whose mean loss is given."""
         before, self._interval_started = self._interval_started, time.perf_counter()
         speed = self.interval_tokens / (self._interval_started - before)
         self.tokens += self.interval_tokens
         self.loss_sum, self.interval_batches, self.interval_tokens = 0.0, 0, 0
-        metrics = {
-            "train_loss": loss,
-            "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
-            "gradient_norm": float(pl_module.last_gradient_norm),
-            "tokens_per_second": speed,
-        }
-        self._log(trainer, metrics)
-        figures = f"loss {loss:.3f}, {speed:,.0f} tokens/s"
-        self._advance(self.steps - self._shown, figures, pl_module.planned_steps)
-        self._shown = self.steps
+        figures = {"train_loss": loss, "learning_rate": rate, "gradient_norm": norm}
+        self._row(step, {**figures, "tokens_per_second": speed})
+        self._advance(step - self._shown, f"loss {loss:.3f}, {speed:,.0f} tokens/s", total)
+        self._shown = step
 
-    def on_validation_start(self, *_: Any) -> None:
-        self._validation_started = time.perf_counter()
+    def validated(self, step: int, figures: dict[str, float]) -> None:
+        """Write the figures of a validation."""
+        self.validation = figures
+        self._row(step, figures)
+        self.save()
+        if self.show:
+            told = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
+            print(f"step {step}  {told}", file=sys.stderr)
 
-    def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
-        found = trainer.callback_metrics
-        self.last_validation = {name: float(found[name]) for name in COLUMNS[-3:] if name in found}
-        self._log(trainer, self.last_validation)
-        for logger in trainer.loggers:
-            logger.save()
-        if self.show and trainer.is_global_zero:
-            figures = "  ".join(f"{name} {value:.4g}" for name, value in self.last_validation.items())
-            print(f"step {trainer.global_step}  {figures}", file=sys.stderr)
-        self._interval_started += time.perf_counter() - self._validation_started  # not training time
+    def paused(self, seconds: float) -> None:
+        """Leave the time of a validation out of the speed."""
+        self._interval_started += seconds
 
-    def on_train_end(self, *_: Any) -> None:
-        self.train_seconds = self.elapsed()
-        self._bar.close()
-
-    def on_exception(self, *_: Any) -> None:
-        self._bar.close()
-
-    def state_dict(self) -> dict[str, Any]:
-        names = ("steps", "tokens", "interval_batches", "interval_tokens", "last_validation")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "train_seconds": self.elapsed(),
-            "interval_seconds": time.perf_counter() - self._interval_started,
-            "csv": len(self.metrics.text) if self.metrics else 0,
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        state = dict(state_dict)
-        written, self._interval_started = state.pop("csv"), state.pop("interval_seconds")
-        vars(self).update(state)
-        if self.metrics:
-            self.metrics.cut(written)
-
-    def _log(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        metrics = {**metrics, "tokens": self.tokens + self.interval_tokens, "seconds": self.elapsed()}
-        for logger in trainer.loggers:
-            logger.log_metrics(metrics, step=trainer.global_step)
-
-
-class Samples(Callback):
-    """samples.txt, and stderr with `show`: an empty document continued from one seed at each validation."""
-
-    def __init__(self, folder: RunFolder, show: bool = False) -> None:
-        self.file, self.show = GrowingText(folder, "samples.txt"), show
-
-    @rank_zero_only
-    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        if is_sharded(pl_module.model):
-            return  # the first process has only a part of the weights
+    def sample(self, step: int, model: GPT, data: TokenData) -> None:
+        """Continue an empty document, from the same seed each time."""
+        if not self.first:
+            return
         from gpt.generation import Sampling, stream
 
-        tokenizer = trainer.datamodule.tokenizer  # type: ignore[attr-defined]
-        sampling = Sampling(temperature=0.8, top_k=50)
-        how = {"max_new_tokens": 64, "sampling": sampling, "seed": 0}
+        how: dict[str, Any] = {
+            "sampling": Sampling(temperature=0.8, top_k=50),
+            "max_new_tokens": 64,
+            "seed": 0,
+        }
         # Without graphs: a recording that fails could reach the training.
-        pieces = stream(pl_module.model, tokenizer, "", graphs=False, **how)
-        text = "".join(pieces).strip()
-        self.file.text += f"--- step {trainer.global_step}\n{text}\n\n"
-        self.file.save()
+        text = "".join(stream(model, data.tokenizer, "", graphs=False, **how)).strip()
+        self.samples.text += f"--- step {step}\n{text}\n\n"
+        self.samples.save()
         if self.show and text:
             print(f"\x1b[2m{text}\x1b[0m" if sys.stderr.isatty() else text, file=sys.stderr)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"characters": len(self.file.text)}
+    def save(self) -> None:
+        """Write out what has been recorded so far."""
+        if self.first:
+            self.metrics.save()
+        for logger in self.loggers:
+            logger.save()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.file.cut(state_dict["characters"])
+    def close(self, status: str) -> None:
+        """Stop the clocks, the progress bar and the loggers."""
+        self.train_seconds = self.elapsed()
+        self.abandon()
+        for logger in self.loggers:
+            logger.finalize(status)
+
+    def abandon(self) -> None:
+        """Take the progress bar away."""
+        self._bar.close()
+
+    def counts(self) -> Counts:
+        """What a checkpoint keeps."""
+        return Counts(
+            tokens=self.tokens,
+            interval_tokens=self.interval_tokens,
+            interval_batches=self.interval_batches,
+            interval_seconds=time.perf_counter() - self._interval_started,
+            train_seconds=self.elapsed(),
+            validation={name: finite(value) for name, value in self.validation.items()},
+            csv=len(self.metrics.text),
+            samples=len(self.samples.text),
+        )
+
+    def restore(self, counts: Counts, loss_sums: Sequence[float | None], rank: int, processes: int) -> None:
+        """Continue after a checkpoint, with the losses of so many processes at that time."""
+        self.tokens, self.interval_tokens = counts.tokens, counts.interval_tokens
+        self.interval_batches = counts.interval_batches
+        self._interval_seconds, self.train_seconds = counts.interval_seconds, counts.train_seconds
+        known = {name: counts.validation.get(name) for name in VALIDATED if name in counts.validation}
+        self.validation = {name: math.nan if value is None else float(value) for name, value in known.items()}
+        sums = [math.nan if value is None else float(value) for value in loss_sums]
+        self.loss_sum = sums[rank] if len(sums) == processes else sum(sums) / max(1, len(sums))
+        if self.first:
+            self.metrics.cut(counts.csv)
+            self.samples.cut(counts.samples)
+
+    def _row(self, step: int, figures: dict[str, float]) -> None:
+        figures = {**figures, "tokens": self.tokens + self.interval_tokens, "seconds": self.elapsed()}
+        row = {name: f"{figures[name]:.8g}" for name in COLUMNS if name in figures} | {"step": str(step)}
+        self.metrics.text = self.metrics.text or f"{','.join(COLUMNS)}\n"
+        self.metrics.text += f"{','.join(row.get(name, '') for name in COLUMNS)}\n"
+        for logger in self.loggers:
+            logger.log_metrics(figures, step=step)
 
 
-def write_summary(folder: Path, trainer: Any, meter: Meter, plan: Plan | None) -> dict[str, Any]:
-    """Write loss.png and summary.json, and return the latter; sizes in bytes, times in seconds."""
+def finite(value: float) -> float | None:
+    """None in the place of a number that JSON has no text for."""
+    return value if math.isfinite(value) else None
+
+
+def _logger(name: str, folder: RunFolder, resumed_at: int) -> Logger:
+    from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+
+    try:
+        if name == "tensorboard":
+            options: dict[str, Any] = {"default_hp_metric": False, "purge_step": resumed_at or None}
+            return TensorBoardLogger(folder / "", "tensorboard", "", **options)
+        return WandbLogger(name=(folder / "").name, save_dir=folder / "")
+    except ImportError:
+        raise InputError(f"the logger {name} needs a package: pip install {name}") from None
+
+
+def write_summary(
+    folder: Path, record: Record, trainer: Any, step: int, plan: Plan | None, seconds: float
+) -> dict[str, Any]:
+    """Write loss.png and summary.json after so many seconds; sizes in bytes. Returns the latter."""
     loss_curve(folder / "metrics.csv", folder / "loss.png")
-    device, tokens = trainer.strategy.root_device, meter.tokens + meter.interval_tokens
+    device, tokens = trainer.strategy.root_device, record.tokens + record.interval_tokens
     summary: dict[str, Any] = {
-        "val_bits_per_byte": meter.last_validation.get("val_bits_per_byte"),
-        "val_loss": meter.last_validation.get("val_loss"),
-        "train_seconds": round(meter.train_seconds, 2),
-        "steps": trainer.global_step,
+        "val_bits_per_byte": record.validation.get("val_bits_per_byte"),
+        "val_loss": record.validation.get("val_loss"),
+        "train_seconds": round(record.train_seconds, 2),
+        "steps": step,
         "tokens": tokens,
-        "tokens_per_second": round(tokens / max(meter.train_seconds, 1e-9)),
+        "tokens_per_second": round(tokens / max(record.train_seconds, 1e-9)),
         "peak_memory_bytes": _peak_memory_bytes(device),
         "parameters": trainer.lightning_module.model.num_parameters(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "precision": str(trainer.precision),
     }
     if plan:
-        summary |= plan.compared(time.perf_counter() - STARTED, summary)
+        summary |= plan.compared(seconds, summary)
     write_json(folder / "summary.json", summary)
     return summary
 

@@ -6,7 +6,7 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from gpt.errors import InputError, check_least
+from gpt.errors import InputError
 from gpt.training.output import report
 
 
@@ -14,34 +14,37 @@ class Guard:
     """Stops the run, or skips at most `limit` updates, between the backward pass and the update.
 
     All losses and gradients are reduced to one flag. Only reading it makes an update wait for the device and
-    for other processes, so they agree on a signal in the same moment: `received` is the one sent to this
-    process, `agreed` one that any of them has received.
+    for other processes. So that they act together, they agree in the same moment on what any of them asks
+    for: `received` is a signal sent to this process, `wants_save` its wish to save; after the update `agreed`
+    and `agreed_save` are the same on all processes.
     """
 
     def __init__(self, limit: int = 0) -> None:
-        check_least(0, skip_nonfinite=limit)
         self.limit = limit
         self.skipped = self.received = self.agreed = 0
+        self.wants_save = self.agreed_save = False
         self._losses: Tensor | float = 0.0
 
     def add(self, loss: Tensor) -> None:
         """Include a batch's loss."""
         self._losses = self._losses + loss
 
-    def passes(self, trainer: Trainer, norm: Tensor) -> bool:
-        """Whether to make the update, by the gradients' norm; InputError where no more may be skipped."""
+    def passes(self, trainer: Trainer, norm: Tensor, step: int) -> bool:
+        """Whether to make update number `step`, by the gradients' norm; InputError where no more may be skipped."""
         losses, self._losses = torch.as_tensor(self._losses, device=norm.device), 0.0
         scaled = getattr(trainer.precision_plugin, "scaler", None)  # it checks the gradients itself
         total = losses if scaled else losses + norm  # infinity and NaN survive addition
-        signal = torch.full_like(total, self.received, dtype=torch.int32)
-        flags: Any = torch.stack([~total.isfinite(), signal])
+        broken = (~total.isfinite()).int()
+        asked = [torch.full_like(broken, number) for number in (self.received, self.wants_save)]
+        flags: Any = torch.stack([broken, *asked])
         if trainer.world_size > 1:
             flags = trainer.strategy.reduce(flags, reduce_op="max")
-        broken, self.agreed = read(flags)
-        if not broken:
+        is_broken, self.agreed, save = read(flags)
+        self.agreed_save = bool(save)
+        if not is_broken:
             return True
-        step, last = trainer.global_step + 1, trainer.fit_loop.total_batch_idx + 1
-        first = last - (last - 1) % trainer.accumulate_grad_batches
+        last = step * trainer.accumulate_grad_batches
+        first = last - trainer.accumulate_grad_batches + 1
         batches = f"batch {last}" if first == last else f"batches {first} to {last}"
         what = f"loss {float(losses):g}, gradient norm {float(norm):g} at step {step}, {batches} of the run"
         if self.skipped == self.limit:

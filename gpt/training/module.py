@@ -4,10 +4,11 @@ Shapes: B batch, T tokens, D emb_dim, V vocab_size.
 """
 
 import math
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
@@ -27,49 +28,79 @@ from gpt.training.shard import is_sharded, shard
 from gpt.weights.load import GPT, start_from
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """A model and how it learns; an InputError for a value out of its range."""
+
+    config: GPTConfig = GPTConfig()
+    """The model's shape."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """The recipe of the updates."""
+    lora: LoRAConfig = LoRAConfig()
+    """Low-rank adapters, which alone are trained and saved."""
+    init_from: str | None = None
+    """Weights to start from: gpt2, a run, or what `gpt import` reads. They decide the shape; of the options of
+    the shape only dropout and context_length count, and a shorter context crops positions."""
+    compile: bool | Literal["whole"] | None = None
+    """Compile the blocks, or the model as a "whole"; by default the blocks where it saves a run time."""
+    checkpoint_activations: bool = False
+    """Keep only each block's input for the backward pass and compute the rest again: a third more time, a
+    fraction of the memory (Chen et al. 2016)."""
+    loss_chunk: int | None = None
+    """Tokens whose logits are in memory at the same time, by default 8,192 on a GPU, else 1,024."""
+    skip_nonfinite: int = 0
+    """Updates to skip, because their loss or gradient is not finite, before the run stops."""
+
+    def __post_init__(self) -> None:
+        check_least(1, loss_chunk=self.loss_chunk)
+        check_least(0, skip_nonfinite=self.skip_nonfinite)
+        if self.lora.rank and self.init_from is None:
+            raise InputError("model.lora.rank needs weights to adapt: give --model.init_from")
+
+
 class LanguageModel(LightningModule):
     """A GPT that learns to predict the next token.
 
     Args:
         config: the model's shape.
-        optimizer: the recipe of its updates.
-        loss_chunk: tokens whose logits are in memory at the same time, by default 8,192 on a GPU, else 1,024.
-        compile: the blocks, or the model as a "whole"; None compiles the blocks where it saves a run time.
-        checkpoint_activations: keep only each block's input for the backward pass and compute the rest again:
-            a third more time, a fraction of the memory (Chen et al. 2016).
-        skip_nonfinite: updates to skip, because their loss or gradient is not finite, before the run stops.
-        init_from: weights to start from, in any form that `gpt import` reads, or a run. They decide the
-            shape; of `config` only dropout and context_length count, and a shorter context crops positions.
-        lora: low-rank adapters, which alone are trained and saved.
+        optimizer: the recipe of the updates.
+        options: the other fields of `ModelOptions`.
+
+    A checkpoint of an ordinary Trainer carries these; `load_from_checkpoint` needs none of them.
     """
 
     def __init__(
         self,
-        config: GPTConfig,
-        optimizer: OptimizerConfig = OptimizerConfig(),
-        loss_chunk: int | None = None,
-        compile: bool | Literal["whole"] | None = None,
-        checkpoint_activations: bool = False,
-        skip_nonfinite: int = 0,
-        init_from: str | None = None,
-        lora: LoRAConfig = LoRAConfig(),
+        config: GPTConfig | dict[str, Any],
+        optimizer: OptimizerConfig | dict[str, Any] = OptimizerConfig(),
+        **options: Any,
     ) -> None:
         super().__init__()
-        check_least(1, loss_chunk=loss_chunk)
-        self.optimizer_config, self.loss_chunk, self.compile_blocks = optimizer, loss_chunk, compile
-        if lora.rank and init_from is None:
-            raise InputError("model.lora.rank needs weights to adapt: give --model.init_from")
+        kinds: dict[str, Any] = {"config": GPTConfig, "optimizer": OptimizerConfig, "lora": LoRAConfig}
+        options |= {"config": config, "optimizer": optimizer}
+        for name, kind in kinds.items():
+            if isinstance(given := options.get(name), dict):  # of a Trainer's checkpoint
+                options[name] = kind(**given)
+        self.options = ModelOptions(**options)
+        init_from, lora = self.options.init_from, self.options.lora
+        config = self.options.config
         self.model = GPT(config) if init_from is None else start_from(init_from, config)
         if lora.rank:
             add_adapters(self.model, lora)
-            self.strict_loading = False  # checkpoints of `gpt fit` hold the adapters alone
-        self.model.checkpoint_activations = checkpoint_activations
+        self.model.checkpoint_activations = self.options.checkpoint_activations
         self.features, self.kernel = None, None  # where `compile_model` compiles them
-        self.guard, self.lora = Guard(skip_nonfinite), lora
+        self.compile_blocks, self._compiled = self.options.compile, False
+        self.guard = Guard(self.options.skip_nonfinite)
         self.config = self.model.config
-        self.planned_steps = 0  # set when training begins
-        self.logs_itself = True  # the `Meter` of `gpt fit` logs at less cost, and turns this off
+        self.first_step = 0
+        """Updates that were made before this training began."""
+        self.planned_steps = 0
+        """Updates until the schedule has ended, with those before; 0 until the Trainer is asked."""
+        self.logs_itself = True
+        """`gpt fit` records the training loss at less cost, and turns this off."""
         self.last_loss = self.last_gradient_norm = torch.tensor(float("nan"))  # stay on the device until read
+        saved = {**asdict(self.options), "config": self.config.to_dict()}
+        self.save_hyperparameters(saved if lora.rank else {**saved, "init_from": None})
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Token ids (B, T) -> logits (B, T, V)."""
@@ -83,23 +114,21 @@ class LanguageModel(LightningModule):
         x, y = batch[:2]
         documents = batch[2] if len(batch) > 2 else None
         rows = (self.features or self.model.features)(x, document_ids=documents).flatten(0, 1)  # (B * T, D)
-        return linear_cross_entropy(rows, self.model.head.weight, y.flatten(), self.loss_chunk, self.kernel)
+        chunk = self.options.loss_chunk
+        return linear_cross_entropy(rows, self.model.head.weight, y.flatten(), chunk, self.kernel)
 
     def loss(self, batch: tuple[Tensor, ...]) -> Tensor:
         """What training minimises: a subclass may add terms here, which validation does not measure."""
         return self.cross_entropy(batch)
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
-        """The loss of a batch, weighted so that the sum over an update's batches becomes their mean."""
+        """The loss of a batch."""
         loss = self.loss(batch)
         self.last_loss = loss.detach()
         self.guard.add(self.last_loss)
         if self.logs_itself:
-            self.log("train_loss", self.last_loss, prog_bar=True, logger=bool(self.trainer.loggers))
-        # Lightning divides by `usual`, but `limit_train_batches` can leave fewer at the end of an epoch.
-        usual = self.trainer.accumulate_grad_batches
-        batches = min(usual, self.trainer.num_training_batches - (batch_idx - batch_idx % usual))
-        return loss if batches == usual else loss * (usual / batches)
+            self.log("train_loss", self.last_loss, prog_bar=True)
+        return loss
 
     def on_validation_epoch_start(self) -> None:
         self._val_nats = self._val_tokens = 0.0
@@ -121,42 +150,67 @@ class LanguageModel(LightningModule):
         metrics = {"val_loss": loss, "val_perplexity": math.exp(min(loss, 700.0))}
         if val_bytes := getattr(self.trainer.datamodule, "val_bytes", 0):  # type: ignore[attr-defined]
             metrics["val_bits_per_byte"] = nats / math.log(2) / val_bytes
-        self.log_dict(metrics, logger=self.logs_itself and bool(self.trainer.loggers))
+        self.log_dict(metrics)
 
     def configure_model(self) -> None:
         if self.device_mesh is not None:
-            if self.lora.rank:
+            if self.options.lora.rank:
                 raise InputError("fsdp2 does not shard lora's adapters: leave --trainer.strategy fsdp2 out")
             shard(self.model, self.device_mesh["data_parallel"])
 
     def configure_optimizers(self) -> Any:
-        recipe = self.optimizer_config
+        recipe = self.options.optimizer
         # By the precision, which config.yaml keeps, and not by today's speed: a resumed run rounds as before.
         optimizer = build_optimizer(self.model, recipe, str(self.trainer.precision))
-        self.planned_steps = self._count_steps()
+        self.planned_steps = self.planned_steps or self._count_steps()
         shape = recipe.warmup_steps, recipe.schedule, recipe.final_lr_fraction, recipe.decay_fraction
-        schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, self.planned_steps, *shape))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+        def factor(step: int) -> float:
+            return learning_rate_factor(self.first_step + step, self.planned_steps, *shape)
+
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": LambdaLR(optimizer, factor), "interval": "step"},
+        }
 
     def _count_steps(self) -> int:
         trainer: Any = self.trainer
-        if trainer.max_steps > 0:  # always so under gpt fit, see gpt/run/ends.py
+        if trainer.max_steps > 0:
             return int(trainer.max_steps)
-        if not isinstance(trainer.datamodule, TokenData):  # whose place in the text this would move:
-            return int(trainer.estimated_stepping_batches)
-        return (trainer.max_epochs or 1) * steps_per_epoch(trainer)
+        if isinstance(trainer.datamodule, TokenData):  # whose place in the text Lightning's count would move
+            return max(1, trainer.max_epochs or 1) * steps_per_epoch(trainer.datamodule)
+        return int(trainer.estimated_stepping_batches)
 
-    def on_fit_start(self) -> None:
-        """Compile, if asked to or if it saves time, before a resumed run makes up a validation."""
+    def plan(self, steps: int) -> None:
+        """Have the schedule end after so many updates, from the next one on."""
+        self.planned_steps = steps
+        schedule: Any = self.lr_schedulers()
+        rates = zip(schedule.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True)
+        for group, base, factor in rates:
+            group["lr"] = base * factor(schedule.last_epoch)
+
+    def compile_once(self) -> None:
+        """Compile, if asked to or if it saves time."""
         if self.compile_blocks is None:
             self.compile_blocks = compilation.should_compile(self)
-        if self.compile_blocks:
+        if self.compile_blocks and not self._compiled:
             compilation.compile_model(self)
+            self._compiled = True
+
+    def on_fit_start(self) -> None:
+        self.compile_once()
 
     def configure_gradient_clipping(
-        self, optimizer: Optimizer, gradient_clip_val: float | None = None, *_: Any, **__: Any
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip by the norm of all gradients; where it is not finite, skip the update or stop."""
+        if gradient_clip_algorithm not in (None, "norm"):
+            raise InputError(
+                f"gradient_clip_algorithm {gradient_clip_algorithm}: gradients are clipped by norm"
+            )
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)  # of 16-mixed
         if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
             scaler.unscale_(optimizer)  # Lightning leaves it to a fused optimizer's step, after clipping
@@ -165,25 +219,13 @@ class LanguageModel(LightningModule):
         if hasattr(norm, "full_tensor"):  # each process has a part of the gradients
             norm = norm.full_tensor()
         self.last_gradient_norm = norm  # before clipping
-        if not self.guard.passes(self.trainer, norm):
+        if not self.guard.passes(self.trainer, norm, self.first_step + self.trainer.global_step + 1):
             self.zero_grad()  # no optimizer changes a weight that has no gradient
         elif gradient_clip_val:
             clip_grads_with_norm_(weights, gradient_clip_val, norm)
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        part = checkpoint["gpt"] = {"config": self.config.to_dict(), "skipped": self.guard.skipped}
-        data: Any = getattr(self.trainer, "datamodule", None)
-        if hasattr(data, "prepared"):
-            part.update(tokenizer=data.tokenizer.to_dict(), bytes_per_token=data.bytes_per_token)
-            part["template"] = data.prepared.meta.get("template")
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.guard.skipped = checkpoint["gpt"].get("skipped", 0)
-
-
-def steps_per_epoch(trainer: Trainer) -> int:
-    """Updates in one pass over the data module's training batches."""
-    batches = len(trainer.datamodule.train_dataloader())  # type: ignore[attr-defined]
-    limit = trainer.limit_train_batches
-    batches = min(batches, limit) if isinstance(limit, int) else int(batches * (limit or 1.0))
-    return max(1, -(-batches // trainer.accumulate_grad_batches))
+def steps_per_epoch(data: TokenData) -> int:
+    """Updates in one pass over the training text, once the data knows its Trainer."""
+    accumulate: int = data.trainer.accumulate_grad_batches if data.trainer else 1
+    return max(1, len(data.train_dataloader()) // accumulate)

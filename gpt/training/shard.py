@@ -8,10 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from lightning.pytorch.strategies import ModelParallelStrategy
-from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.optim import Optimizer
 
 from gpt.model import GPT
 
@@ -38,32 +36,19 @@ class ShardedStrategy(ModelParallelStrategy):
         yield
         model.set_requires_gradient_sync(True)
 
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The state dict with whole tensors, as without sharding; empty on all processes but one."""
-        from torch.distributed.tensor import DTensor
 
-        def whole(part: DTensor) -> Tensor | None:
-            tensor = part.full_tensor()
-            return tensor.cpu() if self.is_global_zero else None
+def whole(tensor: Any) -> Tensor:
+    """All of a tensor of which each process may have a part; call it on all processes."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
-        state: dict[str, Any] = apply_to_collection(optimizer.state_dict(), DTensor, whole)
-        return state if self.is_global_zero else {}
 
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-        from torch.distributed.tensor import Shard, distribute_tensor
+def part_of(tensor: Tensor, like: Any) -> Tensor:
+    """The rows of a whole tensor that this process has of `like`; all of it where that is not sharded."""
+    if not hasattr(like, "device_mesh") or not tensor.dim():
+        return tensor.to(like.device)
+    from torch.distributed.tensor import Shard, distribute_tensor
 
-        def rows(whole: Tensor) -> Tensor:
-            """This process's rows of a weight, master or moment; a count of steps as it is."""
-            mesh = self.device_mesh["data_parallel"]
-            return distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None) if whole.dim() else whole
-
-        saved = self.checkpoint_io.load_checkpoint(self.broadcast(checkpoint_path))
-        assert self.model is not None
-        set_model_state_dict(self.model, saved["state_dict"], options=StateDictOptions(full_state_dict=True))
-        for optimizer, state in zip(self.optimizers, saved["optimizer_states"], strict=False):
-            optimizer.load_state_dict(apply_to_collection(state, Tensor, rows))
-        return saved
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, [Shard(0)], src_data_rank=None)
 
 
 def shard(model: GPT, mesh: DeviceMesh) -> None:

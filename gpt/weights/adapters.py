@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA, Hu et al. 2021): checkpoints hold them alone, the run's folder the base once."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
 
 from gpt.config import GPTConfig
 from gpt.errors import InputError
@@ -13,12 +13,15 @@ LAYERS = ("W_query", "W_key", "W_value", "out_proj", "up", "down")  # of a block
 _A, _B = ".lora_A.default.weight", ".lora_B.default.weight"  # as peft names them
 
 
-class AdapterPart(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class AdapterPart:
     """What a checkpoint says of its adapters."""
 
     rank: int
-    scale: float  # of their output
-    base: str  # the SHA-256 of the base's weights
+    scale: float
+    """Of their output."""
+    base: str
+    """The SHA-256 of the base's weights."""
 
 
 def adapters_of(state: Weights) -> Weights:
@@ -41,19 +44,16 @@ def with_base(checkpoint: StrPath, config: GPTConfig, part: AdapterPart | None, 
     """The weights of a checkpoint: `state`, or the base with the adapters in `state` if it is that base."""
     if not part:
         return state
-    types = AdapterPart.__annotations__
-    if not isinstance(part, dict) or {name: type(value) for name, value in part.items()} != types:
-        raise InputError("what it says of its adapters is damaged")
     folder = base_folder(checkpoint)
     file = folder / "model.safetensors"
     if not file.is_file():
         raise InputError(f"it holds adapters alone, and the weights that they change are missing: {folder}")
     base = check_complete(config, read_tensors(folder))  # before a file of any size is hashed
-    if file_sha256(file) != part["base"]:
+    if file_sha256(file) != part.base:
         raise InputError(f"its adapters were trained with other weights than those in {folder}")
-    if any(tensor.shape[:1] != (part["rank"],) for name, tensor in state.items() if name.endswith(_A)):
-        raise InputError(f"it has adapters that are not of rank {part['rank']}")
-    return merge(base, state, part["scale"])
+    if any(tensor.shape[:1] != (part.rank,) for name, tensor in state.items() if name.endswith(_A)):
+        raise InputError(f"it has adapters that are not of rank {part.rank}")
+    return merge(base, state, part.scale)
 
 
 def merge(base: Weights, adapters: Weights, scale: float) -> Weights:

@@ -1,143 +1,246 @@
-"""What a checkpoint of `gpt fit` holds, and which checkpoint is the newest.
+"""A checkpoint of `gpt fit`: a safetensors file with JSON in its header, and which of a run's is the newest.
 
-To store something new, add it here, and save and restore it in `gpt/run/save.py` (the run), `resume.py`
-(the processes) or `module.py` (the model).
+Its tensors are the weights by a GPT's names, `optimizer/WEIGHT/STATE` and `random/PROCESS/DEVICE`. The header's
+metadata has three texts: `model`, what the weights alone need to be used; `run`, where the run stands, which a
+snapshot lacks; `checksum`, of both texts and all tensors. Nothing in it is code, and any program that reads
+safetensors opens it.
 """
 
+import hashlib
+import json
+import os
 import re
+import zlib
 from collections.abc import Mapping
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import IO, Any
 
+import torch
 from torch import Tensor
 
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import StrPath
-from gpt.weights.adapters import AdapterPart, base_folder, with_base
-from gpt.weights.formats.table import Weights, check_complete
-from gpt.weights.tensors import load_pickle, strip_prefixes
+from gpt.plain import as_dict, build, parse_json
+from gpt.weights.adapters import AdapterPart, with_base
+from gpt.weights.formats.table import Weights
 
 RUNS = Path("runs")
+SUFFIX = ".safetensors"
 Snapshot = tuple[int, float, Path]  # a step, the loss of its batch in nats per token, the weights after it
+_MOST_HEADER, _MOST_RUN = 16 << 20, 1 << 20  # bytes
 
 
-class ModelPart(TypedDict):
-    """What `LanguageModel` adds, so that the file alone is enough to use its weights."""
+@dataclass(frozen=True, kw_only=True)
+class ModelPart:
+    """What the weights alone need to be used."""
 
-    config: dict[str, Any]  # the fields of `GPTConfig`
-    tokenizer: dict[str, Any]  # for `Tokenizer.from_dict`; older files lack it: theirs is GPT-2's
-    bytes_per_token: float  # of the text trained on: far fewer on a text that the tokenizer does not suit
-    template: dict[str, str] | None  # for `Template.from_dict`: of the examples, if it was trained on any
-    skipped: int  # updates that were skipped because their loss or gradient was not finite
-
-
-class RunPart(TypedDict):
-    """What the `Checkpoints` callback adds."""
-
-    options: str  # all of the run, as YAML: read with `gpt.run.saved_options.plain_options` alone
-    validated: bool  # whether a validation that was due after this step is part of the checkpoint
-    session: int  # counts starts and resumes over all runs in the folder `runs/`
-    save: int  # counts the checkpoints written in this session
-    corpus: str  # a hash of the prepared text, so that a resumed run notices another one
-    saved_at: float  # seconds since 1970; orders only checkpoints from before there were sessions
+    config: dict[str, Any]
+    """The fields of `GPTConfig`."""
+    tokenizer: dict[str, Any] | None
+    """For `Tokenizer.from_dict`."""
+    bytes_per_token: float | None
+    """Of the text trained on: a text with far fewer does not suit the tokenizer."""
+    template: dict[str, Any] | None
+    """For `Template.from_dict`: of the examples, if the run was trained on any."""
+    adapters: dict[str, Any] | None
+    """Of a run that trains low-rank adapters, whose checkpoints hold them alone: the fields of `AdapterPart`."""
 
 
-class Checkpoint(TypedDict):
-    """The file: a dictionary of tensors and plain values, written by `torch.save`."""
+@dataclass(frozen=True, kw_only=True)
+class RunPart:
+    """Where a run stands between two updates: with the tensors, all that it needs to continue exactly."""
 
-    state_dict: dict[str, Tensor]  # the weights, each name with the prefix `model.`
-    optimizer_states: list[dict[str, Any]]
-    lr_schedulers: list[dict[str, Any]]
-    global_step: int  # updates so far
-    loops: dict[str, Any]  # Lightning's counters, and the windows that the data loader has given out
-    callbacks: dict[str, Any]  # the meter's counts, the lengths of metrics.csv and samples.txt, the best loss
-    gpt: ModelPart
-    adapters: AdapterPart  # only of a run that trains low-rank adapters: `state_dict` has them alone
-    run: RunPart
-    # Of each process `random`, the states of its generators (`random_state` in `gpt.run.resume`), and
-    # `loss_sum`, the losses since the last row of metrics.csv.
-    processes: list[dict[str, Any]]
-    step: dict[str, int]  # what one update took: `batches` of one process, `windows` of all together
+    options: dict[str, Any]
+    """All of the run, as `gpt.run.options.to_dict` gives them."""
+    step: int
+    """Updates made."""
+    total: int
+    """Updates to make, as it was planned after this one."""
+    place: int
+    """Windows of the text that all processes together have taken."""
+    validated: bool
+    """Whether a validation that is due after this update is part of the checkpoint."""
+    session: int
+    """Counts the starts and resumes of the run."""
+    save: int
+    """Counts the checkpoints of the session."""
+    saved_at: float
+    """Seconds since 1970; tells which of several runs is the newest."""
+    corpus: str
+    """A hash of the prepared text."""
+    skipped: int
+    """Updates that were skipped because their loss or gradient was not finite."""
+    scale: dict[str, Any] | None
+    """The state of float16's loss scale."""
+    limits: dict[str, Any]
+    """The fields of `gpt.run.limits.Known`."""
+    record: dict[str, Any]
+    """The fields of `gpt.run.record.Counts`."""
+    loss_sums: list[Any]
+    """Of each process: the sum of the losses since the last row of metrics.csv, None where it is not finite."""
+    best_loss: float | None
+    """The lowest validation loss so far, in nats per token."""
 
 
-def read(path: StrPath, *, checksums: bool = True) -> Checkpoint:
-    """A checkpoint of `gpt fit`; without `checksums` its tensors are not read until they are used."""
-    if not Path(path).is_file():
-        raise InputError(f"no checkpoint at {path}")
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A file's contents. The tensors are mapped from the file, not in memory."""
+
+    path: Path
+    tensors: Weights
+    model: ModelPart
+    run: RunPart | None
+
+    @property
+    def weights(self) -> Weights:
+        """Those of the model, of a run with adapters those of the adapters."""
+        return {name: tensor for name, tensor in self.tensors.items() if "/" not in name}
+
+    @property
+    def adapters(self) -> AdapterPart | None:
+        """What it says of its adapters; None where it has none."""
+        return None if self.model.adapters is None else build(AdapterPart, self.model.adapters)
+
+    @property
+    def config(self) -> GPTConfig:
+        """The shape of the model."""
+        return GPTConfig.from_dict(self.model.config)
+
+    def all_weights(self) -> Weights:
+        """The weights; those of a run with adapters merged with the base in its folder."""
+        return with_base(self.path, self.config, self.adapters, self.weights)
+
+
+def read(path: StrPath) -> Checkpoint:
+    """The checkpoint or snapshot at `path`; an InputError if it is none, or not as it was written."""
+    path = Path(path)
+    texts = _metadata(path)
     try:
-        saved = load_pickle(Path(path), checksums=checksums)
-    except InputError:
-        raise InputError(f"{path} is not a checkpoint, or a broken one") from None
-    if not isinstance(saved, dict) or not isinstance(saved.get("gpt"), dict) or "state_dict" not in saved:
-        raise InputError(f"{path} is not a checkpoint written by 'gpt fit'")
-    step = saved.get("global_step", 0)
-    if not isinstance(step, int) or step < 0:
-        raise InputError(f"{path} is damaged: its global_step is not a number of updates")
-    return saved  # type: ignore[return-value]  # older files lack some of the keys
+        from safetensors.torch import load_file
+
+        tensors = load_file(path)
+        if texts.get("checksum") != _checksum(tensors, texts):
+            raise InputError("its contents are not those of its checksum")
+        model = build(ModelPart, parse_json(texts["model"]))
+        run = build(RunPart, parse_json(texts["run"])) if "run" in texts else None
+    except OSError:
+        raise
+    except Exception as error:  # a damaged file can raise anything
+        raise InputError(f"{path} is damaged: {' '.join(str(error).split())}") from None
+    return Checkpoint(path=path, tensors=tensors, model=model, run=run)
 
 
-def unpack(path: StrPath, saved: Mapping[str, Any]) -> tuple[GPTConfig, Weights]:
-    """The shape and all weights of the checkpoint at `path`; wrong types raise any error."""
-    config, state = GPTConfig.from_dict(saved["gpt"]["config"]), strip_prefixes(saved["state_dict"], "model.")
-    return config, with_base(path, config, saved.get("adapters"), state)
+def write(file: IO[bytes], tensors: Mapping[str, Tensor], model: ModelPart, run: RunPart | None) -> None:
+    """Write a checkpoint, or without a `run` a snapshot, to an empty file with a name."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
 
-
-def check_shape(path: StrPath, config: GPTConfig, rank: int = 0) -> Path | None:
-    """Check that a checkpoint fits `config` and adapters of `rank`; return the folder of its base, if any."""
-    saved = read(path, checksums=False)
+    texts = {"format": "pt", "model": _text(model)}
+    if run is not None:
+        texts["run"] = _text(run)
+    weights = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
+    texts["checksum"] = _checksum(weights, texts)
     try:
-        stored, weights = unpack(path, saved)
-        if replace(stored, dropout=config.dropout) != config:
-            raise InputError("its settings are not those of its options")
-        check_complete(config, weights)
-    except (InputError, TypeError, AttributeError, LookupError, ValueError) as error:
-        raise InputError(f"{path}: {error}") from None
-    if (found := saved["adapters"]["rank"] if saved.get("adapters") else 0) != rank:
-        raise InputError(f"{path} has adapters of rank {found}: give --model.lora.rank {found}")
-    return base_folder(path) if rank else None
+        save_file(weights, file.name, metadata=texts)
+    except SafetensorError as error:
+        if found := re.search(r"os error (\d+)", str(error)):
+            number = int(found[1])
+            raise OSError(number, os.strerror(number)) from None
+        raise
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether the file says that `gpt fit` wrote it."""
+    try:
+        return "model" in _metadata(path)
+    except (InputError, OSError):
+        return False
 
 
 def checkpoints_of(run: Path, *, broken_first: bool = True) -> list[Path]:
-    """The checkpoints of a run, the newest first, those that cannot be read before or after them."""
-    broken = float("inf") if broken_first else 0.0
-    return sorted(_files(run), key=lambda file: _order(file, broken), reverse=True)
+    """The checkpoints of a run, the newest first, those whose header cannot be read before or after them."""
+    found = {path: _order(path) for path in _files(run)}
+    broken = (float("inf") if broken_first else -1.0, 0, 0.0)
+    return sorted(found, key=lambda path: found[path] or broken, reverse=True)
 
 
 def newest_run() -> Path | None:
-    """The run in `runs/` that was started or resumed last, of those that have a checkpoint."""
-    found = [(_order(file), run) for run in RUNS.glob("*") for file in _files(run)]
+    """The run in `runs/` with the newest checkpoint, by the clocks that wrote them."""
+    found = [(order[2], run) for run in RUNS.glob("*") for path in _files(run) if (order := _order(path))]
     return max(found)[1] if found else None
 
 
 def next_session(run: Path) -> int:
-    """A number above the session of every checkpoint of this run and of all runs in `runs/`."""
-    files = [file for folder in {run, *RUNS.glob("*")} for file in _files(folder)]
-    return 1 + int(max((_order(file)[0] for file in files), default=0))
+    """A number above that of every session in the run's checkpoints."""
+    return 1 + max((order[0] for path in _files(run) if (order := _order(path))), default=0)
 
 
 def snapshots_of(run: Path) -> list[Snapshot]:
     """The snapshots of a run in the order of their steps."""
-    name = re.compile(r"step-(\d{1,15})-loss-(\d+\.\d+|nan|inf)\.ckpt")
-    found = [(name.fullmatch(path.name), path) for path in run.glob("snapshots/*.ckpt")]
+    name = re.compile(r"step-(\d{1,15})-loss-(\d+\.\d+|nan|inf)\.safetensors")
+    found = [(name.fullmatch(path.name), path) for path in run.glob(f"snapshots/*{SUFFIX}") if path.is_file()]
     return sorted((int(match[1]), float(match[2]), path) for match, path in found if match)
 
 
 def run_of(checkpoint: Path) -> Path | None:
     """The folder of the run in which a checkpoint or a snapshot is; None for one moved elsewhere."""
-    inside = checkpoint.suffix == ".ckpt" and checkpoint.parent.name in ("checkpoints", "snapshots")
+    inside = checkpoint.suffix == SUFFIX and checkpoint.parent.name in ("checkpoints", "snapshots")
     return checkpoint.parent.parent if inside else None
 
 
 def _files(run: Path) -> list[Path]:
-    return [*run.glob("checkpoints/*.ckpt"), *run.glob("hpc_ckpt_*.ckpt")]  # the latter are SLURM's
+    """A pipe or a device may never end: only regular files."""
+    return [path for path in run.glob(f"checkpoints/*{SUFFIX}") if path.is_file()]
 
 
-def _order(path: Path, broken: float = 0.0) -> tuple[float, float, float]:
-    """Session, save and time as stored; `broken` in place of the session for a broken file."""
+def _order(path: Path) -> tuple[int, int, float] | None:
+    """Session, save and time of a checkpoint; None for one whose header cannot be read."""
     try:
-        run: RunPart = load_pickle(path, checksums=False)["run"]
-        return float(run.get("session", 0)), float(run.get("save", 0)), float(run["saved_at"])
-    except Exception:  # a broken file can fail in any way
-        return broken, -1.0, 0.0
+        run = build(RunPart, parse_json(_metadata(path)["run"]))
+    except (InputError, OSError, KeyError, ValueError):
+        return None
+    return run.session, run.save, run.saved_at
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    """The texts in a safetensors header of bounded size, which is all that is read."""
+    if not path.is_file():
+        raise InputError(f"no checkpoint at {path}")
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(_MOST_HEADER, max(0, path.stat().st_size - 8)):
+            raise InputError(f"{path} is not a checkpoint, or a broken one")
+        header = file.read(length)
+    try:
+        texts = parse_json(header.decode())["__metadata__"]
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"{path} is not a checkpoint, or a broken one") from None
+    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+        raise InputError(f"{path} is not a checkpoint, or a broken one")
+    if "model" not in texts:
+        raise InputError(f"{path} is not a checkpoint written by 'gpt fit'")
+    if len(texts.get("run", "")) > _MOST_RUN:
+        raise InputError(f"{path}: its options take more than {_MOST_RUN:,} characters")
+    return texts
+
+
+def _text(part: ModelPart | RunPart) -> str:
+    return json.dumps(as_dict(part), allow_nan=False, separators=(",", ":"))
+
+
+def _checksum(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
+    """Of names, shapes and bytes of all tensors, whose CRC-32 are computed on all cores, and of the texts."""
+    names = sorted(tensors)
+    with ThreadPoolExecutor() as pool:
+        sums = list(pool.map(_crc, (tensors[name] for name in names)))
+    parts: list[Any] = [texts.get("model"), texts.get("run")]
+    parts += [[name, list(tensors[name].shape), sum_] for name, sum_ in zip(names, sums, strict=True)]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _crc(tensor: Tensor) -> int:
+    data: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return zlib.crc32(data)

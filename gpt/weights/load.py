@@ -14,9 +14,10 @@ from gpt import model
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import StrPath, atomic_write, write_json
+from gpt.progress import notice
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
-from gpt.weights.checkpoint import RUNS, checkpoints_of, newest_run, run_of, snapshots_of, unpack
+from gpt.weights.checkpoint import RUNS, SUFFIX, checkpoints_of, newest_run, read, run_of, snapshots_of
 from gpt.weights.formats import book, hf, nanogpt
 from gpt.weights.formats.table import Weights, check_complete, on_meta
 from gpt.weights.tensors import load_pickle, read_json, read_tensors, strip_prefixes
@@ -164,9 +165,13 @@ def find(path: StrPath | None = None) -> Path:
     A run's folder stands for its best checkpoint, else its newest. Unless they exist, `gpt2` and the other
     sizes, `openai-community/NAME` and `hub:OWNER/NAME` are downloaded into the hub's cache, once.
     """
-    path = newest_run() if path is None else path
     if path is None:
-        raise InputError(f"no checkpoint under {RUNS}/: train a model with 'gpt fit' or name --checkpoint")
+        path = newest_run()
+        if path is None:
+            raise InputError(
+                f"no checkpoint under {RUNS}/: train a model with 'gpt fit' or name --checkpoint"
+            )
+        notice(f"taking the newest run, {path}")
     name, path = str(path).replace(os.sep, "/"), Path(path)
     if not path.exists():
         if name in _SHORT_NAMES or name.startswith(("openai-community/", "hub:")):
@@ -174,13 +179,15 @@ def find(path: StrPath | None = None) -> Path:
         raise InputError(f"no checkpoint at {path}, expected a file, a folder, gpt2 or hub:OWNER/NAME")
     if not path.is_dir() and not path.is_file():  # a device or a pipe may never end
         raise InputError(f"{path} is neither a file nor a folder")
+    if path.name == "config.yaml":
+        raise InputError(f"{path} holds the options of a run: give the run's folder, {path.parent}")
     if path.is_file() or (path / "config.json").is_file() or (path / "ckpt.pt").is_file():
         return path
-    best = path / "checkpoints" / "best.ckpt"
+    best = path / "checkpoints" / f"best{SUFFIX}"
     found = [best] if best.is_file() else checkpoints_of(path, broken_first=False)
     found = found or [file for _, _, file in snapshots_of(path)[::-1]]
     if not found:
-        raise InputError(f"{path} holds neither checkpoints/best.ckpt nor another checkpoint nor config.json")
+        raise InputError(f"{path} holds neither a checkpoint of a run nor config.json")
     return found[0]
 
 
@@ -204,10 +211,10 @@ def _download(name: str) -> Path:
 def read_weights(path: StrPath | None, num_heads: int | None = None) -> Found:
     """Read what `find` takes; a state dict of the book lacks `num_heads`."""
     path = find(path)
-    if path.suffix == ".safetensors":
-        if path.name != "model.safetensors" or not (path.parent / "config.json").is_file():
-            raise InputError(f"{path}: expected model.safetensors with a config.json beside it")
+    if path.name == "model.safetensors" and (path.parent / "config.json").is_file():
         path = path.parent
+    if path.suffix == SUFFIX and path.is_file():
+        return _read_checkpoint(path)
     if path.is_dir() and not (path / "config.json").is_file():
         path = path / "ckpt.pt"  # nanoGPT's out_dir
     try:
@@ -221,6 +228,17 @@ def read_weights(path: StrPath | None, num_heads: int | None = None) -> Found:
     except (TypeError, AttributeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
         # A text in place of a number, a list in place of a mapping, ...
         raise InputError(f"{path}: its settings are not a GPT-2's") from error
+
+
+def _read_checkpoint(path: Path) -> Found:
+    saved = read(path)
+    try:
+        own = _own(Tokenizer.from_dict(saved.model.tokenizer)) if saved.model.tokenizer else None
+        template = Template.from_dict(saved.model.template) if saved.model.template else None
+        weights = saved.all_weights()
+        return Found("gpt", saved.config, weights, own, saved.model.bytes_per_token, template)
+    except (InputError, TypeError, AttributeError, LookupError, ValueError) as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 def _read_folder(folder: Path, num_heads: int | None) -> Found:
@@ -238,11 +256,6 @@ def _read_file(path: Path, num_heads: int | None) -> Found:
     saved = load_pickle(path)
     if not isinstance(saved, dict):
         raise InputError(f"expected a dictionary of tensors, got {type(saved).__name__}")
-    if "gpt" in saved and "state_dict" in saved:
-        part = saved["gpt"]
-        own = _own(Tokenizer.from_dict(part["tokenizer"])) if part.get("tokenizer") else None
-        template = Template.from_dict(part["template"]) if part.get("template") else None
-        return Found("gpt", *unpack(path, saved), own, part.get("bytes_per_token"), template)
     if "model_args" in saved and "model" in saved:
         return Found("nanogpt", *nanogpt.read(saved))
     state = strip_prefixes(saved.get("model_state_dict", saved))

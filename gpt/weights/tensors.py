@@ -58,36 +58,23 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def load_pickle(path: Path, *, checksums: bool = True) -> Any:
-    """What `torch.save` wrote, on the CPU and memory-mapped; InputError if it holds more than plain values.
+def load_pickle(path: Path) -> Any:
+    """What another program wrote with `torch.save`: tensors and plain values, on the CPU and memory-mapped.
 
-    With `checksums`, the CRC-32 that `torch.save` stores for each tensor is checked, unlike by `torch.load`.
+    InputError for a file that holds more, or whose CRC-32 differ. The format from before PyTorch 1.6 is a
+    bare pickle, which can ask for any amount of memory: load it and save it again.
     """
-    zipped = zipfile.is_zipfile(path)
     try:
-        if zipped:
-            _check_archive(path, checksums)
-        else:
-            with path.open("rb") as legacy:
-                for _ in range(4):  # a magic number, a version, the system, and what was saved
-                    _check_pickle(legacy)
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+        _check_archive(path)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a broken file can raise anything
         if isinstance(error, OSError) and error.filename is not None:  # the file was never opened
             raise
-        raise InputError("not a file of tensors, or it is broken") from None
+        raise InputError("not a file of tensors as PyTorch 1.6 and later save them, or broken") from None
 
 
-def _check_pickle(file: IO[bytes]) -> None:
-    """An UnpicklingError where a pickle names more than tensors need; nothing is unpickled."""
-    for operation, argument, _ in pickletools.genops(file):
-        allowed = {"GLOBAL": _GLOBALS, "PROTO": re.compile("2")}.get(operation.name)  # torch warns of others
-        if allowed and not allowed.fullmatch(str(argument)):
-            raise pickle.UnpicklingError(f"{operation.name} {argument}")
-
-
-def _check_archive(path: Path, checksums: bool) -> None:
-    """BadZipFile where a member is compressed or, computed on all cores, its CRC-32 differs."""
+def _check_archive(path: Path) -> None:
+    """An error where a member is compressed, its CRC-32 differs, or a pickle names more than tensors need."""
     with zipfile.ZipFile(path) as archive, ThreadPoolExecutor() as pool:
 
         def read(member: zipfile.ZipInfo) -> None:
@@ -99,11 +86,19 @@ def _check_archive(path: Path, checksums: bool) -> None:
         stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
         if not stored or sum(member.file_size for member in members) > path.stat().st_size:
             raise zipfile.BadZipFile
-        list(pool.map(read, members if checksums else []))
+        list(pool.map(read, members))
         for member in members:
             if member.filename.endswith("data.pkl"):
                 with archive.open(member) as pickled:
                     _check_pickle(pickled)
+
+
+def _check_pickle(file: IO[bytes]) -> None:
+    """An UnpicklingError where a pickle names more than tensors need; nothing is unpickled."""
+    for operation, argument, _ in pickletools.genops(file):
+        allowed = {"GLOBAL": _GLOBALS, "PROTO": re.compile("2")}.get(operation.name)  # torch warns of others
+        if allowed and not allowed.fullmatch(str(argument)):
+            raise pickle.UnpicklingError(f"{operation.name} {argument}")
 
 
 def strip_prefixes(state: Any, prefix: str = "") -> Weights:

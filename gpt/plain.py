@@ -1,0 +1,81 @@
+"""Plain data from files that nobody vouches for: JSON, YAML, and dataclasses of numbers and text made of them."""
+
+import json
+import math
+import reprlib
+from collections.abc import Mapping
+from dataclasses import fields
+from types import NoneType, UnionType
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from gpt.errors import InputError
+
+T = TypeVar("T")
+_LARGEST = 1 << 53  # up to which JSON's numbers are whole in every program
+
+
+def shown(value: object) -> str:
+    """A value for an error's line: never longer than that, however large or deep the value is."""
+    return reprlib.repr(value)
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text whose numbers are finite; a ValueError for any other text."""
+    try:
+        return json.loads(text, parse_float=_finite, parse_constant=_finite)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def parse_yaml(text: str) -> Any:
+    """The plain value of a YAML text; a ValueError for anything else, aliases too: they can grow without end."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise yaml.YAMLError("it refers to another part of itself, write that out")
+            return super().compose_node(parent, index)
+
+    try:
+        return yaml.load(text, Loader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(" ".join(str(error).split())) from None
+
+
+def build(kind: type[T], values: Any) -> T:
+    """The dataclass `kind` of a mapping with exactly its fields; an InputError where one is not of its type."""
+    hints = get_type_hints(kind)
+    if not isinstance(values, Mapping) or values.keys() != hints.keys():
+        raise InputError(f"expected {', '.join(hints)}, got {shown(values)}")
+    for name, hint in hints.items():
+        if not _is_a(values[name], hint):
+            raise InputError(f"{name} is {shown(values[name])}, expected {getattr(hint, '__name__', hint)}")
+    return kind(**values)
+
+
+def as_dict(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass, without copies."""
+    return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not a finite number")
+    return number
+
+
+def _is_a(value: Any, hint: Any) -> bool:
+    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    for kind in kinds:
+        if kind is None or kind is NoneType:
+            if value is None:
+                return True
+        elif kind in (int, float):
+            number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+            if number and abs(value) <= _LARGEST:
+                return True
+        elif isinstance(value, getattr(kind, "__origin__", kind)):
+            return True
+    return False

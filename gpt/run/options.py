@@ -1,0 +1,184 @@
+"""The options of a run: dataclasses of numbers and text, which name nothing to import, fetch or execute."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from datetime import timedelta
+from typing import Any, Literal, NamedTuple, get_type_hints
+
+from gpt.data.module import DataOptions
+from gpt.errors import InputError, check_least
+from gpt.plain import shown
+from gpt.training.module import ModelOptions
+
+LOGGERS = ("csv", "tensorboard", "wandb")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerOptions:
+    """What drives the training; an InputError for a value that no run could follow."""
+
+    max_steps: int = -1
+    """Updates to make; -1 for no such limit. The first of several limits ends the run."""
+    max_epochs: int = -1
+    """Passes over the training text; -1 for no such limit."""
+    max_time: str | None = None
+    """Training time over all resumes: 90s, 10m, 8h, or DD:HH:MM:SS."""
+    min_steps: int = 0
+    """Updates that max_time and early stopping wait for."""
+    val_check_interval: int = 500
+    """Batches between two validations, rounded up to whole updates; with --data.tokens_per_update updates."""
+    limit_val_batches: float = 1.0
+    """1.0 validates on all that is held out, 0 not at all."""
+    accumulate_grad_batches: int = 1
+    """Batches of an update."""
+    gradient_clip_val: float = 1.0
+    """The largest norm of all gradients together; 0 clips none."""
+    accelerator: Literal["auto", "cpu", "cuda", "gpu", "mps"] = "auto"
+    """Where the run computes."""
+    precision: Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"] | None = None
+    """Types of weights and products; by default what suits the device."""
+    devices: int | None = None
+    """Processes on this machine, each with a device; by default 1, or as many as torchrun has started."""
+    num_nodes: int = 1
+    """Machines, whose processes torchrun or SLURM starts."""
+    strategy: Literal["auto", "ddp", "fsdp2"] = "auto"
+    """fsdp2 divides weights and optimizer states between the processes."""
+    logger: str = "csv"
+    """Where the loss curve goes beside metrics.csv: csv, tensorboard, wandb, or several with commas."""
+    enable_progress_bar: bool = True
+    """Whether to show progress, validations and samples on stderr."""
+    deterministic: bool = False
+    """Whether a GPU has to compute the same to the last bit each time."""
+    detect_anomaly: bool = False
+    """Whether to say which operation made a gradient NaN; slow."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_steps", "max_epochs"):
+            value = getattr(self, name)
+            if value < -1 or value == 0:
+                raise InputError(f"{name} must be positive, or -1 for no limit, got {value}")
+        if self.max_time is not None and not 0 < seconds_of("max_time", self.max_time) < float("inf"):
+            raise InputError(f"max_time must be positive, got {self.max_time}")
+        check_least(0, min_steps=self.min_steps, gradient_clip_val=self.gradient_clip_val)
+        counts = ("val_check_interval", "accumulate_grad_batches", "devices", "num_nodes")
+        check_least(1, **{name: getattr(self, name) for name in counts})
+        if self.limit_val_batches not in (0.0, 1.0):
+            given = f"limit_val_batches {self.limit_val_batches:g}"
+            raise InputError(
+                f"{given}: bits per byte need all of the validation text; give 0 or 1.0, or a smaller "
+                "--data.val_fraction"
+            )
+        if others := [name for name in self.logger.split(",") if name not in LOGGERS]:
+            raise InputError(f"logger {shown(others[0])}: expected some of {', '.join(LOGGERS)}")
+
+    @property
+    def max_seconds(self) -> float | None:
+        """Of training, over all resumes."""
+        return None if self.max_time is None else seconds_of("max_time", self.max_time)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """All options of a run; an InputError for a value out of its range."""
+
+    run: str = "run"
+    """Name of the folder under runs/ to write to; runs/NAME-2 where it exists."""
+    resume: str | None = None
+    """Resume a run: its folder, a checkpoint, `auto` for the newest checkpoint of --run or of all runs,
+    `auto_or_new` to begin --run where it has none."""
+    ckpt_path: str | None = None
+    """The checkpoint or folder of a run that `gpt validate` scores."""
+    minutes: float | None = None
+    """Train the best model for the text that this time allows, from start to end: 90s, 10m, 8h, or minutes."""
+    seed_everything: int = 1337
+    """Decides the first weights, dropout and the order of the text."""
+    checkpoint_every: int = 500
+    """Updates between two checkpoints, which are at most a minute or a hundredth of the run apart."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints to keep."""
+    log_every: int = 20
+    """Updates between two rows of metrics.csv."""
+    snapshot_megabytes: int = 100
+    """Of snapshots to watch it learn with gpt serve, at most; 0 for none."""
+    early_stopping: int | None = None
+    """Stop after so many validations in a row that do not improve val_loss."""
+    model: ModelOptions = ModelOptions()
+    data: DataOptions = DataOptions()
+    trainer: TrainerOptions = TrainerOptions()
+
+    def __post_init__(self) -> None:
+        counts = ("checkpoint_every", "keep_checkpoints", "log_every", "early_stopping")
+        check_least(1, **{name: getattr(self, name) for name in counts})
+        check_least(0, snapshot_megabytes=self.snapshot_megabytes)
+        if not 0 <= self.seed_everything < 1 << 32:
+            raise InputError(f"seed_everything must be from 0 to {2**32 - 1}, got {self.seed_everything}")
+        if self.early_stopping is not None and self.trainer.limit_val_batches == 0:
+            raise InputError("early_stopping needs validation: leave out --trainer.limit_val_batches 0")
+
+
+class Option(NamedTuple):
+    """One option: its type, its default, and the dataclass that it is a field of."""
+
+    kind: Any
+    default: Any
+    group: type
+
+
+def all_options(kind: type = Options, prefix: str = "") -> Iterator[tuple[str, Option]]:
+    """Each option by its dotted name, in the order of the help."""
+    hints = get_type_hints(kind)
+    for field in fields(kind):
+        name, hint = f"{prefix}{field.name}", hints[field.name]
+        if is_dataclass(hint):
+            yield from all_options(hint, f"{name}.")  # type: ignore[arg-type]
+        else:
+            assert field.default is not MISSING
+            yield name, Option(hint, field.default, kind)
+
+
+OPTIONS = dict(all_options())
+
+
+def from_flat(values: Mapping[str, Any], kind: type = Options, prefix: str = "") -> Any:
+    """`Options` of values by dotted names, the rest at their defaults."""
+    hints, found = get_type_hints(kind), {}
+    for field in fields(kind):
+        name = f"{prefix}{field.name}"
+        if is_dataclass(hints[field.name]):
+            found[field.name] = from_flat(values, hints[field.name], f"{name}.")
+        elif name in values:
+            found[field.name] = values[name]
+    return kind(**found)
+
+
+def to_dict(options: Any) -> dict[str, Any]:
+    """Nested plain values, for config.yaml and for checkpoints."""
+    found: dict[str, Any] = {}
+    for field in fields(options):
+        value = getattr(options, field.name)
+        found[field.name] = (
+            to_dict(value) if is_dataclass(value) else list(value) if isinstance(value, tuple) else value
+        )
+    return found
+
+
+def flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each plain value of nested mappings by its dotted name."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def seconds_of(name: str, text: str, unit: int = 60) -> float:
+    """The seconds in 90s, 10m, 8h, DD:HH:MM:SS or a plain number of `unit` seconds; else an InputError."""
+    try:
+        if ":" in text:
+            days, hours, minutes, seconds = map(int, text.split(":"))
+            return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds()
+        factor = _UNITS.get(text[-1:])
+        return float(text) * unit if factor is None else float(text[:-1]) * factor
+    except (ValueError, OverflowError):
+        raise InputError(f"--{name} {shown(text)}: expected a time, such as 90s, 10m or 8h") from None
