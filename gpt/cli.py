@@ -135,8 +135,17 @@ def completion(shell: Literal["bash", "zsh"]) -> None:
 
 
 def _spell_out(arguments: list[str], function: Callable[..., object]) -> list[str]:
-    """Let `--flag` alone mean `--flag true`, and `plot`'s words before the options be one list."""
+    """Let `--flag` alone mean `--flag true`, and words before the options be the first parameter's."""
     parameters = list(inspect.signature(function).parameters.values())
+    if (
+        parameters[0].default is not inspect.Parameter.empty
+        and arguments
+        and not arguments[0].startswith("-")
+    ):
+        arguments = [
+            f"--{parameters[0].name}",
+            *arguments,
+        ]  # the checkpoint, which may stand before the options
     if parameters[0].annotation == list[str]:
         words = list(takewhile(lambda argument: not argument.startswith("-"), arguments))
         arguments = [*([json.dumps(words)] if words else []), *arguments[len(words) :]]

@@ -1,16 +1,18 @@
-"""Plain data from files that nobody vouches for: JSON, YAML, and dataclasses of numbers and text made of them."""
+"""Plain data from files and command lines that nobody vouches for: JSON, YAML, times, dataclasses of them."""
 
 import json
 import math
 import reprlib
 from collections.abc import Mapping
 from dataclasses import fields
+from datetime import timedelta
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from gpt.errors import InputError
 
 T = TypeVar("T")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LARGEST = 1 << 53  # up to which JSON's numbers are whole in every program
 
 
@@ -28,7 +30,7 @@ def parse_json(text: str) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """The plain value of a YAML text; a ValueError for anything else, aliases too: they can grow without end."""
+    """The plain value of a YAML text; a ValueError for anything else, and for aliases, which can grow."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -44,7 +46,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def build(kind: type[T], values: Any) -> T:
-    """The dataclass `kind` of a mapping with exactly its fields; an InputError where one is not of its type."""
+    """The dataclass `kind` of a mapping with exactly its fields, each of its type; else an InputError."""
     hints = get_type_hints(kind)
     if not isinstance(values, Mapping) or values.keys() != hints.keys():
         raise InputError(f"expected {', '.join(hints)}, got {shown(values)}")
@@ -57,6 +59,18 @@ def build(kind: type[T], values: Any) -> T:
 def as_dict(value: Any) -> dict[str, Any]:
     """The fields of a dataclass, without copies."""
     return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
+def seconds_of(name: str, text: str, unit: int = 60) -> float:
+    """The seconds in 90s, 10m, 8h, DD:HH:MM:SS or a plain number of `unit` seconds; else an InputError."""
+    try:
+        if ":" in text:
+            days, hours, minutes, seconds = map(int, text.split(":"))
+            return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds()
+        factor = _UNITS.get(text[-1:])
+        return float(text) * unit if factor is None else float(text[:-1]) * factor
+    except (ValueError, OverflowError):
+        raise InputError(f"--{name} {shown(text)}: expected a time, such as 90s, 10m or 8h") from None
 
 
 def _finite(text: str) -> float:

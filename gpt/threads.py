@@ -1,4 +1,4 @@
-"""The threads that compute on a CPU: each on a core of its own, and at rest while other programs need the cores."""
+"""The threads that compute on a CPU: each on a core of its own, at rest while others need the cores."""
 
 import ctypes
 import os

@@ -132,7 +132,7 @@ class Plan:
         """Train a run of that name and return its summary."""
         tiny = [f"--model.config.{key}={value}" for key, value in TINY_SHAPE.items()] if self.dry else []
         tiny += ["--data.corpus=text.txt"] if self.dry else []
-        where = (f"--trainer.accelerator={self.device}", "--trainer.logger=false")
+        where = (f"--trainer.accelerator={self.device}", "--trainer.logger=csv")
         self.gpt("fit", *options, "--run", name, *where, *tiny)
         return json.loads((self.folder / "runs" / name / "summary.json").read_text(encoding="utf-8"))
 
@@ -245,7 +245,7 @@ def kernels(plan: Plan) -> Iterator[Row]:
 
 def speed(plan: Plan, module: LanguageModel, windows: int) -> dict[str, float]:
     """Of an update by AdamW: tokens per second, the median of ten, and peak memory."""
-    config, optimizer = module.config, build_optimizer(module.model, module.optimizer_config)
+    config, optimizer = module.config, build_optimizer(module.model, module.options.optimizer)
     shape = 2, windows, config.context_length
     batch = tuple(torch.randint(0, config.vocab_size, shape, device=plan.device))
     if plan.device == "cuda":
@@ -273,7 +273,7 @@ def synchronisation(plan: Plan) -> Iterator[Row]:
     config = TINY if plan.dry else GPTConfig(context_length=256)
     for name in ("adamw", "muon"):
         module = LanguageModel(config, OptimizerConfig(name=name)).to(plan.device)
-        optimizer = build_optimizer(module.model, module.optimizer_config)
+        optimizer = build_optimizer(module.model, module.options.optimizer)
         batch = torch.randint(0, config.vocab_size, (2, 2, config.context_length), device=plan.device)
 
         def update(module: LanguageModel = module, optimizer: Any = optimizer, batch: Tensor = batch) -> None:
@@ -536,7 +536,7 @@ def resuming(plan: Plan) -> Iterator[Row]:
         plan.gpt("fit", "--resume", f"runs/stopped-{number}", f"--trainer.max_steps={total}")
         runs = [plan.folder / "runs" / f"{name}-{number}" for name in ("straight", "stopped")]
         equal = fingerprint(runs[0])[0] == fingerprint(runs[1])[0]
-        one, other = (read(run / "checkpoints" / "last.ckpt")["state_dict"] for run in runs)
+        one, other = (read(run / "checkpoints" / "last.safetensors").weights for run in runs)
         difference = max(float((one[name].float() - other[name].float()).abs().max()) for name in one)
         must = mode == "true" or plan.device == "cpu"
         yield Row(

@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[1]
 MOMENTS = ("anywhere", "step", "write", "rename", "validation")
 TEXT = "The quick brown fox jumps over the lazy dog, and on it goes.\n" * 300
 RUN = [
-    *("fit", "--data.corpus", "text.txt", "--trainer.logger", "false", "--trainer.accelerator", "cpu"),
+    *("fit", "--data.corpus", "text.txt", "--trainer.logger", "csv", "--trainer.accelerator", "cpu"),
     *("--trainer.precision", "32-true", "--model.compile", "false", "--model.config.dropout", "0.1"),
     *("--data.vocabulary", "null", "--model.config.vocab_size", "300"),
     *("--model.config.context_length", "16", "--log_every", "3"),
@@ -80,6 +80,7 @@ def die_at(moment: str, number: int) -> Callable[[int], None]:
         if rank:
             return
         from gpt.run.save import AtomicCheckpointIO
+
         from gpt.training.module import LanguageModel
 
         owner, name = {
@@ -143,7 +144,7 @@ def damage(folder: Path, tally: Tally, wanted: Any, chance: random.Random) -> No
     """Damage the newest checkpoint of a stopped run, resume from the one before, and compare."""
     stopped = [*fit(1), "--trainer.max_steps", "30"]
     run(folder, stopped, sabotage=die_at("step", 2 * chance.randint(10, 28)))
-    last = folder / "runs" / "run" / "checkpoints" / "last.ckpt"
+    last = folder / "runs" / "run" / "checkpoints" / "last.safetensors"
     data = bytearray(last.read_bytes())
     if chance.random() < 0.4:
         data = data[: chance.randrange(len(data))]
@@ -175,7 +176,7 @@ def fill_disk(folder: Path, tally: Tally, wanted: Any, chance: random.Random, ot
             problem = "the disk was never full"
         elif ended.status != 2 or "No space left on device" not in ended.err or "Traceback" in ended.err:
             problem = f"status {ended.status}: {ended.err[-300:]}"
-        for file in disk.glob("run/checkpoints/*.ckpt"):
+        for file in disk.glob("run/checkpoints/*.safetensors"):
             read(file)
         filler.unlink()
         subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)

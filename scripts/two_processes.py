@@ -34,7 +34,7 @@ BOUND = 1e-5  # of losses, relative to them, and of weights, absolute
 WINDOWS, CONTEXT = 9, 16
 TEXT = "The quick brown fox jumps over the lazy dog.\n" * 300
 OPTIONS = [
-    *("fit", "--data.corpus", "text.txt", "--trainer.logger", "false", "--trainer.accelerator", "cpu"),
+    *("fit", "--data.corpus", "text.txt", "--trainer.logger", "csv", "--trainer.accelerator", "cpu"),
     *("--data.vocabulary", "null", "--model.config.vocab_size", "300"),
     *("--model.config.context_length", str(CONTEXT)),
     *("--model.config.emb_dim", "32", "--model.config.num_heads", "2", "--model.config.num_layers", "2"),
@@ -180,7 +180,7 @@ def measure(case: Case, folder: Path, own_order: bool = False) -> Result:
         train(folder, [*case.options(), "--run", "two"], case.strategy, 2)
         for step, processes in ((3, 1), (6, 2)) if case.change else ():
             strategy = case.strategy if processes == 2 else "auto"
-            resume = ["fit", "--resume", f"runs/two/checkpoints/step-{step}.ckpt"]
+            resume = ["fit", "--resume", f"runs/two/checkpoints/step-{step}.safetensors"]
             train(folder, resume, strategy, processes, prepare if processes == 1 else None)
     except RuntimeError as error:
         return Result(losses=float("nan"), weights=float("nan"), error=str(error))
@@ -204,7 +204,7 @@ def train(
 def compare(run: Path, other: Path) -> Result:
     """Losses of training and validation, step by step, and the last weights."""
     losses = _losses(run), _losses(other)
-    states = [read(folder / "checkpoints" / "last.ckpt")["state_dict"] for folder in (run, other)]
+    states = [read(folder / "checkpoints" / "last.safetensors").weights for folder in (run, other)]
     if [step for step, _ in losses[0]] != [step for step, _ in losses[1]] or states[0].keys() != states[
         1
     ].keys():

@@ -68,7 +68,7 @@ def workplace(tmp_path, monkeypatch) -> Path:
 @pytest.fixture
 def clock(monkeypatch):
     """Lets time pass only in updates: an eighth of a second in each, and `first` more in the first."""
-    from gpt.run.record import Meter
+    from gpt.run.record import Record
     from gpt.training.module import LanguageModel
 
     seconds, rates = 0.0, []
@@ -81,7 +81,7 @@ def clock(monkeypatch):
             return original(self, optimizer, *args, **options)
 
         monkeypatch.setattr(LanguageModel, "configure_gradient_clipping", clip)
-        monkeypatch.setattr(Meter, "elapsed", lambda self: seconds)
+        monkeypatch.setattr(Record, "elapsed", lambda self: seconds)
         return rates
 
     return install

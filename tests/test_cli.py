@@ -54,7 +54,7 @@ BAD = {
     "unknown option": (["generate", "--promt", "x"], "promt"),
     "value of another type": (["generate", "--max_new_tokens", "many"], "max_new_tokens"),
     "no run yet": (["generate"], "gpt fit"),
-    "no such checkpoint": (["generate", "--checkpoint", "nope.ckpt"], "nope.ckpt"),
+    "no such checkpoint": (["generate", "--checkpoint", "nope.safetensors"], "nope.safetensors"),
     "checkpoint that is not one": (["generate", "--checkpoint", "junk"], "junk"),
     "a torch file of something else": (["generate", "--checkpoint", "other.pt"], "other.pt"),
     "resumed from what is not a checkpoint": (["fit", "--ckpt_path", "junk"], "junk"),

@@ -1,15 +1,23 @@
 """docs/scale.md contains the output of scripts/scale.py, whose formulas agree with torch's own count."""
 
 import importlib
+import os
+import re
 import runpy
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from tiny_runs import TINY
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpt import GPT, GPTConfig
+from gpt.weights.checkpoint import read
 
 ROOT = Path(__file__).parents[1]
 
@@ -43,6 +51,38 @@ def test_operations_per_token_equal_torchs_count(context, scale):
         F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
     counted = counter.get_total_flops() / tokens.numel()
     assert counted == pytest.approx(scale["flops_per_token"](config), rel=0.03)
+
+
+def test_the_cluster_script_is_requeued_and_its_run_goes_on(tmp_path, workplace):
+    """Its steps with two processes: SIGUSR1 to the job, its requeueing, and the second start."""
+    script = re.search(r"```slurm\n(.*?)```", (ROOT / "docs" / "scale.md").read_text("utf-8"), re.S)[1]
+    (tmp_path / "train.sbatch").write_text(script, encoding="utf-8")
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / "scontrol").write_text('#!/bin/sh\necho "$@" >> requeued\n', encoding="utf-8")
+    torchrun = f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run "$@"\n'
+    (commands / "torchrun").write_text(torchrun, encoding="utf-8")
+    for command in commands.iterdir():
+        command.chmod(0o755)
+    tiny = [*TINY[1:], "--trainer.strategy", "ddp", "--trainer.accumulate_grad_batches", "1"]
+    options = [*tiny, "--checkpoint_every", "99999", "--log_every", "1", "--snapshot_megabytes", "0"]
+    environment = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    environment |= {"PROCESSES": "2", "SLURM_JOB_ID": "7", "OMP_NUM_THREADS": "1"}
+    start = {"env": environment, "stderr": subprocess.PIPE, "text": True, "cwd": tmp_path}
+    job = subprocess.Popen(["bash", "train.sbatch", *options, "--trainer.max_steps", "100000"], **start)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "runs/big/metrics.csv").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    job.send_signal(signal.SIGUSR1)
+    _, err = job.communicate(timeout=120)
+    assert "SIGTERM: stopped after step" in err, err
+    assert (tmp_path / "requeued").read_text("utf-8") == "requeue 7\n"
+    saved = read(tmp_path / "runs/big/checkpoints/last.safetensors").run
+    end = str(saved.step + 2)
+    command = ["bash", "train.sbatch", *options, "--trainer.max_steps", end]
+    again = subprocess.run(command, check=False, timeout=240, **start)
+    assert f"resuming runs/big/checkpoints/last.safetensors, after step {saved.step}" in again.stderr
+    assert read(tmp_path / "runs/big/checkpoints/last.safetensors").run.step == saved.step + 2
 
 
 def test_one_gpu_has_no_traffic_and_more_divide_the_work(scale):

@@ -8,7 +8,7 @@ from faults.fingerprint import fingerprint
 from gpt.cli import main
 
 TINY = [
-    *("fit", "--data.corpus", "text.txt", "--trainer.logger", "false", "--trainer.accelerator", "cpu"),
+    *("fit", "--data.corpus", "text.txt", "--trainer.logger", "csv", "--trainer.accelerator", "cpu"),
     *("--trainer.precision", "32-true", "--model.compile", "false", "--model.config.dropout", "0.2"),
     *("--data.vocabulary", "null", "--model.config.vocab_size", "300"),
     *("--model.config.context_length", "16", "--log_every", "4"),

@@ -33,8 +33,8 @@ class DataOptions:
     val_fraction: float = 0.05
     """Fraction of the text to hold out, in whole documents where there are several."""
     vocabulary: str | None = None
-    """gpt2, gpt2:SIZE, learn, learn:SIZE, learn:SIZE:marks, learn:chars, or a .tiktoken or tokenizer.json file;
-    by default GPT-2's of the model's size."""
+    """gpt2, gpt2:SIZE, learn, learn:SIZE, learn:SIZE:marks, learn:chars, or a .tiktoken or tokenizer.json
+    file; by default GPT-2's of the model's size."""
     shift: bool = False
     """Cut the text, unless it is examples, at another offset each epoch."""
     pack: bool = False
@@ -246,5 +246,6 @@ def _loading(num_workers: int = 0) -> dict[str, Any]:
 
 def _ignore_signals(worker: int) -> None:
     """A terminal's Ctrl-C reaches every process; the one that trains needs batches to finish its step."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
+        if number := getattr(signal, name, None):  # Windows lacks the last
+            signal.signal(number, signal.SIG_IGN)

@@ -39,7 +39,7 @@ def evaluate(
     the most likely, on JSON lines of {"ctx": ..., "endings": [...], "label": 0}.
 
     Args:
-        checkpoint: a .ckpt file, a run folder, or anything that gpt import reads; the newest run by default.
+        checkpoint: a checkpoint, a run, or what gpt import reads; the newest run by default.
         data: a text file, a folder, a recipe's name or a prepared folder; for the other tasks a file of JSON
             lines.
         task: text, lambada or hellaswag.

@@ -36,7 +36,7 @@ def write(
     """Print text that follows a prompt while it is generated.
 
     Args:
-        checkpoint: a .ckpt file, a run folder or an exported folder; the newest run if left out.
+        checkpoint: a checkpoint, a run's folder or an exported folder; the newest run if left out.
         prompt: the beginning of the text; empty starts a new document. In a chat, the system's message.
         interactive: ask for prompts until Ctrl-D. The arrow keys recall earlier ones; Ctrl-C ends a text.
             A model that was tuned on examples chats: the first sample of each reply is remembered.

@@ -11,6 +11,7 @@ from jsonargparse import ArgumentParser
 from gpt import STARTED
 from gpt.errors import InputError
 from gpt.pictures.runs import short
+from gpt.plain import seconds_of
 from gpt.plan.cost import probe
 from gpt.plan.law import Law
 from gpt.plan.plan import GIVEN, Plan, choose
@@ -41,8 +42,11 @@ def plan(arguments: list[str]) -> None:
         kind = float if name == "data.val_fraction" else int if name in GIVEN else str
         parser.add_argument(f"--{name}", type=kind, help="as in gpt fit: the rest is planned around it")
     parser.set_defaults({"data.corpus": "python-docs"})
-    given = vars(parser.parse_args(arguments[1:]).as_flat())
-    times = sorted({number("minutes", part) for part in given["minutes"].split(",")})
+    words = arguments[1:]
+    if words and not words[0].startswith("-"):  # a text before the options
+        words = ["--data.corpus", *words]
+    given = vars(parser.parse_args(words).as_flat())
+    times = sorted({seconds_of("minutes", part) / 60 for part in given["minutes"].split(",")})
     print("\n".join(table(times, planner(given))))
 
 

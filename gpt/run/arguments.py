@@ -1,7 +1,7 @@
-"""The command line of `gpt fit` and `gpt validate`, and the files that it names with --config, as options by name.
+"""The command line of `gpt fit` and `gpt validate`, and the files that it names with --config.
 
-An option takes one value, and the last one counts: the defaults, the run that is resumed, a plan or a recipe, the
-files in their order, the command line. Files are read as the texts that would stand on the command line.
+An option takes one value, and the last one counts: the defaults, the run that is resumed, a plan or a recipe,
+the files in their order, the command line. Files are read as the texts that would stand on a command line.
 """
 
 import argparse
@@ -16,11 +16,12 @@ from typing import Any, Literal, get_args, get_origin
 
 from gpt.errors import InputError
 from gpt.files import shipped
-from gpt.plain import parse_yaml, shown
+from gpt.plain import parse_yaml, seconds_of, shown
 from gpt.run.mistakes import VALUES, meant
-from gpt.run.options import OPTIONS, flat, seconds_of
+from gpt.run.options import OPTIONS, flat
 
 Texts = dict[str, str]
+_MOST_MINUTES = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,10 @@ def scan(arguments: list[str], command: str) -> Given:
             own[name] = text
     texts = files | own
     if "minutes" in texts and texts["minutes"] != "null":
-        texts["minutes"] = str(seconds_of("minutes", texts["minutes"]) / 60)
+        minutes = seconds_of("minutes", texts["minutes"]) / 60
+        if not 0 <= minutes <= _MOST_MINUTES:
+            raise InputError(f"--minutes {texts['minutes']}: expected a time, such as 90s, 10m or 8h")
+        texts["minutes"] = str(minutes)
     return Given(texts=texts, own=own, recipe=named, print_config=print_config)
 
 

@@ -27,9 +27,9 @@ _PART_BETWEEN = 0.01  # of the run
 
 
 class Checkpoints:
-    """Keeps the newest checkpoint, `last`, those before it, `step-N`, and `best`, of the lowest validation loss.
+    """Keeps the newest checkpoint, `last`, those before it, `step-N`, and `best`, of the lowest validation.
 
-    It is due every `every` updates, and after a minute or a hundredth of the run, whichever is longer. The
+    One is due every `every` updates, and after a minute or a hundredth of the run, whichever is longer. The
     newest `keep` are kept.
     """
 
@@ -41,7 +41,7 @@ class Checkpoints:
         self._at = time.monotonic()
 
     def begin(self, step: int, validated: bool, resumed: Path | None, other_text: bool) -> None:
-        """Number this session, and set aside what belongs to another future or another text: one process does."""
+        """Number this session, and set aside what is of another future or text; one process does it."""
         self.session = next_session(self.run / "")
         for file in (self.run / "").rglob(".*.tmp"):
             file.unlink(missing_ok=True)
@@ -103,9 +103,9 @@ def together(work: Callable[[], None], path: Path, first: bool, broadcast: Calla
 
 
 def gather(module: LanguageModel, optimizer: Optimizer | None, first: bool) -> Weights:
-    """The weights by a GPT's names, of adapters these alone, and the optimizer's state; called on all processes.
+    """The weights by a GPT's names, or the adapters alone, and the optimizer's state.
 
-    On the first process they are whole and on the CPU, the others get nothing.
+    Called on all processes. On the first they are whole and on the CPU, the others get nothing.
     """
     state = module.model.state_dict()
     if module.options.lora.rank:
@@ -161,7 +161,7 @@ def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
 
 
 def load_random_state(tensors: Weights, seed: int, rank: int, device: torch.device) -> None:
-    """Restore this process's generators; those of one that the run did not have are seeded, unless it is the first."""
+    """Restore this process's generators, or seed those of a further process than the run had."""
     prefix = f"random/{rank}/"
     found = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     if found:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer, seed_everything
@@ -69,20 +70,7 @@ def prepare_process() -> None:
 def fit(begun: Start) -> None:
     """Train; a run that a signal ended exits with the status that the signal has in a shell."""
     report(*begun.lines())
-    options, module, data, inherited = build(begun)
-    folder = _folder(begun, options)
-    lasting = replace(
-        options, resume=None, ckpt_path=None, minutes=None
-    )  # not what this start alone is asked for
-    limits = Limits(lasting, _deadline(begun.plan))
-    same_limits = begun.before is not None and all(
-        getattr(begun.before.trainer, name) == getattr(options.trainer, name) for name in _LIMITS
-    )
-    loop = Loop(lasting, folder, limits, begun.checkpoint, same_limits)
-    trainer = new_trainer(options, callbacks=[loop])
-    data.prepare_data()  # find errors in the data before a folder is made for the run
-    data.setup("fit")
-    inherited.warn(data)
+    trainer, loop, module, data = assemble(begun)
     try:
         with sharing_cores():
             train(trainer, loop, module, data)
@@ -106,6 +94,24 @@ def fit(begun: Start) -> None:
         loop.close()
     if trainer.is_global_zero:
         summarize(begun.plan, trainer, loop, data)
+
+
+def assemble(begun: Start) -> tuple[Trainer, Loop, LanguageModel, TokenData]:
+    """All parts of a run, its text prepared: what is wrong with it is found before there is a folder."""
+    options, module, data, inherited = build(begun)
+    folder = _folder(begun, options)
+    lasting = replace(options, resume=None, ckpt_path=None, minutes=None)  # what a later start begins with
+    limits = Limits(lasting, _deadline(begun.plan))
+    same_limits = begun.before is not None and all(
+        getattr(begun.before.trainer, name) == getattr(options.trainer, name) for name in _LIMITS
+    )
+    loop = Loop(lasting, folder, limits, begun.checkpoint, same_limits)
+    trainer = new_trainer(options, callbacks=[loop])
+    data.prepare_data()
+    data.setup("fit")
+    data.train_dataloader()
+    inherited.warn(data)
+    return trainer, loop, module, data
 
 
 def train(trainer: Trainer, loop: Loop, module: LanguageModel, data: TokenData) -> None:
@@ -161,6 +167,11 @@ def build(begun: Start) -> tuple[Options, LanguageModel, TokenData, Inherited]:
 def new_trainer(options: Options, callbacks: list[Any]) -> Trainer:
     """A Trainer that computes: what a run counts, records and saves is the callbacks'."""
     plain = options.trainer
+    if plain.accelerator == "gpu" and not torch.accelerator.is_available():
+        raise InputError("--trainer.accelerator gpu: there is no GPU that PyTorch can use; give cpu or auto")
+    if plain.num_nodes > 1 and not {"MASTER_ADDR", "SLURM_JOB_ID"} & {*os.environ}:  # it would wait forever
+        how = "start its processes with torchrun or SLURM, or set MASTER_ADDR and NODE_RANK (docs/scale.md)"
+        raise InputError(f"--trainer.num_nodes {plain.num_nodes}: {how}")
     strategy: Any = ShardedStrategy() if plain.strategy == "fsdp2" else plain.strategy
     try:
         return Trainer(

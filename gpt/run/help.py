@@ -1,4 +1,4 @@
-"""The help of `gpt fit` and `gpt validate`: every option that people often want, grouped, in lines of one screen's width."""
+"""The help of `gpt fit` and `gpt validate`: the options that people often want, in groups."""
 
 import textwrap
 from typing import Any

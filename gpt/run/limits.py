@@ -44,9 +44,9 @@ class Deadline:
 class Limits:
     """The number of updates, `total`, at each moment: `reason` says what it comes from.
 
-    With a time limit it is estimated after each update from the recent speed. A run that was planned for a time
-    has a fixed number, corrected rarely, where the speed is another one. A resumed run takes what its checkpoint
-    says, unless its options were changed; limits count over all resumes.
+    With a time limit it is estimated after each update from the recent speed. A run that was planned for a
+    time has a fixed number, corrected rarely, where the speed is another one. A resumed run takes what its
+    checkpoint says, unless its options were changed; limits count over all resumes.
     """
 
     def __init__(self, options: Options, deadline: Deadline | None = None) -> None:
@@ -68,7 +68,7 @@ class Limits:
         self._validation = deadline.validation if deadline else 0.0  # seconds of the last
 
     def count(self, steps_per_epoch: int, saved: int | None = None) -> None:
-        """Turn epochs into updates; `saved` is the total of a checkpoint whose options limit it as today's do."""
+        """Turn epochs into updates; `saved` is the total of a checkpoint with the same limits."""
         steps, epochs = self.options.max_steps, self.options.max_epochs
         if steps > 0:
             self._limit(steps if saved is None else saved)

@@ -1,9 +1,9 @@
-"""What happens between two batches of a run, in its order: `Loop.on_train_batch_end` reads from top to bottom.
+"""What happens between two batches of a run, in its order: `Loop.on_train_batch_end`, from top to bottom.
 
 Lightning computes a batch (`LanguageModel.training_step`), and after the last batch of an update clips
-(`configure_gradient_clipping`, where the processes agree on signals and on losses that are not finite), steps the
-optimizer and the schedule. Then this callback, the only one of a run, plans, records, keeps and saves; at last
-Lightning validates, if it is told to.
+(`configure_gradient_clipping`, where the processes agree on signals and on losses that are not finite), steps
+the optimizer and the schedule. Then this callback, the only one of a run, plans, records, keeps and saves; at
+last Lightning validates, if it is told to.
 """
 
 import hashlib
@@ -188,7 +188,7 @@ class Loop(Callback):
             module.compile_once()
             self._begin_to_count()
             self._begin_to_save(trainer)
-        self._paused = time.perf_counter()
+        self._paused = self.record.elapsed()
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Record the loss, write a sample, and save the best."""
@@ -206,7 +206,7 @@ class Loop(Callback):
             tensors, model, run = self._contents(trainer)
             path = self.checkpoints.best
             self._together(trainer, path, lambda: save(path, tensors, model, run))
-        seconds = time.perf_counter() - self._paused
+        seconds = self.record.elapsed() - self._paused
         self.record.paused(seconds)
         self.limits.paused(
             trainer.strategy.broadcast(seconds) if self.limits.seconds is not None else seconds

@@ -1,4 +1,4 @@
-"""What people meant by an option that there is none of: names of nanoGPT's, transformers' and Lightning's, and typos."""
+"""What people meant by an unknown option: the names that other programs have, and typos."""
 
 import difflib
 from collections.abc import Iterable

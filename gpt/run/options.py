@@ -2,16 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from datetime import timedelta
 from typing import Any, Literal, NamedTuple, get_type_hints
 
 from gpt.data.module import DataOptions
 from gpt.errors import InputError, check_least
-from gpt.plain import shown
+from gpt.plain import seconds_of, shown
 from gpt.training.module import ModelOptions
 
 LOGGERS = ("csv", "tensorboard", "wandb")
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +30,8 @@ class TrainerOptions:
     """1.0 validates on all that is held out, 0 not at all."""
     accumulate_grad_batches: int = 1
     """Batches of an update."""
-    gradient_clip_val: float = 1.0
-    """The largest norm of all gradients together; 0 clips none."""
+    gradient_clip_val: float | None = 1.0
+    """The largest norm of all gradients together; 0 or null clips none."""
     accelerator: Literal["auto", "cpu", "cuda", "gpu", "mps"] = "auto"
     """Where the run computes."""
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"] | None = None
@@ -90,7 +88,7 @@ class Options:
     ckpt_path: str | None = None
     """The checkpoint or folder of a run that `gpt validate` scores."""
     minutes: float | None = None
-    """Train the best model for the text that this time allows, from start to end: 90s, 10m, 8h, or minutes."""
+    """Train the best model for the text that this time allows, from start to end: 90s, 10m, 8h."""
     seed_everything: int = 1337
     """Decides the first weights, dropout and the order of the text."""
     checkpoint_every: int = 500
@@ -170,15 +168,3 @@ def flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def seconds_of(name: str, text: str, unit: int = 60) -> float:
-    """The seconds in 90s, 10m, 8h, DD:HH:MM:SS or a plain number of `unit` seconds; else an InputError."""
-    try:
-        if ":" in text:
-            days, hours, minutes, seconds = map(int, text.split(":"))
-            return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds()
-        factor = _UNITS.get(text[-1:])
-        return float(text) * unit if factor is None else float(text[:-1]) * factor
-    except (ValueError, OverflowError):
-        raise InputError(f"--{name} {shown(text)}: expected a time, such as 90s, 10m or 8h") from None

@@ -1,4 +1,4 @@
-"""The model's shape and vocabulary: those of the weights that a run continues from, or what its options name."""
+"""The model's shape and vocabulary: those of the weights that a run begins with, or what its options name."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -53,7 +53,7 @@ def settle(options: Options, checkpoint: Checkpoint | None) -> tuple[Options, In
 
 
 def token_data(options: Options, inherited: Inherited) -> TokenData:
-    """The text of a run, encoded with the tokenizer of the weights, unless the options lead to the same one."""
+    """The text of a run, encoded with the tokenizer of its weights where they have one."""
     config, seed = options.model.config, options.seed_everything
     sizes: dict[str, Any] = {"vocab_size": config.vocab_size, "context_length": config.context_length}
     data = TokenData(**as_dict(options.data), **sizes, seed=seed)

@@ -18,8 +18,8 @@ class Stopped(Exception):
 def remembered(guard: Guard) -> Iterator[None]:
     """Note a signal in `guard`, on which all processes agree after the update.
 
-    A launcher may send SIGTERM more than once, and a cluster SIGUSR1 before it: repeating them changes nothing.
-    Only a second Ctrl-C exits at once. In any thread but the main one, signals are not touched.
+    A launcher may send SIGTERM more than once, and a cluster SIGUSR1 before it: that changes nothing. Only
+    a second Ctrl-C exits at once. In any thread but the main one, signals are not touched.
     """
 
     def note(number: int, _: Any) -> None:

@@ -4,9 +4,9 @@ from contextlib import suppress
 
 import torch
 
-from gpt.files import atomic_write
+from gpt.run.checkpoint import save
 from gpt.run.folder import RunFolder
-from gpt.weights.checkpoint import ModelPart, Snapshot, snapshots_of, write
+from gpt.weights.checkpoint import ModelPart, Snapshot, snapshots_of
 from gpt.weights.formats.table import Weights
 
 
@@ -42,8 +42,7 @@ class Snapshots:
         small = {name: tensor.to("cpu", torch.bfloat16) for name, tensor in weights.items()}
         path = self.run / f"snapshots/step-{step}-loss-{loss:.4f}.safetensors"
         with suppress(OSError):
-            with atomic_write(path, "wb") as file:
-                write(file, small, model, None)
+            save(path, small, model, None)
             thin(snapshots_of(self.run / ""), self.most)
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from gpt.errors import InputError
 from gpt.files import shipped
@@ -68,14 +67,23 @@ def start(command: str, arguments: list[str]) -> Start:
         raise InputError("nothing to validate: give a checkpoint or a run's folder with --ckpt_path")
     elif "minutes" in given.texts:
         raise InputError(f"--minutes {given.texts['minutes']} plans a training: it is for gpt fit")
+    planned = given.texts.get("minutes", "null") != "null"
+    if planned:
+        _check_unplanned(given)
     checkpoint: Checkpoint | None = None
     skipped: tuple[Path, ...] = ()
     if wanted not in (None, "null"):
         checkpoint, skipped = find(wanted, given.texts.get("run"))
     if checkpoint is not None:
         return _resumed(given, checkpoint, skipped)
+    for name in ("data.corpus", "model.init_from"):  # a file may name what is here, and fetch nothing
+        if name in given.texts and name not in given.own and not _is_here(name, given.texts[name]):
+            raise InputError(
+                f"{name} {shown(given.texts[name])} is in a file, and nothing that a file names is fetched: "
+                f"give it yourself, --{name} ..."
+            )
     plan, below = None, {}
-    if given.texts.get("minutes", "null") != "null":
+    if planned:
         plan = _plan(given)
         below = as_texts(plan.options(Law.load()))
     elif not given.recipe:
@@ -124,13 +132,12 @@ def _resumed(given: Given, checkpoint: Checkpoint, skipped: tuple[Path, ...]) ->
     try:
         saved = as_texts(checkpoint.run.options)
         before = from_flat(typed(saved))
-        weights = check_complete(checkpoint.config, checkpoint.all_weights())
         if replace(checkpoint.config, dropout=before.model.config.dropout) != before.model.config:
             raise InputError("its settings are not those of its options")
+        check_complete(checkpoint.config, checkpoint.all_weights())
         rank = checkpoint.adapters.rank if checkpoint.adapters else 0
         if rank != before.model.lora.rank:
             raise InputError(f"it has adapters of rank {rank}, its options {before.model.lora.rank}")
-        del weights
     except (InputError, TypeError, AttributeError, LookupError, ValueError) as error:
         raise InputError(f"{path}: {error}") from None
     began = before.model.init_from
@@ -140,11 +147,14 @@ def _resumed(given: Given, checkpoint: Checkpoint, skipped: tuple[Path, ...]) ->
         )
     if "data.corpus" not in given.texts and not is_local_text(before.data.corpus):
         raise InputError(
-            f"{path}: its text {shown(before.data.corpus)} is no local file or folder; nothing that a file names "
-            "is fetched. If you trust it, give it yourself: --data.corpus ..."
+            f"{path}: its text {shown(before.data.corpus)} is no local file or folder, and nothing that a "
+            "file names is fetched. If you trust it, give it yourself: --data.corpus ..."
         )
     texts = {**saved, **dict.fromkeys(_CHOSEN_ANEW, "null"), **given.texts}
     options = from_flat(typed(texts))
+    if options.model.lora.rank != rank:
+        raise InputError(f"{path} has adapters of rank {rank}: give --model.lora.rank {rank}")
+    changes(before, options)  # refuses those that the weights do not allow
     return Start(
         options=options,
         checkpoint=checkpoint,
@@ -158,12 +168,12 @@ def is_local_text(corpus: str) -> bool:
     """Whether a name that a file gives leads to plain text on this machine, or to a recipe of the package."""
     if (shipped("recipes") / f"{corpus}.yaml").is_file() and corpus.replace("-", "").isalnum():
         return True
-    return (
-        "://" not in corpus
-        and "::" not in corpus
-        and Path(corpus).exists()
-        and Path(corpus).suffix != ".yaml"
-    )
+    path = Path(corpus)
+    return "://" not in corpus and "::" not in corpus and path.exists() and path.suffix != ".yaml"
+
+
+def _is_here(name: str, text: str) -> bool:
+    return text == "null" or (is_local_text(text) if name == "data.corpus" else Path(text).exists())
 
 
 def base_of(checkpoint: Checkpoint) -> Path:
@@ -177,14 +187,17 @@ def _recipe(given: Given) -> str:
     return "lora" if "model.lora.rank" in given.texts else "finetune"
 
 
-def _plan(given: Given) -> Plan:
-    asked: Texts = {name: text for name, text in given.texts.items() if text != "null"}
+def _check_unplanned(given: Given) -> None:
+    asked = {name for name, text in given.texts.items() if text != "null"}
     if others := ", ".join(f"--{name}" for name in _UNPLANNED if name in asked):
         raise InputError(f"--minutes plans a new run of one process to its end: leave {others} out")
-    around: dict[str, Any] = {name: asked[name] for name in PLANNED_AROUND if name in asked}
-    minutes = typed({"minutes": asked["minutes"]})["minutes"]
-    if not 0 <= minutes <= 1_000_000:
-        raise InputError(f"--minutes {asked['minutes']}: expected a time, such as 90s, 10m or 8h")
+
+
+def _plan(given: Given) -> Plan:
+    around: Texts = {
+        name: text for name, text in given.texts.items() if name in PLANNED_AROUND and text != "null"
+    }
+    minutes = typed({"minutes": given.texts["minutes"]})["minutes"]
     plan = planner(around)(minutes)
     report(str(plan))
     return plan

@@ -32,7 +32,7 @@ def serve(
     """Serve a model over HTTP as OpenAI's completions, with a page at /.
 
     Args:
-        checkpoint: a .ckpt file, a run folder or an exported folder; the newest run if left out.
+        checkpoint: a checkpoint, a run's folder or an exported folder; the newest run if left out.
         host: the address to listen on; 0.0.0.0 lets other machines in.
         port: the port to listen on.
         name: what clients call the model; the checkpoint's name if left out.

@@ -30,7 +30,7 @@ class Guard:
         self._losses = self._losses + loss
 
     def passes(self, trainer: Trainer, norm: Tensor, step: int) -> bool:
-        """Whether to make update number `step`, by the gradients' norm; InputError where no more may be skipped."""
+        """Whether to make update `step`, by the gradients' norm; InputError where no more may be skipped."""
         losses, self._losses = torch.as_tensor(self._losses, device=norm.device), 0.0
         scaled = getattr(trainer.precision_plugin, "scaler", None)  # it checks the gradients itself
         total = losses if scaled else losses + norm  # infinity and NaN survive addition

@@ -39,8 +39,8 @@ class ModelOptions:
     lora: LoRAConfig = LoRAConfig()
     """Low-rank adapters, which alone are trained and saved."""
     init_from: str | None = None
-    """Weights to start from: gpt2, a run, or what `gpt import` reads. They decide the shape; of the options of
-    the shape only dropout and context_length count, and a shorter context crops positions."""
+    """Weights to start from: gpt2, a run, or what `gpt import` reads. They decide the shape, of whose options
+    only dropout and context_length count; a shorter context crops positions."""
     compile: bool | Literal["whole"] | None = None
     """Compile the blocks, or the model as a "whole"; by default the blocks where it saves a run time."""
     checkpoint_activations: bool = False
@@ -122,13 +122,16 @@ class LanguageModel(LightningModule):
         return self.cross_entropy(batch)
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
-        """The loss of a batch."""
+        """The loss of a batch, weighted so that the sum over an update's batches becomes their mean."""
         loss = self.loss(batch)
         self.last_loss = loss.detach()
         self.guard.add(self.last_loss)
         if self.logs_itself:
             self.log("train_loss", self.last_loss, prog_bar=True)
-        return loss
+        # Lightning divides by `usual`, but an epoch may end with fewer.
+        usual = self.trainer.accumulate_grad_batches
+        batches = min(usual, self.trainer.num_training_batches - (batch_idx - batch_idx % usual))
+        return loss if batches == usual else loss * (usual / batches)
 
     def on_validation_epoch_start(self) -> None:
         self._val_nats = self._val_tokens = 0.0

@@ -1,9 +1,9 @@
 """A checkpoint of `gpt fit`: a safetensors file with JSON in its header, and which of a run's is the newest.
 
-Its tensors are the weights by a GPT's names, `optimizer/WEIGHT/STATE` and `random/PROCESS/DEVICE`. The header's
-metadata has three texts: `model`, what the weights alone need to be used; `run`, where the run stands, which a
-snapshot lacks; `checksum`, of both texts and all tensors. Nothing in it is code, and any program that reads
-safetensors opens it.
+Its tensors are the weights by a GPT's names, `optimizer/WEIGHT/STATE` and `random/PROCESS/DEVICE`. The
+header's metadata has three texts: `model`, what the weights alone need to be used; `run`, where the run
+stands, which a snapshot lacks; `checksum`, of both texts and all tensors. Nothing in it is code, and any
+program that reads safetensors opens it.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gpt.config import GPTConfig
-from gpt.errors import InputError
+from gpt.errors import InputError, check_least
 from gpt.files import StrPath
 from gpt.plain import as_dict, build, parse_json
 from gpt.weights.adapters import AdapterPart, with_base
@@ -46,7 +46,7 @@ class ModelPart:
     template: dict[str, Any] | None
     """For `Template.from_dict`: of the examples, if the run was trained on any."""
     adapters: dict[str, Any] | None
-    """Of a run that trains low-rank adapters, whose checkpoints hold them alone: the fields of `AdapterPart`."""
+    """The fields of `AdapterPart`, of a run that trains adapters: its checkpoints hold them alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +80,13 @@ class RunPart:
     record: dict[str, Any]
     """The fields of `gpt.run.record.Counts`."""
     loss_sums: list[Any]
-    """Of each process: the sum of the losses since the last row of metrics.csv, None where it is not finite."""
+    """Of each process, since the last row of metrics.csv; None where it is not finite."""
     best_loss: float | None
     """The lowest validation loss so far, in nats per token."""
+
+    def __post_init__(self) -> None:
+        names = "step", "total", "place", "session", "save", "saved_at", "skipped"
+        check_least(0, **{name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +106,12 @@ class Checkpoint:
     @property
     def adapters(self) -> AdapterPart | None:
         """What it says of its adapters; None where it has none."""
-        return None if self.model.adapters is None else build(AdapterPart, self.model.adapters)
+        if self.model.adapters is None:
+            return None
+        try:
+            return build(AdapterPart, self.model.adapters)
+        except InputError as error:
+            raise InputError(f"what it says of its adapters is damaged: {error}") from None
 
     @property
     def config(self) -> GPTConfig:

@@ -54,7 +54,7 @@ def export_weights(
     """Write a model so that another program loads it unchanged.
 
     Args:
-        checkpoint: a .ckpt file, a run folder or an imported folder; the newest run by default.
+        checkpoint: a checkpoint, a run's folder or an imported folder; the newest run by default.
         output: the folder to write, new or empty.
         format: hf for transformers and gguf for llama.cpp, with the tokenizer; nanogpt, ckpt.pt for its
             sample.py; book, the state dict and configuration of the book's GPTModel.

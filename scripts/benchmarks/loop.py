@@ -17,16 +17,10 @@ import torch
 from benchmarks.common import Report, Timing, say, synchronize
 from torch.optim.lr_scheduler import LambdaLR
 
-from gpt.run.fit import TrainingCLI, main
-
-QUICK = Path(__file__).parents[2] / "configs" / "quick.yaml"
-
-
-class Measured(TrainingCLI):
-    """A run without summary and loss curve."""
-
-    def summarize(self) -> None:
-        """Write nothing."""
+from gpt.data.module import TokenData
+from gpt.run.fit import assemble, prepare_process, train
+from gpt.run.start import start
+from gpt.training.module import LanguageModel
 
 
 def run(quick: bool, device: str = "cpu") -> Report:
@@ -39,10 +33,10 @@ def run(quick: bool, device: str = "cpu") -> Report:
     with _temporary_folder():
         for i in range(-1, rounds):
             say(f"round {i + 1} of {rounds}" if i >= 0 else "warming up")
-            cli = _fit(steps, device)
-            seconds, shares = _bare_loop(cli, steps, device)
+            taken, module, data = _fit(steps, device)
+            seconds, shares = _bare_loop(module, data, steps, device)
             if i >= 0:
-                trainer[i] = cli.meter.train_seconds / steps
+                trainer[i] = taken / steps
                 bare[i] = seconds / steps
                 muon_share.append(shares[0])
                 optimizer_share.append(sum(shares))
@@ -79,23 +73,28 @@ def _temporary_folder() -> Iterator[None]:
             os.chdir(before)
 
 
-def _fit(steps: int, device: str) -> Measured:
-    """Train with the Trainer, off a terminal, without validation."""
+def _fit(steps: int, device: str) -> tuple[float, LanguageModel, TokenData]:
+    """Train with the Trainer, off a terminal, without validation: seconds, and what was trained."""
     options = ["--trainer.max_steps", str(steps), "--trainer.limit_val_batches", "0"]
-    options += ["--trainer.accelerator", device.partition(":")[0]]
-    cli = main(["fit", "--config", str(QUICK), *options], Measured)
-    assert isinstance(cli, Measured)
-    return cli
+    options += ["--trainer.enable_progress_bar", "false", "--checkpoint_every", str(10 * steps)]
+    options += ["--trainer.accelerator", device.partition(":")[0], "--snapshot_megabytes", "0"]
+    prepare_process()
+    trainer, loop, module, data = assemble(start("fit", ["--config", "quick", *options]))
+    try:
+        train(trainer, loop, module, data)
+    finally:
+        loop.close()
+    return loop.record.train_seconds, module, data
 
 
-def _bare_loop(cli: Measured, steps: int, device: str) -> tuple[float, list[float]]:
+def _bare_loop(module: LanguageModel, data: TokenData, steps: int, device: str) -> tuple[float, list[float]]:
     """The same steps without a Trainer: seconds, and the fractions that Muon and AdamW take."""
-    module = cli.model.to(device)
+    module = module.to(device)
+    bfloat16 = "bf16" in str(module.trainer.precision)
     optimizer = module.configure_optimizers()["optimizer"]
     scheduler = LambdaLR(optimizer, lambda step: 1.0)
-    bfloat16 = "bf16" in str(cli.trainer.precision)
     autocast = torch.autocast(device.partition(":")[0], torch.bfloat16) if bfloat16 else nullcontext()
-    batches = iter(cli.datamodule.train_dataloader())
+    batches = iter(data.train_dataloader())
     module.train()
     stepping: list[list[Any]] = [[], []]
     began = time.perf_counter()

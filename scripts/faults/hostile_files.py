@@ -8,7 +8,6 @@ import json
 import os
 import pickle
 import random
-import shutil
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
@@ -20,6 +19,9 @@ from typing import Any
 
 import torch
 import yaml
+from faults.rewritten import rewritten, with_run
+
+from gpt.weights.checkpoint import read
 
 PWN = "echo pwned > pwned"
 POPEN = {"class_path": "subprocess.Popen", "init_args": {"args": PWN, "shell": True}}
@@ -164,16 +166,18 @@ def hostile_options() -> dict[str, Any]:
 def _with_options(intact: Path, folder: Path, *, options: Any) -> Path:
     """A checkpoint of an intact run whose saved options are hostile."""
     _bait(folder)
-    saved = torch.load(intact / "checkpoints" / "last.ckpt", weights_only=True)
-    text = yaml.safe_dump(options) if isinstance(options, dict) else options
-    return _save(folder, {**saved, "run": {**saved["run"], "options": text}})
+    last = intact / "checkpoints" / "last.safetensors"
+    if isinstance(options, dict):
+        run = read(last).run
+        options = {**(run.options if run else {}), **options}
+    elif isinstance(options, bytes):
+        options = options.decode()
+    return with_run(last, folder / "evil.safetensors", {"options": options})
 
 
 def _as_config(intact: Path, folder: Path, *, options: Any) -> Path:
-    """A copied run whose config.yaml is hostile."""
+    """A hostile config.yaml."""
     _bait(folder)
-    (folder / "checkpoints").mkdir()
-    shutil.copy(intact / "checkpoints" / "last.ckpt", folder / "checkpoints")
     path = folder / "config.yaml"
     if isinstance(options, dict):
         options = yaml.safe_dump(options)
@@ -187,12 +191,12 @@ def _bait(folder: Path) -> None:
     (folder / "evil.yaml").write_text(yaml.safe_dump({"strategy": POPEN}), encoding="utf-8")
 
 
-def _save(folder: Path, value: Any, name: str = "evil.ckpt", **options: Any) -> Path:
+def _save(folder: Path, value: Any, name: str = "evil.pt", **options: Any) -> Path:
     torch.save(value, folder / name, **options)
     return folder / name
 
 
-def _write(intact: Path, folder: Path, *, data: bytes, name: str = "evil.ckpt") -> Path:
+def _write(intact: Path, folder: Path, *, data: bytes, name: str = "evil.pt") -> Path:
     (folder / name).write_bytes(data)
     return folder / name
 
@@ -214,7 +218,7 @@ def _pickles() -> dict[str, Callable[[Path, Path], Path]]:
         "exec": Calls(exec, "open('pwned', 'w')"),
         "getattr": Calls(getattr, Calls(__import__, "evil_module"), "x"),
         "open": Calls(open, "pwned", "w"),
-        "torch.load": Calls(torch.load, "evil.ckpt"),
+        "torch.load": Calls(torch.load, "evil.pt"),
         "torch.hub": Calls(torch.hub.load, "evil/repository", "model"),
         "os.remove": Calls(os.remove, "text.txt"),
         "torch.frombuffer": Calls(torch.storage._load_from_bytes, pickle.dumps(Calls(os.system, PWN))),
@@ -244,7 +248,7 @@ def _pickles() -> dict[str, Callable[[Path, Path], Path]]:
 
 
 def _inside(intact: Path, folder: Path, *, value: Any) -> Path:
-    return _save(folder, {"gpt": {"config": {}}, "state_dict": {}, "global_step": 0, "x": value})
+    return _save(folder, {"model_args": {}, "model": {}, "x": value})
 
 
 def _archive(members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
@@ -301,9 +305,14 @@ def _archives() -> dict[str, Callable[[Path, Path], Path]]:
     return files
 
 
+def _archived(intact: Path, folder: Path) -> Path:
+    """The weights of an intact run as nanoGPT saves them."""
+    weights = read(intact / "checkpoints" / "last.safetensors").weights
+    return _save(folder, {"model_args": {}, "model": dict(weights)})
+
+
 def _two_members(intact: Path, folder: Path) -> Path:
-    path = folder / "evil.ckpt"
-    shutil.copy(intact / "checkpoints" / "last.ckpt", path)
+    path = _archived(intact, folder)
     with zipfile.ZipFile(path, "a") as archive:
         name = next(name for name in archive.namelist() if name.endswith("data.pkl"))
         info = zipfile.ZipInfo(name)
@@ -312,25 +321,26 @@ def _two_members(intact: Path, folder: Path) -> Path:
 
 
 def _patched(intact: Path, folder: Path, *, offset: int, form: str, value: int) -> Path:
-    """An intact checkpoint with one field of the archive's directory replaced."""
-    data = bytearray((intact / "checkpoints" / "last.ckpt").read_bytes())
+    """An archive with one field of its directory replaced."""
+    data = bytearray(_archived(intact, folder).read_bytes())
     entry = data.rindex(b"PK\x01\x02")
     struct.pack_into(form, data, entry + offset, value)
     return _write(intact, folder, data=bytes(data))
 
 
 def _cut(intact: Path, folder: Path, *, part: int) -> Path:
-    data = (intact / "checkpoints" / "last.ckpt").read_bytes()
-    return _write(intact, folder, data=data[: len(data) * part // 100])
+    data = (intact / "checkpoints" / "last.safetensors").read_bytes()
+    return _write(intact, folder, data=data[: len(data) * part // 100], name="evil.safetensors")
 
 
 def _noise(intact: Path, folder: Path, *, seed: int) -> Path:
-    """An intact checkpoint with altered bytes at its start, where the pickle is."""
+    """A checkpoint, or an archive, with altered bytes at its start."""
     chance = random.Random(seed)
-    data = bytearray((intact / "checkpoints" / "last.ckpt").read_bytes())
+    last = intact / "checkpoints" / "last.safetensors"
+    data = bytearray((last if seed % 2 else _archived(intact, folder)).read_bytes())
     for _ in range(50):
         data[chance.randrange(4096)] = chance.randrange(256)
-    return _write(intact, folder, data=bytes(data))
+    return _write(intact, folder, data=bytes(data), name="evil.safetensors" if seed % 2 else "evil.pt")
 
 
 def _tensors() -> dict[str, Callable[[Path, Path], Path]]:
@@ -346,12 +356,10 @@ def _tensors() -> dict[str, Callable[[Path, Path], Path]]:
             "everything huge": dict.fromkeys(("emb_dim", "num_heads", "num_layers", "vocab_size"), HUGE),
             "a number as a text": {"emb_dim": "1e9"},
             "a number past 64 bits": {"emb_dim": 1 << 70},
-            "an infinite number": {"context_length": float("inf")},
             "a list": {"num_layers": [1] * 10},
             "an unknown field": {"__class__": "evil"},
         }.items()
     }
-    weight = "model.token_embedding.weight"
     tensors: dict[str, Callable[[], Any]] = {
         "a stride of zero": lambda: torch.zeros(1).expand(1 << 20, 1 << 20),
         "a stride of zero, 4-d": lambda: torch.zeros(1).expand(9999, 9999, 9999, 99),
@@ -364,10 +372,7 @@ def _tensors() -> dict[str, Callable[[Path, Path], Path]]:
         "a list": lambda: [0.0] * 10,
         "text": lambda: "x" * 100,
     }
-    files |= {
-        f"{name} as the embedding": partial(_with_weight, name=weight, make=make)
-        for name, make in tensors.items()
-    }
+    files |= {f"{name} as the embedding": partial(_with_weight, make=make) for name, make in tensors.items()}
     return files
 
 
@@ -375,27 +380,26 @@ def _steps() -> dict[str, Callable[[Path, Path], Path]]:
     values = {
         "huge": 1 << 80,
         "a text": "x" * 1000,
-        "a tensor": torch.zeros(3),
+        "a list": [3],
         "negative": -5,
         "not a number": float("nan"),
+        "infinite": float("inf"),
     }
-    return {f"{name}": partial(_with_entry, key="global_step", value=value) for name, value in values.items()}
+    return {name: partial(_with_run, key="step", value=value) for name, value in values.items()}
 
 
 def _with_shape(intact: Path, folder: Path, *, changes: dict[str, Any]) -> Path:
-    saved = torch.load(intact / "checkpoints" / "last.ckpt", weights_only=True)
-    saved["gpt"] = {**saved["gpt"], "config": {**saved["gpt"]["config"], **changes}}
-    return _save(folder, saved)
+    last = intact / "checkpoints" / "last.safetensors"
+    config = {**read(last).model.config, **changes}
+    return rewritten(last, folder / "evil.safetensors", model={"config": config})
 
 
-def _with_weight(intact: Path, folder: Path, *, name: str, make: Callable[[], Any]) -> Path:
-    saved = torch.load(intact / "checkpoints" / "last.ckpt", weights_only=True)
-    return _save(folder, {**saved, "state_dict": {**saved["state_dict"], name: make()}})
+def _with_weight(intact: Path, folder: Path, *, make: Callable[[], Any]) -> Path:
+    return _save(folder, {"model_args": {}, "model": {"transformer.wte.weight": make()}})
 
 
-def _with_entry(intact: Path, folder: Path, *, key: str, value: Any) -> Path:
-    saved = torch.load(intact / "checkpoints" / "last.ckpt", weights_only=True)
-    return _save(folder, {**saved, key: value})
+def _with_run(intact: Path, folder: Path, *, key: str, value: Any) -> Path:
+    return with_run(intact / "checkpoints" / "last.safetensors", folder / "evil.safetensors", {key: value})
 
 
 SMALL = {
@@ -495,17 +499,17 @@ def _special_files() -> dict[str, Callable[[Path, Path], Path]]:
     """Files that never end, never begin, or are elsewhere."""
 
     def fifo(intact: Path, folder: Path) -> Path:
-        os.mkfifo(folder / "evil.ckpt")
-        return folder / "evil.ckpt"
+        os.mkfifo(folder / "evil.safetensors")
+        return folder / "evil.safetensors"
 
     def link(intact: Path, folder: Path, *, target: str) -> Path:
-        (folder / "evil.ckpt").symlink_to(target)
-        return folder / "evil.ckpt"
+        (folder / "evil.safetensors").symlink_to(target)
+        return folder / "evil.safetensors"
 
     def sparse(intact: Path, folder: Path) -> Path:
-        with (folder / "evil.ckpt").open("wb") as file:
+        with (folder / "evil.safetensors").open("wb") as file:
             file.truncate(1 << 40)
-        return folder / "evil.ckpt"
+        return folder / "evil.safetensors"
 
     files: dict[str, Callable[[Path, Path], Path]] = {}
     for number in range(len(RESUMING) + len(LOADING)):
@@ -516,7 +520,7 @@ def _special_files() -> dict[str, Callable[[Path, Path], Path]]:
         files[f"a sparse terabyte {number}"] = sparse
     files |= {
         f"a link to {target}": partial(link, target=target)
-        for target in ("evil.ckpt", "/etc/shadow", "/proc/self/mem")
+        for target in ("evil.safetensors", "/etc/shadow", "/proc/self/mem")
     }
     return files
 

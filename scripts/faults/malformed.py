@@ -52,7 +52,7 @@ def command_line(folder: Path, chance: random.Random) -> Arguments:
         "--keep_checkpoints": ("0", "x"),
         "--log_every": ("0", "-1", "x"),
         "--run": ("../up", "a/b", "", ".hidden"),
-        "--resume": ("missing", "auto", "auto_or_new", "missing/last.ckpt"),
+        "--resume": ("missing", "auto", "auto_or_new", "missing/last.safetensors"),
         "--seed_everything": ("x", "-1", "99999999999999999999"),
     }
     shape = chance.random()
@@ -100,7 +100,7 @@ def config(folder: Path, chance: random.Random) -> Arguments:
 
 def checkpoint(folder: Path, chance: random.Random) -> Arguments:
     """Pickles with code, archives with paths outside their folder, empty, random and unrelated files."""
-    path = folder / "wrong.ckpt"
+    path = folder / chance.choice(("wrong.safetensors", "wrong.pt"))
     shape = chance.randrange(7)
     if shape == 0:
         path.write_bytes(pickle.dumps(Code()))

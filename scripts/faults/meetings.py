@@ -62,13 +62,13 @@ class Meetings:
         return name, self._spoiled(["fit" in command for command in commands])
 
     def _spoiled(self, fits: list[bool]) -> str | None:
-        runs = sorted((self.folder / "runs").glob("*/checkpoints/last.ckpt"))
+        runs = sorted((self.folder / "runs").glob("*/checkpoints/last.safetensors"))
         if any(fits) and not runs:
             return "no run is left"
         for last in runs:
             if fingerprint(last.parents[1]) != self.wanted:
                 return f"{last.parents[1].name} differs from an undisturbed run"
-            if left := [file.name for file in last.parent.iterdir() if file.suffix != ".ckpt"]:
+            if left := [file.name for file in last.parent.iterdir() if file.suffix != ".safetensors"]:
                 return f"left behind: {left}"
         if not all(fits) and contents(self.folder / "tokens") != self.prepared:
             return "the prepared data differs"

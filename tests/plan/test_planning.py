@@ -6,14 +6,15 @@ import random
 import time
 from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from tiny_runs import fit, result
+from tiny_runs import fit
+from torch.optim.lr_scheduler import LambdaLR
 
+from gpt import GPTConfig
 from gpt.cli import main
 from gpt.data.corpus import choose_split
 from gpt.errors import InputError
@@ -22,9 +23,10 @@ from gpt.plan.cost import _PROBES, Cost, Shape, fit_cost
 from gpt.plan.law import Law, Trial
 from gpt.plan.plan import Plan, choose
 from gpt.plan.text import Text, measure
-from gpt.run import arguments
-from gpt.run.ends import Ends
-from gpt.run.record import Meter
+from gpt.run.limits import Deadline, Limits
+from gpt.run.options import Options, TrainerOptions
+from gpt.run.start import start
+from gpt.training.module import LanguageModel
 
 # Seconds of a step of each probe, recorded with one thread of an AMD EPYC with bfloat16 instructions.
 RECORDED = (0.0064, 0.0429, 0.0791, 0.0567, 0.0701, 0.2393, 0.1439)
@@ -256,8 +258,8 @@ def test_a_text_is_measured(tmp_path):
 def hurry(workplace, monkeypatch):
     """A process that begins now, on a machine that is not timed but thought three times as slow as it is."""
     slow = replace(MACHINE, seconds=tuple(3 * seconds for seconds in MACHINE.seconds))
-    for module in ("plan.command", "fit", "record"):
-        monkeypatch.setattr(f"gpt.training.{module}.STARTED", time.perf_counter())
+    for module in ("plan.command", "run.fit"):
+        monkeypatch.setattr(f"gpt.{module}.STARTED", time.perf_counter())
     monkeypatch.setattr(command, "probe", lambda *_: slow)
     monkeypatch.setattr("gpt.plan.text.try_out", lambda *_: text_of(1_000_000).trial)
     monkeypatch.setattr(command, "_REST_OF_START", 0.5)
@@ -269,7 +271,7 @@ def hurry(workplace, monkeypatch):
     return workplace
 
 
-PLAIN = ["--trainer.logger", "false", "--trainer.accelerator", "cpu", "--data.corpus", "text.txt"]
+PLAIN = ["--trainer.logger", "csv", "--trainer.accelerator", "cpu", "--data.corpus", "text.txt"]
 
 
 def test_a_run_keeps_its_time_and_repeats_exactly(hurry, capsys):
@@ -287,11 +289,15 @@ def test_a_run_keeps_its_time_and_repeats_exactly(hurry, capsys):
     assert summary["reached"]["tokens"] == summary["tokens"]
     options = yaml.safe_load(Path("runs/one/config.yaml").read_text("utf-8"))
     assert options["minutes"] is None
-    assert options["planned_steps"].startswith("0:")  # it was faster than planned, and made more steps
-    assert options["trainer"]["max_steps"] == summary["steps"]
+    planned = options["trainer"]["max_steps"]
+    windows = options["data"]["batch_size"] * options["model"]["config"]["context_length"]
+    assert planned * windows == summary["planned"]["tokens"]
     assert options["model"]["config"]["emb_dim"] == 32
-    assert main(["fit", "--config", "runs/one/config.yaml", "--run", "two"]) == 0
-    assert result(Path("runs/two"))[0] == result(Path("runs/one"))[0]
+    assert main(["fit", "--config", "runs/one/config.yaml", "--run", "two"]) == 0  # repeats the plan
+    assert json.loads(Path("runs/two/summary.json").read_text("utf-8"))["steps"] == planned
+    capsys.readouterr()
+    assert main(["fit", "--resume", "runs/one"]) == 0
+    assert f"all {summary['steps']} steps are done" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -300,9 +306,9 @@ def test_a_run_keeps_its_time_and_repeats_exactly(hurry, capsys):
         (["--minutes", "0.001"], "do not suffice to start: give at least"),
         (["--minutes", "1", "--trainer.max_steps", "5"], "leave --trainer.max_steps out"),
         (["--minutes", "1", "--trainer.accumulate_grad_batches", "4"], "accumulate_grad_batches out"),
-        (["--minutes", "long"], "--minutes long: expected a number"),
+        (["--minutes", "long"], "--minutes 'long': expected a time"),
         (["--minutes", "1", "--model.init_from", "gpt2"], "leave --model.init_from out"),
-        (["--minutes", "-1"], "--minutes -1: expected a number from 0 to 1,000,000"),
+        (["--minutes", "-1"], "--minutes -1: expected a time"),
     ],
 )
 def test_minutes_that_cannot_be_planned(hurry, more, line, capsys):
@@ -327,7 +333,7 @@ def test_a_table_for_several_times(hurry, capsys):
     assert [line.split()[0] for line in lines[1:3]] == ["1", "10"]
     assert any(line.startswith("more minutes than") for line in lines)
     assert main(["plan", "--data.corpus", "text.txt", "--minutes", "soon"]) == 2
-    assert "--minutes soon: expected a number from 0 to 1,000,000" in capsys.readouterr().err
+    assert "--minutes 'soon': expected a time" in capsys.readouterr().err
     assert main(["plan", "--data.corpus", "text.txt", "--minutes", "0.001,1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("0.001 minutes do not suffice to start: give at least 0.")
@@ -361,14 +367,14 @@ def test_a_text_is_read_as_the_options_say(hurry, capsys):
         assert main(["plan", "--minutes", "1", "--data.corpus", name, *more]) == 0
         assert main(["plan", "--minutes", "1", "--data.corpus", name]) == 2
         assert len(capsys.readouterr().out.splitlines()) >= 2
-        given = arguments.complete(["fit", "--minutes", "1", "--data.corpus", name, *more])
+        given = start("fit", ["--minutes", "1", "--data.corpus", name, *more])
         assert given.plan and given.plan.text.size >= 150_000
 
 
 def test_the_precision_by_hand_is_the_one_that_is_timed(hurry, monkeypatch):
     timed = []
     monkeypatch.setattr(command, "probe", lambda device, precision: timed.append(precision) or MACHINE)
-    arguments.complete(["fit", "--minutes", "1", *PLAIN, "--trainer.precision", "bf16-mixed"])
+    start("fit", ["--minutes", "1", *PLAIN, "--trainer.precision", "bf16-mixed"])
     assert timed == ["bf16-mixed"]
 
 
@@ -401,66 +407,48 @@ def test_the_speed_decides_the_number_of_steps(monkeypatch, capsys, fast, extend
     """
     now = 0.0
     monkeypatch.setattr("time.perf_counter", lambda: now)
-    told: list[str] = []
-    module = SimpleNamespace(planned_steps=600, compile_blocks=False)
-
-    def trainer(at: int) -> SimpleNamespace:
-        schedule = SimpleNamespace(base_lrs=[], lr_lambdas=[], last_epoch=0)
-        loop = SimpleNamespace(epoch_loop=SimpleNamespace(max_steps=600), max_epochs=1)
-        return SimpleNamespace(
-            **{"global_step": at, "min_steps": None, "should_stop": False, "fit_loop": loop},
-            **{"val_check_interval": 100, "accumulate_grad_batches": 1},
-            lr_scheduler_configs=[SimpleNamespace(scheduler=schedule)],
-            optimizers=[SimpleNamespace(param_groups=[])],
-            strategy=SimpleNamespace(broadcast=lambda value: value),
-        )
-
-    def ends(changes: str, deadline: float | None) -> Ends:
-        options = SimpleNamespace(max_time=None, max_steps=600, max_epochs=-1)
-        return Ends(options, 0, Meter(1), changes, deadline, 2.0, told.append, extends)
-
-    one, run = ends("0:600", 60.0), trainer(0)
-    one.on_train_start(run, module)
-    while not run.should_stop:
-        one.on_train_batch_start()
-        run.global_step, now = run.global_step + 1, now + (0.04 if fast else 0.2 if now < 30 else 0.4)
-        one.on_train_batch_end(run, module)
-        if run.global_step % 100 == 0 or run.should_stop:
-            one.on_validation_start()
+    trainer = TrainerOptions(max_steps=600, val_check_interval=100)
+    limits = Limits(Options(trainer=trainer), Deadline(at=60.0, validation=2.0, extends=extends))
+    limits.count(0)
+    limits.begin(0, 0.0, warms_up=False, every=100)
+    step, changes = 0, dict[int, int]()
+    while not limits.is_over(step):
+        step, now = step + 1, now + (0.04 if fast else 0.2 if now < 30 else 0.4)
+        if total := limits.update(step, now):
+            changes[step] = total
+        if step % 100 == 0 or limits.is_over(step):
             now += 2.0
+            limits.paused(2.0)
     if fast and not extends:
-        assert run.global_step == module.planned_steps == 600 and not told
+        assert step == limits.total == 600 and not changes
         return
     assert now == pytest.approx(60.0, rel=0.01)
     assert "steps in the time, not 600" in capsys.readouterr().err
     if fast:
-        assert run.global_step == module.planned_steps > 900
+        assert step == limits.total > 900
         return
-    assert told[0].startswith("0:600,15:2")  # as soon as a twentieth of the time is over
-    assert 200 < run.global_step == module.planned_steps < 215
-    again, later = ends(told[-1], None), trainer(29)
-    again.on_train_start(later, module)
-    assert module.planned_steps == int(told[0].rpartition(":")[2])
+    first = min(changes)
+    assert first == 15 and 200 <= changes[first] < 300  # as soon as a twentieth of the time is over
+    assert 200 < step == limits.total < 215
+    again = Limits(Options(trainer=trainer))  # resumed from a checkpoint after the first change
+    again.count(0, saved=changes[first])
+    again.begin(29, 7.0, warms_up=False, every=100)
+    assert again.update(30, 9.0) is None
+    assert again.total == changes[first]
 
 
 def test_the_next_step_has_the_learning_rate_of_the_new_total():
     """A run that resumes right after a change begins with it."""
-    group, module = {"lr": 0.5}, SimpleNamespace(planned_steps=100)
-    schedule = SimpleNamespace(
-        base_lrs=[1.0], lr_lambdas=[lambda step: 1 - step / module.planned_steps], last_epoch=50
-    )
-    trainer = SimpleNamespace(
-        fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(max_steps=100), max_epochs=1),
-        lr_scheduler_configs=[SimpleNamespace(scheduler=schedule)],
-        optimizers=[SimpleNamespace(param_groups=[group])],
-        **{"global_step": 50, "should_stop": False},
-    )
-    ends = Ends(SimpleNamespace(max_time=None, max_steps=100, max_epochs=-1), 0, Meter(1))
-    ends._move(trainer, module, 200)
-    assert group["lr"] == 0.75
-    assert (trainer.fit_loop.epoch_loop.max_steps, trainer.should_stop) == (200, False)
-    ends._move(trainer, module, 40)
-    assert trainer.should_stop
+    shape = GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=2, num_layers=1)
+    module = LanguageModel(shape)
+    module.planned_steps = 100
+    weight = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    schedule = LambdaLR(optimizer, lambda step: 1 - (module.first_step + step) / module.planned_steps)
+    module.lr_schedulers = lambda: schedule
+    module.first_step = 50
+    module.plan(200)
+    assert optimizer.param_groups[0]["lr"] == 0.75
 
 
 def test_validation_takes_no_minutes(capsys):

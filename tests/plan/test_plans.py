@@ -27,10 +27,9 @@ RECIPE = [
         ({"max_steps": 5}, 5, 320, 3, 1600, [2, 4, 5]),  # the last is validated
         # One window.
         ({"max_steps": 6}, 6, 16, 8, 96, [2, 4, 6]),
-        # 12 batches of 5 windows, 4 in an update, are an epoch of 3 updates.
-        ({"max_epochs": 1, "limit_train_batches": 12}, 3, 320, 5, 960, [2, 3]),
-        ({"max_epochs": 2, "limit_train_batches": 12}, 6, 320, 5, 1920, [2, 4, 6]),
-        ({"max_steps": 5, "max_epochs": 2, "limit_train_batches": 12}, 5, 320, 5, 1600, [2, 4, 5]),
+        # 652 windows of text, 100 in each of 20 batches of 5: 7 updates are an epoch.
+        ({"max_epochs": 1}, 7, 1600, 5, 7 * 1600, [2, 4, 6, 7]),
+        ({"max_steps": 5, "max_epochs": 2}, 5, 1600, 5, 5 * 1600, [2, 4, 5]),
         # An update takes an eighth of a second.
         ({"max_time": "00:00:00:01"}, 8, 320, 5, 2560, [2, 4, 6, 8]),
         ({"max_time": "00:00:00:01", "max_steps": 9}, 8, 320, 5, 2560, [2, 4, 6, 8]),

@@ -1,4 +1,4 @@
-"""What is done to the command line of `gpt fit` before LightningCLI parses it."""
+"""The command line of `gpt fit` and `gpt validate`, and what it starts."""
 
 import os
 import sys
@@ -11,7 +11,8 @@ from tiny_runs import TINY, fit, result
 
 from gpt.cli import main
 from gpt.errors import InputError
-from gpt.run import arguments
+from gpt.run.arguments import recipe_file
+from gpt.run.start import start
 from gpt.weights.checkpoint import read
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +23,7 @@ def test_resume_and_a_number_as_the_run_can_stand_in_a_file(workplace, capsys):
     Path("mine.yaml").write_text("run: 2024\nresume: auto_or_new\n", encoding="utf-8")
     assert fit(*FEW, "--config", "mine.yaml") == 0
     assert fit(*FEW, "--config", "mine.yaml", "--trainer.max_steps", "3") == 0
-    assert "resuming runs/2024/checkpoints/last.ckpt, after step 2" in capsys.readouterr().err
+    assert "resuming runs/2024/checkpoints/last.safetensors, after step 2" in capsys.readouterr().err
     assert os.listdir("runs") == ["2024"]
     saved = yaml.safe_load(Path("runs/2024/config.yaml").read_text(encoding="utf-8"))
     assert (saved["run"], saved["resume"], saved["ckpt_path"]) == ("2024", None, None)
@@ -33,7 +34,7 @@ def test_the_config_of_a_resumed_run_repeats_it_wherever_it_lies(workplace):
     assert main(["fit", "--resume", "runs/r", "--trainer.max_steps", "4"]) == 0
     Path("runs/r/config.yaml").rename("alone.yaml")
     assert main(["fit", "--config", "alone.yaml", "--run", "again"]) == 0
-    assert read("runs/again/checkpoints/last.ckpt")["global_step"] == 4
+    assert read("runs/again/checkpoints/last.safetensors").run.step == 4
     assert result(Path("runs/again"))[1][0]["step"] == "2"  # from the beginning
 
 
@@ -50,7 +51,7 @@ def test_the_config_of_a_resumed_run_repeats_it_wherever_it_lies(workplace):
         (["--seed_everything", "-1"], "seed_everything"),
         (["--resume", ""], "no checkpoint in ."),
         (["--run", ""], "expected a plain folder name for --run, got ''"),
-        (["--minutes", ""], "expected a number"),
+        (["--minutes", ""], "expected a time, such as 90s, 10m or 8h"),
     ],
 )
 def test_what_is_mistyped_or_contradicts_itself_starts_no_run(options, message, workplace, capsys):
@@ -92,23 +93,22 @@ def test_a_reader_that_leaves_does_not_end_the_run(workplace):
         os.close(reading)
         process.join(120)
         assert process.exitcode == 0
-    assert read("runs/r/checkpoints/last.ckpt")["global_step"] == 2
+    assert read("runs/r/checkpoints/last.safetensors").run.step == 2
 
 
 def test_a_run_needs_no_standard_output(workplace, monkeypatch):
     """`gpt fit >&-`"""
     monkeypatch.setattr(sys, "stdout", None)
     assert fit(*FEW, "--run", "r") == 0
-    assert read("runs/r/checkpoints/last.ckpt")["global_step"] == 2
+    assert read("runs/r/checkpoints/last.safetensors").run.step == 2
 
 
 def test_a_shipped_config_is_named_by_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["fit", "--config", "tinyshakespeare", "--data.corpus", "missing.txt"]) == 2
-    complete = arguments.complete(["fit", "--config", "tinyshakespeare"]).args
-    assert complete == [f"--config={ROOT / 'configs' / 'tinyshakespeare.yaml'}"]
+    assert start("fit", ["--config", "tinyshakespeare"]).options.model.config.emb_dim == 160
     (tmp_path / "tinyshakespeare").write_text("run: mine\n", encoding="utf-8")  # a file comes first
-    assert arguments.complete(["fit", "--config", "tinyshakespeare"]).args[0] == "--config=tinyshakespeare"
+    assert start("fit", ["--config", "tinyshakespeare"]).options.run == "mine"
 
 
 @pytest.mark.parametrize("name", ["tinyshakespear", "mine.yaml", "configs/mine.yml", "../quick"])
@@ -122,17 +122,82 @@ def test_a_config_that_is_not_there(name, tmp_path, monkeypatch, capsys):
 def test_options_may_be_given_as_yaml(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = "{trainer: {max_steps: 3}}"
-    assert arguments.complete(["fit", "--config", text]).args == [f"--config={text}"]
+    assert start("fit", ["--config", text]).options.trainer.max_steps == 3
     long = f"{{trainer: {{max_steps: 3}}}}  # {'longer than the name of any file ' * 10}"
-    assert arguments.complete(["fit", "--config", long]).args == [f"--config={long}"]
+    assert start("fit", ["--config", long]).options.trainer.max_steps == 3
     with pytest.raises(InputError, match="no checkpoint under"):  # not begun anew without a word
-        arguments.complete(["fit", "--config", "{resume: auto}"])
+        start("fit", ["--config", "{resume: auto}"])
 
 
-def test_a_random_seed_is_written_down(workplace):
-    assert fit(*FEW, "--seed_everything", "true", "--run", "one") == 0
-    assert main(["fit", "--config", "runs/one/config.yaml", "--run", "again"]) == 0
-    assert result(Path("runs/again"))[0] == result(Path("runs/one"))[0]
+def test_the_last_of_several_sources_counts(workplace):
+    Path("a.yaml").write_text("trainer: {max_steps: 5, max_epochs: 7}\nlog_every: 3\n", encoding="utf-8")
+    Path("b.yaml").write_text("trainer: {max_steps: 6}\n", encoding="utf-8")
+    options = start("fit", ["--log_every", "9", "--config", "a.yaml", "--config", "b.yaml"]).options
+    assert (options.trainer.max_steps, options.trainer.max_epochs, options.log_every) == (6, 7, 9)
+    assert options.model.config.emb_dim == 768  # a file takes the recipe's place
+
+
+def test_a_text_before_the_options_is_the_corpus(workplace):
+    assert start("fit", ["my.txt", "--data.shift"]).options.data.corpus == "my.txt"
+    assert start("fit", ["my.txt", "--data.shift"]).options.data.shift
+
+
+def test_print_config_is_a_file_for_config(workplace, capsys):
+    assert main(["fit", "my.txt", "--trainer.max_steps", "7", "--print_config"]) == 0
+    Path("printed.yaml").write_text(capsys.readouterr().out, encoding="utf-8")
+    printed = start("fit", ["--config", "printed.yaml"]).options
+    assert printed == start("fit", ["my.txt", "--trainer.max_steps", "7"]).options
+    assert yaml.safe_load(recipe_file("quick"))["model"]["config"]["emb_dim"] == printed.model.config.emb_dim
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        *(("learning_rate", "model.optimizer.lr"), ("max_iters", "trainer.max_steps")),
+        *(("block_size", "model.config.context_length"), ("n_layer", "model.config.num_layers")),
+        *(
+            ("batch_size", "data.batch_size"),
+            ("data.batchsize", "data.batch_size"),
+            ("lr", "model.optimizer.lr"),
+        ),
+        *(
+            ("data", "data.corpus"),
+            ("num_train_epochs", "trainer.max_epochs"),
+            ("trainer.callbacks", "trainer.logger"),
+        ),
+        *(("trainer.max_step", "trainer.max_steps"), ("optimizer.lr", "model.optimizer.lr")),
+    ],
+)
+def test_an_unknown_option_is_answered_with_what_was_meant(given, meant, workplace, capsys):
+    assert main(["fit", f"--{given}", "3"]) == 2
+    err = capsys.readouterr().err
+    assert f"there is no option --{given}; did you mean --{meant}?" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--trainer.precision", "fp16"],
+            "expected 32-true, bf16-mixed, 16-mixed, bf16-true, 64-true or null; did you mean 16-mixed?",
+        ),
+        (["--data.batch_size", "many"], "--data.batch_size 'many': expected a whole number"),
+        (["--data.batch_size"], "--data.batch_size needs a value"),
+        (["--minutes", "an hour"], "expected a time, such as 90s, 10m or 8h"),
+        (["--data.shift", "maybe"], "expected true or false"),
+        (["-x"], "'-x' is no option: expected --NAME VALUE"),
+        (["--model.optimizer.lr", "nan"], "expected a number"),
+    ],
+)
+def test_a_value_that_is_none_says_what_was_expected(options, message, workplace, capsys):
+    assert main(["fit", *options]) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1
+
+
+def test_minutes_take_units(workplace, capsys):
+    assert main(["fit", "--minutes", "1s", "--data.corpus", "text.txt"]) == 2  # planned for, and refused
+    assert "minutes do not suffice to start: give at least" in capsys.readouterr().err
 
 
 def test_a_run_without_validation_is_not_validated_silently(workplace, capsys):

@@ -1,10 +1,14 @@
 """Readable checkpoints with values that no run saves: one line, status 2, and nothing is trained."""
 
+import json
+import os
+import struct
+import time
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
+from faults.rewritten import rewritten
 from tiny_runs import fit
 
 from gpt import GPT
@@ -13,41 +17,85 @@ from gpt.errors import InputError
 from gpt.run.folder import folder_of
 from gpt.weights.checkpoint import read
 
+LAST = "runs/mine/checkpoints/last.safetensors"
+EVIL = Path("runs/mine/checkpoints/evil.safetensors")
+
 
 @pytest.fixture
 def saved(workplace):
-    """A checkpoint of a short run, of which `change` writes a copy with other values."""
+    """A checkpoint of a short run."""
     assert fit("--trainer.max_steps", "2", "--run", "mine") == 0
-    return read("runs/mine/checkpoints/last.ckpt")
-
-
-def change(saved, **values) -> str:
-    path = Path("runs/mine/checkpoints/evil.ckpt")  # `saved` is memory-mapped: its file must not change
-    torch.save({**saved, **values}, path)
-    return str(path)
+    return read(LAST)
 
 
 def refused(capsys, *arguments: str) -> str:
     capsys.readouterr()
     assert main(list(arguments)) == 2
     err = capsys.readouterr().err
-    assert "Traceback" not in err
-    return err.splitlines()[-1]
+    assert err.count("\n") == 1 and "Traceback" not in err
+    return err
 
 
 def test_values_that_no_run_saves(saved, capsys):
-    for step in (-5, torch.zeros(3), "2"):
-        assert "global_step" in refused(capsys, "fit", "--resume", change(saved, global_step=step))
-    weights = {**saved["state_dict"], "model.token_embedding.weight": torch.zeros(1)}
-    path = change(saved, state_dict=weights)
+    weights = {"token_embedding.weight": torch.zeros(1)}
+    path = str(rewritten(LAST, EVIL, tensors=weights))
     assert "has shape (1,)" in refused(capsys, "fit", "--resume", path, "--trainer.max_steps", "3")
-    options = yaml.safe_load(saved["run"]["options"])
-    options["trainer"]["max_time"] = "evil.yaml"
-    path = change(saved, run={**saved["run"], "options": yaml.safe_dump(options)})
+    options = {**saved.run.options, "trainer": {**saved.run.options["trainer"], "max_time": "evil.yaml"}}
+    path = str(rewritten(LAST, EVIL, run={"options": options}))
     assert "evil.yaml" in refused(capsys, "validate", "--ckpt_path", path)
-    config = {**saved["gpt"]["config"], "num_heads": 10**9, "emb_dim": 10**9}
-    path = change(saved, gpt={**saved["gpt"], "config": config})
-    refused(capsys, "generate", "--checkpoint", path)
+    config = {**saved.model.config, "num_heads": 10**9, "emb_dim": 10**9}
+    refused(capsys, "generate", "--checkpoint", str(rewritten(LAST, EVIL, model={"config": config})))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(('"step":2', '"step":-5'), ('"step":2', '"step":"2"'), ('"step":2', '"step":2.5')),
+        *(('"step":2', '"step":true'), ('"session":1', '"session":Infinity')),
+        *(('"session":1', '"session":1e999'), ('"save":', '"saves":')),
+    ],
+)
+def test_numbers_that_are_none_or_out_of_range(text, value, saved, capsys):
+    """Edited in the header, with the right checksum: only the values are wrong."""
+    import gpt.weights.checkpoint as module
+
+    with pytest.MonkeyPatch.context() as patch:
+        dump = json.dumps
+        patch.setattr(module.json, "dumps", lambda *args, **how: dump(*args, **how).replace(text, value))
+        with EVIL.open("wb") as file:
+            module.write(file, saved.tensors, saved.model, saved.run)
+    assert "evil.safetensors" in refused(capsys, "fit", "--resume", str(EVIL), "--trainer.max_steps", "3")
+    # No other run is disturbed by it.
+    assert fit("--trainer.max_steps", "1", "--run", "other") == 0
+
+
+def test_a_template_that_doubles_forty_times_is_refused_at_once(saved, capsys):
+    """In JSON, which has no references, it would be a terabyte long; a deep one is as quickly refused."""
+    deep = "x"
+    for _ in range(300):
+        deep = [deep]
+    began = time.monotonic()
+    refused(
+        capsys, "generate", "--checkpoint", str(rewritten(LAST, EVIL, model={"template": {"system": deep}}))
+    )
+    assert time.monotonic() - began < 20
+
+
+def test_a_header_larger_than_its_bound_is_not_read(saved, capsys):
+    EVIL.write_bytes(struct.pack("<Q", 1 << 40) + b"{}")
+    refused(capsys, "fit", "--resume", str(EVIL))
+    with EVIL.open("wb") as file:  # a sparse file as long as it claims
+        file.write(struct.pack("<Q", 1 << 30) + b"{")
+        file.truncate(1 << 31)
+    refused(capsys, "fit", "--resume", str(EVIL))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_among_the_checkpoints_stops_nobody(saved, capsys):
+    os.mkfifo("runs/mine/checkpoints/pipe.safetensors")
+    assert fit("--trainer.max_steps", "1", "--run", "other") == 0
+    assert main(["fit", "--resume", "runs/mine", "--trainer.max_steps", "3"]) == 0
+    assert "no checkpoint at" in refused(capsys, "fit", "--resume", "runs/mine/checkpoints/pipe.safetensors")
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs /dev/zero")
@@ -63,15 +111,11 @@ def test_a_run_cannot_be_named_by_control_characters():
 
 @pytest.mark.parametrize(
     "config",
-    [{"emb_dim": 10**9}, {"num_heads": 1}, {"emb_dim": "1e9"}, {"num_layers": [1]}, {"x": 1}, [], 7],
+    [{"emb_dim": 10**9}, {"num_heads": 1}, {"emb_dim": "1e9"}, {"num_layers": [1]}, {"x": 1}],
     ids=str,
 )
 def test_settings_that_are_not_those_of_the_options(config, saved, capsys):
     """The options of the run decide the model, and the settings beside the weights must be the same."""
-    settings = {**saved["gpt"]["config"], **config} if isinstance(config, dict) else config
-    path = change(saved, gpt={**saved["gpt"], "config": settings})
+    path = str(rewritten(LAST, EVIL, model={"config": {**saved.model.config, **config}}))
     for command in (["validate", "--ckpt_path"], ["fit", "--resume"]):  # the latter has no step left
-        capsys.readouterr()
-        assert main([*command, path]) == 2
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1 and "evil.ckpt" in error
+        assert "evil.safetensors" in refused(capsys, *command, path)

@@ -67,8 +67,8 @@ def losses(run: str) -> list[float]:
         return [float(row["train_loss"] or row["val_loss"]) for row in csv.DictReader(file)]
 
 
-def weights(run: str, name: str = "last.ckpt") -> dict[str, torch.Tensor]:
-    return read(f"runs/{run}/checkpoints/{name}")["state_dict"]
+def weights(run: str, name: str = "last.safetensors") -> dict[str, torch.Tensor]:
+    return read(f"runs/{run}/checkpoints/{name}").weights
 
 
 def assert_same(run: str, other: str) -> None:
@@ -89,16 +89,18 @@ def test_two_processes_do_what_one_does_and_go_on_with_each_others_runs(strategy
     assert_same("one", "two")
     *_, (step, _, path) = snapshots_of(Path("runs/two"))
     assert step == 10
-    for name, weight in read(path)["state_dict"].items():
+    for name, weight in read(path).weights.items():
         assert torch.equal(weight, weights("two")[name].bfloat16())
     shutil.copytree("runs/one", "runs/from-one")
     shutil.copytree("runs/two", "runs/from-two")
 
-    told = launch(*TWO, "--trainer.strategy", strategy, "--resume", "runs/from-one/checkpoints/step-5.ckpt")
+    told = launch(
+        *TWO, "--trainer.strategy", strategy, "--resume", "runs/from-one/checkpoints/step-5.safetensors"
+    )
     assert "after step 5" in told
     assert_same("from-one", "one")
     one = [*ONE, "--trainer.devices", "1", "--trainer.strategy", "auto"]
-    launch(*one, "--resume", "runs/from-two/checkpoints/step-5.ckpt", processes=1)
+    launch(*one, "--resume", "runs/from-two/checkpoints/step-5.safetensors", processes=1)
     assert_same("from-two", "one")
 
 
@@ -120,7 +122,7 @@ def test_tokens_per_update_make_the_same_run_on_any_number_of_processes(strategy
     launch(*options, *two, "--run", "two")
     launch(*options, *two, "--run", "changing", terminate=(0, 3), status=143)
     launch("fit", "--resume", "runs/changing", *one, processes=1, terminate=(0, 6), status=143)
-    assert read("runs/changing/checkpoints/last.ckpt")["global_step"] == 7
+    assert read("runs/changing/checkpoints/last.safetensors").run.step == 7
     launch("fit", "--resume", "runs/changing", *two)
     for run in ("two", "changing"):
         assert len(losses(run)) == 10 + 2
@@ -135,10 +137,12 @@ def test_bfloat16_weights_are_sharded_with_their_masters(launch):
     fsdp2, one = ["--trainer.strategy", "fsdp2"], ["--trainer.strategy", "auto", "--trainer.devices", "1"]
     launch(*TWO, *options, *fsdp2, "--run", "two")
     launch(*ONE, *options, "--run", "one", processes=1)
-    launch(*ONE, *options, *one, "--resume", "runs/two/checkpoints/step-2.ckpt", processes=1)
-    launch(*TWO, *options, *fsdp2, "--resume", "runs/two/checkpoints/step-4.ckpt")
-    states = [read(f"runs/{run}/checkpoints/last.ckpt")["optimizer_states"][0] for run in ("one", "two")]
-    for one, two in zip(*(state["masters"] for state in states), strict=True):
+    launch(*ONE, *options, *one, "--resume", "runs/two/checkpoints/step-2.safetensors", processes=1)
+    launch(*TWO, *options, *fsdp2, "--resume", "runs/two/checkpoints/step-4.safetensors")
+    saved = [read(f"runs/{run}/checkpoints/last.safetensors").tensors for run in ("one", "two")]
+    masters = [name for name in saved[0] if name.endswith("/master")]
+    assert len(masters) > 10 and saved[0].keys() - saved[1].keys() == set()
+    for one, two in ((saved[0][name], saved[1][name]) for name in masters):
         assert one.dtype == two.dtype == torch.float32
         torch.testing.assert_close(one, two, rtol=0, atol=2e-3)
     assert losses("two") == pytest.approx(losses("one"), rel=1e-3)
@@ -148,7 +152,7 @@ def test_a_signal_to_one_process_stops_both_and_they_resume_exactly(launch):
     options = [*TWO, "--model.config.dropout", "0.3", "--trainer.strategy", "ddp"]
     launch(*options, "--run", "whole")
     launch(*options, "--run", "cut", terminate=(1, 3), status=143)
-    assert read("runs/cut/checkpoints/last.ckpt")["global_step"] == 4
+    assert read("runs/cut/checkpoints/last.safetensors").run.step == 4
     launch("fit", "--resume", "auto", "--run", "cut")
     for name, weight in weights("whole").items():
         assert torch.equal(weights("cut")[name], weight)

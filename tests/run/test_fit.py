@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from gpt import Tokenizer
@@ -46,8 +47,8 @@ def test_a_run_leaves_what_the_readme_says(run):
         "loss.png",
         "samples.txt",
         "summary.json",
-        "checkpoints/best.ckpt",
-        "checkpoints/last.ckpt",
+        "checkpoints/best.safetensors",
+        "checkpoints/last.safetensors",
     } <= files
     assert not [name for name in files if name.endswith(".tmp")]
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
@@ -86,7 +87,7 @@ def test_held_out_loss_and_bits_per_byte_are_those_of_the_text(run):
     count = prepared.count("val", "tokens")
     tokens = prepared.stream("val").rows(np.array([0]), count)[0, 1:].astype("int64")
     tokenizer = Tokenizer("gpt2", 300)
-    model, _ = load(run / "checkpoints" / "last.ckpt")
+    model, _ = load(run / "checkpoints" / "last.safetensors")
     ids = torch.tensor([tokenizer.eot, *tokens.tolist()])
     nats = 0.0
     with torch.no_grad():
@@ -111,23 +112,23 @@ def test_metrics_have_a_row_an_interval_and_learn_something(run):
 
 
 def test_last_is_the_last_step_and_best_the_best(run):
-    assert read(run / "checkpoints" / "last.ckpt")["global_step"] == 65
+    assert read(run / "checkpoints" / "last.safetensors").run.step == 65
     rows = csv.DictReader((run / "metrics.csv").read_text(encoding="utf-8").splitlines())
     losses = {int(row["step"]): float(row["val_loss"]) for row in rows if row["val_loss"]}
-    best = read(run / "checkpoints" / "best.ckpt")
-    assert best["global_step"] == min(losses, key=lambda step: losses[step])
+    best = read(run / "checkpoints" / "best.safetensors")
+    assert best.run.step == min(losses, key=lambda step: losses[step])
     model, _ = load(run)  # a run's model is its best
-    assert torch.equal(model.final_norm.weight, best["state_dict"]["model.final_norm.weight"])
+    assert torch.equal(model.final_norm.weight, best.weights["final_norm.weight"])
 
 
 def test_a_checkpoint_reloaded_gives_the_same_logits(run, tmp_path):
-    model, tokenizer = load(run / "checkpoints" / "last.ckpt")
+    model, tokenizer = load(run / "checkpoints" / "last.safetensors")
     assert tokenizer.n_vocab == 300
     tokens = torch.randint(0, 300, (2, 16))
     model.save_pretrained(tmp_path)
     assert torch.equal(load(tmp_path)[0](tokens), model(tokens))
-    raw = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-    assert torch.equal(raw["model.final_norm.weight"], model.final_norm.weight)
+    raw = load_file(run / "checkpoints" / "last.safetensors")  # as any program can
+    assert torch.equal(raw["final_norm.weight"], model.final_norm.weight)
 
 
 def test_a_second_run_of_the_name_overwrites_nothing(run, monkeypatch):
@@ -141,7 +142,7 @@ def test_a_second_run_of_the_name_overwrites_nothing(run, monkeypatch):
 
 def test_validate_scores_a_checkpoint(run, monkeypatch, capsys):
     monkeypatch.chdir(run.parents[1])
-    assert main(["validate", "--ckpt_path", str(run / "checkpoints" / "last.ckpt")]) == 0
+    assert main(["validate", "--ckpt_path", str(run / "checkpoints" / "last.safetensors")]) == 0
     found = json.loads(capsys.readouterr().out)
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     assert found["val_bits_per_byte"] == pytest.approx(summary["val_bits_per_byte"], rel=1e-5)

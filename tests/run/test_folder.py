@@ -81,7 +81,7 @@ def test_a_killed_process_leaves_no_lock(workplace):
         process.kill()
         process.join()
         assert main(["fit", "--resume", "runs/mine", "--trainer.max_steps", "3"]) == 0
-    assert read("runs/mine/checkpoints/last.ckpt")["global_step"] == 3
+    assert read("runs/mine/checkpoints/last.safetensors").run.step == 3
 
 
 def test_the_config_of_another_program_is_not_overwritten_nor_its_files_removed(workplace):
@@ -94,11 +94,11 @@ def test_the_config_of_another_program_is_not_overwritten_nor_its_files_removed(
     }
     for name, text in files.items():
         Path(name).write_text(text, encoding="utf-8")
-    checkpoint = Path("runs/mine/checkpoints/last.ckpt").rename("project/checkpoints/last.ckpt")
+    checkpoint = Path("runs/mine/checkpoints/last.safetensors").rename("project/checkpoints/last.safetensors")
     assert main(["fit", "--resume", str(checkpoint), "--trainer.max_steps", "3", "--run", "new"]) == 0
     assert {name: Path(name).read_text(encoding="utf-8") for name in files} == files
     assert sorted(os.listdir("project")) == [".x.tmp", "checkpoints", "config.yaml"]
-    assert read("runs/new/checkpoints/last.ckpt")["global_step"] == 3
+    assert read("runs/new/checkpoints/last.safetensors").run.step == 3
 
 
 def test_a_run_does_not_begin_among_the_files_of_another_program(workplace, capsys):

@@ -37,7 +37,7 @@ def rows(run):
 def test_a_run_starts_from_the_weights(weights, text_file):
     options = ["--model.init_from", "weights", "--data.corpus", str(text_file), *FAST]
     assert main(["fit", *options, *STILL, "--trainer.max_steps", "2"]) == 0
-    model, tokenizer = load("runs/tuned/checkpoints/last.ckpt")
+    model, tokenizer = load("runs/tuned/checkpoints/last.safetensors")
     assert tokenizer.n_vocab == 300
     assert model.config == GPTConfig.from_dict({**SHAPE.to_dict(), "context_length": 16})
     cropped = weights.state_dict()
@@ -53,7 +53,7 @@ def test_one_command_starts_a_run_from_weights_and_resumes_it(weights, text_file
     command += ["--data.corpus", str(text_file)]
     assert main([*command, "--trainer.max_steps", "1"]) == 0
     assert main([*command, "--trainer.max_steps", "2"]) == 0
-    assert "resuming runs/tuned/checkpoints/last.ckpt, after step 1" in capsys.readouterr().err
+    assert "resuming runs/tuned/checkpoints/last.safetensors, after step 1" in capsys.readouterr().err
     assert main([*command, "--model.init_from", "others", "--trainer.max_steps", "3"]) == 2
     assert "the run that is resumed began from weights" in capsys.readouterr().err
 
@@ -83,7 +83,7 @@ def test_a_tuned_run_goes_on_without_the_weights_it_began_with(weights, text_fil
     (tmp_path / "weights").rename(tmp_path / "moved")
     assert main(["fit", "--resume", "runs/tuned", "--trainer.max_steps", "6"]) == 0
     assert rows("tuned")[-1]["step"] == "6"
-    assert main(["validate", "--ckpt_path", "runs/tuned/checkpoints/last.ckpt"]) == 0
+    assert main(["validate", "--ckpt_path", "runs/tuned/checkpoints/last.safetensors"]) == 0
 
 
 def test_one_run_starts_where_another_ended(weights, text_file):

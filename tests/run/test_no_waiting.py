@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from gpt import GPTConfig
+from gpt.run.folder import RunFolder
 from gpt.run.lightning_private import skip_sigterm_broadcast
-from gpt.run.record import Meter
+from gpt.run.record import Record
 from gpt.training import guard
 from gpt.training.module import LanguageModel
 from gpt.training.optimizers import OptimizerConfig
@@ -44,7 +45,7 @@ class Trainer(SimpleNamespace):
 def reads(monkeypatch) -> list[torch.Tensor]:
     """What the guard reads: each time whether something is not finite, and a signal."""
     seen = []
-    monkeypatch.setattr(guard, "read", lambda flags: seen.append(flags) or [0, 0])
+    monkeypatch.setattr(guard, "read", lambda flags: seen.append(flags) or [0, 0, 0])
     return seen
 
 
@@ -75,7 +76,7 @@ def update(
 
 
 def run_updates(module: LanguageModel, processes: int) -> None:
-    trainer, meter = Trainer(processes), Meter(every=10)
+    trainer, record = Trainer(processes), Record(RunFolder("none", None), every=10, show=False)
     module._trainer, module.logs_itself = trainer, False
     configured = module.configure_optimizers()
     optimizer, scheduler = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
@@ -91,7 +92,7 @@ def run_updates(module: LanguageModel, processes: int) -> None:
             scheduler.step()
             trainer.global_step += 1
             assert module.guard.agreed == 0
-        meter.on_train_batch_end(trainer, module, None, batch, index)
+        record.batch(module.last_loss, batch[0].numel())
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
@@ -99,7 +100,7 @@ def run_updates(module: LanguageModel, processes: int) -> None:
 @pytest.mark.parametrize("options", [{}, {"checkpoint_activations": True}, {"processes": 2}])
 def test_an_update_reads_once_from_the_device(precision, optimizer, options, reads):
     update(LanguageModel, precision, optimizer, **options)
-    assert [tuple(flags.shape) for flags in reads] == [(2,), (2,)]
+    assert [tuple(flags.shape) for flags in reads] == [(3,), (3,)]
 
 
 def test_lightnings_broadcast_before_each_batch_is_left_out(monkeypatch):

@@ -3,17 +3,21 @@
 import os
 import pickle
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 from tiny_runs import fit, result, run_in
 
 from gpt.cli import main
-from gpt.run.save import Checkpoints
-from gpt.run.saved_options import changes
-from gpt.weights.checkpoint import read
+from gpt.run.loop import Loop
+from gpt.run.options import Options
+from gpt.run.start import changes
+from gpt.text.template import Template
+from gpt.weights.checkpoint import Checkpoint, read
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +30,7 @@ def interrupted(whole: Path, step: int, name: str = "cut") -> Path:
     """The run as a kill after `step` would have left it, its metrics running ahead of its checkpoint."""
     run = Path("runs") / name
     (run / "checkpoints").mkdir(parents=True)
-    shutil.copy(whole / "checkpoints" / f"step-{step}.ckpt", run / "checkpoints" / "last.ckpt")
+    shutil.copy(whole / "checkpoints" / f"step-{step}.safetensors", run / "checkpoints" / "last.safetensors")
     for file in ("config.yaml", "metrics.csv", "samples.txt"):
         shutil.copy(whole / file, run / file)
     return run
@@ -34,9 +38,9 @@ def interrupted(whole: Path, step: int, name: str = "cut") -> Path:
 
 def test_the_run_spans_epochs(whole):
     """Nine steps are an epoch: those below begin in each, end one, and come before a validation."""
-    progress = read(whole / "checkpoints" / "step-18.ckpt")["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-    assert progress["is_last_batch"]
-    assert progress["total"]["ready"] == 36
+    run = read(whole / "checkpoints" / "step-18.safetensors").run
+    assert run.step == 2 * 9
+    assert run.place == 36 * 37
 
 
 @pytest.mark.parametrize("step", [1, 7, 9, 14, 18, 19])
@@ -55,15 +59,15 @@ def test_workers_change_nothing(whole, workplace):
 def test_resumed_from_the_best_its_validation_is_not_done_twice(whole, workplace, monkeypatch):
     run = interrupted(whole, 5)
 
-    def power_fails(self, trainer, module, original=Checkpoints.on_validation_end):
+    def power_fails(self, trainer, module, original=Loop.on_validation_end):
         original(self, trainer, module)
         raise OSError("no power")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "on_validation_end", power_fails)
+        patch.setattr(Loop, "on_validation_end", power_fails)
         assert main(["fit", "--resume", "auto"]) == 2
-    os.remove(run / "checkpoints" / "last.ckpt")
-    assert read(run / "checkpoints" / "best.ckpt")["global_step"] == 7
+    os.remove(run / "checkpoints" / "last.safetensors")
+    assert read(run / "checkpoints" / "best.safetensors").run.step == 7
     assert main(["fit", "--resume", "auto"]) == 0
     assert result(run) == result(whole)
 
@@ -83,7 +87,7 @@ def test_a_finished_run_can_be_given_more_steps(whole, workplace):
     rows = result(Path("runs/more"))[1]
     assert rows[: len(before)] == before
     assert [row["step"] for row in rows[len(before) :]] == ["21", "24", "24"]
-    assert read("runs/more/checkpoints/last.ckpt")["global_step"] == 24
+    assert read("runs/more/checkpoints/last.safetensors").run.step == 24
 
 
 def test_options_on_the_command_line_win_and_are_named(whole, workplace, capsys):
@@ -91,13 +95,13 @@ def test_options_on_the_command_line_win_and_are_named(whole, workplace, capsys)
     options = ["--model.optimizer.lr", "0.0125", "--trainer.max_steps", "10"]
     assert main(["fit", "--resume", "auto", *options, "--model.optimizer.schedule=constant"]) == 0
     err = capsys.readouterr().err
-    assert "resuming runs/cut/checkpoints/last.ckpt, after step 9" in err
+    assert "resuming runs/cut/checkpoints/last.safetensors, after step 9" in err
     assert "changed model.optimizer.lr: 0.005 -> 0.0125" in err
     assert "changed trainer.max_steps: 20 -> 10" in err
     assert "run:" not in err
     factor = 11 / 50  # the warm-up at step 10, which the scheduler has stepped to
-    groups = read(run / "checkpoints" / "last.ckpt")["optimizer_states"][0]["parts"]
-    assert groups[0]["param_groups"][0]["lr"] == pytest.approx(0.0125 * factor)
+    rates = [float(row["learning_rate"]) for row in result(run)[1] if row["train_loss"]]
+    assert rates[-1] == pytest.approx(0.0125 * factor)
     saved = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     assert saved["model"]["optimizer"]["lr"] == 0.0125
 
@@ -121,33 +125,33 @@ def test_what_the_weights_do_not_allow_is_refused(option, value, whole, workplac
 
 def test_the_checkpoint_alone_is_enough(whole, workplace, capsys):
     """Fit, resume, validate and generate at a size that is nobody's default, from a file that was moved."""
-    shutil.copy(whole / "checkpoints" / "step-18.ckpt", "moved.ckpt")
-    assert main(["fit", "--resume", "moved.ckpt", "--run", "elsewhere"]) == 0
+    shutil.copy(whole / "checkpoints" / "step-18.safetensors", "moved.safetensors")
+    assert main(["fit", "--resume", "moved.safetensors", "--run", "elsewhere"]) == 0
     found, wanted = result(Path("runs/elsewhere")), result(whole)
     assert found[0] == wanted[0]
     capsys.readouterr()
-    shutil.move("runs/elsewhere/checkpoints/last.ckpt", "last.ckpt")
+    shutil.move("runs/elsewhere/checkpoints/last.safetensors", "last.safetensors")
     shutil.rmtree("runs")
-    assert main(["validate", "--ckpt_path", "last.ckpt"]) == 0
+    assert main(["validate", "--ckpt_path", "last.safetensors"]) == 0
     loss = next(row["val_loss"] for row in wanted[1] if row["step"] == "20" and row["val_loss"])
     assert float(loss) == pytest.approx(yaml.safe_load(capsys.readouterr().out)["val_loss"], rel=1e-6)
-    assert main(["generate", "--checkpoint", "last.ckpt", "--max_new_tokens", "3"]) == 0
+    assert main(["generate", "--checkpoint", "last.safetensors", "--max_new_tokens", "3"]) == 0
 
 
 def test_auto_skips_a_broken_checkpoint_and_says_so(whole, workplace, capsys):
     run = interrupted(whole, 18)
-    last = run / "checkpoints" / "last.ckpt"
-    shutil.copy(whole / "checkpoints" / "step-9.ckpt", run / "checkpoints" / "step-9.ckpt")
+    last = run / "checkpoints" / "last.safetensors"
+    shutil.copy(whole / "checkpoints" / "step-9.safetensors", run / "checkpoints" / "step-9.safetensors")
     data = bytearray(last.read_bytes())
-    data[len(data) // 2] ^= 1  # one bit of a tensor: torch.load would not notice
+    data[len(data) // 2] ^= 1  # one bit of a tensor: safetensors would not notice
     last.write_bytes(data)
-    assert torch.load(last, weights_only=True)["global_step"] == 18
+    assert load_file(last).keys() == read(whole / "checkpoints" / "step-18.safetensors").tensors.keys()
     assert main(["fit", "--resume", "auto", "--run", "cut"]) == 0
     err = capsys.readouterr().err
     assert "after step 9" in err
-    assert "skipped runs/cut/checkpoints/last.ckpt, which is broken" in err
+    assert "skipped runs/cut/checkpoints/last.safetensors, which is broken" in err
     assert result(run) == result(whole)
-    assert (run / "checkpoints" / "last.ckpt.broken").is_file()
+    assert (run / "checkpoints" / "last.safetensors.broken").is_file()
 
 
 def test_auto_refuses_if_there_is_nothing_to_resume(workplace, capsys):
@@ -171,11 +175,11 @@ def test_auto_or_new_begins_and_then_resumes(workplace, capsys):
 def test_only_broken_checkpoints_are_never_overwritten(workplace, capsys):
     checkpoints = workplace / "runs" / "mine" / "checkpoints"
     checkpoints.mkdir(parents=True)
-    (checkpoints / "last.ckpt").write_bytes(b"PK half of a file")
+    (checkpoints / "last.safetensors").write_bytes(b"PK half of a file")
     for way in ("auto", "auto_or_new"):
         assert fit("--run", "mine", "--resume", way) == 2
-        assert "last.ckpt" in capsys.readouterr().err
-    assert (checkpoints / "last.ckpt").read_bytes() == b"PK half of a file"
+        assert "last.safetensors" in capsys.readouterr().err
+    assert (checkpoints / "last.safetensors").read_bytes() == b"PK half of a file"
 
 
 class Code:
@@ -188,11 +192,11 @@ class Code:
 )
 @pytest.mark.parametrize("option", ["fit --resume", "fit --ckpt_path", "validate --ckpt_path"])
 def test_code_in_a_checkpoint_is_refused_and_not_run(save, option, workplace, capsys):
-    save({"state_dict": {}, "gpt": Code()}, "evil.ckpt")
-    assert main([*option.split(), "evil.ckpt"]) == 2
+    save({"state_dict": {}, "gpt": Code()}, "evil.safetensors")
+    assert main([*option.split(), "evil.safetensors"]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert "evil.ckpt" in err
+    assert "evil.safetensors" in err
     assert not Path("ran").exists()
 
 
@@ -207,33 +211,35 @@ def test_an_accumulated_batch_is_a_batch(workplace):
         "11",
     ]
 
-    def run(name: str, batch: int, accumulate: int, steps: int, *more: str) -> dict:
+    def run(name: str, batch: int, accumulate: int, steps: int, *more: str) -> Checkpoint:
         sizes = ["--data.batch_size", str(batch), "--trainer.accumulate_grad_batches", str(accumulate)]
         assert fit(*plain, *sizes, "--trainer.max_steps", str(steps), "--run", name, *more) == 0
-        return read(f"runs/{name}/checkpoints/last.ckpt")
+        return read(f"runs/{name}/checkpoints/last.safetensors")
 
     constant = ["--model.optimizer.schedule", "constant", "--model.optimizer.name", "adamw"]
     one, two = run("one", 22, 1, 40, *constant), run("two", 11, 2, 40, *constant)
     run("three", 22, 1, 11, *constant)
     three = run("three", 11, 2, 40, *constant, "--resume", "auto")
     for other in (two, three):
-        assert other["global_step"] == 40
-        assert other["loops"]["fit_loop"]["state_dict"] == one["loops"]["fit_loop"]["state_dict"]  # the data
-        for name, weight in one["state_dict"].items():
-            torch.testing.assert_close(other["state_dict"][name], weight, rtol=1e-3, atol=1e-4)
+        assert other.run.step == 40
+        assert other.run.place == one.run.place
+        for name, weight in one.weights.items():
+            torch.testing.assert_close(other.weights[name], weight, rtol=1e-3, atol=1e-4)
 
 
 def test_changes_are_named_flat():
-    saved = {"data": {"batch_size": 1, "c": [2]}, "run": "x"}
-    now = {"data": {"batch_size": 3, "c": [2]}, "run": "y", "log_every": 5}
-    assert changes(saved, now) == ["data.batch_size: 1 -> 3", "log_every: None -> 5"]
-    template = {"data": {"template": {"user": "Q\n{content}"}}}
-    (changed,) = (change for change in changes({}, template) if "user" in change)
-    assert changed == r"data.template.user: ### Instruction:\n{content}\n\n -> Q\n{content}"
+    template = Template(user="Q\n{content}")
+    data = replace(Options().data, batch_size=3, template=template)
+    now = replace(Options(), run="y", log_every=5, data=data)
+    assert changes(Options(), now) == [
+        "data.batch_size: 12 -> 3",
+        r"data.template.user: ### Instruction:\n{content}\n\n -> Q\n{content}",
+        "log_every: 20 -> 5",
+    ]
 
 
 def test_the_checkpoint_that_was_found_intact_is_not_checked_again(whole, workplace, monkeypatch):
     run, checked = interrupted(whole, 18), []
-    monkeypatch.setattr("gpt.run.save.read", lambda path: checked.append(Path(path).name) or read(path))
+    monkeypatch.setattr("gpt.run.checkpoint.read", lambda path: checked.append(Path(path).name) or read(path))
     assert main(["fit", "--resume", str(run)]) == 0
-    assert "last.ckpt" not in checked
+    assert "last.safetensors" not in checked

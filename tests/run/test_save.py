@@ -1,82 +1,137 @@
 """Checkpoints that are whole or not there."""
 
 import errno
+import json
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from tiny_runs import fit, result
 
-from gpt.run.save import AtomicCheckpointIO
+from gpt import GPT
+from gpt.errors import InputError
+from gpt.run import checkpoint
+from gpt.run.checkpoint import save
+from gpt.training.module import LanguageModel
 from gpt.weights.checkpoint import read
+
+if sys.platform != "win32":
+    import resource
 
 
 def test_the_newest_and_the_best_are_kept(workplace):
     assert fit("--checkpoint_every", "3", "--keep_checkpoints", "3", "--run", "kept") == 0
     folder = Path("runs/kept/checkpoints")
     assert sorted(path.name for path in folder.iterdir()) == [
-        "best.ckpt",
-        "last.ckpt",
-        "step-15.ckpt",
-        "step-18.ckpt",
+        "best.safetensors",
+        "last.safetensors",
+        "step-15.safetensors",
+        "step-18.safetensors",
     ]
-    for name, step in {"last.ckpt": 20, "step-18.ckpt": 18, "step-15.ckpt": 15}.items():
-        assert read(folder / name)["global_step"] == step
+    for name, step in {"last.safetensors": 20, "step-18.safetensors": 18, "step-15.safetensors": 15}.items():
+        assert read(folder / name).run.step == step
 
 
-class FullDisk:
-    """A file on a disk that has room for `room` bytes."""
-
-    def __init__(self, file, room: int) -> None:
-        self.file, self.room = file, room
-
-    def write(self, data) -> int:
-        self.room -= len(data)
-        if self.room < 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return self.file.write(data)
-
-    def __getattr__(self, name):
-        return getattr(self.file, name)
-
-
+@pytest.mark.skipif(sys.platform == "win32", reason="limits the size of files")
 @pytest.mark.parametrize("room", [0, 64, 5_000, 100_000])
-def test_a_full_disk_leaves_the_old_checkpoint(room, tmp_path, monkeypatch):
-    path = tmp_path / "last.ckpt"
-    saved = {"weights": torch.arange(30_000.0)}
-    AtomicCheckpointIO().save_checkpoint(saved, path)
-    before = path.read_bytes()
-    full = lambda *args, **kwargs: FullDisk(open(*args, **kwargs), room)  # noqa: E731, SIM115
-    monkeypatch.setattr("gpt.files.open", full, raising=False)
-    monkeypatch.setattr(FullDisk, "__enter__", lambda self: self, raising=False)
-    monkeypatch.setattr(FullDisk, "__exit__", lambda self, *_: self.file.close(), raising=False)
-    with pytest.raises(OSError, match="No space left"):
-        AtomicCheckpointIO().save_checkpoint(saved, path)
+def test_a_full_disk_leaves_the_old_checkpoint(room, workplace):
+    assert fit("--trainer.max_steps", "2", "--run", "mine") == 0
+    path = Path("runs/mine/checkpoints/last.safetensors")
+    before, others = path.read_bytes(), sorted(path.parent.iterdir())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    saved = read(path)
+    tensors = {name: tensor.clone() for name, tensor in saved.tensors.items()}
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            save(path, tensors, saved.model, saved.run)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
+    assert sorted(path.parent.iterdir()) == others
 
 
 def test_a_run_says_that_the_disk_is_full(workplace, monkeypatch, capsys):
-    def save(self, checkpoint, path, storage_options=None, original=AtomicCheckpointIO.save_checkpoint):
-        if checkpoint["global_step"] >= 12:
+    def full(file, tensors, model, run, original=checkpoint.write):
+        if run is not None and run.step >= 12:
             raise OSError(errno.ENOSPC, "No space left on device")
-        original(self, checkpoint, path)
+        original(file, tensors, model, run)
 
     with monkeypatch.context() as patch:
-        patch.setattr(AtomicCheckpointIO, "save_checkpoint", save)
+        patch.setattr(checkpoint, "write", full)
         assert fit("--checkpoint_every", "4", "--run", "full") == 2
     err = capsys.readouterr().err
     assert err.count("gpt fit: ") == 1
-    assert "runs/full/checkpoints/last.ckpt: No space left on device" in err
-    assert read("runs/full/checkpoints/last.ckpt")["global_step"] == 8
+    assert "runs/full/checkpoints/last.safetensors: No space left on device" in err
+    assert read("runs/full/checkpoints/last.safetensors").run.step == 8
     assert fit("--resume", "auto", "--run", "full", "--checkpoint_every", "4") == 0
     assert fit("--run", "whole", "--checkpoint_every", "4") == 0
     assert result(Path("runs/full")) == result(Path("runs/whole"))
 
 
+def test_a_run_saves_at_least_once_a_minute(workplace, monkeypatch):
+    """Each update takes twenty seconds: one is saved once sixty are over, and agreed on in the next."""
+    now, made = [0.0], []
+    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now[0])
+
+    def step(self, *arguments, original=LanguageModel.configure_gradient_clipping, **options):
+        now[0] += 20.0
+        return original(self, *arguments, **options)
+
+    def noted(path, tensors, model, run, original=checkpoint.save):
+        made.append(run.step if run and "last" in path.name else None)
+        original(path, tensors, model, run)
+
+    monkeypatch.setattr(LanguageModel, "configure_gradient_clipping", step)
+    monkeypatch.setattr(checkpoint, "save", noted)
+    never = ["--trainer.val_check_interval", "1000", "--checkpoint_every", "1000"]
+    assert fit(*never, "--trainer.max_steps", "10", "--run", "r") == 0
+    assert [one for one in made if one] == [4, 8, 10]
+
+
+def test_a_checkpoint_is_tensors_and_json_for_any_program(workplace):
+    """Read here by hand: eight bytes, JSON, bytes."""
+    assert fit("--trainer.max_steps", "2", "--run", "r") == 0
+    data = Path("runs/r/checkpoints/last.safetensors").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    run = json.loads(header["__metadata__"]["run"])
+    assert run["step"] == run["total"] == 2 and run["options"]["model"]["config"]["emb_dim"] == 32
+    assert json.loads(header["__metadata__"]["model"])["config"]["vocab_size"] == 300
+    names = header.keys() - {"__metadata__"}
+    weights = set(GPT.from_pretrained("runs/r").state_dict()) - {"head.weight"}
+    assert {name for name in names if "/" not in name} == weights
+    assert "optimizer/blocks.0.feed_forward.up.weight/momentum_buffer" in names
+    assert "random/0/cpu" in names
+    one = header["final_norm.weight"]
+    first, last = (8 + length + offset for offset in one["data_offsets"])
+    weight = torch.frombuffer(bytearray(data[first:last]), dtype=torch.float32)
+    assert torch.equal(weight, read("runs/r/checkpoints/last.safetensors").weights["final_norm.weight"])
+
+
+@pytest.mark.parametrize("part", ["header", "tensors"])
+def test_every_flipped_byte_is_noticed(part, workplace):
+    assert fit("--trainer.max_steps", "1", "--run", "r") == 0
+    path = Path("runs/r/checkpoints/last.safetensors")
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    places = range(8, end, 97) if part == "header" else range(end, len(data), 4999)
+    copy = path.with_name("copy.safetensors")
+    for place in places:
+        flipped = bytearray(data)
+        flipped[place] ^= 1
+        copy.write_bytes(flipped)
+        try:
+            found = read(copy)
+        except InputError:
+            continue
+        assert found.model == read(path).model and found.run == read(path).run, place  # of the layout alone
+
+
 def test_what_a_kill_left_half_written_is_cleared_away(workplace):
     assert fit("--trainer.max_steps", "2", "--run", "left") == 0
-    half = [Path("runs/left/checkpoints/.last.ckpt.x1.tmp"), Path("runs/left/.metrics.csv.x2.tmp")]
+    half = [Path("runs/left/checkpoints/.last.safetensors.x1.tmp"), Path("runs/left/.metrics.csv.x2.tmp")]
     for file in half:
         file.write_bytes(b"half")
     assert fit("--resume", "auto", "--run", "left", "--trainer.max_steps", "3") == 0

@@ -9,14 +9,14 @@ from threading import Event
 import pytest
 import torch
 
-from gpt.run import sharing
-from gpt.run.sharing import ShareCores, seconds_waited
+from gpt import threads
+from gpt.threads import Sharing, seconds_waited, sharing_cores
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 SPINNING = """
 import time, torch
-from gpt.run.sharing import sleeping_teams
+from gpt.threads import sleeping_teams
 torch.set_num_threads(2)
 work = lambda: torch.ones(1 << 18).sum()
 def processor_time():
@@ -49,13 +49,13 @@ def watched(monkeypatch):
     """A callback, and a look of it after threads have waited for so many seconds in a second."""
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(sharing, "sleeping_teams", Event)
+    monkeypatch.setattr(threads, "sleeping_teams", Event)
     waited = [0.0]
-    monkeypatch.setattr(sharing, "seconds_waited", lambda: waited[0])
-    callback = ShareCores()
+    monkeypatch.setattr(threads, "seconds_waited", lambda: waited[0])
+    callback = Sharing()
 
     def look(share):
-        waited[0] += share * sharing._INTERVAL
+        waited[0] += share * threads._BUSY_INTERVAL
         callback.look()
         return callback._teams
 
@@ -79,23 +79,26 @@ def test_it_leaves_alone_what_the_user_chose_and_a_single_thread(name, monkeypat
     if name:
         monkeypatch.setenv(name, "100")
     started = []
-    monkeypatch.setattr(sharing.threading, "Thread", lambda **_: started.append(1))
-    ShareCores().setup()
+    monkeypatch.setattr(threads.threading, "Thread", lambda **_: started.append(1))
+    with sharing_cores():
+        pass
     assert not started
 
 
-def test_it_watches_from_setup_to_teardown(monkeypatch):
+def test_it_watches_while_the_block_runs_and_ends_its_teams(monkeypatch):
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(sharing, "_INTERVAL", 0.01)
+    monkeypatch.setattr(threads, "_BUSY_INTERVAL", 0.01)
     teams, looked = Event(), Event()
-    callback = ShareCores()
-    monkeypatch.setattr(callback, "look", looked.set)
-    callback._teams = teams
-    callback.setup()
-    assert looked.wait(10)
-    assert not teams.is_set()
-    callback.teardown()
+
+    def look(self):
+        self._teams = teams
+        looked.set()
+
+    monkeypatch.setattr(Sharing, "look", look)
+    with sharing_cores():
+        assert looked.wait(10)
+        assert not teams.is_set()
     assert teams.wait(10)
 
 

@@ -9,7 +9,7 @@ import torch
 from tiny_runs import fit, result, run_in
 
 from gpt.cli import main
-from gpt.run.save import AtomicCheckpointIO
+from gpt.run import checkpoint
 from gpt.run.snapshots import thin
 from gpt.weights.checkpoint import read, snapshots_of
 from gpt.weights.load import find, load
@@ -36,9 +36,9 @@ def test_a_snapshot_has_the_steps_weights_in_bfloat16_and_its_loss(whole):
     assert steps_of(whole) == STEPS
     assert found[0][1] > found[-1][1] > 0
     for step, _, path in found[:-1]:
-        wanted = read(whole / "checkpoints" / f"step-{step}.ckpt")["state_dict"]
-        saved = read(path)["state_dict"]
-        assert "model.head.weight" not in saved  # the tied one
+        wanted = read(whole / "checkpoints" / f"step-{step}.safetensors").weights
+        saved = read(path).weights
+        assert "head.weight" not in saved  # the tied one
         for name, weight in saved.items():
             assert torch.equal(weight, wanted[name].bfloat16())
     model, tokenizer = load(found[3][2])
@@ -56,10 +56,10 @@ def test_a_resumed_run_keeps_one_row(whole, workplace):
     run = workplace / "runs" / "cut"
     shutil.copytree(whole, run)
     for file in run.glob("checkpoints/*"):
-        if file.name != "step-9.ckpt":
+        if file.name != "step-9.safetensors":
             file.unlink()
-    (run / "snapshots" / "step-18-loss-1.0000.ckpt").write_bytes(b"another future's")
-    (run / "snapshots" / ".step-18.ckpt.x.tmp").write_bytes(b"half")
+    (run / "snapshots" / "step-18-loss-1.0000.safetensors").write_bytes(b"another future's")
+    (run / "snapshots" / ".step-18.safetensors.x.tmp").write_bytes(b"half")
     assert main(["fit", "--resume", str(run)]) == 0
     assert names(run) == names(whole)
     assert result(run) == result(whole)
@@ -82,7 +82,7 @@ def test_the_closest_go_first(tmp_path):
     steps = [1, 2, 3, 4, 5, 6, 8, 12, 16, 1000]
     (tmp_path / "snapshots").mkdir()
     for step in steps:
-        (tmp_path / "snapshots" / f"step-{step}-loss-1.0.ckpt").write_bytes(bytes(100))
+        (tmp_path / "snapshots" / f"step-{step}-loss-1.0.safetensors").write_bytes(bytes(100))
     thin(snapshots_of(tmp_path), 650)
     assert steps_of(tmp_path) == [1, 2, 4, 8, 16, 1000]
     thin(snapshots_of(tmp_path), 0)
@@ -108,12 +108,12 @@ def _with(megabytes):
 
 
 def test_a_full_disk_costs_the_snapshot_and_not_the_run(workplace, monkeypatch):
-    def save(self, saved, path, original=AtomicCheckpointIO.save_checkpoint, **options):
-        if "step-2-" in path.name:
-            raise OSError(28, "No space left on device", str(path))
-        original(self, saved, path, **options)
+    def full(file, *parts, original=checkpoint.write):
+        if "step-2-" in file.name:
+            raise OSError(28, "No space left on device")
+        original(file, *parts)
 
-    monkeypatch.setattr(AtomicCheckpointIO, "save_checkpoint", save)
+    monkeypatch.setattr(checkpoint, "write", full)
     assert fit("--run", "full", "--trainer.max_steps", "3") == 0
     assert steps_of(Path("runs/full")) == [1, 3]
 
@@ -125,7 +125,7 @@ def test_bad_options_and_what_a_snapshot_cannot_do(whole, workplace, capsys):
     assert main(["fit", "--resume", str(path)]) == 2
     assert "cannot be resumed" in capsys.readouterr().err
     assert main(["generate", "--checkpoint", str(path), "--max_new_tokens", "3"]) == 0
-    path.with_name("copy.ckpt").write_bytes(path.read_bytes()[:-300])
-    assert main(["generate", "--checkpoint", str(path.with_name("copy.ckpt"))]) == 2
+    path.with_name("copy.safetensors").write_bytes(path.read_bytes()[:-300])
+    assert main(["generate", "--checkpoint", str(path.with_name("copy.safetensors"))]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-    path.with_name("copy.ckpt").unlink()
+    path.with_name("copy.safetensors").unlink()

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from faults.rewritten import rewritten
 from tiny_runs import TINY
 
 from gpt.cli import main
@@ -60,7 +61,10 @@ def test_evaluation_is_validation(capsys):
     found = json.loads(capsys.readouterr().out)
     assert (found["tokens"], found["bytes"]) == data.prepared.scored("val")
     assert (
-        main(["validate", "--ckpt_path", "runs/a/checkpoints/best.ckpt", "--trainer.accelerator", "cpu"]) == 0
+        main(
+            ["validate", "--ckpt_path", "runs/a/checkpoints/best.safetensors", "--trainer.accelerator", "cpu"]
+        )
+        == 0
     )
     said = capsys.readouterr().out
     validated = json.loads(said[said.index("{") :])
@@ -82,7 +86,7 @@ def test_a_resumed_run_and_a_further_one_keep_the_template(capsys):
     assert main(["fit", "--resume", "runs/a", "--trainer.max_steps", "21"]) == 0
     assert "changed data.template" not in capsys.readouterr().err
     options = ["--model.init_from", "runs/a", "--data.corpus", "pairs.jsonl", "--trainer.accelerator", "cpu"]
-    options += ["--model.config.context_length", "32", "--trainer.logger", "false"]
+    options += ["--model.config.context_length", "32", "--trainer.logger", "csv"]
     assert main(["fit", "--config", "chat", *options, "--trainer.max_steps", "2", "--run", "further"]) == 0
     assert load_with_template("runs/further")[2] == TEMPLATE
     assert "next: gpt generate --checkpoint runs/further --interactive" in capsys.readouterr().out
@@ -143,14 +147,11 @@ def test_an_export_carries_the_template(tmp_path, capsys):
             {"system": "{content}", "user": "x", "assistant": "{content}"},
             "user must be a text with one {content}",
         ),
-        ("x" * 200, "not a saved template"),
     ],
 )
 def test_a_hostile_template_in_a_checkpoint(template, said, capsys, tmp_path):
-    saved = torch.load("runs/a/checkpoints/best.ckpt", weights_only=True)
-    saved["gpt"]["template"] = template
-    torch.save(saved, tmp_path / "bad.ckpt")
-    assert main(["generate", "--checkpoint", str(tmp_path / "bad.ckpt")]) == 2
+    bad = rewritten("runs/a/checkpoints/best.safetensors", "bad.safetensors", model={"template": template})
+    assert main(["generate", "--checkpoint", str(bad)]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
 

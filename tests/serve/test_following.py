@@ -34,7 +34,7 @@ def test_new_snapshots_are_served_while_the_run_trains(tmp_path):
         port = free.getsockname()[1]
     serve = ["serve", "--checkpoint", "runs/live", "--port", str(port)]
     with forked([*TINY, *ENDLESS], folder=tmp_path) as fit:
-        wait_for(lambda: list(tmp_path.glob("runs/live/snapshots/*.ckpt")) or not fit.is_alive())
+        wait_for(lambda: list(tmp_path.glob("runs/live/snapshots/*.safetensors")) or not fit.is_alive())
         with (
             forked(serve, folder=tmp_path) as server,
             httpx.Client(base_url=f"http://127.0.0.1:{port}") as client,

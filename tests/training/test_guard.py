@@ -40,9 +40,9 @@ def test_it_stops_before_the_weights_are_touched(value, broken_batch, workplace,
     err = capsys.readouterr().err
     assert "at step 6, batches 11 to 12 of the run" in err
     assert err.count("gpt fit: ") == 1
-    saved = read("runs/bad/checkpoints/last.ckpt")
-    assert saved["global_step"] == 5
-    assert all(weight.isfinite().all() for weight in saved["state_dict"].values())
+    saved = read("runs/bad/checkpoints/last.safetensors")
+    assert saved.run.step == 5
+    assert all(weight.isfinite().all() for weight in saved.weights.values())
 
 
 def test_a_finite_loss_with_a_gradient_that_is_not_stops_too(workplace, monkeypatch, capsys):
@@ -62,11 +62,11 @@ def test_a_step_can_be_skipped(optimizer, broken_batch, workplace, capsys):
     broken_batch(math.nan, 12)
     assert fit(*STEPS, "--model.skip_nonfinite", "1", "--model.optimizer.name", optimizer) == 0
     assert "skipped, 1 of 1" in capsys.readouterr().err
-    five, six, seven = (read(f"runs/bad/checkpoints/step-{step}.ckpt") for step in (5, 6, 7))
-    same = [torch.equal(five["state_dict"][name], six["state_dict"][name]) for name in five["state_dict"]]
+    five, six, seven = (read(f"runs/bad/checkpoints/step-{step}.safetensors") for step in (5, 6, 7))
+    same = [torch.equal(five.weights[name], six.weights[name]) for name in five.weights]
     assert all(same)
-    assert not torch.equal(six["state_dict"]["model.head.weight"], seven["state_dict"]["model.head.weight"])
-    assert seven["gpt"]["skipped"] == 1
+    assert not torch.equal(six.weights["token_embedding.weight"], seven.weights["token_embedding.weight"])
+    assert seven.run.skipped == 1
 
 
 def test_the_limit_outlives_a_resume(broken_batch, workplace, capsys):

@@ -36,7 +36,7 @@ def train(seed, bfloat16, steps=40, **options):
     module = LanguageModel(CONFIG, OptimizerConfig(), **options)
     if bfloat16:
         module.bfloat16()
-    optimizer = build_optimizer(module.model, module.optimizer_config)
+    optimizer = build_optimizer(module.model, module.options.optimizer)
     batch = text(0, count=16)
     for _ in range(steps):
         loss = module.loss(batch)
@@ -71,12 +71,12 @@ def test_masters_keep_what_bfloat16_would_round_away():
 
 def test_masters_go_out_and_in_bit_for_bit():
     _, module = train(0, bfloat16=True, steps=5)
-    optimizer = build_optimizer(module.model, module.optimizer_config)
+    optimizer = build_optimizer(module.model, module.options.optimizer)
     clone = copy.deepcopy(module)
     for p in module.model.parameters():
         p.grad = torch.randn_like(p)
     optimizer.step()
-    resumed = build_optimizer(clone.model, clone.optimizer_config)
+    resumed = build_optimizer(clone.model, clone.options.optimizer)
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     clone.load_state_dict(module.state_dict())
     for mine, other in zip(module.model.parameters(), clone.model.parameters(), strict=True):

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt.weights.checkpoint import checkpoints_of, newest_run, next_session
+from gpt.weights.checkpoint import ModelPart, RunPart, checkpoints_of, newest_run, next_session
+from gpt.weights.checkpoint import write as write_checkpoint
 from gpt.weights.load import find
 
 
@@ -19,7 +20,15 @@ def save(tmp_path, monkeypatch):
     def write(name: str, **order: int) -> Path:
         path = Path("runs") / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save({"gpt": {}, "state_dict": {}, "run": {"saved_at": next(clock), **order}}, path)
+        numbers = {"step": 1, "total": 1, "place": 0, "skipped": 0, "save": 0, "session": 0} | order
+        run = RunPart(
+            **{"saved_at": float(next(clock)), **numbers},
+            **{"options": {}, "limits": {}, "record": {}, "loss_sums": []},
+            **{"validated": False, "corpus": "", "scale": None, "best_loss": None},
+        )
+        empty = dict.fromkeys(("tokenizer", "bytes_per_token", "template", "adapters"))
+        with path.open("wb") as file:
+            write_checkpoint(file, {"w": torch.zeros(1)}, ModelPart(config={}, **empty), run)
         os.utime(path, (0, 0))
         return path
 
@@ -27,31 +36,26 @@ def save(tmp_path, monkeypatch):
 
 
 def test_a_later_save_is_newer_and_a_later_session_newer_still(save):
-    old = save("a/checkpoints/step-900.ckpt", session=1, save=9)
-    resumed = save("a/checkpoints/step-50.ckpt", session=2, save=1)
-    last = save("a/checkpoints/last.ckpt", session=2, save=2)
-    slurm = save("a/hpc_ckpt_1.ckpt", session=2, save=3)
-    assert checkpoints_of(Path("runs/a")) == [slurm, last, resumed, old]
+    old = save("a/checkpoints/step-900.safetensors", session=1, save=9)
+    resumed = save("a/checkpoints/step-50.safetensors", session=2, save=1)
+    last = save("a/checkpoints/last.safetensors", session=2, save=2)
+    assert checkpoints_of(Path("runs/a")) == [last, resumed, old]
 
 
-def test_checkpoints_without_a_session_are_older_and_in_the_order_of_their_times(save):
-    second, first = save("a/checkpoints/last.ckpt"), save("a/checkpoints/step-1.ckpt")
-    new = save("a/checkpoints/best.ckpt", session=1, save=1)
-    assert checkpoints_of(Path("runs/a")) == [new, second, first]
-
-
-def test_the_newest_run_is_the_one_started_or_resumed_last(save):
-    save("a/checkpoints/last.ckpt", session=3, save=1)
-    save("b/checkpoints/last.ckpt", session=2, save=70)
+def test_the_newest_run_is_the_one_that_saved_last(save, capsys):
+    save("b/checkpoints/last.safetensors", session=2, save=70, saved_at=5.0)
+    save("a/checkpoints/last.safetensors", session=3, save=1, saved_at=6.0)
     assert newest_run() == Path("runs/a")
-    assert find() == Path("runs/a/checkpoints/last.ckpt")
-    assert next_session(Path("elsewhere")) == 4
+    assert find() == Path("runs/a/checkpoints/last.safetensors")
+    assert "taking the newest run, runs/a" in capsys.readouterr().err
+    assert next_session(Path("runs/a")) == 4
+    assert next_session(Path("elsewhere")) == 1  # whatever stands in other runs
 
 
 def test_a_broken_file_is_listed_first_but_makes_no_run_the_newest(save):
-    save("a/checkpoints/last.ckpt", session=1, save=1)
-    intact = save("b/checkpoints/step-1.ckpt")
-    broken = Path("runs/b/checkpoints/last.ckpt")
+    save("a/checkpoints/last.safetensors", saved_at=9.0)
+    intact = save("b/checkpoints/step-1.safetensors", saved_at=8.0)
+    broken = Path("runs/b/checkpoints/last.safetensors")
     broken.write_bytes(b"PK half of a file")
     assert checkpoints_of(Path("runs/b")) == [broken, intact]
     assert checkpoints_of(Path("runs/b"), broken_first=False) == [intact, broken]

@@ -1,0 +1,274 @@
+"""Options are plain values wherever they stand: nothing that one names is imported, run or fetched."""
+
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from faults.rewritten import rewritten
+from faults.watched import watched
+from tiny_runs import TEXT, TINY, fit, result
+
+from gpt.cli import main
+from gpt.errors import InputError
+from gpt.plain import seconds_of
+from gpt.run.arguments import as_texts, typed
+from gpt.run.fit import new_trainer
+from gpt.run.options import Options, TrainerOptions, from_flat, to_dict
+from gpt.run.start import is_local_text
+from gpt.training.module import LanguageModel
+from gpt.weights.checkpoint import read
+
+POPEN = {"class_path": "subprocess.Popen", "init_args": {"args": "touch pwned", "shell": True}}
+HOSTILE = {
+    "a class": {"trainer": {"strategy": POPEN}},
+    "a name to import": {"trainer": {"strategy": "evil_module.Strategy"}},
+    "a logger's class": {"trainer": {"logger": "evil_module.Logger"}},
+    "a list of classes": {"trainer": {"callbacks": [POPEN]}},
+    "a plugin": {"trainer": {"plugins": "evil_module.Plugin"}},
+    "dotted names": {"trainer.strategy.class_path": "subprocess.Popen"},
+    "a class as the model": {"model": POPEN},
+    "a class as a number": {"data": {"batch_size": POPEN}},
+    "a file as a group": {"trainer": "evil.yaml"},
+    "a URL as a group": {"model": "https://example.org/evil.yaml"},
+    "a URL as the corpus": {"data": {"corpus": "https://example.org/text.txt"}},
+    "a chain of fsspec": {"data": {"corpus": "filecache::memory"}},
+    "a data set of the hub": {"data": {"corpus": "hub:owner/name"}},
+    "a recipe with a URL": {"data": {"corpus": "evil-recipe.yaml"}},
+    "a recipe with a slash": {"data": {"corpus": "evil-recipe.yaml/"}},
+    "another config": {"config": "evil.yaml"},
+    "unpickling": {"weights_only": False},
+    "a registry": {"trainer": {"model_registry": "owner/model"}},
+}
+
+
+@pytest.fixture
+def hostile_folder(workplace, monkeypatch) -> Path:
+    (workplace / "evil_module.py").write_text("open('pwned', 'w').close()\n", encoding="utf-8")
+    (workplace / "evil.yaml").write_text(yaml.safe_dump({"strategy": POPEN}), encoding="utf-8")
+    recipe = "corpus: {files: ['https://example.org/text.txt']}\n"
+    (workplace / "evil-recipe.yaml").write_text(recipe, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(workplace))
+    return workplace
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("text.txt").write_text(TEXT, encoding="utf-8")
+        assert fit("--trainer.max_steps", "2", "--run", "mine", "--trainer.val_check_interval", "2") == 0
+    return folder / "runs" / "mine"
+
+
+def changed(options: dict, by: dict) -> dict:
+    """Nested options with some in the place of others."""
+    found = dict(options)
+    for name, value in by.items():
+        inner = isinstance(value, dict) and isinstance(found.get(name), dict)
+        found[name] = changed(found[name], value) if inner else value
+    return found
+
+
+@pytest.mark.parametrize("way", ["fit --resume", "validate --ckpt_path"])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_option_of_a_checkpoint_is_refused_and_nothing_happens(
+    name, way, trained, hostile_folder, capsys
+):
+    last = trained / "checkpoints" / "last.safetensors"
+    options = changed(read(last).run.options, HOSTILE[name])
+    path = rewritten(last, "runs/evil/checkpoints/last.safetensors", run={"options": options})
+    with watched(Path("runs/evil")) as seen:
+        status = main([*way.split(), str(path), "--trainer.max_steps", "3"])
+    err = capsys.readouterr().err
+    assert seen == []
+    assert status == 2
+    assert err.count("\n") == 1
+    assert str(path) in err
+    assert not Path("pwned").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["a class", "a name to import", "a plugin", "a class as the model", "a file as a group"]
+)
+def test_a_file_of_ones_own_names_no_class_either(name, hostile_folder, capsys):
+    Path("mine.yaml").write_text(yaml.safe_dump(HOSTILE[name]), encoding="utf-8")
+    assert main([*TINY, "--config", "mine.yaml"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not Path("pwned").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "trainer: !!python/object/apply:subprocess.Popen [[touch, pwned]]\n",
+        "- 1\n",
+        "model: &a {config: *a}\n",
+        "a: &a [x, x]\n"
+        + "".join(f"{chr(98 + n)}: &{chr(98 + n)} [*{chr(97 + n)}, *{chr(97 + n)}]\n" for n in range(25)),
+        "[" * 5000,
+    ],
+)
+def test_a_file_that_is_no_plain_options_is_one_line_at_once(text, hostile_folder, capsys):
+    Path("mine.yaml").write_text(text, encoding="utf-8")
+    began = time.monotonic()
+    assert main([*TINY, "--config", "mine.yaml"]) == 2
+    assert time.monotonic() - began < 10
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and len(err) < 1000
+    assert not Path("pwned").exists()
+
+
+def test_a_corpus_that_is_given_again_takes_the_place_of_a_refused_one(trained, workplace, capsys):
+    shutil.copytree(trained, "runs/mine")
+    last = trained / "checkpoints" / "last.safetensors"
+    options = changed(read(last).run.options, {"data": {"corpus": "hub:owner/name"}})
+    path = rewritten(last, "runs/mine/checkpoints/last.safetensors", run={"options": options})
+    more = ["fit", "--resume", str(path), "--trainer.max_steps", "3"]
+    assert main(more) == 2
+    assert "give it yourself: --data.corpus" in capsys.readouterr().err
+    assert main([*more, "--data.corpus", "text.txt"]) == 0
+    assert read(path).run.step == 3
+
+
+@pytest.mark.parametrize(
+    ("corpus", "local"),
+    [
+        *(("python-docs", True), ("text.txt", True), (".", True), ("missing.txt", False)),
+        *(("evil-recipe.yaml", False), ("evil-recipe.yaml/", False), ("reference://a", False)),
+        *(("memory::text.txt", False), ("hub:a/b", False), ("../python-docs", False)),
+    ],
+)
+def test_a_name_in_a_file_leads_to_plain_text_here_or_nowhere(corpus, local, hostile_folder):
+    assert is_local_text(corpus) == local
+
+
+def test_a_runs_config_repeats_the_run(trained, workplace):
+    config = workplace / "copied" / "config.yaml"
+    shutil.copytree(trained, config.parent)
+    assert main(["fit", "--config", str(config), "--run", "again"]) == 0
+    assert main(["fit", f"--config={config}", "--run", "once-more"]) == 0
+    assert result(Path("runs/again"))[:2] == result(trained)[:2]
+    assert result(Path("runs/once-more"))[:2] == result(trained)[:2]
+
+
+def test_options_survive_a_file():
+    options = from_flat(
+        {"run": "2024", "model.optimizer.betas": (0.8, 0.9), "trainer.max_time": "00:01:00:00"}
+    )
+    again = from_flat(typed(as_texts(yaml.safe_load(yaml.safe_dump(to_dict(options))))))
+    assert again == options
+
+
+@pytest.mark.parametrize("command", ["--resume", "--ckpt_path"])
+def test_options_that_claim_a_huge_model(command, trained, workplace, capsys):
+    """A billion layers in the options and two in the file: refused before a model is built."""
+    last = trained / "checkpoints" / "last.safetensors"
+    layers = {"num_layers": 1_000_000_000}
+    options = changed(read(last).run.options, {"model": {"config": layers}})
+    config = {**read(last).model.config, **layers}
+    huge = str(rewritten(last, "huge.safetensors", run={"options": options}, model={"config": config}))
+    assert main(["fit" if command == "--resume" else "validate", command, huge]) == 2
+    assert "huge.safetensors: the weights lack blocks." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"accumulate_grad_batches": 0}, "at least 1"),
+        ({"gradient_clip_val": -0.5}, "at least 0"),
+        ({"limit_val_batches": 0.5}, "give 0 or 1.0"),
+        ({"val_check_interval": 0}, "at least 1"),
+        ({"max_steps": 0}, "positive"),
+        ({"max_epochs": -9}, "positive"),
+        ({"max_time": "-5s"}, "max_time must be positive"),
+        ({"max_time": "soon"}, "90s, 10m or 8h"),
+        ({"logger": "csv,comet"}, "csv, tensorboard, wandb"),
+        ({"devices": 0}, "at least 1"),
+    ],
+    ids=str,
+)
+def test_values_that_no_run_could_follow_are_refused(values, message):
+    with pytest.raises(InputError, match=message):
+        TrainerOptions(**values)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("10m", 600), ("8h", 28800), ("1d", 86400), ("1.5", 90), ("00:00:10:05", 605)],
+)
+def test_a_time_is_written_in_several_ways(text, seconds):
+    assert seconds_of("minutes", text) == seconds
+
+
+def test_the_options_reach_the_trainer():
+    plain = replace(
+        TrainerOptions(), accelerator="cpu", precision="32-true", devices=1, limit_val_batches=0.0
+    )
+    plain = replace(plain, accumulate_grad_batches=3, gradient_clip_val=0.5, detect_anomaly=True)
+    trainer = new_trainer(replace(Options(), trainer=plain), callbacks=[])
+    assert (trainer.limit_val_batches, trainer.accumulate_grad_batches) == (0.0, 3)
+    assert (trainer.gradient_clip_val, trainer.precision) == (0.5, "32-true")
+    assert trainer._detect_anomaly and trainer.num_devices == 1
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda", "mps", "banana"])
+def test_a_device_that_is_not_there_is_refused_in_one_line_with_one_that_is(device, workplace, capsys):
+    if torch.accelerator.is_available():
+        pytest.skip("there is a GPU")
+    assert fit("--trainer.accelerator", device) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert device in err.lower()
+    assert "cpu" in err
+    assert not Path("runs").exists()
+
+
+def test_several_nodes_need_a_launcher_for_which_they_would_wait(workplace, monkeypatch, capsys):
+    for name in ("MASTER_ADDR", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    assert fit("--trainer.num_nodes", "2") == 2
+    assert "torchrun" in capsys.readouterr().err
+
+
+def test_more_processes_than_cores_are_told(workplace, monkeypatch, capsys):
+    monkeypatch.setattr("gpt.run.fit.cores", lambda: 1)
+    monkeypatch.setattr("gpt.run.fit.seed_everything", lambda *_, **__: pytest.fail("far enough"))
+    with pytest.raises(pytest.fail.Exception):
+        fit("--trainer.devices", "4")
+    assert "4 processes on 1 cores" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("Unable to allocate 7.28 TiB"), torch.OutOfMemoryError("CUDA")]
+)
+def test_a_batch_that_does_not_fit_is_one_line(error, workplace, monkeypatch, capsys):
+    def step(self, *_):
+        raise error
+
+    monkeypatch.setattr(LanguageModel, "training_step", step)
+    assert fit("--trainer.enable_progress_bar", "false") == 2
+    err = capsys.readouterr().err
+    assert "give a smaller --data.batch_size, or --data.tokens_per_update" in err.splitlines()[-1]
+
+
+def test_the_help_is_short_and_shows_the_defaults(capsys):
+    assert main(["fit", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("\n") <= 160
+    assert "--trainer.max_steps  a whole number (2000)" in out
+    assert "example: gpt fit" in out
+
+
+def test_rare_options_stand_in_the_docs():
+    from gpt.run.help import RARE
+    from gpt.run.options import OPTIONS
+
+    docs = (Path(__file__).parents[2] / "docs" / "options.md").read_text(encoding="utf-8")
+    for name in OPTIONS:
+        assert name not in RARE or f"`{name}`" in docs, name
+    assert set(RARE) <= set(OPTIONS)
