@@ -161,14 +161,6 @@ def write(file: IO[bytes], tensors: Mapping[str, Tensor], model: ModelPart, run:
         raise
 
 
-def is_checkpoint(path: Path) -> bool:
-    """Whether the file says that `gpt fit` wrote it."""
-    try:
-        return "model" in _metadata(path)
-    except (InputError, OSError):
-        return False
-
-
 def checkpoints_of(run: Path, *, broken_first: bool = True) -> list[Path]:
     """The checkpoints of a run, the newest first, those whose header cannot be read before or after them."""
     found = {path: _order(path) for path in _files(run)}
@@ -230,7 +222,8 @@ def _metadata(path: Path) -> dict[str, str]:
     if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
         raise InputError(f"{path} is not a checkpoint, or a broken one")
     if "model" not in texts:
-        raise InputError(f"{path} is not a checkpoint written by 'gpt fit'")
+        what = "expected model.safetensors with a config.json beside it"
+        raise InputError(f"{path} is not a checkpoint written by 'gpt fit'; of another program, {what}")
     if len(texts.get("run", "")) > _MOST_RUN:
         raise InputError(f"{path}: its options take more than {_MOST_RUN:,} characters")
     return texts

@@ -72,7 +72,7 @@ def test_the_older_bin_with_masks_and_without_prefix(folder, tokens, tmp_path):
         state[f"h.{i}.attn.bias"] = torch.ones(1, 1, 24, 24).tril()
         state[f"h.{i}.attn.masked_bias"] = torch.tensor(-1e4)
     (folder / "model.safetensors").unlink()
-    torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    torch.save(state, folder / "pytorch_model.bin")
     logits = GPT.from_pretrained(folder)(tokens)
     torch.testing.assert_close(logits, theirs(tokens).logits, atol=1e-4, rtol=0)
 
