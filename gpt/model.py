@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from typing_extensions import Self
 
 from gpt.attention import KeyValueCache, MultiHeadAttention
+from gpt.attention.multi_head import document_mask
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 
@@ -100,6 +101,9 @@ class GPT(nn.Module):
         self._check(tokens, cached)
         if positions is None:
             positions = torch.arange(cached, cached + tokens.shape[1], device=tokens.device)  # (T,)
+        if (ids := masks.pop("document_ids", None)) is not None:  # one mask for all blocks
+            keys = (tokens.shape[0], cached + tokens.shape[1])
+            masks["attn_mask"] = document_mask(ids, keys, tokens.shape[1])
         x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))  # (B, T, D)
         if self.bfloat16_residual and torch.is_autocast_enabled(x.device.type):
             x = x.bfloat16()
