@@ -10,13 +10,15 @@ from torch import Tensor
 from gpt.errors import InputError
 from gpt.run.resume import random_state, set_random_state
 from gpt.training.optimizers.shares import local
+from gpt.training.shard import is_sharded
 
 
 class FitMicroBatch(Callback):
     """Halves the micro-batch of `--data.tokens_per_update` before training until one fits; reports its size.
 
     The trial is an update's first two batches, beside memory for the optimizer's two moments; it changes no
-    weight and no random number of the run.
+    weight and no random number of the run. It is not compiled, which needs more memory than what is compiled.
+    A sharded model has no trial: after a backward pass that failed its processes would not agree any more.
     """
 
     def __init__(self, report: Callable[[int], None]) -> None:
@@ -24,7 +26,7 @@ class FitMicroBatch(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        if data.tokens_per_update is None:
+        if data.tokens_per_update is None or is_sharded(pl_module.model):
             return
         device = trainer.strategy.root_device
         state = random_state(device)
@@ -41,6 +43,8 @@ class FitMicroBatch(Callback):
 
 def _fits(trainer: Trainer, module: Any, batch: tuple[Tensor, ...]) -> bool:
     device, fits = trainer.strategy.root_device, True
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     try:
         with trainer.precision_plugin.train_step_context():
             sizes = [local(weight).numel() for weight in module.parameters()]
@@ -54,8 +58,14 @@ def _fits(trainer: Trainer, module: Any, batch: tuple[Tensor, ...]) -> bool:
         fits = False
     module.zero_grad()
     if device.type == "cuda":
+        fits = fits and not _spilled(device)
         torch.cuda.empty_cache()
     return trainer.strategy.reduce_boolean_decision(fits)
+
+
+def _spilled(device: torch.device) -> bool:
+    """Whether a GPU reserved more than it has: on Windows its driver takes the system's memory then."""
+    return torch.cuda.max_memory_reserved(device) >= torch.cuda.mem_get_info(device)[1]
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -46,8 +46,8 @@ def import_weights(
         hf.write_tokenizer(found.tokenizer, output, model.config.context_length, found.template)
     print(f"{output}/ holds {model.num_parameters():,} weights, read from the format {found.format}")
     if not found.own_tokenizer and found.config.vocab_size < SMALLEST_SIZE:
-        print(f"it has {found.config.vocab_size} ids and no tokenizer: nanoGPT keeps the alphabet of a character")
-        print("model in a pickle, which is not read. So the commands cannot use it; Python continues ids:")
+        print(f"it has {found.config.vocab_size} ids and no tokenizer: nanoGPT keeps the alphabet of")
+        print("a character model in a pickle, which is not read. Python alone can use it, and continues ids:")
         print(f"gpt.generate(GPT.from_pretrained({str(output)!r}), [[0]], max_new_tokens=20)")
         return
     print(f"next: gpt generate --checkpoint {output} --prompt 'The '")

@@ -9,7 +9,7 @@ from gpt import GPT
 from gpt.errors import InputError
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.optimizers.combined import CombinedOptimizer
-from gpt.training.optimizers.muon import StackedMuon, orthogonalise
+from gpt.training.optimizers.muon import StackedMuon, _suits_bfloat16, orthogonalise
 
 
 def fill_gradients(model, seed):
@@ -140,3 +140,11 @@ def test_bad_recipes_are_refused():
         OptimizerConfig(momentum=1.5)
     with pytest.raises(InputError, match="betas"):
         OptimizerConfig(betas=(0.9, 1.0))
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_bfloat16_is_used_where_it_is_not_emulated(native, monkeypatch):
+    """A T4 emulates it, many times slower than float32."""
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native)
+    found = [_suits_bfloat16(torch.device(name)) for name in ("cpu", "mps", "cuda")]
+    assert found == [False, True, native]

@@ -15,12 +15,12 @@ class StackedMuon(Muon):
 
     The update is the same up to rounding and takes far fewer calls, which dominate a small model's step. Each
     of several processes orthogonalises a share of the matrices, sharded ones (FSDP2) too. By default that is
-    in bfloat16 except on a CPU, of which many are slow at it.
+    in bfloat16 except on a CPU, of which many are slow at it, and on a GPU that only emulates it.
     """
 
     def __init__(self, params: Any, *, bfloat16: bool | None = None, **options: Any) -> None:
         super().__init__(params, **options)
-        usual = self.param_groups[0]["params"][0].device.type != "cpu"
+        usual = _suits_bfloat16(self.param_groups[0]["params"][0].device)
         self.dtype = torch.bfloat16 if (usual if bfloat16 is None else bfloat16) else torch.float32
 
     @torch.no_grad()
@@ -49,6 +49,12 @@ class StackedMuon(Muon):
             scale = 0.2 * max(parameters[same[0]].shape) ** 0.5  # gives AdamW's size (Liu et al. 2025)
             changed, by = [weights[n] for n in same], [updates[n].to(weights[n].dtype) for n in same]
             torch._foreach_add_(changed, by, alpha=-group["lr"] * scale)
+
+
+def _suits_bfloat16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return device.type != "cpu"
 
 
 def orthogonalise(matrices: Tensor, coefficients: tuple[float, ...], steps: int, eps: float) -> Tensor:
