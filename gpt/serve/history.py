@@ -57,7 +57,8 @@ class History:
         if file not in self._reading:
             if len(self._reading) >= self.most:
                 raise HTTPException(503, _BUSY)
-            self._reading[file] = asyncio.create_task(self._engine(file))
+            self._reading[file] = reading = asyncio.create_task(self._engine(file))
+            reading.add_done_callback(_seen)
         return await asyncio.shield(self._reading[file])
 
     async def _engine(self, file: Path) -> EngineThread:
@@ -81,6 +82,12 @@ class History:
             if idle is None:
                 raise HTTPException(503, _BUSY)
             self.engines.pop(idle).stop()
+
+
+def _seen(reading: asyncio.Task[EngineThread]) -> None:
+    """Nobody may be waiting any more for an error, which asyncio would then log."""
+    if not reading.cancelled():
+        reading.exception()
 
 
 def _thinned(metrics: Metrics, y: str) -> list[tuple[float, float]]:
