@@ -46,7 +46,12 @@ def attention(
             context = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p, is_causal=True)
             return context, None, None
     if causal is not None:
-        later = _later(causal, num_queries, num_keys)[None, None]  # (1, 1, T, S)
+        if torch.compiler.is_exporting():  # a slice would bind the program to lengths below the whole mask's
+            positions = torch.arange(num_keys, device=query.device)
+            later = positions > positions[num_keys - num_queries :, None]  # (T, S)
+        else:
+            later = causal[num_keys - num_queries : num_keys, :num_keys]
+        later = later[None, None]  # (1, 1, T, S)
         masked = later if masked is None else later | masked
     if masked is None:
         return *attend(query, key, value, dropout_p=dropout_p), None
@@ -62,14 +67,6 @@ def attention(
     else:  # PyTorch's masks are True where a query attends
         context = F.scaled_dot_product_attention(query, key, value, attn_mask=~masked, dropout_p=dropout_p)
     return context.masked_fill(empty, 0.0), weights, empty
-
-
-def _later(causal: Tensor, num_queries: int, num_keys: int) -> Tensor:
-    """The causal mask (T, S) of the last T of S positions."""
-    if torch.compiler.is_exporting():  # a slice would bind the program to lengths below the whole mask's
-        keys = torch.arange(num_keys, device=causal.device)
-        return keys > keys[num_keys - num_queries :, None]
-    return causal[num_keys - num_queries : num_keys, :num_keys]
 
 
 def attend(

@@ -200,13 +200,9 @@ def document_mask(document_ids: Tensor, shape: tuple[int, int], num_tokens: int)
 
 def _is_plain(layer: nn.Module) -> bool:
     """Whether a call of it multiplies by its weight, adds its bias and does nothing else."""
-    hooks = (
-        layer._forward_pre_hooks,  # those of pruning too
-        layer._forward_hooks,
-        layer._backward_pre_hooks,
-        layer._backward_hooks,
-    )
-    return type(layer) is nn.Linear and not any(hooks) and "forward" not in vars(layer)
+    forward = layer._forward_pre_hooks or layer._forward_hooks  # those of pruning too
+    attached = forward or layer._backward_pre_hooks or layer._backward_hooks
+    return type(layer) is nn.Linear and not attached and "forward" not in vars(layer)
 
 
 def _check(kind: str, name: str, tensor: Tensor, *shapes: tuple[int, ...]) -> None:

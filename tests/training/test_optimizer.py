@@ -7,9 +7,10 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from gpt import GPT
 from gpt.errors import InputError
+from gpt.training.device import suits_bfloat16
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.optimizers.combined import CombinedOptimizer
-from gpt.training.optimizers.muon import StackedMuon, _suits_bfloat16, orthogonalise
+from gpt.training.optimizers.muon import StackedMuon, orthogonalise
 
 
 def fill_gradients(model, seed):
@@ -146,5 +147,5 @@ def test_bad_recipes_are_refused():
 def test_bfloat16_is_used_where_it_is_not_emulated(native, monkeypatch):
     """A T4 emulates it, many times slower than float32."""
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native)
-    found = [_suits_bfloat16(torch.device(name)) for name in ("cpu", "mps", "cuda")]
+    found = [suits_bfloat16(torch.device(name)) for name in ("cpu", "mps", "cuda")]
     assert found == [False, True, native]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.optim import Muon
 
+from gpt.training.device import suits_bfloat16
 from gpt.training.optimizers.combined import Closure, closure_loss
 from gpt.training.optimizers.shares import by_shape, local, transform_shared
 
@@ -20,7 +21,7 @@ class StackedMuon(Muon):
 
     def __init__(self, params: Any, *, bfloat16: bool | None = None, **options: Any) -> None:
         super().__init__(params, **options)
-        usual = _suits_bfloat16(self.param_groups[0]["params"][0].device)
+        usual = suits_bfloat16(self.param_groups[0]["params"][0].device)
         self.dtype = torch.bfloat16 if (usual if bfloat16 is None else bfloat16) else torch.float32
 
     @torch.no_grad()
@@ -49,12 +50,6 @@ class StackedMuon(Muon):
             scale = 0.2 * max(parameters[same[0]].shape) ** 0.5  # gives AdamW's size (Liu et al. 2025)
             changed, by = [weights[n] for n in same], [updates[n].to(weights[n].dtype) for n in same]
             torch._foreach_add_(changed, by, alpha=-group["lr"] * scale)
-
-
-def _suits_bfloat16(device: torch.device) -> bool:
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return device.type != "cpu"
 
 
 def orthogonalise(matrices: Tensor, coefficients: tuple[float, ...], steps: int, eps: float) -> Tensor:
