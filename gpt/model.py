@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from typing_extensions import Self
 
 from gpt.attention import KeyValueCache, MultiHeadAttention
+from gpt.attention.multi_head import document_mask
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 
@@ -61,7 +62,7 @@ class GPT(nn.Module):
             raise InputError(f"num_layers must be at most {MOST_LAYERS}, got {config.num_layers}")
         self.config = config
         self.checkpoint_activations = False  # recompute each block in the backward pass, to save memory
-        self.bfloat16_residual = False  # under autocast, blocks add to a sum of this type
+        self.bfloat16_residual = False  # under autocast to it, blocks add to a sum of this type
         self.token_embedding = nn.Embedding(config.vocab_size, config.emb_dim)
         self.position_embedding = nn.Embedding(config.context_length, config.emb_dim)
         self.dropout = nn.Dropout(config.dropout)
@@ -94,15 +95,19 @@ class GPT(nn.Module):
 
         Raises:
             InputError: not (B, T) integers, more than the context length, or an id outside the vocabulary
-                (not checked on a GPU in training and in CUDA graphs, where reading it would stall each step).
+                (on a GPU not checked in training and in CUDA graphs, where reading it would stall each step).
         """
         cached = caches[0].length if caches else 0
         self._check(tokens, cached)
         if positions is None:
             positions = torch.arange(cached, cached + tokens.shape[1], device=tokens.device)  # (T,)
+        if (ids := masks.pop("document_ids", None)) is not None:  # one mask for all blocks
+            keys = (tokens.shape[0], cached + tokens.shape[1])
+            masks["attn_mask"] = document_mask(ids, keys, tokens.shape[1])
         x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))  # (B, T, D)
-        if self.bfloat16_residual and torch.is_autocast_enabled(x.device.type):
-            x = x.bfloat16()
+        device = x.device.type
+        if self.bfloat16_residual and torch.is_autocast_enabled(device):
+            x = x.bfloat16() if torch.get_autocast_dtype(device) == torch.bfloat16 else x
         per_block: Sequence[KeyValueCache | None] = caches or [None] * len(self.blocks)
         for block, cache in zip(self.blocks, per_block, strict=True):
             run = partial(block, cache=cache, **masks)
@@ -123,7 +128,9 @@ class GPT(nn.Module):
             raise InputError(f"{given} are more than the context_length {self.config.context_length}")
         if torch.compiler.is_compiling():
             return
-        if tokens.is_cuda and (self.training or torch.cuda.is_current_stream_capturing()):
+        if self.training and tokens.device.type != "cpu":
+            return
+        if tokens.is_cuda and torch.cuda.is_current_stream_capturing():
             return
         try:
             low, high, size = int(tokens.min()), int(tokens.max()), self.config.vocab_size

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 _CHOSEN = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}
+_RANKS = ("WORLD_SIZE", "SLURM_NTASKS")  # how many processes train together, where there are several
 _INTERVAL = 0.2  # seconds between two looks at where a thread runs
 _BUSY_INTERVAL = 0.5  # seconds between two looks at how busy the cores are
 _BUSY, _QUIET = 0.2, 0.05  # seconds, in a second, that threads wait for a core
@@ -24,8 +25,11 @@ def spread_threads() -> None:
     Two threads on one core wait for each other in every operation, and a scheduler may leave them there: on a
     virtual machine steps took up to 1.7 times as long (docs/benchmarks.md). The calling thread is moved back
     whenever it is on another's core, but not bound: what it starts would be bound with it. Nothing changes
-    where the environment decides, and where it is not Linux with an OpenMP of GNU's interface.
+    where the environment decides, where several processes share the cores or a GPU computes, and where it is
+    not Linux with an OpenMP of GNU's interface.
     """
+    if _several_processes() or torch.cuda.is_available():
+        return
     if sys.platform != "linux" or _CHOSEN & os.environ.keys() or getattr(_this, "spread", False):
         return
     openmp, cores = ctypes.CDLL(None), sorted(os.sched_getaffinity(0))
@@ -43,11 +47,15 @@ def spread_threads() -> None:
 
 def _watch(thread: int, cores: list[int]) -> None:
     with suppress(OSError):  # the thread has ended
-        while True:
+        while not _several_processes():  # Lightning starts the others later
             if core_of(thread) != cores[0]:
                 os.sched_setaffinity(thread, {cores[0]})
                 os.sched_setaffinity(thread, cores)
             time.sleep(_INTERVAL)
+
+
+def _several_processes() -> bool:
+    return any(os.environ.get(name, "1") != "1" for name in _RANKS)
 
 
 def core_of(thread: int) -> int:

@@ -1,11 +1,13 @@
-"""Check this program on a GPU, in about twenty minutes: `python scripts/gpu_check.py --json gpu.json`.
+"""Check this program on a GPU, in about thirty minutes: `python scripts/gpu_check.py --json gpu.json`.
 
 Compares losses, gradients and logits with the CPU in float64, looks for host synchronisation, measures
 training, its steps and generation, trains briefly in every size and strategy, and compares resumed runs.
-Prints a table, which lists what could not run with the reason. The exit status is 1 if a check failed.
+Prints a table, which lists what could not run with the reason. The exit status is 1 if a check failed or was
+not reached in time.
 
 Where a machine is lent for a few minutes at a time, `--checks training,kernels --minutes 8` does a part. The
-report is written after each case, so one that is killed leaves what it has found.
+report is written after each case, so one that is killed leaves what it has found. A command that could not
+have its time any more is not begun, and what runs ends with this program.
 
 `--dry-run` takes the same path on the CPU with tiny models, to see that the script itself works.
 """
@@ -18,16 +20,18 @@ import json
 import math
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
+import urllib.request
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from itertools import product
@@ -44,7 +48,7 @@ from faults.fingerprint import fingerprint
 from torch import Tensor
 from torch.nn import functional as F
 
-from gpt import GPT, GPTConfig, generate
+from gpt import GPT, GPTConfig, Tokenizer, generate
 from gpt.files import write_json
 from gpt.generation import Engine, Request, Sampling, for_decoding
 from gpt.training.compilation import compile_model, missing_compiler
@@ -54,9 +58,16 @@ from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.weights.checkpoint import read
 
 ROOT = Path(__file__).parents[1]
-MINUTES = 20
+MINUTES = 30
+COMMAND_SECONDS = 180.0
+"""The most time of one `gpt` command: the longest compile GPT-2 XL, or train the quick run."""
+OUT_OF_TIME = "out of time"
 NOT_IN_DRY_RUN = "left out of the dry run"
 TINY = GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=2, num_layers=1)
+
+
+class OutOfTime(Exception):
+    """There is not enough time for a command."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +77,7 @@ class Row:
     check: str
     case: str
     passed: bool | None
-    """None for a measurement without a limit, and for what could not run."""
+    """None for a measurement without a limit, and for what this machine cannot run."""
     measured: dict[str, float] = field(default_factory=dict)
     not_run: str = ""
     """Why the case could not run."""
@@ -99,42 +110,62 @@ class Plan:
     def autocast(self, dtype: torch.dtype | None) -> AbstractContextManager[object]:
         return torch.autocast(self.device, dtype) if dtype else nullcontext()
 
-    def gpt(self, *arguments: str, without_gpu: bool = False) -> float:
-        """Run the `gpt` command in the folder; its seconds.
+    def begin(self) -> None:
+        """Raise OutOfTime where a command could not have its time any more."""
+        if self.deadline - time.monotonic() < COMMAND_SECONDS:
+            raise OutOfTime
+
+    def gpt(
+        self, *arguments: str, without_gpu: bool = False, sabotage: Callable[[int], None] | None = None
+    ) -> float:
+        """Run the `gpt` command in the folder; its seconds. In a dry run `sabotage` is called in its process.
 
         Raises:
+            OutOfTime: it was not begun, as it could not have its time.
             RuntimeError: it failed; the message has the end of its output.
         """
+        self.begin()
         began = time.perf_counter()
         environment = {"CUDA_VISIBLE_DEVICES": ""} if without_gpu else {}
         if self.dry:  # a fork needs no imports
             from faults.forked import run
 
-            ended = run(self.folder, list(arguments), environment=environment)
+            ended = run(self.folder, list(arguments), environment=environment, sabotage=sabotage)
             status, err = ended.status, ended.err
         else:
-            done = subprocess.run(
-                [sys.executable, "-m", "gpt.cli", *arguments],
-                cwd=self.folder,
-                env=with_package(environment),
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                timeout=max(60.0, self.deadline - time.monotonic()),
-                check=False,
-            )
-            status, err = done.returncode, done.stderr
+            command = [sys.executable, "-m", "gpt.cli", *arguments]
+            status, err = run_alone(command, self.folder, with_package(environment))
         if status:
             raise RuntimeError(f"gpt {' '.join(arguments[:6])}: status {status}: {err[-500:]}")
         return time.perf_counter() - began
 
-    def fit(self, name: str, *options: str) -> dict[str, Any]:
-        """Train a run of that name and return its summary."""
+    def fit(self, name: str, *options: str, sabotage: Callable[[int], None] | None = None) -> dict[str, Any]:
+        """Train a run of that name and return its summary; the rest as for `gpt`."""
         tiny = [f"--model.config.{key}={value}" for key, value in TINY_SHAPE.items()] if self.dry else []
         tiny += ["--data.corpus=text.txt"] if self.dry else []
         where = (f"--trainer.accelerator={self.device}", "--trainer.logger=csv")
-        self.gpt("fit", *options, "--run", name, *where, *tiny)
+        self.gpt("fit", *options, "--run", name, *where, *tiny, sabotage=sabotage)
         return json.loads((self.folder / "runs" / name / "summary.json").read_text(encoding="utf-8"))
+
+
+def run_alone(command: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, str]:
+    """Status and stderr of a command and of all processes that it starts, none of which is left."""
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            _, err = process.communicate(timeout=COMMAND_SECONDS)
+            return process.returncode, err
+        finally:
+            with suppress(ProcessLookupError):  # all have ended
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 TINY_SHAPE = {"vocab_size": 300, "context_length": 16, "emb_dim": 32, "num_heads": 2, "num_layers": 1}
@@ -318,6 +349,7 @@ def steps(plan: Plan) -> Iterator[Row]:
     peak = None if plan.dry else peak_flops(torch.cuda.get_device_name(), "bf16")
     for candidate, windows in candidates:
         case = f"{candidate.peer}, {windows} x {context} tokens"
+        plan.begin()
         try:
             with Worker(candidate, plan.device, windows, context, tiny=plan.dry) as worker:
                 first = worker.ask("step")
@@ -548,23 +580,96 @@ def resuming(plan: Plan) -> Iterator[Row]:
 
 
 def strategies(plan: Plan) -> Iterator[Row]:
-    """DDP and FSDP2 on all GPUs train as one process does."""
-    shared = ("--config", str(ROOT / "configs" / "quick.yaml"), "--model.optimizer.name=adamw")
+    """DDP and FSDP2 on all GPUs, with accumulated gradients, train as one process does."""
+    shared = ("--config", str(ROOT / "configs" / "quick.yaml"), "--trainer.accumulate_grad_batches=2")
     shared += (
         f"--trainer.max_steps={4 if plan.dry else 20}",
         "--trainer.limit_val_batches=0",
         "--log_every=2",
     )
-    per_process = 16 // plan.gpus
-    plan.fit("one", *shared, "--data.batch_size=16", "--trainer.devices=1")
-    expected = metrics(plan.folder / "runs" / "one", "train_loss")
-    for strategy in ("ddp", "fsdp2"):
-        options = (f"--trainer.strategy={strategy}", f"--trainer.devices={plan.gpus}")
-        plan.fit(strategy, *shared, *options, f"--data.batch_size={per_process}")
-        found = metrics(plan.folder / "runs" / strategy, "train_loss")
-        worst = max(abs(a / b - 1) for a, b in zip(found, expected, strict=True))
-        case = f"{strategy}, {plan.gpus} process{'es' if plan.gpus > 1 else ''}"
-        yield Row(check="strategies", case=case, passed=worst < 0.01, measured={"loss": worst})
+    for optimizer in ("adamw", "muon"):
+        recipe = (*shared, f"--model.optimizer.name={optimizer}")
+        plan.fit(f"one-{optimizer}", *recipe, "--data.batch_size=16", "--trainer.devices=1")
+        expected = metrics(plan.folder / "runs" / f"one-{optimizer}", "train_loss")
+        for strategy in ("ddp", "fsdp2"):
+            options = (f"--trainer.strategy={strategy}", f"--trainer.devices={plan.gpus}")
+            name = f"{strategy}-{optimizer}"
+            plan.fit(name, *recipe, *options, f"--data.batch_size={16 // plan.gpus}")
+            found = metrics(plan.folder / "runs" / name, "train_loss")
+            worst = max(abs(a / b - 1) for a, b in zip(found, expected, strict=True))
+            case = f"{strategy}, {optimizer}, {plan.gpus} processes"
+            yield Row(check="strategies", case=case, passed=worst < 0.01, measured={"loss": worst})
+
+
+def float16(plan: Plan) -> Iterator[Row]:
+    """Trains in float16 with a scaled loss, as GPUs without bfloat16 do; a CPU takes bfloat16 instead."""
+    short = (f"--trainer.max_steps={4 if plan.dry else 100}", "--trainer.limit_val_batches=0")
+    config = ("--config", str(ROOT / "configs" / "quick.yaml"), "--trainer.precision=16-mixed")
+    for optimizer in ("adamw", "muon"):
+        name = f"float16-{optimizer}"
+        plan.fit(name, *config, *short, "--log_every=2", f"--model.optimizer.name={optimizer}")
+        losses = metrics(plan.folder / "runs" / name, "train_loss")
+        measured = {"first loss": losses[0], "last loss": losses[-1]}
+        passed = math.isfinite(losses[-1]) and (plan.dry or losses[-1] < losses[0] - 1)
+        yield Row(check="float16", case=optimizer, passed=passed, measured=measured)
+
+
+def lack_memory(_: int) -> None:
+    """Let batches of more than four windows not fit, in a forked process."""
+    fits = LanguageModel.loss
+
+    def loss(module: LanguageModel, batch: tuple[Tensor, ...]) -> Tensor:
+        if len(batch[0]) > 4:
+            raise torch.OutOfMemoryError("as if there were no memory")
+        return fits(module, batch)
+
+    LanguageModel.loss = loss  # type: ignore[method-assign]
+
+
+def memory(plan: Plan) -> Iterator[Row]:
+    """A micro-batch that does not fit is halved until one does, and the run trains with that."""
+    most, context = (16, TINY.context_length) if plan.dry else (480, 1024)  # needs about 300 GB
+    config = ("--config", str(ROOT / "configs" / "gpt2-small.yaml"), "--data.corpus=python-docs")
+    update = (f"--data.batch_size={most}", f"--data.tokens_per_update={most * context}")
+    short = ("--trainer.max_steps=1", "--trainer.limit_val_batches=0", "--trainer.devices=1")
+    plan.fit("memory", *config, *update, *short, "--model.compile=false", sabotage=lack_memory)
+    saved = (plan.folder / "runs" / "memory" / "config.yaml").read_text(encoding="utf-8")
+    (found,) = (int(line.split()[1]) for line in saved.splitlines() if line.startswith("  batch_size:"))
+    yield Row(check="memory", case="search", passed=0 < found < most, measured={"windows": found})
+
+
+def serving(plan: Plan) -> Iterator[Row]:
+    """Eight requests at once over HTTP get the texts that each gets alone; on a GPU rounding may differ."""
+    if not find_spec("fastapi"):
+        yield Row(check="serving", case="all", passed=None, not_run="the extra serve is not installed")
+        return
+    from benchmarks.serve import listening
+
+    from gpt.serve.app import create_app
+
+    torch.manual_seed(0)
+    tokenizer = Tokenizer("gpt2", TINY.vocab_size) if plan.dry else Tokenizer()
+    model = for_decoding(GPT(TINY if plan.dry else GPTConfig()).eval().to(plan.device))
+    with listening(create_app(model, tokenizer, name="random")) as address:
+
+        def ask(n: int) -> str:
+            form = {"prompt": list(range(n + 1)), "max_tokens": 4 if plan.dry else 64, "temperature": 0}
+            request = urllib.request.Request(
+                f"{address}/v1/completions",
+                json.dumps(form).encode(),
+                {"content-type": "application/json"},
+            )
+            with urllib.request.urlopen(request, timeout=COMMAND_SECONDS) as answer:
+                return str(json.load(answer)["choices"][0]["text"])
+
+        alone = [ask(n) for n in range(8)]
+        began = time.perf_counter()
+        with ThreadPoolExecutor(8) as pool:
+            together = list(pool.map(ask, range(8)))
+        seconds = time.perf_counter() - began
+    same = sum(one == other for one, other in zip(alone, together, strict=True))
+    passed = same == 8 if plan.device == "cpu" else same >= 1
+    yield Row(check="serving", case="eight at once", passed=passed, measured={"equal": same, "s": seconds})
 
 
 def metrics(run: Path, name: str) -> list[float]:
@@ -573,21 +678,24 @@ def metrics(run: Path, name: str) -> list[float]:
         return [float(row[name]) for row in csv.DictReader(file) if row[name]]
 
 
-# In order of importance, since a slow machine may not reach the last ones.
+# What is right comes before what is fast, since a slow machine may not reach the last ones.
 CHECKS: dict[str, Callable[[Plan], Iterator[Row]]] = {
     "precision": precision,
     "synchronisation": synchronisation,
+    "generation": generation,
+    "resuming": resuming,
+    "checkpoint": checkpoint_on_the_cpu,
+    "strategies": strategies,
+    "float16": float16,
+    "memory": memory,
+    "serving": serving,
     "training": training,
     "quick": quick,
-    "checkpoint": checkpoint_on_the_cpu,
     "steps": steps,
     "kernels": kernels,
-    "resuming": resuming,
-    "generation": generation,
     "sizes": sizes,
-    "strategies": strategies,
 }
-COMMANDS = ("training", "quick", "checkpoint", "resuming", "sizes", "strategies")
+COMMANDS = ("resuming", "checkpoint", "strategies", "float16", "memory", "training", "quick", "sizes")
 """Checks that run `gpt` in a process of its own, which needs packages that all others do without."""
 PACKAGES = ("jsonargparse", "docstring_parser", "typeshed_client")
 
@@ -604,11 +712,18 @@ def run_all(plan: Plan, names: list[str], report: Callable[[list[Row]], None]) -
         found = CHECKS[name](plan)
         while True:
             not_run = f"gpt fit needs {lacking}" if lacking and name in COMMANDS else ""
-            not_run = "out of time" if time.monotonic() > plan.deadline else not_run
+            not_run = OUT_OF_TIME if time.monotonic() > plan.deadline else not_run
             try:
-                row = Row(check=name, case="all", passed=None, not_run=not_run) if not_run else next(found)
+                row = (
+                    Row(check=name, case="the rest", passed=False, not_run=not_run)
+                    if not_run
+                    else next(found)
+                )
             except StopIteration:
                 break
+            except OutOfTime:
+                not_run = OUT_OF_TIME
+                row = Row(check=name, case="the rest", passed=False, not_run=not_run)
             except Exception as error:  # a check that cannot run must not end the others
                 traceback.print_exc()
                 not_run = " ".join(str(error).split())[:200]
@@ -644,6 +759,7 @@ def main() -> int:
     parser.add_argument("--checks", default=",".join(CHECKS), help="some of %(default)s")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="no case begins after so many minutes")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is ended too
     names = options.checks.split(",")
     if unknown := ", ".join(name for name in names if name not in CHECKS):
         parser.error(f"there is no check {unknown}, expected some of {', '.join(CHECKS)}")
@@ -674,7 +790,7 @@ def main() -> int:
         rows = run_all(plan, names, report)
     print(table(rows))
     failed = [row for row in rows if row.passed is False]
-    print(f"\n{len(rows)} cases, {len(failed)} failed, {time.monotonic() - began:.0f} seconds")
+    print(f"\n{len(rows)} cases, {len(failed)} failed or not reached, {time.monotonic() - began:.0f} seconds")
     return int(bool(failed))
 
 

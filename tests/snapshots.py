@@ -2,16 +2,18 @@
 
 from pathlib import Path
 
-from gpt.run.save import AtomicCheckpointIO
-
 from gpt import GPT, Tokenizer
+from gpt.run.checkpoint import save
+from gpt.weights.checkpoint import ModelPart
 
 
 def add_snapshot(run: Path, step: int, model: GPT, tokenizer: Tokenizer, loss: float = 5.0) -> Path:
     """Write `model` as the snapshot of a step, as `gpt fit` does."""
-    part = {"config": model.config.to_dict(), "tokenizer": tokenizer.to_dict()}
-    state = {f"model.{name}": weight.bfloat16() for name, weight in model.state_dict().items()}
+    unknown = dict.fromkeys(("bytes_per_token", "template", "adapters"))
+    part = ModelPart(config=model.config.to_dict(), tokenizer=tokenizer.to_dict(), **unknown)
+    state = {name: weight.bfloat16() for name, weight in model.state_dict().items()}
+    if model.config.tie_embeddings:
+        del state["head.weight"]
     path = run / "snapshots" / f"step-{step}-loss-{loss:.4f}.safetensors"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    AtomicCheckpointIO().save_checkpoint({"gpt": part, "state_dict": state}, path)
+    save(path, state, part, None)
     return path

@@ -11,8 +11,17 @@ import pytest
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "gpu_check.py"
 CHECKS = (
-    *("precision", "synchronisation", "training", "quick", "checkpoint", "steps", "kernels", "resuming"),
-    *("generation", "sizes", "strategies"),
+    *(
+        "precision",
+        "synchronisation",
+        "generation",
+        "resuming",
+        "checkpoint",
+        "strategies",
+        "float16",
+        "memory",
+    ),
+    *("serving", "training", "quick", "steps", "kernels", "sizes"),
 )
 
 
@@ -27,7 +36,7 @@ def script(monkeypatch):
         del sys.modules[name]
 
 
-def plan_of(script, folder, seconds=60.0, dry=True):
+def plan_of(script, folder, seconds=600.0, dry=True):
     deadline = time.monotonic() + seconds
     return script.Plan(device="cpu", dry=dry, folder=folder, deadline=deadline)
 
@@ -109,15 +118,51 @@ def test_without_the_packages_of_the_command_line_the_rest_runs(script, tmp_path
 def test_the_command_finds_packages_that_were_carried_along(script, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/carried")
     given = []
-
-    def run(command, **options):
-        given.append(options["env"])
-        return subprocess.CompletedProcess(command, 0, "", "")
-
-    monkeypatch.setattr(script.subprocess, "run", run)
+    monkeypatch.setattr(script, "run_alone", lambda *arguments: given.append(arguments[2]) or (0, ""))
     plan_of(script, tmp_path, dry=False).gpt("generate", without_gpu=True)
     assert given[0]["PYTHONPATH"] == f"{SCRIPT.parents[1]}{os.pathsep}/carried"
     assert given[0]["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_a_command_that_could_not_have_its_time_is_not_begun(script, tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "run_alone", lambda *_: pytest.fail("begun"))
+    plan = plan_of(script, tmp_path, seconds=script.COMMAND_SECONDS - 10, dry=False)
+    rows = script.run_all(plan, ["checkpoint"], lambda rows: None)
+    assert [(row.verdict, row.passed) for row in rows] == [("not run: out of time", False)]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="process groups")
+@pytest.mark.parametrize("last", ["pass", "time.sleep(60)"], ids=["ended", "out of time"])
+def test_nothing_is_left_of_a_command(script, tmp_path, monkeypatch, last):
+    """Also not of the processes that it starts, as DDP does."""
+    monkeypatch.setattr(script, "COMMAND_SECONDS", 2.0)
+    child = "import subprocess, time; child = subprocess.Popen(['sleep', '60'])"
+    command = [sys.executable, "-c", f"{child}; print(child.pid, file=open('pid', 'w'), flush=True); {last}"]
+    with pytest.raises(subprocess.TimeoutExpired):  # where it ended, its child still holds the pipe
+        script.run_alone(command, tmp_path, dict(os.environ))
+    pid = int((tmp_path / "pid").read_text(encoding="utf-8"))
+    deadline = time.monotonic() + 10
+    while is_running(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(("minutes", "status"), [("0", 1), ("30", 0)])
+def test_what_was_not_reached_counts(script, minutes, status, monkeypatch, capsys):
+    monkeypatch.setattr(
+        script, "CHECKS", {"one": lambda plan: iter([script.Row(check="one", case="a", passed=True)])}
+    )
+    monkeypatch.setattr("sys.argv", ["gpu_check.py", "--dry-run", "--checks", "one", "--minutes", minutes])
+    monkeypatch.setattr(script.signal, "signal", lambda *_: None)
+    assert script.main() == status
+    assert f"{status} failed or not reached" in capsys.readouterr().out
 
 
 def test_an_unknown_check_is_named(script, monkeypatch, capsys):

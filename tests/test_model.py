@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import gpt.attention.multi_head
+import gpt.model
 from gpt import GPT, GPTConfig
 from gpt.errors import InputError
 from gpt.model import FeedForward
@@ -251,3 +253,17 @@ def test_weights_that_do_not_fit_are_named(model, config):
         GPT.from_weights(config, {**weights, "final_norm.bias": torch.zeros(31)})
     with pytest.raises(InputError, match="extra"):
         GPT.from_weights(config, {**weights, "extra": torch.zeros(1)})
+
+
+def test_the_mask_of_documents_is_made_once_for_all_blocks(monkeypatch):
+    made = []
+    make = gpt.model.document_mask
+    monkeypatch.setattr(gpt.model, "document_mask", lambda *given: made.append(given) or make(*given))
+    monkeypatch.setattr(gpt.attention.multi_head, "document_mask", None)
+    model = GPT(GPTConfig(vocab_size=40, context_length=8, emb_dim=8, num_heads=2, num_layers=3)).eval()
+    tokens = torch.randint(0, 40, (1, 8))
+    found = model(tokens, document_ids=torch.tensor([[0] * 5 + [1] * 3]))
+    assert len(made) == 1
+    positions = torch.arange(5, 8)
+    torch.testing.assert_close(found[:, 5:], model(tokens[:, 5:], positions=positions))
+    torch.testing.assert_close(found[:, :5], model(tokens[:, :5]))

@@ -65,6 +65,9 @@ for core in {CORES[1:]}:
         ("threads.spread_threads()", {"OMP_PROC_BIND": "false"}),
         (f"torch.set_num_threads({len(CORES) + 1}); threads.spread_threads()", {}),
         ("threads.sys.platform = 'darwin'; threads.spread_threads()", {}),
+        ("threads.torch.cuda.is_available = lambda: True; threads.spread_threads()", {}),
+        ("threads.spread_threads()", {"WORLD_SIZE": "2"}),
+        ("threads.spread_threads()", {"SLURM_NTASKS": "8"}),
     ],
 )
 def test_what_is_chosen_or_unusual_is_left_alone(code, environment):

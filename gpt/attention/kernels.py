@@ -46,7 +46,12 @@ def attention(
             context = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p, is_causal=True)
             return context, None, None
     if causal is not None:
-        later = causal[None, None, num_keys - num_queries : num_keys, :num_keys]  # (1, 1, T, S)
+        if torch.compiler.is_exporting():  # a slice would bind the program to lengths below the whole mask's
+            positions = torch.arange(num_keys, device=query.device)
+            later = positions > positions[num_keys - num_queries :, None]  # (T, S)
+        else:
+            later = causal[num_keys - num_queries : num_keys, :num_keys]
+        later = later[None, None]  # (1, 1, T, S)
         masked = later if masked is None else later | masked
     if masked is None:
         return *attend(query, key, value, dropout_p=dropout_p), None

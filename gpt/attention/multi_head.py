@@ -108,7 +108,7 @@ class MultiHeadAttention(nn.Module):
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, ...]:
         """Queries (B, T, d_out), keys and values (B, S, d_out) of all heads side by side."""
         layers = (self.W_query, self.W_key, self.W_value)
-        if self.one_product and context is None and all(type(layer) is nn.Linear for layer in layers):
+        if self.one_product and context is None and all(_is_plain(layer) for layer in layers):
             weight = torch.cat([layer.weight for layer in layers])  # (3 * d_out, d_in)
             bias = None if self.W_query.bias is None else torch.cat([layer.bias for layer in layers])
             return nn.functional.linear(x, weight, bias).chunk(3, dim=-1)
@@ -171,9 +171,7 @@ class MultiHeadAttention(nn.Module):
             _check("boolean", "attn_mask", mask, pairs, (batch, *pairs), (batch, self.num_heads, *pairs))
             masks.append({2: mask[None, None], 3: mask[:, None], 4: mask}[mask.dim()])
         if ids is not None:
-            _check("integer", "document_ids", ids, keys)
-            own = ids[:, num_keys - num_tokens :]  # (B, T)
-            masks.append((own[:, :, None] != ids[:, None, :])[:, None])  # (B, 1, T, S)
+            masks.append(document_mask(ids, keys, num_tokens)[:, None])
         return reduce(operator.or_, masks) if masks else None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MultiHeadAttention":
@@ -191,6 +189,20 @@ class MultiHeadAttention(nn.Module):
         weight = state_dict.get(prefix + "W_query.weight")
         if self.mask is not None and self.mask.is_meta and weight is not None:  # assign=True to a meta model
             self.mask = causal_mask(self.context_length, weight.device)
+
+
+def document_mask(document_ids: Tensor, shape: tuple[int, int], num_tokens: int) -> Tensor:
+    """(B, T, S), True where a key is of another document; InputError for ids of another shape than (B, S)."""
+    _check("integer", "document_ids", document_ids, shape)
+    own = document_ids[:, shape[1] - num_tokens :]  # (B, T)
+    return own[:, :, None] != document_ids[:, None, :]
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether a call of it multiplies by its weight, adds its bias and does nothing else."""
+    forward = layer._forward_pre_hooks or layer._forward_hooks  # those of pruning too
+    attached = forward or layer._backward_pre_hooks or layer._backward_hooks
+    return type(layer) is nn.Linear and not attached and "forward" not in vars(layer)
 
 
 def _check(kind: str, name: str, tensor: Tensor, *shapes: tuple[int, ...]) -> None:

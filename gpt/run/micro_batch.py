@@ -9,15 +9,19 @@ from torch import Tensor
 from gpt.errors import InputError
 from gpt.run.checkpoint import random_state, set_random_state
 from gpt.training.optimizers.shares import local
+from gpt.training.shard import is_sharded
 
 
 def fit_micro_batch(trainer: Trainer, module: Any) -> None:
     """Halve the micro-batch of `--data.tokens_per_update` before training until one fits.
 
     The trial is an update's first two batches, beside memory for the optimizer's two moments; it changes no
-    weight and no random number of the run.
+    weight and no random number of the run. It is not compiled, which needs more memory than what is compiled.
+    A sharded model has no trial: after a backward pass that failed its processes would not agree any more.
     """
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    if is_sharded(module.model):
+        return
     device = trainer.strategy.root_device
     state = random_state(device)
     while not _fits(trainer, module, data.train_dataloader().dataset[0]):
@@ -32,6 +36,8 @@ def fit_micro_batch(trainer: Trainer, module: Any) -> None:
 
 def _fits(trainer: Trainer, module: Any, batch: tuple[Tensor, ...]) -> bool:
     device, fits = trainer.strategy.root_device, True
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     try:
         with trainer.precision_plugin.train_step_context():
             sizes = [local(weight).numel() for weight in module.parameters()]
@@ -45,8 +51,14 @@ def _fits(trainer: Trainer, module: Any, batch: tuple[Tensor, ...]) -> bool:
         fits = False
     module.zero_grad()
     if device.type == "cuda":
+        fits = fits and not _spilled(device)
         torch.cuda.empty_cache()
     return trainer.strategy.reduce_boolean_decision(fits)
+
+
+def _spilled(device: torch.device) -> bool:
+    """Whether a GPU reserved more than it has: on Windows its driver takes the system's memory then."""
+    return torch.cuda.max_memory_reserved(device) >= torch.cuda.mem_get_info(device)[1]
 
 
 def is_out_of_memory(error: BaseException) -> bool:

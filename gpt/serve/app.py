@@ -6,11 +6,12 @@ import os
 import time
 import uuid
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio
 import torch
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
@@ -22,7 +23,7 @@ from gpt.attention import capture_weights
 from gpt.errors import InputError
 from gpt.generation import Token
 from gpt.model import GPT
-from gpt.serve.engine_thread import EngineThread, Handle, Result
+from gpt.serve.engine_thread import EngineThread, Handle, Piece, cost
 from gpt.serve.errors import error_body, error_reply
 from gpt.serve.history import History
 from gpt.serve.limits import Limits, guard
@@ -43,24 +44,26 @@ def create_app(
     template: Template | None = None,
     run: Path | None = None,
 ) -> FastAPI:
-    """The application that serves a model under a `name`; its engine is `app.state.engine`.
+    """The application that serves a model under a `name`.
+
+    Its engine is `app.state.engine`; `app.state.end()` takes nothing more and tells the clients that wait.
 
     Clients must send the `api_key`, if there is one. Without the `template` of the examples that the model
     was tuned on there are no chat completions. The page shows the training of the `run`.
     """
-    limits = limits or Limits()
-    engine, device = EngineThread(model, tokenizer, limits), model.token_embedding.weight.device
+    limits, device = limits or Limits(), model.token_embedding.weight.device
 
     def read_snapshot(file: Path) -> EngineThread:
         return EngineThread(load(file)[0].to(device), tokenizer, limits)
 
+    engine = EngineThread(model, tokenizer, limits)
     history = History(engine, run or Path(os.devnull), read_snapshot, limits.snapshots)
     service = _Service(engine, tokenizer, name, limits, template, history)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
         yield
-        for one in (engine, *history.engines.values()):
+        for one in service.engines:
             one.stop()
 
     # FastAPI's own documentation pages load their scripts from another host.
@@ -77,7 +80,7 @@ def create_app(
     for kind in (InputError, ValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, service.error)
     app.add_middleware(guard, api_key=api_key)
-    app.state.engine = engine
+    app.state.engine, app.state.end = engine, service.end
     return app
 
 
@@ -108,10 +111,27 @@ class _Service:
         problem = self.engine.problem
         return JSONResponse({"status": problem or "ok"}, 503 if problem else 200)
 
+    @property
+    def engines(self) -> list[EngineThread]:
+        return [self.engine, *self.history.engines.values()]
+
+    def end(self) -> None:
+        for engine in self.engines:
+            engine.end()
+
+    def admit(self, cost: int = 0) -> None:
+        """HTTPException 503 where there is no room for one more that costs so much."""
+        most, most_cost = self.limits.running + self.limits.waiting, self.limits.open_cost
+        if self.open >= most or sum(one.cost for one in self.engines) + cost > most_cost:
+            raise HTTPException(503, "too many requests are waiting, try again later")
+
+    @property
+    def open(self) -> int:
+        return sum(one.open for one in self.engines)
+
     async def metrics_page(self) -> PlainTextResponse:
-        engines = (self.engine, *self.history.engines.values())
-        running, open_ = sum(one.running for one in engines), sum(one.open for one in engines)
-        return PlainTextResponse(self.metrics.text(running, open_))
+        running = sum(one.running for one in self.engines)
+        return PlainTextResponse(self.metrics.text(running_samples=running, open_requests=self.open))
 
     async def models(self) -> dict[str, Any]:
         return {"object": "list", "data": [await self.model(self.name)]}
@@ -121,26 +141,26 @@ class _Service:
             raise HTTPException(404, f"there is no model {name!r:.80}, expected {self.name!r}")
         return {"id": name, "object": "model", "created": self.started, "owned_by": "gpt"}
 
-    async def attention(self, request: Request) -> dict[str, Any]:
-        started = time.perf_counter()
+    async def attention(self, request: Request) -> Response:
         form = AttentionRequest.model_validate_json(await self.limits.read_body(request))
+        return await self.wait(self.last_attention(form), request)
+
+    async def last_attention(self, form: AttentionRequest) -> Response:
         ids = await asyncio.to_thread(form.ids, self.tokenizer)
-        engine = await self.wait(self.history.engine(form.snapshot), request, started)
-        most = min(self.limits.attention_tokens, engine.model.config.context_length)
-        tokens = ids[-most:]
-        call = engine.call(lambda: self.last_token_attention(engine.model, tokens))
-        return await self.wait(call, request, started)
+        engine = await self.history.engine(form.snapshot)
+        self.admit()
+        tokens = ids[-min(self.limits.attention_tokens, engine.model.config.context_length) :]
+        return _json(await engine.call(lambda: self.last_token_attention(engine.model, tokens)))
 
     @torch.inference_mode()
-    def last_token_attention(self, model: GPT, tokens: list[int]) -> dict[str, Any]:
-        """The text of T tokens, and the weights (layers, heads, T) of the last one, rounded."""
+    def last_token_attention(self, model: GPT, tokens: list[int]) -> str:
+        """JSON: the text of T tokens, and the weights (layers, heads, T) of the last one, rounded."""
         with capture_weights(model) as captured:
             model.features(torch.tensor([tokens], device=model.token_embedding.weight.device))
         weights = torch.stack([layer[0, :, -1] for layer in captured.values()])  # (layers, heads, T)
-        return {
-            "tokens": [self.tokenizer.decode([token]) for token in tokens],
-            "weights": [[[round(w, 4) for w in head] for head in layer] for layer in weights.tolist()],
-        }
+        texts = [self.tokenizer.decode([token]) for token in tokens]
+        rounded = [[[round(w, 4) for w in head] for head in layer] for layer in weights.tolist()]
+        return json.dumps({"tokens": texts, "weights": rounded})
 
     async def chat(self, request: Request) -> Response:
         if self.template is None:
@@ -151,62 +171,69 @@ class _Service:
         return await self.answer(request, CompletionRequest)
 
     async def answer(self, request: Request, kind: type[CompletionRequest]) -> Response:
-        started = time.perf_counter()
         form = kind.model_validate_json(await self.limits.read_body(request))
         await self.model(self.name if form.model is None else form.model)
+        return await self.wait(self.complete(form), request)
+
+    async def complete(self, form: CompletionRequest) -> Response:
+        started = time.perf_counter()
         # Long texts take a while to encode, which must not hold up the event loop.
         requests = await asyncio.to_thread(form.requests, self.tokenizer, self.limits, self.template)
-        engine = await self.wait(self.history.engine(form.snapshot), request, started)
-        answer = _Answer(self, engine, engine.submit(requests), form, request, started)
-        if not form.stream:
-            return JSONResponse(await answer.complete())
-        return _EventStream(answer)
+        engine = await self.history.engine(form.snapshot)
+        self.admit(cost(requests))
+        answer = _Answer(self, engine, engine.submit(requests), form, started)
+        return _EventStream(answer) if form.stream else _json(await answer.complete())
 
-    async def wait(self, result: Coroutine[Any, Any, Result], request: Request, started: float) -> Result:
-        """Wait for a result while the client is connected and in time."""
-        left = started + self.limits.seconds - time.perf_counter()
-        task, gone = asyncio.create_task(result), asyncio.ensure_future(request.receive())
+    async def wait(self, response: Coroutine[Any, Any, Response], request: Request) -> Response:
+        """Wait for a response while the client is connected and in time."""
+        task, gone = asyncio.create_task(response), asyncio.ensure_future(request.receive())
         try:
-            await asyncio.wait([task, gone], timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([task, gone], timeout=self.limits.seconds, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
-            if gone.done():
-                raise HTTPException(499, "the client disconnected")
-            raise HTTPException(504, f"the request took more than {self.limits.seconds} s")
+            raise HTTPException(499, "the client disconnected") if gone.done() else self.late()
         finally:
             task.cancel()
             gone.cancel()
+            await asyncio.wait([task, gone])  # so that the work has been stopped
+
+    def late(self) -> HTTPException:
+        return HTTPException(504, f"the request took more than {self.limits.seconds} s")
 
     async def error(self, _: Request, error: Exception) -> JSONResponse:
         reply = error_reply(error)
-        self.metrics.requests[reply.status_code] += 1
+        self.metrics.count(reply.status_code)
         return reply
 
 
+def _json(body: str) -> Response:
+    return Response(body, media_type="application/json")
+
+
 class _EventStream(StreamingResponse):
-    """Stops the work on an answer at once when the client is gone, also before the first event is sent."""
+    """Stops the work on an answer at once when the client is gone, and when it takes too long to read."""
 
     def __init__(self, answer: "_Answer") -> None:
         super().__init__(answer.events(), media_type="text/event-stream")
         self.answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        limits = self.answer.service.limits
         try:
-            async with aclosing(self.body_iterator):  # type: ignore[type-var]
+            with anyio.move_on_after(limits.seconds + limits.last_seconds):
                 await super().__call__(scope, receive, send)
         finally:
-            self.answer.engine.cancel(self.answer.handle)
+            self.answer.close()
 
 
 @dataclass
 class _Answer:
-    """The answer to one request for a completion or a reply in a chat."""
+    """The answer to one request for a completion or a reply in a chat; to be closed."""
 
     service: _Service
     engine: EngineThread
     handle: Handle
     form: CompletionRequest
-    request: Request
     started: float
 
     def __post_init__(self) -> None:
@@ -217,64 +244,79 @@ class _Answer:
         kind += ".chunk" if self.chat and self.form.stream else ""
         name, created = f"{prefix}-{uuid.uuid4().hex}", int(time.time())
         self.head = {"id": name, "object": kind, "created": created, "model": self.service.name}
+        self.status = 499
 
-    async def complete(self) -> dict[str, Any]:
-        tokens: list[list[Token]] = [[] for _ in self.lengths]
-        async for index, token in self._tokens():
-            tokens[index].append(token)
+    async def complete(self) -> str:
+        """The JSON of the whole."""
+        try:
+            tokens: list[list[Token]] = [[] for _ in self.lengths]
+            async for index, token in self._tokens():
+                tokens[index].append(token)
+            # A large one takes seconds, in which the tokens of others would wait.
+            body = await asyncio.to_thread(self._body, tokens)
+            self.status = 200
+            return body
+        finally:
+            self.close()
+
+    def _body(self, tokens: list[list[Token]]) -> str:
         choices = [self._choice(index, some) for index, some in enumerate(tokens)]
-        return {**self.head, "choices": choices, "usage": self._usage()}
+        return json.dumps({**self.head, "choices": choices, "usage": self._usage()}, ensure_ascii=False)
 
     async def events(self) -> AsyncGenerator[str, None]:
+        """The JSON of each token that has a text, as server-sent events."""
         try:
             async for index, token in self._tokens():
                 if token.text or token.finished or self.form.logprobs is not None:
                     yield _event({**self.head, "choices": [self._choice(index, [token])]})
-            if not (self.new_tokens or self.form.echo):  # no tokens were requested
-                for index in range(len(self.lengths)):
-                    yield _event({**self.head, "choices": [self._choice(index, [])]})
             if (self.form.stream_options or {}).get("include_usage"):
                 yield _event({**self.head, "choices": [], "usage": self._usage()})
-            yield "data: [DONE]\n\n"
+            self.status = 200
         except (HTTPException, InputError) as error:  # the status is already sent, so the error is an event
-            yield _event(error_body(error)[0])
+            body, self.status = error_body(error)
+            yield _event(body)
+        yield "data: [DONE]\n\n"
 
-    async def _tokens(self) -> AsyncGenerator[tuple[int, Token], None]:
-        """Yield each token with the index of its choice, then update the metrics."""
-        status, metrics, last = 499, self.service.metrics, dict[int, float]()
-        try:
-            while self.handle.unread:
-                index, token = await self.service.wait(self.handle.next(), self.request, self.started)
-                if not token.echoed:
-                    now = time.perf_counter()
-                    if self.new_tokens == 0:
-                        metrics.first_token_time.observe(now - self.started)
-                    if index in last:
-                        metrics.token_time.observe(now - last[index])
-                    last[index] = now
-                    self.new_tokens += 1
+    async def _tokens(self) -> AsyncGenerator[Piece, None]:
+        """Yield each token with the index of its choice, in time; the others' come between two of them."""
+        last, metrics = dict[int, float](), self.service.metrics
+        while self.handle.unread:
+            left = self.started + self.service.limits.seconds - time.perf_counter()
+            try:
+                pieces = await asyncio.wait_for(self.handle.next(), left)
+            except asyncio.TimeoutError:
+                raise self.service.late() from None
+            now = time.perf_counter()
+            for index, token in pieces:
+                await asyncio.sleep(0)
                 yield index, token
-            status = 200
-        except (HTTPException, InputError) as error:
-            _, status = error_body(error)
-            raise
-        finally:
-            self.engine.cancel(self.handle)
-            if self.form.stream or status == 200:  # other errors are counted where they are answered
-                metrics.requests[status] += 1
-            metrics.prompt_tokens += self.prompt_tokens
-            metrics.generated_tokens += self.new_tokens
-            metrics.request_time.observe(time.perf_counter() - self.started)
+                if token.echoed:
+                    continue
+                if self.new_tokens == 0:
+                    metrics.observe("first_token_seconds", now - self.started)
+                if index in last:
+                    metrics.observe("token_seconds", now - last[index])
+                last[index] = now
+                self.new_tokens += 1
+
+    def close(self) -> None:
+        """Stop the work, and count what was done."""
+        self.engine.cancel(self.handle)
+        metrics = self.service.metrics
+        if self.form.stream or self.status == 200:  # other errors are counted where they are answered
+            metrics.count(self.status)
+        metrics.add("prompt_tokens_total", self.prompt_tokens)
+        metrics.add("generated_tokens_total", self.new_tokens)
+        metrics.observe("request_seconds", time.perf_counter() - self.started)
 
     def _choice(self, index: int, tokens: list[Token]) -> dict[str, Any]:
-        """The entry of `choices` for the tokens after those of earlier entries; without any, a text ended."""
+        """The entry of `choices` for the tokens after those of earlier entries."""
         text, before = "".join(token.text for token in tokens), self.lengths[index]
         self.lengths[index] += len(text)
         logprobs: dict[str, Any] | None = None
         if self.form.logprobs is not None:
             logprobs = log_probabilities(self.service.tokenizer, tokens, before)
-        finish = tokens[-1].finished if tokens else "length"
-        choice = {"index": index, "logprobs": logprobs, "finish_reason": finish}
+        choice = {"index": index, "logprobs": logprobs, "finish_reason": tokens[-1].finished}
         if not self.chat:
             return {"text": text, **choice}
         role = {} if before else {"role": "assistant"}  # in the first entry alone: clients join the texts

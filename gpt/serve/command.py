@@ -1,6 +1,7 @@
 """The command `gpt serve`."""
 
 import os
+import socket
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -26,8 +27,8 @@ def serve(
     max_running: int = 16,
     max_waiting: int = 64,
     max_new_tokens: int = 4096,
-    max_prompt_tokens: int = 8192,
     max_seconds: int = 300,
+    drain_seconds: int = 30,
 ) -> None:
     """Serve a model over HTTP as OpenAI's completions, with a page at /.
 
@@ -42,23 +43,23 @@ def serve(
         max_running: how many completions are decoded together.
         max_waiting: the most requests that wait; more are refused with status 503.
         max_new_tokens: the most tokens of a completion.
-        max_prompt_tokens: the most tokens of a prompt.
         max_seconds: the most time for a request.
+        drain_seconds: how long requests may go on after SIGTERM or Ctrl-C; then their clients get an error.
     """
     try:
         from starlette.middleware.trustedhost import TrustedHostMiddleware
 
         from gpt.serve.app import create_app
         from gpt.serve.limits import Limits
-        from gpt.serve.server import new_server
+        from gpt.serve.server import Server
     except ImportError:
         raise InputError("gpt serve needs more packages: pip install 'minimal-gpt[serve]'") from None
     limits = Limits(
         running=max_running,
         waiting=max_waiting,
         new_tokens=max_new_tokens,
-        prompt_tokens=max_prompt_tokens,
         seconds=max_seconds,
+        drain_seconds=drain_seconds,
     )
     api_key = api_key or os.environ.get("GPT_API_KEY") or None
     path = find(checkpoint)
@@ -68,6 +69,7 @@ def serve(
         step.compile()  # for a small model too: a server has the time
     run, address = run_of(path.resolve()), f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     name = os.fsencode(name or (run.name if run else path.resolve().stem)).decode(errors="replace")
+    listener = _listener(host, port)
     app = create_app(model, tokenizer, name=name, limits=limits, api_key=api_key, template=template, run=run)
     if host in _LOCAL:  # stops DNS rebinding by pages of other sites
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "[::1]", "::1"])
@@ -75,6 +77,14 @@ def serve(
         notice(f"warning: anyone who can reach {address} can use this server; require a key with --api_key")
     print(f"page at http://{address}/, API at http://{address}/v1; Ctrl-C stops the server", flush=True)
     threading.Thread(target=app.state.engine.end_when_stalled, daemon=True).start()
-    server = new_server(app, limits, host=host, port=port)
     with suppress(KeyboardInterrupt):  # uvicorn raises it again once it has shut down
-        server.run()
+        Server(app, limits).run([listener])
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    try:
+        if not 0 <= port < 1 << 16:
+            raise OSError("a port is a number of 0 to 65535")
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise InputError(f"cannot listen on {host}, port {port}: {error}") from None

@@ -1,6 +1,7 @@
 """The engine in its own thread, and its interface to asyncio."""
 
 import asyncio
+import itertools
 import math
 import os
 import sys
@@ -22,9 +23,25 @@ from gpt.text.tokenizer import Tokenizer
 from gpt.threads import spread_threads
 
 Result = TypeVar("Result")
+Piece = tuple[int, Token]  # a token, and the index of its sample among those of a handle
 
 _CHUNK = 256  # tokens of a prompt that are read between two steps of the other samples
+_ENDED = "the model is shutting down, try again later"
 _WATCH = 1.0  # seconds between two looks at the thread
+
+
+def cost(requests: Sequence[Request]) -> int:
+    """What requests take of memory and time, in units of about 200 bytes.
+
+    A token of the answer is one; log-probabilities add one for its own and one for each alternative. A token
+    of a prompt is one, and what every sample needs besides is 64.
+    """
+    total = 0
+    for one in requests:
+        tokens = one.max_new_tokens + (len(one.tokens) if one.echo else 0)
+        entries = 1 if one.alternatives is None else 2 + one.alternatives
+        total += len(one.tokens) + one.samples * (64 + tokens * entries)
+    return total
 
 
 class Handle:
@@ -32,30 +49,28 @@ class Handle:
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.requests = requests
-        self.samples: list[Sample] = []  # those of the requests, once the engine has them
-        self.unread = sum(one.samples for one in requests if one.max_new_tokens or one.echo)
-        self._tokens: asyncio.Queue[tuple[int, Token] | Exception] = asyncio.Queue()
+        self.unread = sum(one.samples for one in requests)
+        self._steps: asyncio.Queue[list[Piece] | Exception] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 
-    async def next(self) -> tuple[int, Token]:
-        """Wait for the next token, with the index of its sample; raises an error that was `put`."""
-        token = await self._tokens.get()
-        if isinstance(token, Exception):
-            raise token
-        self.unread -= token[1].finished is not None
-        return token
+    async def next(self) -> list[Piece]:
+        """Wait for the tokens of the next step, with the indices of their samples; raises what was `put`."""
+        pieces = await self._steps.get()
+        if isinstance(pieces, Exception):
+            raise pieces
+        self.unread -= sum(token.finished is not None for _, token in pieces)
+        return pieces
 
-    def put(self, token: tuple[int, Token] | Exception) -> None:
-        """Add a token or an error, from the engine's thread."""
+    def put(self, pieces: list[Piece] | Exception) -> None:
+        """Add tokens or an error, from any thread."""
         with suppress(RuntimeError):  # the event loop is closed: no one waits
-            self._loop.call_soon_threadsafe(self._tokens.put_nowait, token)
+            self._loop.call_soon_threadsafe(self._steps.put_nowait, pieces)
 
 
 class EngineThread:
     """Runs an engine in a thread while there is work, until `stop`.
 
-    At most `limits.running + limits.waiting` handles and calls are open. Between two steps of the engine at
-    most one call runs. A step of more than `limits.seconds` is a problem.
+    Between two steps of the engine at most one call runs. A step of more than `limits.seconds` is a problem.
     """
 
     def __init__(self, model: GPT, tokenizer: Tokenizer, limits: Limits) -> None:
@@ -63,15 +78,22 @@ class EngineThread:
         self._new_engine = partial(Engine, self.model, tokenizer, max_samples=limits.running, chunk=_CHUNK)
         self._engine = self._new_engine()
         self._thread = ThreadPoolExecutor(1, "decoding", initializer=spread_threads)
-        self._open: set[Handle | Callable[[], Any]] = set()
-        self._owners: dict[Sample, Handle] = {}
+        self._costs: dict[Handle | Callable[[], Any], int] = {}  # of what is open
+        self._owners: dict[Sample, tuple[Handle, int]] = {}  # with the sample's index
         self._one_call = asyncio.Lock()
-        self._stopped = self._step_ordered = False
+        self._ended = self._step_ordered = False
         self._busy_since = math.inf  # when the present task of the thread began; infinity between two
 
+    def end(self) -> None:
+        """Take nothing more; those who wait for a token get HTTPException 503."""
+        self._ended = True
+        for one in list(self._costs):
+            if isinstance(one, Handle):
+                one.put(HTTPException(503, _ENDED))
+
     def stop(self) -> None:
-        """End the thread after its present step; what is open gets no answer, and nothing more is taken."""
-        self._stopped = True
+        """`end`, also the thread after its present step."""
+        self.end()
         self._thread.shutdown(wait=self.problem is None)
 
     @property
@@ -81,8 +103,13 @@ class EngineThread:
 
     @property
     def open(self) -> int:
-        """Handles and calls that are not finished."""
-        return len(self._open)
+        """How many handles and calls are not finished."""
+        return len(self._costs)
+
+    @property
+    def cost(self) -> int:
+        """That of all that is open."""
+        return sum(list(self._costs.values()))
 
     @property
     def problem(self) -> str | None:
@@ -98,12 +125,12 @@ class EngineThread:
         os._exit(1)
 
     def submit(self, requests: Sequence[Request]) -> Handle:
-        """Start requests; HTTPException 503 where too many are open."""
-        self._check_queue()
+        """Start requests; HTTPException 503 after `end`."""
+        if self._ended:
+            raise HTTPException(503, _ENDED)
         handle = Handle(requests)
-        if handle.unread:
-            self._open.add(handle)
-            self._order(self._add, handle)
+        self._costs[handle] = cost(requests)
+        self._order(self._add, handle)
         return handle
 
     def cancel(self, handle: Handle) -> None:
@@ -111,18 +138,13 @@ class EngineThread:
         self._order(self._cancel, handle)
 
     async def call(self, function: Callable[[], Result]) -> Result:
-        """Run a function of the model in the engine's thread, unless it is cancelled; errors as `submit`."""
-        self._check_queue()
-        self._open.add(function)
+        """Run a function of the model in the engine's thread, unless it is cancelled."""
+        self._costs[function] = 0
         try:
             async with self._one_call:
                 return await asyncio.get_running_loop().run_in_executor(self._thread, self._timed, function)
         finally:
-            self._open.discard(function)
-
-    def _check_queue(self) -> None:
-        if self.open >= self.limits.running + self.limits.waiting or self._stopped:
-            raise HTTPException(503, "too many requests are waiting, try again later")
+            del self._costs[function]
 
     def _order(self, function: Callable[..., None], *arguments: Any) -> None:
         """Run a function in the thread after what was ordered before, then a step if there is work."""
@@ -132,7 +154,7 @@ class EngineThread:
                 self._timed(function, *arguments)
             except Exception as error:  # the next requests get a new engine
                 self._engine = self._new_engine()
-                for handle in set(self._owners.values()):
+                for handle in {handle for handle, _ in self._owners.values()}:
                     self._end(handle, server_failed(error))
             if self._engine.busy and not self._step_ordered:
                 self._step_ordered = True
@@ -153,33 +175,40 @@ class EngineThread:
             self._busy_since = math.inf
 
     def _add(self, handle: Handle) -> None:
+        index = itertools.count()
         try:
             for request in handle.requests:
-                added = self._engine.add(request)
-                handle.samples += added
-                self._owners |= dict.fromkeys(added, handle)
+                for sample in self._engine.add(request):
+                    self._owners[sample] = handle, next(index)
         except Exception as error:
             self._end(handle, error if isinstance(error, InputError) else server_failed(error))
 
     def _step(self) -> None:
         self._step_ordered = False
+        pieces: dict[Handle, list[Piece]] = {}
         for token in self._engine.step():
-            handle = self._owners[token.sample]
+            handle, index = self._owners[token.sample]
+            pieces.setdefault(handle, []).append((index, token))
             if token.finished:
                 del self._owners[token.sample]
-                if handle not in self._owners.values():
-                    self._open.discard(handle)
-            handle.put((handle.samples.index(token.sample), token))
+        for handle, some in pieces.items():
+            if not self._samples(handle):
+                self._cancel(handle)
+            handle.put(some)
         for sample, error in self._engine.failed.items():
             if sample in self._owners:  # not if another sample of its handle failed too
-                self._end(self._owners[sample], server_failed(error))
+                self._end(self._owners[sample][0], server_failed(error))
+
+    def _samples(self, handle: Handle) -> list[Sample]:
+        """Those that have not ended."""
+        return [sample for sample, (owner, _) in self._owners.items() if owner is handle]
 
     def _end(self, handle: Handle, error: Exception) -> None:
         handle.put(error)
         self._cancel(handle)
 
     def _cancel(self, handle: Handle) -> None:
-        for sample in handle.samples:
+        for sample in self._samples(handle):
             self._engine.cancel(sample)
-            self._owners.pop(sample, None)
-        self._open.discard(handle)
+            del self._owners[sample]
+        self._costs.pop(handle, None)

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 
 from gpt.errors import InputError
 
+_MOST = 512  # errors of a body; a list of more would hold up the others
 _CODES = {
     400: "invalid_value",
     401: "invalid_api_key",
@@ -32,6 +33,8 @@ def server_failed(error: Exception) -> HTTPException:
 def error_body(error: Exception) -> tuple[dict[str, Any], int]:
     """The JSON body and the status of any exception; internals and tracebacks are not shown."""
     if isinstance(error, ValidationError):
+        if error.error_count() > _MOST:
+            return error_body(InputError(f"the body has {error.error_count()} errors"))
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         error = InputError(f"{'.'.join(map(str, first['loc'])) or 'the body':.200}: {first['msg']}")
     if isinstance(error, InputError):

@@ -13,17 +13,21 @@ from gpt.pictures.runs import Metrics
 from gpt.serve.engine_thread import EngineThread
 from gpt.weights.checkpoint import snapshots_of
 
+_BUSY = "too many snapshots are in use, try again later"
+
 
 class History:
     """The snapshots of the run of the model that is served, `own`.
 
-    At most `most` are in memory, the one used last the longest.
+    At most `most` are in memory, the one used last the longest, and as many wait to be read. One is read at a
+    time, once for all who wait for it, and to its end also when they leave.
     """
 
     def __init__(self, own: EngineThread, run: Path, load: Callable[[Path], EngineThread], most: int) -> None:
         self.own, self.run, self.load, self.most = own, run, load, most
         self.engines: dict[Path, EngineThread] = {}
-        self._lock = asyncio.Lock()
+        self._reading: dict[Path, asyncio.Task[EngineThread]] = {}
+        self._one_at_a_time = asyncio.Lock()
 
     def curves(self) -> dict[str, Any]:
         """The steps of the snapshots, and (step, loss) pairs in nats per token of training and validation."""
@@ -46,23 +50,44 @@ class History:
         """
         if step is None:
             return self.own
-        async with self._lock:
-            file = {one[0]: one[2] for one in await asyncio.to_thread(snapshots_of, self.run)}.get(step)
-            if file is None:
-                raise HTTPException(404, f"there is no snapshot of step {step}")
-            engine = self.engines.pop(file, None)
-            if engine is None or engine.problem:
-                if len(self.engines) >= self.most:
-                    idle = next((other for other, used in self.engines.items() if not used.open), None)
-                    if idle is None:
-                        raise HTTPException(503, "too many snapshots are in use, try again later")
-                    self.engines.pop(idle).stop()
-                try:
+        files = {one[0]: one[2] for one in await asyncio.to_thread(snapshots_of, self.run)}
+        if step not in files:
+            raise HTTPException(404, f"there is no snapshot of step {step}")
+        file = files[step]
+        if file not in self._reading:
+            if len(self._reading) >= self.most:
+                raise HTTPException(503, _BUSY)
+            self._reading[file] = reading = asyncio.create_task(self._engine(file))
+            reading.add_done_callback(_seen)
+        return await asyncio.shield(self._reading[file])
+
+    async def _engine(self, file: Path) -> EngineThread:
+        try:
+            async with self._one_at_a_time:
+                engine = self.engines.pop(file, None)
+                if engine is None or engine.problem:
+                    self._make_room()
                     engine = await asyncio.to_thread(self.load, file)
-                except (InputError, OSError):
-                    raise HTTPException(500, f"the snapshot of step {step} cannot be read") from None
-            self.engines[file] = engine
-            return engine
+                self.engines[file] = engine
+                return engine
+        except (InputError, OSError):
+            raise HTTPException(500, f"the snapshot {file.stem} cannot be read") from None
+        finally:
+            del self._reading[file]
+
+    def _make_room(self) -> None:
+        """Stop the engine that was used the longest time ago, if there are `most`."""
+        if len(self.engines) >= self.most:
+            idle = next((file for file, engine in self.engines.items() if not engine.open), None)
+            if idle is None:
+                raise HTTPException(503, _BUSY)
+            self.engines.pop(idle).stop()
+
+
+def _seen(reading: asyncio.Task[EngineThread]) -> None:
+    """Nobody may be waiting any more for an error, which asyncio would then log."""
+    if not reading.cancelled():
+        reading.exception()
 
 
 def _thinned(metrics: Metrics, y: str) -> list[tuple[float, float]]:

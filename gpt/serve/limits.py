@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gpt.errors import check_least
 from gpt.serve.errors import error_reply
 
-_PUBLIC = ("/", "/health", "/metrics")  # paths that need no key
+_PUBLIC = ("/", "/health")  # paths that need no key: the page, which asks for it, and what a supervisor polls
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,19 +19,20 @@ class Limits:
     """The largest values that are accepted; InputError for a limit below one."""
 
     body_bytes: int = 1 << 20  # of a request
-    prompt_tokens: int = 8192  # the model sees those at the end that fit its context
     new_tokens: int = 4096  # of a completion
-    samples: int = 128  # completions of a request: prompts times `n`
     stops: int = 4  # stop strings of a request
     stop_characters: int = 256  # of a stop string
+    cost: int = 1 << 18  # of a request, see `gpt.serve.engine_thread.cost`
+    open_cost: int = 1 << 20  # of all requests that are open; more are refused
     running: int = 16  # completions that are decoded together
     waiting: int = 64  # requests that wait; more are refused
     seconds: int = 300  # for a request, including waiting
     read_seconds: int = 30  # for the body of a request to arrive
-    write_seconds: int = 30  # for the client to take a part of the answer
+    drain_seconds: int = 30  # for open requests to end when the server shuts down
+    last_seconds: int = 5  # after either, for the client to take the error that ends its answer
     connections: int = 256  # that are open together
     attention_tokens: int = 256  # whose attention is computed
-    snapshots: int = 4  # of a run that are in memory
+    snapshots: int = 4  # of a run that are in memory, and that wait to be read
 
     def __post_init__(self) -> None:
         check_least(1, **asdict(self))

@@ -6,37 +6,23 @@ from functools import partial
 from itertools import accumulate
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from gpt.errors import InputError
 from gpt.generation import Request, Sampling, TextStream, Token
+from gpt.serve.engine_thread import cost
 from gpt.serve.limits import Limits
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
 
 Ids = Annotated[list[int], Field(fail_fast=True)]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
+_CHEAPER = "ask for fewer prompts, completions or tokens, or without echo or logprobs"
 _PROMPTS = Field(max_length=1024, fail_fast=True)
-
-
-def _check_entries(value: Any, most: int) -> Any:
-    """Refuse an object of many entries before each of them makes an error of its own."""
-    if isinstance(value, dict) and len(value) > most:
-        raise ValueError(f"expected at most {most} entries, got {len(value)}")
-    return value
-
-
-_OPTIONS = BeforeValidator(partial(_check_entries, most=8))
-_BIASES = BeforeValidator(partial(_check_entries, most=300))
 
 
 class _Form(BaseModel):
     model_config = ConfigDict(extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _few_fields(cls, value: Any) -> Any:
-        return _check_entries(value, 64)
 
 
 class CompletionRequest(_Form):
@@ -52,14 +38,14 @@ class CompletionRequest(_Form):
     top_p: float | None = None
     n: int | None = Field(default=1, ge=1, lt=2**31)
     stream: bool | None = False
-    stream_options: Annotated[dict[str, bool | None], _OPTIONS] | None = None
+    stream_options: dict[str, bool | None] | None = None
     logprobs: int | None = Field(default=None, ge=0, le=5)  # as in OpenAI's API
     echo: bool | None = False
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     best_of: int | None = None
-    logit_bias: Annotated[dict[int, float], _BIASES] | None = None
+    logit_bias: Annotated[dict[int, float], Field(max_length=300)] | None = None
     user: str | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     suffix: Literal[""] | None = None
@@ -75,31 +61,35 @@ class CompletionRequest(_Form):
         n, max_tokens = self.n or 1, self._max_tokens(limits)
         if self.best_of not in (None, n):
             raise InputError(f"best_of must equal n, got {self.best_of}")
+        if not (max_tokens or self.echo):
+            raise InputError("max_tokens must be at least 1 without echo, got 0")
         prompts = self._prompts(tokenizer, template)
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         TextStream(tokenizer, stops)  # raises for an empty one
         for what, given, most in (
-            ("prompts times n", len(prompts) * n, limits.samples),
             ("max_tokens", max_tokens, limits.new_tokens),
             ("stop strings", len(stops), limits.stops),
             ("characters of a stop string", max(map(len, stops), default=0), limits.stop_characters),
-            ("prompt tokens", max(map(len, prompts)), limits.prompt_tokens),
         ):
             if given > most:
                 raise InputError(f"{what} must be at most {most}, got {given}")
         names = {field.name for field in fields(Sampling)} - {"logit_bias"}
         bias = tuple(sorted((self.logit_bias or {}).items()))
-        options: dict[str, Any] = {
-            "max_new_tokens": max_tokens,
-            "sampling": Sampling(**self.model_dump(include=names, exclude_none=True), logit_bias=bias),
-            "seed": self.seed,
-            "samples": n,
-            "end": tokenizer.eot,
-            "stop": stops,
-            "alternatives": self.logprobs,
-            "echo": bool(self.echo),
-        }
-        return [Request(tokens=prompt or [tokenizer.eot], **options) for prompt in prompts]
+        new_request = partial(
+            Request,
+            max_new_tokens=max_tokens,
+            sampling=Sampling(**self.model_dump(include=names, exclude_none=True), logit_bias=bias),
+            seed=self.seed,
+            samples=n,
+            end=tokenizer.eot,
+            stop=stops,
+            alternatives=self.logprobs,
+            echo=bool(self.echo),
+        )
+        requests = [new_request(tokens=prompt or [tokenizer.eot]) for prompt in prompts]
+        if (total := cost(requests)) > limits.cost:
+            raise InputError(f"the request costs {total}, expected at most {limits.cost}: {_CHEAPER}")
+        return requests
 
     def _max_tokens(self, limits: Limits) -> int:
         return 16 if self.max_tokens is None else self.max_tokens

@@ -84,7 +84,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (scale,) = gradients
         found = ctx.saved_tensors
-        if scale.is_cuda or scale != 1:  # on a GPU the comparison would wait for the device
+        if scale.device.type != "cpu" or scale != 1:  # elsewhere the comparison would wait for the device
             found = [None if grad is None else grad * scale.to(grad.dtype) for grad in found]
         return *found, None, None, None
 
@@ -103,6 +103,6 @@ def cross_entropy(x: Tensor, y: Tensor, differentiate: bool) -> Tensor:
 
 def _in_cache(logits: Tensor, target: Tensor, differentiate: bool) -> Tensor:
     """The same of a whole chunk (C, P), on a CPU as many rows at a time as fit in its cache."""
-    size = len(logits) if logits.is_cuda else max(1, _CACHED // logits.shape[1])
+    size = max(1, _CACHED // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     parts = zip(torch.split(logits, size), torch.split(target, size), strict=True)
     return torch.cat([cross_entropy(x, y, differentiate) for x, y in parts])

@@ -159,7 +159,7 @@ class LanguageModel(LightningModule):
         if self.device_mesh is not None:
             if self.options.lora.rank:
                 raise InputError("fsdp2 does not shard lora's adapters: leave --trainer.strategy fsdp2 out")
-            shard(self.model, self.device_mesh["data_parallel"])
+            shard(self.model, self.device_mesh["data_parallel"], str(self.trainer.precision))
 
     def configure_optimizers(self) -> Any:
         recipe = self.options.optimizer

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -51,14 +52,21 @@ def part_of(tensor: Tensor, like: Any) -> Tensor:
     return distribute_tensor(tensor.to(like.device), like.device_mesh, [Shard(0)], src_data_rank=None)
 
 
-def shard(model: GPT, mesh: DeviceMesh) -> None:
-    """Shard each block by itself, so that only one at a time is whole in memory, and then the rest."""
+def shard(model: GPT, mesh: DeviceMesh, precision: str) -> None:
+    """Shard each block by itself, so that only one at a time is whole in memory, and then the rest.
+
+    GPUs exchange weights in bfloat16 where the Trainer's `precision` computes in it anyway: half the bytes.
+    Gradients are summed in float32. CPUs exchange float32, and so equal one process to the last bit.
+    """
     if is_sharded(model):
         return
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
+    policy = MixedPrecisionPolicy()
+    if mesh.device_type == "cuda" and precision == "bf16-mixed":
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     for block in [*model.blocks, model]:
-        fully_shard(block, mesh=mesh)
+        fully_shard(block, mesh=mesh, mp_policy=policy)
     register_fsdp_forward_method(model, "features")  # what training calls in the place of `forward`
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from gpt.errors import InputError
 from gpt.files import check_free
+from gpt.text.tokenizer import SMALLEST_SIZE
 from gpt.weights.formats import book, gguf, hf, nanogpt
 from gpt.weights.formats.table import check_complete
 from gpt.weights.load import GPT, Found, read_weights
@@ -44,6 +45,11 @@ def import_weights(
     if found.own_tokenizer or found.template:
         hf.write_tokenizer(found.tokenizer, output, model.config.context_length, found.template)
     print(f"{output}/ holds {model.num_parameters():,} weights, read from the format {found.format}")
+    if not found.own_tokenizer and found.config.vocab_size < SMALLEST_SIZE:
+        print(f"it has {found.config.vocab_size} ids and no tokenizer: nanoGPT keeps the alphabet of")
+        print("a character model in a pickle, which is not read. Python alone can use it, and continues ids:")
+        print(f"gpt.generate(GPT.from_pretrained({str(output)!r}), [[0]], max_new_tokens=20)")
+        return
     print(f"next: gpt generate --checkpoint {output} --prompt 'The '")
     print(f"or:   gpt fit --model.init_from {output} --data.corpus my.txt")
 

@@ -16,7 +16,7 @@ from gpt import GPT, GPTConfig, Tokenizer
 from gpt.generation import for_decoding
 from gpt.serve.app import create_app
 from gpt.serve.limits import Limits
-from gpt.serve.server import new_server
+from gpt.serve.server import Server
 
 CLIENTS = 16
 
@@ -83,7 +83,7 @@ async def ask(address: str, forms: list[dict[str, Any]], at_once: int) -> None:
 @contextmanager
 def listening(app: Any, limits: Limits | None = None, log_level: str = "error") -> Iterator[str]:
     """The address of a server in a thread of this process."""
-    server = new_server(app, limits or Limits(), host="127.0.0.1", port=0, log_level=log_level)
+    server = Server(app, limits or Limits(), host="127.0.0.1", port=0, log_level=log_level)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     deadline = time.monotonic() + 20

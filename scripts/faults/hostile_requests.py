@@ -34,8 +34,8 @@ CLIENTS = 24
 PATIENCE = 40.0
 """Seconds after which a request without an answer counts as hung; the server itself gives up earlier."""
 LIMITS = Limits(
-    running=8, waiting=16, seconds=20, read_seconds=4, write_seconds=1, connections=128, new_tokens=64,
-    prompt_tokens=512, samples=16, body_bytes=1 << 18,
+    running=8, waiting=16, seconds=20, read_seconds=4, last_seconds=1, connections=128, new_tokens=64,
+    cost=1 << 13, body_bytes=1 << 18,
 )  # fmt: skip
 GOOD = [
     {"prompt": [7 * i + j for j in range(3 * i + 1)], "max_tokens": 12, "temperature": 0} for i in range(1, 9)
@@ -225,7 +225,7 @@ async def attack(port: int, number: int, chance: random.Random) -> dict[str, Any
                 )
 
     await asyncio.gather(*(client() for _ in range(CLIENTS)))
-    await asyncio.sleep(LIMITS.read_seconds + LIMITS.write_seconds)
+    await asyncio.sleep(LIMITS.read_seconds + LIMITS.last_seconds)
     for form, text in zip(GOOD, expected, strict=True):
         if await good(port, form) != text:
             problems.append("a good reply differs after the attack")

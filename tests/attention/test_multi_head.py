@@ -4,11 +4,14 @@ import copy
 import pickle
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 import torch._dynamo.testing
 from torch import Tensor, nn
+from torch.nn.utils import prune
+from torch.optim.swa_utils import AveragedModel
 
 from gpt.attention import KeyValueCache, MultiHeadAttention, from_torch
 from gpt.errors import InputError
@@ -208,6 +211,31 @@ def test_exports(x: Tensor, name: str) -> None:
     torch.testing.assert_close(exported(x, **masks), module(x, **masks))
 
 
+@pytest.mark.parametrize("name", ["key_padding_mask", "attn_mask", "document_ids", "need_weights"])
+def test_exports_every_length_with_a_mask(name: str) -> None:
+    """Up to the context length itself, at which a slice of the causal mask is the whole."""
+    module = MultiHeadAttention(8, 8, 16, 0.0, 2).eval()
+    tokens = torch.export.Dim("tokens", min=2, max=16)
+
+    def inputs(length: int) -> dict[str, Any]:
+        masks = {
+            "key_padding_mask": torch.arange(length).expand(3, length) > 9,
+            "attn_mask": torch.eye(length, dtype=torch.bool).roll(1, 0),
+            "document_ids": torch.arange(length).expand(3, length) // 5,
+            "need_weights": True,
+        }
+        return {"x": torch.randn(3, length, 8), name: masks[name]}
+
+    shapes = {"x": {1: tokens}, "attn_mask": {0: tokens, 1: tokens}}
+    dims = {given: shapes.get(given, {1: tokens}) for given in inputs(2)} | (
+        {"need_weights": None} if name == "need_weights" else {}
+    )
+    exported = torch.export.export(module, (), inputs(6), dynamic_shapes=dims).module()
+    for length in (2, 11, 15, 16):
+        given = inputs(length)
+        torch.testing.assert_close(exported(**given), module(**given))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [TOKENS, 1024])
 def test_exports_any_batch_and_length(dtype: torch.dtype, tokens: int) -> None:
@@ -403,6 +431,32 @@ def test_one_product_for_query_key_and_value_equals_three(x: Tensor, qkv_bias: b
     assert one.state_dict().keys() == three.state_dict().keys()
     for (name, mine), other in zip(one.named_parameters(), three.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, other.grad, msg=name)
+
+
+def test_layers_that_something_is_attached_to_are_called(x: Tensor) -> None:
+    """Pruning and hooks work as without the one product."""
+    layer = build()
+    layer.one_product = True
+    prune.l1_unstructured(layer.W_query, "weight", amount=1.0)
+    assert not (layer.project(x)[0] - layer.W_query.bias).any()
+    seen = []
+    layer.W_key.register_forward_hook(lambda *_: seen.append("forward"))
+    layer.W_value.register_full_backward_hook(lambda *_: seen.append("backward"))
+    layer(x.clone().requires_grad_()).sum().backward()
+    assert seen == ["forward", "backward"]
+
+
+def test_weights_are_averaged_beside_the_mask() -> None:
+    """torch subtracts buffers to average them, which it does not do for boolean ones: use_buffers=False."""
+    layer = build()
+    averaged = AveragedModel(layer, use_buffers=False)
+    values = []
+    for value in (1.0, 4.0):
+        nn.init.constant_(layer.W_query.weight, value)
+        averaged.update_parameters(layer)
+        values.append(value)
+    assert (averaged.module.W_query.weight == sum(values) / 2).all()
+    assert torch.equal(averaged.module.mask, layer.mask)
 
 
 def test_a_context_and_replaced_layers_are_projected_as_they_are(x: Tensor) -> None:

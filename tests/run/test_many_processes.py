@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from gpt import GPT, GPTConfig
+from gpt.run.micro_batch import fit_micro_batch
 from gpt.training import compilation
 from gpt.training.module import LanguageModel
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
@@ -41,7 +42,7 @@ def rows(whole: int, rank: int, processes: int = 64) -> int:
 def test_one_of_64_processes_holds_a_64th(group, name):
     model = GPT(CONFIG)
     whole = {key: weight.shape for key, weight in model.named_parameters()}
-    shard(model, init_device_mesh("cpu", (64,)))
+    shard(model, init_device_mesh("cpu", (64,)), "32-true")
     optimizer = build_optimizer(model, OptimizerConfig(name=name))
     most = 0
 
@@ -79,7 +80,7 @@ def test_one_of_64_processes_holds_a_64th(group, name):
 @pytest.mark.parametrize("group", [(0, 2)], indirect=True)
 def test_gradients_are_reduced_in_the_last_backward_pass_of_an_update(group, config):
     model = GPT(config)
-    shard(model, init_device_mesh("cpu", (2,)))
+    shard(model, init_device_mesh("cpu", (2,)), "32-true")
     strategy = ShardedStrategy()
     strategy._lightning_module = SimpleNamespace(model=model)
 
@@ -92,6 +93,34 @@ def test_gradients_are_reduced_in_the_last_backward_pass_of_an_update(group, con
         with strategy.block_backward_sync():
             assert not any(backward())
     assert all(backward())
+
+
+@pytest.mark.parametrize("group", [(0, 2)], indirect=True)
+def test_a_sharded_model_is_not_tried_for_its_memory(group, config, monkeypatch):
+    """After a failed backward pass its processes would wait for each other."""
+    model = GPT(config)
+    shard(model, init_device_mesh("cpu", (2,)), "32-true")
+    monkeypatch.setattr("gpt.run.micro_batch._fits", lambda *_: pytest.fail("tried"))
+    fit_micro_batch(SimpleNamespace(datamodule=None), SimpleNamespace(model=model))
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "exchanged"),
+    [("cpu", "bf16-mixed", None), ("cuda", "32-true", None), ("cuda", "bf16-mixed", torch.bfloat16)],
+)
+def test_gpus_exchange_weights_in_the_type_that_they_compute_in(
+    device, precision, exchanged, monkeypatch, config
+):
+    policies = []
+    monkeypatch.setattr(
+        "torch.distributed.fsdp.fully_shard", lambda module, mesh, mp_policy: policies.append(mp_policy)
+    )
+    monkeypatch.setattr("torch.distributed.fsdp.register_fsdp_forward_method", lambda *_: None)
+    model = GPT(config)
+    shard(model, SimpleNamespace(device_type=device), precision)
+    assert len(policies) == len(model.blocks) + 1
+    assert {policy.param_dtype for policy in policies} == {exchanged}
+    assert {policy.reduce_dtype for policy in policies} == {exchanged and torch.float32}
 
 
 @pytest.mark.parametrize("group", [(0, 2)], indirect=True)

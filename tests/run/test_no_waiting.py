@@ -1,8 +1,8 @@
 """An update on a GPU waits for the device, and for other processes, only where the guard reads its flags.
 
 The update runs on meta tensors, which have no values: whatever would read one, as `.item()` does, raises.
-They claim to be on a GPU, so that the code takes its branches for one. (FakeTensorMode cannot do this on a
-CPU build of torch: its autograd engine knows no device "cuda".)
+Most claim to be on a CUDA GPU, so that the code takes its branches for one; else they stand for Apple's.
+(FakeTensorMode cannot do this on a CPU build of torch: its autograd engine knows no device "cuda".)
 """
 
 import sys
@@ -49,9 +49,9 @@ def reads(monkeypatch) -> list[torch.Tensor]:
     return seen
 
 
-def pretend_gpu(patch: pytest.MonkeyPatch, precision: torch.dtype) -> None:
+def pretend_gpu(patch: pytest.MonkeyPatch, precision: torch.dtype, cuda: bool) -> None:
     """Let all tensors say that they are on a GPU, and meta tensors do what is for a GPU alone."""
-    patch.setattr(torch.Tensor, "is_cuda", True, raising=False)
+    patch.setattr(torch.Tensor, "is_cuda", cuda, raising=False)
     patch.setattr(torch.Tensor, "is_meta", False, raising=False)
     patch.setattr(torch, "is_autocast_enabled", lambda device: precision != torch.float32)
     patch.setattr(torch, "get_autocast_dtype", lambda device: precision)
@@ -62,7 +62,12 @@ def pretend_gpu(patch: pytest.MonkeyPatch, precision: torch.dtype) -> None:
 
 
 def update(
-    kind: type[LanguageModel], precision: torch.dtype, optimizer: str = "muon", processes: int = 1, **options
+    kind: type[LanguageModel],
+    precision: torch.dtype,
+    optimizer: str = "muon",
+    processes: int = 1,
+    cuda: bool = True,
+    **options,
 ) -> None:
     """Two updates of two batches each, as Lightning runs them."""
     with torch.device("meta"):
@@ -71,7 +76,7 @@ def update(
     for block in module.model.blocks:
         block.attention.one_product = True
     with pytest.MonkeyPatch.context() as patch:
-        pretend_gpu(patch, precision)
+        pretend_gpu(patch, precision, cuda)
         run_updates(module, processes)
 
 
@@ -97,7 +102,7 @@ def run_updates(module: LanguageModel, processes: int) -> None:
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-@pytest.mark.parametrize("options", [{}, {"checkpoint_activations": True}, {"processes": 2}])
+@pytest.mark.parametrize("options", [{}, {"checkpoint_activations": True}, {"processes": 2}, {"cuda": False}])
 def test_an_update_reads_once_from_the_device(precision, optimizer, options, reads):
     update(LanguageModel, precision, optimizer, **options)
     assert [tuple(flags.shape) for flags in reads] == [(3,), (3,)]

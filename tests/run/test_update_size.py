@@ -9,7 +9,7 @@ import yaml
 from tiny_runs import TINY
 
 from gpt.cli import main
-from gpt.run.micro_batch import is_out_of_memory
+from gpt.run.micro_batch import _spilled, is_out_of_memory
 from gpt.training.module import LanguageModel
 from gpt.weights.checkpoint import read
 
@@ -121,6 +121,14 @@ def test_the_trial_sees_the_memory_of_a_later_batch(monkeypatch, workplace):
     assert options["data"]["batch_size"] == 6
     moments = {dtype for shape, dtype in taken if len(shape) == 2 and shape[0] == 2}
     assert moments == {torch.float32}
+
+
+@pytest.mark.parametrize(("reserved", "spilled"), [(79, False), (80, True), (95, True)])
+def test_what_a_driver_puts_into_the_systems_memory_does_not_fit(reserved, spilled, monkeypatch):
+    """As that of Windows does, instead of failing."""
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: reserved)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5, 80))
+    assert _spilled(torch.device("cuda")) == spilled
 
 
 def test_the_trial_changes_nothing(memory, workplace):

@@ -15,6 +15,7 @@ import torch
 from gpt import Tokenizer
 from gpt.serve.command import serve
 from gpt.serve.limits import Limits
+from gpt.serve.requests import log_probabilities
 from tests.serve.server import MODEL, TOKENIZER, hooked, new_app, slow, talk
 from tests.serve.test_app import alone
 
@@ -69,7 +70,7 @@ def test_a_poisoned_request_changes_nothing_for_the_one_beside_it(make, poison, 
     assert good.json()["choices"][0]["text"] == alone("Hi", 30, temperature=0)
     for answer in bad:
         if stream and status == 500:
-            assert json.loads(answer.text.split("\n\n")[-2].removeprefix("data: "))["error"]
+            assert json.loads(answer.text.split("\n\n")[-3].removeprefix("data: "))["error"]
         else:
             assert answer.status_code == status
     assert bool(caplog.records) == (status == 500)  # what the server did wrong is in its log
@@ -133,8 +134,8 @@ async def use(client):
     await asyncio.sleep(60)
 
 Engine.step = lambda engine: threading.Event().wait()
-uvicorn.Server.run = lambda server: talk(server.config.app, use)
-serve(Path(sys.argv[1]), max_seconds=1)
+uvicorn.Server.run = lambda server, sockets: talk(server.config.app, use)
+serve(Path(sys.argv[1]), port=0, max_seconds=1)
 """
 
 
@@ -244,6 +245,72 @@ def test_a_body_that_trickles_is_ended():
     assert sent[0]["status"] == 408 and (b"connection", b"close") in sent[0]["headers"]
 
 
+def test_a_stream_that_nobody_reads_is_ended():
+    app, sent = new_app(limits=Limits(seconds=1, last_seconds=1)), []
+    messages = [{"type": "http.request", "body": json.dumps({**GOOD, "stream": True}).encode()}]
+
+    async def receive():
+        return messages.pop() if messages else await asyncio.Event().wait()
+
+    async def send(message):
+        sent.append(message["type"])
+        if len(sent) == 3:
+            await asyncio.Event().wait()  # the client takes nothing more
+
+    talk_raw(app, receive, send, lambda: asyncio.sleep(0.1))
+    assert len(sent) == 3 and not app.state.engine.open
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_others_are_answered_while_a_large_answer_is_made(stream, monkeypatch):
+    """That of a long prompt comes from the engine at once, and a tenth of a millisecond per token adds up."""
+    made, threads = [], set()
+
+    def slowly(*arguments):
+        threads.add(get_ident())
+        made.append("token")
+        return log_probabilities(*arguments)
+
+    monkeypatch.setattr("gpt.serve.app.log_probabilities", slowly)
+
+    async def use(client):
+        async def poll():
+            while not done.is_set():
+                await client.get("/health")
+                made.append("health")
+                await asyncio.sleep(0 if stream else 0.001)
+
+        done = asyncio.Event()
+        polls = asyncio.create_task(poll())
+        form = {"prompt": [65] * 60, "n": 16, "max_tokens": 0, "echo": True, "logprobs": 5}
+        answer = await client.post("/v1/completions", json={**form, "stream": stream})
+        done.set()
+        await polls
+        return answer.status_code, get_ident()
+
+    status, loop = talk(new_app(), use)
+    assert status == 200
+    if stream:
+        runs = "".join("t" if one == "token" else " " for one in made).split()
+        assert sum(map(len, runs)) == 960 and max(map(len, runs)) <= 64
+    else:
+        assert len(made) >= 16 and loop not in threads
+
+
+def test_all_that_is_open_has_a_cost(monkeypatch):
+    """A second request of half the room is admitted, a third is not."""
+    app = new_app(slow(0.02), limits=Limits(open_cost=300))
+
+    async def use(client):
+        form = {**GOOD, "max_tokens": 66}  # two tokens of a prompt, 66 new ones, 64 for the text: 132
+        answers = await asyncio.gather(*(client.post("/v1/completions", json=form) for _ in range(3)))
+        return sorted(answer.status_code for answer in answers), (await client.post(
+            "/v1/completions", json=form
+        )).status_code  # fmt: skip
+
+    assert talk(app, use) == ([200, 200, 503], 200)
+
+
 @pytest.mark.parametrize("more", [{}, {"stream": True}], ids=["whole", "stream"])
 def test_a_client_that_leaves_before_the_answer_begins_is_not_worked_for(more):
     app = new_app(slow(0.01))
@@ -315,7 +382,7 @@ def test_a_hostile_body_is_refused_at_once(body):
     assert seconds < 2  # of this process, so that a busy machine does not count
 
 
-def test_every_path_but_three_needs_the_key():
+def test_every_path_but_the_page_and_the_health_needs_the_key():
     async def use(client):
         paths = [
             "/",
@@ -331,20 +398,24 @@ def test_every_path_but_three_needs_the_key():
         return {path: (await client.get(path)).status_code for path in paths}
 
     statuses = talk(new_app(api_key="secret"), use)
-    assert {path for path, status in statuses.items() if status != 401} == {"/", "/health", "/metrics"}
+    assert {path for path, status in statuses.items() if status != 401} == {"/", "/health"}
 
 
+@pytest.mark.allow_hosts(["127.0.0.1"])
 def test_names_and_keys_that_are_not_utf8(tmp_path, monkeypatch):
     """As Linux allows them in arguments."""
-    monkeypatch.setattr("uvicorn.Server.run", lambda server: apps.append(server.config.app))
+    monkeypatch.setattr(
+        "uvicorn.Server.run", lambda server, sockets: apps.append(server.config.app) or sockets[0].close()
+    )
     apps = []
     MODEL.save_pretrained(tmp_path)
-    serve(tmp_path, name="caf\udce9", api_key="\udce9")
+    serve(tmp_path, port=0, name="caf\udce9", api_key="\udce9")
     key = {"authorization": b"Bearer \xe9", "host": "localhost"}
     answer = talk(apps[0], lambda client: client.get("/v1/models", headers=key))
     assert answer.json()["data"][0]["id"] == "caf\ufffd"
 
 
+@pytest.mark.allow_hosts(["127.0.0.1"])
 @pytest.mark.parametrize(
     ("host", "key", "warned"),
     [("0.0.0.0", None, True), ("0.0.0.0", "secret", False), ("127.0.0.1", None, False)],
@@ -353,9 +424,13 @@ def test_the_command_warns_of_an_open_server_and_limits_connections(
     tmp_path, monkeypatch, capsys, host, key, warned
 ):
     started = []
-    monkeypatch.setattr("uvicorn.Server.run", lambda server: started.append(server.config))
+    monkeypatch.setattr(
+        "uvicorn.Server.run", lambda server, sockets: started.append((server.config, *sockets))
+    )
     monkeypatch.delenv("GPT_API_KEY", raising=False)
     MODEL.save_pretrained(tmp_path)
-    serve(tmp_path, host=host, api_key=key)
-    assert started[0].host == host and started[0].limit_concurrency == 256
-    assert ("anyone who can reach 0.0.0.0:8000" in capsys.readouterr().err) == warned
+    serve(tmp_path, host=host, port=0, api_key=key)
+    ((config, listener),) = started
+    with listener:
+        assert listener.getsockname()[0] == host and config.limit_concurrency == 256
+    assert ("anyone who can reach 0.0.0.0:0" in capsys.readouterr().err) == warned

@@ -1,6 +1,8 @@
 """The training of a run: its curves, and text and attention of its snapshots."""
 
 import asyncio
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -95,7 +97,7 @@ def test_the_attention_is_the_snapshots(run):
         (2, 404, "there is no snapshot of step 2"),
         (-1, 400, "snapshot"),
         ("x", 400, "snapshot"),
-        (16, 500, "the snapshot of step 16 cannot be read"),
+        (16, 500, "cannot be read"),
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/completions", "/attention"])
@@ -140,6 +142,33 @@ def test_few_are_in_memory_and_none_that_is_in_use_goes(run):
         assert caught.value.status_code == 503
         first.open, first.problem = 0, "a decoding step has taken more than 300 s"
         assert await history.engine(1) is not first
+
+    asyncio.run(main())
+
+
+def test_a_snapshot_is_read_once_for_all_and_one_at_a_time(run):
+    """Also when those who asked for it leave; a reading in a thread cannot be stopped."""
+    read, at_once = [], []
+
+    def slowly(path):
+        at_once.append(path)
+        assert len(at_once) == 1
+        time.sleep(0.2)
+        read.append(path.name)
+        at_once.pop()
+        return SimpleNamespace(problem=None, open=0, stop=lambda: None)
+
+    async def main():
+        history = History(None, run, slowly, 2)
+        leaving = [asyncio.create_task(history.engine(step)) for step in (1, 16) * 8]
+        await asyncio.sleep(0.1)
+        for task in leaving:
+            task.cancel()
+        with pytest.raises(Exception, match="too many snapshots are in use"):
+            await history.engine(64)
+        first, again, second = await asyncio.gather(*map(history.engine, (1, 1, 16)))
+        assert first is again is not second
+        assert len(read) == 2
 
     asyncio.run(main())
 

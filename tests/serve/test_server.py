@@ -1,169 +1,169 @@
-"""The time limits of a connection, with an application of a few lines and a client that is a socket."""
+"""How a server starts and ends, what it does behind nginx, and who is let in."""
 
+import json
+import re
+import shutil
+import signal
 import socket
+import subprocess
+import sys
+import threading
 import time
-from contextlib import suppress
-from types import SimpleNamespace
-from unittest.mock import Mock
+from pathlib import Path
 
 import pytest
 
 from gpt.errors import InputError
+from gpt.serve.command import serve
 from gpt.serve.limits import Limits
-from tests.serve.server import listening
-
-uvicorn = pytest.importorskip("uvicorn")
-from gpt.serve.server import new_server  # noqa: E402 - needs the extra
+from tests.serve.server import MODEL, httpx, listening, new_app, slow, talk
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
-LIMITS = Limits(read_seconds=1, write_seconds=1)
-REQUEST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
-LONG = 8 << 20
-"""Bytes of a reply that the buffers of the system cannot take."""
-
-
-class App:
-    """Replies with these chunks."""
-
-    def __init__(self, chunks):
-        self.chunks = chunks
-
-    async def __call__(self, scope, receive, send):
-        if scope["type"] != "http":
-            return
-        length = sum(map(len, self.chunks))
-        headers = [(b"content-length", str(length).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        for i, chunk in enumerate(self.chunks, start=1):
-            await send({"type": "http.response.body", "body": chunk, "more_body": i < len(self.chunks)})
-
-
-def connect(address):
-    client = socket.socket()
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    client.settimeout(20)
-    client.connect(("127.0.0.1", int(address.rpartition(":")[2])))
-    return client
-
-
-def read_to_end(client, size=1 << 16, pause=0.0):
-    """The number of bytes up to the end of the connection."""
-    received = 0
-    with suppress(ConnectionResetError):
-        while part := client.recv(size):
-            received += len(part)
-            time.sleep(pause)
-    return received
+ROOT = Path(__file__).parents[2]
+LONG = {"prompt": "Hi", "max_tokens": 2000, "temperature": 0}
 
 
 @pytest.mark.parametrize(
     ("host", "port", "reason"),
-    [("127.0.0.1", None, "in use"), ("127.0.0.1", 99999, "0-65535"), ("no.such.host.invalid", 80, "")],
+    [("127.0.0.1", None, "in use"), ("127.0.0.1", 99999, "0 to 65535"), ("no.such.host.invalid", 80, "")],
 )
-def test_an_address_that_cannot_be_listened_on(host, port, reason, capfd):
+def test_an_address_that_cannot_be_listened_on(host, port, reason, tmp_path, capfd):
+    MODEL.save_pretrained(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = port or taken.getsockname()[1]
         with pytest.raises(InputError, match=rf"cannot listen on {host}, port {port}: .*{reason}"):
-            new_server(App([b""]), LIMITS, host=host, port=port).run()
+            serve(tmp_path, host=host, port=port)
     assert capfd.readouterr().err == ""
 
 
-def slow_client():
-    """A connection with more to write than its client takes, and the function that waits until its next look:
-    whether it is kept when so many bytes wait there.
-    """
-    config = new_server(App([b""]), LIMITS).config
-    looks = []
-    loop = SimpleNamespace(call_later=lambda seconds, look, *state: looks.append((look, state)) or Mock())
-    transport = Mock(**{"get_write_buffer_size.return_value": 0, "get_extra_info.return_value": None})
-    connection = config.http(config, uvicorn.server.ServerState(), {}, loop)
-    connection.connection_made(transport)
-    connection.cycle = SimpleNamespace(response_complete=False)
+class Client(threading.Thread):
+    """Sends a request from a thread, and notes what it gets and when."""
 
-    def next_look(unsent):
-        transport.get_write_buffer_size.return_value = unsent
-        if looks:
-            look, state = looks.pop()
-            look(*state)
-        return not transport.abort.called
+    def __init__(self, address, **form):
+        super().__init__()
+        self.address, self.form = address, form
+        self.started = threading.Event()
+        self.start()
 
-    connection.pause_writing()
-    return connection, next_look
+    def run(self):
+        with (
+            httpx.Client(base_url=self.address, timeout=30) as client,
+            client.stream("POST", "/v1/completions", json=self.form) as response,
+        ):
+            self.status, self.text = response.status_code, ""
+            for text in response.iter_text():
+                self.started.set()
+                self.text += text
+        self.ended = time.monotonic()
 
 
-KB = 1 << 10
+def test_a_server_that_ends_lets_requests_end_and_tells_those_that_it_cuts():
+    limits = Limits(drain_seconds=2, new_tokens=2000)
+    with listening(new_app(slow(0.02), limits=limits), limits) as address:
+        short = Client(address, **{**LONG, "max_tokens": 25}, stream=True)
+        stream, whole = Client(address, **LONG, stream=True), Client(address, **LONG)
+        assert short.started.wait(10) and stream.started.wait(10)
+        ending = time.monotonic()
+    for client in (short, stream, whole):
+        client.join(20)
+    assert short.text.endswith("data: [DONE]\n\n") and '"length"' in short.text and "error" not in short.text
+    *_, error, done, _ = stream.text.split("\n\n")
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "busy" and done == "data: [DONE]"
+    assert whole.status == 503 and json.loads(whole.text)["error"]["code"] == "busy"
+    assert 1.5 < stream.ended - ending < 6
 
 
-@pytest.mark.parametrize(
-    ("unsent", "kept"),
-    [
-        ([100 * KB, 84 * KB, 68 * KB, 52 * KB, 36 * KB], True),  # 16 KB within each limit
-        ([100 * KB, 99 * KB, 98 * KB], False),
-        ([100 * KB, 90 * KB, 80 * KB, 70 * KB, 66 * KB], False),  # at the latest in the second of two limits
-    ],
-)
-def test_who_takes_16_kb_within_each_limit_is_kept(unsent, kept):
-    _, next_look = slow_client()
-    assert all(map(next_look, unsent)) == kept
+def test_sigterm_drains_the_command(tmp_path):
+    MODEL.save_pretrained(tmp_path)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = ["serve", "--checkpoint", str(tmp_path), "--port", str(port), "--drain_seconds", "1"]
+    server = subprocess.Popen([sys.executable, "-m", "gpt.cli", *command], stdout=subprocess.PIPE, cwd=ROOT)
+    try:
+        assert b"page at" in server.stdout.readline()
+        stream = Client(f"http://127.0.0.1:{port}", **LONG, n=100, stream=True)
+        assert stream.started.wait(20)
+        server.send_signal(signal.SIGTERM)
+        stream.join(20)
+        *_, error, done, _ = stream.text.split("\n\n")
+        assert "shutting down" in error and done == "data: [DONE]"
+        assert server.wait(20) == -signal.SIGTERM
+    finally:
+        server.kill()
+        server.communicate()
 
 
-@pytest.mark.parametrize("resumed", [True, False])
-def test_who_takes_all_and_is_written_as_much_again_is_kept(resumed):
-    """The amount that waits is then the same at each look."""
-    connection, next_look = slow_client()
-    for _ in range(4):
-        kept = next_look(100 * KB)
-        if resumed:
-            connection.resume_writing()
-            connection.pause_writing()
-    assert kept == resumed
+def test_the_key_of_the_environment_and_the_hosts_of_a_local_server(tmp_path, monkeypatch):
+    monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: run(server, *sockets))
+    monkeypatch.setenv("GPT_API_KEY", "secret")
+    apps = []
+
+    def run(server, listener):
+        apps.append(server.config.app)
+        listener.close()
+
+    async def use(client):
+        key = {"authorization": "Bearer secret"}
+        return [
+            (await client.get("/v1/models", headers=headers)).status_code
+            for headers in (
+                {"host": "localhost"},
+                {"host": "localhost", **key},
+                {"host": "127.0.0.1:8000", **key},
+                {"host": "[::1]:8000", **key},
+                {"host": "page.of.another.site", **key},
+            )
+        ]
+
+    MODEL.save_pretrained(tmp_path)
+    serve(tmp_path, port=0)
+    assert talk(apps[0], use) == [401, 200, 200, 200, 400]
 
 
-@pytest.mark.parametrize("before", [b"", REQUEST], ids=["new", "kept alive"])
-@pytest.mark.parametrize("start", [b"", b"GET / HTTP/1.1\r\nX-"], ids=["silence", "headers"])
-def test_headers_that_do_not_end_lose_the_connection(before, start):
-    with listening(App([b"ok"]), LIMITS) as address, connect(address) as client:
-        if before:
-            client.sendall(before)
-            while not client.recv(1 << 16).endswith(b"ok"):
-                pass
-        started = time.monotonic()
-        client.settimeout(0.2)
-        closed = False
-        while not closed and time.monotonic() - started < 10:
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+def test_the_example_for_nginx(tmp_path):
+    """What the server leaves to a proxy: slow headers. What the proxy must leave to the server: streams."""
+    (example,) = re.findall(r"```nginx\n(.*?)```", (ROOT / "docs/serving.md").read_text("utf-8"), re.DOTALL)
+    with socket.socket() as free, listening(new_app(slow(0.1), api_key="secret")) as address:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        for was, is_ in (
+            ("http://127.0.0.1:8000", address),
+            ("listen 443 ssl;", f"listen 127.0.0.1:{port};"),
+            ("client_header_timeout 30s", "client_header_timeout 1s"),
+        ):
+            assert was in example
+            example = example.replace(was, is_)
+        example = re.sub(r" *ssl_certificate.*\n", "", example)
+        paths = "".join(
+            f"{name}_temp_path {tmp_path};\n" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        )
+        config = f"daemon off; pid {tmp_path}/pid; events {{}} http {{ access_log off;\n{paths}{example} }}"
+        (tmp_path / "nginx.conf").write_text(config, encoding="utf-8")
+        proxy = subprocess.Popen(["nginx", "-e", "stderr", "-c", tmp_path / "nginx.conf"])
+        try:
+            check_proxy(port)
+        finally:
+            proxy.terminate()
+            proxy.wait(20)
+
+
+def check_proxy(port):
+    key = {"authorization": "Bearer secret"}
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+        deadline = time.monotonic() + 10
+        while True:
             try:
-                client.sendall(start and (start if time.monotonic() - started < 0.1 else b"a"))
-                closed = not client.recv(1 << 16)
-            except ConnectionError:
-                closed = True
-            except TimeoutError:
-                continue
-        assert closed and 0.5 < time.monotonic() - started < 5
-
-
-def test_a_request_that_is_slow_within_the_limits_is_answered():
-    with listening(App([b"ok"]), LIMITS) as address, connect(address) as client:
-        for _ in range(3):
-            for i in range(0, len(REQUEST), 10):
-                client.sendall(REQUEST[i : i + 10])
-                time.sleep(0.1)
-            assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
-
-
-@pytest.mark.parametrize("chunks", [[bytes(LONG)], [bytes(1 << 16)] * 128], ids=["one piece", "streamed"])
-@pytest.mark.parametrize("close", [False, True], ids=["kept alive", "closed after it"])
-def test_a_client_that_does_not_read_loses_the_connection(chunks, close):
-    request = REQUEST.replace(b"Host", b"Connection: close\r\nHost") if close else REQUEST
-    with listening(App(chunks), LIMITS) as address, connect(address) as client:
-        client.sendall(request)
-        time.sleep(2.5)
-        assert read_to_end(client) < LONG
-
-
-@pytest.mark.parametrize("chunks", [[bytes(LONG)], [bytes(1 << 16)] * 128], ids=["one piece", "streamed"])
-def test_a_client_that_reads_slowly_gets_the_whole_reply(chunks):
-    with listening(App(chunks), LIMITS) as address, connect(address) as client:
-        client.sendall(REQUEST.replace(b"Host", b"Connection: close\r\nHost"))
-        started = time.monotonic()
-        assert read_to_end(client, pause=0.002) > LONG
-        assert time.monotonic() - started > LIMITS.write_seconds
+                assert client.get("/v1/models").status_code == 401
+                break
+            except httpx.ConnectError:
+                assert time.monotonic() < deadline
+        form = {"prompt": "Hi", "max_tokens": 20, "temperature": 0, "stream": True}
+        with client.stream("POST", "/v1/completions", json=form, headers=key) as response:
+            times = [time.monotonic() for _ in response.iter_text()]
+        assert times[-1] - times[0] > 1  # twenty steps of 0.1 s: the proxy does not collect them
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as slow_client:
+        slow_client.sendall(b"GET / HTTP/1.1\r\nX-")
+        assert b" 200 " not in slow_client.recv(1 << 16)  # closed, or 408

@@ -124,6 +124,19 @@ def test_the_mean_is_exact_with_bfloat16_as_the_default_type():
         torch.set_default_dtype(torch.float32)
 
 
+def test_a_chunk_is_cut_for_the_cache_of_a_cpu_alone(monkeypatch):
+    """Elsewhere each part would be a dozen kernels more, a thousand parts per batch."""
+    parts, cross_entropy = [], loss.cross_entropy
+    monkeypatch.setattr(
+        loss, "cross_entropy", lambda x, *more: parts.append(len(x)) or cross_entropy(x, *more)
+    )
+    for device, expected in (("cpu", [10, 10, 10, 10, 10]), ("meta", [50])):
+        logits, target = torch.zeros(50, 50304, device=device), torch.zeros(50, 1, device=device).long()
+        loss._in_cache(logits, target, True)
+        assert parts == expected
+        parts.clear()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_compiled_into_one_pass_it_is_the_same(precision):

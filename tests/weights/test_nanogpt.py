@@ -1,10 +1,12 @@
+from pathlib import Path
+
 import pytest
 import torch
 from other_programs import NanoGPT, nanogpt_checkpoint, tanh_gelu
 
-from gpt import GPT, Tokenizer
+from gpt import GPT, Tokenizer, generate
 from gpt.errors import InputError
-from gpt.weights.commands import write_export
+from gpt.weights.commands import import_weights, write_export
 from gpt.weights.load import Found, load
 
 
@@ -77,3 +79,16 @@ def test_a_missing_setting_or_wrong_shape_is_named(tmp_path):
     match = r"transformer\.h\.1\.mlp\.c_fc\.weight has shape \(48, 192\), expected \(192, 48\)"
     with pytest.raises(InputError, match=match):
         GPT.from_pretrained(tmp_path)
+
+
+def test_a_character_model_continues_ids_as_the_import_says(tmp_path, monkeypatch, capsys):
+    """Its alphabet is in a pickle, which is not read; what is printed works."""
+    monkeypatch.chdir(tmp_path)
+    torch.save(nanogpt_checkpoint(vocab_size=65), tmp_path / "ckpt.pt")
+    import_weights("ckpt.pt", Path("mine"))
+    told = capsys.readouterr().out
+    assert "65 ids and no tokenizer" in told and "gpt generate" not in told
+    call = told.splitlines()[-1]
+    assert call == "gpt.generate(GPT.from_pretrained('mine'), [[0]], max_new_tokens=20)"
+    (ids,) = generate(GPT.from_pretrained("mine"), [[0]], max_new_tokens=20)
+    assert len(ids) == 21 and max(ids) < 65

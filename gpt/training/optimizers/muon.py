@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.optim import Muon
 
+from gpt.training.device import suits_bfloat16
 from gpt.training.optimizers.combined import Closure, closure_loss
 from gpt.training.optimizers.shares import by_shape, local, transform_shared
 
@@ -15,12 +16,12 @@ class StackedMuon(Muon):
 
     The update is the same up to rounding and takes far fewer calls, which dominate a small model's step. Each
     of several processes orthogonalises a share of the matrices, sharded ones (FSDP2) too. By default that is
-    in bfloat16 except on a CPU, of which many are slow at it.
+    in bfloat16 except on a CPU, of which many are slow at it, and on a GPU that only emulates it.
     """
 
     def __init__(self, params: Any, *, bfloat16: bool | None = None, **options: Any) -> None:
         super().__init__(params, **options)
-        usual = self.param_groups[0]["params"][0].device.type != "cpu"
+        usual = suits_bfloat16(self.param_groups[0]["params"][0].device)
         self.dtype = torch.bfloat16 if (usual if bfloat16 is None else bfloat16) else torch.float32
 
     @torch.no_grad()

@@ -112,6 +112,8 @@ def write_tokenizer(
         **dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), END_OF_TEXT),
         "clean_up_tokenization_spaces": False,
         "model_max_length": context_length,
+        # Without it transformers 4 adds token types, which its GPT-2 looks up among the tokens.
+        "model_input_names": ["input_ids", "attention_mask"],
         **({"chat_template": template.to_jinja()} if template else {}),
     }
     write_json(folder / "tokenizer_config.json", settings)
