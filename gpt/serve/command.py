@@ -6,8 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpt.errors import InputError
-from gpt.generation.compiled import CompiledStep
-from gpt.generation.decoding import Precision, for_decoding
+from gpt.generation.build import built_meanwhile
+from gpt.generation.decoding import Precision, for_decoding, suits_program
+from gpt.generation.graphs import switch_off
 from gpt.progress import notice
 from gpt.weights.checkpoint import run_of
 from gpt.weights.load import Device, find, load_with_template
@@ -28,6 +29,7 @@ def serve(
     max_new_tokens: int = 4096,
     max_prompt_tokens: int = 8192,
     max_seconds: int = 300,
+    graphs: bool = True,
 ) -> None:
     """Serve a model over HTTP as OpenAI's completions, with a page at /.
 
@@ -44,6 +46,7 @@ def serve(
         max_new_tokens: the most tokens of a completion.
         max_prompt_tokens: the most tokens of a prompt.
         max_seconds: the most time for a request.
+        graphs: on a GPU, decode by CUDA graphs; false where they give trouble.
     """
     try:
         from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -64,8 +67,8 @@ def serve(
     path = find(checkpoint)
     loaded, tokenizer, template = load_with_template(path, device)
     model = for_decoding(loaded, precision)
-    if step := CompiledStep.of(model):
-        step.compile()  # for a small model too: a server has the time
+    if not graphs:
+        switch_off()
     run, address = run_of(path.resolve()), f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     name = os.fsencode(name or (run.name if run else path.resolve().stem)).decode(errors="replace")
     app = create_app(model, tokenizer, name=name, limits=limits, api_key=api_key, template=template, run=run)
@@ -76,5 +79,6 @@ def serve(
     print(f"page at http://{address}/, API at http://{address}/v1; Ctrl-C stops the server", flush=True)
     threading.Thread(target=app.state.engine.end_when_stalled, daemon=True).start()
     server = new_server(app, limits, host=host, port=port)
-    with suppress(KeyboardInterrupt):  # uvicorn raises it again once it has shut down
+    # Uvicorn raises an interrupt again once it has shut down.
+    with built_meanwhile(suits_program(model)), suppress(KeyboardInterrupt):
         server.run()

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from starlette.exceptions import HTTPException
 
 from gpt.errors import InputError
-from gpt.generation import Engine, Request, Sample, Token, for_decoding
+from gpt.generation import Engine, Request, Sample, Token
 from gpt.model import GPT
 from gpt.serve.errors import server_failed
 from gpt.serve.limits import Limits
@@ -59,7 +59,7 @@ class EngineThread:
     """
 
     def __init__(self, model: GPT, tokenizer: Tokenizer, limits: Limits) -> None:
-        self.model, self.limits = for_decoding(model), limits
+        self.model, self.limits = model, limits
         self._new_engine = partial(Engine, self.model, tokenizer, max_samples=limits.running, chunk=_CHUNK)
         self._engine = self._new_engine()
         self._thread = ThreadPoolExecutor(1, "decoding", initializer=spread_threads)

@@ -1,7 +1,7 @@
 """`benchmark.py generate`: greedy generation beside transformers and llama.cpp; GPT-2 small, random weights.
 
 Each round times every candidate once on the same prompts. A time covers the whole call including the prompt.
-Weights are packed for decoding and the decoding step is compiled before.
+The compiled program is built, and compared with the model, before.
 """
 
 import copy
@@ -20,8 +20,9 @@ import torch
 from benchmarks.common import Report, Seconds, interleave, say, synchronize
 
 from gpt import GPT, GPTConfig, Tokenizer, generate
-from gpt.generation import Engine, Request, Sampling, for_decoding
-from gpt.generation.compiled import CompiledStep
+from gpt.generation import Engine, Request, Sampling, build, for_decoding
+from gpt.generation.compiled import Compiled
+from gpt.generation.decoding import decoder_of, suits_program
 from gpt.weights.formats import gguf
 
 GREEDY = Sampling(temperature=0)
@@ -40,10 +41,8 @@ def run(quick: bool, device: str = "cpu", llamacpp: Path | None = None) -> Repor
     theirs = {kind: their_model(config, getattr(torch, kind)).to(device) for kind in ("float32", "bfloat16")}
     ready, rounds, new = {}, 2 if quick else 5, 8 if quick else 64
     for kind in BYTES if device == "cpu" else theirs:
-        began = time.perf_counter()
-        ready[kind] = decoder(model, kind)
-        say(f"{kind} weights packed in {time.perf_counter() - began:.2f} s")
-    wait_until_compiled(ready["float32"])
+        ready[kind] = for_decoding(copy.deepcopy(model), kind)
+        build_program(ready[kind])
 
     rows: list[dict[str, Any]] = []
     bars: dict[str, dict[str, float]] = {}
@@ -128,14 +127,17 @@ def run(quick: bool, device: str = "cpu", llamacpp: Path | None = None) -> Repor
     )
 
 
-def wait_until_compiled(model: GPT) -> None:
-    """Start compiling the decoding step if need be, and wait."""
-    if step := CompiledStep.of(model):
+def build_program(model: GPT) -> None:
+    """Build the compiled program where the model suits it, and compare the two."""
+    if suits_program(model):
         began = time.perf_counter()
-        step.compile()
-        while not step.ready and time.perf_counter() < began + 60:
-            time.sleep(0.1)
-        say(f"decoding step compiled: {step.ready}, after {time.perf_counter() - began:.1f} s")
+        build.build()
+        built = time.perf_counter()
+        way = decoder_of(model).way(model)
+        say(
+            f"program built in {built - began:.1f} s, compared with the model in "
+            f"{time.perf_counter() - built:.3f} s, used: {isinstance(way, Compiled)}"
+        )
 
 
 def their_files(programs: Path, folder: Path, model: GPT) -> dict[str, Path]:
@@ -155,13 +157,6 @@ def llama_seconds(programs: Path, file: Path, new: int) -> Seconds:
     command = [programs / "llama-bench", "-m", file, *sizes, "-o", "json"]
     told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return Seconds(json.loads(told)[0]["avg_ns"] / 1e9)
-
-
-def decoder(model: GPT, kind: str) -> GPT:
-    """The model prepared for decoding: packed on a CPU, a copy in another type on a GPU."""
-    if model.head.weight.device.type == "cpu":
-        return for_decoding(model, kind)
-    return copy.deepcopy(model).to(getattr(torch, kind))
 
 
 def their_model(config: GPTConfig, dtype: torch.dtype) -> Any:
