@@ -45,17 +45,23 @@ class RowCache:
         self.context_length = config.context_length
         self.lengths: list[int] = []
         self.recorded: Recordings = {}  # steps on this memory
-        self._expected = 0, 0
         self._store = new_store(config, min(_BLOCK, config.context_length), like, 1)
 
-    def expect(self, rows: int, columns: int) -> None:
-        """What to allocate when memory grows."""
-        self._expected = rows, -(-columns // _BLOCK) * _BLOCK
+    def reserve(self, rows: int, columns: int) -> None:
+        """Have memory for so many, or for twice what it was: all is copied, which takes longer than a step."""
+        held_rows, held_columns = self._store.shape[2], self._store.shape[4]
+        more_rows = max(rows, 2 * held_rows) - held_rows if rows > held_rows else 0
+        if columns > held_columns:
+            columns = -(-max(columns, 2 * held_columns) // _BLOCK) * _BLOCK
+        more_columns = max(0, min(columns, self.context_length) - held_columns)
+        if more_rows or more_columns:
+            self._store = F.pad(self._store, (0, 0, 0, more_columns, 0, 0, 0, more_rows))
+            self.recorded = {}
 
     def join(self, prompt: Tensor) -> None:
         """Copy the keys and values of a prompt (layers, 2, H, S, K) into a new row."""
         self.lengths.append(prompt.shape[3])
-        self._reserve()
+        self.reserve(len(self.lengths), prompt.shape[3])
         self._store[:, :, len(self.lengths) - 1, :, : prompt.shape[3]] = prompt
 
     def leave(self, row: int) -> None:
@@ -70,7 +76,7 @@ class RowCache:
         """Add a column to every row, for its next token, and return how many each had."""
         held = self.lengths
         self.lengths = [length + 1 for length in held]
-        self._reserve()
+        self.reserve(1, max(self.lengths))
         return held
 
     def reads(self, tokens: Sequence[int], held: Sequence[int]) -> list[Read]:
@@ -86,7 +92,7 @@ class RowCache:
         longest = max(self.lengths)
         if self._store.is_cuda:
             longest = max(_BLOCK, 1 << (longest - 1).bit_length())
-        return len(self.lengths), min(longest, self.context_length)
+        return len(self.lengths), min(longest, self._store.shape[4])
 
     def inputs(self, held: Tensor) -> dict[str, Any]:
         """What the model needs to append a token to each row after those that it held (N,)."""
@@ -100,20 +106,6 @@ class RowCache:
             "key_padding_mask": None if even else places > held[:, None],  # (N, S)
             "caches": [StepCache(keys, values, columns - 1, new) for keys, values in used],
         }
-
-    def _reserve(self) -> None:
-        """Allocate all rows in use and the columns attended to, seldom: all is copied, longer than a step."""
-        rows, columns = self._store.shape[2], self._store.shape[4]
-        used_rows, used_columns = self.shape
-        more_rows = more_columns = 0
-        if used_rows > rows:
-            more_rows = max(self._expected[0], 2 * rows) - rows
-        if used_columns > columns:
-            wanted = self._expected[1] if used_columns <= self._expected[1] else 2 * columns
-            more_columns = min(max(wanted, used_columns), self.context_length) - columns
-        if more_rows or more_columns:
-            self._store = F.pad(self._store, (0, 0, 0, more_columns, 0, 0, 0, more_rows))
-            self.recorded = {}
 
 
 class LayerCache(KeyValueCache):

@@ -1,20 +1,20 @@
 """The compiled program's way to compute tokens: `step.cpp` in the place of some 700 operations of PyTorch.
 
-Shapes: N logits, V vocab_size, D emb_dim, O out_features, I in_features.
+Shapes: N logits, V vocab_size, O out_features, I in_features.
 """
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from gpt.config import GPTConfig
 from gpt.generation.build import Program
 from gpt.generation.cache import Read, RowCache
 from gpt.model import GPT
+from gpt.weights.formats.table import on_meta
 
 _LANES = 16  # `W` of step.cpp
 
@@ -32,29 +32,23 @@ class Compiled:
 
     Args:
         program: from `build`.
-        model: whose float32 or bfloat16 weights it reads where they are.
+        model: whose float32 or bfloat16 matrices are read where they are; ValueError for other tensors.
         int8: round the matrices to int8.
-
-    Raises:
-        TypeError: the model's layers are not those of `GPT`.
     """
 
     cached, graphs = True, False
 
-    def __init__(self, program: Program, model: GPT, int8: bool = False) -> None:
-        self.config, self._int8 = model.config, int8
-        self._step = program.step
-        self._dtype = model.token_embedding.weight.dtype
-        if self._dtype not in (torch.float32, torch.bfloat16):
-            raise TypeError(f"weights of type {self._dtype}")
+    def __init__(self, program: Program, model: GPT, *, int8: bool = False) -> None:
+        self.config = config = model.config
         self.like = torch.zeros(())  # what caches are like
-        self._tensors = self._weights(model)  # in the order of step.cpp, alive as long as their addresses
+        self._step = program.step
+        tensors = weights(model)
+        narrow = tensors["head.weight"].dtype == torch.bfloat16
+        # In the order of step.cpp, and alive as long as their addresses.
+        self._tensors = [one for name in tensors for one in _of_layer(name, tensors, int8)]
         self._model = torch.tensor([0 if one is None else one.data_ptr() for one in self._tensors])
-        wide = self._dtype == torch.float32
-        kind = 2 if int8 else 0 if wide else 1
-        config = self.config
         sizes = config.num_layers, config.emb_dim, config.num_heads, config.vocab_size, config.exact_gelu
-        self._shape = kind, not wide, int8 or not wide, *sizes
+        self._shape = 2 if int8 else narrow, narrow, narrow or int8, *sizes
 
     def read(self, reads: Sequence[Read]) -> Tensor:
         """The logits (N, V) of all reads; MemoryError where there is none for them."""
@@ -74,46 +68,40 @@ class Compiled:
         """Append a token (N,) to each row of the cache; the logits (N, V) after them."""
         return self.read(cache.reads(tokens.tolist(), cache.append()))
 
-    def _weights(self, model: Any) -> list[Tensor | None]:
-        width, size = self.config.emb_dim, self.config.vocab_size
-        found: list[Tensor | None] = []
-        found += [self._plain(model.token_embedding.weight, size, width)]
-        found += [self._plain(model.position_embedding.weight, self.config.context_length, width)]
-        found += self._norm(model.final_norm) + self._linear(model.head, size, width)
-        if len(model.blocks) != self.config.num_layers:
-            raise TypeError(f"{len(model.blocks)} blocks")
-        for block in model.blocks:
-            attention, feed_forward = block.attention, block.feed_forward
-            found += self._norm(block.attention_norm)
-            for part in (attention.W_query, attention.W_key, attention.W_value, attention.out_proj):
-                found += self._linear(part, width, width)
-            found += self._norm(block.feed_forward_norm)
-            found += self._linear(feed_forward.up, 4 * width, width)
-            found += self._linear(feed_forward.down, width, 4 * width)
-        return found
 
-    def _norm(self, norm: nn.LayerNorm) -> list[Tensor | None]:
-        width = self.config.emb_dim
-        return [self._plain(one, width).float() for one in (norm.weight, norm.bias)]
+def weights(model: GPT) -> dict[str, Tensor]:
+    """A model's tensors by name; ValueError unless they are those of `GPT`, of one type."""
+    with on_meta():
+        expected = {name: one.shape for name, one in GPT(model.config).state_dict().items()}
+    found = model.state_dict()
+    (dtype,) = {one.dtype for one in found.values()}
+    if dtype not in (torch.float32, torch.bfloat16) or any(type(one) is not Tensor for one in found.values()):
+        raise ValueError(f"its weights are of type {dtype}")
+    if {name: one.shape for name, one in found.items()} != expected:
+        raise ValueError("its layers are not those of GPT")
+    return found
 
-    def _linear(self, linear: nn.Linear, outside: int, inside: int) -> list[Tensor | None]:
-        """The matrix, the scales of its rows and the bias, where there are any."""
-        weight = self._plain(linear.weight, outside, inside)
-        scale = bias = None  # of which the program reads whole vectors
-        if linear.bias is not None:
-            bias = F.pad(self._plain(linear.bias, outside).float(), (0, _LANES))
-        if self._int8:
-            weight, scale = quantized(weight)
-            scale = F.pad(scale, (0, _LANES))
-        return [weight, scale, bias]
 
-    def _plain(self, tensor: Any, *shape: int) -> Tensor:
-        """A tensor as the program reads it: of this shape and type, and nothing but its numbers."""
-        if type(tensor) not in (Tensor, nn.Parameter) or (*tensor.shape,) != shape:
-            raise TypeError(f"not the weights of {shape}")
-        if tensor.dtype != self._dtype or not tensor.is_cpu:
-            raise TypeError(f"weights of type {tensor.dtype} on {tensor.device}")
-        return tensor.detach().contiguous()
+def _of_layer(name: str, tensors: dict[str, Tensor], int8: bool) -> list[Tensor | None]:
+    """What the program reads of a layer, given the name of its weight: of a bias alone, nothing.
+
+    An embedding is one tensor. A norm has a weight and a bias, float32 both. A linear layer has a matrix, the
+    scales of its rows and a bias, where there are any, and whole vectors of these are read.
+    """
+    layer, _, kind = name.rpartition(".")
+    weight, bias, scale = tensors[name].contiguous(), tensors.get(f"{layer}.bias"), None
+    if kind == "bias":
+        return []
+    if layer.endswith("embedding"):
+        return [weight]
+    if bias is not None:
+        bias = F.pad(bias.float(), (0, _LANES))
+    if layer.endswith("norm"):
+        return [weight.float(), bias]
+    if int8:
+        weight, scale = quantized(weight)
+        scale = F.pad(scale, (0, _LANES))
+    return [weight, scale, bias]
 
 
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:

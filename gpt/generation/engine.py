@@ -225,7 +225,7 @@ class Engine:
             self._read(unread)
         if soon := [*admitted, *self._waiting]:
             samples = len(self._running) + sum(len(prefill.samples) for prefill in soon)
-            self._cache.expect(min(samples, self.max_samples), max(prefill.columns for prefill in soon))
+            self._cache.reserve(min(samples, self.max_samples), max(prefill.columns for prefill in soon))
         tokens = [token for prefill in admitted if prefill.done for token in self._start(prefill)]
         self._waiting.extendleft(prefill for prefill in reversed(admitted) if prefill.samples)
         return tokens

@@ -158,6 +158,8 @@ class EngineThread:
                 added = self._engine.add(request)
                 handle.samples += added
                 self._owners |= dict.fromkeys(added, handle)
+        except SystemExit as error:  # the engine does not know the handle yet
+            self._end(handle, server_failed(RuntimeError(repr(error))))
         except Exception as error:
             self._end(handle, error if isinstance(error, InputError) else server_failed(error))
 
