@@ -48,7 +48,7 @@ class RowCache:
         self._store = new_store(config, min(_BLOCK, config.context_length), like, 1)
 
     def reserve(self, rows: int, columns: int) -> None:
-        """Have memory for so many, or for twice what it was: all is copied, which takes longer than a step."""
+        """Have memory for so many, or for twice what it was: all is copied, longer than a step takes."""
         held_rows, held_columns = self._store.shape[2], self._store.shape[4]
         more_rows = max(rows, 2 * held_rows) - held_rows if rows > held_rows else 0
         if columns > held_columns:

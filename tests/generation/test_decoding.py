@@ -197,5 +197,5 @@ def test_what_cannot_be_is_refused(monkeypatch, tmp_path, built):
         for_decoding(changed, "int8")
     monkeypatch.setenv("GPT_CACHE", str(tmp_path))
     monkeypatch.setenv("CXX", "/no/such/compiler")
-    with pytest.raises(InputError, match="cannot be compiled.*/no/such/compiler"):
+    with pytest.raises(InputError, match=r"cannot be compiled.*/no/such/compiler"):
         for_decoding(sharp(CONFIG), "int8")

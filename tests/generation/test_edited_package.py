@@ -1,4 +1,4 @@
-"""A person edits the arithmetic in a copy of the package: its texts are greedy by that copy's own `model(tokens)`."""
+"""Someone edits the arithmetic in a copy of the package: texts are greedy by its own `model(tokens)`."""
 
 import json
 import os
@@ -25,7 +25,7 @@ EDITS = {
     "capped logits": (
         "model.py",
         "return self.head(features if last is None else features[:, -last:])",
-        "return 0.1 * torch.tanh(self.head(features if last is None else features[:, -last:]) / 0.1).roll(1, -1)",
+        "return torch.tanh(self.head(features if last is None else features[:, -last:])).roll(1, -1)",
     ),
     "rotary positions": (
         "attention/multi_head.py",
@@ -37,7 +37,7 @@ EDITS = {
 ROTATED = '''
 
 def _rotated(x):
-    """Su et al. 2021: pairs of numbers are turned by an angle that grows with the position, from the first given."""
+    """Su et al. 2021: pairs of numbers turn by an angle that grows from the first token given."""
     half = x.shape[3] // 2
     angles = torch.arange(x.shape[2])[:, None] * 10_000.0 ** (-torch.arange(half) / half)
     a, b = x[..., :half], x[..., half:]

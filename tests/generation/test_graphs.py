@@ -108,7 +108,7 @@ REQUESTS = [
 
 @pytest.mark.parametrize("ahead", [1, 8])
 def test_texts_by_graphs_are_those_without(ahead, on_a_gpu):
-    """Rows join and leave, memory grows, and the window slides; a second engine replays the same recordings."""
+    """Rows join and leave, memory grows, the window slides; another engine replays the same recordings."""
     config = GPTConfig(vocab_size=300, context_length=256, emb_dim=32, num_heads=4, num_layers=2)
     model = sharp(config)
     expected = texts(Engine(model, graphs=False), REQUESTS)
