@@ -14,7 +14,7 @@ from gpt.config import GPTConfig
 from gpt.generation.build import Program
 from gpt.generation.cache import Read, RowCache
 from gpt.model import GPT
-from gpt.weights.formats.table import on_meta
+from gpt.weights.formats.table import shapes
 
 _LANES = 16  # `W` of step.cpp
 
@@ -43,7 +43,9 @@ class Compiled:
         self.like = torch.zeros(())  # what caches are like
         self._step = program.step
         tensors = weights(model)
-        narrow = tensors["head.weight"].dtype == torch.bfloat16
+        if (dtype := tensors["head.weight"].dtype) not in (torch.float32, torch.bfloat16):
+            raise ValueError(f"its weights are {dtype}")
+        narrow = dtype == torch.bfloat16
         # In the order of step.cpp, and alive as long as their addresses.
         self._tensors = [one for name in tensors for one in _of_layer(name, tensors, int8)]
         self._model = torch.tensor([0 if one is None else one.data_ptr() for one in self._tensors])
@@ -70,16 +72,18 @@ class Compiled:
 
 
 def weights(model: GPT) -> dict[str, Tensor]:
-    """A model's tensors by name; ValueError unless they are those of `GPT`, of one type."""
-    with on_meta():
-        expected = {name: one.shape for name, one in GPT(model.config).state_dict().items()}
+    """A model's tensors by name, the blocks' last; ValueError unless they are those of `GPT`, of one type."""
+    one_block = shapes(model.config)
+    expected = {name: shape for name, shape in one_block.items() if "{}" not in name}
+    expected.setdefault("head.weight", one_block["token_embedding.weight"])
+    for i in range(model.config.num_layers):
+        expected |= {name.format(i): shape for name, shape in one_block.items() if "{}" in name}
     found = model.state_dict()
-    (dtype,) = {one.dtype for one in found.values()}
-    if dtype not in (torch.float32, torch.bfloat16) or any(type(one) is not Tensor for one in found.values()):
-        raise ValueError(f"its weights are of type {dtype}")
-    if {name: one.shape for name, one in found.items()} != expected:
+    if {name: (*one.shape,) for name, one in found.items()} != expected:
         raise ValueError("its layers are not those of GPT")
-    return found
+    if any(type(one) is not Tensor or one.dtype != found["head.weight"].dtype for one in found.values()):
+        raise ValueError("its weights are of several types")
+    return {name: found[name] for name in expected}
 
 
 def _of_layer(name: str, tensors: dict[str, Tensor], int8: bool) -> list[Tensor | None]:

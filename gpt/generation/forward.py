@@ -46,19 +46,19 @@ class Forward:
         for read in reads:
             tokens = to_device([list(read.tokens)], self.like.device)
             caches = [LayerCache(layer[:, None], read.held) for layer in read.store] if self.cached else None
-            found += self._logits(tokens, read.scored, caches=caches)
+            found += self.logits(tokens, read.scored, caches=caches)
         return torch.cat(found)
 
     def step(self, tokens: Tensor, cache: RowCache) -> Tensor:
         """Append a token (N,) to each row of the cache; the logits (N, V) after them, until the next call."""
 
         def compute(tokens: Tensor, held: Tensor) -> Tensor:
-            return self._logits(tokens[:, None], 1, **cache.inputs(held))[:, -1]
+            return self.logits(tokens[:, None], 1, **cache.inputs(held))[:, -1]
 
         inputs = tokens, to_device(cache.append(), tokens.device)
         return replayed(cache.recorded, cache.shape, compute, *inputs) if self.graphs else compute(*inputs)
 
-    def _logits(self, tokens: Tensor, last: int, **inputs: Any) -> Tensor:
+    def logits(self, tokens: Tensor, last: int, **inputs: Any) -> Tensor:
         """Those of the last so many of tokens (N, T): (N, last, V). The fewer, the cheaper."""
         if self._takes_last:
             inputs["last"] = last

@@ -50,8 +50,7 @@ struct alignas(4 * W) Line { float values[W]; };
 struct Norm { const float *weight, *bias; };
 struct Linear { const void* weight; const float *scale, *bias; };  // (O, I), (O,) or null, (O,) or null
 struct Block { Norm attention_norm; Linear query, key, value, out; Norm feed_forward_norm; Linear up, down; };
-struct End { Norm final_norm; Linear head; };
-struct Model { const void *tokens, *positions; Block blocks[]; };  // and an End after them
+struct Model { const void *tokens, *positions; Norm final_norm; Linear head; Block blocks[]; };
 // kind: of the weights of products; narrow: whether embeddings are bfloat16; rounds: whether inputs and outputs of
 // products are.
 struct Shape { int64_t kind, narrow, rounds, layers, D, H, V, exact_gelu, threads, N; };
@@ -324,7 +323,6 @@ template <class Type>
 static void run(const Model& model, const Shape& s, const Token* tokens, float* logits) {
   typedef typename Step<Type>::Input Input;
   const int64_t N = s.N, D = s.D, K = s.D / s.H;
-  const End& end = *(const End*)(model.blocks + s.layers);
   int64_t longest = 1;
   for (int64_t n = 0; n < N; n++) longest = std::max(longest, tokens[n].position + 1);
   std::vector<Line> shared(N * D / W * 7);
@@ -388,8 +386,8 @@ static void run(const Model& model, const Shape& s, const Token* tokens, float* 
     }
     int64_t scored = 0;
     for (int64_t n = 0; n < N; n++)
-      if (tokens[n].scored) step.normalise(end.final_norm, x + n * D, 1, h + scored++ * D);
-    step.product(end.head, h, scored, D, s.V, [&](int64_t n, int64_t o, Floats values) {
+      if (tokens[n].scored) step.normalise(model.final_norm, x + n * D, 1, h + scored++ * D);
+    step.product(model.head, h, scored, D, s.V, [&](int64_t n, int64_t o, Floats values) {
       memcpy(logits + n * s.V + o, &values, 4 * std::min<int64_t>(W, s.V - o));
     });
   }

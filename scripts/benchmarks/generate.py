@@ -12,9 +12,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from benchmarks.common import Report, Seconds, interleave, say, synchronize
@@ -107,6 +109,10 @@ def run(quick: bool, device: str = "cpu", llamacpp: Path | None = None) -> Repor
     if "int8" in ready:
         ratios["int8_vs_bf16"] = ours["int8"].times_faster_than(ours["bfloat16"])
 
+    if device == "cpu":
+        small = small_model("1.7 million weights, batch 1", 2 if quick else 9)
+        ratios["small_program_vs_pytorch"] = small[0]["tokens/s"] / small[1]["tokens/s"]
+        rows += small
     say("late tokens, first token, int8's loss")
     ratios |= late_over_early(ready["bfloat16"], quick)
     ratios["forward_vs_first_token"] = 1 / first_over_forward(ready["bfloat16"], quick)
@@ -138,6 +144,26 @@ def build_program(model: GPT) -> None:
             f"program built in {built - began:.1f} s, compared with the model in "
             f"{time.perf_counter() - built:.3f} s, used: {isinstance(way, Compiled)}"
         )
+
+
+def small_model(setting: str, rounds: int) -> list[dict[str, Any]]:
+    """A model as `make train` makes it, with the compiled program and by PyTorch alone."""
+    config = GPTConfig(vocab_size=2048, context_length=128, emb_dim=128, num_heads=4, num_layers=7)
+    models = {"with the program": GPT(config).eval(), "by PyTorch": GPT(config).eval()}
+    build_program(models["with the program"])
+
+    def text(name: str) -> None:
+        there = nullcontext() if "program" in name else patch.object(build, "program", lambda: None)
+        with there:
+            generate(models[name], [[1, 2, 3]], max_new_tokens=64, temperature=0)
+
+    for name in models:
+        text(name)  # compares ways
+    taken = interleave({name: partial(text, name) for name in models}, rounds)
+    return [
+        {"setting": setting, "candidate": name, "tokens/s": 64 / timing.median, "spread": timing.spread}
+        for name, timing in taken.items()
+    ]
 
 
 def their_files(programs: Path, folder: Path, model: GPT) -> dict[str, Path]:
