@@ -58,7 +58,7 @@ def build() -> Program:
             _load.cache_clear()
     library = program()
     if library is None:
-        raise InputError(f"the program for decoding cannot be loaded, delete it: {path}")
+        raise InputError(f"the program cannot be loaded, delete it: {path}")
     return library
 
 
@@ -85,13 +85,13 @@ def _compile(path: Path) -> None:
             if not reason:
                 break
         else:
-            raise InputError(f"its program cannot be compiled: {reason}")
+            raise InputError(f"the program cannot be compiled: {reason}")
         try:
             with atomic_write(path, "wb") as file:
                 file.write(built.read_bytes())
             path.chmod(0o700)  # for a umask that lets the group write
         except OSError as error:
-            raise InputError(f"its program cannot be kept: {error}") from None
+            raise InputError(f"the program cannot be kept: {error}") from None
 
 
 def _openmp() -> list[str]:

@@ -42,7 +42,10 @@ def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
         if not suits_program(model):
             sizes = "a width that 32 divides and heads whose width 16 divides"
             raise InputError(f"precision int8 is for a CPU, {sizes}; expected float32 or bfloat16")
-        build.build()
+        try:
+            build.build()
+        except InputError as error:
+            raise InputError(f"precision int8 needs the compiled program: {error}") from None
         decoder_of(model).int8 = True
         if not isinstance(decoder_of(model).way(model), Compiled):
             raise InputError("precision int8 is for an unchanged model, expected float32 or bfloat16")

@@ -136,7 +136,7 @@ def test_without_a_compiler_one_line_says_so(cache, command, monkeypatch, capsys
     with build.built_meanwhile(True):
         _wait_for_threads()
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("gpt: decoding is slower than it could be: its program cannot be compiled")
+    assert line.startswith("gpt: decoding is slower than it could be: the program cannot be compiled")
     assert not list(cache.rglob("*.so"))
 
 
