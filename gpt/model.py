@@ -72,9 +72,10 @@ class GPT(nn.Module):
         self._share(config.tie_embeddings)
         self._init_weights()
 
-    def forward(self, tokens: Tensor, **options: Any) -> Tensor:
-        """Token ids (B, T) int64 -> logits (B, T, V), with the options of `features`."""
-        return self.head(self.features(tokens, **options))
+    def forward(self, tokens: Tensor, *, last: int | None = None, **options: Any) -> Tensor:
+        """Token ids (B, T) int64 -> logits (B, T, V), or of the `last` tokens; the options of `features`."""
+        features = self.features(tokens, **options)
+        return self.head(features if last is None else features[:, -last:])
 
     def features(
         self,

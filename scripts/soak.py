@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.generate import wait_until_compiled
+from benchmarks.generate import build_program
 from benchmarks.serve import listening
 
 from gpt import GPT, GPTConfig, Tokenizer
@@ -53,7 +53,7 @@ def main() -> None:
     torch.manual_seed(0)
     config = GPTConfig(vocab_size=2048, context_length=128, emb_dim=128, num_heads=4, num_layers=4)
     model, tokenizer = for_decoding(GPT(config), options.precision), Tokenizer("gpt2", vocab_size=2048)
-    wait_until_compiled(model)
+    build_program(model)
     app = create_app(model, tokenizer, name="soak", limits=Limits(waiting=options.clients))
     began = time.perf_counter()
     with listening(app) as address:

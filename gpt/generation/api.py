@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from gpt.errors import InputError
-from gpt.generation.decoding import for_decoding
 from gpt.generation.engine import Engine, Request
 from gpt.generation.sampling import Sampling
 from gpt.model import GPT
@@ -32,8 +31,7 @@ def generate(
     """Continue each prompt: (N, T) -> (N, T + G), or lists of ids of any lengths, each to a longer list.
 
     A row's text depends only on its prompt, the seed, and how many rows before it have the same prompt. Past
-    the context length the window slides by half a context: see `engine.py`. To call this often with one
-    model, prepare it once with `for_decoding`.
+    the context length the window slides by half a context: see `engine.py`.
 
     Args:
         model: any GPT; it is left unchanged.
@@ -49,7 +47,7 @@ def generate(
         raise InputError(f"expected {expected}, got {tuple(tokens.shape)}")
     how: Any = {"max_new_tokens": max_new_tokens, "sampling": Sampling(**sampling), "seed": seed, "end": end}
     prompts = [tuple(row) for row in (tokens.tolist() if isinstance(tokens, Tensor) else tokens)]
-    engine, counts = Engine(for_decoding(model)), Counter(prompts)  # a prompt of several rows is read once
+    engine, counts = Engine(model), Counter(prompts)  # a prompt of several rows is read once
     requests = {prompt: Request(tokens=prompt, samples=count, **how) for prompt, count in counts.items()}
     samples = {prompt: iter(engine.add(request)) for prompt, request in requests.items()}
     for _ in engine.run():
@@ -85,6 +83,6 @@ def stream_samples(
     `Request`: max_new_tokens, sampling, seed and stop.
     """
     ids = tokenizer.encode(prompt, allow_special=allow_special) if isinstance(prompt, str) else [*prompt]
-    engine, end = Engine(for_decoding(model), tokenizer, graphs=graphs), tokenizer.eot
+    engine, end = Engine(model, tokenizer, graphs=graphs), tokenizer.eot
     engine.add(Request(tokens=ids or [end], samples=num_samples, end=end, **settings))
     return ((token.sample.k, token.text) for token in engine.run() if token.text)

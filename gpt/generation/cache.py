@@ -6,8 +6,9 @@ and rows that join or leave do not move the tokens of others. Columns past a row
 Shapes: N rows in use, H heads, S columns attended to, L columns allocated, K width of a head.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,10 +16,9 @@ from torch.nn import functional as F
 
 from gpt.attention import KeyValueCache
 from gpt.config import GPTConfig
+from gpt.generation.graphs import Recordings
 
-# S is a multiple of this. With any other tail the order of summation would depend on the longest row of the
-# batch, and a row's result on the other rows.
-_BLOCK = 64
+_BLOCK = 64  # columns are allocated in multiples of it
 
 
 @dataclass(eq=False)
@@ -44,17 +44,24 @@ class RowCache:
     def __init__(self, config: GPTConfig, like: Tensor) -> None:
         self.context_length = config.context_length
         self.lengths: list[int] = []
-        self._expected = 0, 0
+        self.recorded: Recordings = {}  # steps on this memory
         self._store = new_store(config, min(_BLOCK, config.context_length), like, 1)
 
-    def expect(self, rows: int, columns: int) -> None:
-        """What to allocate when memory grows."""
-        self._expected = rows, -(-columns // _BLOCK) * _BLOCK
+    def reserve(self, rows: int, columns: int) -> None:
+        """Have memory for so many, or for twice what it was: all is copied, longer than a step takes."""
+        held_rows, held_columns = self._store.shape[2], self._store.shape[4]
+        more_rows = max(rows, 2 * held_rows) - held_rows if rows > held_rows else 0
+        if columns > held_columns:
+            columns = -(-max(columns, 2 * held_columns) // _BLOCK) * _BLOCK
+        more_columns = max(0, min(columns, self.context_length) - held_columns)
+        if more_rows or more_columns:
+            self._store = F.pad(self._store, (0, 0, 0, more_columns, 0, 0, 0, more_rows))
+            self.recorded = {}
 
     def join(self, prompt: Tensor) -> None:
         """Copy the keys and values of a prompt (layers, 2, H, S, K) into a new row."""
         self.lengths.append(prompt.shape[3])
-        self._reserve()
+        self.reserve(len(self.lengths), prompt.shape[3])
         self._store[:, :, len(self.lengths) - 1, :, : prompt.shape[3]] = prompt
 
     def leave(self, row: int) -> None:
@@ -63,77 +70,60 @@ class RowCache:
         if row < len(self.lengths):
             self._store[:, :, row, :, :used] = self._store[:, :, len(self.lengths), :, :used]
             self.lengths[row] = used
-
-    def clear(self) -> None:
-        """Forget what is held for no token: values that are not finite are not masked by a zero."""
-        for row in range(self._store.shape[2]):
-            held = self.lengths[row] if row < len(self.lengths) else 0
-            self._store[:, :, row, :, held:] = 0
+        self._store[:, :, len(self.lengths)] = 0  # a value that is not finite is not masked by a zero
 
     def append(self) -> list[int]:
         """Add a column to every row, for its next token, and return how many each had."""
         held = self.lengths
         self.lengths = [length + 1 for length in held]
-        self._reserve()
+        self.reserve(1, max(self.lengths))
         return held
-
-    @property
-    def place(self) -> tuple[Hashable, ...]:
-        """Equal places have equal addresses and shapes."""
-        return self._store.data_ptr(), self._store.shape, len(self.lengths), self._columns
 
     def reads(self, tokens: Sequence[int], held: Sequence[int]) -> list[Read]:
         """The next token of every row, after so many, as the compiled program reads them."""
         return [Read([token], held[row], self._store[:, :, row]) for row, token in enumerate(tokens)]
 
-    def layers(self, held: Tensor) -> "tuple[list[StepCache], Tensor, Tensor]":
-        """What the model needs to append a token to each row after those that it held (N,): a cache for each
-        layer, the tokens' positions (N, 1) and the key padding mask (N, S).
-        """
-        used = self._store[:, :, : len(held), :, : self._columns]  # (layers, 2, N, H, S, K)
-        masked = torch.arange(self._columns, device=held.device) > held[:, None]  # (N, S)
-        bias = self._store.new_zeros(masked.shape).masked_fill_(masked, -torch.inf)[:, None, None]
-        new = torch.arange(len(held), device=held.device), slice(None), held
-        caches = [StepCache(keys, values, self._columns - 1, new, bias) for keys, values in used]
-        return caches, held[:, None], masked
-
     @property
-    def _columns(self) -> int:
-        """S: those of the longest row, in whole blocks."""
-        return min(-(-max(self.lengths) // _BLOCK) * _BLOCK, self.context_length)
+    def shape(self) -> tuple[int, int]:
+        """Rows in use, and the columns S that a step attends to.
 
-    def _reserve(self) -> None:
-        """Allocate all rows in use and the columns attended to, seldom: all is copied, longer than a step."""
-        rows, columns = self._store.shape[2], self._store.shape[4]
-        more_rows = more_columns = 0
-        if len(self.lengths) > rows:
-            more_rows = max(self._expected[0], 2 * rows) - rows
-        if self._columns > columns:
-            wanted = self._expected[1] if self._columns <= self._expected[1] else 2 * columns
-            more_columns = min(max(wanted, self._columns), self.context_length) - columns
-        if more_rows or more_columns:
-            self._store = F.pad(self._store, (0, 0, 0, more_columns, 0, 0, 0, more_rows))
+        On a GPU, where a step is recorded for each shape, S is a power of two.
+        """
+        longest = max(self.lengths)
+        if self._store.is_cuda:
+            longest = max(_BLOCK, 1 << (longest - 1).bit_length())
+        return len(self.lengths), min(longest, self._store.shape[4])
+
+    def inputs(self, held: Tensor) -> dict[str, Any]:
+        """What the model needs to append a token to each row after those that it held (N,)."""
+        rows, columns = self.shape
+        even = not self._store.is_cuda and min(self.lengths) == columns
+        places = torch.arange(columns, device=held.device)  # (S,)
+        new = torch.arange(rows, device=held.device), slice(None), held
+        used = self._store[:, :, :rows, :, :columns]  # (layers, 2, N, H, S, K)
+        return {
+            "positions": held[:, None],
+            "key_padding_mask": None if even else places > held[:, None],  # (N, S)
+            "caches": [StepCache(keys, values, columns - 1, new) for keys, values in used],
+        }
 
 
 class LayerCache(KeyValueCache):
-    """The cache of one layer and of one text, kept in memory (2, H, L, K) that is given."""
+    """The cache of one layer, in memory (2, N, H, L, K) that is given."""
 
     def __init__(self, store: Tensor, length: int) -> None:
-        (self.keys, self.values), self.length = store[:, None], length  # (1, H, L, K) each
+        (self.keys, self.values), self.length = store, length  # (N, H, L, K) each
 
 
-@dataclass(eq=False)
 class StepCache(KeyValueCache):
-    """The rows of one layer while one token is appended to each."""
+    """The rows of one layer, of different lengths, while one token is appended to each."""
 
-    keys: Tensor  # (N, H, S, K)
-    values: Tensor  # (N, H, S, K)
-    length: int  # S - 1
-    new: tuple[Tensor, slice, Tensor]  # the index of each row's next column, (N, H, K)
-    bias: Tensor  # (N, 1, 1, S), added to scores to mask columns; all layers share it
+    def __init__(self, keys: Tensor, values: Tensor, length: int, new: tuple[Tensor, slice, Tensor]) -> None:
+        self.keys, self.values, self.length = keys, values, length  # (N, H, S, K) each, and S - 1
+        self._new = new  # the index of each row's next column, (N, H, K)
 
     def update(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Write (N, H, 1, K) each at the end of its row and return the columns in use, (N, H, S, K) each."""
-        self.keys[self.new] = key[:, :, 0]
-        self.values[self.new] = value[:, :, 0]
+        self.keys[self._new] = key[:, :, 0]
+        self.values[self._new] = value[:, :, 0]
         return self.keys, self.values

@@ -3,14 +3,15 @@
 import io
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
 from gpt.errors import check_least
 from gpt.generation.api import stream_samples
-from gpt.generation.decoding import Precision, for_decoding
+from gpt.generation.build import built_meanwhile
+from gpt.generation.decoding import Precision, for_decoding, suits_program
 from gpt.generation.sampling import Sampling
 from gpt.progress import notice
 from gpt.weights.load import Device, load_with_template
@@ -32,6 +33,7 @@ def write(
     allow_special: bool = False,
     precision: Precision | None = None,
     device: Device = "auto",
+    graphs: bool = True,
 ) -> None:
     """Print text that follows a prompt while it is generated.
 
@@ -52,6 +54,7 @@ def write(
         allow_special: read <|endoftext|> in the prompt as the end of a document, not as plain text.
         precision: of the weights; bfloat16 and int8 are faster on a CPU. The model's own if left out.
         device: where the model runs; auto takes a GPU if there is one.
+        graphs: on a GPU, decode by CUDA graphs; false where they give trouble.
     """
     check_least(1, num_samples=num_samples)
     sampling = Sampling(
@@ -60,33 +63,42 @@ def write(
     if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack characters of the text
         sys.stdout.reconfigure(errors="replace")
     loaded, tokenizer, template = load_with_template(checkpoint, device)
+    model = for_decoding(loaded, precision)
     texts = partial(
         stream_samples,
-        for_decoding(loaded, precision),
+        model,
         tokenizer,
         max_new_tokens=max_new_tokens,
         num_samples=num_samples,
+        graphs=graphs,
         sampling=sampling,
         seed=seed,
         stop=() if stop is None else stop,
         allow_special=allow_special,
     )
-    if not interactive:
-        _show(prompt, texts(prompt), num_samples)
-        return
-    if template is None:
-        notice("this checkpoint has no template for a chat: the text of each line is continued")
-    messages = [{"role": "system", "content": prompt}] if prompt else []
-    for line in chain([prompt] if prompt and template is None else [], ask()):
-        try:
-            if template is None:
-                _show(line, texts(line), num_samples)
-                continue
-            asked = [*messages, {"role": "user", "content": line}]
-            reply = _show("", texts(template.prompt(tokenizer, asked)), num_samples)
-            messages = [*asked, {"role": "assistant", "content": reply}]
-        except KeyboardInterrupt:
-            print()
+    with built_meanwhile(suits_program(model)):
+        if not interactive:
+            _show(prompt, texts(prompt), num_samples)
+        elif template is None:
+            notice("this checkpoint has no template for a chat: the text of each line is continued")
+            for line in chain([prompt] if prompt else [], ask()):
+                with _ended_by_interrupt():
+                    _show(line, texts(line), num_samples)
+        else:
+            messages = [{"role": "system", "content": prompt}] if prompt else []
+            for line in ask():
+                with _ended_by_interrupt():
+                    asked = [*messages, {"role": "user", "content": line}]
+                    reply = _show("", texts(template.prompt(tokenizer, asked)), num_samples)
+                    messages = [*asked, {"role": "assistant", "content": reply}]
+
+
+@contextmanager
+def _ended_by_interrupt() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        print()
 
 
 def _show(prompt: str, pieces: Iterator[tuple[int, str]], num_samples: int) -> str:

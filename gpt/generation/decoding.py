@@ -1,207 +1,160 @@
-"""A copy of a model for decoding on a CPU: packed matrices, and one product for queries, keys and values.
+"""How the tokens of a model are computed: by the compiled program, where its results are the model's own.
 
-Decoding is memory-bandwidth bound: bfloat16 halves the bytes of float32, and int8 halves them again. Only
-this file uses private operators of PyTorch (tried with 2.11 and 2.13): `torch._weight_int8pack_mm`, and of
-oneDNN `_reorder_linear_weight` and `_linear_pointwise`, without which `for_decoding` keeps plain layers.
+Results decide, because edited source, a hook, an adapter or a quantized layer cannot be told from names: the
+model's own `forward` reads a few texts, and a faster way is taken only if it gives the same logits.
 
-Shapes: B batch, T tokens, N rows with one new token each, H heads, S keys, K width of a head; of a linear
-layer ... any leading dimensions, M rows, I in_features, O out_features.
+Shapes: R texts, P places that are compared, V vocab_size.
 """
 
-import copy
 import functools
-import math
-from collections.abc import Callable
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from gpt.attention import KeyValueCache, MultiHeadAttention
 from gpt.errors import InputError
-from gpt.generation.cache import StepCache
+from gpt.generation import build
+from gpt.generation.cache import Read, RowCache, new_store
+from gpt.generation.compiled import Compiled, fits
+from gpt.generation.forward import Forward
 from gpt.model import GPT
-from gpt.weights.formats.table import on_meta
-from gpt.weights.load import GPT as PretrainedGPT
+from gpt.progress import notice
 
 Precision = Literal["float32", "bfloat16", "int8"]
+Way = Compiled | Forward
 
-
-@functools.cache
-def can_pack(dtype: torch.dtype) -> bool:
-    """Whether oneDNN packs and multiplies matrices of this type on this processor: it is tried once.
-
-    `torch.ops.mkldnn._is_mkldnn_bf16_supported()` does not tell: in PyTorch 2.13 it is true on a processor
-    with AVX2 only, where packing raises.
-    """
-    try:
-        packed = torch.ops.mkldnn._reorder_linear_weight(torch.zeros(16, 16, dtype=dtype), 2)
-        torch.ops.mkldnn._linear_pointwise(torch.zeros(2, 16, dtype=dtype), packed, None, "none", [], "")
-    except (RuntimeError, AttributeError):  # no kernel for the type, or no oneDNN in this build
-        return False
-    return True
-
-
-class PackedLinear(nn.Module):
-    """An `nn.Linear` in oneDNN's layout. A row's result does not depend on the other rows.
-
-    The weights are rounded to `dtype`. The products are computed in it where the processor can, and in
-    float32 where it cannot, which is faster there than PyTorch's emulation.
-    """
-
-    def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.dtype = dtype if can_pack(dtype) else torch.float32
-        self.weight = linear.weight.detach().to(dtype).contiguous()  # (O, I), which the compiled step reads
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.to(self.dtype), 2)
-        self.bias = None if linear.bias is None else linear.bias.detach().to(dtype).to(self.dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., I) -> (..., O), in the type of the input."""
-        rows = x.flatten(0, -2).to(self.dtype)  # (M, I)
-        count = len(rows)
-        if count == 1:  # oneDNN's kernel for a single row sums in another order
-            rows = rows.repeat(2, 1)
-        out = torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
-        return out[:count].view(*x.shape[:-1], -1).to(x.dtype)
-
-
-class Int8Linear(nn.Module):
-    """An `nn.Linear` with an int8 weight and a scale for each output.
-
-    A weight is rounded to the nearest of 255 steps between plus and minus the largest weight of its output.
-    """
-
-    BLOCK = 16  # the kernel reads inputs in blocks, and past the end of a row that is not a multiple of them
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        if linear.in_features % self.BLOCK:
-            raise InputError(f"in_features {linear.in_features} is not divisible by {self.BLOCK}")
-        weight = linear.weight.detach().float()
-        # The kernel takes the scale in bfloat16, so it is rounded before the weights are divided by it.
-        self.scale = (weight.abs().amax(dim=1) / 127).clamp(min=1e-12).bfloat16()  # (O,)
-        steps = (weight / self.scale.float()[:, None]).round().clamp(-127, 127)
-        self.weight = steps.to(torch.int8).contiguous()  # (O, I); of weights that are stored transposed too
-        self.bias = None if linear.bias is None else linear.bias.detach().float()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., I) -> (..., O), in the type of the input."""
-        rows = x.flatten(0, -2).bfloat16()  # (M, I)
-        out = torch._weight_int8pack_mm(rows, self.weight, self.scale).to(x.dtype)  # (M, O)
-        if self.bias is not None:
-            out = out + self.bias
-        return out.view(*x.shape[:-1], -1)
-
-
-class FusedAttention(MultiHeadAttention):
-    """Attention for decoding: queries, keys and values come from one product rather than three.
-
-    `pack` makes the layer that computes what a given `nn.Linear` does.
-    """
-
-    def __init__(self, attention: MultiHeadAttention, pack: Callable[[nn.Linear], nn.Module]) -> None:
-        vars(self).update(vars(attention))  # `MultiHeadAttention.__init__` would make new weights
-        three = (self.W_query, self.W_key, self.W_value)
-        fused = nn.Linear(self.d_in, 3 * self.d_out, bias=three[0].bias is not None, device="meta")
-        joined = {name: torch.cat([W.state_dict()[name] for W in three]) for name in three[0].state_dict()}
-        fused.load_state_dict(joined, assign=True)
-        del self.W_query, self.W_key, self.W_value
-        self.W_qkv = pack(fused)
-        self.out_proj = pack(self.out_proj)  # type: ignore[assignment]
-
-    def forward(self, x: Tensor, *, cache: KeyValueCache | None = None, **masks: Any) -> Any:
-        """As `MultiHeadAttention`; one new token a row takes fewer calls, which bound the time of a step."""
-        if not isinstance(cache, StepCache):
-            return super().forward(x, cache=cache, **masks)
-        query, key, value = (self._split(projected) for projected in self.project(x))  # (N, H, 1, K)
-        keys, values = cache.update(key, value)  # (N, H, S, K)
-        scores = query @ keys.transpose(2, 3) / math.sqrt(self.head_dim) + cache.bias  # (N, H, 1, S)
-        return self.out_proj((scores.softmax(dim=-1) @ values).transpose(1, 2).flatten(2))
-
-    def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, ...]:
-        """(B, T, d_in) -> (B, T, d_out) each; `context` is None in causal attention."""
-        return self.W_qkv(x).chunk(3, dim=-1)
+_PLACES = 4  # that are compared: the last ones of each text, after so many lengths of it
+_LENGTH = 16  # tokens of a text, or more where weights times tokens are no more than `_WORK`
+_WORK = 400_000_000
+# How much logits may differ, as roots of mean squares: between kernels of float32 3e-6 of them were seen, of
+# bfloat16 0.034, and int8's rounding changes 0.073; another activation changes 0.07 and more.
+_EXACT, _ROUNDED, _INT8 = 2e-5, 0.05, 0.15
+_tell_once = functools.cache(notice)
 
 
 def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
-    """Return a copy of `model` in evaluation mode that decodes fast; it cannot be trained or changed.
+    """Put a model into evaluation mode and into a precision, and return it; None is its own.
 
-    On a CPU with oneDNN, a model that computes exactly what `GPT` does is packed: its matrices have the given
-    precision, and all else is float32, in which attention is faster there than in bfloat16. Any other model,
-    with LoRA adapters, hooks or quantized layers for example, keeps its layers. The copy shares the tensors
-    that need no change, and a packed copy is returned as it is.
-
-    None is the model's own precision; int8 for a model that cannot be packed raises InputError.
+    int8 is the compiled program's alone: the model keeps its weights, and InputError says what is missing.
     """
-    model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper computes what the model in it does
-    if is_packed(model):
-        return model
-    if precision not in (None, "float32", "bfloat16", "int8"):
+    if precision == "int8":
+        if not suits_program(model):
+            sizes = "a width that 32 divides and heads whose width 16 divides"
+            raise InputError(f"precision int8 is for a CPU, {sizes}; expected float32 or bfloat16")
+        try:
+            build.build()
+        except InputError as error:
+            raise InputError(f"precision int8 needs the compiled program: {error}") from None
+        decoder_of(model).int8 = True
+        if not isinstance(decoder_of(model).way(model), Compiled):
+            raise InputError("precision int8 is for an unchanged model, expected float32 or bfloat16")
+    elif precision in ("float32", "bfloat16"):
+        model.to(getattr(torch, precision))
+    elif precision is not None:
         raise InputError(f"unknown precision {precision!r}, expected float32, bfloat16 or int8")
-    weight = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
-    can_change = weight.device.type == "cpu" and is_as_built(model)
-    if precision == "int8" and not can_change:
-        raise InputError("precision int8 is for a CPU and an unchanged model, expected float32 or bfloat16")
-    dtype = {None: weight.dtype, "float32": torch.float32}.get(precision, torch.bfloat16)
-    packable = can_change and dtype in (torch.float32, torch.bfloat16) and can_pack(torch.float32)
-    fast: Any = _copy(model)
-    if not packable and precision != "int8":
-        return (fast if precision is None else fast.to(dtype)).eval()
-
-    def pack(linear: nn.Linear) -> nn.Module:
-        if precision == "int8" and linear.in_features % Int8Linear.BLOCK == 0:
-            return Int8Linear(linear)
-        return PackedLinear(linear, dtype) if packable else linear
-
-    for block in fast.blocks:
-        block.attention = FusedAttention(block.attention, pack)
-        block.feed_forward.up = pack(block.feed_forward.up)
-        block.feed_forward.down = pack(block.feed_forward.down)
-    fast.head = pack(fast.head)
-    return fast.float().eval()
+    return model.eval()
 
 
-def is_packed(model: nn.Module) -> bool:
-    """Whether `for_decoding` packed it, so that it computes exactly what `GPT` does."""
-    return isinstance(getattr(model, "head", None), PackedLinear | Int8Linear)
+def suits_program(model: GPT) -> bool:
+    """Whether the compiled program can read a model of this device and these widths."""
+    return fits(model.config) and all(one.is_cpu for one in model.parameters())
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Whether hooks are registered on the module or on all: private parts of PyTorch 2.11 and 2.13."""
-    every = torch.nn.modules.module
-    own = module._forward_hooks or module._forward_pre_hooks
-    return bool(own or every._global_forward_hooks or every._global_forward_pre_hooks)
+class Decoder:
+    """How the tokens of one model are computed, found out once; again where the model changed since."""
+
+    def __init__(self) -> None:
+        self.int8 = False
+        self.caches: list[RowCache] = []  # with recordings for a GPU, of engines that are done with them
+        self._known: object = None  # the state of the model for which the rest was found
+        self._program: Compiled | None = None
+        self._cached = False
+
+    def way(self, model: GPT, graphs: bool = True) -> Way:
+        """The program if it is there and its logits are the model's, else the model's own `forward`."""
+        program = build.program() if suits_program(model) else None
+        if self._known != (program, _state(model)):
+            self.caches, self._program, self._cached = [], None, False
+            self._find_out(model, program)
+            self._known = program, _state(model)
+        return self._program or Forward(model, cached=self._cached, graphs=graphs)
+
+    @torch.inference_mode()
+    def _find_out(self, model: GPT, program: build.Program | None) -> None:
+        texts, forward = _texts(model), Forward(model, cached=True)
+        if len(texts[0]) <= _PLACES:
+            return
+        own, tolerance = Forward(model, cached=False), _tolerance(forward.like)
+        first, second = own.logits(torch.tensor(texts, device=own.like.device), _PLACES + 1)
+        texts[1].pop()  # another length
+        expected = torch.stack([first[1:], second[:-1]])  # (R, P, V)
+        if program:
+            try:
+                way = Compiled(program, model)
+                _check(way, texts, expected, tolerance)
+                if self.int8:
+                    way = Compiled(program, model, int8=True)
+                    _check(way, texts, expected, _INT8)
+                self._program = way
+                return
+            except Exception as error:
+                _tell_once(f"PyTorch decodes, as the compiled program does not compute this model: {error}")
+        try:
+            _check(forward, texts, expected, tolerance)
+            self._cached = True
+        except Exception as error:
+            _tell_once(f"each token reads its text anew, as a cache does not suit this model: {error}")
 
 
-def is_as_built(model: GPT) -> bool:
-    """Whether it has the modules and tensors that `GPT` makes, without hooks or replaced methods."""
-    if type(model) not in (GPT, PretrainedGPT):
-        return False
-    with on_meta():
-        built = type(model)(model.config)
-    replaced = (callable(getattr(type(m), name, None)) for m in model.modules() for name in vars(m))
-    ordinary = all(type(parameter) is nn.Parameter for parameter in model.parameters())
-    hooked = any(map(has_hooks, model.modules()))
-    return ordinary and not hooked and not any(replaced) and _structure(model) == _structure(built)
+_decoders: "WeakKeyDictionary[nn.Module, Decoder]" = WeakKeyDictionary()
 
 
-def _structure(model: GPT) -> list[tuple[Any, ...]]:
-    """What decides, beside the values of the weights, what a model computes."""
-    options = ("eps", "approximate", "num_heads")
-    modules = ((path, type(m), *(getattr(m, o, None) for o in options)) for path, m in model.named_modules())
-    tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    return [*modules, *((name, tensor.shape) for name, tensor in tensors)]
+def decoder_of(model: GPT) -> Decoder:
+    """The one that is kept with the model."""
+    return _decoders.setdefault(model, Decoder())
 
 
-def _copy(model: GPT) -> GPT:
-    """Copy a model's modules and parameters, which share the memory of its own, so that `.to` leaves those.
+def _check(way: Way, texts: list[list[int]], expected: Tensor, tolerance: float) -> None:
+    """Read texts in two parts and by a step for the last token; ValueError for other logits than expected."""
+    cache, reads = RowCache(way.config, way.like), []
+    for text in texts:
+        store, first = new_store(way.config, len(text) - 1, way.like), len(text) - _PLACES
+        reads += [Read(text[:first], 0, store), Read(text[first:-1], first, store, _PLACES - 1)]
+    logits = way.read(reads).view(len(texts), _PLACES, -1)  # the first is of the first part
+    for read in reads[1::2]:
+        cache.join(read.store)
+    last = way.step(torch.tensor([text[-1] for text in texts], device=way.like.device), cache)
+    found = torch.cat([logits[:, 1:], last[:, None]], dim=1).double()  # (R, P, V)
+    difference = (found - expected).square().mean().sqrt() / expected.double().square().mean().sqrt()
+    if not difference <= tolerance:
+        raise ValueError(f"its logits differ by {difference:.1g} of their size")
 
-    `copy.deepcopy` alone fails on pruned modules, whose weights are results of computations. Needs of
-    `torch.nn.Module` (tried with PyTorch 2.11 and 2.13): `_modules`, `_parameters`, `_buffers`.
-    """
-    held = ("_modules", "_parameters", "_buffers")
-    shared = [value for m in model.modules() for name, value in vars(m).items() if name not in held]
-    copies: dict[int, Any] = {id(value): value for value in (*shared, *model.buffers())}
-    copies |= {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
-    return copy.deepcopy(model, copies)
+
+def _tolerance(like: Tensor) -> float:
+    exact = like.dtype in (torch.float32, torch.float64)
+    return _EXACT if exact and torch.get_float32_matmul_precision() == "highest" else _ROUNDED
+
+
+def _texts(model: GPT) -> list[list[int]]:
+    """Two texts, 32 tokens or more where the context is long enough."""
+    weights, numbers = sum(one.numel() for one in model.parameters()), torch.Generator().manual_seed(0)
+    length = min(model.config.context_length, max(_LENGTH, _WORK // weights))
+    return torch.randint(model.config.vocab_size, (2, length), generator=numbers).tolist()
+
+
+def _state(model: nn.Module) -> list[tuple[int, ...]]:
+    """Another one after a tensor was written, or a tensor, layer, hook or attribute replaced."""
+    found = []
+    for module in model.modules():
+        for value in (type(module), *vars(module).values()):
+            held = value.values() if isinstance(value, dict) else [value]
+            found += [(id(one), *_written(one)) for one in held]
+    return found
+
+
+def _written(value: Any) -> tuple[int, ...]:
+    """Of a tensor: where it is, and how often it was written."""
+    if type(value) not in (Tensor, nn.Parameter):
+        return ()
+    return value.data_ptr(), 0 if value.is_inference() else value._version

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from gpt.errors import InputError, check_least
 from gpt.generation.cache import RowCache
-from gpt.generation.compiled import CompiledStep
-from gpt.generation.prefill import UNSCORED, Forward, Prefill, Score, scores, to_device
+from gpt.generation.decoding import Way, decoder_of
+from gpt.generation.forward import to_device
+from gpt.generation.prefill import UNSCORED, Prefill, Score, scores
 from gpt.generation.sampling import Sampling, sample_tokens
 from gpt.generation.text import TextStream
 from gpt.model import GPT
@@ -85,18 +86,15 @@ class Token:
 class Engine:
     """Decodes requests together. Not thread-safe.
 
-    Results do not depend on what else is decoded: on a CPU, with a model that `for_decoding` packs and whose
-    context length is a multiple of 64 or below 64, they are equal bit for bit. An error in one sample ends
-    only that sample: see `failed`.
-
-    A model whose own `forward` takes no `caches`, or does not fill them, reads a whole window for each token.
+    Results do not depend on what else is decoded: where the compiled program computes they are equal bit for
+    bit, where PyTorch does logits are close. An error in one sample ends only that sample: see `failed`.
 
     Args:
-        model: in evaluation mode, best from `for_decoding`.
+        model: any GPT; it computes in evaluation mode and is left unchanged.
         tokenizer: also write text; without it there are ids only. No ids beyond its own are drawn.
         max_samples: how many samples run at a time; more wait.
         chunk: a prompt is read in chunks of this many tokens, and running samples go on in between.
-        graphs: on a GPU, decode by CUDA graphs where the model is as it was built.
+        graphs: on a GPU, decode by CUDA graphs.
     """
 
     def __init__(
@@ -108,18 +106,21 @@ class Engine:
         chunk: int = 512,
         graphs: bool = True,
     ) -> None:
+        model = getattr(
+            model, "_orig_mod", model
+        )  # torch.compile's wrapper computes what the model in it does
         self.model, self.tokenizer, self.max_samples = model, tokenizer, max_samples
         most = model.config.vocab_size
         self.vocab_size = min(most, tokenizer.n_vocab) if tokenizer else most  # of the ids that are drawn
         self.failed: dict[Sample, Exception] = {}  # those that ended with an error in the last step
         self._waiting: deque[Prefill] = deque()
         self._running: list[Sample] = []  # sample i has row i of the cache
-        self._forward = Forward(model, chunk, graphs)
-        self._cache = RowCache(model.config, self._forward.weight)
-        self._device = self._forward.weight.device
+        self._chunk, self._graphs, self._decoder = chunk, graphs, decoder_of(model)
+        # What computes all texts of now, so that none changes over, and into which memory.
+        self._way: Way
+        self._cache: RowCache
+        self._device = next(model.parameters()).device
         self._ahead = _AHEAD if self._device.type == "cuda" else 1
-        self._compiled = CompiledStep.of(model)
-        self._program: CompiledStep | None = None  # that computes all texts of now, so that none changes over
 
     @property
     def busy(self) -> bool:
@@ -150,9 +151,11 @@ class Engine:
                 sample.finished = "length"
             return samples
         if not self.busy:
-            self._program = self._compiled if self._compiled and self._compiled.ready else None
+            self._way = self._decoder.way(self.model, self._graphs)
+            kept = self._decoder.caches
+            self._cache = kept.pop() if kept else RowCache(self.model.config, self._way.like)
         scored = request.alternatives if request.echo else None
-        self._waiting.append(Prefill(self._forward, samples, request.tokens, scored))
+        self._waiting.append(Prefill(self._way, self._chunk, samples, request.tokens, scored))
         return samples
 
     @torch.inference_mode()
@@ -169,7 +172,12 @@ class Engine:
     def step(self) -> list[Token]:
         """Add a token to every running sample, or several on a GPU, then start those that wait for a row."""
         self.failed = {}
-        return self._decode() + self._admit()
+        if not self.busy:
+            return []
+        tokens = self._decode() + self._admit()
+        if self._way.graphs and not (self._waiting or self._running):
+            self._decoder.caches.append(self._cache)
+        return tokens
 
     def run(self) -> Iterator[Token]:
         """Yield all tokens of all samples, and raise the error of one that fails."""
@@ -180,20 +188,17 @@ class Engine:
 
     def _decode(self) -> list[Token]:
         """Add tokens to the running samples whose rows have a place for them; read the windows of others."""
-        places = self.model.config.context_length if self._forward.cached else 0
+        places = self.model.config.context_length if self._way.cached else 0
         held = zip(self._running, self._cache.lengths, strict=True)
         for sample in [sample for sample, length in held if length >= places]:
             self._leave(sample)
-            self._waiting.appendleft(Prefill(self._forward, [sample], sample.tokens))
+            self._waiting.appendleft(Prefill(self._way, self._chunk, [sample], sample.tokens))
         if not self._running:
             return []
         samples, drawn = list(self._running), []
         ids = to_device([sample.tokens[-1] for sample in samples], self._device)
         for _ in range(self._steps()):
-            if self._program:
-                logits = self._program(self._cache.reads(ids.tolist(), self._cache.append()))
-            else:
-                logits = self._forward.step(ids.clamp(min=0), self._cache)
+            logits = self._way.step(ids.clamp(min=0), self._cache)
             ids = self._draw(samples, logits)
             drawn.append(ids)
         return [token for ids in torch.stack(drawn).tolist() for token in self._add(samples, ids, logits)]
@@ -208,7 +213,7 @@ class Engine:
 
     def _admit(self) -> list[Token]:
         """Read at most about a chunk of the waiting texts and start their samples."""
-        budget, rows = self._forward.chunk, len(self._running)
+        budget, rows = self._chunk, len(self._running)
         admitted: list[Prefill] = []
         while self._waiting and budget > 0 and rows < self.max_samples:
             prefill = self._waiting.popleft()
@@ -216,27 +221,36 @@ class Engine:
             rows += len(prefill.samples)
             if not prefill.done:
                 budget -= len(prefill.next().tokens)
-        self._read([prefill for prefill in admitted if not prefill.done])
+        if unread := [prefill for prefill in admitted if not prefill.done]:
+            self._read(unread)
         if soon := [*admitted, *self._waiting]:
             samples = len(self._running) + sum(len(prefill.samples) for prefill in soon)
-            self._cache.expect(min(samples, self.max_samples), max(prefill.columns for prefill in soon))
+            self._cache.reserve(min(samples, self.max_samples), max(prefill.columns for prefill in soon))
         tokens = [token for prefill in admitted if prefill.done for token in self._start(prefill)]
         self._waiting.extendleft(prefill for prefill in reversed(admitted) if prefill.samples)
         return tokens
 
     def _read(self, prefills: Sequence[Prefill]) -> None:
-        """Read the next part of each, with the compiled program all at once; an error ends the samples."""
-        for some in [prefills] if self._program and prefills else [[prefill] for prefill in prefills]:
-            parts = [prefill.part for prefill in some]
+        """Read the next part of each at once; where that fails, each alone: an error ends one text."""
+        parts = [prefill.part for prefill in prefills]
+        try:
+            logits = torch.split(self._way.read(parts), [part.scored for part in parts])
+        except Exception as error:
+            if len(prefills) == 1:
+                self._fail_text(prefills[0], error)
+                return
+            for prefill in prefills:
+                self._read([prefill])
+            return
+        for prefill, rows in zip(prefills, logits, strict=True):
             try:
-                logits = self._program(parts) if self._program else self._forward.read(parts[0])
-                counts = [part.scored for part in parts]
-                for prefill, rows in zip(some, torch.split(logits, counts), strict=True):
-                    prefill.take(rows)
+                prefill.take(rows)
             except Exception as error:
-                for prefill in some:
-                    while prefill.samples:
-                        self._fail(prefill.samples.popleft(), error)
+                self._fail_text(prefill, error)
+
+    def _fail_text(self, prefill: Prefill, error: Exception) -> None:
+        while prefill.samples:
+            self._fail(prefill.samples.popleft(), error)
 
     def _start(self, prefill: Prefill) -> list[Token]:
         """Take those samples of a text for which there are free rows, and draw their next tokens."""
@@ -301,8 +315,6 @@ class Engine:
             tokens.append(self._token(sample, id_, score))
             if sample.finished:
                 self._end(sample, sample.finished)
-        if min(ids) < 0:
-            self._cache.clear()
         return tokens
 
     def _token(self, sample: Sample, id_: int, score: Score, *, echoed: bool = False) -> Token:

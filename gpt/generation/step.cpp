@@ -1,4 +1,5 @@
-// A GPT from N tokens to their logits: a prompt, or one new token of each text; `compiled.py` builds and calls it.
+// A GPT from N tokens to their logits: a prompt, or one new token of each text; `build.py` builds it, with GCC or clang,
+// and `compiled.py` calls it.
 //
 // One parallel region with five barriers a layer takes the place of some 700 operations. Each weight is read once,
 // where `nn.Linear` keeps it. The sums of a token have the same order whatever is read beside it and however many
@@ -6,7 +7,6 @@
 //
 // Shapes: N tokens, D emb_dim, H heads, K = D / H, V vocab_size, I inputs and O outputs of a layer; T threads.
 
-#include <omp.h>
 #ifdef __AVX512F__
 #include <immintrin.h>
 #endif
@@ -16,8 +16,23 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <thread>
+#include <utility>
 #include <vector>
+
+#ifdef _OPENMP
+extern "C" int omp_get_thread_num(), omp_get_num_threads();  // without its header, which not every compiler has
+#else
+static int omp_get_thread_num() { return 0; }
+static int omp_get_num_threads() { return 1; }
+#endif
+
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
 
 #ifdef __AVX512F__
 constexpr int W = 16;  // the lanes of a vector; K is a multiple of it, and D of 2 * W
@@ -31,12 +46,14 @@ typedef uint16_t Halves __attribute__((vector_size(2 * W)));
 typedef int8_t Bytes __attribute__((vector_size(W)));
 struct alignas(4 * W) Line { float values[W]; };
 
-// As `CompiledStep` fills them.
+// As `Compiled` fills them.
 struct Norm { const float *weight, *bias; };
 struct Linear { const void* weight; const float *scale, *bias; };  // (O, I), (O,) or null, (O,) or null
-struct Block { Norm attention_norm; Linear qkv, out; Norm feed_forward_norm; Linear up, down; };
-struct Model { const float *tokens, *positions; Norm final_norm; Linear head; Block blocks[]; };
-struct Shape { int64_t kind, rounds, layers, D, H, V, exact_gelu, threads, N; };
+struct Block { Norm attention_norm; Linear query, key, value, out; Norm feed_forward_norm; Linear up, down; };
+struct Model { const void *tokens, *positions; Norm final_norm; Linear head; Block blocks[]; };
+// kind: of the weights of products; narrow: whether embeddings are bfloat16; rounds: whether inputs and outputs of
+// products are.
+struct Shape { int64_t kind, narrow, rounds, layers, D, H, V, exact_gelu, threads, N; };
 // `cache` holds the keys and values of its text, with these strides (layers, 2, H, columns, K).
 struct Token { int64_t id, position; float* cache; int64_t per_layer, per_part, per_head, scored; };
 
@@ -81,17 +98,24 @@ static Floats load(const int8_t* from) {  // in two stages: GCC converts at once
 }
 #endif
 
+// The sums of pairs of lanes HALF apart: those of `a` in every other half of the lanes, of `b` in the rest.
+template <int HALF, size_t... I>
+static inline __attribute__((always_inline)) Floats fold(Floats a, Floats b, std::index_sequence<I...>) {
+#ifdef __clang__
+  return __builtin_shufflevector(a, b, (I & HALF ? I - HALF + W : I)...) +
+         __builtin_shufflevector(a, b, (I & HALF ? I + W : I + HALF)...);
+#else
+  Ints low = {(int)(I & HALF ? I - HALF + W : I)...}, high = low + HALF;
+  return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
+#endif
+}
+
 // The sums of W vectors, in the lanes of one: at each stage halves of two vectors are added side by side.
 template <int HALF = W / 2>
 static inline __attribute__((always_inline)) Floats sums(Floats* vectors) {
-  Ints lane;
-  for (int i = 0; i < W; i++) lane[i] = i;
-  Ints low = (lane & HALF) ? lane - HALF + W : lane, high = low + HALF;
-#pragma GCC unroll 16
-  for (int i = 0; i < HALF; i++) {
-    Floats a = vectors[i], b = vectors[i + HALF];
-    vectors[i] = __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
-  }
+  UNROLL
+  for (int i = 0; i < HALF; i++)
+    vectors[i] = fold<HALF>(vectors[i], vectors[i + HALF], std::make_index_sequence<W>());
   if constexpr (HALF > 1) return sums<HALF / 2>(vectors);
   else return vectors[0];
 }
@@ -132,12 +156,12 @@ static Floats tile(const Weight* weight, int64_t stride, int64_t outputs, const 
     for (int line = 0; line < ahead.bytes; line += 64)
       __builtin_prefetch(ahead.from + line, 0, 2);  // into the L2 cache: the L1 is for the inputs
     decltype(load(x)) inputs[ROWS];
-#pragma GCC unroll 16
+    UNROLL
     for (int n = 0; n < ROWS; n++) inputs[n] = load(in[n] + i);
-#pragma GCC unroll 16
+    UNROLL
     for (int o = 0; o < OUTS; o++) {
       auto weights = load(w[o] + i);
-#pragma GCC unroll 16
+    UNROLL
       for (int n = 0; n < ROWS; n++) total[n * OUTS + o] = multiply_add(total[n * OUTS + o], inputs[n], weights);
     }
   }
@@ -145,6 +169,12 @@ static Floats tile(const Weight* weight, int64_t stride, int64_t outputs, const 
 }
 
 struct Range { int64_t begin, end; };
+
+// W numbers of an embedding, float32 or bfloat16.
+static Floats embedded(const void* table, bool narrow, int64_t at) {
+  if (!narrow) return load((const float*)table + at);
+  return (Floats)(__builtin_convertvector(read<Halves>((const uint16_t*)table + at), Ints) << 16);
+}
 
 // Type: that of the weights, float, int8_t, or uint16_t for bfloat16.
 template <class Type>
@@ -180,9 +210,9 @@ struct Step {
     constexpr int ROWS = 4, OUTS = W / ROWS, STEP = 4 * W / sizeof(Input);
     constexpr int64_t APART = CHUNK + STEP;  // a power of two would put all rows into the same lines of the cache
     const int64_t panels = (N + ROWS - 1) / ROWS;
-    std::vector<Line> partial(N == 1 ? 1 : panels * ROWS);
+    Line partial[MOST];
     alignas(64) Input wide[OUTS * APART];
-    Floats* totals = (Floats*)partial.data();
+    Floats* totals = (Floats*)partial;
     const Range own = part(O);
     for (int64_t o = own.begin; o < own.end; o += W) {
       const Type* weight = (const Type*)linear.weight + o * I;
@@ -270,10 +300,10 @@ struct Step {
     const int64_t K = s.D / s.H;
     Floats context[VECTORS][4] = {};  // several sums, because one would wait for itself
     for (int64_t j = 0; j < count; j += 4)
-#pragma GCC unroll 4
+      UNROLL
       for (int u = 0; u < 4; u++)
         if (j + u < count)
-#pragma GCC unroll 4
+      UNROLL
           for (int v = 0; v < VECTORS; v++) context[v][u] += weights[j + u] * load(values + (j + u) * K + v * W);
     for (int v = 0; v < VECTORS; v++)
       store(out + v * W, narrow((context[v][0] + context[v][1] + (context[v][2] + context[v][3])) / divisor));
@@ -298,12 +328,14 @@ static void run(const Model& model, const Shape& s, const Token* tokens, float* 
   std::vector<Line> shared(N * D / W * 7);
   float *x = shared[0].values, *queries = x + N * D;
   Input *context = (Input*)(queries + N * D), *inner = context + N * D;
+  const int64_t each = N * D / W + longest / W + 1;  // memory of a thread; there is no way out of a parallel region
+  std::vector<Line> scratch(each * s.threads);
   std::atomic<int64_t> arrived = 0;
 
 #pragma omp parallel num_threads((int)s.threads)
   {
     const Step<Type> step{model, s, omp_get_thread_num(), omp_get_num_threads()};
-    std::vector<Line> own(N * D / W + longest / W + 1);
+    Line* own = scratch.data() + step.t * each;
     float* scores = own[N * D / W].values;
     Input* h = (Input*)own[0].values;
     int64_t expected = 0;
@@ -316,8 +348,9 @@ static void run(const Model& model, const Shape& s, const Token* tokens, float* 
     auto add = [&](int64_t n, int64_t o, Floats values) { store(x + n * D + o, load(x + n * D + o) + values); };
 
     for (int64_t n = step.t; n < N; n += step.T)
-      for (int64_t i = 0; i < D; i++)
-        x[n * D + i] = model.tokens[tokens[n].id * D + i] + model.positions[tokens[n].position * D + i];
+      for (int64_t i = 0; i < D; i += W)
+        store(x + n * D + i, embedded(model.tokens, s.narrow, tokens[n].id * D + i) +
+                                 embedded(model.positions, s.narrow, tokens[n].position * D + i));
     meet();
     for (int64_t layer = 0; layer < s.layers; layer++) {
       const Block& block = model.blocks[layer];
@@ -326,8 +359,14 @@ static void run(const Model& model, const Shape& s, const Token* tokens, float* 
         return token.cache + layer * token.per_layer + part * token.per_part + head * token.per_head;
       };
       step.normalise(block.attention_norm, x, N, h);
-      step.product(block.qkv, h, N, D, 3 * D, [&](int64_t n, int64_t o, Floats values) {
-        store(o < D ? queries + n * D + o : column(o / D - 1, n, o % D / K) + tokens[n].position * K + o % K, values);
+      step.product(block.query, h, N, D, D, [&](int64_t n, int64_t o, Floats values) {
+        store(queries + n * D + o, values);
+      });
+      step.product(block.key, h, N, D, D, [&](int64_t n, int64_t o, Floats values) {
+        store(column(0, n, o / K) + tokens[n].position * K + o % K, values);
+      });
+      step.product(block.value, h, N, D, D, [&](int64_t n, int64_t o, Floats values) {
+        store(column(1, n, o / K) + tokens[n].position * K + o % K, values);
       });
       meet();
       for (int64_t i = step.t; i < N * s.H; i += step.T) {  // head by head: its keys stay in the cache
@@ -355,7 +394,13 @@ static void run(const Model& model, const Shape& s, const Token* tokens, float* 
 }
 
 // Writes the keys and values of the tokens to their caches, and the logits of those `scored`, in their order.
-extern "C" void step(const Model* model, const Shape* shape, const Token* tokens, float* logits) {
+// Returns 1 where there is no memory.
+extern "C" int step(const Model* model, const Shape* shape, const Token* tokens, float* logits) {
   auto typed = shape->kind == 0 ? run<float> : shape->kind == 1 ? run<uint16_t> : run<int8_t>;
-  typed(*model, *shape, tokens, logits);
+  try {
+    typed(*model, *shape, tokens, logits);
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+  return 0;
 }

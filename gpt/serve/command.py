@@ -7,8 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpt.errors import InputError
-from gpt.generation.compiled import CompiledStep
-from gpt.generation.decoding import Precision, for_decoding
+from gpt.generation.build import built_meanwhile
+from gpt.generation.decoding import Precision, for_decoding, suits_program
+from gpt.generation.graphs import switch_off
 from gpt.progress import notice
 from gpt.weights.checkpoint import run_of
 from gpt.weights.load import Device, find, load_with_template
@@ -29,6 +30,7 @@ def serve(
     max_new_tokens: int = 4096,
     max_seconds: int = 300,
     drain_seconds: int = 30,
+    graphs: bool = True,
 ) -> None:
     """Serve a model over HTTP as OpenAI's completions, with a page at /.
 
@@ -45,6 +47,7 @@ def serve(
         max_new_tokens: the most tokens of a completion.
         max_seconds: the most time for a request.
         drain_seconds: how long requests may go on after SIGTERM or Ctrl-C; then their clients get an error.
+        graphs: on a GPU, decode by CUDA graphs; false where they give trouble.
     """
     try:
         from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -65,8 +68,8 @@ def serve(
     path = find(checkpoint)
     loaded, tokenizer, template = load_with_template(path, device)
     model = for_decoding(loaded, precision)
-    if step := CompiledStep.of(model):
-        step.compile()  # for a small model too: a server has the time
+    if not graphs:
+        switch_off()
     run, address = run_of(path.resolve()), f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     name = os.fsencode(name or (run.name if run else path.resolve().stem)).decode(errors="replace")
     listener = _listener(host, port)
@@ -77,7 +80,8 @@ def serve(
         notice(f"warning: anyone who can reach {address} can use this server; require a key with --api_key")
     print(f"page at http://{address}/, API at http://{address}/v1; Ctrl-C stops the server", flush=True)
     threading.Thread(target=app.state.engine.end_when_stalled, daemon=True).start()
-    with suppress(KeyboardInterrupt):  # uvicorn raises it again once it has shut down
+    # Uvicorn raises an interrupt again once it has shut down.
+    with built_meanwhile(suits_program(model)), suppress(KeyboardInterrupt):
         Server(app, limits).run([listener])
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from starlette.exceptions import HTTPException
 
 from gpt.errors import InputError
-from gpt.generation import Engine, Request, Sample, Token, for_decoding
+from gpt.generation import Engine, Request, Sample, Token
 from gpt.model import GPT
 from gpt.serve.errors import server_failed
 from gpt.serve.limits import Limits
@@ -74,7 +74,7 @@ class EngineThread:
     """
 
     def __init__(self, model: GPT, tokenizer: Tokenizer, limits: Limits) -> None:
-        self.model, self.limits = for_decoding(model), limits
+        self.model, self.limits = model, limits
         self._new_engine = partial(Engine, self.model, tokenizer, max_samples=limits.running, chunk=_CHUNK)
         self._engine = self._new_engine()
         self._thread = ThreadPoolExecutor(1, "decoding", initializer=spread_threads)
@@ -180,6 +180,8 @@ class EngineThread:
             for request in handle.requests:
                 for sample in self._engine.add(request):
                     self._owners[sample] = handle, next(index)
+        except SystemExit as error:  # the engine does not know the handle yet
+            self._end(handle, server_failed(RuntimeError(repr(error))))
         except Exception as error:
             self._end(handle, error if isinstance(error, InputError) else server_failed(error))
 

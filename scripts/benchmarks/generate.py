@@ -1,7 +1,7 @@
 """`benchmark.py generate`: greedy generation beside transformers and llama.cpp; GPT-2 small, random weights.
 
 Each round times every candidate once on the same prompts. A time covers the whole call including the prompt.
-Weights are packed for decoding and the decoding step is compiled before.
+The compiled program is built, and compared with the model, before.
 """
 
 import copy
@@ -12,16 +12,19 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from benchmarks.common import Report, Seconds, interleave, say, synchronize
 
 from gpt import GPT, GPTConfig, Tokenizer, generate
-from gpt.generation import Engine, Request, Sampling, for_decoding
-from gpt.generation.compiled import CompiledStep
+from gpt.generation import Engine, Request, Sampling, build, for_decoding
+from gpt.generation.compiled import Compiled
+from gpt.generation.decoding import decoder_of, suits_program
 from gpt.weights.formats import gguf
 
 GREEDY = Sampling(temperature=0)
@@ -40,10 +43,8 @@ def run(quick: bool, device: str = "cpu", llamacpp: Path | None = None) -> Repor
     theirs = {kind: their_model(config, getattr(torch, kind)).to(device) for kind in ("float32", "bfloat16")}
     ready, rounds, new = {}, 2 if quick else 5, 8 if quick else 64
     for kind in BYTES if device == "cpu" else theirs:
-        began = time.perf_counter()
-        ready[kind] = decoder(model, kind)
-        say(f"{kind} weights packed in {time.perf_counter() - began:.2f} s")
-    wait_until_compiled(ready["float32"])
+        ready[kind] = for_decoding(copy.deepcopy(model), kind)
+        build_program(ready[kind])
 
     rows: list[dict[str, Any]] = []
     bars: dict[str, dict[str, float]] = {}
@@ -108,6 +109,10 @@ def run(quick: bool, device: str = "cpu", llamacpp: Path | None = None) -> Repor
     if "int8" in ready:
         ratios["int8_vs_bf16"] = ours["int8"].times_faster_than(ours["bfloat16"])
 
+    if device == "cpu":
+        small = small_model("1.7 million weights, batch 1", 2 if quick else 9)
+        ratios["small_program_vs_pytorch"] = small[0]["tokens/s"] / small[1]["tokens/s"]
+        rows += small
     say("late tokens, first token, int8's loss")
     ratios |= late_over_early(ready["bfloat16"], quick)
     ratios["forward_vs_first_token"] = 1 / first_over_forward(ready["bfloat16"], quick)
@@ -128,14 +133,37 @@ def run(quick: bool, device: str = "cpu", llamacpp: Path | None = None) -> Repor
     )
 
 
-def wait_until_compiled(model: GPT) -> None:
-    """Start compiling the decoding step if need be, and wait."""
-    if step := CompiledStep.of(model):
+def build_program(model: GPT) -> None:
+    """Build the compiled program where the model suits it, and compare the two."""
+    if suits_program(model):
         began = time.perf_counter()
-        step.compile()
-        while not step.ready and time.perf_counter() < began + 60:
-            time.sleep(0.1)
-        say(f"decoding step compiled: {step.ready}, after {time.perf_counter() - began:.1f} s")
+        build.build()
+        built = time.perf_counter()
+        way = decoder_of(model).way(model)
+        say(
+            f"program built in {built - began:.1f} s, compared with the model in "
+            f"{time.perf_counter() - built:.3f} s, used: {isinstance(way, Compiled)}"
+        )
+
+
+def small_model(setting: str, rounds: int) -> list[dict[str, Any]]:
+    """A model as `make train` makes it, with the compiled program and by PyTorch alone."""
+    config = GPTConfig(vocab_size=2048, context_length=128, emb_dim=128, num_heads=4, num_layers=7)
+    models = {"with the program": GPT(config).eval(), "by PyTorch": GPT(config).eval()}
+    build_program(models["with the program"])
+
+    def text(name: str) -> None:
+        there = nullcontext() if "program" in name else patch.object(build, "program", lambda: None)
+        with there:
+            generate(models[name], [[1, 2, 3]], max_new_tokens=64, temperature=0)
+
+    for name in models:
+        text(name)  # compares ways
+    taken = interleave({name: partial(text, name) for name in models}, rounds)
+    return [
+        {"setting": setting, "candidate": name, "tokens/s": 64 / timing.median, "spread": timing.spread}
+        for name, timing in taken.items()
+    ]
 
 
 def their_files(programs: Path, folder: Path, model: GPT) -> dict[str, Path]:
@@ -155,13 +183,6 @@ def llama_seconds(programs: Path, file: Path, new: int) -> Seconds:
     command = [programs / "llama-bench", "-m", file, *sizes, "-o", "json"]
     told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return Seconds(json.loads(told)[0]["avg_ns"] / 1e9)
-
-
-def decoder(model: GPT, kind: str) -> GPT:
-    """The model prepared for decoding: packed on a CPU, a copy in another type on a GPU."""
-    if model.head.weight.device.type == "cpu":
-        return for_decoding(model, kind)
-    return copy.deepcopy(model).to(getattr(torch, kind))
 
 
 def their_model(config: GPTConfig, dtype: torch.dtype) -> Any:
@@ -288,13 +309,12 @@ def bits_per_byte(model: GPT, ready: dict[str, GPT]) -> dict[str, float]:
     The weights are random, so only the difference to float32 is meaningful.
     """
     tokenizer = Tokenizer()
-    text = Path(__file__).read_text(encoding="utf-8")
-    ids = torch.tensor([tokenizer.encode(text)[:1024]], device=model.head.weight.device)
-    size = len(tokenizer.decode_bytes(ids[0, 1:].tolist()))
+    ids = tokenizer.encode(Path(__file__).read_text(encoding="utf-8"))[: model.config.context_length]
+    size = len(tokenizer.decode_bytes(ids[1:]))
     found = {}
-    with torch.inference_mode():
-        for kind, one in {"exact": model, **ready}.items():
-            logits = one(ids)[0, :-1].float()
-            loss = torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum")
-            found[kind] = loss.item() / math.log(2) / size
+    for kind, one in {"exact": model, **ready}.items():
+        engine = Engine(one)  # int8 is the program's alone
+        engine.add(Request(tokens=ids, max_new_tokens=0, echo=True, alternatives=0))
+        nats = -sum(token.log_probability or 0.0 for token in engine.run())
+        found[kind] = nats / math.log(2) / size
     return found

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from benchmarks.common import Report, interleave, say
-from benchmarks.generate import wait_until_compiled
+from benchmarks.generate import build_program
 
 from gpt import GPT, GPTConfig, Tokenizer
 from gpt.generation import for_decoding
@@ -28,7 +28,7 @@ def run(quick: bool, device: str = "cpu") -> Report:
     new = 8 if quick else 32
     asked = forms(new)
     model = for_decoding(GPT(config).to(device), "bfloat16")
-    wait_until_compiled(model)
+    build_program(model)
     with listening(create_app(model, Tokenizer(), name="random")) as address:
         say(f"{CLIENTS} requests of {new} tokens, at once and one after another")
         taken = interleave(

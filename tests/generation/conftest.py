@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from gpt import GPT, GPTConfig
-from gpt.generation import Engine, Request, Sample, Token, for_decoding
+from gpt.generation import Engine, Request, Sample, Token
 
 
-def sharp(config: GPTConfig, seed: int = 0) -> GPT:
+def sharp(config: GPTConfig, seed: int = 0, std: float = 0.3) -> GPT:
     """A model with large random weights: its likeliest token depends on all it sees."""
     torch.manual_seed(seed)
     model = GPT(config).eval()
     for name, parameter in model.named_parameters():
-        torch.nn.init.normal_(parameter, mean=1.0 if "norm.weight" in name else 0.0, std=0.3)
+        torch.nn.init.normal_(parameter, mean=1.0 if "norm.weight" in name else 0.0, std=std)
     return model
 
 
@@ -43,7 +43,7 @@ class Completion(NamedTuple):
 
 def complete(model: GPT, requests: Sequence[Request]) -> list[list[Completion]]:
     """Decode requests together: what each sample of each request became, and its tokens in order."""
-    engine = Engine(for_decoding(model))
+    engine = Engine(model)
     completions = [[Completion(sample, []) for sample in engine.add(request)] for request in requests]
     tokens = {one.sample: one.tokens for some in completions for one in some}
     for token in engine.run():

@@ -9,9 +9,6 @@ from torch import nn
 from torch.nn.utils import parametrize, prune
 
 from gpt import GPT, GPTConfig, MultiHeadAttention, generate
-from gpt.errors import InputError
-from gpt.generation import for_decoding
-from gpt.generation.decoding import PackedLinear
 from tests.generation.conftest import sharp, slow_greedy
 
 CONFIG = GPTConfig(vocab_size=300, context_length=32, emb_dim=32, num_heads=4, num_layers=2)
@@ -159,13 +156,12 @@ CHANGES = {
 }
 
 
-def check(model, *, first=10, changed=True, precision=None):
+def check(model, *, first=10):
     """Greedy generation is greedy by forward past the context, for two prompts of different lengths."""
     prompts = [[5, 6, 7], list(range(first, first + 20))]
     expected = [slow_greedy(model, prompt, 24) for prompt in prompts]
-    assert generate(for_decoding(model, precision), prompts, max_new_tokens=24, temperature=0) == expected
-    if changed:
-        assert expected != [slow_greedy(sharp(CONFIG), prompt, 24) for prompt in prompts]
+    assert generate(model, prompts, max_new_tokens=24, temperature=0) == expected
+    assert expected != [slow_greedy(sharp(CONFIG), prompt, 24) for prompt in prompts]
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -175,14 +171,6 @@ def test_a_change_counts(name):
     state = {key: value.clone() for key, value in model.state_dict().items()}
     check(model)
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
-
-
-def test_a_change_of_a_bfloat16_model_counts():
-    model = sharp(CONFIG).bfloat16()
-    book_lora(model)
-    model.bfloat16()
-    tokens = torch.randint(0, 300, (2, 16))
-    torch.testing.assert_close(for_decoding(model)(tokens), model(tokens), atol=0.5, rtol=0.05)
 
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per_tensor")
@@ -215,29 +203,6 @@ def test_peft_lora_counts(wrapped):
     check(adapted if wrapped else model)
 
 
-def test_an_unchanged_model_is_packed_throughout():
-    fast = for_decoding(sharp(CONFIG))
-    assert not any(type(module) in (nn.Linear, MultiHeadAttention) for module in fast.modules())
-    check(sharp(CONFIG), changed=False)
-
-
-def test_a_changed_model_keeps_all_of_its_layers():
-    model = sharp(CONFIG)
-    hooked("blocks", "0", "feed_forward", "up")(model)
-    fast = for_decoding(model, "float32")
-    assert [type(module) for module in fast.modules()] == [type(module) for module in model.modules()]
-    with pytest.raises(InputError, match="int8 is for a CPU and an unchanged model"):
-        for_decoding(model, "int8")
-
-
-def test_a_hook_on_every_module_keeps_all_layers():
-    handle = nn.modules.module.register_module_forward_hook(lambda module, args, result: None)
-    try:
-        assert type(for_decoding(sharp(CONFIG)).head) is nn.Linear
-    finally:
-        handle.remove()
-
-
 def test_a_changed_model_is_not_changed_by_generation():
     model = sharp(CONFIG).train()
     pruned(model)
@@ -253,4 +218,3 @@ def test_compile_in_place_and_its_wrapper_are_the_model():
     model.compile()
     for one in (model, compiled):
         assert generate(one, [[1, 2]], max_new_tokens=8, temperature=0) == [expected]
-        assert isinstance(for_decoding(one).head, PackedLinear)

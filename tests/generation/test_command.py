@@ -40,9 +40,14 @@ def test_several_samples_have_titles(checkpoint, capsys):
     assert three.count("--- sample") == 3 and three.count("Hi") == 3
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_precisions(checkpoint, capsys, precision):
     assert run(capsys, "--checkpoint", checkpoint, "--precision", precision, "--seed", "0")
+
+
+def test_int8_says_what_it_needs(checkpoint, capsys):
+    assert main(["generate", "--checkpoint", checkpoint, "--precision", "int8"]) == 2
+    assert "heads whose width 16 divides" in capsys.readouterr().err
 
 
 def test_a_stop_string_and_a_list_of_them(checkpoint, capsys):

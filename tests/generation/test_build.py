@@ -1,0 +1,164 @@
+"""How the program is built, kept and found."""
+
+import os
+import shutil
+import stat
+import sys
+import threading
+import time
+
+import pytest
+
+from gpt.errors import InputError
+from gpt.generation import build
+
+pytestmark = pytest.mark.skipif(
+    sys.platform == "win32", reason="the stand-ins for compilers are shell scripts"
+)
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("GPT_CACHE", str(tmp_path / "cache"))
+    _forget_private_folder()
+    yield tmp_path / "cache"
+    _forget_private_folder()
+
+
+def _forget_private_folder() -> None:
+    build._private_folder().cleanup()
+    build._private_folder.cache_clear()
+
+
+@pytest.fixture
+def compiler(monkeypatch, tmp_path):
+    """Makes a script the compiler; it copies a shared library that Python has loaded to what -o names."""
+
+    def install(script: str) -> str:
+        path = tmp_path / "compile"
+        path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        path.chmod(0o700)
+        monkeypatch.setenv("CXX", str(path))
+        return str(path)
+
+    return install
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    if shutil.which("g++") is None:
+        pytest.skip("there is no compiler")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPT_CACHE", str(tmp_path_factory.mktemp("library")))
+        assert build.build() is build.build()
+        yield build._path()
+
+
+def test_what_others_can_write_is_not_run(library, monkeypatch):
+    for path, mode in ((library, 0o722), (library.parent, 0o777)):
+        assert build.program()
+        path.chmod(mode)
+        assert not build.program()
+        path.chmod(0o700)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)  # whose files are not those of this user
+    assert not build.program() and build._path().parent != library.parent
+    _forget_private_folder()
+
+
+COPY = 'while [ "$1" != -o ]; do shift; done; cp {} "$2"'
+
+
+def test_a_program_is_kept_where_others_cannot_write(cache, compiler, library):
+    compiler(COPY.format(library))
+    before = os.umask(0o002)
+    try:
+        build.build()
+    finally:
+        os.umask(before)
+    path = build._path()
+    assert build.program() and path.parent == cache / "compiled"
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (path, path.parent)] == [0o700, 0o700]
+
+
+@pytest.mark.parametrize("how", ["read-only", "a name that is too long", "a file"])
+def test_a_home_that_cannot_be_written(how, cache, compiler, library, monkeypatch):
+    """The program is kept for the process."""
+    compiler(COPY.format(library))
+    if how == "read-only":
+        (cache / "compiled").mkdir(parents=True)
+        monkeypatch.setattr(os, "access", lambda *_: False)  # what a process of root may write is no test
+    elif how == "a file":
+        cache.write_text("", encoding="utf-8")
+    else:
+        monkeypatch.setenv("GPT_CACHE", str(cache / ("x" * 300)))
+    assert build.build() and build.program()
+    assert cache not in build._path().parents
+
+
+def test_a_compiler_of_several_words(cache, compiler, library, monkeypatch):
+    path = compiler(f'[ "$1" = "two words" ] || exit 1; {COPY.format(library)}')
+    monkeypatch.setenv("CXX", f"{path} 'two words'")
+    assert build.build()
+
+
+def test_without_openmp_it_is_compiled_for_one_thread(cache, compiler, library):
+    compiler(f'case "$*" in *fopenmp*) exit 1;; esac; {COPY.format(library)}')
+    assert build.build()
+
+
+def test_another_openmp_library_is_another_program(monkeypatch, tmp_path):
+    names = []
+    for size in (1, 2):
+        (tmp_path / "libgomp.so").write_bytes(b"x" * size)
+        monkeypatch.setattr(build, "_openmp_libraries", lambda: [tmp_path / "libgomp.so"])
+        build._name.cache_clear()
+        names.append(build._name())
+    build._name.cache_clear()
+    assert names[0] != names[1]
+
+
+def test_a_compiler_that_takes_too_long_is_ended(cache, compiler, monkeypatch, tmp_path):
+    compiler(f"sleep 60 & echo $! > {tmp_path}/pid; wait")
+    monkeypatch.setattr(build, "_LIMIT", 0.5)
+    with pytest.raises(InputError, match="more than"):
+        build.build()
+    sleeping = int((tmp_path / "pid").read_text(encoding="utf-8"))
+    with pytest.raises(ProcessLookupError):
+        for _ in range(100):  # until it is reaped
+            os.kill(sleeping, 0)
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize("command", ["/no/such/compiler", "false"])
+def test_without_a_compiler_one_line_says_so(cache, command, monkeypatch, capsys):
+    monkeypatch.setenv("CXX", command)
+    monkeypatch.setattr(build, "_SOON", 0.0)
+    with build.built_meanwhile(True):
+        _wait_for_threads()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("gpt: decoding is slower than it could be: the program cannot be compiled")
+    assert not list(cache.rglob("*.so"))
+
+
+def test_it_is_built_only_for_what_runs_long_enough(cache, compiler, library, monkeypatch):
+    compiler(COPY.format(library))
+    for wanted, soon, expected in ((False, 0.0, False), (True, 100.0, False), (True, 0.0, True)):
+        monkeypatch.setattr(build, "_SOON", soon)
+        with build.built_meanwhile(wanted):
+            if soon == 0.0:
+                _wait_for_threads()
+        assert bool(build.program()) == expected
+
+
+def _wait_for_threads() -> None:
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.join(30)
+
+
+def test_a_program_that_cannot_be_loaded_is_left_out(cache, capsys):
+    (cache / "compiled").mkdir(parents=True, mode=0o700)
+    build._path().write_bytes(b"of another machine")
+    build._path().chmod(0o700)
+    assert not build.program() and not build.program()
+    assert len(capsys.readouterr().err.splitlines()) == 1
