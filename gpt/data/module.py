@@ -13,11 +13,11 @@ from torch.utils.data import DataLoader, Sampler
 
 from gpt.data.prepare import prepare_for
 from gpt.data.shards import Prepared
-from gpt.data.vocabularies import find_vocabulary
 from gpt.data.windows import Batch, EvalWindows, Grid, Packed, TrainWindows
 from gpt.errors import InputError, check_least
 from gpt.text.template import DEFAULT_TEMPLATE, Template
 from gpt.text.tokenizer import Tokenizer
+from gpt.text.vocabulary import find_vocabulary
 
 
 class TokenData(pl.LightningDataModule):
@@ -31,7 +31,9 @@ class TokenData(pl.LightningDataModule):
         tokens_per_update: tokens of an update, over all processes and accumulated batches. It decides how
             many batches are accumulated, and makes the Trainer's `val_check_interval` count updates. None
             leaves both to the Trainer's options.
-        val_fraction: fraction of the text to hold out, in whole documents where there are several.
+        val_fraction: fraction of the text to hold out; by default a tenth of a text up to a megabyte, of a
+            longer one 100 times the root of its bytes.
+        most_bytes: of a longer text, read parts of all of it, of about so many bytes together.
         seed: selects the order of the windows.
         shift: cut the text, unless it is examples, at another offset each epoch.
         pack: end windows where documents end, so that no document shorter than the context is split; the rest
@@ -52,7 +54,8 @@ class TokenData(pl.LightningDataModule):
         context_length: int = 128,
         batch_size: int = 12,
         tokens_per_update: int | None = None,
-        val_fraction: float = 0.05,
+        val_fraction: float | None = None,
+        most_bytes: int | None = None,
         seed: int = 0,
         shift: bool = False,
         pack: bool = False,
@@ -79,7 +82,8 @@ class TokenData(pl.LightningDataModule):
         self.shift, self.pack, self.isolate, self.num_workers = shift, pack, isolate, num_workers
         self.tokens_per_update = tokens_per_update
         self._divided_for: Any = None  # the Trainer that `split_update` has set
-        self._options: dict[str, Any] = {"val_fraction": val_fraction, "by_size": vocabulary is None}
+        self._options: dict[str, Any] = {"val_fraction": val_fraction, "most_bytes": most_bytes}
+        self._options |= {"by_size": vocabulary is None}
         self._options |= {"text_column": text_column, "errors": errors, "template": template}
 
     @cached_property

@@ -4,10 +4,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpt.data.module import TokenData
-from gpt.data.vocabularies import Learned, find_vocabulary
 from gpt.errors import InputError
 from gpt.text.template import DEFAULT_TEMPLATE, Template
 from gpt.text.tokenizer import Tokenizer
+from gpt.text.vocabulary import Learned, find_vocabulary
 from gpt.training.output import report
 from gpt.weights.checkpoint import read
 from gpt.weights.load import read_once
