@@ -114,7 +114,7 @@ class Corpus:
         if self.builtin:
             texts = _builtin_texts(self.builtin)
             share = min(1.0, most_bytes / sum(map(len, texts))) if most_bytes else 1.0
-            yield from cut([Part(text, True)] for i, text in enumerate(texts) if _evenly_spread(i) < share)
+            yield from cut([Part(text, True)] for i, text in enumerate(texts) if evenly_spread(i) < share)
         elif self.hub:
             options = {"split": self.split, "revision": self.revision, "streaming": self.streaming}
             rows = hub_rows(self.text_column, self.template, self.hub, self.subset, **options)
@@ -124,7 +124,7 @@ class Corpus:
             parts: list[int] | None = None
             if share < 1.0:
                 count = part_count(name)
-                parts = [part for part in range(count) if _evenly_spread(passed + part) < share]
+                parts = [part for part in range(count) if evenly_spread(passed + part) < share]
                 passed += count
                 if not parts:
                     continue
@@ -137,7 +137,7 @@ def _builtin_texts(name: str) -> list[str]:
     return list(_BUILTIN[name]())
 
 
-def _evenly_spread(number: int) -> float:
+def evenly_spread(number: int) -> float:
     """A place in [0, 1) for each number, such that any that follow one another are spread over it (Weyl)."""
     return (number + 1) * _GOLDEN_RATIO % 1.0
 

@@ -16,7 +16,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import chain, islice
-from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from gpt.errors import InputError
@@ -407,10 +406,11 @@ def is_compressed(name: str) -> bool:
 
 def _suffixes(name: str) -> list[str]:
     """The endings of a file's name in lower case, without a URL's query; at least one, which may be empty."""
-    path = Path(name.partition("?")[0] if is_url(name) else name)
-    return [suffix.lower() for suffix in path.suffixes] or [""]
+    path = name.partition("?")[0] if is_url(name) else name
+    parts = os.path.basename(path).lower().lstrip(".").split(".")
+    return [f".{part}" for part in parts[1:]] or [""]
 
 
 def is_url(name: str) -> bool:
     """Whether `name` has a protocol."""
-    return re.match(r"[a-z][a-z0-9+.-]+://", name) is not None
+    return "://" in name and re.match(r"[a-z][a-z0-9+.-]+://", name) is not None

@@ -8,7 +8,9 @@ from functools import cached_property
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Sampler
 
 from gpt.data.prepare import prepare_for
@@ -103,15 +105,16 @@ class TokenData(pl.LightningDataModule):
         """UTF-8 bytes of the training text for each of its tokens."""
         return self.prepared.count("train", "bytes") / max(1, self.prepared.count("train", "tokens"))
 
-    @property
-    def val_bytes(self) -> int:
-        """Scored UTF-8 bytes of the text held out: bits per byte = nats summed over it / ln 2 / this."""
-        return self.prepared.scored("val")[1]
+    @cached_property
+    def byte_lengths(self) -> NDArray[np.int64]:
+        """UTF-8 bytes of text that each id stands for, (n_vocab,)."""
+        return self.tokenizer.byte_lengths()
 
     def use(self, tokenizer: Tokenizer) -> None:
         """Encode with this tokenizer, whatever the options are."""
         self.vocabulary, self._options["by_size"] = tokenizer, False
-        self.__dict__.pop("prepared", None)
+        for name in ("prepared", "byte_lengths"):
+            self.__dict__.pop(name, None)
 
     def prepare_data(self) -> None:
         """Tokenize the corpus, on one process of each machine, unless it is prepared already."""

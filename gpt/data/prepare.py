@@ -118,8 +118,7 @@ def prepare_for(
             notice(f"{folder} is damaged and is prepared again")
         divided = Divided(source, val_fraction, most_bytes)
         if isinstance(vocabulary, Learned):
-            train = (piece.text for piece in divided.sample() if piece.split == "train")
-            vocabulary = learn(train, vocabulary)
+            vocabulary = learn(divided.to_learn_from(), vocabulary)
         pieces = divided.pieces()
         first = list(islice(pieces, 1))
         examples = bool(first) and not first[0].scored

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from gpt.data.corpus import Corpus
+from gpt.data.corpus import Corpus, evenly_spread
 from gpt.data.documents import Piece, word_start
 from gpt.errors import InputError
 
 SPLITS = ("train", "val")
 SAMPLE_BYTES = 32 << 20  # of text in memory at once
+_LEARNED_BYTES = 8 << 20
 _LEAST_UNIT = 1 << 10  # bytes, where so much is held out
 _HASHES = 1 << 64
 
@@ -101,6 +102,13 @@ class Divided:
             return self.pieces()
         rule = max(self.rule, Rule.of(SAMPLE_BYTES), key=lambda rule: rule.below)
         return divide(self.source.pieces(SAMPLE_BYTES), rule)
+
+
+    def to_learn_from(self) -> list[str]:
+        """Text to learn a vocabulary from: parts of all that is trained on, more of a larger text."""
+        share = max(_LEARNED_BYTES, self.size / 16) / min(self.size, SAMPLE_BYTES)
+        train = (piece.text for piece in self.sample() if piece.split == "train")
+        return [text for number, text in enumerate(train) if evenly_spread(number) < share]
 
 
 def divide(pieces: Iterable[Piece], rule: Rule) -> Iterator[Piece]:

@@ -99,7 +99,7 @@ def measure(
     if isinstance(wanted, Tokenizer):
         tokenizers = [wanted]
     else:
-        table = learn(texts["train"], replace(wanted, at_most=True)).tokens
+        table = learn(divided.to_learn_from(), replace(wanted, at_most=True)).tokens
         free = vocabulary in (None, "learn") and vocab_size is None
         sizes = [n for n in _SIZES if free and n <= len(table) + 1] or [len(table) + 1]
         tokenizers = [Tokenizer("own", table=table[: n - 1], pattern=wanted.pattern) for n in sizes]

@@ -25,7 +25,7 @@ from gpt.training.shard import is_sharded
 
 COLUMNS = (
     *("step", "tokens", "seconds", "train_loss", "learning_rate", "gradient_norm", "tokens_per_second"),
-    *("val_loss", "val_perplexity", "val_bits_per_byte"),
+    *("val_loss", "val_perplexity", "val_bits_per_byte", "val_standard_error"),
 )
 
 
@@ -137,7 +137,7 @@ class Meter(Callback):
 
     def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
         found = trainer.callback_metrics
-        self.last_validation = {name: float(found[name]) for name in COLUMNS[-3:] if name in found}
+        self.last_validation = {name: float(found[name]) for name in COLUMNS[-4:] if name in found}
         self._log(trainer, self.last_validation)
         for logger in trainer.loggers:
             logger.save()
@@ -211,6 +211,7 @@ def write_summary(folder: Path, trainer: Any, meter: Meter, plan: Plan | None) -
     device, tokens = trainer.strategy.root_device, meter.tokens + meter.interval_tokens
     summary: dict[str, Any] = {
         "val_bits_per_byte": meter.last_validation.get("val_bits_per_byte"),
+        "val_standard_error": meter.last_validation.get("val_standard_error"),
         "val_loss": meter.last_validation.get("val_loss"),
         "train_seconds": round(meter.train_seconds, 2),
         "steps": trainer.global_step,

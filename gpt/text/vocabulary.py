@@ -12,7 +12,7 @@ from gpt.text.table import LIBRARY_PATTERNS, PATTERNS, byte_letters, unspell
 from gpt.text.tokenizer import SMALLEST_SIZE, Tokenizer
 
 _LONGEST_WORD = 256  # characters: the time to learn grows with the square of a word
-_learned: dict[str, tuple[int, list[bytes]]] = {}  # the last: a plan and its run learn from the same texts
+_learned: dict[str, tuple[int, list[bytes]]] = {}  # the last two: a run has the vocabulary of its plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +77,9 @@ def _merged(texts: list[str], size: int, pattern: str) -> list[bytes]:
     asked, table = _learned.get(key, (0, []))
     if asked < size:
         table = _train(texts, size, pattern)
-        _learned.clear()
         _learned[key] = size, table
+        if len(_learned) > 2:
+            del _learned[next(iter(_learned))]
     return table[:size]
 
 

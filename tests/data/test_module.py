@@ -136,7 +136,7 @@ def test_validation_covers_the_bytes_held_out(novel):
     assert len(targets) == data.prepared.count("val", "tokens")
     text = data.tokenizer.decode_bytes(targets[:-1].tolist())
     assert targets[-1] == data.tokenizer.eot
-    assert len(text) == data.val_bytes
+    assert len(text) == data.prepared.scored("val")[1]
 
 
 def test_document_ids_are_a_third_tensor(novel):
