@@ -13,6 +13,7 @@ import json
 import lzma
 import os
 import re
+import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import chain, islice
@@ -199,7 +200,7 @@ def _json_rows(name: str, errors: str, parts: Sequence[int] | None) -> Iterator[
         for where, value in found:
             row = {"text": value} if isinstance(value, str) else value
             if not isinstance(row, dict):
-                raise InputError(f"{name}, {where}: expected an object, got {value!r:.80}")
+                raise InputError(f"{name}, {where}: expected an object, got {reprlib.repr(value)}")
             yield row
 
 

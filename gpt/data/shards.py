@@ -7,6 +7,7 @@ and of `val`, see `gpt.data.split`.
 
 import json
 import os
+from bisect import bisect_right
 from collections.abc import Iterable
 from functools import cached_property
 from itertools import accumulate
@@ -72,8 +73,13 @@ class Stream:
         """
         rows = np.zeros((len(starts), length + 1), self.dtype)
         rows[starts == 0, 0] = self.eot
+        parts, bounds, width = self.parts, self.bounds, length + 1
         for row, start in zip(rows, (starts - 1).tolist(), strict=True):
-            for part, begin in zip(self.parts, self.bounds, strict=False):
+            shard = bisect_right(bounds, start) - 1
+            if 0 <= shard < len(parts) and start + width <= bounds[shard + 1]:  # nearly always
+                row[:] = parts[shard][start - bounds[shard] : start + width - bounds[shard]]
+                continue
+            for part, begin in zip(parts, bounds, strict=False):
                 first, last = max(start, begin), min(start + len(row), begin + len(part))
                 if first < last:
                     row[first - start : last - start] = part[first - begin : last - begin]

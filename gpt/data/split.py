@@ -103,7 +103,6 @@ class Divided:
         rule = max(self.rule, Rule.of(SAMPLE_BYTES), key=lambda rule: rule.below)
         return divide(self.source.pieces(SAMPLE_BYTES), rule)
 
-
     def to_learn_from(self) -> list[str]:
         """Text to learn a vocabulary from: parts of all that is trained on, more of a larger text."""
         share = max(_LEARNED_BYTES, self.size / 16) / min(self.size, SAMPLE_BYTES)

@@ -185,7 +185,8 @@ def _candidates(text: Text, given: Mapping[str, float], memory: float) -> tuple[
     fits &= supported | (vocab_size == min(text.bytes_per_token))
     if not {"model.config.emb_dim", "model.config.num_layers"} & set(given):
         fits &= (layers >= width / 96) & (layers <= np.maximum(width / 16, 1))  # no tower, no pancake
-        fits &= shape.blocks + shape.table <= _MOST_WEIGHTS * text.train_bytes
+        weights = 1.0 * (shape.blocks + shape.table)  # of a short text, those of the smallest model
+        fits &= weights <= max(_MOST_WEIGHTS * text.train_bytes, weights[fits].min(initial=np.inf))
     if not fits.any():
         options = "".join(f" --{name} {value:g}" for name, value in given.items())
         raise InputError(

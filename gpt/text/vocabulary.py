@@ -11,6 +11,7 @@ from gpt.errors import InputError
 from gpt.text.table import LIBRARY_PATTERNS, PATTERNS, byte_letters, unspell
 from gpt.text.tokenizer import SMALLEST_SIZE, Tokenizer
 
+_LONGEST_TOKEN = 128  # bytes, as in GPT-2's table
 _LONGEST_WORD = 256  # characters: the time to learn grows with the square of a word
 _learned: dict[str, tuple[int, list[bytes]]] = {}  # the last two: a run has the vocabulary of its plan
 
@@ -33,7 +34,7 @@ class Learned:
     def fingerprint(self) -> str:
         """Of all that decides the table, but for the text."""
         size = f"at most {self.n_vocab}" if self.at_most else self.n_vocab
-        return f"learn {size} {PATTERNS[self.pattern]} {_LONGEST_WORD}"
+        return f"learn {size} {PATTERNS[self.pattern]} {_LONGEST_WORD} {_LONGEST_TOKEN}"
 
 
 def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
@@ -94,7 +95,11 @@ def _train(texts: list[str], size: int, pattern: str) -> list[bytes]:
     as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     library.pre_tokenizer = pre_tokenizers.Sequence([words, parts, as_bytes])
     trainer = trainers.BpeTrainer(
-        vocab_size=size, min_frequency=2, initial_alphabet=byte_letters(), show_progress=False
+        vocab_size=size,
+        min_frequency=2,
+        initial_alphabet=byte_letters(),
+        max_token_length=_LONGEST_TOKEN,
+        show_progress=False,
     )
     library.train_from_iterator(texts, trainer)
     ids = library.get_vocab()

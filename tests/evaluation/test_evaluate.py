@@ -11,13 +11,15 @@ from gpt.cli import main
 from gpt.data.prepare import prepare
 from gpt.data.shards import Prepared, Stream
 from gpt.evaluation.command import score_endings, score_last_words, score_text
-from gpt.evaluation.scoring import bits_per_byte, score_windows
+from gpt.evaluation.scoring import score_windows
 
 TOKENIZER = Tokenizer("gpt2", vocab_size=300)
 
 
 def total_nats(model, stream, tokenizer, **options):
-    return sum(float(nats.sum()) for nats, _ in score_windows(model, stream, tokenizer.byte_lengths(), **options))
+    return sum(
+        float(nats.sum()) for nats, _ in score_windows(model, stream, tokenizer.byte_lengths(), **options)
+    )
 
 
 @pytest.fixture
@@ -126,7 +128,9 @@ def test_a_split_is_scored_as_validation_scores_it(model, text_file):
         result = score_text(model, TOKENIZER, source, split)
         assert result["tokens"] == targets == Prepared(folder).count("val", "tokens")
         assert result["nats_per_token"] == pytest.approx(nats / targets, rel=1e-5)
-        assert result["bits_per_byte"] == pytest.approx(nats / math.log(2) / data.prepared.scored("val")[1], rel=1e-5)
+        assert result["bits_per_byte"] == pytest.approx(
+            nats / math.log(2) / data.prepared.scored("val")[1], rel=1e-5
+        )
 
 
 @pytest.fixture(scope="module")

@@ -142,7 +142,7 @@ def test_a_text_of_one_word_is_learned_in_parts(text):
     draw = random.Random(0)
     text = "".join(draw.choices(text[:4], k=len(text))) if text[0] == "A" else text
     tokenizer = learn([text], Learned(n_vocab=1024, at_most=True))
-    assert max(map(len, tokenizer.tokens)) <= 256 * len(text[0].encode())
+    assert max(map(len, tokenizer.tokens)) <= 128
     assert tokenizer.decode(tokenizer.encode(text[:5000])) == text[:5000]
 
 
@@ -236,6 +236,28 @@ def test_tables_with_errors_are_refused(tmp_path, content, message):
     (tmp_path / "table").write_bytes(content)
     with pytest.raises(InputError, match=message):
         find_vocabulary(str(tmp_path / "table"), 1)
+
+
+def test_large_and_hostile_tables_are_refused_at_once(tmp_path, monkeypatch):
+    """In a time that grows with the file: looking for each token before it would take hours."""
+    many = [*BYTES, *(b"%06d" % number for number in range(300_000))]
+    path = tmp_path / "tokenizer.json"
+    for tokens, message in (
+        ([*many, many[-1]], "b'299999' twice"),
+        ([*BYTES, b"a" * 2000], "a token has 2,000 bytes, expected 1 to 1,024"),
+        ([*BYTES, b""], "a token has 0 bytes"),
+        ([*BYTES, *(b"%01000d" % number for number in range(300))], "too many long tokens"),
+    ):
+        path.write_bytes(as_tiktoken(tokens))
+        with pytest.raises(InputError, match=message):
+            find_vocabulary(str(path), 1)
+    model = {"type": "BPE", "vocab": {"\u0100" * 1_000_000: 0}, "merges": []}
+    path.write_text(json.dumps({"model": model, "pre_tokenizer": {"type": "ByteLevel"}}), encoding="utf-8")
+    with pytest.raises(InputError, match="lacks the byte 0"):
+        find_vocabulary(str(path), 1)
+    monkeypatch.setattr("gpt.text.table._LARGEST_FILE", 1000)
+    with pytest.raises(InputError, match="has more than 1,000 bytes, the limit of a vocabulary"):
+        find_vocabulary(str(path), 1)
 
 
 def test_files_of_ones_own(tmp_path, tokenizer):
