@@ -9,10 +9,11 @@ from pathlib import Path
 
 from gpt.errors import InputError
 from gpt.text.table import LIBRARY_PATTERNS, PATTERNS, byte_letters, unspell
-from gpt.text.tokenizer import SMALLEST_SIZE, Tokenizer
+from gpt.text.tokenizer import SMALLEST_SIZE, Tokenizer, split_at_words
 
 _LONGEST_TOKEN = 128  # bytes, as in GPT-2's table
-_LONGEST_WORD = 256  # characters: the time to learn grows with the square of a word
+_LONGEST_WORD = 256  # characters: the time to learn grows with the square of a word,
+_PART = 1 << 14  # and that to cut a word with the square of the text it is in
 _learned: dict[str, tuple[int, list[bytes]]] = {}  # the last two: a run has the vocabulary of its plan
 
 
@@ -101,6 +102,6 @@ def _train(texts: list[str], size: int, pattern: str) -> list[bytes]:
         max_token_length=_LONGEST_TOKEN,
         show_progress=False,
     )
-    library.train_from_iterator(texts, trainer)
+    library.train_from_iterator((part for text in texts for part in split_at_words(text, _PART)), trainer)
     ids = library.get_vocab()
     return [unspell(token) for token in sorted(ids, key=ids.__getitem__)]
