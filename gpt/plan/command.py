@@ -29,7 +29,7 @@ PLANNED_AROUND = (
 """Options of `gpt fit` that a plan keeps."""
 
 _REST_OF_START = 3.0  # seconds from the plan to the first step, without tokenizing
-_SMALL = Shape(2048, 64, 64, 1, 24)
+_SMALL = Shape(2048, 64, 128, 2, 24)
 _BYTES_PER_TOKEN = 4
 _LEAST_READ = 1 << 22
 _WORTH = 0.005  # of the bits per byte: less is no reason to train longer
@@ -88,7 +88,7 @@ def planner(given: Mapping[str, Any]) -> Callable[[float], Plan]:
 def most_bytes(cost: Cost, minutes: float) -> int:
     """The text that a small model reads in some minutes: a power of two, so that it is the same again."""
     seconds = float(cost.step(_SMALL)) / _SMALL.tokens / _BYTES_PER_TOKEN
-    return 1 << math.ceil(math.log2(max(_LEAST_READ, 60 * minutes / seconds)))
+    return 1 << round(math.log2(max(_LEAST_READ, 60 * minutes / seconds)))
 
 
 def number(name: str, value: Any, least: float = 0, most: float = 1_000_000) -> float:
