@@ -6,18 +6,33 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from glob import glob
 from pathlib import Path
 from typing import Any
 
 from gpt.data import builtin
-from gpt.data.documents import Piece, cut, file_format, file_pieces, hub_rows, is_compressed, is_url, join
+from gpt.data.documents import (
+    PART_BYTES,
+    Piece,
+    cut,
+    file_format,
+    file_pieces,
+    hub_rows,
+    is_compressed,
+    is_url,
+    join,
+    part_count,
+)
 from gpt.errors import InputError
 from gpt.files import file_hashes, shipped
 from gpt.progress import notice
 from gpt.text.template import DEFAULT_TEMPLATE, Part, Template
 
 _OF_THE_HUB = {"subset", "split", "revision", "streaming"}
+_PROTOCOLS = ("https", "http", "s3", "gs", "hf")
+_LARGEST_RECIPE = 1 << 16  # bytes
+_GOLDEN_RATIO = (5**0.5 - 1) / 2
 _BUILTIN = {"python-docs": builtin.python_docs, "python-stdlib": builtin.python_stdlib}
 
 
@@ -42,19 +57,28 @@ class Corpus:
             raise InputError("a corpus needs exactly one of builtin, files and hub")
         if self.builtin and self.builtin not in _BUILTIN:
             raise InputError(f"unknown built-in corpus {self.builtin!r}, expected {' or '.join(_BUILTIN)}")
+        for name in filter(is_url, self.files):
+            if name.partition("://")[0] not in _PROTOCOLS or "::" in name:  # fsspec reads templates of others
+                raise InputError(f"{name}: expected a path, or a URL of {', '.join(_PROTOCOLS)} without ::")
+        if self.hub and not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", self.hub):
+            raise InputError(f"hub:{self.hub}: expected OWNER/NAME of a data set")
         if missing := [name for name in self.files if not is_url(name) and not os.path.isfile(name)]:
             raise InputError(f"{missing[0]} is not a file, or a link to one that is missing")
         if self.errors not in ("strict", "replace"):
             raise InputError(f"errors must be strict or replace, got {self.errors!r}")
 
-    def fingerprint(self) -> str:
-        """A hash of how it is read and of local files' content; of URLs and hub data sets only the names."""
+    def fingerprint(self, most_bytes: int | None = None) -> str:
+        """A hash of how it is read and of local files' content; of URLs and hub data sets only the names.
+
+        Of files of which only `most_bytes` are read, which may be too large to hash, it is of their `stamps`.
+        """
         options = asdict(self) | {"files": ["-"] if self.files else []}
-        if self.template == DEFAULT_TEMPLATE:  # folders prepared before there were templates keep their names
-            del options["template"]
         digest = hashlib.sha256(json.dumps(options).encode())
         if self.builtin:
             digest.update(builtin.library_fingerprint().encode())
+        if most_bytes is not None and (self.size() or 0) > most_bytes:
+            digest.update(json.dumps([self.files, self.stamps()]).encode())
+            return digest.hexdigest()
         hashes = file_hashes(name for name in self.files if not is_url(name))
         for name in self.files:
             digest.update(f"{file_format(name)} {hashes.get(name, name)}\n".encode())
@@ -66,33 +90,56 @@ class Corpus:
         return [(status.st_size, status.st_mtime_ns, status.st_ino) for status in found]
 
     def size(self) -> int | None:
-        """Bytes of UTF-8 text, for a progress bar; None if unknown before reading."""
-        known = (not (is_url(n) or is_compressed(n)) and file_format(n) == "text" for n in self.files)
-        return sum(os.stat(name).st_size for name in self.files) if self.files and all(known) else None
+        """Bytes of the files; None if unknown before reading, as of what is compressed or far away."""
+        known = not any(is_url(name) or is_compressed(name) for name in self.files)
+        return sum(os.stat(name).st_size for name in self.files) if self.files and known else None
 
-    def pieces(self, val_fraction: float = 0.0) -> Iterator[Piece]:
-        """The documents in order, in pieces of at most `LONGEST_PIECE` characters with the same split."""
-        split = ""
-        for piece in self._pieces():
-            if piece.first:
-                split = choose_split(piece.text.encode("utf-8", "replace"), val_fraction)
-            yield piece._replace(split=split)
+    def pieces(self, most_bytes: int | None = None) -> Iterator[Piece]:
+        """The documents in order, in pieces; with `most_bytes`, parts of about so many bytes in all.
 
-    def _pieces(self) -> Iterator[Piece]:
+        Files are read at places spread over all of them, and with more bytes at the same places and others.
+        What can only be read in order, such as a compressed file, is read from its beginning on.
+        """
+        read, example = 0, False
+        for piece in self._pieces(most_bytes):
+            example = not piece.scored if piece.first else example
+            read += len(piece.text)
+            if most_bytes is not None and read >= most_bytes + PART_BYTES and (piece.last or not example):
+                yield piece._replace(last=True)
+                return
+            yield piece
+
+    def _pieces(self, most_bytes: int | None) -> Iterator[Piece]:
+        share = min(1.0, most_bytes / (self.size() or most_bytes)) if most_bytes else 1.0
         if self.builtin:
-            yield from cut([Part(text, True)] for text in _BUILTIN[self.builtin]())
+            texts = _builtin_texts(self.builtin)
+            share = min(1.0, most_bytes / sum(map(len, texts))) if most_bytes else 1.0
+            yield from cut([Part(text, True)] for i, text in enumerate(texts) if evenly_spread(i) < share)
         elif self.hub:
             options = {"split": self.split, "revision": self.revision, "streaming": self.streaming}
             rows = hub_rows(self.text_column, self.template, self.hub, self.subset, **options)
             yield from cut(join(rows, self.document_starts) if self.document_starts else rows)
+        passed = 0
         for name in self.files:
-            yield from file_pieces(name, self.text_column, self.errors, self.template)
+            parts: list[int] | None = None
+            if share < 1.0:
+                count = part_count(name)
+                parts = [part for part in range(count) if evenly_spread(passed + part) < share]
+                passed += count
+                if not parts:
+                    continue
+                parts = parts if count > 1 else None
+            yield from file_pieces(name, self.text_column, self.errors, self.template, parts)
 
 
-def choose_split(text: bytes, val_fraction: float) -> str:
-    """`train` or `val`, by a hash of a document's first piece: equal documents are in the same split."""
-    draw = int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
-    return "val" if draw < val_fraction * 2**64 else "train"
+@cache
+def _builtin_texts(name: str) -> list[str]:
+    return list(_BUILTIN[name]())
+
+
+def evenly_spread(number: int) -> float:
+    """A place in [0, 1) for each number, such that any that follow one another are spread over it (Weyl)."""
+    return (number + 1) * _GOLDEN_RATIO % 1.0
 
 
 def find_corpus(name: str, **options: Any) -> Corpus:
@@ -134,7 +181,9 @@ def _read_recipe(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if path.stat().st_size > _LARGEST_RECIPE:
+            raise InputError(f"it has more than {_LARGEST_RECIPE:,} bytes")
+        recipe = yaml.load(path.read_text(encoding="utf-8"), _without_aliases(yaml))
         corpus = {str(key): value for key, value in recipe["corpus"].items()}
         re.compile(corpus.get("document_starts") or "")
     except Exception as error:  # what YAML, its shape and the expression raise shares no class
@@ -146,8 +195,22 @@ def _read_recipe(path: Path) -> dict[str, Any]:
     files = files if isinstance(files, list) else [files]
     for value in [*files, *corpus.values()]:
         if not value or not isinstance(value, str | bool):
-            raise InputError(f"{path}: expected texts, in quotation marks if they look like numbers: {value}")
+            raise InputError(
+                f"{path}: expected texts, in quotation marks if they look like numbers: {value!r:.80}"
+            )
     return {**corpus, "files": tuple(files)}
+
+
+def _without_aliases(yaml: Any) -> Any:
+    """A safe loader that refuses aliases: some hundred bytes with them stand for gigabytes."""
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise InputError("it has an alias (*), write out what it stands for")
+            return super().compose_node(parent, index)
+
+    return Loader
 
 
 def _matching_files(pattern: Path) -> tuple[str, ...]:

@@ -1,4 +1,8 @@
-"""From files, URLs and rows to documents, piece by piece: text, JSON, CSV, Parquet; plain or compressed."""
+"""From files, URLs and rows to documents, piece by piece: text, JSON, CSV, Parquet; plain or compressed.
+
+Memory does not grow with a file: text is read in parts, rows one by one, and what must be whole, a line, a
+value of JSON or a field of CSV, has a limit.
+"""
 
 import bz2
 import codecs
@@ -7,19 +11,20 @@ import gzip
 import io
 import json
 import lzma
+import os
 import re
-from collections.abc import Iterable, Iterator
+import reprlib
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from itertools import chain, islice
-from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from gpt.errors import InputError
 from gpt.text.template import Part, Template
-from gpt.text.tokenizer import split_at_words
+from gpt.text.tokenizer import split_at_words, whole_characters
 
 LONGEST_PIECE = 1 << 20  # characters
+PART_BYTES = 1 << 18  # of a file, which can be read without what is before it
 
 _ENDINGS = {"json": (".json", ".jsonl", ".ndjson"), "csv": (".csv", ".tsv"), "parquet": (".parquet",)}
 _NOT_TEXT = {
@@ -38,8 +43,10 @@ MESSAGES = "messages"
 _EXAMPLES = [MESSAGES], ["prompt", "completion"]
 
 _ROWS_AT_ONCE = 256
-_BYTES_AT_ONCE = 1 << 20
-_LONGEST_LINE = 256 << 20
+_LONGEST_LINE = 64 << 20  # bytes of a line, of a value in an array of JSON, of a field of CSV
+_LOOKED_AT = 4096  # bytes
+_LINE_END, _BLANK = re.compile(rb"(?<=\S)\n"), re.compile(rb"(?<=\S) ")
+_BETWEEN_VALUES = re.compile(r"[\s,]*")
 
 
 class Piece(NamedTuple):
@@ -49,16 +56,35 @@ class Piece(NamedTuple):
     first: bool = True
     last: bool = True  # `<|endoftext|>` follows it, also inside a conversation
     scored: bool = True  # a model learns to write it; of an example, the first piece is not
-    split: str = ""  # `train` or `val`, see `gpt.data.corpus.choose_split`
+    split: str = ""  # `train` or `val`, see `gpt.data.split`
 
 
-def file_pieces(name: str, column: str, errors: str, template: Template) -> Iterator[Piece]:
-    """The documents of a file or URL: the text, or each row."""
+def file_pieces(
+    name: str, column: str, errors: str, template: Template, parts: Sequence[int] | None = None
+) -> Iterator[Piece]:
+    """The documents of a file or URL, the text or each row: all, or those in parts of its `part_count`."""
     with _named(name):
         if file_format(name) == "text":
-            yield from _document(_decoded(name, errors))
+            yield from _text(name, errors, parts)
         else:
-            yield from cut(_documents(_tables(name, errors), column, name, template))
+            yield from cut(_documents(_tables(name, errors, parts), column, name, template))
+
+
+def part_count(name: str) -> int:
+    """The parts of a local file that can be read without the others."""
+    kind = file_format(name)
+    if is_compressed(name) or kind == "csv":  # a quotation in CSV has line breaks
+        return 1
+    with _named(name):
+        if kind == "parquet":
+            from pyarrow.parquet import ParquetFile
+
+            return max(1, int(ParquetFile(name).num_row_groups))
+        if kind == "json":
+            with _opened(name) as file:
+                if _is_array(file):
+                    return 1
+        return max(1, -(-os.stat(name).st_size // PART_BYTES))
 
 
 def hub_rows(
@@ -107,67 +133,153 @@ def join(rows: Iterable[Document], starts: str) -> Iterator[Document]:
 def cut(documents: Iterable[Document]) -> Iterator[Piece]:
     """Documents cut into pieces; an example without parts is one without text."""
     for document in documents:
-        for number, (text, scored) in enumerate(document or [Part("", False)]):
-            for piece in _document([text]):
-                last = piece.last and (scored or not document)
-                yield Piece(piece.text, piece.first and number == 0, last, scored)
-
-
-def _document(blocks: Iterable[str]) -> Iterator[Piece]:
-    """The pieces of one document, cut where `split_at_words` would cut all of it."""
-    text, first = "", True
-    for block in blocks:
-        *complete, text = list(split_at_words(text + block, LONGEST_PIECE)) or [""]
-        for part in complete:
-            yield Piece(part, first, last=False)
+        first = True
+        for text, scored in document or [Part("", False)]:
+            *others, end = list(split_at_words(whole_characters(text), LONGEST_PIECE)) or [""]
+            for part in others:
+                yield Piece(part, first, False, scored)
+                first = False
+            yield Piece(end, first, scored or not document, scored)
             first = False
+
+
+def _text(name: str, errors: str, parts: Sequence[int] | None) -> Iterator[Piece]:
+    """A text file as one document, without the parts that are not to be read."""
+    text, first = "", True
+    with _opened(name) as file:
+        _check_text(file, name)
+        for number, (position, data) in enumerate(_byte_parts(file, parts)):
+            if number:
+                yield Piece(text, first, last=False)
+                first = False
+            text = _decoded(data, errors, name, position)
     yield Piece(text, first)
 
 
-def _json_rows(name: str, errors: str) -> Iterator[dict[str, Any]]:
+def _byte_parts(file: IO[bytes], parts: Sequence[int] | None) -> Iterator[tuple[int, bytes]]:
+    """Position and bytes of parts of a file, by number or all; each begins with a line, else with a word.
+
+    Of part k that is the first in the bytes from k * PART_BYTES on, whichever other parts are read.
+    """
+    for number in parts or ():
+        file.seek(number * PART_BYTES)
+        data = file.read(PART_BYTES + _LOOKED_AT)
+        begin = word_start(data[:_LOOKED_AT]) if number else 0
+        end = PART_BYTES + word_start(data[PART_BYTES:])
+        yield number * PART_BYTES + begin, data[begin:end]
+    if parts is not None:
+        return
+    rest, position = b"", 0
+    while block := file.read(PART_BYTES):
+        end = word_start(block[:_LOOKED_AT]) if rest else 0
+        if rest:
+            yield position, rest + block[:end]
+            position += len(rest) + end
+        rest = block[end:]
+    yield position, rest
+
+
+def word_start(data: bytes, begin: int = 0, end: int | None = None) -> int:
+    """Where text can be cut from `begin` to `end`: before the first line end, else blank, else character.
+
+    A line end or a blank after another character always begins a word: both sides have the whole's tokens.
+    """
+    end = len(data) if end is None else end
+    found = _LINE_END.search(data, begin, end) or _BLANK.search(data, begin, end)
+    if found:
+        return found.start()
+    while begin < len(data) and data[begin] & 0xC0 == 0x80:  # inside of a character
+        begin += 1
+    return begin
+
+
+def _json_rows(name: str, errors: str, parts: Sequence[int] | None) -> Iterator[dict[str, Any]]:
     """The objects of JSON lines or of an array; a text stands for one with the column `text`."""
-    lines = _lines(name, errors)
-    for number, line in enumerate(lines, start=1):
-        whole = line.lstrip().startswith("[")
-        try:
-            values = json.loads("\n".join([line, *lines]) if whole else line) if line.strip() else []
-        except ValueError as error:
-            raise InputError(f"{name} is not JSON from line {number} on: {error}") from None
-        for value in values if isinstance(values, list) else [values]:
+    with _opened(name) as file:
+        found = _array(file, name, errors) if _is_array(file) else _objects(file, name, errors, parts)
+        for where, value in found:
             row = {"text": value} if isinstance(value, str) else value
             if not isinstance(row, dict):
-                raise InputError(f"{name}, line {number}: expected an object, got {value!r:.80}")
+                raise InputError(f"{name}, {where}: expected an object, got {reprlib.repr(value)}")
             yield row
 
 
-def _csv_rows(name: str, errors: str) -> Iterator[dict[str, Any]]:
+def _objects(
+    file: IO[bytes], name: str, errors: str, parts: Sequence[int] | None
+) -> Iterator[tuple[str, Any]]:
+    """The place and the value of each line that is not blank."""
+    for number, line in enumerate(_lines(file, name, errors, parts), start=1):
+        try:
+            if line.strip():
+                yield f"line {number}", json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{name} is not JSON from line {number} on: {error}") from None
+
+
+def _is_array(file: io.BufferedReader) -> bool:
+    return file.peek(_LOOKED_AT).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+
+
+def _array(file: io.BufferedReader, name: str, errors: str) -> Iterator[tuple[str, Any]]:
+    """The place and the value of each element, of which one at a time is in memory."""
+    parse, decoder = json.JSONDecoder().raw_decode, codecs.getincrementaldecoder("utf-8")(errors)
+    text, number, wanted = "", 0, 0
+    while file.read(1) != b"[":
+        pass
+    while block := file.read(PART_BYTES):
+        text += decoder.decode(block)
+        if len(text) < wanted and file.peek(1):
+            continue
+        at = 0
+        while True:
+            begin = _BETWEEN_VALUES.match(text, at).end()  # type: ignore[union-attr]
+            try:
+                value, at = parse(text, begin)
+            except ValueError:  # it ends in another block
+                break
+            number += 1
+            yield f"value {number}", value
+        text = text[begin:]
+        wanted = min(2 * len(text), _LONGEST_LINE)  # it is tried again when it has doubled: in linear time
+        if len(text) > _LONGEST_LINE:
+            break
+    if text.strip() != "]":
+        raise InputError(
+            f"{name} is not an array of JSON from value {number + 1} on, which may have "
+            f"{_LONGEST_LINE:,} characters"
+        )
+
+
+def _csv_rows(name: str, errors: str, parts: Sequence[int] | None) -> Iterator[dict[str, Any]]:
     """The rows of CSV, where every value is text, or of TSV."""
     csv.field_size_limit(_LONGEST_LINE)
     separator = "\t" if ".tsv" in _suffixes(name) else ","
-    reader = csv.DictReader((f"{line}\n" for line in _lines(name, errors)), delimiter=separator, strict=True)
-    try:
-        for row in reader:
-            if more := row.pop(None, []):  # values beyond those of the header
-                raise csv.Error(f"expected {len(row)} values, got {len(row) + len(more)}")
-            yield row
-    except csv.Error as error:
-        raise InputError(f"{name}, line {reader.reader.line_num}: {error}") from None
+    with _opened(name) as file:
+        lines = (f"{line}\n" for line in _lines(file, name, errors))
+        reader = csv.DictReader(lines, delimiter=separator, strict=True)
+        try:
+            for row in reader:
+                if more := row.pop(None, []):  # values beyond those of the header
+                    raise csv.Error(f"expected {len(row)} values, got {len(row) + len(more)}")
+                yield row
+        except csv.Error as error:
+            raise InputError(f"{name}, line {reader.reader.line_num}: {error}") from None
 
 
 # Not with `datasets`, which changes rows of files: the text `None` becomes no text, a date becomes a time.
 _READERS = {"json": _json_rows, "csv": _csv_rows}
 
 
-def _tables(name: str, errors: str) -> Iterator[Any]:
+def _tables(name: str, errors: str, parts: Sequence[int] | None) -> Iterator[Any]:
     """The rows of a file, many at once: lists, or of Parquet tables of Arrow, of which a part may be read."""
     kind = file_format(name)
     if kind == "parquet":
         from pyarrow.parquet import ParquetFile
 
         with _opened(name) as file:
-            yield from ParquetFile(file).iter_batches(_ROWS_AT_ONCE)
+            yield from ParquetFile(file).iter_batches(_ROWS_AT_ONCE, row_groups=parts)
         return
-    rows = _READERS[kind](name, errors)
+    rows = _READERS[kind](name, errors, parts)
     while batch := list(islice(rows, _ROWS_AT_ONCE)):
         yield batch
 
@@ -221,42 +333,37 @@ def _read_row(row: dict[str, Any], template: Template) -> Document:
     return parts if all(text.strip() for text, scored in parts if scored) else []
 
 
-def _lines(name: str, errors: str) -> Iterator[str]:
-    """The lines of a text file, without a byte order mark; an InputError for one too long for memory."""
-    rest: list[str] = []  # parts of a line, which are joined once
-    for block in _decoded(name, errors, "utf-8-sig"):
-        first, *others = block.split("\n")
-        rest.append(first)
-        if sum(map(len, rest)) > _LONGEST_LINE:
-            raise InputError(f"{name} has a line of more than {_LONGEST_LINE:,} characters, the limit")
-        if others:
-            yield "".join(rest)
-            yield from others[:-1]
-            rest = others[-1:]
-    if any(rest):
-        yield "".join(rest)
+def _lines(file: IO[bytes], name: str, errors: str, parts: Sequence[int] | None = None) -> Iterator[str]:
+    """The lines of a text file, or those that begin in some of its parts; an InputError for one too long."""
+    _check_text(file, name)
+    for begin, end in [(part * PART_BYTES, (part + 1) * PART_BYTES) for part in parts or ()] or [
+        (0, 1 << 62)
+    ]:
+        if begin:  # to the end of the line before
+            file.seek(begin - 1)
+            begin += len(file.readline(_LONGEST_LINE)) - 1
+        while begin < end and (line := file.readline(_LONGEST_LINE + 1)):
+            if len(line) > _LONGEST_LINE:
+                raise InputError(f"{name} has a line of more than {_LONGEST_LINE:,} bytes, the limit")
+            text = line.removesuffix(b"\n")
+            yield _decoded(text if begin else text.removeprefix(codecs.BOM_UTF8), errors, name, begin)
+            begin += len(line)
 
 
-def _decoded(name: str, errors: str, encoding: str = "utf-8") -> Iterator[str]:
-    """The blocks of a text file; an InputError names the first byte that is not UTF-8."""
-    decoder, position = codecs.getincrementaldecoder(encoding)(errors), 0
-    with _opened(name) as file:
-        for block in chain(iter(partial(file.read, _BYTES_AT_ONCE), b""), [b""]):
-            if not position:
-                _check_text(block[:4096], name)
-            position += len(block)
-            try:
-                yield decoder.decode(block, final=not block)
-            except UnicodeDecodeError as error:
-                byte = position - len(error.object) + error.start
-                raise InputError(
-                    f"{name} is not UTF-8: byte {byte} cannot be decoded; --errors replace (gpt fit: "
-                    "--data.errors replace) reads it with U+FFFD there"
-                ) from error
+def _decoded(data: bytes, errors: str, name: str, position: int) -> str:
+    """Text of a file from a position on; an InputError names the first byte that is not UTF-8."""
+    try:
+        return data.decode("utf-8", errors)
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{name} is not UTF-8: byte {position + error.start} cannot be decoded; --errors replace (gpt "
+            "fit: --data.errors replace) reads it with U+FFFD there"
+        ) from error
 
 
-def _check_text(head: bytes, name: str) -> None:
-    """An InputError for the beginning of a file that is known not to be UTF-8 text."""
+def _check_text(file: Any, name: str) -> None:
+    """An InputError for a file whose beginning is known not to be UTF-8 text."""
+    head = file.peek(_LOOKED_AT)[:_LOOKED_AT]
     found = next((kind for magic, kind in _NOT_TEXT.items() if head.startswith(magic)), "")
     fewer, more = sorted((head[::2].count(0), head[1::2].count(0)))
     if head[257:262] == b"ustar":
@@ -278,12 +385,13 @@ _DECOMPRESSED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma
 
 @contextmanager
 def _opened(name: str) -> Iterator[Any]:
-    """The file of the bytes at a path or URL, decompressed according to its ending."""
+    """The bytes at a path or URL, decompressed according to its ending, as a buffered reader."""
     import fsspec
 
     decompressed = _DECOMPRESSED.get(_suffixes(name)[-1], nullcontext)
-    with fsspec.open(name, "rb") if is_url(name) else open(name, "rb") as file, decompressed(file) as plain:
-        yield plain
+    found = fsspec.open(name, "rb") if is_url(name) else open(name, "rb", buffering=0)  # noqa: SIM115
+    with found as file, decompressed(file) as plain, io.BufferedReader(plain, PART_BYTES) as reader:
+        yield reader
 
 
 def file_format(name: str) -> str:
@@ -299,10 +407,11 @@ def is_compressed(name: str) -> bool:
 
 def _suffixes(name: str) -> list[str]:
     """The endings of a file's name in lower case, without a URL's query; at least one, which may be empty."""
-    path = Path(name.partition("?")[0] if is_url(name) else name)
-    return [suffix.lower() for suffix in path.suffixes] or [""]
+    path = name.partition("?")[0] if is_url(name) else name
+    parts = os.path.basename(path).lower().lstrip(".").split(".")
+    return [f".{part}" for part in parts[1:]] or [""]
 
 
 def is_url(name: str) -> bool:
     """Whether `name` has a protocol."""
-    return re.match(r"[a-z][a-z0-9+.-]+://", name) is not None
+    return "://" in name and re.match(r"[a-z][a-z0-9+.-]+://", name) is not None

@@ -8,16 +8,18 @@ from functools import cached_property
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Sampler
 
 from gpt.data.prepare import prepare_for
 from gpt.data.shards import Prepared
-from gpt.data.vocabularies import find_vocabulary
 from gpt.data.windows import Batch, EvalWindows, Grid, Packed, TrainWindows
 from gpt.errors import InputError, check_least
 from gpt.text.template import DEFAULT_TEMPLATE, Template
 from gpt.text.tokenizer import Tokenizer
+from gpt.text.vocabulary import find_vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +32,11 @@ class DataOptions:
     """Windows in a batch, on each process; with `tokens_per_update`, at most so many."""
     tokens_per_update: int | None = None
     """Tokens of an update, over all processes and accumulated batches; decides how many are accumulated."""
-    val_fraction: float = 0.05
-    """Fraction of the text to hold out, in whole documents where there are several."""
+    val_fraction: float | None = None
+    """Fraction of the text to hold out; by default a tenth of a text up to a megabyte, of a longer one 100
+    times the root of its bytes."""
+    most_bytes: int | None = None
+    """Of a longer text, read parts of all of it, of about so many bytes together."""
     vocabulary: str | None = None
     """gpt2, gpt2:SIZE, learn, learn:SIZE, learn:SIZE:marks, learn:chars, or a .tiktoken or tokenizer.json
     file; by default GPT-2's of the model's size."""
@@ -95,7 +100,7 @@ class TokenData(pl.LightningDataModule):
     @cached_property
     def prepared(self) -> Prepared:
         """The files on disk, prepared on first use; checksums would take longer than the first steps."""
-        names = "val_fraction", "text_column", "errors", "template"
+        names = "val_fraction", "most_bytes", "text_column", "errors", "template"
         options: dict[str, Any] = {name: getattr(self.options, name) for name in names}
         folder = prepare_for(
             self.vocabulary, self.options.corpus, verify=False, by_size=self._by_size, **options
@@ -114,15 +119,16 @@ class TokenData(pl.LightningDataModule):
         """UTF-8 bytes of the training text for each of its tokens."""
         return self.prepared.count("train", "bytes") / max(1, self.prepared.count("train", "tokens"))
 
-    @property
-    def val_bytes(self) -> int:
-        """Scored UTF-8 bytes of the text held out: bits per byte = nats summed over it / ln 2 / this."""
-        return self.prepared.scored("val")[1]
+    @cached_property
+    def byte_lengths(self) -> NDArray[np.int64]:
+        """UTF-8 bytes of text that each id stands for, (n_vocab,)."""
+        return self.tokenizer.byte_lengths()
 
     def use(self, tokenizer: Tokenizer) -> None:
         """Encode with this tokenizer, whatever the options are."""
         self.vocabulary, self._by_size = tokenizer, False
-        self.__dict__.pop("prepared", None)
+        for name in ("prepared", "byte_lengths"):
+            self.__dict__.pop(name, None)
 
     def prepare_data(self) -> None:
         """Tokenize the corpus, on one process of each machine, unless it is prepared already."""

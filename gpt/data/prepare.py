@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 
 from gpt.data.corpus import find_corpus
 from gpt.data.documents import Piece
-from gpt.data.shard_writer import ShardWriter, check_ours, clear
+from gpt.data.shard_writer import Encoded, ShardWriter, check_ours
 from gpt.data.shards import FORMAT, META, Prepared
-from gpt.data.vocabularies import Learned, find_vocabulary, learn
+from gpt.data.split import Divided
 from gpt.errors import InputError, check_least
 from gpt.files import cache_folder
 from gpt.progress import notice, progress
 from gpt.text.template import DEFAULT_TEMPLATE, Template
 from gpt.text.tokenizer import Tokenizer
+from gpt.text.vocabulary import Learned, find_vocabulary, learn
 
 _BLOCK_CHARACTERS = 1 << 18
-Block = list[tuple[Piece, NDArray[Any]]]  # pieces, each with its tokens as they are stored
 
 
 def prepare(
@@ -37,7 +37,8 @@ def prepare(
     *,
     vocabulary: str | None = None,
     vocab_size: int = 50257,
-    val_fraction: float = 0.05,
+    val_fraction: float | None = None,
+    most_bytes: int | None = None,
     text_column: str | None = None,
     subset: str | None = None,
     split: str | None = None,
@@ -50,7 +51,7 @@ def prepare(
 ) -> Path:
     """Tokenize a corpus into files that training memory-maps, and return their folder.
 
-    A second call resumes an interrupted one, and returns at once where the first has finished.
+    A second call returns at once where the first has finished.
 
     Args:
         corpus: a file, a folder, a pattern, a URL, hub:OWNER/NAME, a recipe's name or a prepared folder.
@@ -59,8 +60,9 @@ def prepare(
             learn:SIZE:marks (words contain combining marks, as in Hindi or Thai), learn (at most `vocab_size`
             ids), learn:chars, a .tiktoken or tokenizer.json file; by default GPT-2's with `vocab_size` ids.
         vocab_size: ids, where `vocabulary` gives no number of them: GPT-2's has 50257.
-        val_fraction: the fraction of the text to hold out: documents chosen by their hash, or the end of the
-            text where documents are too few for that.
+        val_fraction: the fraction of the text to hold out; by default a tenth of a text up to a megabyte, of
+            a longer one 100 times the root of its bytes.
+        most_bytes: of a longer text, tokenize parts of all of it, of about so many bytes together.
         text_column: the column of the text, PROMPT,COMPLETION or the column of messages; by default `text`,
             else `messages`, or `prompt` and `completion`. Of examples, the replies alone are scored.
         subset: the configuration of a hub data set.
@@ -75,14 +77,17 @@ def prepare(
     reading: dict[str, Any] = {"text_column": text_column, "errors": errors, "subset": subset}
     reading |= {"split": split, "revision": revision, "streaming": streaming, "template": template}
     found = find_vocabulary(vocabulary, vocab_size)
-    return prepare_for(found, corpus, output, val_fraction, workers, verify, vocabulary is None, **reading)
+    return prepare_for(
+        found, corpus, output, val_fraction, most_bytes, workers, verify, vocabulary is None, **reading
+    )
 
 
 def prepare_for(
     vocabulary: Tokenizer | Learned,
     corpus: str,
     output: str | os.PathLike[str] | None = None,
-    val_fraction: float = 0.05,
+    val_fraction: float | None = None,
+    most_bytes: int | None = None,
     workers: int | None = None,
     verify: bool = True,
     by_size: bool = False,
@@ -92,14 +97,12 @@ def prepare_for(
 
     With `by_size` a prepared folder may have any vocabulary of the tokenizer's size.
     """
-    check_least(1, workers=workers)
-    if not 0.0 <= val_fraction < 1.0:
-        raise InputError(f"val_fraction must be in [0, 1), got {val_fraction}")
+    check_least(1, workers=workers, most_bytes=most_bytes)
     if (Path(corpus) / META).is_file():
         return _check_vocabulary(Path(corpus), vocabulary, by_size)
     source = find_corpus(corpus, **options)
     stamps = source.stamps()
-    parts = [FORMAT, source.fingerprint(), vocabulary.fingerprint, val_fraction]
+    parts = [FORMAT, source.fingerprint(most_bytes), vocabulary.fingerprint, val_fraction, most_bytes]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     folder = Path(output) if output is not None else cache_folder() / f"{_short_name(corpus)}-{key[:16]}"
     if _is_done(folder, key, verify):
@@ -107,43 +110,63 @@ def prepare_for(
     from filelock import FileLock
 
     check_ours(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / ".lock"):  # another process may be preparing it: then wait and use its work
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f".{folder.name}.lock")):  # another process may be preparing it: wait
         if _is_done(folder, key, verify):
             return folder
-        if (folder / META).is_file():
+        if folder.is_dir() and any(folder.iterdir()):
             notice(f"{folder} is damaged and is prepared again")
-            clear(folder)
-        tokenizer = learn(source, vocabulary, val_fraction) if isinstance(vocabulary, Learned) else vocabulary
-        pieces = source.pieces(val_fraction)
+        divided = Divided(source, val_fraction, most_bytes)
+        if isinstance(vocabulary, Learned):
+            vocabulary = learn(divided.to_learn_from(), vocabulary)
+        pieces = divided.pieces()
         first = list(islice(pieces, 1))
-        template = source.template if first and not first[0].scored else None
-        writer = ShardWriter(folder, key, tokenizer, lambda: source.stamps() == stamps, template)
-        left = islice(chain(first, pieces), writer.state["parts"], None)
-        blocks = _encode(left, tokenizer, writer.dtype, workers or os.cpu_count() or 1)
-        done = sum(counts["bytes"] for counts in writer.state["splits"].values())
-        bar = progress(f"tokenizing {corpus}", source.size(), done=done)
+        examples = bool(first) and not first[0].scored
+        empty: Counter[str] = Counter()
+        pieces = _documents(chain(first, pieces), examples, empty)
+        writer = ShardWriter(folder, vocabulary, source.template if examples else None)
+        blocks = _encode(pieces, vocabulary, writer.dtype, workers or os.cpu_count() or 1)
         known = {name: value for name, value in asdict(source).items() if value and name != "template"}
         try:
-            with closing(writer), closing(blocks), bar as advance:
+            with closing(blocks), progress(f"tokenizing {corpus}", divided.size) as advance:
                 for block in blocks:
                     advance(writer.add(block))
-                writer.finish(val_fraction, {"corpus": corpus, **known})
+            if not any(counts["tokens"] for counts in writer.counts.values()):
+                raise InputError(f"{corpus} is empty: {empty.total()} documents, none with text")
+            if source.stamps() != stamps:
+                raise InputError("the corpus changed while it was read: run this again when it is complete")
+            given = {"val_fraction": val_fraction, "most_bytes": most_bytes, "empty_documents": empty.total()}
+            writer.finish({"key": key, "source": {"corpus": corpus, **known}, **given})
         except OSError as error:  # what reading raises is an InputError
-            what = f"cannot write {folder}: {error.strerror or error}; what is written is kept"
-            raise InputError(f"{what}, and the same command resumes there") from error
-        if template and (empty := writer.state["empty"]):
-            notice(f"left out {empty:,} examples whose completion is empty")
+            raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
+        finally:
+            writer.abandon()
+        if examples and empty:
+            notice(f"left out {empty.total():,} examples whose completion is empty")
     return folder
 
 
-def _encode(pieces: Iterable[Piece], tokenizer: Tokenizer, dtype: Any, threads: int) -> Generator[Block]:
+def _documents(pieces: Iterable[Piece], examples: bool, empty: Counter[str]) -> Iterator[Piece]:
+    """The pieces without documents that have no text, which are counted; an InputError for two kinds."""
+    for piece in pieces:
+        if piece.first and piece.scored is examples:
+            raise InputError("the corpus mixes texts with examples: give one kind")
+        if piece.first and piece.last and not piece.text:
+            empty[piece.split] += 1
+        else:
+            yield piece
+
+
+def _encode(
+    pieces: Iterable[Piece], tokenizer: Tokenizer, dtype: Any, threads: int
+) -> Generator[list[Encoded]]:
     """Tokenize pieces on threads, as tiktoken releases Python's lock, in order; few blocks wait in memory."""
 
-    def encoded(piece: Piece) -> tuple[Piece, NDArray[Any]]:
+    def encoded(piece: Piece) -> Encoded:
         ids: NDArray[Any] = tokenizer.encode_array(piece.text)
         ids = ids if piece.scored else ~ids.astype(np.int64)
-        return piece, (np.append(ids, tokenizer.eot) if piece.last else ids).astype(dtype)
+        ids = (np.append(ids, tokenizer.eot) if piece.last else ids).astype(dtype)
+        return piece.split, piece.first, ids, len(piece.text.encode())
 
     with ThreadPoolExecutor(threads) as pool:
         submitted = (pool.submit(list, map(encoded, block)) for block in _blocks(pieces))

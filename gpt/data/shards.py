@@ -1,12 +1,13 @@
 """A prepared folder: token shards, an index of document starts, and `meta.json`.
 
 Shards are little-endian uint16 or uint32, one document after another, each followed by `<|endoftext|>`; those
-of examples are int32, with -1 - id for a token that is not scored. Documents lie in the shards of `train` or
-`val` by their hash; where that divides a text badly, the last tokens of all shards are held out.
+of examples are int32, with -1 - id for a token that is not scored. Documents lie in the shards of `train`
+and of `val`, see `gpt.data.split`.
 """
 
 import json
 import os
+from bisect import bisect_right
 from collections.abc import Iterable
 from functools import cached_property
 from itertools import accumulate
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpt.data.split import SPLITS
 from gpt.errors import InputError
 from gpt.files import file_hashes
 from gpt.progress import notice
@@ -23,10 +25,10 @@ from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
 
 META = "meta.json"
-SPLITS = ("train", "val")
-FORMAT = 1
+FORMAT = 2
 INDEX_DTYPE = np.dtype("<i8")
-_SHOWN = {"corpus": str, "key": str, "split_by": str, "val_fraction": int | float, "empty_documents": int}
+_SHOWN = {"corpus": str, "key": str, "empty_documents": int}
+_STRETCHES = 64
 _CHECKED_TOKENS = 1 << 22  # of each split, when a folder is opened; `verify` covers all
 
 
@@ -41,28 +43,13 @@ def token_ids(stored: NDArray[Any]) -> NDArray[np.int64]:
     return ids if stored.dtype.kind == "u" else np.maximum(ids, ~ids)
 
 
-def all_starts(folder: Path, train_tokens: int) -> NDArray[np.int64]:
-    """Where documents begin in the shards of `train`, which have so many tokens, and then those of `val`."""
-    train, val = (np.fromfile(folder / f"{split}-documents.bin", INDEX_DTYPE) for split in SPLITS)
-    return np.concatenate([train, val + train_tokens])
-
-
 class Stream:
-    """The tokens `start` to `stop` of shards, memory-mapped; `eot`, `<|endoftext|>`, precedes the first."""
+    """The tokens of shards, memory-mapped; `eot`, `<|endoftext|>`, precedes the first."""
 
-    def __init__(
-        self, shards: Iterable[Path], dtype: np.dtype[Any], eot: int = 0, start: int = 0, stop: int = 1 << 62
-    ) -> None:
+    def __init__(self, shards: Iterable[Path], dtype: np.dtype[Any], eot: int = 0) -> None:
         self.dtype, self.eot = dtype, eot
-        self._parts: list[tuple[Path, slice]] = []
-        begin = 0
-        for shard in shards:
-            size = shard.stat().st_size // dtype.itemsize
-            part = slice(max(0, start - begin), min(size, stop - begin))
-            if part.start < part.stop:
-                self._parts.append((shard, part))
-            begin += size
-        self.bounds = [0, *accumulate(part.stop - part.start for _, part in self._parts)]
+        self._shards = list(shards)
+        self.bounds = [0, *accumulate(path.stat().st_size // dtype.itemsize for path in self._shards)]
 
     def __len__(self) -> int:
         return self.bounds[-1]
@@ -73,7 +60,7 @@ class Stream:
     @cached_property
     def parts(self) -> list[NDArray[Any]]:
         """The tokens of each shard, mapped on first use."""
-        return [np.asarray(np.memmap(shard, self.dtype, mode="r"))[part] for shard, part in self._parts]
+        return [np.asarray(np.memmap(shard, self.dtype, mode="r")) for shard in self._shards]
 
     def scored(self) -> NDArray[np.bool_]:
         """Which tokens are scored, (tokens,)."""
@@ -86,8 +73,13 @@ class Stream:
         """
         rows = np.zeros((len(starts), length + 1), self.dtype)
         rows[starts == 0, 0] = self.eot
+        parts, bounds, width = self.parts, self.bounds, length + 1
         for row, start in zip(rows, (starts - 1).tolist(), strict=True):
-            for part, begin in zip(self.parts, self.bounds, strict=False):
+            shard = bisect_right(bounds, start) - 1
+            if 0 <= shard < len(parts) and start + width <= bounds[shard + 1]:  # nearly always
+                row[:] = parts[shard][start - bounds[shard] : start + width - bounds[shard]]
+                continue
+            for part, begin in zip(parts, bounds, strict=False):
                 first, last = max(start, begin), min(start + len(row), begin + len(part))
                 if first < last:
                     row[first - start : last - start] = part[first - begin : last - begin]
@@ -138,34 +130,37 @@ class Prepared:
             largest = self.first_ids(_CHECKED_TOKENS, split).max(initial=0)
             if largest >= (ids := self.tokenizer.n_vocab):
                 raise InputError(f"the {split} split has id {largest}, outside the vocabulary of {ids}")
-        claimed = sum(self.count(split, "documents") for split in SPLITS)
-        held = sum(self.meta["files"][f"{split}-documents.bin"]["bytes"] for split in SPLITS)
-        if claimed != held // INDEX_DTYPE.itemsize:
-            raise InputError(f"{META} claims {claimed} documents")
-
-    def _shards(self, *splits: str) -> list[Path]:
-        names = [name for split in splits for name in sorted(self.meta["files"]) if name.startswith(split)]
-        return [self.folder / name for name in names if not name.endswith("-documents.bin")]
+            claimed, held = (
+                self.count(split, "documents"),
+                self.meta["files"][f"{split}-documents.bin"]["bytes"],
+            )
+            if claimed != held // INDEX_DTYPE.itemsize:
+                raise InputError(f"{META} claims {claimed} documents of {split}")
 
     def stream(self, split: str) -> Stream:
         """The tokens of `train` or `val`."""
-        start = 0 if split == "train" else self.count("train", "tokens")
-        stop = start + self.count(split, "tokens")
-        return Stream(self._shards(*SPLITS), self.dtype, self.tokenizer.eot, start, stop)
+        shards = [name for name in sorted(self.meta["files"]) if name.startswith(split)]
+        paths = [self.folder / name for name in shards if name != f"{split}-documents.bin"]
+        return Stream(paths, self.dtype, self.tokenizer.eot)
 
     def first_ids(self, most: int, split: str = "train") -> NDArray[np.int64]:
         """The ids that a split begins with."""
         parts = self.stream(split).parts
         return token_ids(parts[0][:most]) if parts else np.empty(0, np.int64)
 
+    def spread_ids(self, most: int, split: str) -> NDArray[np.int64]:
+        """About so many ids of a split, in stretches from all of it."""
+        stream = self.stream(split)
+        stretch = max(1, min(most, len(stream)) // _STRETCHES)
+        starts = np.linspace(0, max(0, len(stream) - stretch), _STRETCHES).astype(np.int64)
+        return token_ids(stream.rows(starts, stretch)[:, 1:]).ravel()
+
     def document_starts(self, split: str) -> NDArray[np.int64]:
         """The position in `stream(split)` of each document's first token."""
-        starts = all_starts(self.folder, len(Stream(self._shards("train"), self.dtype)))
-        train = self.count("train", "tokens")
-        if np.any(np.diff(starts, prepend=-1, append=train + self.count("val", "tokens")) <= 0):
+        starts = np.fromfile(self.folder / f"{split}-documents.bin", INDEX_DTYPE)
+        if np.any(np.diff(starts, prepend=-1, append=self.count(split, "tokens")) <= 0):
             raise InputError(f"the documents of {self.folder} are not in order; prepare it again")
-        starts = starts[starts < train] if split == "train" else starts[starts >= train] - train
-        return np.union1d([0], starts) if self.count(split, "tokens") else starts  # it may begin inside one
+        return starts
 
     def count(self, split: str, what: str) -> int:
         """How many `documents`, `bytes` (of UTF-8 text) or `tokens` a split has."""
@@ -173,6 +168,12 @@ class Prepared:
         if type(count) is not int:
             raise TypeError(f"{what} of {split} is {count!r}")
         return count
+
+    @property
+    def held_out(self) -> float:
+        """The share of the text in `val`, of its bytes."""
+        train, val = (self.count(split, "bytes") for split in SPLITS)
+        return val / max(1, train + val)
 
     def document_lengths(self, split: str) -> NDArray[np.int64]:
         """Tokens in each document of a split, `<|endoftext|>` counted."""

@@ -125,8 +125,11 @@ def make_batch(stream: Stream, spans: Spans, context_length: int, isolate: bool)
     starts, lengths = spans
     rows = stream.rows(starts, context_length)  # (B, T + 1)
     x, y = token_ids(rows[:, :-1]), rows[:, 1:].astype(np.int64)
-    padding = np.arange(context_length) >= lengths[:, None]
-    x[padding], y[padding | (y < 0)] = 0, IGNORE_INDEX
+    if rows.dtype.kind == "i":  # examples
+        y[y < 0] = IGNORE_INDEX
+    if lengths.min() < context_length:
+        padding = np.arange(context_length) >= lengths[:, None]
+        x[padding], y[padding] = 0, IGNORE_INDEX
     batch = [x, y]
     if isolate:
         document = np.cumsum(x == stream.eot, axis=1)

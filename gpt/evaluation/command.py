@@ -11,7 +11,7 @@ import numpy as np
 from gpt.data.prepare import prepare_for
 from gpt.data.shards import META, Prepared
 from gpt.errors import InputError, check_least
-from gpt.evaluation.scoring import answer, total_nats
+from gpt.evaluation.scoring import answer, bits_per_byte, score_windows
 from gpt.files import check_free, write_json
 from gpt.model import GPT
 from gpt.progress import progress
@@ -25,7 +25,8 @@ def evaluate(
     data: str | None = None,
     task: Literal["text", "lambada", "hellaswag"] = "text",
     split: Literal["train", "val"] | None = None,
-    val_fraction: float = 0.05,
+    val_fraction: float | None = None,
+    most_bytes: int | None = None,
     stride: int | None = None,
     batch_size: int = 8,
     json: Path | None = None,
@@ -45,7 +46,8 @@ def evaluate(
         task: text, lambada or hellaswag.
         split: train or val: of a prepared folder, val by default; of other text, the part that gpt fit would
             train on or hold out, by default the entire text.
-        val_fraction: the fraction that gpt fit holds out of other text, used if split is given.
+        val_fraction: of other text, as in gpt fit, if split is given.
+        most_bytes: of other text, as in gpt fit: parts of all of a longer text are scored.
         stride: tokens by which the window moves; fewer than the context length give each token more context,
             as perplexities are usually reported, and take longer. By default windows do not overlap.
         batch_size: windows at once; it affects only the speed.
@@ -60,7 +62,8 @@ def evaluate(
         check_free(json, overwrite)
     model, tokenizer, template = load_with_template(checkpoint, device)
     if task == "text":
-        found = score_text(model, tokenizer, data, split, val_fraction, stride, batch_size, template)
+        options: dict[str, Any] = {"stride": stride, "batch_size": batch_size, "template": template}
+        found = score_text(model, tokenizer, data, split, val_fraction, most_bytes, **options)
     else:
         score = {"lambada": score_last_words, "hellaswag": score_endings}[task]
         found = score(model, tokenizer, Path(data), batch_size)
@@ -75,12 +78,15 @@ def score_text(
     tokenizer: Tokenizer,
     data: str,
     split: str | None = None,
-    val_fraction: float = 0.05,
+    val_fraction: float | None = None,
+    most_bytes: int | None = None,
     stride: int | None = None,
     batch_size: int = 8,
     template: Template | None = None,
 ) -> dict[str, Any]:
-    """Nats per token, perplexity, and bits per byte of UTF-8 text, which does not depend on the tokenizer.
+    """Nats per token, perplexity, and bits per byte of UTF-8 text, with the standard error of the latter.
+
+    Bits per byte do not depend on the tokenizer.
 
     `<|endoftext|>` precedes the first token. It also ends each document, where it is predicted as a token and
     counts as no byte. Of examples, whose text is around them in `template`, tokens and bytes of completions
@@ -88,22 +94,29 @@ def score_text(
     """
     split = "val" if split is None and (Path(data) / META).is_file() else split
     part, fraction = (split, val_fraction) if split else ("train", 0.0)  # without a split nothing is held out
-    prepared = Prepared(prepare_for(tokenizer, data, val_fraction=fraction, template=template))
+    reading: dict[str, Any] = {"val_fraction": fraction, "most_bytes": most_bytes, "template": template}
+    prepared = Prepared(prepare_for(tokenizer, data, **reading))
     stream, (tokens, size) = prepared.stream(part), prepared.scored(part)
     if not size:  # of `<|endoftext|>` alone no bits per byte can be computed
         raise InputError(f"{data} has no text to score in its split {part}")
-    lengths = tokenizer.byte_lengths()
     starts = prepared.document_starts(part) if prepared.template else None
     options: dict[str, Any] = {"stride": stride, "batch_size": batch_size, "document_starts": starts}
+    found = []
     with progress(f"scoring {data}", size) as advance:
-        nats = total_nats(model, stream, scored=lambda ids: advance(int(lengths[ids].sum())), **options)
+        for one in score_windows(model, stream, tokenizer.byte_lengths(), **options):
+            found.append(one)
+            advance(int(one[1].sum()))
+    nats, sizes = map(np.concatenate, zip(*found, strict=True))
+    per_token = float(nats.sum()) / tokens
+    bits, error = bits_per_byte(nats, sizes)
     return {
         "split": split or "all",
         "tokens": tokens,
         "bytes": size,
-        "nats_per_token": nats / tokens,
-        "perplexity": math.exp(min(nats / tokens, 700.0)),
-        "bits_per_byte": nats / math.log(2) / size,
+        "nats_per_token": per_token,
+        "perplexity": math.exp(min(per_token, 700.0)),
+        "bits_per_byte": bits,
+        "standard_error": error if math.isfinite(error) else None,
     }
 
 

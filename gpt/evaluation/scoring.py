@@ -3,7 +3,8 @@
 Shapes: B rows, T tokens in a row, N scored tokens, D emb_dim, V vocab_size.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -18,25 +19,43 @@ from gpt.errors import InputError
 from gpt.model import GPT
 from gpt.progress import progress
 
+ERROR_BLOCKS = 32
 _LOGITS_AT_ONCE = 1 << 26  # in memory; those of one GPT-2 window take 206 MB
 Question = tuple[list[int], list[int]]  # the tokens of a context, and those of a possible ending
 
 
-def total_nats(
+def bits_per_byte(nats: NDArray[np.float64], sizes: NDArray[np.int64]) -> tuple[float, float]:
+    """Bits per byte of a text and their standard error, from nats and bytes of its windows in order, (N,).
+
+    The error is that of a ratio (Cochran 1977, "Sampling Techniques", section 6.4) over `ERROR_BLOCKS` blocks
+    of neighbouring windows, as neighbours are alike; infinite where there is no second block.
+    """
+    count = min(ERROR_BLOCKS, int(np.count_nonzero(sizes)))
+    if not count:
+        return float("nan"), float("inf")
+    block = np.arange(len(sizes)) * count // len(sizes)
+    bits, size = np.bincount(block, nats) / math.log(2), np.bincount(block, sizes)
+    ratio = float(bits.sum() / size.sum())
+    spread = float(np.square(bits - ratio * size).sum())
+    error = math.sqrt(spread * count / (count - 1)) / float(size.sum()) if count > 1 else math.inf
+    return ratio, error
+
+
+def score_windows(
     model: GPT,
     stream: Stream,
+    byte_lengths: NDArray[np.int64],
     *,
     stride: int | None = None,
     batch_size: int = 8,
     document_starts: NDArray[np.int64] | None = None,
-    scored: Callable[[Tensor], None] = lambda targets: None,
-) -> float:
-    """The sum of the nats of all tokens of a stream that are to be scored, each counted once.
+) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
+    """The nats of each window of a stream and the bytes that they are of, (B,) both, batch by batch.
 
-    `<|endoftext|>` precedes the first token. Windows of the model's context length T start `stride` tokens
-    apart, which is 1 .. T or an InputError, and score what earlier ones have not. Without a stride, they end
-    where documents end if `document_starts` are given. `scored` is called with the scored targets (N,). The
-    model is in evaluation mode.
+    All tokens that are to be scored are, each once; `<|endoftext|>` precedes the first. Windows of the
+    model's context length T start `stride` tokens apart, which is 1 .. T or an InputError, and score what
+    earlier ones have not. Without a stride, they end where documents end if `document_starts` are given.
+    `byte_lengths` are the tokenizer's. The model is in evaluation mode.
     """
     length = model.config.context_length
     starts, lengths = each_token_once(len(stream), length, document_starts)
@@ -46,15 +65,20 @@ def total_nats(
         starts = np.arange(0, max(0, len(stream) - length) + stride, stride)
         lengths = np.minimum(len(stream) - starts, length)
     scored_until = np.append(0, (starts + lengths)[:-1])
-    total = 0.0
     for first in range(0, len(starts), batch_size):
         batch = slice(first, first + batch_size)
         x, y = make_batch(stream, (starts[batch], lengths[batch]), length, isolate=False)  # (B, T) each
         before = starts[batch, None] + np.arange(length) < scored_until[batch, None]
         targets = y.masked_fill(torch.from_numpy(before), IGNORE_INDEX)
-        total += float(score(model, x, targets)[0].sum())
-        scored(targets[targets != IGNORE_INDEX])
-    return total
+        nats, _ = score(model, x, targets)
+        yield nats.sum(dim=1).numpy(), target_bytes(targets, byte_lengths)
+
+
+def target_bytes(targets: Tensor, byte_lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The bytes of text in each row of targets, (B, T) on the CPU -> (B,)."""
+    ids = targets.numpy()
+    found: NDArray[np.int64] = np.where(ids == IGNORE_INDEX, 0, byte_lengths[ids]).sum(axis=1)
+    return found
 
 
 @torch.inference_mode()

@@ -11,7 +11,8 @@ from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from gpt.data.prepare import prepare
-from gpt.data.shards import META, SPLITS, Prepared, token_ids
+from gpt.data.shards import META, Prepared, token_ids
+from gpt.data.split import SPLITS
 from gpt.data.windows import Grid, Packed
 from gpt.errors import check_least
 from gpt.files import check_free
@@ -90,7 +91,7 @@ def _describe(prepared: Prepared) -> Iterator[str]:
     yield f"folder      {prepared.folder}"
     yield f"corpus      {meta['source']['corpus']}, {meta['empty_documents']:,} empty documents left out"
     yield f"tokenizer   {tokenizer.name}, {tokenizer.n_vocab:,} ids in {prepared.dtype}"
-    yield f"split       by {meta['split_by']}, {meta['val_fraction']:g} asked for"
+    yield f"held out    {prepared.held_out:.2%} of the bytes"
     for split in SPLITS:
         documents, size, tokens = (prepared.count(split, what) for what in ("documents", "bytes", "tokens"))
         line = f"{split:<12}{documents:,} documents, {size:,} bytes, {tokens:,} tokens"

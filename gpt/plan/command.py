@@ -1,30 +1,38 @@
 """`gpt plan`: what a text needs and what it can give, in a table by the time one has; nothing is trained."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from jsonargparse import ArgumentParser
 
 from gpt import STARTED
+from gpt.data.corpus import find_corpus
+from gpt.data.shards import META
 from gpt.errors import InputError
 from gpt.pictures.runs import short
 from gpt.plain import seconds_of
-from gpt.plan.cost import probe
+from gpt.plan.cost import Cost, Shape, probe
 from gpt.plan.law import Law
 from gpt.plan.plan import GIVEN, Plan, choose
-from gpt.plan.text import measure
+from gpt.plan.text import Text, measure
 from gpt.training.device import default_precision, keep_freed_memory
 
 PLANNED_AROUND = (
-    *("data.corpus", *GIVEN, "data.vocabulary", "data.text_column", "data.errors"),
+    *("data.corpus", *GIVEN, "data.vocabulary", "data.text_column", "data.errors", "data.most_bytes"),
     *("trainer.accelerator", "trainer.precision"),
 )
 """Options of `gpt fit` that a plan keeps."""
 
 _REST_OF_START = 3.0  # seconds from the plan to the first step, without tokenizing
+_SMALL = Shape(2048, 64, 128, 2, 24)
+_BYTES_PER_TOKEN = 4
+_LEAST_READ = 1 << 22
 _WORTH = 0.005  # of the bits per byte: less is no reason to train longer
 
 
@@ -39,7 +47,7 @@ def plan(arguments: list[str]) -> None:
     what = "the times to plan for, from the start of gpt fit to its end"
     parser.add_argument("--minutes", default="1,10,60,480", help=what)
     for name in PLANNED_AROUND:
-        kind = float if name == "data.val_fraction" else int if name in GIVEN else str
+        kind = float if name == "data.val_fraction" else int if name in (*GIVEN, "data.most_bytes") else str
         parser.add_argument(f"--{name}", type=kind, help="as in gpt fit: the rest is planned around it")
     parser.set_defaults({"data.corpus": "python-docs"})
     words = arguments[1:]
@@ -51,20 +59,40 @@ def plan(arguments: list[str]) -> None:
 
 
 def planner(given: Mapping[str, Any]) -> Callable[[float], Plan]:
-    """Read the text and time this machine once: what plans for some minutes around these options."""
+    """Time this machine once: what reads the text and plans for some minutes around these options."""
     given = {name: value for name, value in given.items() if value is not None}
     limits = {"data.val_fraction": (0, 0.99)}
     numbers = {name: number(name, given[name], *limits.get(name, (1,))) for name in GIVEN if name in given}
     reading = {name: given.get(f"data.{name}") for name in ("vocabulary", "text_column", "errors")}
     reading["vocab_size"] = int(numbers.get("model.config.vocab_size", 0)) or None
     reading["val_fraction"] = numbers.get("data.val_fraction")
-    text = measure(given.get("data.corpus", "python-docs"), **reading)
+    corpus = given.get("data.corpus", "python-docs")
+    is_prepared = (Path(corpus) / META).is_file()
+    size = None if is_prepared else find_corpus(corpus, text_column=reading["text_column"]).size()
     keep_freed_memory()
     accelerator = given.get("trainer.accelerator", "auto")
     device = torch.device("cuda" if torch.cuda.is_available() and accelerator != "cpu" else "cpu")
     cost = probe(device, str(given.get("trainer.precision", default_precision(accelerator))))
     law, start = Law.load(), time.perf_counter() - STARTED + _REST_OF_START
-    return lambda minutes: choose(text, cost, law, minutes, numbers, start)
+
+    @cache
+    def measured(most_bytes: int | None) -> tuple[Text, float]:
+        began = time.perf_counter()
+        text = measure(corpus, **reading, most_bytes=most_bytes)
+        return text, time.perf_counter() - began
+
+    def plan_for(minutes: float) -> Plan:
+        most = int(given.get("data.most_bytes") or most_bytes(cost, minutes))
+        text, seconds = measured(None if size is not None and size <= most else most)
+        return choose(text, cost, law, minutes, numbers, start + seconds)
+
+    return plan_for
+
+
+def most_bytes(cost: Cost, minutes: float) -> int:
+    """The text that a small model reads in some minutes: a power of two, so that it is the same again."""
+    seconds = float(cost.step(_SMALL)) / _SMALL.tokens / _BYTES_PER_TOKEN
+    return 1 << round(math.log2(max(_LEAST_READ, 60 * minutes / seconds)))
 
 
 def number(name: str, value: Any, least: float = 0, most: float = 1_000_000) -> float:

@@ -30,7 +30,6 @@ _FEWEST_STEPS = 50
 _MOST_WEIGHTS = 5  # for each byte of text: few cells of the law have more
 _OCCURRENCES = 100  # tokens of text for each id, on average: with 84, 4,096 ids were 3 % worse than 2,048
 _DOUBT = 0.05  # of the bits per byte: by so much must a run be better that the law was not measured for
-_TOKENIZED = 3e6  # bytes a second, learning the vocabulary too
 END_SECONDS = 2.0  # after the last validation: a checkpoint, the loss curve, the end of the process
 _COMPILED_MINUTES = 10  # in less, most of a GPU's time would go into compiling, which is not planned for
 
@@ -57,8 +56,21 @@ class Plan:
         return (
             f"the plan is {shape.emb_dim} x {shape.num_layers} (width x layers), {shape.vocab_size} ids, "
             f"{self.steps} steps of {shape.batch_size} x {shape.context_length} tokens, "
-            f"{self.bits_per_byte:.4g} bits per byte{far} in {self.seconds:.0f} s{rest}"
+            f"{self.bits_per_byte:.4g}{self.error} bits per byte{far} in {self.seconds:.0f} s{rest}"
+            f"{self.part}"
         )
+
+    @property
+    def error(self) -> str:
+        """The standard error of the bits per byte, as far as it comes from what is held out."""
+        error = self.text.error * self.bits_per_byte
+        return f" ± {error:.2g}" if math.isfinite(error) else ""
+
+    @property
+    def part(self) -> str:
+        """How much of a longer text it reads."""
+        most = self.text.most_bytes
+        return f"; of the text it reads {most / 1e6:,.0f} MB" if most else ""
 
     @property
     def tokens(self) -> int:
@@ -95,7 +107,7 @@ class Plan:
             "run": "planned",
             "checkpoint_every": max(every, 100),
             "model": {"config": config, "optimizer": optimizer, "loss_chunk": 2048, **compiled},
-            "data": {**data, "val_fraction": round(self.text.val_fraction, 6)},
+            "data": {**data, "most_bytes": self.text.most_bytes},
             "trainer": {"max_steps": self.steps, "val_check_interval": every, "devices": 1},
         }
 
@@ -114,7 +126,7 @@ def choose(
     """
     shape, per_token = _candidates(text, given, cost.memory)
     validation = _SAMPLE_SECONDS + cost.validation(shape, text.val_fraction * text.size / per_token)
-    around = start + END_SECONDS + (0.0 if text.prepared else text.size / _TOKENIZED)
+    around = start + END_SECONDS + text.tokenizing
     around = around + _validations(minutes) * validation
     step = cost.step(shape)
     needed = 1.05 * (around + _FEWEST_STEPS * step).min() / 60
@@ -173,7 +185,8 @@ def _candidates(text: Text, given: Mapping[str, float], memory: float) -> tuple[
     fits &= supported | (vocab_size == min(text.bytes_per_token))
     if not {"model.config.emb_dim", "model.config.num_layers"} & set(given):
         fits &= (layers >= width / 96) & (layers <= np.maximum(width / 16, 1))  # no tower, no pancake
-        fits &= shape.blocks + shape.table <= _MOST_WEIGHTS * text.train_bytes
+        weights = 1.0 * (shape.blocks + shape.table)  # of a short text, those of the smallest model
+        fits &= weights <= max(_MOST_WEIGHTS * text.train_bytes, weights[fits].min(initial=np.inf))
     if not fits.any():
         options = "".join(f" --{name} {value:g}" for name, value in given.items())
         raise InputError(

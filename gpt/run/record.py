@@ -25,7 +25,7 @@ from gpt.plan.plan import Plan
 from gpt.progress import progress
 from gpt.run.folder import RunFolder
 
-VALIDATED = ("val_loss", "val_perplexity", "val_bits_per_byte")
+VALIDATED = ("val_loss", "val_perplexity", "val_bits_per_byte", "val_standard_error")
 COLUMNS = (
     *("step", "tokens", "seconds", "train_loss", "learning_rate", "gradient_norm", "tokens_per_second"),
     *VALIDATED,
@@ -239,6 +239,7 @@ def write_summary(
     device, tokens = trainer.strategy.root_device, record.tokens + record.interval_tokens
     summary: dict[str, Any] = {
         "val_bits_per_byte": record.validation.get("val_bits_per_byte"),
+        "val_standard_error": record.validation.get("val_standard_error"),
         "val_loss": record.validation.get("val_loss"),
         "train_seconds": round(record.train_seconds, 2),
         "steps": step,

@@ -4,12 +4,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpt.data.module import TokenData
-from gpt.data.vocabularies import Learned, find_vocabulary
 from gpt.errors import InputError
 from gpt.plain import as_dict
 from gpt.run.options import Options
 from gpt.text.template import DEFAULT_TEMPLATE
 from gpt.text.tokenizer import Tokenizer
+from gpt.text.vocabulary import Learned, find_vocabulary
 from gpt.training.output import report
 from gpt.weights.checkpoint import Checkpoint
 from gpt.weights.load import read_once

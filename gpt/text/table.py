@@ -14,6 +14,9 @@ from typing import Any
 from gpt.errors import InputError
 
 END_OF_TEXT = "<|endoftext|>"
+_LARGEST_FILE = 64 << 20  # bytes
+_LONGEST_TOKEN = 1024  # bytes; GPT-2's longest has 128
+_MOST_MERGING = 1 << 28  # bytes of tokens squared: about half a minute
 
 # The words that merges do not cross, as tiktoken's regular expressions: GPT-2's (Radford et al. 2019, the
 # released encoder.py) in the possessive form, which is faster; the same with combining marks, as Hindi, Thai
@@ -39,18 +42,21 @@ def check_table(tokens: list[bytes], pattern: str) -> None:
     known = set(tokens)
     if missing := [byte for byte in range(256) if bytes([byte]) not in known]:
         raise InputError(f"the vocabulary lacks the byte {missing[0]}: it could not encode every text")
-    if len(known) < len(tokens):
-        twice = next(token for rank, token in enumerate(tokens) if token in tokens[:rank])
-        raise InputError(f"the vocabulary has the token {twice!r} twice")
-    if b"" in known:
-        raise InputError("the vocabulary has an empty token")
+    for token in tokens:
+        if token not in known:
+            raise InputError(f"the vocabulary has the token {token!r:.80} twice")
+        known.remove(token)
+        if not 1 <= len(token) <= _LONGEST_TOKEN:
+            raise InputError(f"a token has {len(token):,} bytes, expected 1 to {_LONGEST_TOKEN:,}")
 
 
 def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes] | None]:
     """The two tokens that each token of several bytes is merged from: what tokens of lower rank leave of it.
 
-    None for one that merging never makes.
+    None for one that merging never makes. An InputError for tokens so long that it would take minutes.
     """
+    if sum(len(token) ** 2 for token in tokens) > _MOST_MERGING:
+        raise InputError("the vocabulary has too many long tokens to find their merges")
     ranks = {token: rank for rank, token in enumerate(tokens)}
     pairs: list[tuple[bytes, bytes] | None] = []
     for rank, token in enumerate(tokens):
@@ -70,6 +76,8 @@ def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes] | None]:
 
 def read_table(path: Path) -> tuple[list[bytes], str]:
     """The tokens by rank, and the pattern's name, of a `.tiktoken` file or a byte-level `tokenizer.json`."""
+    if path.stat().st_size > _LARGEST_FILE:
+        raise InputError(f"{path} has more than {_LARGEST_FILE:,} bytes, the limit of a vocabulary")
     data = path.read_bytes()
     if path.suffix == ".model" or b"<unk>" in data[:64]:
         raise InputError(
@@ -82,7 +90,7 @@ def read_table(path: Path) -> tuple[list[bytes], str]:
         made = merges(tokens)
         if None in made and pattern != "chars":
             token = [token for token in tokens if len(token) > 1][made.index(None)]
-            raise InputError(f"the token {token!r} cannot be reached by merges of tokens of lower rank")
+            raise InputError(f"the token {token!r:.80} cannot be reached by merges of tokens of lower rank")
         if listed is not None and listed != [pair for pair in made if pair]:
             raise InputError("its merges do not make its tokens in the order of their ids")
     except InputError as error:
@@ -175,8 +183,13 @@ def spell(token: bytes) -> str:
 
 
 def unspell(letters: str) -> bytes:
-    """The inverse of `spell`; a ValueError for other characters."""
-    return bytes(map("".join(byte_letters()).index, letters))
+    """The inverse of `spell`; a KeyError for other characters."""
+    return bytes(map(_letter_bytes().__getitem__, letters))
+
+
+@cache
+def _letter_bytes() -> dict[str, int]:
+    return {letter: byte for byte, letter in enumerate(byte_letters())}
 
 
 @cache

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import reprlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -13,7 +14,7 @@ from gpt.text.tokenizer import Tokenizer
 
 _PLACE = "{content}"
 _LONGEST = 1 << 12
-_LITERAL = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")  # of Python and of Jinja alike
+_LITERAL = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""  # of Python and of Jinja alike
 
 
 class Part(NamedTuple):
@@ -40,15 +41,19 @@ class Template:
     def __post_init__(self) -> None:
         for role, text in vars(self).items():
             if not isinstance(text, str) or text.count(_PLACE) != 1 or len(text) > _LONGEST:
-                raise InputError(f"the template's {role} must be a text with one {_PLACE}, got {text!r:.80}")
+                raise InputError(
+                    f"the template's {role} must be a text with one {_PLACE}, got {reprlib.repr(text)}"
+                )
         if not self.assistant.endswith(_PLACE):
-            raise InputError(f"the template's assistant must end with {_PLACE}, got {self.assistant!r:.80}")
+            raise InputError(
+                f"the template's assistant must end with {_PLACE}, got {reprlib.repr(self.assistant)}"
+            )
 
     @classmethod
     def from_dict(cls, saved: Any) -> "Template":
         """The inverse of `dataclasses.asdict`; an InputError for anything else."""
         if not isinstance(saved, dict) or saved.keys() != asdict(cls()).keys():
-            raise InputError(f"not a saved template: {saved!r:.80}")
+            raise InputError(f"not a saved template: {reprlib.repr(saved)}")
         return cls(**saved)
 
     def to_jinja(self) -> str:
@@ -69,21 +74,25 @@ class Template:
     @classmethod
     def from_jinja(cls, text: str) -> "Template | None":
         """The inverse of `to_jinja`; None for any other text, of which nothing is evaluated."""
+        marks = [f"<{number}>" for number in range(5)]
+        pattern = re.escape(_marked(marks).to_jinja())
+        for mark in marks:
+            pattern = pattern.replace(re.escape(repr(mark)), _LITERAL)
+        if not (found := re.fullmatch(pattern, text)):
+            return None
         with suppress(ValueError, SyntaxError):
-            literals = [ast.literal_eval(literal) for literal in _LITERAL.findall(text)]
-            system, user, assistant = map(_PLACE.join, zip(literals[3:14:5], literals[5:16:5], strict=True))
-            found = cls(system=system, user=user, assistant=assistant.removesuffix(END_OF_TEXT))
-            return found if found.to_jinja() == text else None
+            template = _marked([ast.literal_eval(literal) for literal in found.groups()])
+            return template if template.to_jinja() == text else None
         return None
 
     def parts(self, messages: Any) -> list[Part]:
         """The text of [{"role": ..., "content": ...}, ...] in parts, last what follows the last reply."""
         if not isinstance(messages, list) or not messages:
-            raise InputError(f"expected a list of messages, got {messages!r:.80}")
+            raise InputError(f"expected a list of messages, got {reprlib.repr(messages)}")
         parts, before = [], ""
         for number, message in enumerate(messages, start=1):
             if not isinstance(message, dict) or not isinstance(content := message.get("content"), str):
-                raise InputError(f"message {number} has no text as its content, got {message!r:.80}")
+                raise InputError(f"message {number} has no text as its content, got {reprlib.repr(message)}")
             if (role := message.get("role")) not in (roles := list(vars(self))):
                 raise InputError(f"message {number} has the role {role!r:.80}, expected {', '.join(roles)}")
             opening, closing = getattr(self, role).split(_PLACE)
@@ -101,6 +110,12 @@ class Template:
         for text, scored in [*parts, Part(rest + self.assistant.removesuffix(_PLACE), False)]:
             ids += tokenizer.encode(text) + [tokenizer.eot] * scored
         return ids
+
+
+def _marked(texts: Sequence[str]) -> Template:
+    """The template with these texts around the places of its contents, in order."""
+    system, user, assistant = texts[0:2], texts[2:4], texts[4]
+    return Template(system=_PLACE.join(system), user=_PLACE.join(user), assistant=assistant + _PLACE)
 
 
 DEFAULT_TEMPLATE = Template()

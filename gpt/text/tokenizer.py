@@ -135,10 +135,8 @@ class Tokenizer:
     def encode_array(self, text: str) -> NDArray[np.uint32]:
         """The ids of plain text, (tokens,)."""
         encode = self.encoding.encode_to_numpy
-        try:
-            parts = [encode(part, disallowed_special=()) for part in split_at_words(text, _LONGEST_CALL)]
-        except UnicodeEncodeError:  # half a surrogate pair becomes U+FFFD
-            return self.encode_array(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+        text = whole_characters(text)
+        parts = [encode(part, disallowed_special=()) for part in split_at_words(text, _LONGEST_CALL)]
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint32), *parts])
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -155,6 +153,15 @@ class Tokenizer:
     def byte_lengths(self) -> NDArray[np.int64]:
         """UTF-8 bytes of text that each id stands for, (n_vocab,); 0 for `<|endoftext|>`."""
         return np.array([*map(len, self.tokens), 0], dtype=np.int64)
+
+
+def whole_characters(text: str) -> str:
+    """`text` with U+FFFD in the place of half a surrogate pair, which UTF-8 cannot hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def split_at_words(text: str, longest: int) -> Iterator[str]:

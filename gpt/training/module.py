@@ -18,6 +18,7 @@ from gpt.config import GPTConfig
 from gpt.data.module import TokenData
 from gpt.data.windows import IGNORE_INDEX
 from gpt.errors import InputError, check_least
+from gpt.evaluation.scoring import ERROR_BLOCKS, bits_per_byte, target_bytes
 from gpt.training import compilation
 from gpt.training.guard import Guard
 from gpt.training.lora import LoRAConfig, add_adapters
@@ -134,25 +135,34 @@ class LanguageModel(LightningModule):
         return loss if batches == usual else loss * (usual / batches)
 
     def on_validation_epoch_start(self) -> None:
-        self._val_nats = self._val_tokens = 0.0
+        self._val_sums: list[list[float]] = []  # nats, tokens and bytes of parts of batches
 
     def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
-        tokens = int((batch[1] != IGNORE_INDEX).sum())
-        if tokens or is_sharded(self.model):  # all processes take part in a sharded model's forward pass
-            loss = float(self.cross_entropy(batch))
-            self._val_nats += loss * tokens if tokens else 0.0  # a process may have only padding
-            self._val_tokens += tokens
+        batches = self.trainer.num_val_batches[0] * self.trainer.world_size
+        parts = min(len(batch[0]), math.ceil(ERROR_BLOCKS / max(1, batches)))  # for the standard error
+        lengths = getattr(self.trainer.datamodule, "byte_lengths", None)  # type: ignore[attr-defined]
+        for part in zip(*(torch.tensor_split(tensor, parts) for tensor in batch), strict=True):
+            tokens, size, loss = int((part[1] != IGNORE_INDEX).sum()), 0, 0.0
+            if tokens or is_sharded(self.model):  # all processes take part in a sharded model's forward pass
+                loss = float(self.cross_entropy(part))
+            if lengths is not None:
+                size = int(target_bytes(part[1].cpu(), lengths).sum())
+            self._val_sums.append([loss * tokens if tokens else 0.0, tokens, size])  # or padding alone
 
     def on_validation_epoch_end(self) -> None:
         """Log nats per token, perplexity, and bits per byte, which does not depend on the tokenizer."""
-        nats, tokens = self._val_nats, self._val_tokens
+        sums = torch.tensor(self._val_sums, dtype=torch.float64)
         if self.trainer.world_size > 1:  # never on MPS, which has no float64
-            sums = torch.tensor([nats, tokens], dtype=torch.float64, device=self.device)
-            nats, tokens = self.trainer.strategy.reduce(sums, reduce_op="sum").tolist()
-        loss = nats / max(tokens, 1)
+            every: Any = self.all_gather(sums.to(self.device))  # (processes, parts, 3), which take turns
+            sums = every.transpose(0, 1).flatten(0, 1).cpu()
+        nats, tokens, sizes = sums.reshape(-1, 3).numpy().T
+        loss = float(nats.sum() / max(tokens.sum(), 1))
         metrics = {"val_loss": loss, "val_perplexity": math.exp(min(loss, 700.0))}
-        if val_bytes := getattr(self.trainer.datamodule, "val_bytes", 0):  # type: ignore[attr-defined]
-            metrics["val_bits_per_byte"] = nats / math.log(2) / val_bytes
+        if sizes.any():
+            bits, error = bits_per_byte(nats, sizes)
+            metrics["val_bits_per_byte"] = bits
+            if math.isfinite(error):
+                metrics["val_standard_error"] = error
         self.log_dict(metrics)
 
     def configure_model(self) -> None:

@@ -37,11 +37,12 @@ import re, sys, time
 from pathlib import Path
 from gpt.data.corpus import find_corpus
 from gpt.data.prepare import prepare
-from gpt.data.vocabularies import Learned, learn
+from gpt.data.split import Divided
+from gpt.text.vocabulary import Learned, learn
 import tokenizers
 began = time.perf_counter()
 if sys.argv[2].startswith("learn:"):
-    learn(find_corpus(sys.argv[1]), Learned(n_vocab=int(sys.argv[2][6:])), 0.1)
+    learn(Divided(find_corpus(sys.argv[1])).to_learn_from(), Learned(n_vocab=int(sys.argv[2][6:])))
 else:
     prepare(sys.argv[1], sys.argv[2])
 seconds = time.perf_counter() - began

@@ -207,7 +207,7 @@ def measure(cell: Cell, corpus: Path, held_out: Path) -> dict[str, float]:
 @cache
 def trial(corpus: Path, held_out: Path) -> Trial:
     """How hard the text of a cell is."""
-    return try_out(*(sample(path.read_text("utf-8")) for path in (corpus, held_out)))
+    return try_out(*(sample(path.read_text("utf-8")) for path in (corpus, held_out)))[0]
 
 
 def corpus_of(cell: Cell, texts: dict[str, str]) -> tuple[Path, Path]:

@@ -1,5 +1,6 @@
 import json
 import random
+import sys
 
 import pytest
 
@@ -41,3 +42,18 @@ def rows(tmp_path, texts):
         "".join(json.dumps({"id": i, "text": t}) + "\n" for i, t in enumerate(texts)), encoding="utf-8"
     )
     return path
+
+
+@pytest.fixture
+def far_files(monkeypatch):
+    """`s3://` reads local files, as tests have no network."""
+    from fsspec.implementations.local import LocalFileSystem
+
+    class Far(LocalFileSystem):
+        protocol = ("s3",)
+
+        @classmethod
+        def _strip_protocol(cls, path):
+            return path.removeprefix("s3://")
+
+    monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, "s3", Far)

@@ -162,12 +162,12 @@ def test_a_decompression_bomb_is_read_in_blocks(tmp_path, ending):
     assert peak < 40 << 20
 
 
-def test_a_failed_download_says_what_to_do(tmp_path):
+def test_a_failed_download_says_what_to_do(tmp_path, far_files):
     for name in ("a.txt", "a.jsonl", "a.txt.gz"):
         with pytest.raises(
-            InputError, match=rf"cannot read file://.*{name} \(.*check the address and the network"
+            InputError, match=rf"cannot read s3://.*{name} \(.*check the address and the network"
         ):
-            documents(f"file://{tmp_path}/{name}")
+            documents(f"s3://{tmp_path}/{name}")
 
 
 def test_bytes_that_are_not_utf8_can_be_replaced_in_fit_too(tmp_path):
@@ -271,12 +271,11 @@ def test_files_of_others_are_neither_deleted_nor_added_to(folder, tmp_path):
 
 def test_a_compressed_line_too_long_for_memory_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("gpt.data.documents._LONGEST_LINE", 1000)
-    monkeypatch.setattr("gpt.data.documents._BYTES_AT_ONCE", 64)
     path = tmp_path / "a.jsonl.gz"
-    line = json.dumps({"text": "x" * 988})
-    assert len(line) == 1000
+    line = json.dumps({"text": "x" * 987})
+    assert len(line) == 999
     path.write_bytes(gzip.compress(f"{line}\n{line}\n".encode()))
-    assert documents(path) == "x" * 988 * 2
-    path.write_bytes(gzip.compress(f"{line}\n {line}\n".encode()))
-    with pytest.raises(InputError, match=r"a\.jsonl\.gz has a line of more than 1,000 characters"):
+    assert documents(path) == "x" * 987 * 2
+    path.write_bytes(gzip.compress(f"{line}\n  {line}\n".encode()))
+    with pytest.raises(InputError, match=r"a\.jsonl\.gz has a line of more than 1,000 bytes"):
         documents(path)

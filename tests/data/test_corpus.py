@@ -68,6 +68,29 @@ def test_every_format_gives_the_same_documents(tmp_path, texts):
         assert list(documents(str(tmp_path / name))) == texts, name
 
 
+def test_an_array_of_json_is_read_value_by_value(tmp_path, monkeypatch):
+    """Of any length and over any lines, with one value in memory."""
+    import tracemalloc
+
+    rows = [{"text": f"{i}, [{{" + 'a "quoted" text ' * (i % 50)} for i in range(3000)]
+    path = write(tmp_path / "a.json.gz", gzip.compress(("\ufeff \n" + json.dumps(rows, indent=1)).encode()))
+    monkeypatch.setattr("gpt.data.documents.PART_BYTES", 1000)
+    assert list(documents(str(path))) == [row["text"] for row in rows]
+    monkeypatch.setattr("gpt.data.documents.PART_BYTES", 1 << 18)
+    write(path, gzip.compress(b"[" + b'{"text":\n"some words"},' * 2_000_000 + b'{"text": ""}]'))
+    tracemalloc.start()
+    assert sum(1 for _ in find_corpus(str(path)).pieces()) == 2_000_001
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 30 << 20
+    monkeypatch.setattr("gpt.data.documents._LONGEST_LINE", 1000)
+    monkeypatch.setattr("gpt.data.documents.PART_BYTES", 500)
+    for text in ('[{"text": "' + "x" * 2000 + '"}]', '[{"text": "x"}, {"text": ', '[{"text": "x"}, oops]'):
+        write(path, gzip.compress(text.encode()))
+        with pytest.raises(InputError, match=r"not an array of JSON from value [12] on, .* 1,000 characters"):
+            list(documents(str(path)))
+
+
 def test_compressed_text(tmp_path):
     import zstandard
 
@@ -78,7 +101,7 @@ def test_compressed_text(tmp_path):
 
 
 @pytest.fixture
-def hub(tmp_path, texts):
+def hub(tmp_path, texts, monkeypatch):
     """A data set laid out as the hub lays them out: two configurations, Parquet shards, a card."""
     card = """---
 configs:
@@ -109,18 +132,19 @@ configs:
         path = tmp_path / "owner" / "name" / f"{name}.parquet"
         path.parent.mkdir(exist_ok=True)
         pq.write_table(pa.table({"text": part, "url": ["u"] * len(part)}), path)
+    monkeypatch.chdir(tmp_path)
     return tmp_path / "owner" / "name"
 
 
 @pytest.mark.parametrize("streaming", [True, False])
 def test_hub_data_sets_by_configuration_and_split(hub, texts, streaming):
-    name = f"hub:{hub}"
+    name = "hub:owner/name"
     assert list(documents(name, subset="plain", streaming=streaming)) == texts[:30]
     assert list(documents(name, subset="plain", split="validation", streaming=streaming)) == texts[30:]
 
 
 def test_lines_of_a_hub_data_set_become_documents(hub):
-    found = list(documents(f"hub:{hub}", subset="lines", document_starts=" = [^=]"))
+    found = list(documents("hub:owner/name", subset="lines", document_starts=" = [^=]"))
     assert found == ["", " = One = \n first \n = = Part = = \n", " = Two = \n x \n"]
 
 
@@ -133,9 +157,9 @@ def test_hub_errors_name_what_is_there(hub):
     with pytest.raises(
         InputError, match=r"no column 'body', it has text, url: choose one with --text_column"
     ):
-        list(documents(f"hub:{hub}", subset="plain", text_column="body"))
+        list(documents("hub:owner/name", subset="plain", text_column="body"))
     with pytest.raises(InputError, match=r"cannot read hub:.*test"):
-        list(documents(f"hub:{hub}", subset="plain", split="test"))
+        list(documents("hub:owner/name", subset="plain", split="test"))
 
 
 def test_text_column(tmp_path):
@@ -218,7 +242,8 @@ def test_bad_rows_are_named_by_their_line(tmp_path, capfd, name, content, messag
 
 
 def test_what_is_not_utf8_is_named_with_its_byte(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpt.data.documents._BYTES_AT_ONCE", 64)
+    monkeypatch.setattr("gpt.data.documents.PART_BYTES", 64)
+    monkeypatch.setattr("gpt.data.documents._LOOKED_AT", 8)
     position = 1000
     bad = ("\u00e9" * 500).encode() + b"\xff" + b"tail"
     path = write(tmp_path / "latin.txt", bad)
@@ -292,6 +317,14 @@ def test_own_recipes(tmp_path):
     assert find_corpus(str(recipe)) == Corpus(files=(f"{tmp_path}/a.txt",), errors="replace")
     assert find_corpus(str(recipe), errors="strict").errors == "strict"
     for text, message in (
+        (
+            "corpus: {files: 'reference://x'}",
+            "expected a path, or a URL of https, http, s3, gs, hf without ::",
+        ),
+        ("corpus: {files: 'https://x::file://y'}", "expected a path, or a URL"),
+        ("corpus: {hub: ../private}", "expected OWNER/NAME of a data set"),
+        ("a: &a [x]\ncorpus: {files: *a}", "not a recipe.*an alias"),
+        ("#" * 70_000, "not a recipe.*more than 65,536 bytes"),
         ("corpus: {file: x}", "unknown setting file"),
         ("- a", "not a recipe"),
         ("a: [", "not a rec"),
@@ -369,9 +402,9 @@ def test_size_is_known_for_plain_text_alone(tmp_path):
     assert find_corpus("python-docs").size() is None
 
 
-def test_urls_are_read_and_known_by_their_name(tmp_path):
+def test_urls_are_read_and_known_by_their_name(tmp_path, far_files):
     path = write(tmp_path / "a.txt", "from afar\r\n")
-    url = f"file://{path}"
+    url = f"s3://{path}"
     assert list(documents(url)) == ["from afar\r\n"]
     assert find_corpus(url).size() is None
     first = prepare(url, vocab_size=300)

@@ -11,9 +11,15 @@ from gpt.cli import main
 from gpt.data.prepare import prepare
 from gpt.data.shards import Prepared, Stream
 from gpt.evaluation.command import score_endings, score_last_words, score_text
-from gpt.evaluation.scoring import total_nats
+from gpt.evaluation.scoring import score_windows
 
 TOKENIZER = Tokenizer("gpt2", vocab_size=300)
+
+
+def total_nats(model, stream, tokenizer, **options):
+    return sum(
+        float(nats.sum()) for nats, _ in score_windows(model, stream, tokenizer.byte_lengths(), **options)
+    )
 
 
 @pytest.fixture
@@ -66,7 +72,9 @@ def test_every_token_once_with_the_context_of_its_window(length, stride, model, 
         for target in range(scored, min(begin + 16, length)):
             expected += nats_after(model, [299, *ids][begin : target + 1], ids[target])
         scored = min(begin + 16, length)
-    found = [total_nats(model, stream_of(ids), stride=stride, batch_size=size) for size in (1, 3, 8)]
+    found = [
+        total_nats(model, stream_of(ids), TOKENIZER, stride=stride, batch_size=size) for size in (1, 3, 8)
+    ]
     assert found == pytest.approx([expected] * 3, rel=1e-5)
 
 
@@ -102,7 +110,7 @@ def test_the_perplexity_recipe_of_transformers(stride, stream_of):
     ours = GPT.from_weights(found.config, found.weights)
     stream = stream_of(ids[0, 1:].tolist())
     stream.eot = int(ids[0, 0])
-    scored = total_nats(ours, stream, stride=stride)
+    scored = total_nats(ours, stream, Tokenizer("gpt2", found.config.vocab_size), stride=stride)
     assert math.exp(scored / 100) == pytest.approx(math.exp(nats / tokens), rel=1e-5)
 
 
@@ -120,7 +128,9 @@ def test_a_split_is_scored_as_validation_scores_it(model, text_file):
         result = score_text(model, TOKENIZER, source, split)
         assert result["tokens"] == targets == Prepared(folder).count("val", "tokens")
         assert result["nats_per_token"] == pytest.approx(nats / targets, rel=1e-5)
-        assert result["bits_per_byte"] == pytest.approx(nats / math.log(2) / data.val_bytes, rel=1e-5)
+        assert result["bits_per_byte"] == pytest.approx(
+            nats / math.log(2) / data.prepared.scored("val")[1], rel=1e-5
+        )
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ def test_what_inspect_says(rows, texts, tmp_path, capsys):
 
 
 def test_lengths_are_those_of_the_documents(rows, texts, tmp_path):
-    prepared = Prepared(prepare(str(rows), tmp_path / "out", vocab_size=500, val_fraction=0.3))
+    prepared = Prepared(prepare(str(rows), tmp_path / "out", vocab_size=500, val_fraction=0.0))
     tokenizer = Tokenizer("gpt2", vocab_size=500)
     found = np.concatenate([prepared.document_lengths(split) for split in ("train", "val")])
     assert sorted(found.tolist()) == sorted(len(tokenizer.encode(text)) + 1 for text in texts)
@@ -126,9 +126,9 @@ def test_numbers_below_zero(rows):
 
 
 def test_a_single_example_is_described(tmp_path, capsys):
-    """All of it is held out."""
+    """None of it is held out."""
     (tmp_path / "a.csv").write_text("prompt,completion\nHi,you\n", encoding="utf-8")
     inspect(str(tmp_path / "a.csv"), vocab_size=300, windows=0)
-    assert "train       0 documents" in capsys.readouterr().out
+    assert "val         0 documents" in capsys.readouterr().out
     pictures = {"picture": str(tmp_path / "a.png")}
     inspect(str(tmp_path / "a.csv"), vocabulary="gpt2:257,gpt2:300", **pictures)

@@ -59,6 +59,7 @@ def test_the_summary_is_complete_and_true(run):
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     assert set(summary) == {
         "val_bits_per_byte",
+        "val_standard_error",
         "val_loss",
         "train_seconds",
         "steps",

@@ -62,6 +62,14 @@ def test_jinja_of_others_is_not_read():
         assert changed != ours and Template.from_jinja(changed) is None
 
 
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_a_megabyte_of_quotation_marks_is_read_once(quote):
+    """Minutes, where each mark begins a search for its end."""
+    ours, marks = DEFAULT_TEMPLATE.to_jinja(), ("\\" + quote) * 500_000
+    for text in (marks, ours + marks, ours.replace("'### R", "'" + marks, 1), ours[:200] + marks):
+        assert Template.from_jinja(text) is None
+
+
 @pytest.mark.parametrize(
     ("texts", "said"),
     [

@@ -1,22 +1,23 @@
 import json
 import os
+import random
 from base64 import b64encode
 
-import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from processes import forked
 
-from gpt.data import vocabularies
-from gpt.data.corpus import choose_split, find_corpus
+from gpt.data.corpus import find_corpus
 from gpt.data.module import TokenData
 from gpt.data.prepare import prepare
 from gpt.data.shards import Prepared
-from gpt.data.vocabularies import Learned, find_vocabulary, learn, learn_table
+from gpt.data.split import Divided
 from gpt.errors import InputError
+from gpt.text import vocabulary
 from gpt.text.table import PATTERNS, merges, to_json
 from gpt.text.tokenizer import Tokenizer
+from gpt.text.vocabulary import Learned, find_vocabulary, learn
 
 SAMPLES = {
     "english": "The cat doesn't sit; the cats don't sit on 13 mats, do they?\n\n  Indented text. ",
@@ -31,7 +32,7 @@ PROSE = " ".join(f"word{i * i % 7919} and" for i in range(4000))
 
 
 def learned(size=400, pattern="gpt2", text=TEXT):
-    return Tokenizer("own", table=learn_table([text], size, pattern), pattern=pattern)
+    return learn([text], Learned(n_vocab=size, pattern=pattern))
 
 
 @pytest.fixture(scope="module", params=["gpt2", "marks"])
@@ -69,11 +70,11 @@ def test_the_library_encodes_all_of_the_text_alike(tokenizer):
 
 
 def test_the_end_of_a_text_is_learned_as_any_other_text():
-    assert b"endoftext" in learn_table(["<|endoftext|> or not, " * 50], 290, "gpt2", at_most=True)
+    assert b"endoftext" in learn(["<|endoftext|> or not, " * 50], Learned(n_vocab=290, at_most=True)).tokens
 
 
 def test_learned_merges_are_the_ones_that_the_ranks_give():
-    table = learn_table([TEXT], 430, "gpt2")
+    table = learned(430).tokens
     pairs = merges(table)
     assert None not in pairs
     assert [first + second for first, second in pairs] == table[256:]
@@ -88,9 +89,9 @@ def test_marks_stay_in_their_words():
 def test_one_thread_and_two_learn_the_same_table(tmp_path):
     code = (
         "import argparse, pickle, typing; from pathlib import Path; from hashlib import sha256;"
-        "from gpt.data.vocabularies import learn_table;"
+        "from gpt.text.vocabulary import Learned, learn;"
         "texts = [Path(each.__file__).read_text(encoding='utf-8') for each in (argparse, pickle, typing)];"
-        "print(sha256(repr(learn_table(iter(texts), 600, 'gpt2')).encode()).hexdigest())"
+        "print(sha256(repr(learn(iter(texts), Learned(n_vocab=600)).tokens).encode()).hexdigest())"
     )
     found = set()
     for threads in ("1", "2"):
@@ -105,75 +106,44 @@ def test_one_thread_and_two_learn_the_same_table(tmp_path):
     assert len(found) == 1 and len(found.pop()) == 65
 
 
-def write_rows(path, texts):
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    return str(path)
+def test_text_that_is_held_out_leaves_no_trace(tmp_path):
+    """In documents, in one text and in a sample of a large one, whatever stands there."""
+    for name, text in (("a.jsonl", [f"{i}: {PROSE[i * 100 :][:200]}" for i in range(200)]), ("a.txt", PROSE)):
+        tables = []
+        for _ in range(2):
+            lines = [json.dumps({"text": row}) for row in text] if name == "a.jsonl" else [text]
+            (tmp_path / name).write_text("\n".join(lines), encoding="utf-8")
+            prepared = Prepared(prepare(str(tmp_path / name), vocabulary="learn:400", val_fraction=0.2))
+            tables.append(prepared.tokenizer)
+            pieces = Divided(find_corpus(str(tmp_path / name)), 0.2).pieces()
+            train = [piece.text for piece in pieces if piece.split == "train"]
+            assert tables[-1] == learn(train, Learned(n_vocab=400))
+            # Again without what is held out: nothing changes; with other text to train on it does.
+            text = [row for row in text if row in train] if name == "a.jsonl" else "".join(train)
+        assert learn(["zyx " * 900, *train], Learned(n_vocab=400)) != tables[0]
 
 
-def test_documents_held_out_leave_no_trace(tmp_path):
-    texts = [f"document {i}: {PROSE[i * 100 :][:200]}" for i in range(200)]
-    held_out = [text for text in texts if choose_split(text.encode(), 0.2) == "val"]
-    assert 10 < len(held_out) < 100
-    strange = iter([t for i in range(9999) if choose_split((t := f"{i} zyx" * 20).encode(), 0.2) == "val"])
-    changed = [next(strange) if text in held_out else text for text in texts]
-    wanted = Learned(n_vocab=400)
-    tables = [
-        learn(find_corpus(write_rows(tmp_path / f"{name}.jsonl", each)), wanted, 0.2)
-        for name, each in (("a", texts), ("b", changed), ("c", texts[:1] + changed[1:] + ["zyx " * 900]))
-    ]
-    assert tables[0] == tables[1]
-    assert tables[0] != tables[2]  # the last document is trained on
+def test_a_smaller_vocabulary_is_the_beginning_of_a_larger_one():
+    """A plan learns the largest, and its run takes the first ids without learning again."""
+    large = learn([TEXT, PROSE], Learned(n_vocab=900, at_most=True))
+    assert list(vocabulary._learned.values())[-1] == (899, large.tokens)
+    learn([PROSE], Learned(n_vocab=300))  # as a plan does on the way
+    assert len(vocabulary._learned) == 2
+    for size in (300, 600):
+        small = learn([TEXT, PROSE], Learned(n_vocab=size))
+        assert small.tokens == large.tokens[: size - 1]
+        vocabulary._learned.clear()
+        assert learn([TEXT, PROSE], Learned(n_vocab=size)) == small
 
 
-def test_text_held_out_by_position_leaves_no_trace(tmp_path):
-    tokenizers = []
-    for end in ("zyx ", "qwv "):
-        text = PROSE[:18_000] + (end * 1000)[:2000]
-        (tmp_path / f"{end}.txt").write_text(text, encoding="utf-8")
-        prepared = Prepared(prepare(str(tmp_path / f"{end}.txt"), vocabulary="learn:400", val_fraction=0.1))
-        assert prepared.meta["split_by"] == "position"
-        val = prepared.tokenizer.decode_bytes(np.concatenate(prepared.stream("val").parts)[:-1].tolist())
-        assert text.encode().endswith(val)
-        assert 1990 < len(val) <= 2000
-        tokenizers.append(prepared.tokenizer)
-    assert tokenizers[0] == tokenizers[1]
-    (tmp_path / "c.txt").write_text(PROSE[:17_000] + (end * 1000)[:3000], encoding="utf-8")
-    seen = Prepared(prepare(str(tmp_path / "c.txt"), vocabulary="learn:400", val_fraction=0.1))
-    assert seen.tokenizer != tokenizers[0]
-
-
-def test_an_example_that_is_held_out_leaves_no_trace(tmp_path):
-    """The last one, whole, though most of it lies before the fraction that is held out."""
-    tokenizers = []
-    for end in ("zyx ", "qwv "):
-        texts = [PROSE[:2000], PROSE[2000:4000], end * 500]
-        lines = (json.dumps({"prompt": "Write", "completion": text}) + "\n" for text in texts)
-        (tmp_path / f"{end}.jsonl").write_text("".join(lines), encoding="utf-8")
-        options = {"vocabulary": "learn:300", "val_fraction": 0.01}
-        prepared = Prepared(prepare(str(tmp_path / f"{end}.jsonl"), **options))
-        assert prepared.meta["split_by"] == "position"
-        assert [prepared.count(split, "documents") for split in ("train", "val")] == [2, 1]
-        tokenizers.append(prepared.tokenizer)
-    assert tokenizers[0] == tokenizers[1]
-
-
-def test_of_a_large_text_parts_are_chosen_by_a_rule(tmp_path, monkeypatch):
-    monkeypatch.setattr(vocabularies, "_PART_CHARACTERS", 500)
-    monkeypatch.setattr(vocabularies, "_SAMPLE_BYTES", 20_000)
-    taken = []
-    monkeypatch.setattr(
-        vocabularies, "learn_table", lambda texts, *_: taken.append(texts) or [bytes([b]) for b in range(256)]
-    )
-    source = find_corpus(
-        write_rows(tmp_path / "a.jsonl", [f"{i} {TEXT[i * 50 :][:400]}" for i in range(200)])
-    )
-    for _ in range(2):
-        learn(source, Learned(n_vocab=300), 0.05)
-    assert taken[0] == taken[1]
-    assert 5_000 < sum(len(text.encode()) for text in taken[0]) <= 20_000
-    monkeypatch.setattr(vocabularies, "_SCANNED_BYTES", 10_000)
-    learn(source, Learned(n_vocab=300), 0.05)
-    assert 0 < sum(len(text.encode()) for text in taken[2]) <= 10_500
+@pytest.mark.parametrize("text", ["ACGT" * 250_000, "a" * 200_000, "\u9053" * 100_000, "0" * 100_000])
+def test_a_text_of_one_word_is_learned_in_parts(text):
+    """In time that grows with the text: in one word it took minutes."""
+    draw = random.Random(0)
+    text = "".join(draw.choices(text[:4], k=len(text))) if text[0] == "A" else text
+    tokenizer = learn([text], Learned(n_vocab=1024, at_most=True))
+    assert max(map(len, tokenizer.tokens)) <= 128
+    assert tokenizer.decode(tokenizer.encode(text[:5000])) == text[:5000]
 
 
 def test_it_travels_with_the_prepared_data(tmp_path):
@@ -183,8 +153,6 @@ def test_it_travels_with_the_prepared_data(tmp_path):
     assert prepare(str(tmp_path / "a.txt"), vocabulary="learn:401") != folder
     data = TokenData(str(folder), vocab_size=400, context_length=16)
     assert (data.tokenizer.name, data.tokenizer.n_vocab) == ("own", 400)
-    both = np.concatenate([data.prepared.stream(split).parts[0] for split in ("train", "val")])
-    assert data.tokenizer.decode(both[:-1].tolist()) == TEXT
     assert TokenData(str(folder), context_length=16, vocabulary="learn:400").tokenizer == data.tokenizer
     for wrong in ("learn:401", "gpt2:500", "gpt2:400", "learn:400:marks"):
         with pytest.raises(InputError, match="was prepared with vocab_size 400"):
@@ -239,7 +207,7 @@ def test_prepared_text_of_any_vocabulary_not_above_the_limit(tmp_path):
 
 def test_more_than_the_text_supports():
     with pytest.raises(InputError, match=r"supports at most \d+ ids, got learn:5000"):
-        learn_table(["a short text, a short text"], 5000, "gpt2")
+        learn(["a short text, a short text"], Learned(n_vocab=5000))
 
 
 BYTES = [bytes([byte]) for byte in range(256)]
@@ -268,6 +236,27 @@ def test_tables_with_errors_are_refused(tmp_path, content, message):
     (tmp_path / "table").write_bytes(content)
     with pytest.raises(InputError, match=message):
         find_vocabulary(str(tmp_path / "table"), 1)
+
+
+def test_large_and_hostile_tables_are_refused_at_once(tmp_path, monkeypatch):
+    """In a time that grows with the file: looking for each token before it would take hours."""
+    many = [*BYTES, *(b"%06d" % number for number in range(300_000))]
+    path = tmp_path / "tokenizer.json"
+    for tokens, message in (
+        ([*many, many[-1]], "b'299999' twice"),
+        ([*BYTES, b"a" * 2000], "a token has 2,000 bytes, expected 1 to 1,024"),
+        ([*BYTES, *(b"%01000d" % number for number in range(300))], "too many long tokens"),
+    ):
+        path.write_bytes(as_tiktoken(tokens))
+        with pytest.raises(InputError, match=message):
+            find_vocabulary(str(path), 1)
+    model = {"type": "BPE", "vocab": {"\u0100" * 1_000_000: 0}, "merges": []}
+    path.write_text(json.dumps({"model": model, "pre_tokenizer": {"type": "ByteLevel"}}), encoding="utf-8")
+    with pytest.raises(InputError, match="lacks the byte 0"):
+        find_vocabulary(str(path), 1)
+    monkeypatch.setattr("gpt.text.table._LARGEST_FILE", 1000)
+    with pytest.raises(InputError, match="has more than 1,000 bytes, the limit of a vocabulary"):
+        find_vocabulary(str(path), 1)
 
 
 def test_files_of_ones_own(tmp_path, tokenizer):

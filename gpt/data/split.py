@@ -1,0 +1,162 @@
+"""What of a corpus is held out: decided here once, on the text; everything else reads both parts here.
+
+A unit is a document, or of a longer one each part of at most a twentieth of what is held out, so that about
+twenty units are held out at least. They are those with the lowest hashes: equal documents are on the same
+side. An example is never cut up.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from gpt.data.corpus import Corpus, evenly_spread
+from gpt.data.documents import Piece, word_start
+from gpt.errors import InputError
+
+SPLITS = ("train", "val")
+SAMPLE_BYTES = 32 << 20  # of text in memory at once
+_LEARNED_BYTES = 8 << 20
+_LEAST_UNIT = 1 << 10  # bytes, where so much is held out
+_HASHES = 1 << 64
+
+
+def held_out_bytes(size: float) -> float:
+    """How much of a text is held out: a tenth up to a megabyte, of more 100 times the root of its bytes."""
+    return min(size / 10, 100 * size**0.5)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The most bytes of a unit, and the hash below which units are held out."""
+
+    longest: int
+    below: int
+    share: float
+    """Of the text that is held out, of all or, where not all of it was read, about."""
+
+    @classmethod
+    def of(cls, size: int, val_fraction: float | None = None) -> "Rule":
+        """The rule for a text of `size` bytes. A part of a large text has the units of all of it."""
+        usual = held_out_bytes(min(size, SAMPLE_BYTES))
+        fraction = held_out_bytes(size) / max(size, 1) if val_fraction is None else val_fraction
+        return cls(int(max(1, usual / 20, min(usual, _LEAST_UNIT))), int(fraction * _HASHES), fraction)
+
+    def exact(self, pieces: Iterable[Piece]) -> "Rule":
+        """The rule that holds out no more than its share of these pieces, and one unit of two at least."""
+        sizes: dict[int, int] = {}
+        for _, units in _units(pieces, self.longest):
+            for drawn, data in units:
+                sizes[drawn] = sizes.get(drawn, 0) + len(data)
+        lowest = sorted((drawn, size) for drawn, size in sizes.items() if size)
+        total, held, below = max(1, sum(sizes.values())), 0, 0
+        for drawn, size in lowest[:-1]:
+            if not self.share or (held and held + size > self.share * total):
+                break
+            held, below = held + size, drawn + 1
+        return Rule(self.longest, below, held / total)
+
+
+class Divided:
+    """A corpus in two parts, `train` and `val`.
+
+    Args:
+        val_fraction: the fraction of the text to hold out, by default what `held_out_bytes` says.
+        most_bytes: of a longer text, read parts of about so many bytes in all, see `Corpus.pieces`.
+    """
+
+    def __init__(
+        self, source: Corpus, val_fraction: float | None = None, most_bytes: int | None = None
+    ) -> None:
+        if val_fraction is not None and not 0.0 <= val_fraction < 1.0:
+            raise InputError(f"val_fraction must be in [0, 1), got {val_fraction}")
+        self.source, self.most_bytes = source, most_bytes
+        most, size = most_bytes or 1 << 62, source.size()
+        self._all: list[Piece] | None = None  # of what is read, if it fits into memory
+        if min(most, size or 0) <= SAMPLE_BYTES:
+            pieces = list(source.pieces(min(most, SAMPLE_BYTES)))
+            read = sum(len(piece.text.encode()) for piece in pieces)
+            if size is None and read < min(most, SAMPLE_BYTES):
+                size = read
+            if size is not None or most <= SAMPLE_BYTES:
+                self._all = pieces
+        self.drawn = most_bytes if most < (size or 1 << 62) else None
+        """`most_bytes`, if not all of the text is read."""
+        self.size = read if self._all is not None else min(most, size or SAMPLE_BYTES)
+        """Bytes of UTF-8 text in both parts, of a large text about so many."""
+        self.rule = Rule.of(self.size, val_fraction)
+        if self._all is not None:
+            self.rule = self.rule.exact(self._all)
+
+    def pieces(self) -> Iterator[Piece]:
+        """All that is read, in order."""
+        found = self.source.pieces(self.most_bytes) if self._all is None else self._all
+        return divide(found, self.rule)
+
+    def sample(self) -> Iterator[Piece]:
+        """All of a text of up to `SAMPLE_BYTES`; of a larger one parts of it, of which more is held out.
+
+        What is `train` here is `train` among `pieces` too.
+        """
+        if self._all is not None:
+            return self.pieces()
+        rule = max(self.rule, Rule.of(SAMPLE_BYTES), key=lambda rule: rule.below)
+        return divide(self.source.pieces(SAMPLE_BYTES), rule)
+
+    def to_learn_from(self) -> list[str]:
+        """Text to learn a vocabulary from: parts of all that is trained on, more of a larger text."""
+        share = max(_LEARNED_BYTES, self.size / 16) / min(self.size, SAMPLE_BYTES)
+        train = (piece.text for piece in self.sample() if piece.split == "train")
+        return [text for number, text in enumerate(train) if evenly_spread(number) < share]
+
+
+def divide(pieces: Iterable[Piece], rule: Rule) -> Iterator[Piece]:
+    """The pieces with their splits: of a document in both, each part is a document there."""
+    begun: set[str] = set()  # the splits that have a part of this document
+    for piece, units in _units(pieces, rule.longest):
+        if piece.first:
+            begun.clear()
+        by_split = groupby(units, key=lambda unit: SPLITS[unit[0] < rule.below])
+        runs = [(split, b"".join(data for _, data in run)) for split, run in by_split]
+        last = {split: number for number, (split, _) in enumerate(runs)}
+        for number, (split, data) in enumerate(runs):
+            yield Piece(
+                piece.text if len(runs) == 1 else data.decode(),
+                first=split not in begun,
+                last=piece.last and last[split] == number,
+                scored=piece.scored,
+                split=split,
+            )
+            begun.add(split)
+        if piece.last:
+            for split in begun - last.keys():
+                yield Piece("", first=False, split=split)
+
+
+def _units(pieces: Iterable[Piece], longest: int) -> Iterator[tuple[Piece, list[tuple[int, bytes]]]]:
+    """Each piece with the hashes and the UTF-8 text of its units; an example has one for all its pieces."""
+    example: int | None = None
+    for piece in pieces:
+        data = piece.text.encode()
+        if piece.first:
+            example = None if piece.scored else _hash(data)
+        if example is not None:
+            yield piece, [(example, data)]
+        else:
+            units = enumerate(_cut(data, longest))
+            yield piece, [(_hash(unit, number), unit) for number, unit in units]
+
+
+def _cut(data: bytes, longest: int) -> Iterator[bytes]:
+    begin = 0
+    while len(data) - begin > longest:
+        end = word_start(data, begin + max(1, longest // 2), begin + longest)
+        yield data[begin:end]
+        begin = end
+    yield data[begin:]
+
+
+def _hash(unit: bytes, number: int = 0) -> int:
+    """By the text and, of parts of a piece, their number: a text that repeats one line is divided too."""
+    data = unit + b"%d" % number if number else unit
+    return int.from_bytes(hashlib.sha256(data).digest()[:8], "big")
