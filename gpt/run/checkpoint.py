@@ -1,11 +1,8 @@
 """Writing a run's checkpoints, each of which is whole or not there, and continuing from one."""
 
-import errno
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +16,16 @@ from gpt.training.module import LanguageModel
 from gpt.training.optimizers.state import places, tensors_of
 from gpt.training.shard import part_of, whole
 from gpt.weights.adapters import adapters_of
-from gpt.weights.checkpoint import SUFFIX, ModelPart, RunPart, checkpoints_of, next_session, read, write
+from gpt.weights.checkpoint import (
+    SUFFIX,
+    Checkpoint,
+    ModelPart,
+    RunPart,
+    checkpoints_of,
+    next_session,
+    read,
+    write,
+)
 from gpt.weights.formats.table import Weights
 
 _SECONDS_BETWEEN = 60.0
@@ -29,25 +35,26 @@ _PART_BETWEEN = 0.01  # of the run
 class Checkpoints:
     """Keeps the newest checkpoint, `last`, those before it, `step-N`, and `best`, of the lowest validation.
 
-    One is due every `every` updates, and after a minute or a hundredth of the run, whichever is longer. The
-    newest `keep` are kept.
+    The newest `keep` are kept.
     """
 
-    def __init__(self, folder: RunFolder, every: int, keep: int) -> None:
-        self.run, self.every, self.keep = folder, every, keep
+    def __init__(self, folder: RunFolder, keep: int) -> None:
+        self.run, self.keep = folder, keep
         self.best_loss = float("inf")
         self.session = self.saves = 0
         self.saved = (0, False)  # the step in the newest one, and whether its validation is part of it
-        self._at = time.monotonic()
+        self._at = 0.0
 
-    def begin(self, step: int, validated: bool, resumed: Path | None, other_text: bool) -> None:
+    def begin(self, step: int, resumed: Checkpoint | None, other_text: bool) -> None:
         """Number this session, and set aside what is of another future or text; one process does it."""
         self.session = next_session(self.run / "")
         for file in (self.run / "").rglob(".*.tmp"):
             file.unlink(missing_ok=True)
-        if self.last.resolve() != (resumed or self.last).resolve():
+        if resumed is None or self.last.resolve() != resumed.path.resolve():
             _set_aside(self.last, "step-")
         _set_aside(self.best, "best-step-", -1 if other_text else step)
+        if not self.best.is_file():
+            self.best_loss = float("inf")
 
     @property
     def last(self) -> Path:
@@ -60,20 +67,23 @@ class Checkpoints:
         return self.run / f"checkpoints/best{SUFFIX}"
 
     def is_late(self, step: int, total: int) -> bool:
-        """Whether much of the run has passed since the last one."""
+        """Whether a minute and a hundredth of the run have passed since the last one."""
         seconds = time.monotonic() - self._at
         return seconds >= _SECONDS_BETWEEN and step - self.saved[0] >= _PART_BETWEEN * total
 
-    def save_last(self, tensors: Weights, model: ModelPart, run: RunPart) -> None:
-        """Write the newest one, and delete those that are too old."""
-        if self.last.is_file() and run.step > self.saved[0]:
-            earlier = self.last.with_name(f"step-{self.saved[0]}{SUFFIX}")
-            earlier.unlink(missing_ok=True)
-            try:  # the file exists under one of its two names at any moment
-                os.link(self.last, earlier)
-            except OSError:  # a file system without links
-                os.replace(self.last, earlier)
-        save(self.last, tensors, model, run)
+    def set_back(self, step: int) -> None:
+        """Name the newest one by its step, unless it is of this one."""
+        if not self.last.is_file() or step <= self.saved[0]:
+            return
+        earlier = self.last.with_name(f"step-{self.saved[0]}{SUFFIX}")
+        earlier.unlink(missing_ok=True)
+        try:  # the file exists under one of its two names at any moment
+            os.link(self.last, earlier)
+        except OSError:  # a file system without links
+            os.replace(self.last, earlier)
+
+    def forget_old(self) -> None:
+        """Delete those that are too old."""
         newest_first = checkpoints_of(self.run / "", broken_first=False)
         older = [file for file in newest_first if file.name.startswith("step-")]
         for file in older[self.keep - 1 :]:
@@ -88,18 +98,6 @@ def save(path: Path, tensors: Weights, model: ModelPart, run: RunPart | None) ->
     """Write a checkpoint, atomically: an OSError leaves the old file unchanged."""
     with atomic_write(path, "wb") as file:
         write(file, tensors, model, run)
-
-
-def together(work: Callable[[], None], path: Path, first: bool, broadcast: Callable[[Any], Any]) -> None:
-    """Have the first process write for all, so that all of them stop if its disk is full."""
-    number = 0
-    if first:
-        try:
-            work()
-        except OSError as error:
-            number = error.errno or errno.EIO
-    if number := broadcast(number):
-        raise OSError(number, f"{os.strerror(number)}; the earlier checkpoints are intact", str(path))
 
 
 def gather(module: LanguageModel, optimizer: Optimizer | None, first: bool) -> Weights:

@@ -102,10 +102,7 @@ def assemble(begun: Start) -> tuple[Trainer, Loop, LanguageModel, TokenData]:
     folder = _folder(begun, options)
     lasting = replace(options, resume=None, ckpt_path=None, minutes=None)  # what a later start begins with
     limits = Limits(lasting, _deadline(begun.plan))
-    same_limits = begun.before is not None and all(
-        getattr(begun.before.trainer, name) == getattr(options.trainer, name) for name in _LIMITS
-    )
-    loop = Loop(lasting, folder, limits, begun.checkpoint, same_limits)
+    loop = Loop(lasting, module, data, folder, limits, begun.checkpoint, _total(begun))
     trainer = new_trainer(options, callbacks=[loop])
     data.prepare_data()
     data.setup("fit")
@@ -224,6 +221,15 @@ def _folder(begun: Start, options: Options) -> RunFolder:
     if begun.checkpoint:
         existing = folder_of_checkpoint(begun.checkpoint.path)
     return RunFolder(options.run, existing)
+
+
+def _total(begun: Start) -> int | None:
+    """The updates that the checkpoint was to make, unless the options limit the run in another way now."""
+    if begun.before is None or begun.checkpoint is None or begun.checkpoint.run is None:
+        return None
+    before, now = begun.before.trainer, begun.options.trainer
+    same = all(getattr(before, name) == getattr(now, name) for name in _LIMITS)
+    return begun.checkpoint.run.total if same else None
 
 
 def _deadline(plan: Plan | None) -> Deadline | None:

@@ -5,28 +5,19 @@ import sys
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from gpt.errors import InputError
 from gpt.run.options import Options
+from gpt.run.signals import Stopped
 from gpt.training.output import report
+from gpt.weights.checkpoint import RunPart
 
 COMPILED_SECONDS = 600.0
 """A run limited to less time is not compiled unless asked to."""
 _RECENT = 0.2  # of the time: the speed is that of so much at most
 _OFF = 0.01  # of the time: a planned run that is off by less is not corrected
 _EVERY = 0.05  # of the time: between two corrections, and before the first
-
-
-@dataclass(frozen=True, kw_only=True)
-class Known:
-    """What a checkpoint keeps of it."""
-
-    seconds_per_step: float | None
-    """Of late, in a run limited by time."""
-    best: float | None
-    """The lowest validation loss so far, for early stopping."""
-    stalled: int
-    """Validations since."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +58,11 @@ class Limits:
         self._validating = 0.0  # seconds of all validations
         self._validation = deadline.validation if deadline else 0.0  # seconds of the last
 
-    def count(self, steps_per_epoch: int, saved: int | None = None) -> None:
-        """Turn epochs into updates; `saved` is the total of a checkpoint with the same limits."""
+    def count(self, step: int, steps_per_epoch: int, saved: int | None = None) -> None:
+        """Turn epochs into updates, of which `step` are made; `saved` is a checkpoint's total, if it holds.
+
+        Stopped where no update is left.
+        """
         steps, epochs = self.options.max_steps, self.options.max_epochs
         if steps > 0:
             self._limit(steps if saved is None else saved)
@@ -77,6 +71,14 @@ class Limits:
             self.reason = f"max_epochs {epochs} of {steps_per_epoch} steps"
         if self.options.min_steps > self._most:
             raise InputError(f"min_steps {self.options.min_steps} is more than the run has: {self.reason}")
+        if step >= self.total:
+            done = f"all {step} steps are done ({self.reason})"
+            raise Stopped(f"{done}: ask for more with --trainer.max_steps", 0)
+        plans = [f"{self._most} steps ({self.reason})"] if self.reason else []
+        if self.seconds is not None:
+            plans.append(f"{_clock(self.seconds)} of training (max_time)")
+        first = ", whichever comes first" if plans[1:] else ""
+        report(f"planned: {', '.join(plans)}{first}", prefix="")
 
     def begin(self, step: int, elapsed: float, warms_up: bool, every: int) -> None:
         """Begin to count after `step` updates and so many seconds; `every` so many updates it validates.
@@ -84,11 +86,6 @@ class Limits:
         The first update of a run that `warms_up` says nothing of the speed.
         """
         self._every = every
-        plans = [f"{self._most} steps ({self.reason})"] if self.reason else []
-        if self.seconds is not None:
-            plans.append(f"{_clock(self.seconds)} of training (max_time)")
-        first = ", whichever comes first" if plans[1:] else ""
-        report(f"planned: {', '.join(plans)}{first}", prefix="")
         if self.deadline:
             self.seconds = elapsed + self.deadline.at - time.perf_counter()
         self._marks = [] if warms_up or self.deadline else [(step, elapsed)]
@@ -125,16 +122,16 @@ class Limits:
             return f"early stopping: val_loss was {self._best:.4g} {self._stalled} validations ago"
         return self.reason
 
-    def known(self) -> Known:
-        """What a checkpoint keeps."""
+    def known(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as fields of `RunPart`."""
         speed = None if self.deadline else self._seconds_per_step
-        return Known(seconds_per_step=speed, best=self._best, stalled=self._stalled)
+        return {"seconds_per_step": speed, "best": self._best, "stalled": self._stalled}
 
-    def restore(self, known: Known, same_text: bool) -> None:
+    def restore(self, run: RunPart, same_text: bool) -> None:
         """Continue from a checkpoint; another text has its own best."""
-        self._seconds_per_step, self._fastest = known.seconds_per_step, known.seconds_per_step or 0.0
+        self._seconds_per_step, self._fastest = run.seconds_per_step, run.seconds_per_step or 0.0
         if same_text:
-            self._best, self._stalled = known.best, known.stalled
+            self._best, self._stalled = run.best, run.stalled
 
     def _limit(self, steps: int) -> None:
         self._most = self.total = steps

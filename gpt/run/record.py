@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,32 +23,13 @@ from gpt.pictures.runs import loss_curve
 from gpt.plan.plan import Plan
 from gpt.progress import progress
 from gpt.run.folder import RunFolder
+from gpt.weights.checkpoint import RunPart
 
 VALIDATED = ("val_loss", "val_perplexity", "val_bits_per_byte", "val_standard_error")
 COLUMNS = (
     *("step", "tokens", "seconds", "train_loss", "learning_rate", "gradient_norm", "tokens_per_second"),
     *VALIDATED,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counts:
-    """What a checkpoint keeps of the record."""
-
-    tokens: int
-    """Trained on until the last row."""
-    interval_tokens: int
-    """Since."""
-    interval_batches: int
-    interval_seconds: float
-    train_seconds: float
-    """Of training and validation."""
-    validation: dict[str, Any]
-    """The figures of the last one; None for one that is not finite."""
-    csv: int
-    """Characters of metrics.csv."""
-    samples: int
-    """Characters of samples.txt."""
 
 
 class GrowingText:
@@ -168,42 +148,43 @@ class Record:
         for logger in self.loggers:
             logger.save()
 
-    def close(self, status: str) -> None:
+    def close(self) -> None:
         """Stop the clocks, the progress bar and the loggers."""
         self.train_seconds = self.elapsed()
         self.abandon()
         for logger in self.loggers:
-            logger.finalize(status)
+            logger.finalize("success")
 
     def abandon(self) -> None:
         """Take the progress bar away."""
         self._bar.close()
 
-    def counts(self) -> Counts:
-        """What a checkpoint keeps."""
-        return Counts(
-            tokens=self.tokens,
-            interval_tokens=self.interval_tokens,
-            interval_batches=self.interval_batches,
-            interval_seconds=time.perf_counter() - self._interval_started,
-            train_seconds=self.elapsed(),
-            validation={name: finite(value) for name, value in self.validation.items()},
-            csv=len(self.metrics.text),
-            samples=len(self.samples.text),
-        )
+    def counts(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as fields of `RunPart`."""
+        return {
+            "tokens": self.tokens,
+            "interval_tokens": self.interval_tokens,
+            "interval_batches": self.interval_batches,
+            "interval_seconds": time.perf_counter() - self._interval_started,
+            "train_seconds": self.elapsed(),
+            "validation": {name: finite(value) for name, value in self.validation.items()},
+            "csv": len(self.metrics.text),
+            "samples": len(self.samples.text),
+        }
 
-    def restore(self, counts: Counts, loss_sums: Sequence[float | None], rank: int, processes: int) -> None:
-        """Continue after a checkpoint, with the losses of so many processes at that time."""
-        self.tokens, self.interval_tokens = counts.tokens, counts.interval_tokens
-        self.interval_batches = counts.interval_batches
-        self._interval_seconds, self.train_seconds = counts.interval_seconds, counts.train_seconds
-        known = {name: counts.validation.get(name) for name in VALIDATED if name in counts.validation}
-        self.validation = {name: math.nan if value is None else float(value) for name, value in known.items()}
-        sums = [math.nan if value is None else float(value) for value in loss_sums]
+    def restore(self, run: RunPart, rank: int, processes: int) -> None:
+        """Continue after a checkpoint."""
+        self.tokens, self.interval_tokens = run.tokens, run.interval_tokens
+        self.interval_batches = run.interval_batches
+        self._interval_seconds, self.train_seconds = run.interval_seconds, run.train_seconds
+        self.validation = {
+            name: _number(value) for name, value in run.validation.items() if name in VALIDATED
+        }
+        sums = [_number(value) for value in run.loss_sums]
         self.loss_sum = sums[rank] if len(sums) == processes else sum(sums) / max(1, len(sums))
         if self.first:
-            self.metrics.cut(counts.csv)
-            self.samples.cut(counts.samples)
+            self.metrics.cut(run.csv)
+            self.samples.cut(run.samples)
 
     def _row(self, step: int, figures: dict[str, float]) -> None:
         figures = {**figures, "tokens": self.tokens + self.interval_tokens, "seconds": self.elapsed()}
@@ -217,6 +198,11 @@ class Record:
 def finite(value: float) -> float | None:
     """None in the place of a number that JSON has no text for."""
     return value if math.isfinite(value) else None
+
+
+def _number(value: Any) -> float:
+    """The inverse of `finite`."""
+    return math.nan if value is None else float(value)
 
 
 def _logger(name: str, folder: RunFolder, resumed_at: int) -> Logger:

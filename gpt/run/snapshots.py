@@ -20,21 +20,20 @@ class Snapshots:
     def __init__(self, folder: RunFolder, megabytes: int) -> None:
         self.run, self.most = folder, megabytes * 1_000_000
         self.saved = 0  # the step of the last one
-        self._keeps_any = False
+        self.keeps_any = False
 
-    def begin(self, step: int, trained: int, first: bool) -> None:
-        """Begin after `step` with `trained` weights; those of another future go."""
+    def begin(self, step: int, trained: int) -> None:
+        """Begin after `step` with `trained` weights; those of another future go. One process does it."""
         self.saved = step
-        self._keeps_any = self.most >= 8 * 2 * trained  # fewer show little, and take a while each
-        if first:
-            for other, _, file in snapshots_of(self.run / ""):
-                if other > step:
-                    file.unlink(missing_ok=True)
+        self.keeps_any = self.most >= 8 * 2 * trained  # fewer show little, and take a while each
+        for other, _, file in snapshots_of(self.run / ""):
+            if other > step:
+                file.unlink(missing_ok=True)
 
     def is_due(self, step: int, last: bool) -> bool:
         """Whether to keep the weights after this update."""
         regular = step % (1 << max(0, step.bit_length() - 3)) == 0
-        return self._keeps_any and step != self.saved and (regular or last)
+        return self.keeps_any and step != self.saved and (regular or last)
 
     def save(self, step: int, loss: float, weights: Weights, model: ModelPart) -> None:
         """Keep the weights. A full disk ends the run at its next checkpoint, with a line."""

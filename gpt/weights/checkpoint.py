@@ -75,18 +75,36 @@ class RunPart:
     """Updates that were skipped because their loss or gradient was not finite."""
     scale: dict[str, Any] | None
     """The state of float16's loss scale."""
-    limits: dict[str, Any]
-    """The fields of `gpt.run.limits.Known`."""
-    record: dict[str, Any]
-    """The fields of `gpt.run.record.Counts`."""
+    seconds_per_step: float | None
+    """Of late, in a run limited by time."""
+    best: float | None
+    """The lowest validation loss that early stopping knows."""
+    stalled: int
+    """Validations since."""
+    tokens: int
+    """Trained on until the last row of metrics.csv."""
+    interval_tokens: int
+    """Since."""
+    interval_batches: int
+    interval_seconds: float
+    train_seconds: float
+    """Of training and validation."""
+    validation: dict[str, Any]
+    """The figures of the last one; None for one that is not finite."""
+    csv: int
+    """Characters of metrics.csv."""
+    samples: int
+    """Characters of samples.txt."""
     loss_sums: list[Any]
     """Of each process, since the last row of metrics.csv; None where it is not finite."""
     best_loss: float | None
     """The lowest validation loss so far, in nats per token."""
 
     def __post_init__(self) -> None:
-        names = "step", "total", "place", "session", "save", "saved_at", "skipped"
-        check_least(0, **{name: getattr(self, name) for name in names})
+        numbers = {name: value for name, value in as_dict(self).items() if isinstance(value, int | float)}
+        check_least(
+            0, **{name: value for name, value in numbers.items() if name not in ("best", "best_loss")}
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
