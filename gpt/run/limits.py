@@ -74,6 +74,9 @@ class Limits:
         if step >= self.total:
             done = f"all {step} steps are done ({self.reason})"
             raise Stopped(f"{done}: ask for more with --trainer.max_steps", 0)
+
+    def tell(self) -> None:
+        """Report what is planned."""
         plans = [f"{self._most} steps ({self.reason})"] if self.reason else []
         if self.seconds is not None:
             plans.append(f"{_clock(self.seconds)} of training (max_time)")

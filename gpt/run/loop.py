@@ -100,6 +100,7 @@ class Loop(Callback):
             self._restore(self.resumed, trainer, other_text)
         if module.options.lora.rank:
             self._keep_base(trainer)
+        self.limits.tell()
         self.record.begin(self.step, self.limits.total)
         if self._first:
             trained = sum(weight.numel() for weight in module.parameters() if weight.requires_grad)

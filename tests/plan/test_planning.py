@@ -409,7 +409,7 @@ def test_the_speed_decides_the_number_of_steps(monkeypatch, capsys, fast, extend
     monkeypatch.setattr("time.perf_counter", lambda: now)
     trainer = TrainerOptions(max_steps=600, val_check_interval=100)
     limits = Limits(Options(trainer=trainer), Deadline(at=60.0, validation=2.0, extends=extends))
-    limits.count(0)
+    limits.count(0, 0)
     limits.begin(0, 0.0, warms_up=False, every=100)
     step, changes = 0, dict[int, int]()
     while not limits.is_over(step):
@@ -431,7 +431,7 @@ def test_the_speed_decides_the_number_of_steps(monkeypatch, capsys, fast, extend
     assert first == 15 and 200 <= changes[first] < 300  # as soon as a twentieth of the time is over
     assert 200 < step == limits.total < 215
     again = Limits(Options(trainer=trainer))  # resumed from a checkpoint after the first change
-    again.count(0, saved=changes[first])
+    again.count(0, 0, saved=changes[first])
     again.begin(29, 7.0, warms_up=False, every=100)
     assert again.update(30, 9.0) is None
     assert again.total == changes[first]

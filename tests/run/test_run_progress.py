@@ -60,7 +60,7 @@ def test_on_a_terminal_a_bar_with_the_time_left(run, clock, monkeypatch):
     monkeypatch.setattr("sys.stderr", terminal := Terminal())
     run.begin(0, 100)
     advance(run, clock, 0, 50)
-    run.close("success")
+    run.close()
     shown = terminal.getvalue()
     assert "50/100" in shown
     assert "loss 3.250, 128 tokens/s" in shown

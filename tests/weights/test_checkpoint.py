@@ -23,8 +23,12 @@ def save(tmp_path, monkeypatch):
         numbers = {"step": 1, "total": 1, "place": 0, "skipped": 0, "save": 0, "session": 0} | order
         run = RunPart(
             **{"saved_at": float(next(clock)), **numbers},
-            **{"options": {}, "limits": {}, "record": {}, "loss_sums": []},
-            **{"validated": False, "corpus": "", "scale": None, "best_loss": None},
+            **{"options": {}, "validation": {}, "loss_sums": [], "validated": False, "corpus": ""},
+            **dict.fromkeys(("scale", "best_loss", "best", "seconds_per_step")),
+            **dict.fromkeys(
+                ("stalled", "tokens", "interval_tokens", "interval_batches", "csv", "samples"), 0
+            ),
+            **dict.fromkeys(("interval_seconds", "train_seconds"), 0.0),
         )
         empty = dict.fromkeys(("tokenizer", "bytes_per_token", "template", "adapters"))
         with path.open("wb") as file:
