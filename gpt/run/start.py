@@ -1,5 +1,6 @@
 """From a command line to what it starts: the options, the checkpoint that is resumed, the plan."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -198,6 +199,8 @@ def _plan(given: Given) -> Plan:
         name: text for name, text in given.texts.items() if name in PLANNED_AROUND and text != "null"
     }
     minutes = typed({"minutes": given.texts["minutes"]})["minutes"]
+    if given.texts.get("trainer.deterministic") == "true":  # before cuBLAS multiplies anything
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     plan = planner(around)(minutes)
     report(str(plan))
     return plan

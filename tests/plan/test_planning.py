@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 import time
 from dataclasses import fields, replace
@@ -449,6 +450,20 @@ def test_the_next_step_has_the_learning_rate_of_the_new_total():
     module.first_step = 50
     module.plan(200)
     assert optimizer.param_groups[0]["lr"] == 0.75
+
+
+def test_cublas_is_told_before_a_deterministic_plan_multiplies(hurry, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    told = []
+
+    def probe(*_):
+        told.append(os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
+        return MACHINE
+
+    monkeypatch.setattr(command, "probe", probe)
+    start("fit", ["--minutes", "1", *PLAIN, "--trainer.deterministic"])
+    assert told == [":4096:8"]
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
 
 
 def test_validation_takes_no_minutes(capsys):
