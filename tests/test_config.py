@@ -62,10 +62,6 @@ def test_unknown_names_list_the_known_ones():
         GPTConfig.from_dict({"n_embd": 3, 3: 3})
 
 
-def test_fields_may_have_their_old_names():
-    assert GPTConfig.from_dict({"tied_head": False}) == GPTConfig(tie_embeddings=False)
-
-
 def test_to_dict_and_back():
     config = GPTConfig.from_name("gpt2-small", dropout=0.25)
     assert GPTConfig.from_dict(config.to_dict()) == config

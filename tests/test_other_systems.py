@@ -14,8 +14,8 @@ from gpt.cli import main
 from gpt.files import atomic_write
 from gpt.generation.command import ask
 from gpt.run import folder, record
-from gpt.run.lightning_private import requeue_signal
-from gpt.run.signals import StopRequest
+from gpt.run.signals import remembered
+from gpt.training.guard import Guard
 from gpt.weights.load import find
 
 
@@ -51,27 +51,13 @@ def test_a_lock_asks_no_process_whether_it_lives(tmp_path, monkeypatch):
         assert not folder._holder_is_dead(tmp_path)
 
 
-def test_signals_without_sighup(monkeypatch):
-    monkeypatch.delattr(signal, "SIGHUP", raising=False)
-    monkeypatch.setattr("gpt.run.signals.skip_sigterm_broadcast", lambda trainer: None)
-    monkeypatch.setattr("gpt.run.signals.requeue_signal", lambda trainer: 0)
+def test_signals_that_windows_lacks(monkeypatch):
+    for name in ("SIGHUP", "SIGUSR1"):
+        monkeypatch.delattr(signal, name, raising=False)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    saving = StopRequest()
-    try:
-        saving.on_train_start(None, SimpleNamespace(guard=SimpleNamespace()))
-        assert all(signal.getsignal(number) == saving._receive for number in before)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def test_slurm_is_not_asked_for_a_signal_that_windows_lacks(monkeypatch):
-    monkeypatch.setattr(sys, "platform", "win32")
-    monkeypatch.delattr(signal, "SIGUSR1", raising=False)
-    environment = SimpleNamespace(requeue_signal=None, auto_requeue=True)
-    connector = SimpleNamespace(cluster_environment=environment)
-    monkeypatch.setattr("gpt.run.lightning_private.SLURMEnvironment", SimpleNamespace)
-    assert requeue_signal(SimpleNamespace(_accelerator_connector=connector)) == 0
+    with remembered(Guard()):
+        assert all(signal.getsignal(number) != handler for number, handler in before.items())
+    assert {number: signal.getsignal(number) for number in before} == before
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no module resource")

@@ -105,7 +105,7 @@ class Divided:
 
     def to_learn_from(self) -> list[str]:
         """Text to learn a vocabulary from: parts of all that is trained on, more of a larger text."""
-        share = max(_LEARNED_BYTES, self.size / 16) / min(self.size, SAMPLE_BYTES)
+        share = max(_LEARNED_BYTES, self.size / 16) / max(1, min(self.size, SAMPLE_BYTES))
         train = (piece.text for piece in self.sample() if piece.split == "train")
         return [text for number, text in enumerate(train) if evenly_spread(number) < share]
 
@@ -153,7 +153,8 @@ def _cut(data: bytes, longest: int) -> Iterator[bytes]:
         end = word_start(data, begin + max(1, longest // 2), begin + longest)
         yield data[begin:end]
         begin = end
-    yield data[begin:]
+    if data[begin:] or not data:
+        yield data[begin:]
 
 
 def _hash(unit: bytes, number: int = 0) -> int:

@@ -80,8 +80,8 @@ def start(command: str, arguments: list[str]) -> Start:
     for name in ("data.corpus", "model.init_from"):  # a file may name what is here, and fetch nothing
         if name in given.texts and name not in given.own and not _is_here(name, given.texts[name]):
             raise InputError(
-                f"{name} {shown(given.texts[name])} is in a file, and nothing that a file names is fetched: "
-                f"give it yourself, --{name} ..."
+                f"{name} {shown(given.texts[name])} is not on this machine, and nothing that a file names is "
+                f"fetched: give it yourself, --{name} ..."
             )
     plan, below = None, {}
     if planned:

@@ -134,4 +134,4 @@ def test_what_cannot_be_animated_is_one_line(command, run, model, tmp_path, caps
         assert "ends in .gif" in refused("run")
     damaged = next(run.glob("snapshots/step-2-*"))
     damaged.write_bytes(damaged.read_bytes()[:-100])
-    assert f"{damaged}: not a file of tensors, or it is broken" in refused("run")
+    assert f"{damaged} is damaged" in refused("run")

@@ -143,6 +143,7 @@ def test_a_text_before_the_options_is_the_corpus(workplace):
 
 
 def test_print_config_is_a_file_for_config(workplace, capsys):
+    Path("my.txt").touch()
     assert main(["fit", "my.txt", "--trainer.max_steps", "7", "--print_config"]) == 0
     Path("printed.yaml").write_text(capsys.readouterr().out, encoding="utf-8")
     printed = start("fit", ["--config", "printed.yaml"]).options
