@@ -34,9 +34,9 @@ typecheck: setup
 imports: setup
 	$(BIN)/lint-imports
 
-# Printed but not enforced while the package is above its limits.
+# Fails where the package has grown; its goal is lower, see scripts/budget.py.
 budget: setup
-	-$(BIN)/python scripts/budget.py
+	$(BIN)/python scripts/budget.py
 
 # Two processes of one thread each: more threads do not speed up tiny models.
 unit: setup

@@ -1,4 +1,4 @@
-"""The line count: every line of every file, a missing file is an error, too many lines fail."""
+"""The count of code tokens: comments and layout are free, a missing file is an error, too many tokens fail."""
 
 import runpy
 from pathlib import Path
@@ -15,22 +15,26 @@ def budget():
 
 @pytest.fixture
 def tree(tmp_path, budget):
-    """Every file of the core path, with two lines."""
-    for name in budget["CORE"]:
-        path = tmp_path / name.replace("*", "x")
+    """Every file of the core path, with three tokens."""
+    for name in budget["BUDGETS"]["core path"].patterns:
+        path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("# one\n\n", encoding="utf-8")
+        path.write_text('"""Text."""\n\n# a comment\nx = 1\n', encoding="utf-8")
     return tmp_path
 
 
 def test_a_small_package_passes_and_both_counts_are_printed(budget, tree, capsys):
     assert budget["main"](tree) == 0
-    count = 2 * len(budget["CORE"])
+    count = 3 * len(budget["BUDGETS"]["core path"].patterns)
     assert capsys.readouterr().out.split().count(str(count)) == 2
 
 
-def test_too_many_lines_fail(budget, tree, capsys):
-    (tree / "gpt" / "model.py").write_text("\n" * 1700, encoding="utf-8")
+def test_dense_lines_are_no_smaller(budget):
+    assert budget["tokens"]("x = 1; y = 2\n") == budget["tokens"]("x = 1\ny = 2\n") + 1
+
+
+def test_too_many_tokens_fail(budget, tree, capsys):
+    (tree / "gpt" / "model.py").write_text("x = 1\n" * 5000, encoding="utf-8")
     assert budget["main"](tree) == 1
     assert capsys.readouterr().out.count("TOO MANY") == 1
 
