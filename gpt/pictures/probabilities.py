@@ -55,7 +55,7 @@ def token_probabilities(model: GPT, tokenizer: Tokenizer, text: str) -> tuple[li
     """The probability of each token given those before it, `<|endoftext|>` first, and a label for each."""
     ids, labels = labelled_tokens(tokenizer, text, model.config.context_length)
     rows = torch.tensor([[tokenizer.eot, *ids]])  # (1, T + 1)
-    nats, _ = score(model, rows[:, :-1], rows[:, 1:])  # (1, T)
+    nats = score(model, rows[:, :-1], rows[:, 1:])  # (1, T)
     return (-nats[0]).exp().tolist(), labels
 
 

@@ -97,7 +97,7 @@ def test_the_programs_of_the_docs_run(capsys: pytest.CaptureFixture[str]) -> Non
     for block in blocks("python"):
         exec(compile(block, "docs/attention.md", "exec"), {})
     printed = capsys.readouterr().out.splitlines()
-    assert printed == ["torch.Size([2, 10, 64])"] * 2 + ["True"] * 2
+    assert printed == ["torch.Size([2, 10, 64])"] * 2 + ["True"]
 
 
 def module() -> MultiHeadAttention:
