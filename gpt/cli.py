@@ -29,7 +29,7 @@ COMMANDS = {
     "generate": ("generation.command:write", "write text with a trained model", "--prompt 'Return the '"),
     "serve": ("serve.command:serve", "serve a model over HTTP, with a page", "--checkpoint runs/quick"),
     "attention": ("pictures.attention:attention_maps", "draw what each head looks at", "--text 'To be'"),
-    "evaluate": ("evaluation.command:evaluate", "score a model on a text or on questions", "--data my.txt"),
+    "evaluate": ("evaluation.command:evaluate", "score a model on a text", "--data my.txt"),
     "plot": ("pictures.runs:plot", "draw the loss curves of several runs", "runs/quick runs/quick-2"),
     "probabilities": ("pictures.probabilities:probabilities", "shade a text by probability", "--text Hello"),
     "import": ("weights.commands:import_weights", "read GPT-2 weights of another program", "gpt2"),

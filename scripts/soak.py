@@ -23,7 +23,6 @@ from gpt import GPT, GPTConfig, Tokenizer
 from gpt.files import write_json
 from gpt.generation import Engine, Request, Sampling, for_decoding
 from gpt.serve.app import create_app
-from gpt.serve.limits import Limits
 
 MALFORMED: list[dict[str, Any] | bytes] = [
     b"{",
@@ -54,7 +53,7 @@ def main() -> None:
     config = GPTConfig(vocab_size=2048, context_length=128, emb_dim=128, num_heads=4, num_layers=4)
     model, tokenizer = for_decoding(GPT(config), options.precision), Tokenizer("gpt2", vocab_size=2048)
     build_program(model)
-    app = create_app(model, tokenizer, name="soak", limits=Limits(waiting=options.clients))
+    app = create_app(model, tokenizer, name="soak")
     began = time.perf_counter()
     with listening(app) as address:
         found = asyncio.run(soak(address, options.requests, options.clients))

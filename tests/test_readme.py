@@ -103,9 +103,6 @@ def folder(tmp_path_factory) -> Iterator[Path]:
     (hub / "refs" / "main").write_text("1", encoding="utf-8")
     (folder / "bin" / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n', encoding="utf-8")
     (folder / "bin" / "python").chmod(0o755)
-    (folder / "lambada_test.jsonl").write_text('{"text": "Once upon a time"}\n', encoding="utf-8")
-    ending = {"ctx": "Once upon", "endings": [" a time", " a fox"], "label": 0}
-    (folder / "hellaswag_val.jsonl").write_text(json.dumps(ending) + "\n", encoding="utf-8")
     folders = ("gpt", "tests", "scripts", "configs", "data", "docs")
     for name in ("Makefile", "pyproject.toml", "constraints.txt", *folders):
         (folder / name).symlink_to(ROOT / name)

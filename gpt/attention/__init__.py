@@ -2,10 +2,6 @@
 
 from .cache import KeyValueCache as KeyValueCache
 from .capture import capture_weights as capture_weights
-from .convert import from_fused as from_fused
-from .convert import from_torch as from_torch
-from .convert import to_fused as to_fused
-from .convert import to_torch as to_torch
 from .multi_head import MultiHeadAttention as MultiHeadAttention
 from .steps import CausalAttention as CausalAttention
 from .steps import MultiHeadAttentionWrapper as MultiHeadAttentionWrapper

@@ -1,27 +1,25 @@
-"""Cross-entropy in nats of the tokens of a text, and of the endings of questions.
+"""Cross-entropy in nats of the tokens of a text.
 
 Shapes: B rows, T tokens in a row, N scored tokens, D emb_dim, V vocab_size.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
 
 from gpt.data.shards import Stream
 from gpt.data.windows import IGNORE_INDEX, each_token_once, make_batch
 from gpt.errors import InputError
 from gpt.model import GPT
-from gpt.progress import progress
 
 ERROR_BLOCKS = 32
 _LOGITS_AT_ONCE = 1 << 26  # in memory; those of one GPT-2 window take 206 MB
-Question = tuple[list[int], list[int]]  # the tokens of a context, and those of a possible ending
+_WINDOWS = 8  # at once
 
 
 def bits_per_byte(nats: NDArray[np.float64], sizes: NDArray[np.int64]) -> tuple[float, float]:
@@ -47,7 +45,6 @@ def score_windows(
     byte_lengths: NDArray[np.int64],
     *,
     stride: int | None = None,
-    batch_size: int = 8,
     document_starts: NDArray[np.int64] | None = None,
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
     """The nats of each window of a stream and the bytes that they are of, (B,) both, batch by batch.
@@ -65,12 +62,12 @@ def score_windows(
         starts = np.arange(0, max(0, len(stream) - length) + stride, stride)
         lengths = np.minimum(len(stream) - starts, length)
     scored_until = np.append(0, (starts + lengths)[:-1])
-    for first in range(0, len(starts), batch_size):
-        batch = slice(first, first + batch_size)
+    for first in range(0, len(starts), _WINDOWS):
+        batch = slice(first, first + _WINDOWS)
         x, y = make_batch(stream, (starts[batch], lengths[batch]), length, isolate=False)  # (B, T) each
         before = starts[batch, None] + np.arange(length) < scored_until[batch, None]
         targets = y.masked_fill(torch.from_numpy(before), IGNORE_INDEX)
-        nats, _ = score(model, x, targets)
+        nats = score(model, x, targets)
         yield nats.sum(dim=1).numpy(), target_bytes(targets, byte_lengths)
 
 
@@ -82,42 +79,18 @@ def target_bytes(targets: Tensor, byte_lengths: NDArray[np.int64]) -> NDArray[np
 
 
 @torch.inference_mode()
-def score(model: GPT, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Nats of each target, and whether it is the most likely token: (B, T) both, on the CPU.
+def score(model: GPT, tokens: Tensor, targets: Tensor) -> Tensor:
+    """Nats of each target, (B, T) on the CPU.
 
     `tokens` and `targets` are (B, T) int64. Where a target is IGNORE_INDEX nothing is scored: nats are 0.
     """
     tokens, targets = (ids.to(model.token_embedding.weight.device) for ids in (tokens, targets))
     scored = targets != IGNORE_INDEX
     features = model.features(tokens)[scored]  # (N, D)
-    nats, most_likely = torch.zeros(targets.shape, dtype=torch.float64), torch.zeros(targets.shape).bool()
+    nats = torch.zeros(targets.shape, dtype=torch.float64)
     at_once = max(1, _LOGITS_AT_ONCE // model.config.vocab_size)
     tensors = (scored.nonzero().cpu(), features, targets[scored])
     for place, part, wanted in zip(*(torch.split(tensor, at_once) for tensor in tensors), strict=True):
         logits, index = model.head(part).float(), place.unbind(1)  # (n, V); rows and columns of the targets
         nats[index] = F.cross_entropy(logits, wanted, reduction="none").cpu().double()  # MPS has no float64
-        most_likely[index] = (logits.argmax(-1) == wanted).cpu()
-    return nats, most_likely
-
-
-def answer(
-    model: GPT, eot: int, questions: Sequence[Question], batch_size: int, label: str
-) -> Iterator[tuple[float, bool]]:
-    """For each question the nats of its ending, and whether greedy decoding writes it; a bar has the `label`.
-
-    Questions longer than the context length keep their last tokens; an empty context is `<|endoftext|>`.
-    """
-    with progress(label, len(questions), unit="endings") as advance:
-        for first in range(0, len(questions), batch_size):
-            rows, targets = [], []
-            for context, ending in questions[first : first + batch_size]:
-                tokens = torch.tensor([*(context or [eot]), *ending])[-model.config.context_length - 1 :]
-                in_ending = torch.arange(-len(tokens), 0) >= -len(ending)
-                rows.append(tokens[:-1])
-                targets.append(tokens.where(in_ending, IGNORE_INDEX)[1:])
-            x = pad_sequence(rows, batch_first=True)  # padding on the right, which no token attends to
-            y = pad_sequence(targets, batch_first=True, padding_value=IGNORE_INDEX)
-            nats, most_likely = score(model, x, y)
-            found = (most_likely | (y == IGNORE_INDEX)).all(dim=1)  # (B,)
-            yield from zip(nats.sum(dim=1).tolist(), found.tolist(), strict=True)
-            advance(len(rows))
+    return nats

@@ -16,13 +16,12 @@ from matplotlib.image import AxesImage
 from numpy.typing import ArrayLike, NDArray
 
 from gpt.attention.capture import capture_weights
-from gpt.errors import InputError
 from gpt.files import check_free
 from gpt.model import GPT
-from gpt.pictures.figures import labelled_tokens, save_each
+from gpt.pictures.figures import labelled_tokens, save
 from gpt.progress import progress
 from gpt.text.tokenizer import Tokenizer
-from gpt.weights.load import Device, load_each
+from gpt.weights.load import Device, load
 
 MOST_LABELS = 64  # on an axis; with more tokens, every second, third, ... label is written
 
@@ -30,44 +29,33 @@ MOST_LABELS = 64  # on an axis; with more tokens, every second, third, ... label
 def attention_maps(
     checkpoint: str | None = None,
     text: str = "",
-    layer: str = "all",
-    head: str = "all",
     output: Path = Path("attention"),
     device: Device = "auto",
-    snapshots: bool = False,
 ) -> None:
     """Draw where each head of a trained GPT attends while it reads a text.
 
-    Writes `layer-LL-head-HH.png`, numbered from 00, for each selected layer and head, and `overview.png` with
+    Writes `layer-LL-head-HH.png`, numbered from 00, for each layer and head, and `overview.png` with
     all layers and heads side by side.
 
     Args:
         checkpoint: a checkpoint file, a run folder or an imported folder; the newest run by default.
         text: what the model reads, at most its context length.
-        layer: "all", or a layer's number, 0 for the first.
-        head: "all", or a head's number, 0 for the first.
         output: the folder for the pictures, new or empty.
         device: where the model runs; auto takes a GPU if there is one.
-        snapshots: animate the pictures, .gif, with a frame for each snapshot of the run.
     """
     check_free(output)
-    models = load_each(checkpoint, device, snapshots)
-    read = [(step, *attention_weights(model, tokenizer, text)) for step, model, tokenizer in models]
-    labels, (num_layers, num_heads) = read[0][2], read[0][1].shape[:2]
-    layers, heads = _selected("layer", layer, num_layers), _selected("head", head, num_heads)
-    suffix, line = "gif" if snapshots else "png", " ".join(text.split())
+    weights, labels = attention_weights(*load(checkpoint, device), text)
+    num_layers, num_heads = weights.shape[:2]
+    line = " ".join(text.split())
     most = min(60, 10 * num_heads)  # the picture is as wide as there are heads
-    title = f'Attention in "{line if len(line) <= most else line[: most - 1] + "…"}"'
-    figures = (overview(weights, f"{title}\n{step}".rstrip()) for step, weights, _ in read)
-    save_each(figures, output / f"overview.{suffix}", snapshots)
-    pictures = [(i, j) for i in layers for j in heads]
-    with progress("drawing", len(pictures), unit="pictures") as advance:
-        for i, j in pictures:
-            name = f"Layer {i}, head {j}{', ' * snapshots}"
-            figures = (heat_map(weights[i, j], labels, name + step) for step, weights, _ in read)
-            save_each(figures, output / f"layer-{i:02}-head-{j:02}.{suffix}", snapshots)
+    title = line if len(line) <= most else line[: most - 1] + "…"
+    save(overview(weights, f'Attention in "{title}"'), output / "overview.png")
+    with progress("drawing", num_layers * num_heads, unit="pictures") as advance:
+        for i, j in np.ndindex(num_layers, num_heads):
+            figure = heat_map(weights[i, j], labels, f"Layer {i}, head {j}")
+            save(figure, output / f"layer-{i:02}-head-{j:02}.png")
             advance(1)
-    print(f"{len(pictures)} heat maps and overview.{suffix} are in {output}")
+    print(f"{num_layers * num_heads} heat maps and overview.png are in {output}")
 
 
 def attention_weights(model: GPT, tokenizer: Tokenizer, text: str) -> tuple[NDArray[np.float32], list[str]]:
@@ -118,11 +106,3 @@ def _draw(axes: Axes, weights: ArrayLike) -> AxesImage:
     axes.set_facecolor("#e4e4e4")
     shown = np.ma.masked_where(later & (weights == 0), weights)
     return axes.imshow(shown, cmap="Blues", norm=PowerNorm(0.5, 0.0, 1.0), interpolation="nearest")
-
-
-def _selected(name: str, choice: str, count: int) -> Sequence[int]:
-    if choice == "all":
-        return range(count)
-    if not choice.isdecimal() or int(choice) >= count:
-        raise InputError(f"there is no {name} {choice}, expected all or 0 to {count - 1}")
-    return [int(choice)]

@@ -1,8 +1,7 @@
 """Saving matplotlib's figures, and the tokens of a text with labels that can be read in them."""
 
-import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,23 +23,6 @@ def save(figure: "Figure", path: str | os.PathLike[str]) -> None:
         raise InputError(f"cannot draw {path}: expected a name that ends in .png or .svg")
     with atomic_write(path, "wb") as file:
         figure.savefig(file, format=suffix[1:], dpi=120)
-
-
-def save_each(figures: Iterator["Figure"], path: Path, animate: bool) -> None:
-    """Save the first figure, or animate all, which are of one size, as a GIF; InputError for another name."""
-    if not animate:
-        return save(next(figures), path)
-    if path.suffix.lower() != ".gif":
-        raise InputError(f"cannot animate {path}: expected a name that ends in .gif")
-    from PIL import Image
-
-    frames = []
-    for figure in figures:
-        figure.savefig(drawn := io.BytesIO(), dpi=100)
-        frames.append(Image.open(drawn).convert("RGB").quantize(dither=Image.Dither.NONE))
-    times = [400] * (len(frames) - 1) + [2000]  # milliseconds
-    with atomic_write(path, "wb") as file:
-        frames[0].save(file, "GIF", save_all=True, append_images=frames[1:], duration=times, loop=0)
 
 
 def labelled_tokens(tokenizer: Tokenizer, text: str, context_length: int) -> tuple[list[int], list[str]]:

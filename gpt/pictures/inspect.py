@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from gpt.data.prepare import prepare
 from gpt.data.shards import META, Prepared, token_ids
 from gpt.data.split import SPLITS
-from gpt.data.windows import Grid, Packed
 from gpt.errors import check_least
 from gpt.files import check_free
 from gpt.pictures.figures import save, token_labels
@@ -21,7 +19,7 @@ from gpt.pictures.probabilities import COLUMNS, boxes
 from gpt.text.tokenizer import Tokenizer
 
 _COUNTED_TOKENS, _LINE_FROM_TOKENS = 1 << 22, 2000
-_ORANGE, _GREY, _BLUE = "#FDB366", "#E4E4E4", "#A6D5FA"
+_ORANGE, _BLUE = "#FDB366", "#A6D5FA"
 
 
 def inspect(
@@ -36,15 +34,14 @@ def inspect(
 ) -> None:
     """Print what prepared data holds, check every file against its checksum, and draw document lengths.
 
-    Of examples it also draws scored.png: the tokens of a training window, those that are scored shaded. With
-    several vocabularies it compares them instead: what their tokens are like, and how they cut a line.
+    With several vocabularies it compares them instead: what their tokens are like, and how they cut a line.
 
     Args:
         data: a prepared folder, or a corpus, which is prepared first.
         vocabulary: as in `gpt prepare`, if `data` is a corpus; several with commas between them.
         vocab_size: ids of GPT-2's tokenizer, if `data` is a corpus.
-        windows: how many training windows to print.
-        context_length: tokens in each window.
+        windows: how many parts of the training text to print.
+        context_length: tokens in each part.
         picture: the file for the histogram of document lengths, by default lengths.png in the folder, or for
             the cut lines, by default vocabularies.png.
         overwrite: replace existing pictures outside the folder.
@@ -64,26 +61,13 @@ def inspect(
     prepared.verify()
     print(f"checksums   all {len(prepared.meta['files'])} files are as they were written")
     lengths = Path(picture) if picture else folder / "lengths.png"
-    scored = lengths.with_name("scored.png")
-    if picture and prepared.template:
-        check_free(scored, overwrite)
     _draw_lengths({split: prepared.document_lengths(split) for split in SPLITS}, lengths)
     print(f"histogram   {lengths}")
-    if not windows:
-        return
     stream = prepared.stream("train")
-    cut: Grid | Packed = Grid(len(stream), context_length)
-    if prepared.template:
-        cut = Packed(prepared.document_starts("train"), len(stream), context_length, stream.scored())
-    chosen = np.random.default_rng(0).choice(cut.count, min(windows, cut.count), replace=False)
-    starts, sizes = cut.spans(chosen, epoch=0)
-    rows = [row[1 : 1 + n] for row, n in zip(stream.rows(starts, context_length), sizes, strict=True)]
-    if prepared.template and rows:
-        _draw_scored(prepared.tokenizer, rows[0], scored)
-        print(f"window      {scored}")
-    for row in rows:
-        text = prepared.tokenizer.decode(token_ids(row))
-        print(f"\n--- a training window of {context_length} tokens\n{text}")
+    length = min(context_length, len(stream))
+    starts = np.random.default_rng(0).integers(0, len(stream) - length + 1, windows)
+    for row in stream.rows(starts, length)[:, 1:]:
+        print(f"\n--- {length} tokens of the training text\n{prepared.tokenizer.decode(token_ids(row))}")
 
 
 def _describe(prepared: Prepared) -> Iterator[str]:
@@ -138,16 +122,6 @@ def _compare(corpus: str, vocabularies: list[str], picture: Path) -> None:
         colours += ["white", *islice(cycle((_ORANGE, _BLUE)), len(cut)), "white"]
     save(boxes(labels, colours), picture)
     print(f"picture     {picture}")
-
-
-def _draw_scored(tokenizer: Tokenizer, row: NDArray[Any], picture: Path) -> None:
-    """Draw the stored tokens (T,) of a window in reading order, those that are scored in another colour."""
-    colours = np.where(row >= 0, _ORANGE, _GREY).tolist()
-    figure = boxes(token_labels(tokenizer, token_ids(row)), colours)
-    names = {_ORANGE: "scored: the model learns to write it", _GREY: "not scored: only read"}
-    patches = [Patch(color=colour, label=name) for colour, name in names.items()]
-    figure.legend(handles=patches, loc="lower center", ncols=2)
-    save(figure, picture)
 
 
 def _draw_lengths(lengths: dict[str, NDArray[np.int64]], picture: Path) -> None:

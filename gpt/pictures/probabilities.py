@@ -1,6 +1,7 @@
 """`gpt probabilities`: a picture of a text with each token shaded by its probability under the model."""
 
-from collections.abc import Iterable
+import io
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from gpt.errors import InputError
 from gpt.evaluation.scoring import score
-from gpt.files import check_free
+from gpt.files import atomic_write, check_free
 from gpt.model import GPT
-from gpt.pictures.figures import labelled_tokens, save_each
+from gpt.pictures.figures import labelled_tokens, save
 from gpt.text.tokenizer import Tokenizer
 from gpt.weights.load import Device, load_each
 
@@ -47,7 +49,11 @@ def probabilities(
     check_free(output, overwrite)
     models = load_each(checkpoint, device, snapshots)
     read = [(step, *token_probabilities(model, tokenizer, text)) for step, model, tokenizer in models]
-    save_each((shaded_text(found, labels, step) for step, found, labels in read), output, snapshots)
+    figures = [shaded_text(found, labels, step) for step, found, labels in read]
+    if snapshots:
+        _animate(figures, output)
+    else:
+        save(figures[0], output)
     print(f"{output} shows {len(read[0][2])} tokens{f' in {len(read)} frames' * snapshots}")
 
 
@@ -55,7 +61,7 @@ def token_probabilities(model: GPT, tokenizer: Tokenizer, text: str) -> tuple[li
     """The probability of each token given those before it, `<|endoftext|>` first, and a label for each."""
     ids, labels = labelled_tokens(tokenizer, text, model.config.context_length)
     rows = torch.tensor([[tokenizer.eot, *ids]])  # (1, T + 1)
-    nats, _ = score(model, rows[:, :-1], rows[:, 1:])  # (1, T)
+    nats = score(model, rows[:, :-1], rows[:, 1:])  # (1, T)
     return (-nats[0]).exp().tolist(), labels
 
 
@@ -96,3 +102,18 @@ def shaded_text(found: list[float], labels: list[str], step: str = "") -> Figure
     note = f"{step}\n{-np.log(found).mean():.2f} nats per token" if step else ""
     figure.text(0.985, 0.52 / height, note, ha="right", va="center")
     return figure
+
+
+def _animate(figures: Sequence[Figure], path: Path) -> None:
+    """Write figures of one size as the frames of a GIF; InputError for another name."""
+    if path.suffix.lower() != ".gif":
+        raise InputError(f"cannot animate {path}: expected a name that ends in .gif")
+    from PIL import Image
+
+    frames = []
+    for figure in figures:
+        figure.savefig(drawn := io.BytesIO(), dpi=100)
+        frames.append(Image.open(drawn).convert("RGB").quantize(dither=Image.Dither.NONE))
+    times = [400] * (len(frames) - 1) + [2000]  # milliseconds
+    with atomic_write(path, "wb") as file:
+        frames[0].save(file, "GIF", save_all=True, append_images=frames[1:], duration=times, loop=0)

@@ -1,4 +1,4 @@
-"""`gpt plot` and loss.png: loss, learning rate, gradient norm and throughput from a run's metrics.csv."""
+"""`gpt plot` and loss.png: the losses from a run's metrics.csv."""
 
 import csv
 import math
@@ -7,23 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from gpt.errors import InputError
 from gpt.files import check_free
 from gpt.pictures.figures import save
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, made for all kinds of colour vision, without its yellow, too light on white.
-# From the eighth run on, colours repeat with another line style.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-STYLES: list[dict[str, Any]] = [
-    {"linestyle": line, "color": colour} for line in ("-", "--", ":", "-.") for colour in COLOURS
-]
-PANELS = ("learning_rate", "gradient_norm", "tokens_per_second")
 
 X = Literal["step", "tokens", "seconds"]
 
@@ -63,7 +57,7 @@ class Metrics:
 
 
 def plot(runs: list[str], output: Path = Path("runs.png"), x: X = "step", overwrite: bool = False) -> None:
-    """Draw the losses of runs in one picture, and below them learning rate, gradient norm and throughput.
+    """Draw the losses of runs in one picture.
 
     Args:
         runs: run folders, or metrics.csv files.
@@ -80,50 +74,32 @@ def plot(runs: list[str], output: Path = Path("runs.png"), x: X = "step", overwr
 
 def loss_curve(metrics: str | os.PathLike[str], picture: str | os.PathLike[str]) -> None:
     """Draw a run's training and validation loss over steps, in nats per token, as .png or .svg."""
-    save(compare([Metrics.read(metrics)], panels=()), picture)
+    save(compare([Metrics.read(metrics)]), picture)
 
 
-def compare(runs: Sequence[Metrics], x: X = "step", panels: Sequence[str] = PANELS) -> "Figure":
-    """The losses of runs in one picture, with a small panel for each of `panels` that any run has."""
+def compare(runs: Sequence[Metrics], x: X = "step") -> "Figure":
+    """Training loss thin; validation loss thick, with markers, and its last value in the legend."""
     from matplotlib.figure import Figure
 
-    panels = [name for name in panels if any(run.points(x, name)[1] for run in runs)]
-    figure = Figure(figsize=(9, 7.5) if panels else (8, 4.5), layout="constrained")
-    rows: list[Any] = [["loss"] * len(panels), panels] if panels else [["loss"]]
-    places = figure.subplot_mosaic(rows, height_ratios=[2.2, 1.0][: len(rows)])
-    _draw_losses(places["loss"], runs, x)
-    for name in panels:
-        for run, style in zip(runs, cycle(STYLES)):
-            places[name].plot(*run.points(x, name), linewidth=1.2, **style)
-        _finish(places[name], name.replace("_", " "), x)
-        places[name].set_ylim(0, 1.1 * places[name].dataLim.ymax or 1.0)
-        places[name].yaxis.set_major_formatter(short if name == "tokens_per_second" else "{x:.3g}")
-    return figure
-
-
-def _draw_losses(axes: "Axes", runs: Sequence[Metrics], x: X) -> None:
-    """Training loss thin; validation loss thick, with markers, and its last value in the legend."""
-    alone = len(runs) == 1
-    for run, style in zip(runs, cycle(STYLES)):
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes, alone = figure.add_subplot(), len(runs) == 1
+    for run, colour in zip(runs, cycle(COLOURS)):
         train, validation = run.points(x, "train_loss"), run.points(x, "val_loss")
         label = "validation" if alone else run.name.replace("$", r"\$")
         if validation[1]:
             label = f"{label}: {validation[1][-1]:.3f}"
-        axes.plot(*train, linewidth=1.0, alpha=0.45, label="training" if alone else None, **style)
-        axes.plot(*validation, linewidth=2.0, marker="o", markersize=4.5, label=label, **style)
-    _finish(axes, f"Loss of {runs[0].name if alone else f'{len(runs)} runs'}", x)
-    axes.set_ylabel("loss (nats per token)")
-    heading = None if alone else "validation loss (thin lines: training)"
-    axes.legend(frameon=False, title=heading, alignment="left")
-
-
-def _finish(axes: "Axes", title: str, x: X) -> None:
-    axes.set_title(title, parse_math=False)
+        axes.plot(*train, color=colour, linewidth=1.0, alpha=0.45, label="training" if alone else None)
+        axes.plot(*validation, color=colour, linewidth=2.0, marker="o", markersize=4.5, label=label)
+    axes.set_title(f"Loss of {runs[0].name if alone else f'{len(runs)} runs'}", parse_math=False)
     axes.set_xlabel("seconds of training" if x == "seconds" else x)
+    axes.set_ylabel("loss (nats per token)")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(short)
+    heading = None if alone else "validation loss (thin lines: training)"
+    axes.legend(frameon=False, title=heading, alignment="left")
+    return figure
 
 
 def short(value: float, _: object = None) -> str:

@@ -154,7 +154,7 @@ def try_out(train: str, val: str) -> tuple[Trial, float]:
     inputs = F.pad(new[:-1], (0, rest)).view(-1, T)
     targets = F.pad(new[1:], (0, rest), value=IGNORE_INDEX).view(-1, T)
     batches = zip(torch.split(inputs, 4 * B), torch.split(targets, 4 * B), strict=True)
-    nats = torch.cat([score(model, x, y)[0].sum(dim=1) for x, y in batches]).numpy()  # (windows,)
+    nats = torch.cat([score(model, x, y).sum(dim=1) for x, y in batches]).numpy()  # (windows,)
     bits, error = bits_per_byte(nats, target_bytes(targets, tokenizer.byte_lengths()))
     per_token = len(_utf8(val)) / len(new)
     trial = Trial(

@@ -5,6 +5,7 @@ import json
 import os
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,11 +24,10 @@ from gpt.attention import capture_weights
 from gpt.errors import InputError
 from gpt.generation import Token
 from gpt.model import GPT
-from gpt.serve.engine_thread import EngineThread, Handle, Piece, cost
+from gpt.serve.engine_thread import CALL_COST, EngineThread, Handle, Piece, cost
 from gpt.serve.errors import error_body, error_reply
 from gpt.serve.history import History
 from gpt.serve.limits import Limits, guard
-from gpt.serve.metrics import Metrics
 from gpt.serve.requests import AttentionRequest, ChatRequest, CompletionRequest, log_probabilities
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
@@ -68,15 +68,15 @@ def create_app(
 
     # FastAPI's own documentation pages load their scripts from another host.
     app = FastAPI(lifespan=lifespan, openapi_url=None)
-    app.add_api_route("/", service.page, methods=["GET"])
-    app.add_api_route("/health", service.health, methods=["GET"])
-    app.add_api_route("/metrics", service.metrics_page, methods=["GET"])
-    app.add_api_route("/v1/models", service.models, methods=["GET"])
-    app.add_api_route("/v1/models/{name:path}", service.model, methods=["GET"])
-    app.add_api_route("/v1/chat/completions", service.chat, methods=["POST"])
-    app.add_api_route("/v1/completions", service.completions, methods=["POST"])
-    app.add_api_route("/training", history.curves, methods=["GET"])
-    app.add_api_route("/attention", service.attention, methods=["POST"])
+    app.get("/")(service.page)
+    app.get("/health")(service.health)
+    app.get("/metrics")(service.metrics_page)
+    app.get("/v1/models")(service.models)
+    app.get("/v1/models/{name:path}")(service.model)
+    app.post("/v1/chat/completions")(service.chat)
+    app.post("/v1/completions")(service.completions)
+    app.get("/training")(history.curve)
+    app.post("/attention")(service.attention)
     for kind in (InputError, ValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, service.error)
     app.add_middleware(guard, api_key=api_key)
@@ -96,7 +96,8 @@ class _Service:
     history: History
 
     def __post_init__(self) -> None:
-        self.metrics, self.started = Metrics(), int(time.time())
+        self.started = int(time.time())
+        self.counts = defaultdict[str, float](int)  # what /metrics shows
 
     async def page(self) -> HTMLResponse:
         # No other hosts, and no scripts or pictures from generated text.
@@ -119,19 +120,18 @@ class _Service:
         for engine in self.engines:
             engine.end()
 
-    def admit(self, cost: int = 0) -> None:
+    def admit(self, cost: int) -> None:
         """HTTPException 503 where there is no room for one more that costs so much."""
-        most, most_cost = self.limits.running + self.limits.waiting, self.limits.open_cost
-        if self.open >= most or sum(one.cost for one in self.engines) + cost > most_cost:
+        if sum(one.cost for one in self.engines) + cost > self.limits.open_cost:
             raise HTTPException(503, "too many requests are waiting, try again later")
 
-    @property
-    def open(self) -> int:
-        return sum(one.open for one in self.engines)
-
     async def metrics_page(self) -> PlainTextResponse:
-        running = sum(one.running for one in self.engines)
-        return PlainTextResponse(self.metrics.text(running_samples=running, open_requests=self.open))
+        gauges = {
+            "open_requests": sum(one.open for one in self.engines),
+            "running_samples": sum(one.running for one in self.engines),
+        }
+        values = {**gauges, **self.counts}
+        return PlainTextResponse("".join(f"gpt_{name} {value}\n" for name, value in sorted(values.items())))
 
     async def models(self) -> dict[str, Any]:
         return {"object": "list", "data": [await self.model(self.name)]}
@@ -148,7 +148,7 @@ class _Service:
     async def last_attention(self, form: AttentionRequest) -> Response:
         ids = await asyncio.to_thread(form.ids, self.tokenizer)
         engine = await self.history.engine(form.snapshot)
-        self.admit()
+        self.admit(CALL_COST)
         tokens = ids[-min(self.limits.attention_tokens, engine.model.config.context_length) :]
         return _json(await engine.call(lambda: self.last_token_attention(engine.model, tokens)))
 
@@ -202,8 +202,12 @@ class _Service:
 
     async def error(self, _: Request, error: Exception) -> JSONResponse:
         reply = error_reply(error)
-        self.metrics.count(reply.status_code)
+        self.count(reply.status_code)
         return reply
+
+    def count(self, status: int) -> None:
+        """Count a request; 499: the client disconnected."""
+        self.counts[f'requests_total{{status="{status}"}}'] += 1
 
 
 def _json(body: str) -> Response:
@@ -244,7 +248,7 @@ class _Answer:
         kind += ".chunk" if self.chat and self.form.stream else ""
         name, created = f"{prefix}-{uuid.uuid4().hex}", int(time.time())
         self.head = {"id": name, "object": kind, "created": created, "model": self.service.name}
-        self.status = 499
+        self.status, self.first_token = 499, 0.0
 
     async def complete(self) -> str:
         """The JSON of the whole."""
@@ -279,35 +283,29 @@ class _Answer:
 
     async def _tokens(self) -> AsyncGenerator[Piece, None]:
         """Yield each token with the index of its choice, in time; the others' come between two of them."""
-        last, metrics = dict[int, float](), self.service.metrics
         while self.handle.unread:
             left = self.started + self.service.limits.seconds - time.perf_counter()
             try:
                 pieces = await asyncio.wait_for(self.handle.next(), left)
             except asyncio.TimeoutError:
                 raise self.service.late() from None
-            now = time.perf_counter()
             for index, token in pieces:
                 await asyncio.sleep(0)
                 yield index, token
-                if token.echoed:
-                    continue
-                if self.new_tokens == 0:
-                    metrics.observe("first_token_seconds", now - self.started)
-                if index in last:
-                    metrics.observe("token_seconds", now - last[index])
-                last[index] = now
-                self.new_tokens += 1
+                if not token.echoed:
+                    self.first_token = self.first_token or time.perf_counter()
+                    self.new_tokens += 1
 
     def close(self) -> None:
         """Stop the work, and count what was done."""
         self.engine.cancel(self.handle)
-        metrics = self.service.metrics
         if self.form.stream or self.status == 200:  # other errors are counted where they are answered
-            metrics.count(self.status)
-        metrics.add("prompt_tokens_total", self.prompt_tokens)
-        metrics.add("generated_tokens_total", self.new_tokens)
-        metrics.observe("request_seconds", time.perf_counter() - self.started)
+            self.service.count(self.status)
+        counts, ended = self.service.counts, time.perf_counter()
+        counts["prompt_tokens_total"] += self.prompt_tokens
+        counts["generated_tokens_total"] += self.new_tokens
+        counts["request_seconds_total"] += ended - self.started
+        counts["first_token_seconds_total"] += (self.first_token or ended) - self.started
 
     def _choice(self, index: int, tokens: list[Token]) -> dict[str, Any]:
         """The entry of `choices` for the tokens after those of earlier entries."""

@@ -2,7 +2,6 @@
 
 import os
 import socket
-import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,7 +25,6 @@ def serve(
     device: Device = "auto",
     api_key: str | None = None,
     max_running: int = 16,
-    max_waiting: int = 64,
     max_new_tokens: int = 4096,
     max_seconds: int = 300,
     drain_seconds: int = 30,
@@ -43,7 +41,6 @@ def serve(
         device: where the model runs; auto takes a GPU if there is one.
         api_key: what clients must send; $GPT_API_KEY if left out. Without a key everyone is let in.
         max_running: how many completions are decoded together.
-        max_waiting: the most requests that wait; more are refused with status 503.
         max_new_tokens: the most tokens of a completion.
         max_seconds: the most time for a request.
         drain_seconds: how long requests may go on after SIGTERM or Ctrl-C; then their clients get an error.
@@ -59,7 +56,6 @@ def serve(
         raise InputError("gpt serve needs more packages: pip install 'minimal-gpt[serve]'") from None
     limits = Limits(
         running=max_running,
-        waiting=max_waiting,
         new_tokens=max_new_tokens,
         seconds=max_seconds,
         drain_seconds=drain_seconds,
@@ -71,7 +67,7 @@ def serve(
     if not graphs:
         switch_off()
     run, address = run_of(path.resolve()), f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    name = os.fsencode(name or (run.name if run else path.resolve().stem)).decode(errors="replace")
+    name = name or (run.name if run else path.resolve().stem)
     listener = _listener(host, port)
     app = create_app(model, tokenizer, name=name, limits=limits, api_key=api_key, template=template, run=run)
     if host in _LOCAL:  # stops DNS rebinding by pages of other sites
@@ -79,7 +75,6 @@ def serve(
     elif api_key is None:
         notice(f"warning: anyone who can reach {address} can use this server; require a key with --api_key")
     print(f"page at http://{address}/, API at http://{address}/v1; Ctrl-C stops the server", flush=True)
-    threading.Thread(target=app.state.engine.end_when_stalled, daemon=True).start()
     # Uvicorn raises an interrupt again once it has shut down.
     with built_meanwhile(suits_program(model)), suppress(KeyboardInterrupt):
         Server(app, limits).run([listener])

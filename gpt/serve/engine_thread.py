@@ -3,8 +3,6 @@
 import asyncio
 import itertools
 import math
-import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,9 +23,9 @@ from gpt.threads import spread_threads
 Result = TypeVar("Result")
 Piece = tuple[int, Token]  # a token, and the index of its sample among those of a handle
 
+CALL_COST = 1 << 14  # of a function of the model, in the units of `cost`
 _CHUNK = 256  # tokens of a prompt that are read between two steps of the other samples
 _ENDED = "the model is shutting down, try again later"
-_WATCH = 1.0  # seconds between two looks at the thread
 
 
 def cost(requests: Sequence[Request]) -> int:
@@ -117,13 +115,6 @@ class EngineThread:
         stalled = time.monotonic() - self._busy_since > self.limits.seconds
         return f"a decoding step has taken more than {self.limits.seconds} s" if stalled else None
 
-    def end_when_stalled(self) -> None:
-        """Wait until a step has taken twice `limits.seconds`, then end the process: nothing else ends it."""
-        while time.monotonic() - self._busy_since <= 2 * self.limits.seconds:
-            time.sleep(_WATCH)
-        print(f"gpt serve: {self.problem}: the server ends, start it again", file=sys.stderr, flush=True)
-        os._exit(1)
-
     def submit(self, requests: Sequence[Request]) -> Handle:
         """Start requests; HTTPException 503 after `end`."""
         if self._ended:
@@ -139,7 +130,7 @@ class EngineThread:
 
     async def call(self, function: Callable[[], Result]) -> Result:
         """Run a function of the model in the engine's thread, unless it is cancelled."""
-        self._costs[function] = 0
+        self._costs[function] = CALL_COST
         try:
             async with self._one_call:
                 return await asyncio.get_running_loop().run_in_executor(self._thread, self._timed, function)
@@ -167,10 +158,6 @@ class EngineThread:
         self._busy_since = time.monotonic()
         try:
             return function(*arguments)
-        except Exception:
-            raise
-        except BaseException as error:  # SystemExit too, which would end the thread or the event loop
-            raise RuntimeError(repr(error)) from error
         finally:
             self._busy_since = math.inf
 
@@ -180,8 +167,6 @@ class EngineThread:
             for request in handle.requests:
                 for sample in self._engine.add(request):
                     self._owners[sample] = handle, next(index)
-        except SystemExit as error:  # the engine does not know the handle yet
-            self._end(handle, server_failed(RuntimeError(repr(error))))
         except Exception as error:
             self._end(handle, error if isinstance(error, InputError) else server_failed(error))
 

@@ -10,16 +10,6 @@ from starlette.exceptions import HTTPException
 from gpt.errors import InputError
 
 _MOST = 512  # errors of a body; a list of more would hold up the others
-_CODES = {
-    400: "invalid_value",
-    401: "invalid_api_key",
-    408: "request_timeout",
-    413: "request_too_large",
-    499: "client_disconnected",
-    500: "internal_error",
-    503: "busy",
-    504: "timeout",
-}
 # After 408 and 413 the rest of the body is not read, so the connection cannot be used again.
 _HEADERS = {503: {"retry-after": "1"}, 408: {"connection": "close"}, 413: {"connection": "close"}}
 
@@ -41,8 +31,7 @@ def error_body(error: Exception) -> tuple[dict[str, Any], int]:
         error = HTTPException(400, " ".join(str(error).split()))
     shown = error if isinstance(error, HTTPException) else server_failed(error)
     kind = "server_error" if shown.status_code >= 500 else "invalid_request_error"
-    code = _CODES.get(shown.status_code, "http_error")
-    content = {"message": shown.detail, "type": kind, "param": None, "code": code}
+    content = {"message": shown.detail, "type": kind, "param": None, "code": shown.status_code}
     return {"error": content}, shown.status_code
 
 

@@ -20,19 +20,16 @@ class Limits:
 
     body_bytes: int = 1 << 20  # of a request
     new_tokens: int = 4096  # of a completion
-    stops: int = 4  # stop strings of a request
-    stop_characters: int = 256  # of a stop string
     cost: int = 1 << 18  # of a request, see `gpt.serve.engine_thread.cost`
     open_cost: int = 1 << 20  # of all requests that are open; more are refused
     running: int = 16  # completions that are decoded together
-    waiting: int = 64  # requests that wait; more are refused
     seconds: int = 300  # for a request, including waiting
     read_seconds: int = 30  # for the body of a request to arrive
     drain_seconds: int = 30  # for open requests to end when the server shuts down
     last_seconds: int = 5  # after either, for the client to take the error that ends its answer
     connections: int = 256  # that are open together
     attention_tokens: int = 256  # whose attention is computed
-    snapshots: int = 4  # of a run that are in memory, and that wait to be read
+    snapshots: int = 4  # of a run that are in memory
 
     def __post_init__(self) -> None:
         check_least(1, **asdict(self))

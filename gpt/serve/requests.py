@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import partial
 from itertools import accumulate
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from gpt.errors import InputError
-from gpt.generation import Request, Sampling, TextStream, Token
+from gpt.generation import Request, Sampling, Token
 from gpt.serve.engine_thread import cost
 from gpt.serve.limits import Limits
 from gpt.text.template import Template
@@ -18,6 +17,7 @@ from gpt.text.tokenizer import Tokenizer
 Ids = Annotated[list[int], Field(fail_fast=True)]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 _CHEAPER = "ask for fewer prompts, completions or tokens, or without echo or logprobs"
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
 _PROMPTS = Field(max_length=1024, fail_fast=True)
 
 
@@ -41,10 +41,10 @@ class CompletionRequest(_Form):
     stream_options: dict[str, bool | None] | None = None
     logprobs: int | None = Field(default=None, ge=0, le=5)  # as in OpenAI's API
     echo: bool | None = False
-    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=4, fail_fast=True)] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    best_of: int | None = None
+    best_of: Literal[1] | None = None
     logit_bias: Annotated[dict[int, float], Field(max_length=300)] | None = None
     user: str | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
@@ -53,40 +53,32 @@ class CompletionRequest(_Form):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    allow_special: bool = False
     snapshot: Natural | None = None  # whose model answers, that of the server without one
 
     def requests(self, tokenizer: Tokenizer, limits: Limits, template: Template | None) -> list[Request]:
         """One request of the engine for each prompt; InputError for what limits or the vocabulary forbid."""
         n, max_tokens = self.n or 1, self._max_tokens(limits)
-        if self.best_of not in (None, n):
-            raise InputError(f"best_of must equal n, got {self.best_of}")
         if not (max_tokens or self.echo):
             raise InputError("max_tokens must be at least 1 without echo, got 0")
-        prompts = self._prompts(tokenizer, template)
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        TextStream(tokenizer, stops)  # raises for an empty one
-        for what, given, most in (
-            ("max_tokens", max_tokens, limits.new_tokens),
-            ("stop strings", len(stops), limits.stops),
-            ("characters of a stop string", max(map(len, stops), default=0), limits.stop_characters),
-        ):
-            if given > most:
-                raise InputError(f"{what} must be at most {most}, got {given}")
+        if max_tokens > limits.new_tokens:
+            raise InputError(f"max_tokens must be at most {limits.new_tokens}, got {max_tokens}")
         names = {field.name for field in fields(Sampling)} - {"logit_bias"}
         bias = tuple(sorted((self.logit_bias or {}).items()))
-        new_request = partial(
-            Request,
-            max_new_tokens=max_tokens,
-            sampling=Sampling(**self.model_dump(include=names, exclude_none=True), logit_bias=bias),
-            seed=self.seed,
-            samples=n,
-            end=tokenizer.eot,
-            stop=stops,
-            alternatives=self.logprobs,
-            echo=bool(self.echo),
-        )
-        requests = [new_request(tokens=prompt or [tokenizer.eot]) for prompt in prompts]
+        sampling = Sampling(**self.model_dump(include=names, exclude_none=True), logit_bias=bias)
+        requests = [
+            Request(
+                tokens=prompt or [tokenizer.eot],
+                max_new_tokens=max_tokens,
+                sampling=sampling,
+                seed=self.seed,
+                samples=n,
+                end=tokenizer.eot,
+                stop=[self.stop] if isinstance(self.stop, str) else self.stop or [],
+                alternatives=self.logprobs,
+                echo=bool(self.echo),
+            )
+            for prompt in self._prompts(tokenizer, template)
+        ]
         if (total := cost(requests)) > limits.cost:
             raise InputError(f"the request costs {total}, expected at most {limits.cost}: {_CHEAPER}")
         return requests
@@ -101,10 +93,7 @@ class CompletionRequest(_Form):
             raise InputError("expected at least one prompt, got an empty list")
         if isinstance(given, str) or isinstance(given[0], int):
             given = [given]
-        prompts = [
-            tokenizer.encode(prompt, allow_special=self.allow_special) if isinstance(prompt, str) else prompt
-            for prompt in given
-        ]
+        prompts = [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
         tokenizer.decode_bytes([id_ for prompt in prompts for id_ in prompt])  # raises for an unknown id
         return prompts
 
@@ -130,7 +119,6 @@ class ChatRequest(CompletionRequest):
     logprobs: Annotated[None, BeforeValidator(lambda value: value or None)] = None
     prompt: Literal[""] = ""
     echo: Literal[False] = False
-    allow_special: Literal[False] = False
 
     def _max_tokens(self, limits: Limits) -> int:
         given = (self.max_completion_tokens, self.max_tokens, limits.new_tokens)

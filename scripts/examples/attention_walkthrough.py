@@ -16,6 +16,7 @@ from gpt.attention import (
     CausalAttention,
     MultiHeadAttention,
     MultiHeadAttentionWrapper,
+    MultiHeadAttn,
     SelfAttention_v1,
     SelfAttention_v2,
     attention_scores,
@@ -26,7 +27,6 @@ from gpt.attention import (
     normalise_by_sum,
     scores_of_heads,
     softmax_naive,
-    to_fused,
 )
 from gpt.attention.kernels import attend, causal_mask
 
@@ -209,7 +209,11 @@ def fused_projection() -> None:
     torch.manual_seed(123)
     split = identity_projection(MultiHeadAttention(4, 4, context_length=6, dropout=0.0, num_heads=2))
     x = torch.randn(2, 6, 4)
-    agree("it and S7 with the same weights", to_fused(split)(x), split(x))
+    fused = MultiHeadAttn(n_embd=4, block_size=6, n_heads=2)
+    parts = split.W_query.weight, split.W_key.weight, split.W_value.weight
+    fused.c_attn.weight = nn.Parameter(torch.cat(parts))
+    fused.c_attn.bias = nn.Parameter(torch.zeros(12))  # S7 has none here
+    agree("it and S7 with the same weights", fused(x), split(x))
 
 
 def claims(wrapper: MultiHeadAttentionWrapper) -> None:

@@ -34,7 +34,7 @@ CLIENTS = 24
 PATIENCE = 40.0
 """Seconds after which a request without an answer counts as hung; the server itself gives up earlier."""
 LIMITS = Limits(
-    running=8, waiting=16, seconds=20, read_seconds=4, last_seconds=1, connections=128, new_tokens=64,
+    running=8, seconds=20, read_seconds=4, last_seconds=1, connections=128, new_tokens=64,
     cost=1 << 13, body_bytes=1 << 18,
 )  # fmt: skip
 GOOD = [

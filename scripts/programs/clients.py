@@ -72,7 +72,7 @@ GUESTS = (
     Guest("LiteLLM", "text completion, stream", ("litellm",), ("litellm",), litellm),
     Guest(
         "lm-evaluation-harness",
-        "`local-completions` over HTTP: log-probabilities as by forward, accuracy as `gpt evaluate`",
+        "`local-completions` over HTTP: log-probabilities and accuracy as by forward",
         ("lm_eval",), ("lm_eval", "transformers", "aiohttp", "tenacity"), harness_over_http,
     ),
 )  # fmt: skip

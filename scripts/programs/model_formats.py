@@ -71,7 +71,7 @@ def gguf_file(place: Place) -> None:
 
 
 def harness_on_the_export(place: Place) -> None:
-    """lm-evaluation-harness's `hf` on the export and `gpt evaluate` give the same accuracy."""
+    """lm-evaluation-harness's `hf` on the export gives the accuracy of a forward pass."""
     from programs.harness import agree_with_ours, run
 
     agree_with_ours(place, run(place, "hf", {"pretrained": str(place.export("hf"))}))
@@ -96,7 +96,7 @@ GUESTS = (
     ),
     Guest(
         "lm-evaluation-harness",
-        "`hf` on the export: log-probabilities as by forward, accuracy as `gpt evaluate`",
+        "`hf` on the export: log-probabilities and accuracy as by forward",
         ("lm_eval",), ("lm_eval", "transformers"), harness_on_the_export,
     ),
 )  # fmt: skip

@@ -3,8 +3,9 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torchs import from_torch
 
-from gpt.attention import MultiHeadAttention, from_torch, to_torch
+from gpt.attention import MultiHeadAttention
 from gpt.errors import InputError
 
 WIDTH, HEADS, QUERIES, KEYS = 12, 3, 5, 7
@@ -50,8 +51,6 @@ def test_attention_to_all_tokens_equals_torchs(x: Tensor, name: str, bias: bool)
     torch.testing.assert_close(out, expected)
     torch.testing.assert_close(weights, expected_weights)
     torch.testing.assert_close(ours(x, **given), expected)
-    back, _ = to_torch(ours)(x, x, x, **{"attn_mask": ours.mask, **given})
-    torch.testing.assert_close(back, expected)
 
 
 @pytest.mark.parametrize("name", ["none", "padding", "pairs", "both"])
@@ -66,8 +65,6 @@ def test_cross_attention_equals_torchs(x: Tensor, context: Tensor, name: str) ->
     for result in (out, ours(x, context=context, **given)):
         torch.testing.assert_close(result, expected)
         torch.testing.assert_close(torch.autograd.grad(result.square().sum(), [x, context]), gradients)
-    back, _ = to_torch(ours)(x, context, context, **given)
-    torch.testing.assert_close(back, expected)
 
 
 def test_masks_by_row_and_by_head(x: Tensor, context: Tensor) -> None:

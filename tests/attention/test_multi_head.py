@@ -12,8 +12,9 @@ import torch._dynamo.testing
 from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.optim.swa_utils import AveragedModel
+from torchs import from_torch
 
-from gpt.attention import KeyValueCache, MultiHeadAttention, from_torch
+from gpt.attention import KeyValueCache, MultiHeadAttention
 from gpt.errors import InputError
 
 BATCH, TOKENS, D_IN, D_OUT, HEADS, CONTEXT = 2, 6, 5, 12, 3, 8

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torchs import from_torch
 
 import gpt.attention
 from gpt.attention import MultiHeadAttention
@@ -80,7 +81,7 @@ def test_the_tests_run_in_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     alone = tmp_path / "alone"
     (alone / "conftest.py").write_text(f"{ALONE}\nsys.meta_path.insert(0, Refuse())\n", encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(alone))
-    names = ("test_steps", "test_convert", "test_context")
+    names = ("test_steps", "test_cache", "test_context")
     files = [f"tests/attention/{name}.py" for name in names]
     out = run(alone, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files)
     assert re.search(r"^\d+ passed", out, re.M), out
@@ -96,7 +97,7 @@ def test_the_programs_of_the_docs_run(capsys: pytest.CaptureFixture[str]) -> Non
     for block in blocks("python"):
         exec(compile(block, "docs/attention.md", "exec"), {})
     printed = capsys.readouterr().out.splitlines()
-    assert printed == ["torch.Size([2, 10, 64])"] * 2 + ["True"] * 2
+    assert printed == ["torch.Size([2, 10, 64])"] * 2 + ["True"]
 
 
 def module() -> MultiHeadAttention:
@@ -135,7 +136,7 @@ def test_onnx_agrees(tmp_path: Path) -> None:
 
 def test_torchs_module_gives_nan_where_ours_gives_zeros() -> None:
     theirs = nn.MultiheadAttention(8, 2, batch_first=True)
-    ours = gpt.attention.from_torch(theirs, 4, causal=False)
+    ours = from_torch(theirs, 4, causal=False)
     x, everything = torch.randn(1, 4, 8), torch.ones(1, 4, dtype=torch.bool)
     assert theirs(x, x, x, key_padding_mask=everything)[0].isnan().all()
     assert (ours(x, key_padding_mask=everything) == 0).all()

@@ -227,6 +227,19 @@ def test_fused_keeps_the_names_of_the_chapter() -> None:
     assert torch.equal(system.bias[0, 0], torch.ones(6, 6).tril())
 
 
+@pytest.mark.parametrize("qkv_bias", [False, True])
+def test_fused_with_the_splits_weights_gives_its_output(qkv_bias: bool) -> None:
+    split = MultiHeadAttention(8, 8, 6, 0.0, 4, qkv_bias)
+    split.out_proj.weight.data, split.out_proj.bias.data = torch.eye(8), torch.zeros(8)
+    fused = MultiHeadAttn(8, 6, 4)
+    parts = split.W_query, split.W_key, split.W_value
+    fused.c_attn.weight.data = torch.cat([part.weight.data for part in parts])
+    biases = [part.bias.data if qkv_bias else torch.zeros(8) for part in parts]
+    fused.c_attn.bias.data = torch.cat(biases)
+    x = torch.randn(2, 6, 8)
+    torch.testing.assert_close(fused(x), split(x))
+
+
 def test_wrapper_equals_split_with_its_weights() -> None:
     torch.manual_seed(0)
     wrapper = MultiHeadAttentionWrapper(3, 2, 6, 0.0, num_heads=3, qkv_bias=True)

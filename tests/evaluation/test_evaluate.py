@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from gpt import GPT, GPTConfig, Tokenizer
+from gpt import GPT, Tokenizer
 from gpt.cli import main
 from gpt.data.prepare import prepare
 from gpt.data.shards import Prepared, Stream
-from gpt.evaluation.command import score_endings, score_last_words, score_text
+from gpt.evaluation import scoring
+from gpt.evaluation.command import score_text
 from gpt.evaluation.scoring import score_windows
 
 TOKENIZER = Tokenizer("gpt2", vocab_size=300)
@@ -65,17 +66,17 @@ def test_a_uniform_model_by_hand(config, tmp_path):
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 40, 48])
 @pytest.mark.parametrize("stride", [1, 5, 16, None])
-def test_every_token_once_with_the_context_of_its_window(length, stride, model, stream_of):
+def test_every_token_once_with_the_context_of_its_window(length, stride, model, stream_of, monkeypatch):
     ids = torch.randint(0, 300, (length,)).tolist()
     step, expected, scored = stride or 16, 0.0, 0
     for begin in range(0, length, step):
         for target in range(scored, min(begin + 16, length)):
             expected += nats_after(model, [299, *ids][begin : target + 1], ids[target])
         scored = min(begin + 16, length)
-    found = [
-        total_nats(model, stream_of(ids), TOKENIZER, stride=stride, batch_size=size) for size in (1, 3, 8)
-    ]
-    assert found == pytest.approx([expected] * 3, rel=1e-5)
+    for windows in (1, 3, 8):
+        monkeypatch.setattr(scoring, "_WINDOWS", windows)
+        found = total_nats(model, stream_of(ids), TOKENIZER, stride=stride)
+        assert found == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("stride", [1, 7, 12])
@@ -133,82 +134,14 @@ def test_a_split_is_scored_as_validation_scores_it(model, text_file):
         )
 
 
-@pytest.fixture(scope="module")
-def learned():
-    """A model trained on one sentence until it reproduces it."""
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=4, num_layers=2))
-    ids = torch.tensor([TOKENIZER.encode("we sat by the old mill")])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(60):
-        loss = F.cross_entropy(model(ids[:, :-1][:, -16:]).flatten(0, 1), ids[:, 1:][:, -16:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert loss.item() < 0.1
-    return model.eval()
-
-
-def write_lines(path, *lines):
-    path.write_text("\n\n".join(json.dumps(line) for line in lines) + "\n", encoding="utf-8")
-    return path
-
-
-def reference(model, context: str, ending: str) -> float:
-    """The nats of an ending, one token at a time, within the last 16 + 1 tokens."""
-    last = TOKENIZER.encode(ending)
-    tokens = [*(TOKENIZER.encode(context) or [299]), *last][-17:]
-    first = len(tokens) - len(last)
-    return sum(nats_after(model, tokens[:i], tokens[i]) for i in range(first, len(tokens)))
-
-
-@pytest.mark.parametrize("batch_size", [1, 2, 8])
-def test_last_words(batch_size, learned, tmp_path):
-    texts = ["we sat by the old mill", "we sat by the old bank\n", "sat by", "long " * 30 + "naïve"]
-    path = write_lines(tmp_path / "lines.jsonl", *({"text": text, "more": 1} for text in texts))
-    result = score_last_words(learned, TOKENIZER, path, batch_size)
-    halves = [text.rstrip().rsplit(" ", 1) for text in texts]
-    nats = sum(reference(learned, before, " " + word) for before, word in halves) / 4
-    assert result["examples"] == 4
-    assert result["accuracy"] == 0.25
-    assert result["perplexity"] == pytest.approx(math.exp(nats), rel=1e-4)
-
-
-@pytest.mark.parametrize("batch_size", [1, 3, 8])
-def test_endings(batch_size, learned, tmp_path):
-    questions = [
-        {"ctx": "we sat by the", "endings": ["cold bank", "old mill"], "label": "1"},
-        {"ctx": "we sat by ", "endings": ["the old mill", "a", "water's edge"], "label": 1},
-        {"ctx": "", "endings": ["x", "yy"], "label": 0},
-    ]
-    result = score_endings(learned, TOKENIZER, write_lines(tmp_path / "lines.jsonl", *questions), batch_size)
-    right, right_per_character = [], []
-    for question in questions:
-        endings = question["endings"]
-        nats = [reference(learned, question["ctx"].rstrip(), f" {ending}") for ending in endings]
-        shares = [value / len(ending) for value, ending in zip(nats, endings, strict=True)]
-        right.append(nats.index(min(nats)) == int(question["label"]))
-        right_per_character.append(shares.index(min(shares)) == int(question["label"]))
-    assert right[0] and right_per_character[0]
-    assert result == {
-        "examples": 3,
-        "accuracy": sum(right) / 3,
-        "accuracy_per_character": sum(right_per_character) / 3,
-    }
-
-
 def test_the_command(model, text_file, tmp_path, capsys):
     model.save_pretrained(tmp_path / "model")
     options = ["--checkpoint", str(tmp_path / "model"), "--data", str(text_file), "--stride", "4"]
-    assert main(["evaluate", *options, "--json", str(tmp_path / "result.json")]) == 0
+    assert main(["evaluate", *options]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert printed == json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
-    assert printed["task"] == "text" and printed["split"] == "all"
+    assert printed["split"] == "all"
     assert printed["bytes"] == text_file.stat().st_size
     assert printed["perplexity"] == pytest.approx(math.exp(printed["nats_per_token"]))
-    assert main(["evaluate", *options, "--json", str(tmp_path / "result.json")]) == 2
-    assert "result.json exists already" in capsys.readouterr().err
-    assert main(["evaluate", *options, "--json", str(tmp_path / "result.json"), "--overwrite"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -217,36 +150,20 @@ def test_the_command(model, text_file, tmp_path, capsys):
         ([], "--data"),
         (["--data", "TEXT", "--stride", "17"], "stride must be 1 to the context_length 16, got 17"),
         (["--data", "TEXT", "--stride", "0"], "stride must be 1"),
-        (["--data", "TEXT", "--batch_size", "0"], "batch_size must be at least 1"),
         (["--data", "nowhere"], "no corpus 'nowhere'"),
         (["--data", "EMPTY"], "is empty"),
         (["--data", "TRAIN"], "has no text to score in its split val"),
-        (["--data", "nowhere", "--task", "lambada"], "nowhere: No such file"),
-        (["--data", "TEXT", "--task", "lambada"], "line 1: expected a JSON object with text"),
-        (["--data", "ONE", "--task", "lambada"], "line 1: the text has no last word"),
-        (["--data", "LATIN", "--task", "lambada"], "line 1: expected a JSON object with text"),
-        (["--data", "DEEP", "--task", "lambada"], "line 1: expected a JSON object with text"),
         (["--data", "OWN"], "was prepared with vocab_size 300, not 300, or with another vocabulary"),
-        (["--data", "TEXT", "--json", "FOLDER"], "folder is a folder: choose the name of a file"),
-        (["--data", "EMPTY", "--task", "hellaswag"], "has no lines to score"),
-        (["--data", "ONE", "--task", "hellaswag"], "line 1: expected a JSON object with ctx, endings, label"),
-        (["--data", "LABEL", "--task", "hellaswag"], "line 1: the label 2 is not the index"),
     ],
 )
 def test_bad_input_is_one_line(options, message, model, text_file, tmp_path, capsys):
     model.save_pretrained(tmp_path / "model")
-    files = {"TEXT": text_file, "EMPTY": tmp_path / "empty.txt", "ONE": tmp_path / "one.jsonl"}
-    files["LABEL"] = write_lines(tmp_path / "label.jsonl", {"ctx": "a", "endings": ["b", "c"], "label": 2})
+    files = {"TEXT": text_file, "EMPTY": tmp_path / "empty.txt"}
     files["EMPTY"].touch()
-    files |= {name: tmp_path / name.lower() for name in ("LATIN", "DEEP", "FOLDER")}
-    files["LATIN"].write_bytes('{"text": "caf\u00e9 x"}'.encode("latin-1"))
-    files["DEEP"].write_text("[" * 100_000, encoding="utf-8")
-    files["FOLDER"].mkdir()
     words = tmp_path / "words.txt"
     words.write_text("".join(f"{i * i} abc def ghi, " for i in range(600)), encoding="utf-8")
     files["OWN"] = prepare(str(words), tmp_path / "own", vocabulary="learn:300")
     files["TRAIN"] = prepare(str(text_file), tmp_path / "train", vocab_size=300, val_fraction=0.0)
-    write_lines(files["ONE"], {"text": "alone"})
     options = [str(files.get(option, option)) for option in options]
     assert main(["evaluate", "--checkpoint", str(tmp_path / "model"), *options]) == 2
     last = capsys.readouterr().err.splitlines()[-1]

@@ -30,7 +30,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> tuple[GPT, Tokenizer]:
     """Stands in for the checkpoint: a tiny GPT with random weights."""
     config = GPTConfig(vocab_size=300, context_length=40, emb_dim=12, num_heads=3, num_layers=2)
     pair = GPT(config).eval(), Tokenizer("gpt2", vocab_size=300)
-    monkeypatch.setattr(gpt.pictures.attention, "load_each", lambda *_: [("", *pair)])
+    monkeypatch.setattr(gpt.pictures.attention, "load", lambda *_: pair)
     return pair
 
 
@@ -96,19 +96,10 @@ def test_cells_are_drawn_from_the_weights() -> None:
     assert drawn.mask.tolist() == [[False, False, True], [False, False, True], [False, False, False]]
 
 
-@pytest.mark.parametrize(
-    ("layer", "head", "names"),
-    [
-        ("1", "2", ["layer-01-head-02.png"]),
-        ("0", "all", [f"layer-00-head-0{j}.png" for j in range(3)]),
-        ("all", "all", [f"layer-0{i}-head-0{j}.png" for i in range(2) for j in range(3)]),
-    ],
-)
-def test_the_command_writes_the_selected_maps(
-    loaded, tmp_path: Path, layer: str, head: str, names: list[str]
-) -> None:
+def test_the_command_writes_a_map_for_each_head(loaded, tmp_path: Path) -> None:
     output = tmp_path / "maps"
-    attention_maps("run", TEXT, layer, head, output)
+    attention_maps("run", TEXT, output)
+    names = [f"layer-0{i}-head-0{j}.png" for i in range(2) for j in range(3)]
     assert sorted(path.name for path in output.iterdir()) == [*names, "overview.png"]
 
 
@@ -117,9 +108,6 @@ def test_the_command_writes_the_selected_maps(
     [
         ({"text": ""}, "no text"),
         ({"text": "word " * 41}, "more than the context_length 40"),
-        ({"layer": "2"}, "no layer 2, expected all or 0 to 1"),
-        ({"head": "-1"}, "no head -1, expected all or 0 to 2"),
-        ({"head": "first"}, "no head first"),
     ],
 )
 def test_bad_input_writes_nothing(loaded, tmp_path: Path, changes: dict[str, str], message: str) -> None:

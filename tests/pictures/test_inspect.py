@@ -19,8 +19,8 @@ def test_what_inspect_says(rows, texts, tmp_path, capsys):
     )
     assert f"{train['bytes'] / train['tokens']:.2f} bytes a token" in said
     assert "all 4 files are as they were written" in said
-    assert said.count("--- a training window of 32 tokens") == 2
-    shown = said.split("--- a training window of 32 tokens\n")[1].strip("\n\ufffd ")
+    assert said.count("--- 32 tokens of the training text") == 2
+    shown = said.split("--- 32 tokens of the training text\n")[1].strip("\n\ufffd ")
     assert len(shown) > 10
     assert (folder / "lengths.png").read_bytes().startswith(b"\x89PNG")
     assert prepare(str(rows), folder, vocab_size=500, val_fraction=0.3) == folder  # the picture is no harm
@@ -58,29 +58,6 @@ def test_an_altered_file_is_an_error(rows, tmp_path, capsys):
     assert not (folder / "lengths.png").exists()
 
 
-def test_the_scored_tokens_of_a_window_are_drawn(tmp_path, capsys, monkeypatch):
-    from matplotlib.colors import to_hex
-
-    from gpt.pictures import inspect as module
-
-    (tmp_path / "a.csv").write_text("prompt,completion\n" + "Hi,you\n" * 20, encoding="utf-8")
-    figures = []
-    monkeypatch.setattr(module, "save", lambda figure, path: figures.append((figure, path)))
-    picture = str(tmp_path / "l.png")
-    inspect(str(tmp_path / "a.csv"), vocabulary="learn:chars", context_length=45, windows=1, picture=picture)
-    said = capsys.readouterr().out
-    assert "of them scored, of " in said and said.count("### Instruction:") == 1
-    figure, path = figures[-1]
-    assert path == tmp_path / "scored.png"
-    drawn = [
-        (text.get_text(), to_hex(box.get_facecolor()).upper())
-        for text, box in zip(figure.axes[0].texts, figure.axes[0].patches, strict=True)
-    ]
-    assert len(drawn) == len("### Instruction:\nHi\n\n### Response:\nyou") + 1
-    scored = [label for label, colour in drawn if colour == "#FDB366"]
-    assert scored == ["y", "o", "u", "<|endoftext|>"]
-
-
 def test_several_vocabularies_are_compared(tmp_path, capsys):
     line = "one two three, one two three; " * 2
     (tmp_path / "a.txt").write_text(f"{line}\n" * 100, encoding="utf-8")
@@ -114,10 +91,6 @@ def test_pictures_of_others_are_not_replaced(rows, tmp_path, capsys):
     assert (tmp_path / "a.png").read_text(encoding="utf-8") == "mine"
     inspect(folder, picture=str(tmp_path / "a.png"), overwrite=True, windows=0)
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    (tmp_path / "pairs.csv").write_text("prompt,completion\n" + "Hi,you\n" * 20, encoding="utf-8")
-    (tmp_path / "scored.png").write_text("mine", encoding="utf-8")
-    with pytest.raises(InputError, match=r"scored\.png exists already"):
-        inspect(str(tmp_path / "pairs.csv"), vocab_size=300, picture=str(tmp_path / "b.png"))
 
 
 def test_numbers_below_zero(rows):
@@ -128,7 +101,9 @@ def test_numbers_below_zero(rows):
 def test_a_single_example_is_described(tmp_path, capsys):
     """None of it is held out."""
     (tmp_path / "a.csv").write_text("prompt,completion\nHi,you\n", encoding="utf-8")
-    inspect(str(tmp_path / "a.csv"), vocab_size=300, windows=0)
-    assert "val         0 documents" in capsys.readouterr().out
+    inspect(str(tmp_path / "a.csv"), vocab_size=300, windows=1, context_length=1000)
+    said = capsys.readouterr().out
+    assert "val         0 documents" in said and " of them scored, of " in said
+    assert said.endswith("### Instruction:\nHi\n\n### Response:\nyou<|endoftext|>\n")
     pictures = {"picture": str(tmp_path / "a.png")}
     inspect(str(tmp_path / "a.csv"), vocabulary="gpt2:257,gpt2:300", **pictures)

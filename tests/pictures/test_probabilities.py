@@ -103,25 +103,13 @@ def test_snapshots_make_an_animation(run, tmp_path, monkeypatch, capsys):
         assert values == pytest.approx(token_probabilities(model.eval(), TOKENIZER, "hi you")[0], rel=1e-5)
 
 
-def test_attention_over_the_snapshots(run, tmp_path):
-    options = ["attention", "--checkpoint", str(run), "--text", "hi you", "--layer", "1", "--head", "2"]
-    assert main([*options, "--snapshots", "--output", str(tmp_path / "maps")]) == 0
-    assert sorted(path.name for path in (tmp_path / "maps").iterdir()) == [
-        "layer-01-head-02.gif",
-        "overview.gif",
-    ]
-    for path in (tmp_path / "maps").iterdir():
-        assert len({frame.tobytes() for frame in frames(path)}) == 3
-
-
-@pytest.mark.parametrize("command", ["probabilities", "attention"])
-def test_what_cannot_be_animated_is_one_line(command, run, model, tmp_path, capsys):
+def test_what_cannot_be_animated_is_one_line(run, model, tmp_path, capsys):
     model.save_pretrained(tmp_path / "model")
     output = tmp_path / "new.gif"
 
     def refused(checkpoint, text="hi", *more):
         words = ["--checkpoint", str(tmp_path / checkpoint), "--text", text, "--output", str(output), *more]
-        assert main([command, "--snapshots", *words]) == 2
+        assert main(["probabilities", "--snapshots", *words]) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and not output.exists()
         return error
@@ -129,9 +117,8 @@ def test_what_cannot_be_animated_is_one_line(command, run, model, tmp_path, caps
     assert "is of no run with snapshots" in refused("model")
     assert "no checkpoint at" in refused("nowhere")
     assert "more than the context_length 16" in refused("run", "x" * 17)
-    if command == "probabilities":
-        output = output.with_suffix(".svg")
-        assert "ends in .gif" in refused("run")
+    output = output.with_suffix(".svg")
+    assert "ends in .gif" in refused("run")
     damaged = next(run.glob("snapshots/step-2-*"))
     damaged.write_bytes(damaged.read_bytes()[:-100])
     assert f"{damaged} is damaged" in refused("run")

@@ -33,7 +33,7 @@ def lines(axes):
 @pytest.mark.parametrize(("x", "scale"), [("step", 1), ("tokens", 100), ("seconds", 0.5)])
 def test_the_curves_are_the_rows(run, x, scale):
     figure = compare([Metrics.read(run("a")), Metrics.read(run("b", 1.0))], x)
-    losses, rate, norm, speed = figure.axes
+    (losses,) = figure.axes
     steps = [float(s) for s in range(1, 21)]
     train = [5 - s / 10 for s in steps]
     expected = [
@@ -44,23 +44,16 @@ def test_the_curves_are_the_rows(run, x, scale):
     ]
     for found, wanted in zip(lines(losses), expected, strict=True):
         assert found[0] == pytest.approx(wanted[0]) and found[1] == pytest.approx(wanted[1])
-    assert [axes.get_title() for axes in (rate, norm, speed)] == [
-        "learning rate",
-        "gradient norm",
-        "tokens per second",
-    ]
-    assert lines(norm)[0][1] == pytest.approx([0.5 + s for s in steps])
-    assert all(x in axes.get_xlabel() for axes in figure.axes)
+    assert x in losses.get_xlabel()
     texts = [text.get_text() for text in losses.get_legend().get_texts()]
     assert texts == ["a: 3.500", "b: 4.500"]
 
 
-def test_no_two_runs_look_the_same(run):
+def test_seven_runs_look_different(run):
     metrics = Metrics.read(run("a"))
-    figure = compare([metrics] * 20)
+    figure = compare([metrics] * 8)
     validation = figure.axes[0].get_lines()[1::2]
-    assert len({(line.get_color(), line.get_linestyle()) for line in validation}) == 20
-    assert {line.get_color() for line in validation} == set(COLOURS)
+    assert [line.get_color() for line in validation] == [*COLOURS, COLOURS[0]]
 
 
 def test_every_colour_shows_on_white_and_differs_from_the_others_in_lightness_or_hue():
@@ -76,10 +69,10 @@ def test_every_colour_shows_on_white_and_differs_from_the_others_in_lightness_or
     assert sum(contrast >= 3 for contrast in contrasts.values()) >= 4
 
 
-def test_panels_are_drawn_for_existing_columns(run):
-    text = "step,train_loss,gradient_norm,val_loss\n1,2.0,nan,\n2,1.0,nan,1.5\n"
+def test_values_that_are_not_finite_are_left_out(run):
+    text = "step,train_loss,val_loss\n1,nan,\n2,1.0,1.5\n"
     metrics = Metrics.read(run("old", text=text))
-    assert len(compare([metrics]).axes) == 1
+    assert lines(compare([metrics]).axes[0]) == [([2.0], [1.0]), ([2.0], [1.5])]
     with pytest.raises(InputError, match="no column tokens, only step, train_loss"):
         compare([metrics], "tokens")
 
@@ -87,7 +80,7 @@ def test_panels_are_drawn_for_existing_columns(run):
 def test_the_command_writes_png_and_svg(run, tmp_path, capsys):
     runs = [str(run("one_$name^")), str(run("a$x^$"))]
     assert main(["plot", *runs, "--output", str(tmp_path / "a.png"), "--x", "tokens"]) == 0
-    assert imread(tmp_path / "a.png").shape == (900, 1080, 4)
+    assert imread(tmp_path / "a.png").shape == (540, 960, 4)
     assert main(["plot", *runs, "--output", str(tmp_path / "a.png")]) == 2
     assert "a.png exists already" in capsys.readouterr().err
     assert main(["plot", *runs, "--output", str(tmp_path / "a.png"), "--overwrite"]) == 0

@@ -116,7 +116,7 @@ def test_requests_at_once_are_each_what_they_are_alone():
 def test_pieces_that_are_ready_before_they_are_read_are_all_there():
     async def main():
         request = Request(tokens=[1, 2], max_new_tokens=3, sampling=Sampling(temperature=0))
-        engine = EngineThread(MODEL, TOKENIZER, Limits(running=2, waiting=2))
+        engine = EngineThread(MODEL, TOKENIZER, Limits(running=2))
         handle = engine.submit([request, request])
         while engine.open:
             time.sleep(0.01)  # the engine's thread continues, the event loop does not
@@ -179,8 +179,8 @@ def test_the_openai_client_works_unchanged():
         ({str(n): n for n in range(513)}, "the body has 513 errors"),
         ({"logit_bias": dict.fromkeys(range(301), 0.0)}, "at most 300 items"),
         ({"prompt": "a" * 300_000}, "the request costs 300080,"),
-        ({"stop": ["a"] * 5}, "stop strings"),
-        ({"stop": [""]}, "stop string"),
+        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": [""]}, "stop"),
         ({"stop": "a" * 300}, "characters"),
         ({"logprobs": 6}, "logprobs"),
         ({"best_of": 3}, "best_of"),
@@ -253,28 +253,12 @@ def test_the_key_is_asked_for_where_it_matters():
     assert talk(new_app(api_key="secret"), use) == [401, 401, 401, 401, 200]
 
 
-def test_more_than_may_wait_are_turned_away():
-    app = new_app(limits=Limits(running=1, waiting=1))
-
-    async def use(client):
-        form = {"model": "tiny", "prompt": "Hi", "max_tokens": 60}
-        answers = await asyncio.gather(*(client.post("/v1/completions", json=form) for _ in range(6)))
-        return answers
-
-    answers = talk(app, use)
-    statuses = sorted(answer.status_code for answer in answers)
-    assert statuses == [200, 200, 503, 503, 503, 503]
-    refused = next(answer for answer in answers if answer.status_code == 503)
-    assert refused.headers["retry-after"] and refused.json()["error"]["code"] == "busy"
-    assert app.state.engine.open == 0
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_takes_too_long_is_ended(stream):
     app = new_app(slow(), limits=Limits(seconds=1))
     response = post(app, prompt="Hi", max_tokens=2000, temperature=0, stream=stream)
     if stream:
-        assert '"code": "timeout"' in response.text.split("\n\n")[-3]
+        assert '"code": 504' in response.text.split("\n\n")[-3]
     else:
         assert response.status_code == 504
     assert app.state.engine.open == 0 and app.state.engine.running == 0
@@ -297,7 +281,7 @@ def test_a_failing_engine_tells_no_secrets_and_goes_on(stream):
 
     broken, sound = talk(app, use)
     assert "secret" not in broken.text and "Traceback" not in broken.text
-    assert "internal_error" in broken.text
+    assert "the server failed" in broken.text
     assert broken.status_code == (200 if stream else 500)
     assert sound.json()["choices"][0]["text"] == alone("Hi", 3, temperature=0)
 
@@ -316,12 +300,12 @@ def test_the_metrics_count():
         'gpt_requests_total{status="400"} 1',
         "gpt_prompt_tokens_total 12",
         "gpt_generated_tokens_total 15",
-        "gpt_request_seconds_count 3",
         "gpt_running_samples 0",
         "gpt_open_requests 0",
     ):
         assert line in lines
-    assert all(line.startswith("#") or len(line.split()) == 2 for line in lines)
+    times = {name: float(value) for name, value in map(str.split, lines) if "seconds" in name}
+    assert 0 < times["gpt_first_token_seconds_total"] < times["gpt_request_seconds_total"]
 
 
 def test_the_page_names_no_other_host():

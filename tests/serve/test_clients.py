@@ -171,23 +171,3 @@ def test_the_model_may_be_left_out_and_looked_up():
     assert "runs/other" in refused and "tiny" in refused
     assert chat.status_code == 400
     assert "has no template for a chat" in chat.json()["error"]["message"]
-
-
-def test_the_times_to_and_between_tokens_are_summaries():
-    async def use(client):
-        form = {"prompt": "Hi", "max_tokens": 5, "temperature": 0}
-        for _ in range(3):
-            await client.post("/v1/completions", json=form)
-        return (await client.get("/metrics")).text
-
-    text = talk(new_app(), use)
-    values = {
-        name: float(value) for name, value in (line.split() for line in text.splitlines() if line[0] != "#")
-    }
-    for name, count in (("request", 3), ("first_token", 3), ("token", 12)):
-        assert f"# TYPE gpt_{name}_seconds summary" in text.splitlines()
-        assert values[f"gpt_{name}_seconds_count"] == count
-    whole, first, between = (
-        values[f"gpt_{name}_seconds_sum"] for name in ("request", "first_token", "token")
-    )
-    assert 0 < between < whole and 0 < first < whole

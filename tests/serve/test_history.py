@@ -1,4 +1,4 @@
-"""The training of a run: its curves, and text and attention of its snapshots."""
+"""The training of a run: its losses, and text and attention of its snapshots."""
 
 import asyncio
 import time
@@ -15,7 +15,6 @@ from gpt.weights.load import load
 from tests.serve.server import MODEL, TOKENIZER, new_app, post, talk
 from tests.snapshots import add_snapshot
 
-CSV = "step,train_loss,val_loss\n20,4.5,\n40,4.0,\n40,,4.25\n60,nan,\n80,3.25,\n"
 FORM = {"prompt": "Hi", "max_tokens": 12, "temperature": 0}
 
 
@@ -30,7 +29,6 @@ def other(seed: int):
 def run(tmp_path):
     for step, loss in ((1, 6.0), (16, 5.0), (64, 3.5)):
         add_snapshot(tmp_path / "run", step, other(step), TOKENIZER, loss)
-    (tmp_path / "run" / "metrics.csv").write_text(CSV, encoding="utf-8")
     return tmp_path / "run"
 
 
@@ -38,35 +36,19 @@ def get(app, path="/training"):
     return talk(app, lambda client: client.get(path))
 
 
-def test_the_curves_begin_with_the_snapshots_losses(run):
+def test_the_losses_are_those_of_the_snapshots(run):
+    add_snapshot(run, 80, other(80), TOKENIZER, float("nan"))
     assert get(new_app(run=run)).json() == {
-        "snapshots": [1, 16, 64],
-        "train": [[1, 6.0], [16, 5.0], [64, 3.5], [80, 3.25]],
-        "validation": [[40, 4.25]],
+        "snapshots": [1, 16, 64, 80],
+        "train": [[1, 6.0], [16, 5.0], [64, 3.5]],
     }
-
-
-def test_without_a_run_or_metrics_there_are_none(run, tmp_path):
-    none = {"snapshots": [], "train": [], "validation": []}
-    assert get(new_app()).json() == none
-    assert get(new_app(run=tmp_path)).json() == none
-    (tmp_path / "metrics.csv").write_bytes(b"step,train_loss\n\xff,1\n")
-    assert get(new_app(run=tmp_path)).json() == none
-    (tmp_path / "metrics.csv").write_bytes(b"step,train_loss\n" + bytes(200_000))  # after a loss of power
-    assert get(new_app(run=tmp_path)).json() == none
-    (run / "metrics.csv").unlink()
-    assert get(new_app(run=run)).json()["train"] == [[1, 6.0], [16, 5.0], [64, 3.5]]
     assert get(new_app(run=run, api_key="secret")).status_code == 401
 
 
-def test_long_curves_are_thinned_where_steps_are_many(tmp_path):
-    rows = "".join(f"{step},{1000 / step},\n" for step in range(1, 20_001))
-    (tmp_path / "metrics.csv").write_text(f"step,train_loss,val_loss\n{rows}", encoding="utf-8")
-    train = get(new_app(run=tmp_path)).json()["train"]
-    steps = [step for step, _ in train]
-    assert steps[:127] == [*range(4, 130), 131]
-    assert max(after / before for before, after in zip(steps[61:], [*steps[62:], 20_000], strict=True)) < 1.02
-    assert len(train) < 700
+def test_without_a_run_or_snapshots_there_are_none(tmp_path):
+    none = {"snapshots": [], "train": []}
+    assert get(new_app()).json() == none
+    assert get(new_app(run=tmp_path)).json() == none
 
 
 def test_a_snapshot_writes_the_text_of_its_weights(run):
@@ -121,7 +103,7 @@ def test_few_are_in_memory_and_none_that_is_in_use_goes(run):
     class Engine:
         """Stands in for a thread with a model."""
 
-        problem, open, stopped = None, 0, False
+        open, stopped = 0, False
 
         def stop(self):
             self.stopped = True
@@ -140,14 +122,12 @@ def test_few_are_in_memory_and_none_that_is_in_use_goes(run):
         with pytest.raises(Exception, match="too many snapshots are in use") as caught:
             await history.engine(64)
         assert caught.value.status_code == 503
-        first.open, first.problem = 0, "a decoding step has taken more than 300 s"
-        assert await history.engine(1) is not first
 
     asyncio.run(main())
 
 
-def test_a_snapshot_is_read_once_for_all_and_one_at_a_time(run):
-    """Also when those who asked for it leave; a reading in a thread cannot be stopped."""
+def test_snapshots_are_read_one_at_a_time(run):
+    """Also when those who asked for one leave; a reading in a thread cannot be stopped."""
     read, at_once = [], []
 
     def slowly(path):
@@ -156,7 +136,7 @@ def test_a_snapshot_is_read_once_for_all_and_one_at_a_time(run):
         time.sleep(0.2)
         read.append(path.name)
         at_once.pop()
-        return SimpleNamespace(problem=None, open=0, stop=lambda: None)
+        return SimpleNamespace(open=0, stop=lambda: None)
 
     async def main():
         history = History(None, run, slowly, 2)
@@ -164,11 +144,9 @@ def test_a_snapshot_is_read_once_for_all_and_one_at_a_time(run):
         await asyncio.sleep(0.1)
         for task in leaving:
             task.cancel()
-        with pytest.raises(Exception, match="too many snapshots are in use"):
-            await history.engine(64)
         first, again, second = await asyncio.gather(*map(history.engine, (1, 1, 16)))
         assert first is again is not second
-        assert len(read) == 2
+        assert len(read) == 3  # that of the first who left, and one for each
 
     asyncio.run(main())
 
@@ -200,8 +178,8 @@ def test_the_work_of_snapshots_is_counted(run, monkeypatch):
         return [text.text.splitlines() for text in (before, await client.get("/metrics"))]
 
     before, after = talk(new_app(run=run), use)
-    assert {"gpt_running_samples 3", "gpt_open_requests 5"} < set(before)
-    assert {"gpt_running_samples 6", "gpt_open_requests 10"} < set(after)
+    assert {"gpt_running_samples 3", "gpt_open_requests 5"} <= set(before)
+    assert {"gpt_running_samples 6", "gpt_open_requests 10"} <= set(after)
 
 
 def test_new_snapshots_appear_while_the_server_runs(run):

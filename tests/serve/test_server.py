@@ -68,8 +68,8 @@ def test_a_server_that_ends_lets_requests_end_and_tells_those_that_it_cuts():
         client.join(20)
     assert short.text.endswith("data: [DONE]\n\n") and '"length"' in short.text and "error" not in short.text
     *_, error, done, _ = stream.text.split("\n\n")
-    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "busy" and done == "data: [DONE]"
-    assert whole.status == 503 and json.loads(whole.text)["error"]["code"] == "busy"
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == 503 and done == "data: [DONE]"
+    assert whole.status == 503 and json.loads(whole.text)["error"]["code"] == 503
     assert 1.5 < stream.ended - ending < 6
 
 
