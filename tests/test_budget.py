@@ -1,4 +1,4 @@
-"""The count of code tokens: comments and layout are free, a missing file is an error, too many tokens fail."""
+"""The count of code tokens: comments and layout are free, a missing file and too many tokens are errors."""
 
 import runpy
 from pathlib import Path

@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from benchmarks.serve import listening
 from faults.watched import watch
 
 from gpt import GPT, GPTConfig, Tokenizer
+from gpt.errors import InputError
 from gpt.generation import for_decoding
+from gpt.generation.build import build
 from gpt.serve.app import create_app
 from gpt.serve.limits import Limits
 from gpt.serve.requests import CompletionRequest
@@ -245,6 +248,8 @@ def main() -> int:
     torch.manual_seed(0)
     config = GPTConfig(vocab_size=300, context_length=32, emb_dim=32, num_heads=2, num_layers=1)
     app = create_app(for_decoding(GPT(config)), Tokenizer("gpt2", vocab_size=300), name="tiny", limits=LIMITS)
+    with suppress(InputError, OSError):  # without a compiler, PyTorch writes
+        build()  # before the guard watches: a server does it in the background
     seen: list[str] = []
     with listening(app, LIMITS, log_level="critical") as address:
         port = int(address.rpartition(":")[2])
