@@ -1,7 +1,7 @@
 """Count the code tokens of the package: `python scripts/budget.py` fails where it has grown.
 
-Tokens are Python's own, without comments, docstrings and layout, so denser lines are no smaller. Each part has
-a goal, and until that is reached a limit, which is lowered with what has been reached.
+Tokens are Python's own, without comments, docstrings and layout, so denser lines are no smaller. Each part
+has a goal, and until that is reached a limit, which is lowered with what has been reached.
 """
 
 import ast
