@@ -106,9 +106,9 @@ class Loop(Callback):
             trained = sum(weight.numel() for weight in module.parameters() if weight.requires_grad)
             self.snapshots.begin(self.step, trained)
             self.checkpoints.begin(self.step, self.checkpoint, other_text)
-        self.checkpoints, self.snapshots.keeps_any = self._broadcast(
-            (self.checkpoints, self.snapshots.keeps_any)
-        )
+        known = self.checkpoints.session, self.checkpoints.best_loss, self.snapshots.keeps_any
+        known = self._broadcast(known)
+        self.checkpoints.session, self.checkpoints.best_loss, self.snapshots.keeps_any = known
         self.checkpoints.has_saved(self.step, self.validated)
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:

@@ -27,6 +27,7 @@ from faults.watched import watch
 
 from gpt import GPT, GPTConfig, Tokenizer
 from gpt.errors import InputError
+from gpt.files import cache_folder
 from gpt.generation import for_decoding
 from gpt.generation.build import build
 from gpt.serve.app import create_app
@@ -253,7 +254,7 @@ def main() -> int:
     seen: list[str] = []
     with listening(app, LIMITS, log_level="critical") as address:
         port = int(address.rpartition(":")[2])
-        watch(lambda event: None if "127.0.0.1" in event else seen.append(event), Path.cwd())
+        watch(lambda event: None if "127.0.0.1" in event else seen.append(event), Path.cwd(), cache_folder())
         began = time.monotonic()
         found = asyncio.run(attack(port, number, random.Random(seed)))
         found["seconds"] = round(time.monotonic() - began, 1)
