@@ -36,7 +36,7 @@ def parse_yaml(text: str) -> Any:
     class Loader(yaml.SafeLoader):
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):
-                raise yaml.YAMLError("it refers to another part of itself, write that out")
+                raise yaml.YAMLError("it has an alias (*), write out what it stands for")
             return super().compose_node(parent, index)
 
     try:

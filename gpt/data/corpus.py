@@ -26,6 +26,7 @@ from gpt.data.documents import (
 )
 from gpt.errors import InputError
 from gpt.files import file_hashes, shipped
+from gpt.plain import parse_yaml
 from gpt.progress import notice
 from gpt.text.template import DEFAULT_TEMPLATE, Part, Template
 
@@ -178,12 +179,10 @@ def recipes() -> dict[str, Path]:
 
 
 def _read_recipe(path: Path) -> dict[str, Any]:
-    import yaml
-
     try:
         if path.stat().st_size > _LARGEST_RECIPE:
             raise InputError(f"it has more than {_LARGEST_RECIPE:,} bytes")
-        recipe = yaml.load(path.read_text(encoding="utf-8"), _without_aliases(yaml))
+        recipe = parse_yaml(path.read_text(encoding="utf-8"))
         corpus = {str(key): value for key, value in recipe["corpus"].items()}
         re.compile(corpus.get("document_starts") or "")
     except Exception as error:  # what YAML, its shape and the expression raise shares no class
@@ -199,18 +198,6 @@ def _read_recipe(path: Path) -> dict[str, Any]:
                 f"{path}: expected texts, in quotation marks if they look like numbers: {value!r:.80}"
             )
     return {**corpus, "files": tuple(files)}
-
-
-def _without_aliases(yaml: Any) -> Any:
-    """A safe loader that refuses aliases: some hundred bytes with them stand for gigabytes."""
-
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            if self.check_event(yaml.AliasEvent):
-                raise InputError("it has an alias (*), write out what it stands for")
-            return super().compose_node(parent, index)
-
-    return Loader
 
 
 def _matching_files(pattern: Path) -> tuple[str, ...]:

@@ -30,12 +30,13 @@ from gpt.run.options import Options, to_dict
 from gpt.run.record import write_summary
 from gpt.run.shape import Inherited, settle, token_data
 from gpt.run.signals import Stopped
-from gpt.run.start import AUTO_OR_NEW, Start, base_of, start
+from gpt.run.start import AUTO_OR_NEW, Start, start
 from gpt.threads import cores, sharing_cores
 from gpt.training.device import allow_tf32, default_precision, keep_freed_memory
 from gpt.training.module import LanguageModel
 from gpt.training.output import MayEnd, report
 from gpt.training.shard import ShardedStrategy
+from gpt.weights.adapters import base_folder
 
 # What Lightning raises for options that it cannot use.
 _REFUSALS = (MisconfigurationException, ImportError, TypeError, ValueError, RuntimeError)
@@ -148,7 +149,7 @@ def build(begun: Start) -> tuple[Options, LanguageModel, TokenData, Inherited]:
     if model.compile is None and limit is not None and limit < COMPILED_SECONDS:
         model = replace(model, compile=False)
     if begun.checkpoint:  # it has the weights, or the adapters
-        model = replace(model, init_from=str(base_of(begun.checkpoint)) if model.lora.rank else None)
+        model = replace(model, init_from=str(base_folder(begun.checkpoint.path)) if model.lora.rank else None)
     try:
         module = LanguageModel(**as_dict(model))
         data = token_data(options, inherited)

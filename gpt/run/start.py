@@ -15,7 +15,6 @@ from gpt.run.arguments import Given, Texts, as_texts, recipe_file, scan, typed
 from gpt.run.folder import folder_of_checkpoint
 from gpt.run.options import Options, flat, from_flat, to_dict
 from gpt.training.output import report
-from gpt.weights.adapters import base_folder
 from gpt.weights.checkpoint import RUNS, Checkpoint, checkpoints_of, newest_run, read
 from gpt.weights.formats.table import check_complete
 
@@ -71,18 +70,18 @@ def start(command: str, arguments: list[str]) -> Start:
     planned = given.texts.get("minutes", "null") != "null"
     if planned:
         _check_unplanned(given)
-    checkpoint: Checkpoint | None = None
-    skipped: tuple[Path, ...] = ()
-    if wanted not in (None, "null"):
-        checkpoint, skipped = find(wanted, given.texts.get("run"))
-    if checkpoint is not None:
-        return _resumed(given, checkpoint, skipped)
     for name in ("data.corpus", "model.init_from"):  # a file may name what is here, and fetch nothing
         if name in given.texts and name not in given.own and not _is_here(name, given.texts[name]):
             raise InputError(
                 f"{name} {shown(given.texts[name])} is not on this machine, and nothing that a file names is "
                 f"fetched: give it yourself, --{name} ..."
             )
+    checkpoint: Checkpoint | None = None
+    skipped: tuple[Path, ...] = ()
+    if wanted not in (None, "null"):
+        checkpoint, skipped = find(wanted, given.texts.get("run"))
+    if checkpoint is not None:
+        return _resumed(given, checkpoint, skipped)
     plan, below = None, {}
     if planned:
         plan = _plan(given)
@@ -175,11 +174,6 @@ def is_local_text(corpus: str) -> bool:
 
 def _is_here(name: str, text: str) -> bool:
     return text == "null" or (is_local_text(text) if name == "data.corpus" else Path(text).exists())
-
-
-def base_of(checkpoint: Checkpoint) -> Path:
-    """The folder of the weights that a checkpoint's adapters change."""
-    return base_folder(checkpoint.path)
 
 
 def _recipe(given: Given) -> str:

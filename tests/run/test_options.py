@@ -135,6 +135,14 @@ def test_a_corpus_that_is_given_again_takes_the_place_of_a_refused_one(trained, 
     assert read(path).run.step == 3
 
 
+def test_a_file_cannot_lead_a_resumed_run_elsewhere(trained, workplace, capsys):
+    shutil.copytree(trained, "runs/mine")
+    Path("mine.yaml").write_text("data: {corpus: 'hub:owner/name'}\n", encoding="utf-8")
+    more = ["--config", "mine.yaml", "--trainer.max_steps", "3"]
+    assert main(["fit", "--resume", "runs/mine", *more]) == 2
+    assert "nothing that a file names is fetched: give it yourself, --data.corpus" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("corpus", "local"),
     [
