@@ -68,7 +68,7 @@ def test_the_cluster_script_is_requeued_and_its_run_goes_on(tmp_path, workplace)
     options = [*tiny, "--checkpoint_every", "99999", "--log_every", "1", "--snapshot_megabytes", "0"]
     environment = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     environment |= {"PROCESSES": "2", "SLURM_JOB_ID": "7", "OMP_NUM_THREADS": "1"}
-    start = {"env": environment, "stderr": subprocess.PIPE, "text": True, "cwd": tmp_path}
+    start = {"env": environment, "stderr": subprocess.PIPE, "encoding": "utf-8", "cwd": tmp_path}
     job = subprocess.Popen(["bash", "train.sbatch", *options, "--trainer.max_steps", "100000"], **start)
     deadline = time.monotonic() + 120
     while not (tmp_path / "runs/big/metrics.csv").exists() and time.monotonic() < deadline:

@@ -181,7 +181,7 @@ def llama_seconds(programs: Path, file: Path, new: int) -> Seconds:
     """llama.cpp reads a prompt and writes `new` tokens; it times that itself, after loading the weights."""
     sizes = ("-p", "0", "-n", "0", "-pg", f"{PROMPT},{new}", "-r", "1", "-t", str(torch.get_num_threads()))
     command = [programs / "llama-bench", "-m", file, *sizes, "-o", "json"]
-    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    told = subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout
     return Seconds(json.loads(told)[0]["avg_ns"] / 1e9)
 
 
