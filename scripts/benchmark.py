@@ -20,7 +20,6 @@ NAMES = {
     "checkpoint": "saving and loading beside bare torch.save and torch.load",
     "data": "tokenizing, reading windows, waiting for batches",
     "generate": "generation beside transformers, and llama.cpp with --llamacpp",
-    "languages": "a learned vocabulary beside GPT-2's on a text of any language (needs --text)",
     "learn": "bits per byte reached in nanoGPT's training time (needs --nanogpt and --text)",
     "loop": "the Trainer beside a bare loop of the same step",
     "plan": "runs by --minutes: their time, prediction and result beside a grid chosen by hand",

@@ -643,7 +643,7 @@ def serving(plan: Plan) -> Iterator[Row]:
     if not find_spec("fastapi"):
         yield Row(check="serving", case="all", passed=None, not_run="the extra serve is not installed")
         return
-    from benchmarks.serve import listening
+    from benchmarks.common import listening
 
     from gpt.serve.app import create_app
 

@@ -8,8 +8,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -169,6 +171,26 @@ def synchronize(device: str) -> None:
         import torch
 
         torch.cuda.synchronize()
+
+
+@contextmanager
+def listening(app: Any, limits: Any = None, log_level: str = "error") -> Iterator[str]:
+    """The address of a server in a thread of this process."""
+    from gpt.serve.limits import Limits
+    from gpt.serve.server import Server
+
+    server = Server(app, limits or Limits(), host="127.0.0.1", port=0, log_level=log_level)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not server.started:
+        assert time.monotonic() < deadline, "the server does not start"
+        time.sleep(0.02)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
 
 
 def say(text: str) -> None:
