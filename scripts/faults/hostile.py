@@ -233,13 +233,13 @@ def meet(folder: Path, intact: Path, chance: random.Random) -> str | None:
     told = all(line.startswith("gpt ") and line.isprintable() for line in lines)
     refused = ended.status == 2 and told and 1 <= len(lines) <= 4  # what it resumes, and what it changed
     problem = None
-    if ended.status == -9:
+    if ended.status == -9 and "\nplanned: " not in f"\n{ended.err}":  # it trains, as long as it was told to
         problem = f"no answer within {SECONDS:.0f} seconds"
     elif seen or list(case.rglob("pwned")):
         problem = f"it did {seen[:3]}"
     elif ended.peak > resident() + MEMORY:
         problem = f"it took {ended.peak / 1e9:.1f} GB"
-    elif not refused and (ended.status or kind in (pickled, special)):
+    elif not refused and (ended.status > 0 or kind in (pickled, special)):
         problem = "not refused"
     what = f"{kind.__name__}: gpt {command}: {problem}: status {ended.status}: {ended.err[-300:]!r}"
     return what if problem else None

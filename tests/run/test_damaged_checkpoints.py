@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults.rewritten import rewritten
+from rewritten import rewritten
 from tiny_runs import fit
 
 from gpt import GPT
