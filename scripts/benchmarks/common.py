@@ -215,7 +215,7 @@ class Report:
 
     def markdown(self) -> str:
         """The table, the ratios and the machine, as Markdown."""
-        columns = list(self.rows[0])
+        columns = list(dict.fromkeys(name for row in self.rows for name in row))
         rows = [[_cell(row.get(column)) for column in columns] for row in self.rows]
         lines = [columns, ["---"] * len(columns), *rows]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
