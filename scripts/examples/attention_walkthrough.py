@@ -260,7 +260,7 @@ def picture(maps: dict[str, Tensor], path: Path) -> None:
 
     figure = Figure(figsize=(13, 6.2), layout="constrained")
     for (name, found), axes in zip(maps.items(), figure.subplots(2, 5).flat, strict=True):
-        weights = found.detach()
+        weights = found.detach().numpy()
         axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=1.0)
         for row, column in product(range(len(weights)), repeat=2):
             weight = float(weights[row, column])
