@@ -224,6 +224,7 @@ def write_summary(
     loss_curve(folder / "metrics.csv", folder / "loss.png")
     device, tokens = trainer.strategy.root_device, record.tokens + record.interval_tokens
     summary: dict[str, Any] = {
+        "text": Path(trainer.datamodule.options.corpus).name,
         "val_bits_per_byte": record.validation.get("val_bits_per_byte"),
         "val_standard_error": record.validation.get("val_standard_error"),
         "val_loss": record.validation.get("val_loss"),
