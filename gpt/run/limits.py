@@ -1,6 +1,7 @@
 """How many updates a run makes: from steps, epochs, a time, a plan and early stopping, decided here alone."""
 
 import math
+import sys
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,7 +17,6 @@ COMPILED_SECONDS = 600.0
 _RECENT = 0.2  # of the time: the speed is that of so much at most
 _OFF = 0.01  # of the time: a planned run that is off by less is not corrected
 _EVERY = 0.05  # of the time: between two corrections, and before the first
-_NO_LIMIT = 1 << 53
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Limits:
     def count(self, steps_per_epoch: int) -> None:
         """Turn epochs into updates; a run that has a total already keeps it in the place of max_steps."""
         planned, steps, epochs = self.run.total, self.options.max_steps, self.options.max_epochs
-        self._limit(_NO_LIMIT, "")
+        self._limit(sys.maxsize, "")
         if steps > 0:
             self._limit(planned if planned and self.seconds is None else steps)
         if epochs > 0 and epochs * steps_per_epoch < self._most:
@@ -163,7 +163,7 @@ class Limits:
         """The last update before the time is over, with so many seconds left."""
         step, speed = self.run.step, self.run.seconds_per_step
         if speed is None:
-            return _NO_LIMIT if left > 0 else step
+            return sys.maxsize if left > 0 else step
         steps = int(left / speed)
         for _ in range(2):  # those within the updates that they leave; max_time does not count the last
             ahead = (step + steps) // self._every - (step - 1) // self._every

@@ -86,6 +86,7 @@ class Loop(Callback):
             what = f"process {trainer.global_rank} resumes step, session, save {found}, process 0 {theirs}"
             raise InputError(f"{what}: all processes need to see the same files")
         self.limits.count(steps_per_epoch(self.data) if self.options.trainer.max_epochs > 0 else 0)
+        self.module.planned_steps = run.total
         self.folder = self._open_folder()
         self.checkpoints = Checkpoints(self.folder, self.options.keep_checkpoints)
         if first and self.checkpoint:
@@ -268,7 +269,8 @@ class Loop(Callback):
         tensors, number = self._gathered(trainer), 0
         if self._first:
             try:
-                self.checkpoints.save(tensors, self._model_part, self.run)
+                run = replace(self.run, total=min(self.run.total, 1 << 53))  # as far as JSON's numbers go
+                self.checkpoints.save(tensors, self._model_part, run)
             except OSError as error:
                 number = error.errno or errno.EIO
         if number := self._broadcast(number):

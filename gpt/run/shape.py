@@ -76,6 +76,7 @@ def _of_machine(options: Options) -> Options:
 def _of_weights(options: Options, path: str) -> tuple[Options, Found]:
     if options.data.vocabulary not in (None, "learn"):  # recipes say learn, for runs that start anew
         raise InputError("--data.vocabulary: weights to start from keep their own, leave it out")
+    read_once.cache_clear()  # of an earlier command
     found = read_once(path, options.model.config.context_length)
     config = replace(found.config, dropout=options.model.config.dropout)
     data = replace(options.data, vocabulary=None)

@@ -101,9 +101,8 @@ def changes(before: Options, now: Options) -> dict[str, str]:
             continue
         masters = name == "trainer.precision" and "bf16-true" in (old[name], new[name])
         if masters or (name.startswith(_FIXED) and name != "model.config.dropout"):
-            raise InputError(
-                f"--{name} {new[name]}: the run that is resumed has {old[name]}, and its weights depend on it"
-            )
+            what = f"the run that is resumed began with {old[name]}, on which its weights depend"
+            raise InputError(f"--{name} {new[name]}: {what}")
         found[name] = f"{name}: {old[name]} -> {new[name]}".replace("\n", "\\n")
     return found
 

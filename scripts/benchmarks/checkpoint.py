@@ -72,21 +72,7 @@ def _tensors(config: GPTConfig) -> dict[str, torch.Tensor]:
 
 def _parts(config: GPTConfig) -> tuple[ModelPart, RunPart]:
     empty: dict[str, Any] = dict.fromkeys(("tokenizer", "bytes_per_token", "template", "adapters"))
-    numbers: dict[str, Any] = dict.fromkeys(("step", "total", "place", "session", "save", "skipped"), 1)
-    numbers |= dict.fromkeys(
-        ("stalled", "tokens", "interval_tokens", "interval_batches", "csv", "samples"), 1
-    )
-    numbers |= dict.fromkeys(("saved_at", "interval_seconds", "train_seconds"), 0.0)
-    plain: dict[str, Any] = {
-        "options": {},
-        "validation": {},
-        "loss_sums": [],
-        "corpus": "",
-        "validated": False,
-    }
-    plain |= dict.fromkeys(("scale", "best_loss", "best", "seconds_per_step"))
-    run = RunPart(**numbers, **plain)
-    return ModelPart(config=config.to_dict(), **empty), run
+    return ModelPart(config=config.to_dict(), **empty), RunPart(step=1, total=1)
 
 
 def _durable(saved: dict[str, Any], path: Path) -> None:
