@@ -40,8 +40,8 @@ def opened(new: Path, existing: Path | None) -> Iterator[Path]:
         who = "process {pid} on {host} since {since}".format(**holder) if holder else "another process"
         raise InputError(f"{folder} is in use by {who}: wait for its end, or name another --run") from None
     since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-    write_json(folder / ".holder", {"pid": os.getpid(), "host": socket.gethostname(), "since": since})
     try:
+        write_json(folder / ".holder", {"pid": os.getpid(), "host": socket.gethostname(), "since": since})
         yield folder
     finally:
         (folder / ".holder").unlink(missing_ok=True)
