@@ -44,16 +44,17 @@ class ModelOptions:
     """Low-rank adapters, which alone are trained and saved."""
     init_from: str | None = None
     """Weights to start from: gpt2, a run, or what `gpt import` reads. They decide the shape, of whose options
-    only dropout and context_length count; a shorter context crops positions."""
+    only dropout and context_length count; a shorter context crops positions.
+    Elsewhere: model_name_or_path."""
     compile: bool | Literal["whole"] | None = None
     """Compile the blocks, or the model as a "whole"; by default the blocks where it saves a run time."""
     checkpoint_activations: bool = False
     """Keep only each block's input for the backward pass and compute the rest again: a third more time, a
-    fraction of the memory (Chen et al. 2016)."""
+    fraction of the memory (Chen et al. 2016). Rare. Elsewhere: gradient_checkpointing."""
     loss_chunk: int | None = None
-    """Tokens whose logits are in memory at the same time, by default 8,192 on a GPU, else 1,024."""
+    """Tokens whose logits are in memory at the same time, by default 8,192 on a GPU, else 1,024. Rare."""
     skip_nonfinite: int = 0
-    """Updates to skip, because their loss or gradient is not finite, before the run stops."""
+    """Updates to skip, because their loss or gradient is not finite, before the run stops. Rare."""
 
     def __post_init__(self) -> None:
         check_least(1, loss_chunk=self.loss_chunk)
