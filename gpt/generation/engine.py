@@ -151,6 +151,8 @@ class Engine:
 
     def _steps(self) -> int:
         """How many tokens to add before the host reads them."""
+        if self._ahead == 1:
+            return 1
         requests = [text.sample.request for text in self._rows]
         each = any(one.sampling.looks_back or one.alternatives is not None for one in requests)
         by_forward = isinstance(self._way, Forward) and self._way.cached

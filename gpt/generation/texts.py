@@ -132,7 +132,7 @@ class Text:
             known = len(self.scores)
             targets = self.sample.tokens[known : end + 1]
             self.scores += scores(logits[known - 1 - self.read :][: len(targets)], targets, self.scored)
-        self.read, self.logits = end, logits[-1:]
+        self.read, self.logits = end, logits if len(logits) == 1 else logits[-1:]
         self.slide()
 
     def slide(self) -> None:
