@@ -126,8 +126,8 @@ class Engine:
         self.failed = {}
         if not self.busy:
             return []
-        while self._waiting and len(self._rows) < self.max_samples:
-            self._place(self._waiting.popleft())
+        if self._waiting and len(self._rows) < self.max_samples:
+            self._admit()
         steps, budget, unread = self._steps(), self._chunk, []
         for text in self._rows:
             if text.runs or (text.unread and budget > 0):
@@ -161,6 +161,15 @@ class Engine:
         places = self.model.config.context_length - max(text.held for text in self._rows)
         left = max(text.sample.request.max_new_tokens - text.sample.new_tokens for text in self._rows)
         return math.ceil(min(self._ahead, places, left))
+
+    def _admit(self) -> None:
+        """Give rows to those that wait, and have memory for all samples there are, copied once."""
+        soon = [*self._rows, *self._waiting]
+        samples = sum(len(text.samples) for text in soon)
+        most = self.max_samples + 1  # a text whose samples wait keeps its row
+        self._cache.reserve(min(samples, most), max(text.columns for text in soon))
+        while self._waiting and len(self._rows) < self.max_samples:
+            self._place(self._waiting.popleft())
 
     def _place(self, text: Text) -> None:
         """Give a text the next row."""

@@ -107,6 +107,13 @@ class Text:
         return len(self.sample.tokens) - self.read
 
     @property
+    def columns(self) -> int:
+        """Of a cache for the text and its new tokens, but for no more of these than it has tokens now."""
+        length = min(len(self.sample.tokens), self.context)
+        left = self.sample.request.max_new_tokens - self.sample.new_tokens
+        return min(length + min(left, length), self.context)
+
+    @property
     def runs(self) -> bool:
         """Whether one token is left to read, the last that was drawn."""
         return self.unread == 1

@@ -194,6 +194,18 @@ def test_running_samples_get_tokens_while_a_long_prompt_is_read(model):
     assert first.new_tokens == before + 5
 
 
+def test_memory_for_what_waits_is_allocated_once():
+    model = sharp(GPTConfig(vocab_size=50, context_length=512, emb_dim=16, num_heads=2, num_layers=1))
+    engine = Engine(model, max_samples=5)
+    for count in (70, 100, 10):
+        engine.add(Request(tokens=[1] * count, max_new_tokens=60, samples=2, sampling=GREEDY))
+    engine.step()
+    store = engine._cache.store
+    assert store.shape[2:5] == (6, 2, 192)  # 160 columns, in blocks of 64
+    run(engine)
+    assert engine._cache.store is store
+
+
 def test_a_text_that_may_become_long_takes_memory_as_it_grows():
     config = GPTConfig(vocab_size=50, context_length=512, emb_dim=16, num_heads=2, num_layers=1)
     engine, columns = Engine(sharp(config)), set()
@@ -201,7 +213,7 @@ def test_a_text_that_may_become_long_takes_memory_as_it_grows():
     while sample.new_tokens < 300:
         engine.step()
         columns.add(engine._cache.store.shape[4])
-    assert columns == {128, 256, 512}
+    assert columns == {192, 384}
 
 
 def test_rows_that_come_one_by_one_are_seldom_copied(model):
