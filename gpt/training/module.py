@@ -25,7 +25,7 @@ from gpt.training.lora import LoRAConfig, add_adapters
 from gpt.training.loss import linear_cross_entropy
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.schedule import learning_rate_factor
-from gpt.training.shard import is_sharded, shard
+from gpt.training.shard import is_sharded, shard, whole
 from gpt.weights.load import GPT, start_from
 
 VALIDATED = ("val_loss", "val_perplexity", "val_bits_per_byte", "val_standard_error")
@@ -232,9 +232,7 @@ class LanguageModel(LightningModule):
         if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
             scaler.unscale_(optimizer)  # Lightning leaves it to a fused optimizer's step, after clipping
         weights = [weight for weight in self.parameters() if weight.grad is not None]
-        norm: Any = get_total_norm([w.grad for w in weights])  # type: ignore[misc]
-        if hasattr(norm, "full_tensor"):  # each process has a part of the gradients
-            norm = norm.full_tensor()
+        norm = whole(get_total_norm([w.grad for w in weights]))  # type: ignore[misc]
         self.last_gradient_norm = norm  # before clipping
         if not self.guard.passes(self.trainer, norm, self.first_step + self.trainer.global_step + 1):
             self.zero_grad()  # no optimizer changes a weight that has no gradient
