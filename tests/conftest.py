@@ -1,6 +1,8 @@
 """Shared by every test: a tiny model, a small text, and a temporary cache."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,39 @@ from gpt import GPT, GPTConfig
 torch.set_num_threads(1)
 
 TINY = GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=4, num_layers=2)
+
+
+# The rooms with the longest tests, which begin first, so that no worker waits for another at the end.
+LONGEST_FIRST = ("run", "data", "generation", "serve", "training", "plan", "evaluation", "pictures")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of two processes take turns in one worker; else a file's tests share a worker, and its fixtures."""
+
+    def place(item: pytest.Item) -> int:
+        if item.get_closest_marker("two_processes"):
+            return -1
+        room = item.path.parent.name
+        return LONGEST_FIRST.index(room) if room in LONGEST_FIRST else len(LONGEST_FIRST)
+
+    items.sort(key=place)
+    for item in items:
+        two = item.get_closest_marker("two_processes")
+        item.add_marker(pytest.mark.xdist_group("two_processes" if two else item.path.stem))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_left_running():
+    """What the tests start ends with them, also where they are killed."""
+    if not Path("/proc/self/environ").exists():
+        yield
+        return
+    os.environ["GPT_TESTS"] = str(os.getpid())
+    command = [sys.executable, str(Path(__file__).with_name("watch.py")), str(os.getpid())]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL) as watch:
+        yield
+        watch.kill()
 
 
 @pytest.fixture(scope="session", autouse=True)
