@@ -39,7 +39,7 @@ ROOMS = {
     "generation/sampling.py": "generation/test_sampling.py generation/test_engine.py serve",
     "generation/text.py": "generation/test_text.py generation/test_api.py serve",
     "run/limits.py": "run/test_ends.py run/test_resume.py plan run/test_save.py run/test_fit.py",
-    "run/checkpoint.py": "run/test_save.py run/test_best.py run/test_resume.py run/test_snapshots.py training",
+    "run/checkpoint.py": "run/test_save.py run/test_best.py run/test_resume.py run/test_snapshots.py",
 }
 OPPOSITES = [
     *(
@@ -102,14 +102,18 @@ def is_noticed(folder: Path, tests: str) -> bool:
     """Whether a test fails, in a fork, which need not import torch again."""
     if child := os.fork():
         return os.waitpid(child, 0)[1] != 0
-    os.chdir(folder)
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in range(3):
-        os.dup2(nothing, stream)
-    import pytest
+    status = 1
+    try:
+        os.chdir(folder)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(nothing, stream)
+        import pytest
 
-    options = ["-x", "-m", "not slow", "-p", "no:cacheprovider", "--timeout", "150"]
-    os._exit(int(pytest.main([*options, *(f"tests/{name}" for name in tests.split())])))
+        options = ["-x", "-m", "not slow", "-p", "no:cacheprovider", "--timeout", "150"]
+        status = int(pytest.main([*options, *(f"tests/{name}" for name in tests.split())]))
+    finally:
+        os._exit(status)
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ LONGEST_FIRST = ("run", "data", "generation", "serve", "training", "plan", "eval
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of two processes take turns in one worker; else a file's tests share a worker, and its fixtures."""
+    """Tests of two processes take turns in one worker; others stay with those of their file."""
 
     def place(item: pytest.Item) -> int:
         if item.get_closest_marker("two_processes"):

@@ -143,6 +143,15 @@ def test_hub_data_sets_by_configuration_and_split(hub, texts, streaming):
     assert list(documents(name, subset="plain", split="validation", streaming=streaming)) == texts[30:]
 
 
+def test_the_revision_of_a_hub_data_set_is_asked_for(monkeypatch):
+    import datasets
+
+    asked, rows = [], datasets.Dataset.from_list([{"text": "some words"}] * 9).to_iterable_dataset()
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **how: asked.append(how["revision"]) or rows)
+    prepare("hub:owner/name", vocab_size=300, revision="v2", val_fraction=0.0)
+    assert set(asked) == {"v2"}
+
+
 def test_lines_of_a_hub_data_set_become_documents(hub):
     found = list(documents("hub:owner/name", subset="lines", document_starts=" = [^=]"))
     assert found == ["", " = One = \n first \n = = Part = = \n", " = Two = \n x \n"]

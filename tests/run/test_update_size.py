@@ -163,9 +163,3 @@ def test_what_cannot_be_divided_is_refused_in_one_line(options, message, workpla
     assert message in err
     assert "Traceback" not in err
     assert not Path("runs/bad").exists()
-
-
-def test_a_window_that_does_not_fit_is_refused_in_one_line(memory, workplace, capsys):
-    memory(0, MemoryError())
-    assert main([*UPDATES, "--run", "bad"]) == 2
-    assert "one window of 16 tokens does not fit into the memory of cpu: give" in capsys.readouterr().err

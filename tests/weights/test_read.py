@@ -84,14 +84,6 @@ def test_a_broken_configuration_is_one_line(content, tmp_path):
     assert "\n" not in str(raised.value) and str(tmp_path) in str(raised.value)
 
 
-def test_a_truncated_file_is_refused(tmp_path):
-    huggingface_model().save_pretrained(tmp_path)
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(InputError, match=r"model\.safetensors is not"):
-        GPT.from_pretrained(tmp_path)
-
-
 @pytest.mark.parametrize("name", ["runs/none", "none.ckpt", "owner/name", "gpt3"])
 def test_an_unknown_name_never_asks_the_network(name):
     with pytest.raises(InputError, match="no checkpoint at"):
