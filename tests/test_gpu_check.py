@@ -41,6 +41,7 @@ def plan_of(script, folder, seconds=600.0, dry=True):
     return script.Plan(device="cpu", dry=dry, folder=folder, deadline=deadline)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_the_dry_run(tmp_path):
     done = subprocess.run(
@@ -77,6 +78,7 @@ def test_no_case_begins_after_the_deadline(script, tmp_path, monkeypatch):
     assert [row.verdict for row in rows] == ["ok", "not run: out of time", "not run: out of time"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="process groups")
 @pytest.mark.parametrize("last", ["pass", "time.sleep(60)"], ids=["ended", "out of time"])
 def test_nothing_is_left_of_a_command(script, tmp_path, monkeypatch, last):

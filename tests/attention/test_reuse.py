@@ -47,6 +47,7 @@ def copied(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_copy_in_another_package_needs_torch_alone(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(copied))
     out = run(
@@ -66,6 +67,7 @@ def test_a_copy_in_another_package_needs_torch_alone(copied: Path, monkeypatch: 
     assert error == "expected at most context_length 8 tokens, got an input of shape (1, 9, 4)"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / "docs" / "attention.md").is_file(), reason="a copy without the docs")
 def test_the_tests_run_in_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the commands of docs/attention.md, less pytest's own: three quick files stand for all."""

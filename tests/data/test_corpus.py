@@ -366,6 +366,7 @@ def run(code, *arguments, options=()):
     return subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
 
 
+@pytest.mark.slow
 def test_every_open_names_its_encoding(tmp_path):
     files = [
         write(tmp_path / "a.txt", "caf\u00e9 " * 300),
@@ -386,6 +387,7 @@ for name in sys.argv[1:]:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_prepared_data_needs_neither_datasets_nor_network(tmp_path):
     path = write(tmp_path / "a.jsonl", as_jsonl(["some text to train on"] * 300))
     prepare(str(path), vocab_size=300)

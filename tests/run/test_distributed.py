@@ -29,7 +29,7 @@ TWO = [*PLAIN, "--data.batch_size", "18", "--trainer.devices", "2"]
 
 Launch = Callable[..., None]
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+pytestmark = [pytest.mark.skipif(not hasattr(os, "fork"), reason="forks"), pytest.mark.two_processes]
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +104,7 @@ def test_two_processes_do_what_one_does_and_go_on_with_each_others_runs(strategy
     assert_same("from-two", "one")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_tokens_per_update_make_the_same_run_on_any_number_of_processes(strategy, launch):
     """One process accumulates three batches of 12 windows, each of two processes two of 9."""
@@ -131,6 +132,7 @@ def test_tokens_per_update_make_the_same_run_on_any_number_of_processes(strategy
             torch.testing.assert_close(weights(run)[name], weight, rtol=0, atol=1e-4, msg=name)
 
 
+@pytest.mark.slow
 def test_bfloat16_weights_are_sharded_with_their_masters(launch):
     """Their checkpoint is that of one process: it holds whole masters, and goes on there and back."""
     options = ["--trainer.precision", "bf16-true", "--trainer.max_steps", "6", "--checkpoint_every", "2"]
@@ -169,6 +171,7 @@ def test_torchrun_takes_the_documented_line_and_other_options_of_gpt_fit():
     assert given == words[words.index("fit") :]
 
 
+@pytest.mark.slow
 def test_torchrun_starts_it(workplace):
     ended = subprocess.run(
         [
@@ -188,6 +191,7 @@ def test_torchrun_starts_it(workplace):
 
 
 # Text for 4 full updates of 144 windows and a part of another: an epoch has 5, or 10 of 72 windows.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "epochs", "time", "tokens_per_update", "updates", "validated"),
     [

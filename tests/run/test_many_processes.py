@@ -36,6 +36,7 @@ def rows(whole: int, rank: int, processes: int = 64) -> int:
     return min(most, max(0, whole - rank * most))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", [(0, 64), (47, 64), (63, 64)], indirect=True)
 @pytest.mark.parametrize("name", ["muon", "adamw"])
 def test_one_of_64_processes_holds_a_64th(group, name):
