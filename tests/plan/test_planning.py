@@ -234,6 +234,7 @@ def hurry(workplace, monkeypatch):
 PLAIN = ["--trainer.logger", "csv", "--trainer.accelerator", "cpu", "--data.corpus", "text.txt"]
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_time_and_repeats_exactly(hurry, capsys):
     began = time.perf_counter()
     small = ["--model.config.emb_dim", "32", "--model.config.num_layers", "1"]
@@ -480,8 +481,7 @@ def test_a_text_supports_an_id_for_each_hundred_tokens():
     assert choose(given, MACHINE, Law.load(), 60, {}).shape.vocab_size == 4096
 
 
-@pytest.mark.parametrize("most_bytes", [None, 60_000])
-@pytest.mark.parametrize("name", ["one.txt", "rows.jsonl"])
+@pytest.mark.parametrize(("name", "most_bytes"), [("one.txt", 60_000), ("rows.jsonl", None)])
 def test_a_plan_and_its_run_have_the_same_text_and_vocabulary(tmp_path, monkeypatch, name, most_bytes):
     monkeypatch.setattr("gpt.data.documents.PART_BYTES", 4000)
     draw = random.Random(0)
@@ -546,7 +546,10 @@ def kinds_of_text():
     }
 
 
-@pytest.mark.parametrize("kind", kinds_of_text())
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind == "dna" else pytest.param(kind, marks=pytest.mark.slow) for kind in kinds_of_text()],
+)
 def test_any_text_has_a_plan_and_its_run(hurry, capsys, kind):
     """In `gpt plan` and in `gpt fit`, in the smallest form: words of any length, one line, no blanks."""
     Path("kind.txt").write_text(kinds_of_text()[kind], "utf-8")
