@@ -38,9 +38,9 @@ imports: setup
 budget: setup
 	$(BIN)/python scripts/budget.py
 
-# Two processes of one thread each: more threads do not speed up tiny models. tests/conftest.py orders and groups them.
+# Two processes of one thread each: more threads do not speed up tiny models. tests/conftest.py orders them.
 PYTEST := OMP_NUM_THREADS=1 PYTHONWARNDEFAULTENCODING=1 $(BIN)/python -m pytest \
-	-n 2 --dist loadgroup --no-loadscope-reorder --durations 25
+	-n 2 --no-loadscope-reorder --durations 25
 
 unit: setup
 	$(PYTEST) -m 'not slow'

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,24 +18,36 @@ torch.set_num_threads(1)
 TINY = GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=4, num_layers=2)
 
 
+# Their tests fork programs that train or serve; in one worker, where they take turns.
+FORKING = {
+    f"test_{name}.py" for name in ["distributed", "signals", "folder", "following", "two_processes", "scale"]
+}
 # The rooms with the longest tests, which begin first, so that no worker waits for another at the end.
 LONGEST_FIRST = ("run", "data", "generation", "serve", "training", "plan", "evaluation", "pictures")
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of two processes take turns in one worker; others stay with those of their file."""
+    """The longest first."""
 
     def place(item: pytest.Item) -> int:
-        if item.get_closest_marker("two_processes"):
-            return -1
         room = item.path.parent.name
-        return LONGEST_FIRST.index(room) if room in LONGEST_FIRST else len(LONGEST_FIRST)
+        last = LONGEST_FIRST.index(room) if room in LONGEST_FIRST else len(LONGEST_FIRST)
+        return -1 if item.path.name in FORKING else last
 
     items.sort(key=place)
-    for item in items:
-        two = item.get_closest_marker("two_processes")
-        item.add_marker(pytest.mark.xdist_group("two_processes" if two else item.path.stem))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file's tests run in one worker, which makes their fixtures once."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "forking" if Path(file).name in FORKING else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -53,7 +53,6 @@ def test_operations_per_token_equal_torchs_count(context, scale):
     assert counted == pytest.approx(scale["flops_per_token"](config), rel=0.03)
 
 
-@pytest.mark.two_processes
 @pytest.mark.slow
 def test_the_cluster_script_is_requeued_and_its_run_goes_on(tmp_path, workplace):
     """Its steps with two processes: SIGUSR1 to the job, its requeueing, and the second start."""

@@ -10,7 +10,6 @@ from processes import run_script
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 
 
-@pytest.mark.two_processes
 @pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
     """In a process of its own, as the tests may open no socket."""

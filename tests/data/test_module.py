@@ -192,7 +192,6 @@ Path(sys.argv[2], f"rank{rank}.json").write_text(json.dumps(
 """
 
 
-@pytest.mark.two_processes
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="gloo")
 def test_two_processes_share_an_epoch_without_overlap(novel, tmp_path):

@@ -129,7 +129,6 @@ def test_a_closed_standard_output(checkpoint):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.two_processes
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_a_reader_that_leaves(checkpoint):
     """`gpt generate | head -c 1`: the rest of the text has nowhere to go."""

@@ -29,7 +29,7 @@ TWO = [*PLAIN, "--data.batch_size", "18", "--trainer.devices", "2"]
 
 Launch = Callable[..., None]
 
-pytestmark = [pytest.mark.skipif(not hasattr(os, "fork"), reason="forks"), pytest.mark.two_processes]
+pytestmark = [pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")]
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,6 @@ def test_a_run_that_is_in_use_is_not_resumed_and_the_line_says_by_whom(held, cap
     assert {path: path.read_bytes() for path in held.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.two_processes
 @POSIX
 def test_two_runs_of_a_name_started_together_get_two_folders(workplace):
     """Both wait for a file once they have begun, and then start."""
@@ -58,7 +57,6 @@ def test_two_runs_of_a_name_started_together_get_two_folders(workplace):
     assert result(Path("runs/twin"))[:2] == result(Path("runs/twin-2"))[:2]
 
 
-@pytest.mark.two_processes
 @POSIX
 def test_a_killed_process_leaves_no_lock(workplace):
     """A fork that holds the lock, as a data worker does, dies a second after its parent."""

@@ -17,7 +17,6 @@ from gpt.cli import main
 from gpt.weights.checkpoint import read
 
 pytestmark = [
-    pytest.mark.two_processes,
     pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals"),
 ]
 

@@ -12,7 +12,6 @@ from tiny_runs import TEXT, TINY
 from tests.serve.server import httpx
 
 pytestmark = [
-    pytest.mark.two_processes,
     pytest.mark.allow_hosts(["127.0.0.1"]),
     pytest.mark.skipif(not hasattr(os, "fork"), reason="forks both programs"),
 ]
