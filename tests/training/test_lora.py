@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from faults.rewritten import rewritten
+from rewritten import rewritten
 from tiny_runs import TEXT, result
 
 from gpt import GPT, GPTConfig
