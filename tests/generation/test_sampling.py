@@ -137,6 +137,12 @@ def test_broken_logits_give_no_token(temperature):
     [
         ("temperature", -1),
         ("temperature", math.nan),
+        ("temperature", 100.5),
+        ("repetition_penalty", 100.5),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", -2.5),
+        ("top_p", 1.5),
+        ("min_p", 1.1),
         ("top_k", 0),
         ("top_p", 0.0),
         ("top_p", math.nan),
