@@ -16,9 +16,9 @@ class LoRAConfig:
     rank: int = 0
     """Rank of the adapters; 0 trains all weights."""
     alpha: float = 16.0
-    """The adapters' output is multiplied by alpha / rank."""
+    """The adapters' output is multiplied by alpha / rank. Rare."""
     dropout: float = 0.0
-    """Of the adapters' input."""
+    """Of the adapters' input. Rare."""
 
     def __post_init__(self) -> None:
         check_least(0, rank=self.rank)

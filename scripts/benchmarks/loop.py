@@ -17,7 +17,7 @@ from benchmarks.common import Report, Timing, say, synchronize, timed_rows
 from torch.optim.lr_scheduler import LambdaLR
 
 from gpt.data.module import TokenData
-from gpt.run.fit import assemble, prepare_process, train
+from gpt.run.fit import assemble, prepare_process
 from gpt.run.start import start
 from gpt.training.module import LanguageModel
 
@@ -64,10 +64,10 @@ def _fit(steps: int, device: str) -> tuple[float, LanguageModel, TokenData]:
     prepare_process()
     trainer, loop, module, data = assemble(start("fit", ["--config", "quick", *options]))
     try:
-        train(trainer, loop, module, data)
+        trainer.fit(module, datamodule=data)
     finally:
         loop.close()
-    return loop.record.train_seconds, module, data
+    return loop.run.seconds, module, data
 
 
 def _bare_loop(module: LanguageModel, data: TokenData, steps: int, device: str) -> tuple[float, list[float]]:

@@ -4,7 +4,7 @@ import torch
 from gpt import GPTConfig, Tokenizer
 from gpt.errors import InputError
 from gpt.generation import Engine, Request, Sampling, window_start
-from gpt.generation.cache import RowCache
+from gpt.generation.cache import Cache
 from tests.generation.conftest import complete, sharp, slow_greedy
 
 GREEDY = Sampling(temperature=0)
@@ -146,7 +146,7 @@ def test_a_text_that_may_become_long_takes_memory_as_it_grows():
     (sample,) = engine.add(Request(tokens=[1] * 70, max_new_tokens=10**9, sampling=GREEDY))
     while sample.new_tokens < 300:
         engine.step()
-        columns.add(engine._cache._store.shape[4])
+        columns.add(engine._cache.store.shape[4])
     assert columns == {192, 384}
 
 
@@ -155,7 +155,7 @@ def test_rows_that_come_one_by_one_are_seldom_copied(model):
     for _ in range(16):
         engine.add(Request(tokens=[1] * 5, max_new_tokens=50, sampling=GREEDY))
         engine.step()
-        stores.add(engine._cache._store.shape[2])
+        stores.add(engine._cache.store.shape[2])
     assert stores == {1, 2, 4, 8, 16}
 
 
@@ -183,22 +183,18 @@ def test_a_token_outside_the_vocabulary_is_refused(model):
 
 
 def test_rows_keep_their_tokens_while_others_come_and_go(config):
-    """The cache against a dictionary that does the same."""
-    cache = RowCache(config, torch.zeros(()))
-    heads, width = config.num_heads, config.emb_dim // config.num_heads
-    expected: list[float] = []
+    """Their memory against a dictionary that does the same."""
+    cache, rows = Cache(config, torch.zeros(())), {}
     for i in range(9):
-        numbers = torch.tensor([float(i), -float(i)]).view(1, 2, 1, 1, 1)
-        cache.join(numbers.expand(config.num_layers, 2, heads, i % 5, width))
-        expected.append(float(i))
+        rows[len(rows)] = i
+        cache.reserve(len(rows), i % 5)
+        cache.store[:, :, len(rows) - 1, :, : i % 5] = torch.tensor([i, -i]).view(2, 1, 1, 1)
         if i % 3 == 2:
-            cache.leave(1)
-            expected[1] = expected[-1]
-            expected.pop()
-        if i < 2:
-            continue
-        for row, number in enumerate(expected):
-            used = cache.lengths[row]
-            assert used == number % 5
-            assert (cache._store[:, 0, row, :, :used] == number).all()
-            assert (cache._store[:, 1, row, :, :used] == -number).all()
+            last = len(rows) - 1
+            cache.copy(last, 1, rows[last] % 5)
+            cache.clear(last)
+            rows[1] = rows.pop(last)
+        for row, number in rows.items():
+            assert (cache.store[:, 0, row, :, : number % 5] == number).all()
+            assert (cache.store[:, 1, row, :, : number % 5] == -number).all()
+        assert (cache.store[:, :, len(rows) :] == 0).all()

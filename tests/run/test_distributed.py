@@ -182,8 +182,8 @@ def test_a_full_disk_of_one_process_stops_both(launch):
 
 
 def test_torchrun_takes_the_documented_line_and_other_options_of_gpt_fit():
-    text = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text(encoding="utf-8")
-    _, _, line = text.partition("\ntorchrun ")
+    text = (Path(__file__).parents[2] / "docs" / "hardware.md").read_text(encoding="utf-8")
+    _, _, line = text.rpartition("\ntorchrun ")
     words = shlex.split(line.partition("\nsrun")[0].replace("\\\n", " ") + " --run mine")
     parsed = torchrun.parse_args(words)
     assert (parsed.nnodes, parsed.nproc_per_node, parsed.training_script) == ("4", "8", "gpt.cli")

@@ -47,6 +47,16 @@ def test_a_run_starts_from_the_weights(weights, text_file):
         assert yaml.safe_load(file)["model"]["config"] == model.config.to_dict()
 
 
+def test_one_command_starts_a_run_from_weights_and_resumes_it(weights, text_file, capsys):
+    command = ["fit", "--model.init_from", "weights", "--resume", "auto_or_new", *FAST]
+    command += ["--data.corpus", str(text_file)]
+    assert main([*command, "--trainer.max_steps", "1"]) == 0
+    assert main([*command, "--trainer.max_steps", "2"]) == 0
+    assert "resuming runs/tuned/checkpoints/last.safetensors, after step 1" in capsys.readouterr().err
+    assert main([*command, "--model.init_from", "others", "--trainer.max_steps", "3"]) == 2
+    assert "the run that is resumed began with weights" in capsys.readouterr().err
+
+
 def test_prepared_text_of_another_vocabulary_of_that_size_is_refused(weights, text_file, capsys):
     learned = ["--vocabulary", "learn:300", "--output", "prepared"]
     assert main(["prepare", str(text_file), *learned, "--val_fraction", "0.1"]) == 0

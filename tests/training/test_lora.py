@@ -197,7 +197,7 @@ def test_sharding_is_refused(weights, monkeypatch):
 
 def test_a_checkpoint_of_another_rank(run_a, capsys):
     assert main(["fit", "--resume", "runs/a", "--model.lora.rank", "8", "--trainer.max_steps", "14"]) == 2
-    assert "has adapters of rank 4: give --model.lora.rank 4" in capsys.readouterr().err
+    assert "--model.lora.rank 8: the run that is resumed began with 4" in capsys.readouterr().err
 
 
 def test_a_checkpoint_without_its_base(run_a, capsys, tmp_path):
