@@ -137,7 +137,7 @@ class Tokenizer:
         encode = self.encoding.encode_to_numpy
         text = whole_characters(text)
         parts = [encode(part, disallowed_special=()) for part in split_at_words(text, _LONGEST_CALL)]
-        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint32), *parts])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`; bytes that are not UTF-8, such as half a character, become U+FFFD."""
@@ -175,8 +175,7 @@ def split_at_words(text: str, longest: int) -> Iterator[str]:
         stop = word.start() if word else start + longest
         yield text[start:stop]
         start = stop
-    if start < len(text):
-        yield text[start:]
+    yield text[start:]
 
 
 @cache

@@ -1,6 +1,5 @@
 """`benchmark.py data`: tokenizing and windows beside other ways, memory, start-up, input wait."""
 
-import json
 import os
 import random
 import shutil
@@ -24,9 +23,10 @@ from gpt import GPT, GPTConfig, Tokenizer
 from gpt.data.builtin import python_stdlib
 from gpt.data.module import TokenData, TrainLoader
 from gpt.data.prepare import prepare
-from gpt.data.shard_writer import _SHARD_TOKENS
-from gpt.data.shards import INDEX_DTYPE, META, Prepared
+from gpt.data.shards import FILES, INDEX_DTYPE, META, Prepared
 from gpt.data.windows import Grid, TrainWindows
+from gpt.files import write_json
+from gpt.plain import as_dict
 
 SHAPES = [(12, 128), (12, 1024), (64, 1024)]
 """Windows in a batch and tokens in a window: the quick run's, and two of a GPU's."""
@@ -138,7 +138,7 @@ def tokenizing(folder: Path, copies: int, rounds: int) -> tuple[float, dict[str,
     def ours() -> None:
         shutil.rmtree(folder / "out", ignore_errors=True)
         with redirect_stderr(StringIO()):
-            prepare(str(source), folder / "out", workers=threads)
+            prepare(str(source), folder / "out")
 
     def bare() -> None:
         encoding.encode_ordinary_batch(texts, num_threads=threads)
@@ -154,7 +154,7 @@ def tokenizing(folder: Path, copies: int, rounds: int) -> tuple[float, dict[str,
 def windows(folder: Path, batch_size: int, length: int, rounds: int) -> tuple[int, dict[str, Timing]]:
     """Batches from the loader, and from random slices of a memmap, on one core; also the number of tokens."""
     prepared = Prepared(folder)
-    shard = folder / "train-00000.bin"
+    shard = folder / "train.bin"
     batches = max(20, 4_000_000 // (batch_size * length))
     draw = np.random.default_rng(0)
     grid = Grid(prepared.count("train", "tokens"), length)
@@ -209,17 +209,13 @@ def start(folder: Path, tokens: int) -> float:
     meta = Prepared(prepare(str(folder / "tiny.txt"), folder / "tiny")).meta
     huge = folder / "huge"
     huge.mkdir()
-    sizes = {"train-documents.bin": tokens // 700 * INDEX_DTYPE.itemsize, "val-documents.bin": 0}
-    for number, begin in enumerate(range(0, tokens, _SHARD_TOKENS)):
-        count = min(_SHARD_TOKENS, tokens - begin)
-        sizes[f"train-{number:05}.bin"] = count * 2
-    for name, size in sizes.items():
+    sizes = {"train.bin": tokens * 2, "train-documents.bin": tokens // 700 * INDEX_DTYPE.itemsize}
+    for name in FILES:
         with open(huge / name, "wb") as file:
-            file.truncate(size)
-    meta["files"] = {name: {"bytes": size, "sha256": ""} for name, size in sizes.items()}
-    meta["splits"]["train"] |= {"tokens": tokens, "documents": tokens // 700}
-    meta["splits"]["val"] |= {"tokens": 0, "documents": 0}
-    (huge / META).write_text(json.dumps(meta), encoding="utf-8")
+            file.truncate(sizes.get(name, 0))
+    meta.splits["train"] |= {"tokens": tokens, "documents": tokens // 700}
+    meta.splits["val"] |= {"tokens": 0, "documents": 0}
+    write_json(huge / META, as_dict(meta))
     return float(child(START, huge))
 
 

@@ -14,7 +14,7 @@ import torch
 from gpt.data.prepare import prepare
 
 Arguments = list[str]
-NEEDED = ("format", "tokenizer", "dtype", "splits", "files")  # of meta.json
+NEEDED = ("format", "tokenizer", "splits")  # of meta.json
 Case = Callable[[Path, random.Random], Arguments]
 
 
