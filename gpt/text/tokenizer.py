@@ -7,7 +7,6 @@ has the 256 single bytes encodes every text without loss, since a token is merge
 import hashlib
 import lzma
 import re
-from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
@@ -68,7 +67,7 @@ class Tokenizer:
             if saved["name"] == "gpt2":
                 return cls("gpt2", saved["vocab_size"])
             tokenizer = cls(saved["name"], table=unpack(saved["table"]), pattern=saved["pattern"])
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InputError(f"not a saved tokenizer: {type(error).__name__} {error}") from None
         if tokenizer.n_vocab != saved["vocab_size"]:
             raise InputError(f"the tokenizer has {tokenizer.n_vocab} ids, but claims {saved['vocab_size']!r}")
@@ -186,4 +185,4 @@ def _table() -> list[bytes]:
     if (found := hashlib.sha256(table).hexdigest()) != _TABLE_SHA256:
         name = "gpt/assets/r50k_base.tiktoken.xz"
         raise InputError(f"{name} is damaged, its SHA-256 is {found}: install the package again")
-    return [b64decode(line.split()[0]) for line in table.splitlines()]
+    return unpack(table.decode())
