@@ -25,7 +25,7 @@ from gpt.data.formats import (
 )
 from gpt.errors import InputError
 from gpt.files import file_hashes, shipped
-from gpt.plain import build, parse_yaml
+from gpt.plain import build, is_hub_name, parse_yaml
 from gpt.progress import notice
 from gpt.text.template import DEFAULT_TEMPLATE, Part, Template
 
@@ -60,7 +60,7 @@ class Corpus:
                     raise InputError(f"unknown built-in corpus {rest!r}, expected {expected}")
             elif kind == "hub":
                 if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", rest):
-                    raise InputError(f"{name}: expected OWNER/NAME of a data set")
+                    raise InputError(f"{rest}: expected OWNER/NAME of a data set")
             elif is_url(name):
                 if kind not in _PROTOCOLS or "::" in name:  # fsspec reads templates of others
                     expected = ", ".join(_PROTOCOLS)
@@ -115,7 +115,7 @@ class Corpus:
         passed = 0
         for name in self.files:
             kind, _, rest = name.partition(":")
-            with named(name):
+            with named(name.removeprefix("hub:")):
                 parts: list[int] | None = None
                 if share < 1.0:
                     first, passed = passed, passed + part_count(name)
@@ -153,7 +153,7 @@ def evenly_spread(number: int) -> float:
 
 
 def find_corpus(name: str, **options: Any) -> Corpus:
-    """The corpus that `name` stands for: a folder, a file, a URL, a pattern, `hub:OWNER/NAME` or a recipe.
+    """The corpus that `name` stands for: a folder, file, URL, pattern or recipe, or the hub's `OWNER/NAME`.
 
     The options are fields of `Corpus` in place of the recipe's or the defaults, unless None.
     """
@@ -164,17 +164,19 @@ def find_corpus(name: str, **options: Any) -> Corpus:
         found = {"files": _folder_files(path)}
     elif path.is_file() and path.suffix == ".yaml":
         found = _read_recipe(path)
-    elif path.is_file() or is_url(name) or name.startswith("hub:"):
+    elif path.is_file() or is_url(name):
         found = {"files": (name,)}
     elif any(mark in name for mark in "*?["):
         root, pattern = re.match(r"([^*?[]*/)?(.*)", name).groups("")  # type: ignore[union-attr]
         found = {"files": tuple(sorted(_matching(root, pattern)))}
     elif name in recipes():
         found = _read_recipe(recipes()[name])
+    elif is_hub_name(name):
+        found = {"files": (f"hub:{name}",)}
     else:
         raise InputError(
-            f"no corpus {name!r}: expected a text file, a folder, a pattern, a URL, hub:OWNER/NAME "
-            f"or one of the recipes {', '.join(recipes())}"
+            f"no corpus {name!r}: expected a text file, a folder, a pattern, a URL, OWNER/NAME of the "
+            f"hub, or one of the recipes {', '.join(recipes())}"
         )
     return Corpus(**found | {key: value for key, value in options.items() if value is not None})
 

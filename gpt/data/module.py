@@ -27,7 +27,7 @@ class DataOptions:
     """What text a run reads, and in what batches; an InputError for a value out of its range."""
 
     corpus: str = "python-docs"
-    """A recipe's name, a text file, a folder, a pattern, `hub:OWNER/NAME`, or a prepared folder."""
+    """A recipe's name, a text file, a folder, a pattern, `OWNER/NAME` of the hub, or a prepared folder."""
     batch_size: int = 12
     """Windows in a batch, on each process; with `tokens_per_update`, at most so many."""
     tokens_per_update: int | None = None

@@ -168,7 +168,9 @@ def new_trainer(options: Options, callbacks: list[Any]) -> Trainer:
     if plain.accelerator == "gpu" and not torch.accelerator.is_available():
         raise InputError("--trainer.accelerator gpu: there is no GPU that PyTorch can use; give cpu or auto")
     if plain.num_nodes > 1 and not {"MASTER_ADDR", "SLURM_JOB_ID"} & {*os.environ}:  # it would wait forever
-        how = "start its processes with torchrun or SLURM, or set MASTER_ADDR and NODE_RANK (docs/scale.md)"
+        how = (
+            "start its processes with torchrun or SLURM (docs/hardware.md), or set MASTER_ADDR and NODE_RANK"
+        )
         raise InputError(f"--trainer.num_nodes {plain.num_nodes}: {how}")
     strategy: Any = ShardedStrategy() if plain.strategy == "fsdp2" else plain.strategy
     try:

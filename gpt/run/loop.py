@@ -29,10 +29,10 @@ from gpt.run.lightning_private import skip_sigterm_broadcast
 from gpt.run.limits import Limits
 from gpt.run.micro_batch import fit_micro_batch
 from gpt.run.options import Options, to_dict
-from gpt.run.record import VALIDATED, Record, finite
+from gpt.run.record import Record, finite
 from gpt.run.signals import remembered, told
 from gpt.run.snapshots import Snapshots
-from gpt.training.module import LanguageModel, steps_per_epoch
+from gpt.training.module import VALIDATED, LanguageModel, steps_per_epoch
 from gpt.training.output import report
 from gpt.training.shard import is_sharded
 from gpt.weights.adapters import without_adapters

@@ -23,9 +23,9 @@ from gpt.pictures.runs import loss_curve
 from gpt.plan.plan import Plan
 from gpt.progress import progress
 from gpt.run.folder import RunFolder
+from gpt.training.module import VALIDATED
 from gpt.weights.checkpoint import RunPart
 
-VALIDATED = ("val_loss", "val_perplexity", "val_bits_per_byte", "val_standard_error")
 COLUMNS = (
     *("step", "tokens", "seconds", "train_loss", "learning_rate", "gradient_norm", "tokens_per_second"),
     *VALIDATED,
@@ -224,6 +224,7 @@ def write_summary(
     loss_curve(folder / "metrics.csv", folder / "loss.png")
     device, tokens = trainer.strategy.root_device, record.tokens + record.interval_tokens
     summary: dict[str, Any] = {
+        "text": Path(trainer.datamodule.options.corpus).name,
         "val_bits_per_byte": record.validation.get("val_bits_per_byte"),
         "val_standard_error": record.validation.get("val_standard_error"),
         "val_loss": record.validation.get("val_loss"),

@@ -33,7 +33,7 @@ def add_adapters(model: nn.Module, config: LoRAConfig) -> None:
     try:
         import peft
     except ImportError:
-        raise InputError("model.lora needs one more package: pip install 'minimal-gpt[lora]'") from None
+        raise InputError("model.lora needs one more package: pip install -e '.[lora]'") from None
     alpha: Any = config.alpha  # which peft annotates as an int
     adapters = peft.LoraConfig(
         r=config.rank, lora_alpha=alpha, lora_dropout=config.dropout, target_modules=list(LAYERS)

@@ -28,6 +28,9 @@ from gpt.training.schedule import learning_rate_factor
 from gpt.training.shard import is_sharded, shard
 from gpt.weights.load import GPT, start_from
 
+VALIDATED = ("val_loss", "val_perplexity", "val_bits_per_byte", "val_standard_error")
+"""What a validation logs, and metrics.csv records."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:

@@ -89,13 +89,13 @@ class RunPart:
     interval_seconds: float
     train_seconds: float
     """Of training and validation."""
-    validation: dict[str, Any]
+    validation: dict[str, float | None]
     """The figures of the last one; None for one that is not finite."""
     csv: int
     """Characters of metrics.csv."""
     samples: int
     """Characters of samples.txt."""
-    loss_sums: list[Any]
+    loss_sums: list[float | None]
     """Of each process, since the last row of metrics.csv; None where it is not finite."""
     best_loss: float | None
     """The lowest validation loss so far, in nats per token."""

@@ -6,15 +6,30 @@ from pathlib import Path
 from typing import Literal
 
 from gpt.errors import InputError
-from gpt.files import check_free
+from gpt.files import atomic_write, check_free
 from gpt.text.tokenizer import SMALLEST_SIZE
+from gpt.weights.checkpoint import run_of
 from gpt.weights.formats import book, gguf, hf, nanogpt
 from gpt.weights.formats.table import check_complete
-from gpt.weights.load import GPT, Found, read_weights
+from gpt.weights.load import GPT, Found, find, read_weights
+from gpt.weights.tensors import read_json
 
 ExportFormat = Literal["hf", "nanogpt", "book", "gguf"]
 _WRITERS = {"hf": hf.write, "nanogpt": nanogpt.write, "book": book.write}
 _GELUS = "GELU's tanh approximation", "the exact GELU"
+_CARD = """---
+library_name: transformers
+pipeline_tag: text-generation
+# license: choose one
+---
+
+# {}
+
+A GPT-2, trained and exported by minimal-gpt.
+
+| | |
+| --- | --- |
+"""
 _EXACT_GELU = {"nanogpt": True, "book": False, "gguf": False}  # what the program always computes
 
 
@@ -27,7 +42,7 @@ def import_weights(
     """Turn another program's GPT-2 weights into a folder that every command takes as --checkpoint.
 
     Args:
-        source: a Hugging Face folder or hub name (gpt2, hub:OWNER/NAME), a nanoGPT checkpoint, or a
+        source: a Hugging Face folder or hub name (gpt2, OWNER/NAME), a nanoGPT checkpoint, or a
             state dict of the book's GPTModel.
         output: the folder to write, new or empty.
         format: the expected format; any by default.
@@ -55,7 +70,10 @@ def import_weights(
 
 
 def export_weights(
-    checkpoint: str | None = None, output: Path = Path("exported"), format: ExportFormat = "hf"
+    checkpoint: str | None = None,
+    output: Path = Path("exported"),
+    format: ExportFormat = "hf",
+    push: str | None = None,
 ) -> None:
     """Write a model so that another program loads it unchanged.
 
@@ -64,10 +82,30 @@ def export_weights(
         output: the folder to write, new or empty.
         format: hf for transformers and gguf for llama.cpp, with the tokenizer; nanogpt, ckpt.pt for its
             sample.py; book, the state dict and configuration of the book's GPTModel.
+        push: OWNER/NAME on the Hugging Face hub, where the folder goes; log in before with `hf auth login`.
     """
+    if push is not None and (format != "hf" or push.count("/") != 1):
+        raise InputError(f"--push {push}: expected OWNER/NAME of the hub, and --format hf")
     check_free(output)
-    write_export(read_weights(checkpoint), output, format)
+    found = read_weights(path := find(checkpoint))
+    write_export(found, output, format)
+    if format == "hf":
+        with atomic_write(output / "README.md") as file:
+            file.write(_card(found, path, push or output.name))
     print(f"{output}/ holds the model in the format {format}")
+    if push is not None:
+        from huggingface_hub import create_repo, upload_folder
+
+        create_repo(push, exist_ok=True)
+        print(upload_folder(repo_id=push, folder_path=output))
+
+
+def _card(found: Found, path: Path, name: str) -> str:
+    """The README.md of a model on the hub: its shape, and the name of its run's text with what it reached."""
+    told, run = found.config.to_dict(), run_of(path)
+    if run and (run / "summary.json").is_file():
+        told |= read_json(run / "summary.json")
+    return _CARD.format(name) + "".join(f"| {key} | {value} |\n" for key, value in told.items())
 
 
 def write_export(found: Found, folder: Path, format: ExportFormat) -> None:

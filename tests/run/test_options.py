@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from faults.rewritten import rewritten
 from faults.watched import watched
+from rewritten import rewritten
 from tiny_runs import TEXT, TINY, fit, result
 
 from gpt.cli import main

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from faults.rewritten import rewritten
+from rewritten import rewritten
 from tiny_runs import TEXT, result
 from torch import nn
 
@@ -262,7 +262,7 @@ def test_adapters_that_do_not_fit(adapters):
 
 def test_without_peft(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(InputError, match="pip install 'minimal-gpt\\[lora\\]'"):
+    with pytest.raises(InputError, match=r"pip install -e '\.\[lora\]'"):
         add_adapters(nn.Linear(2, 2), LoRAConfig(rank=1))
 
 
