@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def model(config):
 def stream_of(tmp_path):
     def make(ids: list[int]) -> Stream:
         np.array(ids, "<u2").tofile(tmp_path / "tokens.bin")
-        return Stream([tmp_path / "tokens.bin"], np.dtype("<u2"), eot=299)
+        return Stream(tmp_path / "tokens.bin", np.dtype("<u2"), eot=299)
 
     return make
 
@@ -110,7 +111,7 @@ def test_the_perplexity_recipe_of_transformers(stride, stream_of):
     found = Found("hf", config, hf.import_weights(config, theirs.state_dict())).cropped(max_length - 1)
     ours = GPT.from_weights(found.config, found.weights)
     stream = stream_of(ids[0, 1:].tolist())
-    stream.eot = int(ids[0, 0])
+    stream = replace(stream, eot=int(ids[0, 0]))
     scored = total_nats(ours, stream, Tokenizer("gpt2", found.config.vocab_size), stride=stride)
     assert math.exp(scored / 100) == pytest.approx(math.exp(nats / tokens), rel=1e-5)
 
