@@ -98,7 +98,7 @@ def _is_a(value: Any, hint: Any) -> bool:
             if number and abs(value) <= _LARGEST:
                 return True
         elif isinstance(value, getattr(kind, "__origin__", kind)):
-            inner = get_args(kind)[-1:]
+            inner = [part for part in get_args(kind) if part is not ...][-1:]  # of tuple[str, ...] the first
             parts = value.values() if isinstance(value, dict) else value
-            return inner in ((), (Any,)) or all(_is_a(part, inner[0]) for part in parts)
+            return inner in ([], [Any]) or all(_is_a(part, inner[0]) for part in parts)
     return False

@@ -10,6 +10,7 @@ import hashlib
 import re
 import sysconfig
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 _LIBRARY = Path(sysconfig.get_paths()["stdlib"])
@@ -33,6 +34,15 @@ def python_stdlib() -> Iterator[str]:
     for path in _source_files():
         if text := path.read_bytes().decode("utf-8", errors="replace"):
             yield text
+
+
+CORPORA = {"python-docs": python_docs, "python-stdlib": python_stdlib}
+
+
+@cache
+def texts(name: str) -> list[str]:
+    """The documents of the corpus of this name."""
+    return list(CORPORA[name]())
 
 
 def library_fingerprint() -> str:

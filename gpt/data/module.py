@@ -174,7 +174,7 @@ class TokenData(pl.LightningDataModule):
         stream, length = self.prepared.stream("train"), self.context_length
         windows: Grid | Packed = Grid(len(stream), length, self.seed, self.options.shift)
         if self.options.pack or self.prepared.template:
-            scored = stream.scored() if self.prepared.template else None
+            scored = stream.tokens >= 0 if self.prepared.template else None
             windows = Packed(self.prepared.document_starts("train"), len(stream), length, scored)
         rank, processes = self._place()
         dataset = TrainWindows(

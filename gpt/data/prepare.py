@@ -4,25 +4,24 @@ import hashlib
 import json
 import os
 import re
-from collections import Counter, deque
-from collections.abc import Generator, Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import asdict
+from contextlib import ExitStack
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from gpt.data.corpus import find_corpus
 from gpt.data.documents import Piece
-from gpt.data.shard_writer import Encoded, ShardWriter, check_ours
-from gpt.data.shards import FORMAT, META, Prepared
-from gpt.data.split import Divided
+from gpt.data.shards import FILES, FORMAT, META, Meta, Prepared, token_dtype
+from gpt.data.split import SPLITS, Divided
+from gpt.data.writer import SplitWriter, check_ours, replacing
 from gpt.errors import InputError, check_least
-from gpt.files import cache_folder
+from gpt.files import cache_folder, file_hashes, write_json
+from gpt.plain import as_dict
 from gpt.progress import notice, progress
 from gpt.text.template import DEFAULT_TEMPLATE, Template
 from gpt.text.tokenizer import Tokenizer
@@ -40,18 +39,12 @@ def prepare(
     val_fraction: float | None = None,
     most_bytes: int | None = None,
     text_column: str | None = None,
-    subset: str | None = None,
-    split: str | None = None,
-    revision: str | None = None,
-    streaming: bool | None = None,
     errors: str | None = None,
     template: Template = DEFAULT_TEMPLATE,
-    workers: int | None = None,
-    verify: bool = True,
 ) -> Path:
     """Tokenize a corpus into files that training memory-maps, and return their folder.
 
-    A second call returns at once where the first has finished.
+    A second call compares checksums and returns where the first has finished.
 
     Args:
         corpus: a file, folder, pattern, URL or prepared folder, a recipe's name, or the hub's OWNER/NAME.
@@ -65,20 +58,19 @@ def prepare(
         most_bytes: of a longer text, tokenize parts of all of it, of about so many bytes together.
         text_column: the column of the text, PROMPT,COMPLETION or the column of messages; by default `text`,
             else `messages`, or `prompt` and `completion`. Of examples, the replies alone are scored.
-        subset: the configuration of a hub data set.
-        split: the split of a hub data set.
-        revision: the commit or tag of a hub data set.
-        streaming: read a hub data set as it downloads; false downloads all of it first.
         errors: `strict` stops at bytes that are not UTF-8, `replace` puts U+FFFD in their place.
         template: the text around the messages of examples.
-        workers: threads that tokenize; by default one for each core.
-        verify: check the checksums of a folder prepared before; a damaged one is prepared again.
     """
-    reading: dict[str, Any] = {"text_column": text_column, "errors": errors, "subset": subset}
-    reading |= {"split": split, "revision": revision, "streaming": streaming, "template": template}
-    found = find_vocabulary(vocabulary, vocab_size)
     return prepare_for(
-        found, corpus, output, val_fraction, most_bytes, workers, verify, vocabulary is None, **reading
+        find_vocabulary(vocabulary, vocab_size),
+        corpus,
+        output,
+        val_fraction,
+        most_bytes,
+        by_size=vocabulary is None,
+        text_column=text_column,
+        errors=errors,
+        template=template,
     )
 
 
@@ -88,23 +80,24 @@ def prepare_for(
     output: str | os.PathLike[str] | None = None,
     val_fraction: float | None = None,
     most_bytes: int | None = None,
-    workers: int | None = None,
     verify: bool = True,
     by_size: bool = False,
-    **options: Any,
+    **reading: Any,
 ) -> Path:
-    """`prepare` for a tokenizer, or for a vocabulary to learn; `options` are those of `find_corpus`.
+    """`prepare` for a tokenizer, or for a vocabulary to learn; `reading` are options of `find_corpus`.
 
-    With `by_size` a prepared folder may have any vocabulary of the tokenizer's size.
+    With `by_size` a prepared folder may have any vocabulary of the tokenizer's size. Without `verify`, the
+    checksums of a folder prepared before are not compared; with it, a damaged one is prepared again.
     """
-    check_least(1, workers=workers, most_bytes=most_bytes)
+    check_least(1, most_bytes=most_bytes)
     if (Path(corpus) / META).is_file():
         return _check_vocabulary(Path(corpus), vocabulary, by_size)
-    source = find_corpus(corpus, **options)
+    source = find_corpus(corpus, **reading)
     stamps = source.stamps()
     parts = [FORMAT, source.fingerprint(most_bytes), vocabulary.fingerprint, val_fraction, most_bytes]
-    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-    folder = Path(output) if output is not None else cache_folder() / f"{_short_name(corpus)}-{key[:16]}"
+    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+    name = re.sub(r"[^A-Za-z0-9_]+", "-", Path(corpus).stem)[:40]
+    folder = Path(output) if output is not None else cache_folder() / f"{name}-{key}"
     if _is_done(folder, key, verify):
         return folder
     from filelock import FileLock
@@ -114,63 +107,67 @@ def prepare_for(
     with FileLock(folder.with_name(f".{folder.name}.lock")):  # another process may be preparing it: wait
         if _is_done(folder, key, verify):
             return folder
-        if folder.is_dir() and any(folder.iterdir()):
+        if (folder / META).is_file():
             notice(f"{folder} is damaged and is prepared again")
         divided = Divided(source, val_fraction, most_bytes)
         if isinstance(vocabulary, Learned):
             vocabulary = learn(divided.to_learn_from(), vocabulary)
-        pieces = divided.pieces()
-        first = list(islice(pieces, 1))
-        examples = bool(first) and not first[0].scored
-        empty: Counter[str] = Counter()
-        pieces = _documents(chain(first, pieces), examples, empty)
-        writer = ShardWriter(folder, vocabulary, source.template if examples else None)
-        blocks = _encode(pieces, vocabulary, writer.dtype, workers or os.cpu_count() or 1)
-        known = {name: value for name, value in asdict(source).items() if value and name != "template"}
-        try:
-            with closing(blocks), progress(f"tokenizing {corpus}", divided.size) as advance:
-                for block in blocks:
-                    advance(writer.add(block))
-            if not any(counts["tokens"] for counts in writer.counts.values()):
-                raise InputError(f"{corpus} is empty: {empty.total()} documents, none with text")
+        with replacing(folder) as unfinished:
+            meta = _write(unfinished, divided, vocabulary, corpus, key)
             if source.stamps() != stamps:
                 raise InputError("the corpus changed while it was read: run this again when it is complete")
-            given = {"val_fraction": val_fraction, "most_bytes": most_bytes, "empty_documents": empty.total()}
-            writer.finish({"key": key, "source": {"corpus": corpus, **known}, **given})
-        except OSError as error:  # what reading raises is an InputError
-            raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
-        finally:
-            writer.abandon()
-        if examples and empty:
-            notice(f"left out {empty.total():,} examples whose completion is empty")
+            write_json(unfinished / META, as_dict(meta))
+        if meta.template and meta.empty_documents:
+            notice(f"left out {meta.empty_documents:,} examples whose completion is empty")
     return folder
 
 
-def _documents(pieces: Iterable[Piece], examples: bool, empty: Counter[str]) -> Iterator[Piece]:
-    """The pieces without documents that have no text, which are counted; an InputError for two kinds."""
-    for piece in pieces:
-        if piece.first and piece.scored is examples:
-            raise InputError("the corpus mixes texts with examples: give one kind")
-        if piece.first and piece.last and not piece.text:
-            empty[piece.split] += 1
-        else:
-            yield piece
+def _write(folder: Path, divided: Divided, tokenizer: Tokenizer, corpus: str, key: str) -> Meta:
+    """Tokenize both splits into files of the folder; an InputError for a corpus that has no text."""
+    pieces = divided.pieces()
+    begin = list(islice(pieces, 1))
+    examples = not all(piece.scored for piece in begin)
+    dtype = token_dtype(tokenizer.n_vocab, examples)
+    with ExitStack() as stack:
+        files = {name: stack.enter_context(open(folder / name, "wb")) for name in FILES}
+        writers = {
+            split: SplitWriter(files[f"{split}.bin"], files[f"{split}-documents.bin"], dtype, tokenizer.eot)
+            for split in SPLITS
+        }
+        advance = stack.enter_context(progress(f"tokenizing {corpus}", divided.size))
+        for block in _encode(chain(begin, pieces), tokenizer):
+            for piece, ids in block:
+                if piece.first and piece.scored is examples:
+                    raise InputError("the corpus mixes texts with examples: give one kind")
+                writers[piece.split].add(piece, ids)
+            advance(sum(len(piece.text.encode()) for piece, _ in block))
+        for writer in writers.values():
+            writer.end()
+    empty = sum(writer.empty for writer in writers.values())
+    if not any(writer.counts.tokens for writer in writers.values()):
+        raise InputError(f"{corpus} is empty: {empty} documents, none with text")
+    return Meta(
+        format=FORMAT,
+        key=key,
+        corpus=corpus,
+        empty_documents=empty,
+        tokenizer=tokenizer.to_dict(),
+        template=as_dict(divided.source.template) if examples else None,
+        splits={split: as_dict(writer.counts) for split, writer in writers.items()},
+        sha256={path.name: digest for path, digest in file_hashes(folder.iterdir()).items()},
+    )
 
 
-def _encode(
-    pieces: Iterable[Piece], tokenizer: Tokenizer, dtype: Any, threads: int
-) -> Generator[list[Encoded]]:
-    """Tokenize pieces on threads, as tiktoken releases Python's lock, in order; few blocks wait in memory."""
+def _encode(pieces: Iterable[Piece], tokenizer: Tokenizer) -> Iterator[list[tuple[Piece, NDArray[Any]]]]:
+    """Pieces and their ids, from a thread for each core, as tiktoken releases Python's lock; in order."""
+    threads = os.cpu_count() or 1
 
-    def encoded(piece: Piece) -> Encoded:
-        ids: NDArray[Any] = tokenizer.encode_array(piece.text)
-        ids = ids if piece.scored else ~ids.astype(np.int64)
-        ids = (np.append(ids, tokenizer.eot) if piece.last else ids).astype(dtype)
-        return piece.split, piece.first, ids, len(piece.text.encode())
+    def encode(block: list[Piece]) -> list[tuple[Piece, NDArray[Any]]]:
+        return [(piece, tokenizer.encode_array(piece.text)) for piece in block]
 
     with ThreadPoolExecutor(threads) as pool:
-        submitted = (pool.submit(list, map(encoded, block)) for block in _blocks(pieces))
-        waiting = deque(islice(submitted, 2 * threads))
+        submitted = (pool.submit(encode, block) for block in _blocks(pieces))
+        waiting = deque(islice(submitted, 2 * threads))  # few blocks wait in memory
         while waiting:
             yield waiting.popleft().result()
             waiting.extend(islice(submitted, 1))
@@ -193,7 +190,7 @@ def _is_done(folder: Path, key: str, verify: bool) -> bool:
     meta = folder / META
     if not meta.is_file():
         return False
-    if not folder.name.endswith(f"-{key[:16]}") and key.encode() not in meta.read_bytes():
+    if key not in folder.name and key.encode() not in meta.read_bytes():
         raise InputError(f"{folder} holds other text or has other options: delete it, or choose another")
     try:
         prepared = Prepared(folder)
@@ -201,7 +198,7 @@ def _is_done(folder: Path, key: str, verify: bool) -> bool:
             prepared.verify()
     except InputError:
         return False
-    return bool(prepared.meta["key"] == key)
+    return prepared.meta.key == key
 
 
 def _check_vocabulary(folder: Path, wanted: Tokenizer | Learned, by_size: bool) -> Path:
@@ -219,8 +216,3 @@ def _check_vocabulary(folder: Path, wanted: Tokenizer | Learned, by_size: bool) 
             f"set vocab_size to {found.n_vocab}, or prepare the text again"
         )
     return folder
-
-
-def _short_name(corpus: str) -> str:
-    name = Path(corpus.rstrip("/")).stem if "/" in corpus or "." in corpus else corpus
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")[:40] or "corpus"

@@ -1,16 +1,12 @@
-"""A prepared folder: token shards, an index of document starts, and `meta.json`.
+"""A prepared folder: for each split its tokens and an index of document starts, and `meta.json`.
 
-Shards are little-endian uint16 or uint32, one document after another, each followed by `<|endoftext|>`; those
-of examples are int32, with -1 - id for a token that is not scored. Documents lie in the shards of `train`
-and of `val`, see `gpt.data.split`.
+Tokens are little-endian uint16 or uint32, one document after another, each followed by `<|endoftext|>`; those
+of examples are int32, with -1 - id for a token that is not scored.
 """
 
-import json
 import os
-from bisect import bisect_right
-from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt.data.split import SPLITS
-from gpt.errors import InputError
+from gpt.errors import InputError, check_least
 from gpt.files import file_hashes
+from gpt.plain import build, parse_json
 from gpt.progress import notice
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
 
 META = "meta.json"
-FORMAT = 2
+FORMAT = 3
+FILES = [f"{split}{kind}.bin" for split in SPLITS for kind in ("", "-documents")]
 INDEX_DTYPE = np.dtype("<i8")
-_SHOWN = {"corpus": str, "key": str, "empty_documents": int}
 _STRETCHES = 64
 _CHECKED_TOKENS = 1 << 22  # of each split, when a folder is opened; `verify` covers all
 
@@ -43,28 +40,26 @@ def token_ids(stored: NDArray[Any]) -> NDArray[np.int64]:
     return ids if stored.dtype.kind == "u" else np.maximum(ids, ~ids)
 
 
+@dataclass(frozen=True)
 class Stream:
-    """The tokens of shards, memory-mapped; `eot`, `<|endoftext|>`, precedes the first."""
+    """The tokens of a split as they are stored; `eot`, `<|endoftext|>`, precedes the first."""
 
-    def __init__(self, shards: Iterable[Path], dtype: np.dtype[Any], eot: int = 0) -> None:
-        self.dtype, self.eot = dtype, eot
-        self._shards = list(shards)
-        self.bounds = [0, *accumulate(path.stat().st_size // dtype.itemsize for path in self._shards)]
+    path: Path
+    dtype: np.dtype[Any]
+    eot: int = 0
 
     def __len__(self) -> int:
-        return self.bounds[-1]
+        return len(self.tokens)
 
-    def __getstate__(self) -> dict[str, Any]:  # not the mapped arrays, which would be copied
-        return {name: value for name, value in vars(self).items() if name != "parts"}
+    def __reduce__(self) -> tuple[Any, ...]:  # without the mapped tokens, which would be copied
+        return Stream, (self.path, self.dtype, self.eot)
 
     @cached_property
-    def parts(self) -> list[NDArray[Any]]:
-        """The tokens of each shard, mapped on first use."""
-        return [np.asarray(np.memmap(shard, self.dtype, mode="r")) for shard in self._shards]
-
-    def scored(self) -> NDArray[np.bool_]:
-        """Which tokens are scored, (tokens,)."""
-        return np.concatenate([np.empty(0, bool), *(part >= 0 for part in self.parts)])
+    def tokens(self) -> NDArray[Any]:
+        """All of them, (tokens,), memory-mapped on first use."""
+        if not self.path.stat().st_size:  # nothing can be mapped
+            return np.empty(0, self.dtype)
+        return np.asarray(np.memmap(self.path, self.dtype, mode="r"))
 
     def rows(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
         """`length` stored tokens from each start on, and the one before them: (len(starts), length + 1).
@@ -73,17 +68,46 @@ class Stream:
         """
         rows = np.zeros((len(starts), length + 1), self.dtype)
         rows[starts == 0, 0] = self.eot
-        parts, bounds, width = self.parts, self.bounds, length + 1
-        for row, start in zip(rows, (starts - 1).tolist(), strict=True):
-            shard = bisect_right(bounds, start) - 1
-            if 0 <= shard < len(parts) and start + width <= bounds[shard + 1]:  # nearly always
-                row[:] = parts[shard][start - bounds[shard] : start + width - bounds[shard]]
-                continue
-            for part, begin in zip(parts, bounds, strict=False):
-                first, last = max(start, begin), min(start + len(row), begin + len(part))
-                if first < last:
-                    row[first - start : last - start] = part[first - begin : last - begin]
+        tokens = self.tokens
+        for row, start in zip(rows, starts.tolist(), strict=True):
+            begin = max(start - 1, 0)
+            found = tokens[begin : start + length]
+            row[begin - start + 1 :][: len(found)] = found
         return rows
+
+
+@dataclass(kw_only=True)
+class Counts:
+    """What a split has; bytes are those of UTF-8 text."""
+
+    tokens: int = 0
+    documents: int = 0
+    bytes: int = 0
+
+    def __post_init__(self) -> None:
+        check_least(0, **vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meta:
+    """What `meta.json` holds."""
+
+    format: int
+    key: str
+    """Of all that decides what is in the folder: text, tokenizer and options."""
+    corpus: str
+    empty_documents: int
+    tokenizer: dict[str, Any]
+    template: dict[str, Any] | None
+    """Around the messages of examples; a text has none."""
+    splits: dict[str, Any]
+    """The `Counts` of each."""
+    sha256: dict[str, Any]
+    """Of each file."""
+
+    def __post_init__(self) -> None:
+        if self.format != FORMAT:
+            raise InputError(f"it has format {self.format}, expected {FORMAT}")
 
 
 class Prepared:
@@ -92,61 +116,36 @@ class Prepared:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         try:
-            self.meta: dict[str, Any] = json.loads((self.folder / META).read_text(encoding="utf-8"))
-            self._check()
+            self.meta = build(Meta, parse_json((self.folder / META).read_text(encoding="utf-8")))
+            self.counts = {split: build(Counts, self.meta.splits.get(split)) for split in SPLITS}
+            self.tokenizer = Tokenizer.from_dict(self.meta.tokenizer)
+            template = self.meta.template
+            self.template = None if template is None else Template.from_dict(template)
+            self.dtype = token_dtype(self.tokenizer.n_vocab, self.template is not None)
+            for split, counts in self.counts.items():
+                self._check(split, counts)
         except FileNotFoundError as error:
             raise InputError(f"{folder} is not prepared data: it has no {META}; run gpt prepare") from error
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            found = f"{META} is not as gpt prepare writes it ({type(error).__name__}: {error})"
-            found = str(error) if isinstance(error, InputError) else found
-            raise InputError(f"{folder}: {found}; prepare it again") from error
+        except ValueError as error:
+            raise InputError(f"{folder} is not what gpt prepare writes: {error}; prepare it again") from error
 
-    def _check(self) -> None:
-        if (found := self.meta.get("format")) != FORMAT:
-            raise InputError(f"{META} has format {found}, expected {FORMAT}")
-        self.tokenizer = Tokenizer.from_dict(self.meta["tokenizer"])
-        if self.meta["tokenizer"]["fingerprint"] != self.tokenizer.fingerprint:
-            raise InputError(f"it was made with another tokenizer than this {self.tokenizer}")
-        self.template = Template.from_dict(self.meta["template"]) if "template" in self.meta else None
-        self.dtype = token_dtype(self.tokenizer.n_vocab, self.template is not None)
-        if (found := self.meta["dtype"]) != self.dtype.str:
-            raise InputError(f"{META} has dtype {found}, expected {self.dtype.str}")
-        for name, kind in _SHOWN.items():
-            if not isinstance(found := {**self.meta["source"], **self.meta}[name], kind):
-                raise TypeError(f"{name} is {found!r:.80}")
-        for name, recorded in self.meta["files"].items():
-            if Path(name).name != name or not name.endswith(".bin"):
-                raise InputError(f"{META} names {name!r}, expected a .bin file of the folder")
-            file = self.folder / name
-            size = file.stat().st_size if file.exists() else 0
-            expected, _ = recorded["bytes"], recorded["sha256"]  # which `verify` compares
-            if size != expected:
+    def _check(self, split: str, counts: Counts) -> None:
+        sizes = counts.tokens * self.dtype.itemsize, counts.documents * INDEX_DTYPE.itemsize
+        for name, expected in zip((f"{split}.bin", f"{split}-documents.bin"), sizes, strict=True):
+            path = self.folder / name
+            if (size := path.stat().st_size if path.exists() else 0) != expected:
                 raise InputError(f"{name} has {size} bytes, expected {expected}")
-        for split in SPLITS:
-            if (claimed := self.count(split, "tokens")) != len(self.stream(split)):
-                raise InputError(f"{META} claims {claimed} tokens of {split}")
-            if not 0 <= (size := self.count(split, "bytes")) < 1 << 60:
-                raise InputError(f"{META} claims {size} bytes of {split}")
-            largest = self.first_ids(_CHECKED_TOKENS, split).max(initial=0)
-            if largest >= (ids := self.tokenizer.n_vocab):
-                raise InputError(f"the {split} split has id {largest}, outside the vocabulary of {ids}")
-            claimed, held = (
-                self.count(split, "documents"),
-                self.meta["files"][f"{split}-documents.bin"]["bytes"],
-            )
-            if claimed != held // INDEX_DTYPE.itemsize:
-                raise InputError(f"{META} claims {claimed} documents of {split}")
+        largest = self.first_ids(_CHECKED_TOKENS, split).max(initial=0)
+        if largest >= (ids := self.tokenizer.n_vocab):
+            raise InputError(f"the {split} split has id {largest}, outside the vocabulary of {ids}")
 
     def stream(self, split: str) -> Stream:
         """The tokens of `train` or `val`."""
-        shards = [name for name in sorted(self.meta["files"]) if name.startswith(split)]
-        paths = [self.folder / name for name in shards if name != f"{split}-documents.bin"]
-        return Stream(paths, self.dtype, self.tokenizer.eot)
+        return Stream(self.folder / f"{split}.bin", self.dtype, self.tokenizer.eot)
 
     def first_ids(self, most: int, split: str = "train") -> NDArray[np.int64]:
         """The ids that a split begins with."""
-        parts = self.stream(split).parts
-        return token_ids(parts[0][:most]) if parts else np.empty(0, np.int64)
+        return token_ids(self.stream(split).tokens[:most])
 
     def spread_ids(self, most: int, split: str) -> NDArray[np.int64]:
         """About so many ids of a split, in stretches from all of it."""
@@ -158,42 +157,40 @@ class Prepared:
     def document_starts(self, split: str) -> NDArray[np.int64]:
         """The position in `stream(split)` of each document's first token."""
         starts = np.fromfile(self.folder / f"{split}-documents.bin", INDEX_DTYPE)
-        if np.any(np.diff(starts, prepend=-1, append=self.count(split, "tokens")) <= 0):
+        if np.any(np.diff(starts, prepend=-1, append=self.counts[split].tokens) <= 0):
             raise InputError(f"the documents of {self.folder} are not in order; prepare it again")
         return starts
 
+    def document_lengths(self, split: str) -> NDArray[np.int64]:
+        """Tokens in each document of a split, `<|endoftext|>` counted."""
+        return np.diff(self.document_starts(split), append=self.counts[split].tokens)
+
     def count(self, split: str, what: str) -> int:
         """How many `documents`, `bytes` (of UTF-8 text) or `tokens` a split has."""
-        count: int = self.meta["splits"][split][what]
-        if type(count) is not int:
-            raise TypeError(f"{what} of {split} is {count!r}")
-        return count
+        return int(getattr(self.counts[split], what))
 
     @property
     def held_out(self) -> float:
         """The share of the text in `val`, of its bytes."""
-        train, val = (self.count(split, "bytes") for split in SPLITS)
+        train, val = (counts.bytes for counts in self.counts.values())
         return val / max(1, train + val)
-
-    def document_lengths(self, split: str) -> NDArray[np.int64]:
-        """Tokens in each document of a split, `<|endoftext|>` counted."""
-        return np.diff(self.document_starts(split), append=self.count(split, "tokens"))
 
     def scored(self, split: str) -> tuple[int, int]:
         """How many tokens of a split are scored, and the bytes of UTF-8 text that they stand for."""
         if self.template is None:
             return self.count(split, "tokens"), self.count(split, "bytes")
-        lengths, found = self.tokenizer.byte_lengths(), [part[part >= 0] for part in self.stream(split).parts]
-        return sum(map(len, found)), sum(int(lengths[ids].sum()) for ids in found)
+        tokens = self.stream(split).tokens
+        scored = tokens[tokens >= 0]
+        return len(scored), int(self.tokenizer.byte_lengths()[scored].sum())
 
     def check_examples(self, context_length: int, isolate: bool) -> None:
         """Warn of examples that no window holds; an InputError if `isolate` would cut others."""
         if self.template is None:
             return
-        lengths = np.concatenate([self.document_lengths(split) for split in SPLITS])
-        replies = sum(int((part == self.tokenizer.eot).sum()) for part in self.stream("train").parts)
+        replies = int((self.stream("train").tokens == self.tokenizer.eot).sum())
         if isolate and replies > self.count("train", "documents"):
             raise InputError("isolate would separate the turns of a conversation: leave it out")
+        lengths = np.concatenate([self.document_lengths(split) for split in SPLITS])
         if long := int((lengths > context_length).sum()):
             notice(
                 f"{long:,} of {len(lengths):,} examples are longer than the context_length of "
@@ -203,6 +200,6 @@ class Prepared:
 
     def verify(self) -> None:
         """Compare each file's checksum with the recorded one: an InputError names a file that was altered."""
-        for path, found in file_hashes(self.folder / name for name in self.meta["files"]).items():
-            if found != self.meta["files"][path.name]["sha256"]:
+        for path, found in file_hashes(self.folder / name for name in FILES).items():
+            if found != self.meta.sha256.get(path.name):
                 raise InputError(f"{path} was altered: its checksum differs; prepare it again")

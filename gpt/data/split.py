@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from gpt.data.corpus import Corpus, evenly_spread
-from gpt.data.documents import Piece, word_start
+from gpt.data.documents import Piece
+from gpt.data.formats import word_start
 from gpt.errors import InputError
 
 SPLITS = ("train", "val")
@@ -116,21 +117,11 @@ def divide(pieces: Iterable[Piece], rule: Rule) -> Iterator[Piece]:
     for piece, units in _units(pieces, rule.longest):
         if piece.first:
             begun.clear()
-        by_split = groupby(units, key=lambda unit: SPLITS[unit[0] < rule.below])
-        runs = [(split, b"".join(data for _, data in run)) for split, run in by_split]
-        last = {split: number for number, (split, _) in enumerate(runs)}
-        for number, (split, data) in enumerate(runs):
-            yield Piece(
-                piece.text if len(runs) == 1 else data.decode(),
-                first=split not in begun,
-                last=piece.last and last[split] == number,
-                scored=piece.scored,
-                split=split,
-            )
+        for held_out, run in groupby(units, key=lambda unit: unit[0] < rule.below):
+            split = SPLITS[held_out]
+            text = b"".join(data for _, data in run).decode()
+            yield Piece(text, split not in begun, piece.scored, split)
             begun.add(split)
-        if piece.last:
-            for split in begun - last.keys():
-                yield Piece("", first=False, split=split)
 
 
 def _units(pieces: Iterable[Piece], longest: int) -> Iterator[tuple[Piece, list[tuple[int, bytes]]]]:

@@ -59,7 +59,7 @@ def inspect(
     prepared = Prepared(folder)
     print(*_describe(prepared), sep="\n")
     prepared.verify()
-    print(f"checksums   all {len(prepared.meta['files'])} files are as they were written")
+    print(f"checksums   all {len(prepared.meta.sha256)} files are as they were written")
     lengths = Path(picture) if picture else folder / "lengths.png"
     _draw_lengths({split: prepared.document_lengths(split) for split in SPLITS}, lengths)
     print(f"histogram   {lengths}")
@@ -73,7 +73,7 @@ def inspect(
 def _describe(prepared: Prepared) -> Iterator[str]:
     meta, tokenizer = prepared.meta, prepared.tokenizer
     yield f"folder      {prepared.folder}"
-    yield f"corpus      {meta['source']['corpus']}, {meta['empty_documents']:,} empty documents left out"
+    yield f"corpus      {meta.corpus}, {meta.empty_documents:,} empty documents left out"
     yield f"tokenizer   {tokenizer.name}, {tokenizer.n_vocab:,} ids in {prepared.dtype}"
     yield f"held out    {prepared.held_out:.2%} of the bytes"
     for split in SPLITS:

@@ -122,7 +122,7 @@ class Loop(Callback):
             config=self.module.config.to_dict(),
             tokenizer=self.data.tokenizer.to_dict(),
             bytes_per_token=self.data.bytes_per_token,
-            template=self.data.prepared.meta.get("template"),
+            template=self.data.prepared.meta.template,
             adapters=self._adapters(trainer) if self.module.options.lora.rank else None,
         )
         self.data.place = run.place - run.place % (self.data.batch_size * trainer.world_size)  # whole batches
@@ -297,8 +297,7 @@ class Loop(Callback):
 def corpus_hash(data: TokenData) -> str:
     """Identifies a text by its tokens, whatever folder it is in."""
     meta = data.prepared.meta
-    tokens = [meta["tokenizer"], {name: file["sha256"] for name, file in meta["files"].items()}]
-    return hashlib.sha256(json.dumps(tokens, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([meta.tokenizer, meta.sha256], sort_keys=True).encode()).hexdigest()
 
 
 def _scaler(trainer: Trainer) -> Any:

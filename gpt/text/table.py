@@ -64,11 +64,10 @@ def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes] | None]:
             continue
         parts = [token[i : i + 1] for i in range(len(token))]
         while len(parts) > 2:
-            formed = [min(ranks.get(a + b, rank), rank) for a, b in pairwise(parts)]
-            lowest = min(formed)
+            formed = (min(ranks.get(a + b, rank), rank) for a, b in pairwise(parts))
+            lowest, i = min((made, i) for i, made in enumerate(formed))
             if lowest == rank:
                 break
-            i = formed.index(lowest)
             parts[i : i + 2] = [parts[i] + parts[i + 1]]
         pairs.append((parts[0], parts[1]) if len(parts) == 2 else None)
     return pairs
@@ -85,7 +84,9 @@ def read_table(path: Path) -> tuple[list[bytes], str]:
             "not come back; expected a .tiktoken file or a byte-level BPE tokenizer.json"
         )
     try:
-        tokens, pattern, listed = _from_json(data) if data[:1] == b"{" else _from_tiktoken(data)
+        tokens, pattern, listed = (
+            _from_json(data) if data[:1] == b"{" else (unpack(data.decode()), "gpt2", None)
+        )
         check_table(tokens, pattern)
         made = merges(tokens)
         if None in made and pattern != "chars":
@@ -98,19 +99,6 @@ def read_table(path: Path) -> tuple[list[bytes], str]:
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise InputError(f"{path} is neither a .tiktoken file nor a tokenizer.json: {error}") from None
     return tokens, pattern
-
-
-def _from_tiktoken(data: bytes) -> tuple[list[bytes], str, None]:
-    """The tokens by rank; each line has one in base64 and its rank."""
-    ranks: dict[int, bytes] = {}
-    for line in data.splitlines():
-        token, rank = line.split()
-        if int(rank) in ranks:
-            raise InputError(f"the rank {int(rank)} is there twice")
-        ranks[int(rank)] = b64decode(token, validate=True)
-    if sorted(ranks) != list(range(len(ranks))):
-        raise InputError(f"the ranks are not 0 to {len(ranks) - 1}")
-    return [ranks[rank] for rank in range(len(ranks))], "gpt2", None
 
 
 def _from_json(data: bytes) -> tuple[list[bytes], str, list[tuple[bytes, bytes]]]:
@@ -170,11 +158,15 @@ def pack(tokens: list[bytes]) -> str:
 
 
 def unpack(table: str) -> list[bytes]:
-    """The inverse of `pack`; an InputError if it is not base64."""
-    try:
-        return [b64decode(line, validate=True) for line in table.split("\n")]
-    except (ValueError, AttributeError) as error:
-        raise InputError(f"the vocabulary's table is damaged: {error}") from None
+    """The tokens by rank: each line has one in base64, and its rank, by default the line's number."""
+    ranks: dict[int, bytes] = {}
+    lines = table.splitlines()
+    for number, line in enumerate(lines):
+        token, *rank = line.split()
+        ranks[int(rank[0]) if rank else number] = b64decode(token, validate=True)
+    if sorted(ranks) != list(range(len(lines))):
+        raise InputError(f"the ranks are not 0 to {len(lines) - 1}, each once")
+    return [ranks[rank] for rank in range(len(lines))]
 
 
 def spell(token: bytes) -> str:
@@ -183,18 +175,13 @@ def spell(token: bytes) -> str:
 
 
 def unspell(letters: str) -> bytes:
-    """The inverse of `spell`; a KeyError for other characters."""
-    return bytes(map(_letter_bytes().__getitem__, letters))
+    """The inverse of `spell`; a ValueError for other characters."""
+    return bytes(map(byte_letters().index, letters))
 
 
 @cache
-def _letter_bytes() -> dict[str, int]:
-    return {letter: byte for byte, letter in enumerate(byte_letters())}
-
-
-@cache
-def byte_letters() -> list[str]:
+def byte_letters() -> str:
     """A printable character for each byte, itself or one from U+0100 on (GPT-2's encoder.py)."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+    return "".join(chr(byte if byte in printable else next(others)) for byte in range(256))

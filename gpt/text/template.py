@@ -1,7 +1,6 @@
 """The text around the messages of a conversation: plain text, in which nothing is ever evaluated."""
 
-import ast
-import re
+import json
 import reprlib
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,12 +8,13 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from gpt.errors import InputError
+from gpt.plain import parse_json
 from gpt.text.table import END_OF_TEXT
 from gpt.text.tokenizer import Tokenizer
 
 _PLACE = "{content}"
 _LONGEST = 1 << 12
-_LITERAL = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""  # of Python and of Jinja alike
+_COMMENT = "{# ", " #}"  # of Jinja
 
 
 class Part(NamedTuple):
@@ -57,7 +57,10 @@ class Template:
         return cls(**saved)
 
     def to_jinja(self) -> str:
-        """The template for transformers and llama.cpp, which encode a reply and the text before it in one."""
+        """The template for transformers and llama.cpp, which encode a reply and the text before it in one.
+
+        It begins with a comment of the fields as JSON, in which no `#` ends the comment.
+        """
         cases = ""
         for role, text in vars(self).items():
             before, after = text.split(_PLACE)
@@ -65,7 +68,9 @@ class Template:
             test = f"{'elif' if cases else 'if'} message['role'] == {role!r}"
             cases += f"{{% {test} %}}{{{{ {before!a} + message['content'] + {after!a} }}}}"
         reply = self.assistant.removesuffix(_PLACE)
+        fields = json.dumps(vars(self)).replace("#", "\\u0023")
         return (
+            f"{_COMMENT[0]}{fields}{_COMMENT[1]}"
             f"{{{{ {END_OF_TEXT!r} }}}}{{% for message in messages %}}{cases}"
             "{% else %}{{ raise_exception('unknown role') }}{% endif %}{% endfor %}"
             f"{{% if add_generation_prompt %}}{{{{ {reply!a} }}}}{{% endif %}}"
@@ -74,14 +79,9 @@ class Template:
     @classmethod
     def from_jinja(cls, text: str) -> "Template | None":
         """The inverse of `to_jinja`; None for any other text, of which nothing is evaluated."""
-        marks = [f"<{number}>" for number in range(5)]
-        pattern = re.escape(_marked(marks).to_jinja())
-        for mark in marks:
-            pattern = pattern.replace(re.escape(repr(mark)), _LITERAL)
-        if not (found := re.fullmatch(pattern, text)):
-            return None
-        with suppress(ValueError, SyntaxError):
-            template = _marked([ast.literal_eval(literal) for literal in found.groups()])
+        fields, _, _ = text.removeprefix(_COMMENT[0]).partition(_COMMENT[1])
+        with suppress(ValueError):
+            template = cls.from_dict(parse_json(fields))
             return template if template.to_jinja() == text else None
         return None
 
@@ -110,12 +110,6 @@ class Template:
         for text, scored in [*parts, Part(rest + self.assistant.removesuffix(_PLACE), False)]:
             ids += tokenizer.encode(text) + [tokenizer.eot] * scored
         return ids
-
-
-def _marked(texts: Sequence[str]) -> Template:
-    """The template with these texts around the places of its contents, in order."""
-    system, user, assistant = texts[0:2], texts[2:4], texts[4]
-    return Template(system=_PLACE.join(system), user=_PLACE.join(user), assistant=assistant + _PLACE)
 
 
 DEFAULT_TEMPLATE = Template()

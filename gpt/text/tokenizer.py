@@ -7,7 +7,6 @@ has the 256 single bytes encodes every text without loss, since a token is merge
 import hashlib
 import lzma
 import re
-from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
@@ -68,7 +67,7 @@ class Tokenizer:
             if saved["name"] == "gpt2":
                 return cls("gpt2", saved["vocab_size"])
             tokenizer = cls(saved["name"], table=unpack(saved["table"]), pattern=saved["pattern"])
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InputError(f"not a saved tokenizer: {type(error).__name__} {error}") from None
         if tokenizer.n_vocab != saved["vocab_size"]:
             raise InputError(f"the tokenizer has {tokenizer.n_vocab} ids, but claims {saved['vocab_size']!r}")
@@ -137,7 +136,7 @@ class Tokenizer:
         encode = self.encoding.encode_to_numpy
         text = whole_characters(text)
         parts = [encode(part, disallowed_special=()) for part in split_at_words(text, _LONGEST_CALL)]
-        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint32), *parts])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`; bytes that are not UTF-8, such as half a character, become U+FFFD."""
@@ -175,8 +174,7 @@ def split_at_words(text: str, longest: int) -> Iterator[str]:
         stop = word.start() if word else start + longest
         yield text[start:stop]
         start = stop
-    if start < len(text):
-        yield text[start:]
+    yield text[start:]
 
 
 @cache
@@ -187,4 +185,4 @@ def _table() -> list[bytes]:
     if (found := hashlib.sha256(table).hexdigest()) != _TABLE_SHA256:
         name = "gpt/assets/r50k_base.tiktoken.xz"
         raise InputError(f"{name} is damaged, its SHA-256 is {found}: install the package again")
-    return [b64decode(line.split()[0]) for line in table.splitlines()]
+    return unpack(table.decode())

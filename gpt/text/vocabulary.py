@@ -98,7 +98,7 @@ def _train(texts: list[str], size: int, pattern: str) -> list[bytes]:
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         min_frequency=2,
-        initial_alphabet=byte_letters(),
+        initial_alphabet=list(byte_letters()),
         max_token_length=_LONGEST_TOKEN,
         show_progress=False,
     )

@@ -64,14 +64,14 @@ def run(quick: bool) -> Report:
         ratios=ratios,
         notes=[
             "Both tokenize the same files of the standard library with one thread a core; `gpt prepare` also "
-            "reads and hashes them, and writes and checks the shards. `windows_vs_memmap` is the lowest "
+            "reads and hashes them, and writes and checks the files. `windows_vs_memmap` is the lowest "
             "of the three shapes. `input_wait_fraction` is better when lower; the target is below 0.01."
         ],
     )
 
 
 def tokenizing(folder: Path, rounds: int) -> tuple[list[dict[str, Any]], float]:
-    """Text files to checked shards, and tiktoken alone on the same texts in memory."""
+    """Text files to checked files of tokens, and tiktoken alone on the same texts in memory."""
     say("tokenizing")
     threads, texts, source = os.cpu_count() or 1, list(python_stdlib()) * 3, folder / "library"
     source.mkdir()
@@ -82,7 +82,7 @@ def tokenizing(folder: Path, rounds: int) -> tuple[list[dict[str, Any]], float]:
     def ours() -> None:
         shutil.rmtree(folder / "out", ignore_errors=True)
         with redirect_stderr(StringIO()):
-            prepare(str(source), folder / "out", workers=threads)
+            prepare(str(source), folder / "out")
 
     def bare() -> None:
         encoding.encode_ordinary_batch(texts, num_threads=threads)
@@ -96,7 +96,7 @@ def tokenizing(folder: Path, rounds: int) -> tuple[list[dict[str, Any]], float]:
 def windows(folder: Path, batch_size: int, length: int, rounds: int) -> tuple[list[dict[str, Any]], float]:
     """Batches from the loader, and from random slices of a memmap, on one core."""
     say(f"windows of {batch_size} x {length}")
-    prepared, shard, draw = Prepared(folder), folder / "train-00000.bin", np.random.default_rng(0)
+    prepared, shard, draw = Prepared(folder), folder / "train.bin", np.random.default_rng(0)
     batches = max(20, 4_000_000 // (batch_size * length))
     grid = Grid(prepared.count("train", "tokens"), length)
 

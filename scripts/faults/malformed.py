@@ -19,7 +19,7 @@ TEXTS = {
     "run": ("../up", "a/b", "", ".hidden"),
     "resume": ("missing", "auto", "auto_or_new", "missing/last.safetensors"),
 }
-NEEDED = ("format", "tokenizer", "dtype", "splits", "files")  # of meta.json
+NEEDED = ("format", "tokenizer", "splits")  # of meta.json
 
 
 def command_line(folder: Path, chance: random.Random) -> list[str]:

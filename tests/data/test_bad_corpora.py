@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt.data import shard_writer
+from gpt.data import writer
 from gpt.data.corpus import find_corpus
 from gpt.data.module import TokenData
 from gpt.data.prepare import prepare
@@ -176,7 +176,7 @@ def test_bytes_that_are_not_utf8_can_be_replaced_in_fit_too(tmp_path):
     with pytest.raises(InputError, match=r"--errors replace \(gpt fit: --data\.errors replace\)"):
         TokenData(str(tmp_path / "latin.txt"), **options).prepare_data()
     data = TokenData(str(tmp_path / "latin.txt"), **options, errors="replace")
-    assert "caf\ufffd" in data.tokenizer.decode(data.prepared.stream("train").parts[0].tolist())
+    assert "caf\ufffd" in data.tokenizer.decode(data.prepared.stream("train").tokens.tolist())
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX file names")
@@ -187,7 +187,7 @@ def test_a_file_name_that_is_not_utf8(tmp_path, capsys):
         file.write(TEXT.encode())
     for corpus in (os.fsdecode(path), str(tmp_path / "texts")):
         folder = prepare(corpus, vocab_size=300)
-        assert Prepared(folder).meta["source"]["files"] == [os.fsdecode(path)]
+        assert Prepared(folder).meta.corpus == corpus
     inspect(str(folder), windows=0)
     assert "folder" in capsys.readouterr().out
 
@@ -196,14 +196,13 @@ def test_a_corpus_edited_while_it_is_read_is_not_kept(tmp_path, monkeypatch, cac
     path = tmp_path / "a.txt"
     path.write_text(TEXT * 100, encoding="utf-8")
     monkeypatch.setattr("gpt.data.prepare._BLOCK_CHARACTERS", 1000)
-    add = shard_writer.ShardWriter.add
+    add = writer.SplitWriter.add
 
-    def edit(self, block):
-        size = add(self, block)
+    def edit(self, piece, ids):
+        add(self, piece, ids)
         path.write_text(TEXT.upper() * 100, encoding="utf-8")
-        return size
 
-    monkeypatch.setattr(shard_writer.ShardWriter, "add", edit)
+    monkeypatch.setattr(writer.SplitWriter, "add", edit)
     for output in (None, tmp_path / "out"):
         with pytest.raises(InputError, match="changed while it was read"):
             prepare(str(path), output, vocab_size=300)
@@ -217,16 +216,16 @@ def test_a_corpus_edited_while_it_is_read_is_not_kept(tmp_path, monkeypatch, cac
 
 
 def flip(folder):
-    data = bytearray((folder / "train-00000.bin").read_bytes())
+    data = bytearray((folder / "train.bin").read_bytes())
     data[10] ^= 1
-    (folder / "train-00000.bin").write_bytes(data)
+    (folder / "train.bin").write_bytes(data)
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda folder: os.truncate(folder / "train-00000.bin", 10),
-        lambda folder: (folder / "train-00000.bin").unlink(),
+        lambda folder: os.truncate(folder / "train.bin", 10),
+        lambda folder: (folder / "train.bin").unlink(),
         lambda folder: (folder / META).write_text("{", encoding="utf-8"),
         flip,
     ],
@@ -234,10 +233,10 @@ def flip(folder):
 def test_damaged_data_in_the_cache_is_prepared_again(folder, capsys, damage):
     prepared = prepare(str(folder), vocab_size=300)
     inspect(str(prepared), windows=0)  # leaves a picture there
-    before = (prepared / "train-00000.bin").read_bytes()
+    before = (prepared / "train.bin").read_bytes()
     damage(prepared)
     assert prepare(str(folder), vocab_size=300) == prepared
-    assert (prepared / "train-00000.bin").read_bytes() == before
+    assert (prepared / "train.bin").read_bytes() == before
     assert "is damaged and is prepared again" in capsys.readouterr().err
     prepare(str(folder), vocab_size=300)
     assert capsys.readouterr().err == ""
@@ -258,7 +257,7 @@ def test_files_of_others_are_neither_deleted_nor_added_to(folder, tmp_path):
         ".draft.tmp": "half",
         ".progress.json.old.tmp": "half",
         "diary.txt": "dear diary",
-        "train-00000.bin": "x",
+        "train.bin": "x",
     }
     for extra in ({}, {"progress.json": '{"step": 3}'}):
         names |= extra
@@ -270,7 +269,7 @@ def test_files_of_others_are_neither_deleted_nor_added_to(folder, tmp_path):
 
 
 def test_a_compressed_line_too_long_for_memory_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpt.data.documents._LONGEST_LINE", 1000)
+    monkeypatch.setattr("gpt.data.formats._LONGEST_LINE", 1000)
     path = tmp_path / "a.jsonl.gz"
     line = json.dumps({"text": "x" * 987})
     assert len(line) == 999

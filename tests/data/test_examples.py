@@ -59,7 +59,7 @@ def documents(prepared):
     """The stored tokens of every document, in both splits."""
     found = []
     for split in ("train", "val"):
-        stored = np.concatenate([np.empty(0, "<i4"), *prepared.stream(split).parts])
+        stored = prepared.stream(split).tokens
         parts = np.split(stored, prepared.document_starts(split)[1:]) if len(stored) else []
         found += [part.tolist() for part in parts]
     return found
@@ -112,7 +112,7 @@ def test_examples_of_the_hub(starts, monkeypatch, tmp_path):
     recipe = {"hub": "someone/chats", **({"document_starts": starts} if starts else {})}
     (tmp_path / "chats.yaml").write_text(json.dumps({"corpus": recipe}), encoding="utf-8")
     if starts:
-        with pytest.raises(InputError, match="document_starts joins rows of text, these are examples"):
+        with pytest.raises(InputError, match="holds examples: document_starts joins rows of text"):
             prepare(str(tmp_path / "chats.yaml"), vocab_size=300)
         return
     by_name = Prepared(prepare("someone/chats", vocab_size=300))
@@ -181,7 +181,7 @@ def test_every_completion_is_a_target_once_behind_its_whole_prompt(pairs):
 def test_what_is_scored_is_counted(pairs):
     prepared = data_of(pairs).prepared
     for split in ("train", "val"):
-        ids = np.concatenate(prepared.stream(split).parts)
+        ids = prepared.stream(split).tokens
         tokens, size = prepared.scored(split)
         assert tokens == (ids >= 0).sum()
         text = TOKENIZER.decode_bytes([i for i in ids.tolist() if i >= 0 and i != EOT])
@@ -208,7 +208,7 @@ def test_an_empty_completion_is_left_out_with_a_line(tmp_path, capsys):
     rows += [{"prompt": "Hi", "completion": text} for text in ("", "  ", None)]
     prepared = Prepared(prepare(write_rows(tmp_path / "a.jsonl", rows), vocab_size=300))
     assert len(documents(prepared)) == len(PAIRS)
-    assert prepared.meta["empty_documents"] == 3
+    assert prepared.meta.empty_documents == 3
     assert "left out 3 examples whose completion is empty" in capsys.readouterr().err
 
 
@@ -219,7 +219,7 @@ def test_few_examples_are_split_between_two(count, tmp_path):
     assert prepared.count("train", "documents") >= 1 and prepared.count("val", "documents") >= 1
     assert len(documents(prepared)) == count
     for split in ("train", "val"):
-        ids = np.concatenate(prepared.stream(split).parts)
+        ids = prepared.stream(split).tokens
         assert ids[-1] == EOT
         assert TOKENIZER.decode(token_ids(ids)).startswith("### Instruction:\nWhat is")
 
@@ -242,7 +242,7 @@ def test_a_single_example_is_too_few(tmp_path):
         ([{"prompt": 1, "completion": "a"}], "row 1: message 1 has no text as its content"),
         (
             [{"messages": messages_of("ab")}] * 300 + [{"messages": messages_of("ab")[:1]}],
-            "row 301: its last",
+            "in row 301: its last",
         ),
     ],
 )
@@ -277,12 +277,11 @@ def test_isolate_takes_pairs_and_refuses_conversations(pairs, tmp_path):
 def test_a_damaged_template_is_an_error(pairs, tmp_path):
     folder = prepare(pairs, tmp_path / "out", vocab_size=300)
     meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-    for template, message in (("x", "not a saved template"), (None, "not a saved template")):
+    for template, message in (("x", "template is 'x', expected"), ({}, "not a saved template")):
         changed = json.dumps({**meta, "template": template})
         (folder / "meta.json").write_text(changed, encoding="utf-8")
         with pytest.raises(InputError, match=message):
             Prepared(folder)
-    del meta["template"]
-    (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
-    with pytest.raises(InputError, match="has dtype <i4, expected <u2"):
+    (folder / "meta.json").write_text(json.dumps({**meta, "template": None}), encoding="utf-8")
+    with pytest.raises(InputError, match=r"train.bin has \d+ bytes, expected"):
         Prepared(folder)

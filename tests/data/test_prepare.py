@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpt.data import documents, shard_writer
+from gpt.data import formats, writer
 from gpt.data.corpus import find_corpus
 from gpt.data.prepare import prepare
 from gpt.data.shards import META, Prepared
@@ -22,7 +22,7 @@ from gpt.text.tokenizer import Tokenizer
 
 def tokens(folder, split):
     stream = Prepared(folder).stream(split)
-    return np.concatenate([np.empty(0, stream.dtype), *stream.parts]).tolist()
+    return stream.tokens.tolist()
 
 
 def contents(folder):
@@ -51,8 +51,11 @@ def test_tokens_are_those_of_the_documents_in_order(rows, texts):
         documents = sum(piece.first for piece in chosen)
         assert 10 < documents <= len(texts)
         ids = tokens(folder, split)
-        encoded = ([*tokenizer.encoding.encode_ordinary(text), *[499] * last] for text, _, last, *_ in chosen)
-        assert ids == [i for each in encoded for i in each]
+        expected: list[int] = []
+        for piece in chosen:
+            expected += [499] * (piece.first and bool(expected))
+            expected += tokenizer.encoding.encode_ordinary(piece.text)
+        assert ids == [*expected, 499]
         prepared = Prepared(folder)
         assert prepared.count(split, "documents") == documents
         assert prepared.count(split, "bytes") == sum(len(piece.text.encode()) for piece in chosen)
@@ -79,34 +82,28 @@ def test_every_text_survives(tmp_path_factory, documents, size):
     found = [tokenizer.decode_bytes(ids) for ids in split_at(both, tokenizer.eot)]
     assert len(kept) <= len(found) <= 2 * len(kept)
     assert sorted(b"".join(found)) == sorted("".join(kept).encode())
-    assert Prepared(done).meta["empty_documents"] == len(documents) - len(kept)
+    assert Prepared(done).meta.empty_documents == len(documents) - len(kept)
 
 
 @pytest.mark.parametrize("workers", [2, 5])
 def test_bytes_do_not_depend_on_workers_or_blocks(rows, tmp_path, monkeypatch, workers):
-    one = prepare(str(rows), tmp_path / "one", vocab_size=500, workers=1)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    one = prepare(str(rows), tmp_path / "one", vocab_size=500)
     monkeypatch.setattr("gpt.data.prepare._BLOCK_CHARACTERS", 700)
-    many = prepare(str(rows), tmp_path / "many", vocab_size=500, workers=workers)
+    monkeypatch.setattr(os, "cpu_count", lambda: workers)
+    many = prepare(str(rows), tmp_path / "many", vocab_size=500)
     assert contents(one) == contents(many)
 
 
-def test_long_documents_come_in_pieces_and_shards(tmp_path, monkeypatch):
+def test_long_documents_come_in_pieces(tmp_path, monkeypatch):
     text = "It is a truth universally acknowledged, that.\n" * 300
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     options = {"vocab_size": 500, "val_fraction": 0.0}
     whole = prepare(str(tmp_path / "a.txt"), tmp_path / "whole", **options)
-    monkeypatch.setattr(documents, "PART_BYTES", 1000)
-    monkeypatch.setattr(shard_writer, "_SHARD_TOKENS", 512)
+    monkeypatch.setattr(formats, "PART_BYTES", 1000)
     parts = prepare(str(tmp_path / "a.txt"), tmp_path / "parts", **options)
-    assert len(list(parts.glob("*-0*.bin"))) > 5
     assert tokens(parts, "train") == tokens(whole, "train")
     assert len(split_at(tokens(parts, "train"), 499)) == 1
-
-
-@pytest.mark.parametrize("workers", [0, -1])
-def test_workers_are_at_least_one(rows, workers):
-    with pytest.raises(InputError, match=f"workers must be at least 1, got {workers}"):
-        prepare(str(rows), vocab_size=500, workers=workers)
 
 
 @pytest.mark.slow
@@ -162,10 +159,8 @@ def test_prepared_data_is_found_again_until_something_changes(rows, tmp_path):
 KILLED = """
 import os, signal, sys
 import gpt.data.prepare
-from gpt.data import shard_writer
 from gpt.data.prepare import prepare
 gpt.data.prepare._BLOCK_CHARACTERS = 20_000
-shard_writer._SHARD_TOKENS = 10_000
 left = int(sys.argv[3])
 
 def count(frame, event, function):
@@ -177,20 +172,19 @@ def count(frame, event, function):
             os.kill(os.getpid(), signal.SIGKILL)
 
 sys.setprofile(count)
-prepare(sys.argv[1], sys.argv[2], vocab_size=300, workers=2)
+prepare(sys.argv[1], sys.argv[2], vocab_size=300)
 sys.setprofile(None)
 print(left)
 """
 
 
 @pytest.mark.slow
-def test_killed_at_any_point_it_is_complete_or_not_there(tmp_path, monkeypatch):
+def test_killed_at_any_point_it_is_complete_or_not_there(tmp_path):
     text = " ".join(f"word{i * i % 7919}" for i in range(30_000))
     for number in range(6):
         part = text[number * 40_000 : (number + 1) * 40_000]
         (tmp_path / f"{number:02}.txt").write_text(part, encoding="utf-8")
     source, out = str(tmp_path / "*.txt"), tmp_path / "out"
-    monkeypatch.setattr(shard_writer, "_SHARD_TOKENS", 10_000)
     whole = prepare(source, tmp_path / "whole", vocab_size=300)
 
     def run(calls):
@@ -212,15 +206,15 @@ def test_killed_at_any_point_it_is_complete_or_not_there(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_leaves_nothing(rows, tmp_path, monkeypatch):
-    open_file, calls = shard_writer.ShardWriter._file, []
+    write, calls = writer.SplitWriter._write, []
 
-    def full(self, name):
-        calls.append(name)
+    def full(self, ids):
+        calls.append(ids)
         if len(calls) == 12:
             raise OSError(28, os.strerror(28))
-        return open_file(self, name)
+        write(self, ids)
 
-    monkeypatch.setattr(shard_writer.ShardWriter, "_file", full)
+    monkeypatch.setattr(writer.SplitWriter, "_write", full)
     with pytest.raises(InputError, match=r"cannot write .*out: No space left on device"):
         prepare(str(rows), tmp_path / "out", vocab_size=500)
     assert [path.name for path in tmp_path.glob("*out*")] == [".out.lock"]
@@ -250,29 +244,28 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
     ("damage", "message"),
     [
         (lambda f: (f / META).unlink(), "not prepared data"),
-        (lambda f: (f / META).write_text("{", encoding="utf-8"), "not as gpt prepare writes it .JSON"),
-        (lambda f: os.truncate(f / "train-00000.bin", 10), "train-00000.bin has 10 bytes, expected"),
-        (lambda f: (f / "val-00000.bin").unlink(), "val-00000.bin has 0 bytes"),
-        (lambda f: edit(f, "tokenizer", fingerprint="0" * 64), "another tokenizer"),
+        (lambda f: (f / META).write_text("{", encoding="utf-8"), "not what gpt prepare writes: Expecting"),
+        (lambda f: (f / META).write_bytes(b"\xff"), "not what gpt prepare writes: .*decode"),
+        (lambda f: os.truncate(f / "train.bin", 10), "train.bin has 10 bytes, expected"),
+        (lambda f: (f / "val.bin").unlink(), "val.bin has 0 bytes"),
         (lambda f: edit(f, format=99), "format 99"),
-        (lambda f: edit(f, dtype="<u4"), "dtype <u4, expected <u2"),
         (lambda f: edit(f, "tokenizer", vocab_size=10**15), "vocab_size must be"),
         (lambda f: edit(f, "tokenizer", vocab_size="many"), "not a saved tokenizer"),
-        (lambda f: edit(f, "splits", "train", tokens=10**15), "claims 1000000000000000 tokens of train"),
-        (lambda f: edit(f, "splits", "train", bytes=1e30), "bytes of train is 1e\\+30"),
-        (lambda f: edit(f, "splits", "train", tokens=-1), "claims -1 tokens of train"),
-        (lambda f: edit(f, "splits", "val", tokens=10**15), "claims 1000000000000000 tokens of val"),
-        (lambda f: edit(f, "splits", "train", documents=1e3), "documents of train is 1000.0"),
-        (lambda f: edit(f, "splits", "val", documents=1000), "claims 1000 documents of val"),
-        (lambda f: edit(f, files={}), "not as gpt prepare writes it|claims .* tokens of train"),
-        (lambda f: edit(f, "files", **{"../x": {"bytes": 0, "sha256": ""}}), "'../x', expected a .bin file"),
-        (lambda f: edit(f, source={}), "not as gpt prepare writes it .KeyError: 'corpus'"),
-        (lambda f: edit(f, source=None), "not as gpt prepare writes it"),
+        (lambda f: edit(f, "splits", "train", tokens=10**15), "train.bin has .* expected 2000000000000000"),
+        (lambda f: edit(f, "splits", "train", bytes=1e30), "bytes is 1e\\+30, expected int"),
+        (lambda f: edit(f, "splits", "train", bytes=-1), "bytes must be at least 0, got -1"),
+        (lambda f: edit(f, "splits", "train", tokens=-1), "tokens must be at least 0, got -1"),
+        (lambda f: edit(f, "splits", "val", tokens=10**15), "val.bin has .* expected 2000000000000000"),
+        (lambda f: edit(f, "splits", "train", documents=1e3), "documents is 1000.0, expected int"),
+        (lambda f: edit(f, "splits", "val", documents=1000), "val-documents.bin has .* expected 8000"),
+        (lambda f: edit(f, splits={}), "expected tokens, documents, bytes, got None"),
+        (lambda f: edit(f, sha256=[]), r"sha256 is \[\], expected dict"),
+        (lambda f: edit(f, corpus=None), "corpus is None, expected str"),
+        (lambda f: edit(f, more=None), "expected format, key, .* got {"),
         (lambda f: edit(f, key=None), "key is None"),
         (lambda f: edit(f, empty_documents="x"), "empty_documents is 'x'"),
-        (lambda f: edit(f, "files", **{"train-00000.bin": {"bytes": 5}}), "KeyError: 'sha256'"),
-        (lambda f: (f / META).write_text("[" * 100_000, encoding="utf-8"), "RecursionError"),
-        (lambda f: put(f / "train-00000.bin", 501), "train.*id 501, outside the vocabulary of 500"),
+        (lambda f: (f / META).write_text("[" * 100_000, encoding="utf-8"), "nested too deeply"),
+        (lambda f: put(f / "train.bin", 501), "train.*id 501, outside the vocabulary of 500"),
     ],
 )
 def test_damaged_folders_are_refused(rows, tmp_path, damage, message):
@@ -293,8 +286,8 @@ def test_document_starts_must_be_in_order(rows, tmp_path):
 
 def test_an_altered_shard_is_found_by_its_checksum(rows, tmp_path):
     folder = prepare(str(rows), tmp_path / "out", vocab_size=500, val_fraction=0.3)
-    put(folder / "val-00000.bin", 3)
-    with pytest.raises(InputError, match=r"val-00000.bin was altered"):
+    put(folder / "val.bin", 3)
+    with pytest.raises(InputError, match=r"val.bin was altered"):
         Prepared(folder).verify()
 
 

@@ -1,6 +1,7 @@
 import pickle
 import time
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,15 +26,13 @@ EOT = 999
 
 @pytest.fixture
 def stream(tmp_path):
-    """997 tokens 0, 1, 2, ... in three shards, of which the first and the last are read in part."""
+    """997 tokens 0, 1, 2, ..."""
     return make_stream(tmp_path, np.arange(997))
 
 
-def make_stream(folder, ids, cuts=(100, 613)):
-    shards = [folder / f"{number}.bin" for number in range(len(cuts) + 1)]
-    for shard, part in zip(shards, np.split(np.asarray(ids), cuts), strict=True):
-        part.astype("<u2").tofile(shard)
-    return Stream(shards, np.dtype("<u2"), EOT)
+def make_stream(folder, ids):
+    np.asarray(ids, "<u2").tofile(folder / "tokens.bin")
+    return Stream(folder / "tokens.bin", np.dtype("<u2"), EOT)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 10, 99, 100, 101, 1000, 4096, 65537])
@@ -66,8 +65,8 @@ def test_a_huge_permutation_costs_nothing():
 
 
 def windows_of(count, batch_size, world=1, rank=0, seed=0):
-    empty = Stream([], np.dtype("<u2"), EOT)
-    return TrainWindows(empty, Grid(count * 4, 4), batch_size, seed, rank, world)
+    none = Stream(Path("none"), np.dtype("<u2"), EOT)
+    return TrainWindows(none, Grid(count * 4, 4), batch_size, seed, rank, world)
 
 
 @given(
@@ -165,7 +164,7 @@ def test_packed_windows_split_no_short_document(lengths, longest):
 
 def test_packed_batches_pad_what_is_left(tmp_path):
     ids = [1, 2, EOT, 3, 4, 5, EOT, 6, EOT]
-    stream = make_stream(tmp_path, ids, cuts=(2, 5))
+    stream = make_stream(tmp_path, ids)
     packed = Packed(np.array([0, 3, 7]), 9, 5)
     x, y, document = TrainWindows(stream, packed, 3, isolate=True)[0]
     first = y[:, 0].tolist().index(1)
@@ -198,7 +197,7 @@ def test_evaluation_predicts_each_token_once_in_order(stream, batch_size, world)
 
 def test_document_ids_count_the_endoftext_tokens(tmp_path):
     ids = [5, EOT, 6, 7, EOT, EOT, 8, 9, 10, EOT, 11, 12]
-    stream = make_stream(tmp_path, ids, cuts=(4, 9))
+    stream = make_stream(tmp_path, ids)
     starts = np.array([0, 4, 7])
     x, _, document = make_batch(stream, (starts, np.full(3, 5)), 5, isolate=True)
     for row in range(3):
@@ -210,7 +209,7 @@ def test_document_ids_count_the_endoftext_tokens(tmp_path):
     assert document.dtype == torch.int64
 
 
-def test_rows_cross_shards_and_ends(stream):
+def test_rows_cross_the_ends(stream):
     assert len(stream) == 997
     for start in (0, 1, 90, 97, 98, 99, 100, 611, 612, 613, 614, 990, 996):
         row = stream.rows(np.array([start]), 12)[0].tolist()
@@ -219,7 +218,7 @@ def test_rows_cross_shards_and_ends(stream):
 
 
 def test_a_stream_pickles_without_its_tokens(stream):
-    len(stream.parts)
+    len(stream.tokens)
     packed = pickle.dumps(stream)
     assert len(packed) < 1000
     assert (

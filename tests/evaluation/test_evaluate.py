@@ -35,7 +35,7 @@ def model(config):
 def stream_of(tmp_path):
     def make(ids: list[int]) -> Stream:
         np.array(ids, "<u2").tofile(tmp_path / "tokens.bin")
-        return Stream([tmp_path / "tokens.bin"], np.dtype("<u2"), eot=299)
+        return Stream(tmp_path / "tokens.bin", np.dtype("<u2"), eot=299)
 
     return make
 

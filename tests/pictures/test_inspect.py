@@ -12,7 +12,7 @@ def test_what_inspect_says(rows, texts, tmp_path, capsys):
     folder = prepare(str(rows), tmp_path / "out", vocab_size=500, val_fraction=0.3)
     inspect(str(folder), windows=2, context_length=32)
     said = capsys.readouterr().out
-    train = Prepared(folder).meta["splits"]["train"]
+    train = Prepared(folder).meta.splits["train"]
     assert (
         f"train       {train['documents']:,} documents, {train['bytes']:,} bytes, {train['tokens']:,} tokens"
         in said
@@ -50,10 +50,10 @@ def test_tokens_of_a_learned_vocabulary_are_shown(tmp_path, capsys):
 
 def test_an_altered_file_is_an_error(rows, tmp_path, capsys):
     folder = prepare(str(rows), tmp_path / "out", vocab_size=500)
-    data = bytearray((folder / "train-00000.bin").read_bytes())
+    data = bytearray((folder / "train.bin").read_bytes())
     data[10] ^= 1
-    (folder / "train-00000.bin").write_bytes(data)
-    with pytest.raises(InputError, match=r"train-00000.bin was altered"):
+    (folder / "train.bin").write_bytes(data)
+    with pytest.raises(InputError, match=r"train.bin was altered"):
         inspect(str(folder))
     assert not (folder / "lengths.png").exists()
 

@@ -487,7 +487,7 @@ def test_a_text_supports_an_id_for_each_hundred_tokens():
 
 @pytest.mark.parametrize(("name", "most_bytes"), [("one.txt", 60_000), ("rows.jsonl", None)])
 def test_a_plan_and_its_run_have_the_same_text_and_vocabulary(tmp_path, monkeypatch, name, most_bytes):
-    monkeypatch.setattr("gpt.data.documents.PART_BYTES", 4000)
+    monkeypatch.setattr("gpt.data.formats.PART_BYTES", 4000)
     draw = random.Random(0)
     words = ["".join(draw.choices("etaoinshrdlu", k=6)) for _ in range(300)]
     rows = [" ".join(draw.choices(words, k=100)) for _ in range(300)]

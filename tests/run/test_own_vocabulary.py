@@ -131,7 +131,7 @@ def test_a_table_that_does_not_fit_is_one_line(run, capsys):
     wrong = Tokenizer("own", table=[*tokenizer.tokens, b"zzzz"], pattern="gpt2")
     for given, message in (
         (wrong.to_dict(), "the tokenizer has 301 ids, but the weights have 300 rows"),
-        ({**wrong.to_dict(), "table": "?"}, "table is damaged"),
+        ({**wrong.to_dict(), "table": "?"}, "not a saved tokenizer"),
         ({**wrong.to_dict(), "pattern": "(a+)+"}, "unknown pattern of words"),
         ({"name": "own"}, "not a saved tokenizer"),
     ):

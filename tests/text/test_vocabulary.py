@@ -223,7 +223,7 @@ def as_tiktoken(tokens):
         (as_tiktoken(BYTES[:-1]), "lacks the byte 255"),
         (as_tiktoken([*BYTES, b"ab", b"ab"]), "b'ab' twice"),
         (as_tiktoken([*BYTES, b"abc"]), "b'abc' cannot be reached"),
-        (as_tiktoken(BYTES) + b64encode(b"ab") + b" 7\n", "rank 7 is there twice"),
+        (as_tiktoken(BYTES) + b64encode(b"ab") + b" 7\n", "ranks are not 0 to 256, each once"),
         (as_tiktoken(BYTES) + b64encode(b"ab") + b" 300\n", "ranks are not 0 to 256"),
         (b"no table", "neither a .tiktoken file nor a tokenizer.json"),
         (b'{"model": 1}', "neither"),
