@@ -6,7 +6,7 @@ import torch
 
 from gpt.run.checkpoint import save
 from gpt.run.folder import RunFolder
-from gpt.weights.checkpoint import ModelPart, Snapshot, snapshots_of
+from gpt.weights.checkpoint import ModelPart, Snapshot, most_crowded, snapshots_of
 from gpt.weights.formats.table import Weights
 
 
@@ -48,6 +48,5 @@ class Snapshots:
 def thin(found: list[Snapshot], most: int) -> None:
     """Delete snapshots until they take at most so many bytes, the ones first whose neighbours are closest."""
     while len(found) > 2 and sum(file.stat().st_size for *_, file in found) > most:
-        gaps = [after[0] / before[0] for before, after in zip(found, found[2:], strict=False)]
-        *_, file = found.pop(1 + gaps.index(min(gaps)))
+        *_, file = found.pop(most_crowded(found))
         file.unlink(missing_ok=True)

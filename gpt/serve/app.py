@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from gpt.attention import capture_weights
+from gpt.data.copied import Copied
 from gpt.errors import InputError
 from gpt.generation import Token
 from gpt.model import GPT
@@ -28,7 +29,15 @@ from gpt.serve.engine_thread import CALL_COST, EngineThread, Handle, Piece, cost
 from gpt.serve.errors import error_body, error_reply
 from gpt.serve.history import History
 from gpt.serve.limits import Limits, guard
-from gpt.serve.requests import AttentionRequest, ChatRequest, CompletionRequest, log_probabilities
+from gpt.serve.requests import (
+    AttentionRequest,
+    ChatRequest,
+    CompletionRequest,
+    ConversationRequest,
+    IdsRequest,
+    log_probabilities,
+)
+from gpt.share.page import served_page
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
 from gpt.weights.load import load
@@ -43,13 +52,15 @@ def create_app(
     api_key: str | None = None,
     template: Template | None = None,
     run: Path | None = None,
+    copied: Copied | None = None,
 ) -> FastAPI:
     """The application that serves a model under a `name`.
 
     Its engine is `app.state.engine`; `app.state.end()` takes nothing more and tells the clients that wait.
 
     Clients must send the `api_key`, if there is one. Without the `template` of the examples that the model
-    was tuned on there are no chat completions. The page shows the training of the `run`.
+    was tuned on there are no chat completions. The page shows the training of the `run`, and marks what the
+    model has `copied`.
     """
     limits, device = limits or Limits(), model.token_embedding.weight.device
 
@@ -58,7 +69,7 @@ def create_app(
 
     engine = EngineThread(model, tokenizer, limits)
     history = History(engine, run or Path(os.devnull), read_snapshot, limits.snapshots)
-    service = _Service(engine, tokenizer, name, limits, template, history)
+    service = _Service(engine, tokenizer, name, limits, template, history, copied)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
@@ -76,7 +87,10 @@ def create_app(
     app.post("/v1/chat/completions")(service.chat)
     app.post("/v1/completions")(service.completions)
     app.get("/training")(history.curve)
+    app.get("/about")(service.about)
     app.post("/attention")(service.attention)
+    app.post("/conversation")(service.conversation)
+    app.post("/copied")(service.find_copied)
     for kind in (InputError, ValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, service.error)
     app.add_middleware(guard, api_key=api_key)
@@ -94,19 +108,18 @@ class _Service:
     limits: Limits
     template: Template | None
     history: History
+    copied: Copied | None
 
     def __post_init__(self) -> None:
         self.started = int(time.time())
         self.counts = defaultdict[str, float](int)  # what /metrics shows
 
     async def page(self) -> HTMLResponse:
-        # No other hosts, and no scripts or pictures from generated text.
-        policy = (
-            "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-            "img-src data:; connect-src 'self'"
-        )
-        page = Path(__file__).with_name("page.html").read_bytes()
+        page, policy = served_page()
         return HTMLResponse(page, headers={"content-security-policy": policy})
+
+    async def about(self) -> dict[str, Any]:
+        return {"id": self.name, "chat": self.template is not None, "copied": self.copied is not None}
 
     async def health(self) -> JSONResponse:
         problem = self.engine.problem
@@ -162,9 +175,25 @@ class _Service:
         rounded = [[[round(w, 4) for w in head] for head in layer] for layer in weights.tolist()]
         return json.dumps({"tokens": texts, "weights": rounded})
 
-    async def chat(self, request: Request) -> Response:
+    async def find_copied(self, request: Request) -> dict[str, Any]:
+        form = IdsRequest.model_validate_json(await self.limits.read_body(request))
+        if self.copied is None:
+            raise HTTPException(404, "the server was started without --show_copied")
+        self.admit(CALL_COST)
+        return {"runs": await asyncio.to_thread(self.copied.runs, form.ids(self.tokenizer))}
+
+    async def conversation(self, request: Request) -> dict[str, Any]:
+        form = ConversationRequest.model_validate_json(await self.limits.read_body(request))
+        return {"tokens": await asyncio.to_thread(form.ids, self.tokenizer, self.chat_template())}
+
+    def chat_template(self) -> Template:
+        """That of the examples; an InputError where there is none."""
         if self.template is None:
             raise InputError(f"{self.name!r} was not tuned on examples: it has no template for a chat")
+        return self.template
+
+    async def chat(self, request: Request) -> Response:
+        self.chat_template()
         return await self.answer(request, ChatRequest)
 
     async def completions(self, request: Request) -> Response:

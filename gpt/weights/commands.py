@@ -1,4 +1,4 @@
-"""`gpt import` and `gpt export`: read other programs' weights, and write a model for other programs."""
+"""`gpt import` reads other programs' weights, and `write_export` writes them for `gpt export`."""
 
 import sys
 from dataclasses import replace
@@ -12,7 +12,7 @@ from gpt.weights.formats import book, gguf, hf, nanogpt
 from gpt.weights.formats.table import check_complete
 from gpt.weights.load import GPT, Found, read_weights
 
-ExportFormat = Literal["hf", "nanogpt", "book", "gguf"]
+ExportFormat = Literal["hf", "nanogpt", "book", "gguf", "html"]  # the last is gpt.share's
 _WRITERS = {"hf": hf.write, "nanogpt": nanogpt.write, "book": book.write}
 _GELUS = "GELU's tanh approximation", "the exact GELU"
 _EXACT_GELU = {"nanogpt": True, "book": False, "gguf": False}  # what the program always computes
@@ -52,22 +52,6 @@ def import_weights(
         return
     print(f"next: gpt generate --checkpoint {output} --prompt 'The '")
     print(f"or:   gpt fit --model.init_from {output} --data.corpus my.txt")
-
-
-def export_weights(
-    checkpoint: str | None = None, output: Path = Path("exported"), format: ExportFormat = "hf"
-) -> None:
-    """Write a model so that another program loads it unchanged.
-
-    Args:
-        checkpoint: a checkpoint, a run's folder or an imported folder; the newest run by default.
-        output: the folder to write, new or empty.
-        format: hf for transformers and gguf for llama.cpp, with the tokenizer; nanogpt, ckpt.pt for its
-            sample.py; book, the state dict and configuration of the book's GPTModel.
-    """
-    check_free(output)
-    write_export(read_weights(checkpoint), output, format)
-    print(f"{output}/ holds the model in the format {format}")
 
 
 def write_export(found: Found, folder: Path, format: ExportFormat) -> None:
