@@ -33,6 +33,7 @@ const backend = {
 
   // Hand the blocks to the worker as the browser reads them.
   async load() {
+    if (typeof FILE === "undefined") throw new Error("This file is damaged: get it again.");  // the browser refused it
     $("progress").hidden = false;
     for (const index of FILE.blocks.keys()) {
       while (document.readyState === "loading" && !$("block" + (index + 1))) await new Promise(resume => setTimeout(resume, 20));

@@ -25,10 +25,11 @@ def export(
     precision: Any = "float32",
     snapshots: Any = None,
     text: Any = None,
+    megabytes: float = 8,
 ) -> Path:
     """A file with the model, whose other settings are at their defaults."""
     found = Found("gpt", model.config, model.state_dict(), tokenizer, None, template)
-    write(path, found, "tiny", precision, snapshots, text)
+    write(path, found, "tiny", precision, snapshots, text, megabytes)
     return path
 
 
