@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,8 @@ def create_app(
     app.get("/about")(service.about)
     app.post("/attention")(service.attention)
     app.post("/conversation")(service.conversation)
-    app.post("/copied")(service.find_copied)
+    if copied:
+        app.post("/copied")(partial(service.find_copied, copied))
     for kind in (InputError, ValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, service.error)
     app.add_middleware(guard, api_key=api_key)
@@ -175,12 +177,9 @@ class _Service:
         rounded = [[[round(w, 4) for w in head] for head in layer] for layer in weights.tolist()]
         return json.dumps({"tokens": texts, "weights": rounded})
 
-    async def find_copied(self, request: Request) -> dict[str, Any]:
+    async def find_copied(self, copied: Copied, request: Request) -> dict[str, Any]:
         form = IdsRequest.model_validate_json(await self.limits.read_body(request))
-        if self.copied is None:
-            raise HTTPException(404, "the server was started without --show_copied")
-        self.admit(CALL_COST)
-        return {"runs": await asyncio.to_thread(self.copied.runs, form.ids(self.tokenizer))}
+        return {"runs": await asyncio.to_thread(copied.runs, form.ids(self.tokenizer))}
 
     async def conversation(self, request: Request) -> dict[str, Any]:
         form = ConversationRequest.model_validate_json(await self.limits.read_body(request))

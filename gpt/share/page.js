@@ -195,7 +195,7 @@ function drawTraining() {
   svg.replaceChildren();
   if (!losses.length) return;
   const draw = (name, attributes, textContent = "") => {
-    const shape = document.createElementNS("http://www.w3.org/2000/svg", name);
+    const shape = document.createElementNS(svg.namespaceURI, name);
     for (const [key, value] of Object.entries(attributes)) shape.setAttribute(key, value);
     svg.append(Object.assign(shape, { textContent }));
   };

@@ -80,7 +80,7 @@ def test_the_command_writes_a_file_and_its_size(workplace, capsys, monkeypatch):
         f"mine.html has {len(page.encode()) / 1e6:.1f} MB: the model in int8"
     )
     assert '"name": "mine"' in page and "connect-src 'none'" in page
-    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", page)
+    assert "://" not in page
     assert main([*arguments, "mine.html"]) == 2
     assert "mine.html exists already" in capsys.readouterr().err
     monkeypatch.setattr(file, "LARGEST", 50_000)
