@@ -5,30 +5,25 @@
 const wide = count => Math.ceil(count / 16) * 16;
 
 class Model {
-  // `file`: {config, tensors: {name: [place in the file, rows, columns]}, precision}; `end` is where its weights end.
-  constructor(memory, file, end) {
-    Object.assign(this, file.config, { tensors: file.tensors, base: 0, kernels: kernels(memory) });
-    this.int8 = file.precision === "int8";
-    this.growth = file.precision === "float16" ? 2 : 1;
+  // `file`: {config, tensors: {name: [place in the file, rows, columns]}, precision}; its weights take `end` bytes.
+  constructor(file, end) {
+    Object.assign(this, file.config, { tensors: file.tensors, int8: file.precision === "int8", base: 0 });
+    this.growth = file.precision === "float16" ? 2 : 1;  // bytes of memory for one of the file
+    end *= this.growth;
     const { emb_dim: width, context_length: context } = this;
+    const room = count => (end += 4 * wide(count)) - 4 * wide(count);
     this.head_dim = width / this.num_heads;
-    this.floats = new Float32Array(memory.buffer);
-    this.bytes = new Int8Array(memory.buffer);
-    const room = count => (end += 4 * count) - 4 * count;
-    const name = (fields, count) => { for (const field of fields) this[field] = room(wide(count)); };
-    name(["x", "normed", "query", "key", "value", "mixed"], width);
-    name(["hidden"], 4 * width);
-    name(["logits"], this.vocab_size);
-    name(["scores"], context);
-    name(["head"], this.head_dim);
+    for (const name of ["x", "normed", "query", "key", "value", "mixed"]) this[name] = room(width);
+    this.hidden = room(4 * width);
+    this.logits = room(this.vocab_size);
+    this.scores = room(context);
+    this.head = room(this.head_dim);
     this.keys = room(this.num_layers * this.num_heads * context * wide(this.head_dim));  // (layers, heads, T, K)
     this.values = room(this.num_layers * width * wide(context));  // (layers, heads, K, T)
-  }
-
-  // The bytes of memory that a model needs besides its weights.
-  static room({ emb_dim, num_heads, num_layers, context_length, vocab_size }) {
-    const cache = num_layers * (context_length * num_heads * wide(emb_dim / num_heads) + emb_dim * wide(context_length));
-    return 4 * (cache + 11 * wide(emb_dim) + vocab_size + context_length + 256);
+    const memory = new WebAssembly.Memory({ initial: Math.ceil(end / 65536) });
+    this.floats = new Float32Array(memory.buffer);
+    this.bytes = new Int8Array(memory.buffer);
+    this.kernels = kernels(memory);
   }
 
   // The floats at an address.

@@ -268,6 +268,7 @@ $("prompt").addEventListener("keydown", event => {
 $("key").addEventListener("change", () => follow().then(describe).catch(showError));
 
 function start() {
+  $("following").hidden = !backend.live;
   $("error").textContent = "";
   describe().catch(showError);
   follow();

@@ -15,13 +15,11 @@ const pause = () => new Promise(resume => {  // until the messages that came mea
 class Writer {
   // `file`: what gpt/share/file.py writes before the blocks of weights.
   constructor(file) {
-    this.growth = file.precision === "float16" ? 2 : 1;  // bytes of memory for one of the file
-    const end = this.growth * file.blocks.reduce((sum, block) => sum + block.bytes, 0);
-    this.memory = new WebAssembly.Memory({ initial: Math.ceil((end + Model.room(file.config)) / 65536) });
+    const end = file.blocks.reduce((sum, block) => sum + block.bytes, 0);
     this.file = file;
     this.tokenizer = new Tokenizer(file);
-    this.model = new Model(this.memory, file, end);
-    this.size = end / file.models.length;  // of a model
+    this.model = new Model(file, end);
+    this.size = end * this.model.growth / file.models.length;  // of a model, in bytes of memory
     this.held = [];  // the ids in the model's cache
     this.turn = Promise.resolve();  // one text is read at a time
     this.loaded = 0;  // bytes of memory
@@ -29,13 +27,13 @@ class Writer {
 
   // Take the next block, in base64.
   load({ text, index }) {
-    const { bytes, sum } = this.file.blocks[index];
+    const { bytes, sum } = this.file.blocks[index], block = new Uint8Array(bytes);
     let data = "";
     try { data = atob(text); } catch { /* its length tells */ }
-    const block = Uint8Array.from(data, letter => letter.charCodeAt(0));
-    if (block.length !== bytes || adler32(block) !== sum) throw new Error("This file is damaged or incomplete: get it again.");
-    const loaded = this.growth === 1 ? block : fromHalf(new Uint16Array(block.buffer));
-    new loaded.constructor(this.memory.buffer, this.loaded, loaded.length).set(loaded);
+    for (let i = 0; i < bytes; i++) block[i] = data.charCodeAt(i);
+    if (data.length !== bytes || adler32(block) !== sum) throw new Error("This file is damaged or incomplete: get it again.");
+    const loaded = this.model.growth === 1 ? block : fromHalf(new Uint16Array(block.buffer));
+    new loaded.constructor(this.model.bytes.buffer, this.loaded, loaded.length).set(loaded);
     this.loaded += loaded.byteLength;
   }
 
