@@ -70,7 +70,7 @@ def create_app(
 
     engine = EngineThread(model, tokenizer, limits)
     history = History(engine, run or Path(os.devnull), read_snapshot, limits.snapshots)
-    service = _Service(engine, tokenizer, name, limits, template, history, copied)
+    service = _Service(engine, tokenizer, name, limits, template, history)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
@@ -88,9 +88,11 @@ def create_app(
     app.post("/v1/chat/completions")(service.chat)
     app.post("/v1/completions")(service.completions)
     app.get("/training")(history.curve)
-    app.get("/about")(service.about)
+    about = {"id": name, "chat": template is not None, "copied": copied is not None}
+    app.get("/about")(lambda: about)
     app.post("/attention")(service.attention)
-    app.post("/conversation")(service.conversation)
+    if template:
+        app.post("/conversation")(partial(service.conversation, template))
     if copied:
         app.post("/copied")(partial(service.find_copied, copied))
     for kind in (InputError, ValidationError, HTTPException, Exception):
@@ -110,7 +112,6 @@ class _Service:
     limits: Limits
     template: Template | None
     history: History
-    copied: Copied | None
 
     def __post_init__(self) -> None:
         self.started = int(time.time())
@@ -119,9 +120,6 @@ class _Service:
     async def page(self) -> HTMLResponse:
         page, policy = served_page()
         return HTMLResponse(page, headers={"content-security-policy": policy})
-
-    async def about(self) -> dict[str, Any]:
-        return {"id": self.name, "chat": self.template is not None, "copied": self.copied is not None}
 
     async def health(self) -> JSONResponse:
         problem = self.engine.problem
@@ -181,18 +179,13 @@ class _Service:
         form = IdsRequest.model_validate_json(await self.limits.read_body(request))
         return {"runs": await asyncio.to_thread(copied.runs, form.ids(self.tokenizer))}
 
-    async def conversation(self, request: Request) -> dict[str, Any]:
+    async def conversation(self, template: Template, request: Request) -> dict[str, Any]:
         form = ConversationRequest.model_validate_json(await self.limits.read_body(request))
-        return {"tokens": await asyncio.to_thread(form.ids, self.tokenizer, self.chat_template())}
-
-    def chat_template(self) -> Template:
-        """That of the examples; an InputError where there is none."""
-        if self.template is None:
-            raise InputError(f"{self.name!r} was not tuned on examples: it has no template for a chat")
-        return self.template
+        return {"tokens": await asyncio.to_thread(form.ids, self.tokenizer, template)}
 
     async def chat(self, request: Request) -> Response:
-        self.chat_template()
+        if self.template is None:
+            raise InputError(f"{self.name!r} was not tuned on examples: it has no template for a chat")
         return await self.answer(request, ChatRequest)
 
     async def completions(self, request: Request) -> Response:

@@ -6,6 +6,7 @@ const backend = {
   count: 0,
 
   async *call(path, form, signal) {
+    if (path !== "load") await this.loaded;
     const id = this.count++, messages = [];
     let wake = null;
     this.calls.set(id, message => { messages.push(message); wake?.(); });
@@ -22,14 +23,10 @@ const backend = {
   },
 
   async ask(path, form) {
-    if (path !== "load") await this.loaded;
     for await (const value of this.call(path, form)) return value;
   },
 
-  async *complete(form, signal) {
-    await this.loaded;
-    yield* this.call("complete", form, signal);
-  },
+  complete(form, signal) { return this.call("complete", form, signal); },
 
   // Hand the blocks to the worker as the browser reads them.
   async load() {

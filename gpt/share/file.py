@@ -33,17 +33,17 @@ def write(
     path: Path,
     found: Found,
     name: str,
-    precision: Precision = "int8",
-    snapshots: list[Snapshot] | None = None,
-    text: NDArray[Any] | None = None,
-    megabytes: float = 8,
+    precision: Precision,
+    snapshots: list[Snapshot],
+    text: NDArray[Any] | None,
+    megabytes: float,
 ) -> str:
     """Write a cropped model, of its run's snapshots as many as so many megabytes hold, evenly spaced in the
     logarithm of steps, and the ids of its training text. Return what is in the file, or raise an InputError
     where it is larger than `LARGEST`.
     """
     data, tensors = _packed(found.config, found.weights, precision)
-    chosen, most = list(snapshots or []), int(megabytes * 750_000 / len(data))  # base64 has 4 bytes for 3
+    chosen, most = list(snapshots), int(megabytes * 750_000 / len(data))  # base64 has 4 bytes for 3
     while len(chosen) > max(most, 2):
         del chosen[most_crowded(chosen)]
     models: list[dict[str, Any]] = [{"step": None}]

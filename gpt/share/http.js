@@ -13,9 +13,7 @@ const backend = {
     throw new Error(answer?.error?.message ?? "the server answered " + response.status);
   },
 
-  async ask(path, form) {
-    return (await this.request(path, form)).json();
-  },
+  async ask(path, form) { return (await this.request(path, form)).json(); },
 
   async *complete(form, signal) {
     const response = await this.request("v1/completions", form, signal);

@@ -27,9 +27,7 @@ class Model {
   }
 
   // The floats at an address.
-  at(address, count) {
-    return this.floats.subarray(address / 4, address / 4 + count);
-  }
+  at(address, count) { return this.floats.subarray(address / 4, address / 4 + count); }
 
   tensor(name) {
     const [place, rows, columns] = this.tensors[name] ?? [-1], address = this.base + place * this.growth;

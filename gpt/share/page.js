@@ -12,8 +12,8 @@ let training = { snapshots: [], train: [] }, again = false, playing = false, tim
 
 for (const slider of sliders) {
   const show = () => {
-    slider.previousElementSibling.querySelector("output").value =
-      slider.value === slider.dataset.off ? "off" : slider.value;
+    const output = slider.previousElementSibling.querySelector("output");
+    output.value = slider.value === slider.dataset.off ? "off" : slider.value;
   };
   slider.addEventListener("input", show);
   show();
@@ -55,9 +55,8 @@ async function begin() {
   if (about.chat) {
     const content = $("prompt").value, system = $("system").value;
     if (!turns.length) box.replaceChildren();
-    if (turns.at(-1)?.role === "assistant" && !content) box.lastChild.remove(turns.pop());  // written anew
-    if (content) turns.push({ role: "user", content });
-    if (content) box.append(make("div", "turn user", content));
+    if (turns.at(-1)?.role === "assistant" && !content) { turns.pop(); box.lastChild.remove(); }  // written anew
+    if (content) { turns.push({ role: "user", content }); box.append(make("div", "turn user", content)); }
     if (!turns.length) throw new Error("type a message first");
     $("prompt").value = "";
     const messages = system ? [{ role: "system", content: system }, ...turns] : turns;

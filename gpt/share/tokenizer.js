@@ -9,9 +9,7 @@ class Tokenizer {
     this.eot = this.ranks.size;
   }
 
-  encode(text) {
-    return (text.match(this.words) ?? []).flatMap(word => this.merged(word));
-  }
+  encode(text) { return (text.match(this.words) ?? []).flatMap(word => this.merged(word)); }
 
   // The ids of a word: the pair whose token has the lowest rank is merged first.
   merged(word) {
@@ -31,9 +29,7 @@ class Tokenizer {
     }
   }
 
-  bytes(id) {
-    return Uint8Array.from(this.tokens[id], letter => letter.charCodeAt(0));
-  }
+  bytes(id) { return Uint8Array.from(this.tokens[id], letter => letter.charCodeAt(0)); }
 
   // The text of a token; part of a character as `bytes:\xf0\x9f`.
   name(id) {
@@ -71,11 +67,7 @@ class TextStream {
     return echoed ? text : this.release(text);
   }
 
-  close() {
-    const text = this.release(this.decoder.decode()) + this.held;
-    this.held = "";
-    return text;
-  }
+  close() { return this.release(this.decoder.decode()) + this.held; }
 
   // Text waits while it may be the beginning of the string that ends it.
   release(text) {

@@ -85,8 +85,8 @@ class Writer {
     if (!logits) return scored;
     const most = logits.reduce((one, other) => Math.max(one, other), -Infinity);
     const total = most + Math.log(logits.reduce((sum, logit) => sum + Math.exp(logit - most), 0));
-    const edge = logits.slice().sort()[Math.max(0, logits.length - LIKELIEST)], likeliest = [];
-    logits.forEach((logit, other) => { if (logit >= edge) likeliest.push(other); });
+    const edge = logits.slice().sort()[Math.max(0, logits.length - LIKELIEST)];
+    const likeliest = [...logits.keys()].filter(other => logits[other] >= edge);
     const top = [...likeliest.sort((one, other) => logits[other] - logits[one]).slice(0, LIKELIEST), id];
     scored.token_logprobs = [logits[id] - total];
     scored.top_logprobs = [Object.fromEntries(top.map(other => [tokenizer.name(other), logits[other] - total]))];
@@ -105,18 +105,14 @@ class Writer {
     return { tokens: seen.map(id => decoder.decode(this.tokenizer.bytes(id))), weights };
   }
 
-  about() {
-    return { id: this.file.name, chat: this.file.template !== null, copied: this.file.text !== null };
-  }
+  about() { return { id: this.file.name, chat: this.file.template !== null, copied: this.file.text !== null }; }
 
   training() {
     const snapshots = this.file.models.slice(1), train = snapshots.filter(one => one.loss !== null).map(one => [one.step, one.loss]);
     return { snapshots: snapshots.map(one => one.step), train };
   }
 
-  conversation({ messages }) {
-    return { tokens: this.tokenizer.conversation(this.file.template, messages) };
-  }
+  conversation({ messages }) { return { tokens: this.tokenizer.conversation(this.file.template, messages) }; }
 
   // The longest runs [start, end) of the tokens that stand in the training text, and are long enough.
   copied({ tokens }) {

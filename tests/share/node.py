@@ -23,7 +23,7 @@ def export(
     tokenizer: Tokenizer | None = None,
     template: Template | None = None,
     precision: Any = "float32",
-    snapshots: Any = None,
+    snapshots: Any = (),
     text: Any = None,
     megabytes: float = 8,
 ) -> Path:
