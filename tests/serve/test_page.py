@@ -3,9 +3,13 @@
 import copy
 import time
 
+import numpy as np
 import pytest
 import torch
 
+from gpt.data.copied import Copied
+from gpt.generation import generate as gpt_generate
+from gpt.text.template import Template
 from tests.browser import find, find_all, generate, marks, set_slider, wait_for
 from tests.serve.server import MODEL, TOKENIZER, listening, new_app, slow
 from tests.snapshots import add_snapshot
@@ -210,3 +214,32 @@ def test_a_phones_width_needs_no_scrolling_sideways(start, width, tmp_path):
         assert len(TOKENIZER.encode(text)) > 100
         assert browser.execute_script("return document.documentElement.scrollWidth") == width
         assert browser.execute_script("return innerWidth") == width
+
+
+def test_a_model_tuned_on_examples_chats_and_what_it_copies_is_underlined(start):
+    template = Template(user="U{content}\n", assistant="A{content}")
+    ids = TOKENIZER.encode("UHi\nA")
+    form = {"max_new_tokens": 30, "end": TOKENIZER.eot, "temperature": 0}
+    (reply,) = gpt_generate(MODEL, [[TOKENIZER.eot, *ids]], **form)
+    reply = reply[1 + len(ids) :]
+    copied = Copied(np.array(reply[:8], np.uint16), TOKENIZER, 5)
+    with listening(new_app(template=template, copied=copied)) as address:
+        browser = start(390, 900)
+        browser.get(address)
+        wait_for(lambda: find(browser, "#clear").is_displayed())
+        set_slider(browser, "max_tokens", 30)
+        set_slider(browser, "temperature", 0)
+        find(browser, "#prompt").send_keys("Hi\n")
+        wait_for(lambda: find(browser, "#copied").text)
+        runs = copied.runs(reply)
+        longest = max(end - begin for begin, end in runs)
+        assert (
+            f"of {len(reply)} tokens are copied, the longest run {longest}" in find(browser, "#copied").text
+        )
+        assert find_all(browser, ".token.copied")
+        first = find(browser, ".turn.assistant").get_property("textContent")
+        find(browser, "#generate").click()  # without a message the last reply is written anew
+        wait_for(lambda: find(browser, "#generate").is_enabled())
+        turns = [turn.get_property("textContent") for turn in find_all(browser, ".turn")]
+        assert turns == ["Hi", first]
+        assert not [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
