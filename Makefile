@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install setup train test test-install test-lowest test-newest lint typecheck imports budget unit clean
+.PHONY: install setup train test test-install test-lowest test-newest test-next lint typecheck imports budget unit clean
 
 install: $(VENV)/.package
 setup: $(VENV)/.dev
@@ -46,14 +46,17 @@ unit: setup
 test-install:
 	$(PYTHON) scripts/check_install.py
 
-# A part of the tests with the lowest and the newest versions that pyproject.toml allows, whose warnings are theirs. Needs uv.
+# A part of the tests with the lowest and the newest versions that pyproject.toml allows, and with the next ones, above its
+# ceilings. Warnings are those of the versions. Needs uv.
 PART := tests/attention tests/test_model.py tests/test_cli.py tests/text/test_template.py tests/run/test_fit.py \
 	tests/run/test_tuning.py tests/generation/test_command.py tests/serve/test_app.py tests/serve/test_chat.py \
 	tests/weights/test_hf.py
 test-lowest: RESOLUTION := lowest-direct
 test-newest: RESOLUTION := highest
-test-lowest test-newest:
+test-next: RESOLUTION := highest --override $(VENV)-test-next/any.txt
+test-lowest test-newest test-next:
 	uv venv --clear --python $(PYTHON) $(VENV)-$@
+	printf 'torch\nlightning\n' > $(VENV)-$@/any.txt
 	uv pip install --python $(VENV)-$@/bin/python --resolution $(RESOLUTION) --editable '.[dev]'
 	OMP_NUM_THREADS=1 $(VENV)-$@/bin/python -m pytest -W default $(PART)
 

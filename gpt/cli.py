@@ -72,7 +72,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (InputError, OSError) as error:
         if os.environ.get("GPT_TRACEBACK"):
             raise
-        print(" ".join(f"gpt {arguments[0]}: {one_line(error)}".split()), file=sys.stderr)
+        told = " ".join(f"gpt {arguments[0]}: {one_line(error)}".split())
+        print("".join(one if one.isprintable() else ascii(one)[1:-1] for one in told), file=sys.stderr)
         return 2
     return 0
 

@@ -30,21 +30,22 @@ class GPTConfig:
     vocab_size: int = 50257
     """Rows of the token embedding and of the head: ids are 0 .. vocab_size - 1."""
     context_length: int = 1024
-    """The most tokens in one sequence: rows of the position embedding."""
+    """The most tokens in one sequence: rows of the position embedding. Elsewhere: block_size."""
     emb_dim: int = 768
-    """Width of the residual stream."""
+    """Width of the residual stream. Elsewhere: n_embd."""
     num_heads: int = 12
-    """Attention heads in a block, each emb_dim / num_heads wide."""
+    """Attention heads in a block, each emb_dim / num_heads wide. Elsewhere: n_head."""
     num_layers: int = 12
-    """Transformer blocks."""
+    """Transformer blocks. Elsewhere: n_layer."""
     dropout: float = 0.0
-    """Probability that an embedding, attention weight or residual entry is dropped while training."""
+    """Probability that an embedding, attention weight or residual entry is dropped while training.
+    Elsewhere: dropout."""
     qkv_bias: bool = True
-    """Whether the query, key and value projections have a bias, as GPT-2's have."""
+    """Whether the query, key and value projections have a bias, as GPT-2's have. Rare. Elsewhere: bias."""
     tie_embeddings: bool = True
-    """Whether the head shares the token embedding's matrix, as in GPT-2."""
+    """Whether the head shares the token embedding's matrix, as in GPT-2. Rare."""
     exact_gelu: bool = False
-    """Whether the GELU is computed exactly; GPT-2 approximates it with a tanh."""
+    """Whether the GELU is computed exactly; GPT-2 approximates it with a tanh. Rare."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

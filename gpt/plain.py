@@ -2,10 +2,12 @@
 
 import json
 import math
+import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import fields
 from datetime import timedelta
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -43,6 +45,11 @@ def parse_yaml(text: str) -> Any:
         return yaml.load(text, Loader)
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(" ".join(str(error).split())) from None
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether a name is an OWNER/NAME of the Hugging Face hub: not if there is a folder OWNER here."""
+    return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name)) and not Path(name).parent.is_dir()
 
 
 def build(kind: type[T], values: Any) -> T:
@@ -91,5 +98,7 @@ def _is_a(value: Any, hint: Any) -> bool:
             if number and abs(value) <= _LARGEST:
                 return True
         elif isinstance(value, getattr(kind, "__origin__", kind)):
-            return True
+            inner = get_args(kind)[-1:]
+            parts = value.values() if isinstance(value, dict) else value
+            return inner in ((), (Any,)) or all(_is_a(part, inner[0]) for part in parts)
     return False

@@ -1,6 +1,6 @@
 """Compare this program with others in one run on one machine: `python scripts/benchmark.py NAME`.
 
-Each benchmark prints a table and draws a bar chart. `--json FILE` writes the results; a value of `ratios`
+Each benchmark prints a table. `--json FILE` writes the results; a value of `ratios`
 above 1 means that this program is faster or better, unless the notes say otherwise.
 """
 
@@ -20,12 +20,23 @@ NAMES = {
     "checkpoint": "saving and loading beside bare torch.save and torch.load",
     "data": "tokenizing, reading windows, waiting for batches",
     "generate": "generation beside transformers, and llama.cpp with --llamacpp",
-    "languages": "a learned vocabulary beside GPT-2's on a text of any language (needs --text)",
     "learn": "bits per byte reached in nanoGPT's training time (needs --nanogpt and --text)",
     "loop": "the Trainer beside a bare loop of the same step",
     "plan": "runs by --minutes: their time, prediction and result beside a grid chosen by hand",
     "serve": "concurrent requests beside one after another",
     "step": "a GPT-2 small training step beside other implementations",
+}
+OPTIONS: dict[str, tuple[type, str]] = {
+    "device": (str, "cpu or cuda"),
+    "batch": (int, "windows in a batch"),
+    "nanogpt": (Path, "a checkout of nanoGPT"),
+    "nanochat": (Path, "a checkout of nanochat"),
+    "book": (Path, "a checkout of LLMs-from-scratch"),
+    "llamacpp": (Path, "llama.cpp's programs, from scripts/llamacpp.py"),
+    "text": (Path, "the tinyshakespeare text"),
+    "texts": (str, "of plan: names of corpora; shakespeare is that of --text"),
+    "minutes": (str, "of plan: such as 1,4"),
+    "part": (str, "of plan: some of plan,grid,neighbours,stolen"),
 }
 
 
@@ -39,47 +50,21 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", choices=NAMES)
-    parser.add_argument(
-        "--quick", action="store_true", help="small sizes and few repetitions, as a smoke test"
-    )
+    parser.add_argument("--quick", action="store_true", help="small sizes and few repetitions")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results and their ratios")
-    parser.add_argument(
-        "--chart",
-        type=Path,
-        metavar="FILE",
-        help="the bar chart, a PNG; default runs/benchmarks/NAME.png",
-    )
-    parser.add_argument("--device", help="cpu or cuda")
-    parser.add_argument("--batch", type=int, help="windows in a batch")
-    parser.add_argument("--nanogpt", type=Path, metavar="DIR", help="a checkout of nanoGPT")
-    parser.add_argument("--nanochat", type=Path, metavar="DIR", help="a checkout of nanochat")
-    parser.add_argument("--book", type=Path, metavar="DIR", help="a checkout of LLMs-from-scratch")
-    parser.add_argument(
-        "--llamacpp", type=Path, metavar="DIR", help="llama.cpp's programs, from scripts/llamacpp.py"
-    )
-    parser.add_argument(
-        "--text", type=Path, metavar="FILE", help="the tinyshakespeare text; a folder of manual pages"
-    )
-    parser.add_argument("--script", help="Unicode's name of it: only the lines that are written in it")
-    parser.add_argument("--texts", help="of plan: names of corpora; shakespeare is that of --text")
-    parser.add_argument("--minutes", help="of plan: such as 1,4")
-    parser.add_argument("--part", help="of plan: some of plan,grid,neighbours,stolen")
+    parser.add_argument("--chart", type=Path, metavar="FILE", help="draw a bar chart, of learn and plan")
+    for option, (kind, what) in OPTIONS.items():
+        parser.add_argument(f"--{option}", type=kind, help=what, default=argparse.SUPPRESS)
     options = parser.parse_args()
     run = import_module(f"benchmarks.{options.name}").run
-    accepted = inspect.signature(run).parameters
-    plan = ("texts", "minutes", "part")
-    peers = ("nanogpt", "nanochat", "book", "llamacpp")
-    given = {name: getattr(options, name) for name in ("device", "batch", *peers, *plan, "text", "script")}
-    given = {name: value for name, value in given.items() if value is not None}
-    for name in given:
-        if name not in accepted:
-            parser.error(f"the benchmark {options.name} takes no --{name}")
+    given = {name: value for name, value in vars(options).items() if name in OPTIONS}
+    for name in given.keys() - inspect.signature(run).parameters.keys():
+        parser.error(f"the benchmark {options.name} takes no --{name}")
     import_module("gpt.threads").spread_threads()  # as our commands do; all in this process gain
     report = run(quick=options.quick, **given)
     print(report.markdown())
-    chart = options.chart or Path("runs", "benchmarks", f"{options.name}.png")
-    report.draw(chart)
-    print(f"wrote {chart}")
+    if options.chart:
+        report.draw(options.chart)
     if options.json:
         report.write(options.json)
 

@@ -1,4 +1,4 @@
-"""The cost of training GPT-2's sizes on one to 64 GPUs: the formulas and tables of docs/scale.md.
+"""The cost of training GPT-2's sizes on one to 64 GPUs: the formulas and tables of docs/hardware.md.
 
     python scripts/scale.py
 
@@ -90,7 +90,7 @@ def recipes() -> str:
 
 
 def tables() -> str:
-    """The tables of docs/scale.md."""
+    """The tables of docs/hardware.md."""
     sizes = {name: GPTConfig.from_name(name) for name in GPTConfig.names()}
     lines = [
         "| | parameters | GFLOP a token | states, GB | a window's activations, GB | GPU-hours |",

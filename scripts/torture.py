@@ -9,7 +9,6 @@ Needs POSIX, because runs are forked. Filling a disk needs root, to mount a smal
 """
 
 import argparse
-import json
 import os
 import random
 import shutil
@@ -19,58 +18,29 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from faults import hostile, malformed, requests
 from faults.fingerprint import fingerprint
 from faults.forked import run
-from faults.hostile import meet
-from faults.hostile_files import Hostile, chosen
-from faults.malformed import malformed
 from faults.meetings import Meetings
 
 import gpt.run.fit  # noqa: F401 - once, before the processes that are killed are forked
 from gpt.weights.checkpoint import read
 
-ROOT = Path(__file__).parents[1]
 MOMENTS = ("anywhere", "step", "write", "rename", "validation")
 TEXT = "The quick brown fox jumps over the lazy dog, and on it goes.\n" * 300
 RUN = [
-    *("fit", "--data.corpus", "text.txt", "--trainer.logger", "csv", "--trainer.accelerator", "cpu"),
-    *("--trainer.precision", "32-true", "--model.compile", "false", "--model.config.dropout", "0.1"),
-    *("--data.vocabulary", "null", "--model.config.vocab_size", "300"),
-    *("--model.config.context_length", "16", "--log_every", "3"),
+    *("fit", "--run", "run", "--data.corpus", "text.txt", "--trainer.logger", "csv", "--log_every", "3"),
+    *("--trainer.accelerator", "cpu", "--trainer.precision", "32-true", "--model.compile", "false"),
+    *("--data.vocabulary", "null", "--model.config.vocab_size", "300", "--model.config.context_length", "16"),
     *("--model.config.emb_dim", "32", "--model.config.num_heads", "2", "--model.config.num_layers", "1"),
-    *("--trainer.max_steps", "30", "--trainer.accumulate_grad_batches", "2", "--checkpoint_every", "4"),
-    *("--trainer.val_check_interval", "14"),
+    *("--model.config.dropout", "0.1", "--trainer.max_steps", "30", "--trainer.accumulate_grad_batches", "2"),
+    *("--checkpoint_every", "4", "--trainer.val_check_interval", "14", "--data.batch_size", "16"),
 ]
-
-
-@dataclass
-class Tally:
-    """Counts for one kind of fault."""
-
-    injected: int = 0
-    lost: list[str] = field(default_factory=list)
-
-    def count(self, problem: str | None) -> None:
-        self.injected += 1
-        if problem:
-            self.lost.append(problem)
-            print(f"\nlost: {problem}", file=sys.stderr)
-
-
-def fit(processes: int) -> list[str]:
-    """Arguments of the run, with the same global batch for any number of processes."""
-    several = ["--trainer.devices", str(processes), "--trainer.strategy", "ddp"] if processes > 1 else []
-    return [*RUN, *several, "--data.batch_size", str(16 // processes), "--run", "run"]
-
-
-def result(folder: Path) -> tuple[str, list[dict[str, str]]]:
-    """The fingerprint of the run in `folder`."""
-    return fingerprint(folder / "runs" / "run")
+TWO = [*RUN, "--data.batch_size", "8", "--trainer.devices", "2", "--trainer.strategy", "ddp"]
 
 
 def die_at(moment: str, number: int) -> Callable[[int], None]:
@@ -105,124 +75,117 @@ def die_at(moment: str, number: int) -> Callable[[int], None]:
     return patch
 
 
-def undisturbed_run(folder: Path, processes: int = 1) -> tuple[tuple[str, list[dict[str, str]]], float]:
-    """The fingerprint of an undisturbed run, and its seconds."""
-    began = time.monotonic()
-    ended = run(folder, fit(processes), processes=processes)
-    if ended.status:
-        raise SystemExit(f"the undisturbed run failed: {ended.err}")
-    found = result(folder)
-    shutil.rmtree(folder / "runs")
-    return found, time.monotonic() - began
+class Faults:
+    """One fault a call, in a folder with a text: what went wrong, or None."""
 
+    def __init__(self, folder: Path, chance: random.Random) -> None:
+        self.folder, self.chance, self.runs = folder, chance, folder / "runs"
+        self.found: dict[int, Any] = {}
 
-def kill(
-    folder: Path, tally: Tally, wanted: Any, seconds: float, processes: int, chance: random.Random
-) -> None:
-    """Kill a run once or twice, resume it, and compare."""
-    again = [*fit(processes), "--resume", "auto_or_new"]
-    faults = []
-    for _ in range(chance.choice((1, 1, 2))):
-        moment, number = chance.choice(MOMENTS), chance.randint(1, 12)
-        after = chance.uniform(0.1, 1.0) * seconds if moment == "anywhere" else None
-        sabotage = None if moment == "anywhere" else die_at(moment, number)
-        run(folder, again, processes=processes, sabotage=sabotage, kill_after=after)
-        faults.append(f"{moment} {after or number}")
-    ended = run(folder, again, processes=processes)
-    if ended.status:
-        tally.count(f"{faults}: status {ended.status}: {ended.err[-300:]}")
-    else:
-        got = result(folder)
-        tally.count(None if got == wanted else f"{faults}: differs from the undisturbed run")
-    shutil.rmtree(folder / "runs")
+    def undisturbed(self, processes: int = 1) -> Any:
+        """The fingerprint and the seconds of a run that nothing disturbs, and which is not left."""
+        if processes not in self.found:
+            began = time.monotonic()
+            ended = run(self.folder, TWO if processes == 2 else RUN, processes=processes)
+            if ended.status:
+                raise SystemExit(f"the undisturbed run failed: {ended.err}")
+            self.found[processes] = fingerprint(self.runs / "run"), time.monotonic() - began
+            shutil.rmtree(self.runs)
+        return self.found[processes]
 
+    def resumed(self, command: list[str], processes: int = 1) -> str | None:
+        """Resume the run and compare it with the undisturbed one."""
+        wanted, _ = self.undisturbed(processes)
+        ended = run(self.folder, command, processes=processes)
+        if ended.status:
+            return f"status {ended.status}: {ended.err[-300:]}"
+        return None if fingerprint(self.runs / "run") == wanted else "differs from the undisturbed run"
 
-def damage(folder: Path, tally: Tally, wanted: Any, chance: random.Random) -> None:
-    """Damage the newest checkpoint of a stopped run, resume from the one before, and compare."""
-    stopped = [*fit(1), "--trainer.max_steps", "30"]
-    run(folder, stopped, sabotage=die_at("step", 2 * chance.randint(10, 28)))
-    last = folder / "runs" / "run" / "checkpoints" / "last.safetensors"
-    data = bytearray(last.read_bytes())
-    if chance.random() < 0.4:
-        data = data[: chance.randrange(len(data))]
-    else:
-        for _ in range(chance.choice((1, 1, 8))):
-            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-    last.write_bytes(data)
-    ended = run(folder, ["fit", "--resume", "auto", "--run", "run"])
-    if ended.status:
-        tally.count(f"status {ended.status}: {ended.err[-300:]}")
-    else:
-        tally.count(None if result(folder) == wanted else "differs from the undisturbed run")
-    shutil.rmtree(folder / "runs")
+    def kill(self, processes: int = 1) -> str | None:
+        """Kill a run once or twice, and resume it."""
+        _, seconds = self.undisturbed(processes)
+        again = [*(TWO if processes == 2 else RUN), "--resume", "auto_or_new"]
+        faults = []
+        for _ in range(self.chance.choice((1, 1, 2))):
+            moment, number = self.chance.choice(MOMENTS), self.chance.randint(1, 12)
+            if moment == "anywhere":
+                after = self.chance.uniform(0.1, 1.0) * seconds
+                run(self.folder, again, processes=processes, kill_after=after)
+            else:
+                run(self.folder, again, processes=processes, sabotage=die_at(moment, number))
+            faults.append(f"{moment} {number}")
+        problem = self.resumed(again, processes)
+        return problem and f"{faults}: {problem}"
 
+    def kill_two(self) -> str | None:
+        """The same with two processes, as by a power loss."""
+        return self.kill(2)
 
-def fill_disk(folder: Path, tally: Tally, wanted: Any, chance: random.Random, other: Path) -> None:
-    """Fill the disk: one clear line, intact checkpoints; then free it, resume, and compare."""
-    disk = folder / "runs"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1600k", "tmpfs", str(disk)], check=True)
-    try:
-        filler = disk / "filler"
-        filler.write_bytes(b"0" * chance.randint(600_000, 1_300_000))
-        temporary = {"TMPDIR": str(chance.choice((other, disk)))}
-        again = [*fit(1), "--keep_checkpoints", "2", "--resume", "auto_or_new"]
-        ended = run(folder, again, environment=temporary)
-        problem = None
-        if ended.status == 0:
-            problem = "the disk was never full"
-        elif ended.status != 2 or "No space left on device" not in ended.err or "Traceback" in ended.err:
-            problem = f"status {ended.status}: {ended.err[-300:]}"
-        for file in disk.glob("run/checkpoints/*.safetensors"):
-            read(file)
-        filler.unlink()
-        subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)
-        ended = run(folder, again)
-        if ended.status or result(folder) != wanted:
-            problem = problem or f"did not resume: {ended.err[-300:]}"
-        tally.count(problem)
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
-        disk.rmdir()
+    def damage(self) -> str | None:
+        """Damage the newest checkpoint of a stopped run, which resumes from the one before."""
+        self.undisturbed()
+        chance = self.chance
+        run(self.folder, RUN, sabotage=die_at("step", 2 * chance.randint(10, 28)))
+        last = self.runs / "run" / "checkpoints" / "last.safetensors"
+        data = bytearray(last.read_bytes())
+        if chance.random() < 0.4:
+            data = data[: chance.randrange(len(data))]
+        else:
+            for _ in range(chance.choice((1, 1, 8))):
+                data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        last.write_bytes(data)
+        return self.resumed(["fit", "--resume", "auto", "--run", "run"])
 
+    def fill_disk(self) -> str | None:
+        """Fill the disk: one clear line, intact checkpoints; then free it, and resume."""
+        self.undisturbed()
+        self.runs.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1600k", "tmpfs", self.runs], check=True)
+        try:
+            filler = self.runs / "filler"
+            filler.write_bytes(b"0" * self.chance.randint(600_000, 1_300_000))
+            temporary = {"TMPDIR": str(self.chance.choice((self.folder, self.runs)))}
+            again = [*RUN, "--keep_checkpoints", "2", "--resume", "auto_or_new"]
+            ended = run(self.folder, again, environment=temporary)
+            for file in self.runs.glob("run/checkpoints/*.safetensors"):
+                read(file)
+            filler.unlink()
+            subprocess.run(["mount", "-o", "remount,size=8m", self.runs], check=True)
+            if ended.status != 2 or "No space left on device" not in ended.err or "Traceback" in ended.err:
+                return f"status {ended.status}: {ended.err[-300:]}"
+            return self.resumed(again)
+        finally:
+            subprocess.run(["umount", self.runs], check=True)
 
-def feed(folder: Path, tally: Tally, number: int, chance: random.Random) -> None:
-    """Run a malformed command: it must print one line, exit with status 2 and run no code."""
-    name, arguments = malformed(folder, number, chance)
-    ended = run(folder, arguments)
-    lines = [line for line in ended.err.splitlines() if line.startswith("gpt ")]
-    if ended.status != 2 or len(lines) != 1 or "Traceback" in ended.err:
-        tally.count(f"{name}: {' '.join(arguments)[:200]}: status {ended.status}: {ended.err[-300:]}")
-    else:
-        tally.count("code in a file was run" if list(folder.rglob("pwned")) else None)
-    shutil.rmtree(folder / "runs", ignore_errors=True)
+    def malformed(self) -> str | None:
+        """A malformed command prints one line and exits with status 2."""
+        kind = self.chance.choice((malformed.command_line, malformed.token_files))
+        command = kind(self.folder, self.chance)
+        ended = run(self.folder, command)
+        if ended.status == 2 and "Traceback" not in ended.err:
+            return None
+        return f"{' '.join(command)[:200]}: status {ended.status}: {ended.err[-300:]}"
 
+    def hostile(self) -> str | None:
+        """A hostile file is refused, or taken for what it is."""
+        intact = self.folder / "intact"
+        if not intact.exists():
+            run(self.folder, [*RUN, "--trainer.max_steps", "4"])
+            intact.mkdir()
+            (self.runs / "run").rename(intact / "run")
+            for form in ("hf", "nanogpt"):
+                export = ["export", "--checkpoint", "intact/run", "--format", form]
+                run(self.folder, [*export, "--output", f"intact/{form}"])
+        return hostile.meet(self.folder, intact, self.chance)
 
-def refuse(folder: Path, tally: Tally, hostile: Hostile) -> None:
-    """Give the command a hostile file: it must refuse it in one line and do nothing else."""
-    problem = meet(hostile, folder, folder / "intact")
-    tally.count(problem and f"{hostile.name}: gpt {hostile.command}: {problem}")
-
-
-def meetings(folder: Path, wanted: Any, chance: random.Random) -> Meetings:
-    """Pairs of commands around a run that was stopped midway."""
-    run(folder, fit(1), sabotage=die_at("step", 30))
-    (folder / "runs" / "run").rename(folder / "stopped")
-    return Meetings(folder, fit(1), folder / "stopped", wanted, chance)
-
-
-def attack(tally: Tally, number: int, seed: int) -> None:
-    """Send hostile requests to a server in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "faults.hostile_requests", str(number), str(seed)],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'scripts'}"},
-        stdout=subprocess.PIPE,
-        encoding="utf-8",
-        check=False,
-    )
-    found = json.loads(done.stdout or '{"counts": {}, "problems": ["the server ended"]}')
-    print(f"\nhostile requests: {found}", file=sys.stderr)
-    tally.injected, tally.lost = number, found["problems"]
+    def meeting(self) -> str | None:
+        """Two commands on one run or data."""
+        if not hasattr(self, "meetings"):
+            wanted, _ = self.undisturbed()
+            run(self.folder, RUN, sabotage=die_at("step", 30))
+            (self.runs / "run").rename(self.folder / "stopped")
+            self.meetings = Meetings(self.folder, RUN, self.folder / "stopped", wanted, self.chance)
+        return self.meetings.meet()
 
 
 def main() -> int:
@@ -230,74 +193,45 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kills", type=int, default=50, help="runs killed, on one process")
-    parser.add_argument("--kills2", type=int, default=0, help="runs killed, on two processes")
-    parser.add_argument("--damages", type=int, default=20, help="checkpoints truncated or altered")
-    parser.add_argument("--full-disks", type=int, default=0, help="disks filled (needs root)")
-    parser.add_argument("--malformed", type=int, default=200, help="malformed inputs")
-    parser.add_argument("--hostile-checkpoints", type=int, default=0, help="hostile files")
-    parser.add_argument("--meetings", type=int, default=0, help="pairs of commands on one run or data")
+    kinds: dict[str, tuple[int, str, Callable[[Faults], str | None]]] = {
+        "kills": (50, "SIGKILL, one process", Faults.kill),
+        "kills2": (0, "SIGKILL, two processes", Faults.kill_two),
+        "damages": (20, "damaged checkpoint", Faults.damage),
+        "full_disks": (0, "full disk", Faults.fill_disk),
+        "malformed": (200, "malformed input", Faults.malformed),
+        "hostile_checkpoints": (0, "hostile checkpoint", Faults.hostile),
+        "meetings": (0, "meeting", Faults.meeting),
+    }
+    for name, (times, what, _) in kinds.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=times, help=what)
     parser.add_argument("--hostile-requests", type=int, default=0, help="requests to a server")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    chance = random.Random(options.seed)
-    with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory() as other:
-        folder = Path(name)
-        os.environ["GPT_CACHE"] = str(folder / "cache")
-        (folder / "text.txt").write_text(TEXT, encoding="utf-8")
-        tallies = inject(folder, Path(other), options, chance)
+    lost: dict[str, tuple[int, list[str]]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        os.environ["GPT_CACHE"] = str(Path(name) / "cache")
+        (Path(name) / "text.txt").write_text(TEXT, encoding="utf-8")
+        faults = Faults(Path(name), random.Random(options.seed))
+        for kind, (_, what, inject) in kinds.items():
+            times, problems = getattr(options, kind), []
+            for number in range(times):
+                print(f"\r{what}: {number + 1} of {times}", end="", file=sys.stderr)
+                if problem := inject(faults):
+                    problems.append(problem)
+                    print(f"\nlost: {problem}", file=sys.stderr)
+                shutil.rmtree(faults.runs, ignore_errors=True)
+            if times:
+                lost[what] = times, problems
+                print(file=sys.stderr)
+    if options.hostile_requests:  # last: its guard stays
+        found = requests.siege(options.hostile_requests, random.Random(options.seed), 0.9)
+        print(found, file=sys.stderr)
+        lost["hostile request"] = options.hostile_requests, found["problems"]
     print(f"{'fault':<32}{'injected':>9}{'survived':>9}{'lost':>6}")
-    for kind, tally in tallies.items():
-        print(f"{kind:<32}{tally.injected:>9}{tally.injected - len(tally.lost):>9}{len(tally.lost):>6}")
-    return int(any(tally.lost for tally in tallies.values()))
-
-
-def inject(folder: Path, other: Path, options: Any, chance: random.Random) -> dict[str, Tally]:
-    """Inject all faults in turn, with progress on stderr."""
-    tallies: dict[str, Tally] = {}
-
-    def repeat(kind: str, times: int, fault: Callable[[Tally, int], None]) -> None:
-        tally = tallies[kind] = Tally()
-        for number in range(times):
-            print(f"\r{kind}: {number + 1} of {times}, {len(tally.lost)} lost ", end="", file=sys.stderr)
-            fault(tally, number)
-        print(file=sys.stderr)
-
-    if options.kills or options.damages or options.full_disks or options.meetings:
-        one, seconds = undisturbed_run(folder)
-    if options.kills:
-        repeat("SIGKILL, one process", options.kills, lambda t, _: kill(folder, t, one, seconds, 1, chance))
-    if options.kills2:
-        two, seconds2 = undisturbed_run(folder, 2)
-        repeat(
-            "SIGKILL, two processes", options.kills2, lambda t, _: kill(folder, t, two, seconds2, 2, chance)
-        )
-    if options.damages:
-        repeat("damaged checkpoint", options.damages, lambda t, _: damage(folder, t, one, chance))
-    if options.full_disks:
-        repeat("full disk", options.full_disks, lambda t, _: fill_disk(folder, t, one, chance, other))
-    if options.malformed:
-        repeat("malformed input", options.malformed, lambda t, n: feed(folder, t, n, chance))
-    if options.hostile_checkpoints:
-        run(folder, [*RUN, "--trainer.max_steps", "4", "--run", "intact"])
-        (folder / "runs" / "intact").rename(folder / "intact")
-        hostile = chosen(options.hostile_checkpoints, chance)
-        repeat(
-            "hostile checkpoint", options.hostile_checkpoints, lambda t, _: refuse(folder, t, next(hostile))
-        )
-    if options.meetings:
-        pairs = meetings(folder, one, chance)
-
-        def meet_once(tally: Tally, number: int) -> None:
-            name, problem = pairs.meet()
-            tally.count(problem and f"{name}: {problem}")
-
-        repeat("meeting", options.meetings, meet_once)
-    if options.hostile_requests:
-        tallies["hostile request"] = Tally()
-        attack(tallies["hostile request"], options.hostile_requests, options.seed)
-    return tallies
+    for what, (times, problems) in lost.items():
+        print(f"{what:<32}{times:>9}{times - len(problems):>9}{len(problems):>6}")
+    return int(any(problems for _, problems in lost.values()))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """The arithmetic that the benchmarks' figures rest on."""
 
 import json
-import struct
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -75,35 +74,6 @@ def test_report(common, tmp_path: Path) -> None:
     }
     report.draw(tmp_path / "out.png")
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
-
-
-def messages_file(messages: dict[str, str]) -> bytes:
-    """A catalogue of translations as gettext's manual describes it."""
-    keys, values = (list(map(str.encode, texts)) for texts in (messages, messages.values()))
-    at, tables = 28 + 16 * len(keys), [b"", b""]
-    for number, texts in enumerate((keys, values)):
-        for text in texts:
-            tables[number] += struct.pack("<II", len(text), at)
-            at += len(text) + 1
-    head = struct.pack("<7I", 0x950412DE, 0, len(keys), 28, 28 + 8 * len(keys), 0, 0)
-    return head + b"".join(tables) + b"".join(text + b"\0" for text in [*keys, *values])
-
-
-def test_the_text_of_a_script(common, tmp_path: Path) -> None:
-    from benchmarks.languages import _extract
-
-    (tmp_path / "book").mkdir()
-    page = "<head><title>العنوان</title></head><p>" + "نص عربي طويل with a word</p><p>Not translated</p>" * 20
-    (tmp_path / "book" / "page.html").write_text(page, encoding="utf-8")
-    translated = {"": "Content-Type: text/plain; charset=UTF-8\n"} | {
-        f"Open {number}": f"افت_ح {number} " + "مرة أخرى " * 40 for number in range(2)
-    }
-    (tmp_path / "book" / "menu.mo").write_bytes(messages_file(translated | {"Close": "Close"}))
-    size = _extract(tmp_path / "book", tmp_path / "text", "arabic")
-    texts = [path.read_text(encoding="utf-8") for path in sorted((tmp_path / "text").iterdir())]
-    assert texts[0].startswith("افتح 0 مرة أخرى ") and texts[0].count("\n") == 2  # menu.mo
-    assert texts[1] == "نص عربي طويل with a word\n" * 20
-    assert size == sum(map(len, texts))
 
 
 @pytest.fixture

@@ -107,6 +107,12 @@ def test_a_reader_that_leaves_is_no_error(tmp_path):
     process.stderr.close()
 
 
+def test_python_runs_the_package_as_the_command():
+    done = subprocess.run([sys.executable, "-m", "gpt", "fitt"], capture_output=True, check=False)
+    assert done.returncode == 2
+    assert b"unknown command" in done.stderr
+
+
 def test_the_version_is_printed(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("gpt 0.")

@@ -79,18 +79,18 @@ def test_extras_and_constraints(ran):
 def test_every_way_to_install_is_run():
     """By `make test-install`; what makes no environment of its own could use no earlier one."""
     blocks = check_install.blocks()
-    words = ("make train", "scripts/install.py .venv\n", "-m pip install", "uv pip install", "--extras serve")
+    words = ("make train", "--extras serve", "scripts/install.py .venv\n", "-m pip install", "uv pip install")
     for word, block in zip(words, blocks, strict=True):
         assert word in block and (".venv" in block or "make" in block)
     assert "git clone --quiet '/" in check_install.prepared(blocks[0], True)
     assert "make --dry-run test" in check_install.prepared(blocks[0], True)
-    uv = blocks[3]
+    uv = blocks[4]
     assert check_install.prepared(uv, True) == uv != check_install.prepared(uv, False)
 
 
 def test_powershell_finds_what_a_windows_environment_has(ran):
     """PowerShell itself is untested: its files by name, where Python and install.py put them on Windows."""
-    text = (SCRIPT.parents[1] / "README.md").read_text(encoding="utf-8")
+    text = (SCRIPT.parents[1] / "docs" / "install.md").read_text(encoding="utf-8")
     install, activate, use = re.findall(r"^```powershell\n(.*?)^```", text, re.M | re.S)[0].splitlines()
     assert install == r"py scripts\install.py .venv" and use == "gpt fit"
     assert Path(venv.__file__).with_name("scripts").joinpath("common", "Activate.ps1").is_file()

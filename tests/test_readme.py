@@ -89,7 +89,8 @@ def fork(client: Connection) -> None:
 def folder(tmp_path_factory) -> Iterator[Path]:
     """A text, a hub cache in which `gpt2` is tiny, and a `gpt` that runs this checkout."""
     folder = tmp_path_factory.mktemp("readme")
-    text = "Once upon a time there was a fox.\n" * 400 + (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+    pages = [(ROOT / "docs" / name).read_text("utf-8") for name in ("benchmarks.md", "log.md", "design.md")]
+    text = "Once upon a time there was a fox.\n" * 400 + "".join(pages)
     (folder / "my-text.txt").write_text(text, encoding="utf-8")
     rows = (json.dumps({"prompt": f"Say {n}", "completion": f"{n}!"}) + "\n" for n in range(60))
     (folder / "my-examples.jsonl").write_text("".join(rows), encoding="utf-8")

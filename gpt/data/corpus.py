@@ -26,7 +26,7 @@ from gpt.data.documents import (
 )
 from gpt.errors import InputError
 from gpt.files import file_hashes, shipped
-from gpt.plain import parse_yaml
+from gpt.plain import is_hub_name, parse_yaml
 from gpt.progress import notice
 from gpt.text.template import DEFAULT_TEMPLATE, Part, Template
 
@@ -62,7 +62,7 @@ class Corpus:
             if name.partition("://")[0] not in _PROTOCOLS or "::" in name:  # fsspec reads templates of others
                 raise InputError(f"{name}: expected a path, or a URL of {', '.join(_PROTOCOLS)} without ::")
         if self.hub and not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", self.hub):
-            raise InputError(f"hub:{self.hub}: expected OWNER/NAME of a data set")
+            raise InputError(f"{self.hub}: expected OWNER/NAME of a data set")
         if missing := [name for name in self.files if not is_url(name) and not os.path.isfile(name)]:
             raise InputError(f"{missing[0]} is not a file, or a link to one that is missing")
         if self.errors not in ("strict", "replace"):
@@ -144,7 +144,7 @@ def evenly_spread(number: int) -> float:
 
 
 def find_corpus(name: str, **options: Any) -> Corpus:
-    """The corpus that `name` stands for: a folder, a file, a URL, a pattern, `hub:OWNER/NAME` or a recipe.
+    """The corpus that `name` stands for: a folder, file, URL, pattern or recipe, or the hub's `OWNER/NAME`.
 
     The options are fields of `Corpus` in place of the recipe's or the defaults, unless None.
     """
@@ -158,14 +158,14 @@ def find_corpus(name: str, **options: Any) -> Corpus:
         found = {"files": (name if is_url(name) else str(path),)}
     elif any(mark in name for mark in "*?["):
         found = {"files": _matching_files(path)}
-    elif name.startswith("hub:"):
-        found = {"hub": name.removeprefix("hub:")}
     elif name in recipes():
         found = _read_recipe(recipes()[name])
+    elif is_hub_name(name):
+        found = {"hub": name}
     else:
         raise InputError(
-            f"no corpus {name!r}: expected a text file, a folder, a pattern, a URL, hub:OWNER/NAME "
-            f"or one of the recipes {', '.join(recipes())}"
+            f"no corpus {name!r}: expected a text file, a folder, a pattern, a URL, OWNER/NAME of the "
+            f"hub, or one of the recipes {', '.join(recipes())}"
         )
     given = {key: value for key, value in options.items() if value is not None}
     if "hub" not in found and (unused := sorted(_OF_THE_HUB & given.keys())):

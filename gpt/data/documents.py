@@ -93,9 +93,9 @@ def hub_rows(
     """The documents of a Hugging Face data set; the options are `load_dataset`'s."""
     from datasets import load_dataset
 
-    with _named(f"hub:{path}"):
+    with _named(path):
         tables = load_dataset(path, subset, **options).with_format("arrow").iter(batch_size=_ROWS_AT_ONCE)
-        yield from _documents(tables, column, f"hub:{path}", template)
+        yield from _documents(tables, column, path, template)
 
 
 @contextmanager

@@ -27,9 +27,11 @@ class DataOptions:
     """What text a run reads, and in what batches; an InputError for a value out of its range."""
 
     corpus: str = "python-docs"
-    """A recipe's name, a text file, a folder, a pattern, `hub:OWNER/NAME`, or a prepared folder."""
+    """A recipe's name, a text file, a folder, a pattern, `OWNER/NAME` of the hub, or a prepared folder.
+    Elsewhere: dataset, train_file, text, data, corpus."""
     batch_size: int = 12
-    """Windows in a batch, on each process; with `tokens_per_update`, at most so many."""
+    """Windows in a batch, on each process; with `tokens_per_update`, at most so many.
+    Elsewhere: per_device_train_batch_size, train_batch_size."""
     tokens_per_update: int | None = None
     """Tokens of an update, over all processes and accumulated batches; decides how many are accumulated."""
     val_fraction: float | None = None
@@ -43,15 +45,15 @@ class DataOptions:
     shift: bool = False
     """Cut the text, unless it is examples, at another offset each epoch."""
     pack: bool = False
-    """End windows where documents end, so that no document shorter than the context is split."""
+    """End windows where documents end, so that no document shorter than the context is split. Rare."""
     isolate: bool = False
-    """Keep attention within a document."""
+    """Keep attention within a document. Rare."""
     num_workers: int = 0
-    """Processes that read batches; 0 is fast enough from a local disk."""
+    """Processes that read batches; 0 is fast enough from a local disk. Rare."""
     text_column: str | None = None
-    """The column of the text, or the columns of examples, as in `gpt prepare`."""
+    """The column of the text, or the columns of examples, as in `gpt prepare`. Rare."""
     errors: str | None = None
-    """`strict` stops at bytes that are not UTF-8, `replace` puts U+FFFD in their place."""
+    """`strict` stops at bytes that are not UTF-8, `replace` puts U+FFFD in their place. Rare."""
     template: Template = DEFAULT_TEMPLATE
     """The text around the messages of examples, which are packed."""
 

@@ -54,7 +54,7 @@ def prepare(
     A second call returns at once where the first has finished.
 
     Args:
-        corpus: a file, a folder, a pattern, a URL, hub:OWNER/NAME, a recipe's name or a prepared folder.
+        corpus: a file, folder, pattern, URL or prepared folder, a recipe's name, or the hub's OWNER/NAME.
         output: the folder to write; by default one in the cache, named by text, tokenizer and options.
         vocabulary: gpt2, gpt2:SIZE (a prefix of it), learn:SIZE (learned from the training part of the text),
             learn:SIZE:marks (words contain combining marks, as in Hindi or Thai), learn (at most `vocab_size`

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from gpt.errors import InputError
-from gpt.generation.engine import Engine, Request
+from gpt.generation.engine import Engine
 from gpt.generation.sampling import Sampling
+from gpt.generation.texts import Request
 from gpt.model import GPT
 from gpt.text.tokenizer import Tokenizer
 

@@ -1,10 +1,10 @@
 """The compiled program's way to compute tokens: `step.cpp` in the place of some 700 operations of PyTorch.
 
-Shapes: N logits, V vocab_size, O out_features, I in_features.
+Shapes: N logits, D emb_dim, V vocab_size, O out_features, I in_features.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -12,9 +12,8 @@ from torch.nn import functional as F
 
 from gpt.config import GPTConfig
 from gpt.generation.build import Program
-from gpt.generation.cache import Read, RowCache
+from gpt.generation.cache import Cache, Read
 from gpt.model import GPT
-from gpt.weights.formats.table import shapes
 
 _LANES = 16  # `W` of step.cpp
 
@@ -42,22 +41,19 @@ class Compiled:
         self.config = config = model.config
         self.like = torch.zeros(())  # what caches are like
         self._step = program.step
-        tensors = weights(model)
-        if (dtype := tensors["head.weight"].dtype) not in (torch.float32, torch.bfloat16):
-            raise ValueError(f"its weights are {dtype}")
-        narrow = dtype == torch.bfloat16
-        # In the order of step.cpp, and alive as long as their addresses.
-        self._tensors = [one for name in tensors for one in _of_layer(name, tensors, int8)]
+        self._tensors = list(_tensors(model, int8))  # alive as long as their addresses
         self._model = torch.tensor([0 if one is None else one.data_ptr() for one in self._tensors])
+        narrow = model.head.weight.dtype == torch.bfloat16
         sizes = config.num_layers, config.emb_dim, config.num_heads, config.vocab_size, config.exact_gelu
         self._shape = 2 if int8 else narrow, narrow, narrow or int8, *sizes
 
-    def read(self, reads: Sequence[Read]) -> Tensor:
-        """The logits (N, V) of all reads; MemoryError where there is none for them."""
+    def read(self, reads: Sequence[Read], cache: Cache) -> Tensor:
+        """The logits (N, V) of the tokens to be scored; MemoryError where there is no memory for them."""
+        start, (layer, part, row, head, *_) = cache.store.data_ptr(), cache.store.stride()
         tokens = []
         for read in reads:
-            first, cache = len(read.tokens) - read.scored, (read.store.data_ptr(), *read.store.stride()[:3])
-            tokens += [(id_, read.held + i, *cache, i >= first) for i, id_ in enumerate(read.tokens)]
+            first, place = len(read.tokens) - read.scored, (start + 4 * row * read.row, layer, part, head)
+            tokens += [(id_, read.held + i, *place, i >= first) for i, id_ in enumerate(read.tokens)]
         shape = torch.tensor((*self._shape, torch.get_num_threads(), len(tokens)))
         given = torch.tensor(tokens, dtype=torch.int64)
         logits = torch.empty(sum(read.scored for read in reads), self.config.vocab_size)
@@ -66,46 +62,53 @@ class Compiled:
             raise MemoryError(f"there is no memory to read {len(tokens)} tokens")
         return logits
 
-    def step(self, tokens: Tensor, cache: RowCache) -> Tensor:
-        """Append a token (N,) to each row of the cache; the logits (N, V) after them."""
-        return self.read(cache.reads(tokens.tolist(), cache.append()))
 
-
-def weights(model: GPT) -> dict[str, Tensor]:
-    """A model's tensors by name, the blocks' last; ValueError unless they are those of `GPT`, of one type."""
-    one_block = shapes(model.config)
-    expected = {name: shape for name, shape in one_block.items() if "{}" not in name}
-    expected.setdefault("head.weight", one_block["token_embedding.weight"])
-    for i in range(model.config.num_layers):
-        expected |= {name.format(i): shape for name, shape in one_block.items() if "{}" in name}
-    found = model.state_dict()
-    if {name: (*one.shape,) for name, one in found.items()} != expected:
-        raise ValueError("its layers are not those of GPT")
-    if any(type(one) is not Tensor or one.dtype != found["head.weight"].dtype for one in found.values()):
-        raise ValueError("its weights are of several types")
-    return {name: found[name] for name in expected}
-
-
-def _of_layer(name: str, tensors: dict[str, Tensor], int8: bool) -> list[Tensor | None]:
-    """What the program reads of a layer, given the name of its weight: of a bias alone, nothing.
+def _tensors(model: GPT, int8: bool) -> Iterator[Tensor | None]:
+    """What the program reads, in its order; ValueError unless the model has the tensors of GPT, of one type.
 
     An embedding is one tensor. A norm has a weight and a bias, float32 both. A linear layer has a matrix, the
     scales of its rows and a bias, where there are any, and whole vectors of these are read.
     """
-    layer, _, kind = name.rpartition(".")
-    weight, bias, scale = tensors[name].contiguous(), tensors.get(f"{layer}.bias"), None
-    if kind == "bias":
-        return []
-    if layer.endswith("embedding"):
-        return [weight]
-    if bias is not None:
-        bias = F.pad(bias.float(), (0, _LANES))
-    if layer.endswith("norm"):
-        return [weight.float(), bias]
-    if int8:
-        weight, scale = quantized(weight)
-        scale = F.pad(scale, (0, _LANES))
-    return [weight, scale, bias]
+    state, dtype = model.state_dict(), model.head.weight.dtype
+    if any(type(one) is not Tensor or one.dtype != dtype for one in state.values()):
+        raise ValueError("its weights are of several types")
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"its weights are {dtype}")
+    for name, shape in _layers(model.config):
+        weight, bias = (state.pop(f"{name}.{kind}", None) for kind in ("weight", "bias"))
+        norm, scale = len(shape) == 1, None
+        if weight is None or weight.shape != shape or (norm if bias is None else bias.shape != shape[:1]):
+            raise ValueError("its layers are not those of GPT")
+        weight = weight.float() if norm else weight.contiguous()
+        if int8 and not norm and "embedding" not in name:
+            weight, scale = quantized(weight)
+            scale = F.pad(scale, (0, _LANES))
+        yield weight
+        if "embedding" in name:
+            continue
+        if not norm:
+            yield scale
+        yield None if bias is None else F.pad(bias.float(), (0, _LANES))
+    if state:
+        raise ValueError("its layers are not those of GPT")
+
+
+def _layers(config: GPTConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The names and the shapes of the weights of all layers, as `Model` of step.cpp has them."""
+    width, vocabulary = config.emb_dim, (config.vocab_size, config.emb_dim)
+    yield from {
+        "token_embedding": vocabulary,
+        "position_embedding": (config.context_length, width),
+        "final_norm": (width,),
+        "head": vocabulary,
+    }.items()
+    for i in range(config.num_layers):
+        yield f"blocks.{i}.attention_norm", (width,)
+        for name in ("W_query", "W_key", "W_value", "out_proj"):
+            yield f"blocks.{i}.attention.{name}", (width, width)
+        yield f"blocks.{i}.feed_forward_norm", (width,)
+        yield f"blocks.{i}.feed_forward.up", (4 * width, width)
+        yield f"blocks.{i}.feed_forward.down", (width, 4 * width)
 
 
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:

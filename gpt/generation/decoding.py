@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gpt.errors import InputError
 from gpt.generation import build
-from gpt.generation.cache import Read, RowCache, new_store
+from gpt.generation.cache import Cache, Read
 from gpt.generation.compiled import Compiled, fits
 from gpt.generation.forward import Forward
 from gpt.model import GPT
@@ -66,7 +66,7 @@ class Decoder:
 
     def __init__(self) -> None:
         self.int8 = False
-        self.caches: list[RowCache] = []  # with recordings for a GPU, of engines that are done with them
+        self.caches: list[Cache] = []  # with recordings for a GPU, of engines that are done with them
         self._known: object = None  # the state of the model for which the rest was found
         self._program: Compiled | None = None
         self._cached = False
@@ -82,13 +82,12 @@ class Decoder:
 
     @torch.inference_mode()
     def _find_out(self, model: GPT, program: build.Program | None) -> None:
-        texts, forward = _texts(model), Forward(model, cached=True)
+        own, texts = Forward(model, cached=False), _texts(model)
         if len(texts[0]) <= _PLACES:
             return
-        own, tolerance = Forward(model, cached=False), _tolerance(forward.like)
         first, second = own.logits(torch.tensor(texts, device=own.like.device), _PLACES + 1)
         texts[1].pop()  # another length
-        expected = torch.stack([first[1:], second[:-1]])  # (R, P, V)
+        expected, tolerance = torch.stack([first[1:], second[:-1]]), _tolerance(own.like)  # (R, P, V)
         if program:
             try:
                 way = Compiled(program, model)
@@ -101,7 +100,7 @@ class Decoder:
             except Exception as error:
                 _tell_once(f"PyTorch decodes, as the compiled program does not compute this model: {error}")
         try:
-            _check(forward, texts, expected, tolerance)
+            _check(Forward(model, cached=True), texts, expected, tolerance)
             self._cached = True
         except Exception as error:
             _tell_once(f"each token reads its text anew, as a cache does not suit this model: {error}")
@@ -116,17 +115,17 @@ def decoder_of(model: GPT) -> Decoder:
 
 
 def _check(way: Way, texts: list[list[int]], expected: Tensor, tolerance: float) -> None:
-    """Read texts in two parts and by a step for the last token; ValueError for other logits than expected."""
-    cache, reads = RowCache(way.config, way.like), []
-    for text in texts:
-        store, first = new_store(way.config, len(text) - 1, way.like), len(text) - _PLACES
-        reads += [Read(text[:first], 0, store), Read(text[first:-1], first, store, _PLACES - 1)]
-    logits = way.read(reads).view(len(texts), _PLACES, -1)  # the first is of the first part
-    for read in reads[1::2]:
-        cache.join(read.store)
-    last = way.step(torch.tensor([text[-1] for text in texts], device=way.like.device), cache)
-    found = torch.cat([logits[:, 1:], last[:, None]], dim=1).double()  # (R, P, V)
-    difference = (found - expected).square().mean().sqrt() / expected.double().square().mean().sqrt()
+    """Read texts in two parts, then their last tokens; ValueError for other logits than expected."""
+    cache, found = Cache(way.config, way.like), []
+    cache.reserve(len(texts), len(texts[0]))
+    for begin, end, scored in ((None, -_PLACES, 1), (-_PLACES, -1, _PLACES - 1), (-1, None, 1)):
+        reads = []
+        for row, text in enumerate(texts):
+            held = len(text[:begin]) if begin else 0
+            reads.append(Read(row, held, text[begin:end], scored))
+        found.append(way.read(reads, cache).view(len(texts), scored, -1))
+    logits = torch.cat(found, dim=1)[:, 1:].double()  # (R, P, V); the first is of the first part
+    difference = (logits - expected).square().mean().sqrt() / expected.double().square().mean().sqrt()
     if not difference <= tolerance:
         raise ValueError(f"its logits differ by {difference:.1g} of their size")
 

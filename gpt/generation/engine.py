@@ -1,7 +1,8 @@
 """The decoding engine: one batch that samples join and leave at any step (Yu et al. 2022, Orca, section 3.2).
 
-A prompt is read once for all of its samples. From then on every step adds a token to every running sample,
-on a GPU several.
+Every step reads the tokens of each text that were not read: one of a running sample, a chunk of a prompt.
+Then it adds a token to each sample whose text is read, on a GPU several. A prompt is read once for all of its
+samples.
 When a text grows past `context_length`, its window moves forward by half a context: the rest is read again at
 positions from 0, because positions are learned for places in the window. So the model always sees between
 half a context and a whole one, and a token costs at most about twice as much. `window_start` is the rule.
@@ -9,78 +10,28 @@ half a context and a whole one, and a token costs at most about twice as much. `
 Shapes: N running samples, V vocab_size.
 """
 
+import copy
 import math
 import random
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from gpt.errors import InputError, check_least
-from gpt.generation.cache import RowCache
+from gpt.errors import InputError
+from gpt.generation.cache import Cache
 from gpt.generation.decoding import Way, decoder_of
-from gpt.generation.forward import to_device
-from gpt.generation.prefill import UNSCORED, Prefill, Score, scores
-from gpt.generation.sampling import Sampling, sample_tokens
+from gpt.generation.forward import Forward, to_device
+from gpt.generation.sampling import sample_tokens
 from gpt.generation.text import TextStream
+from gpt.generation.texts import UNSCORED, Request, Sample, Score, Text, Token, scores
 from gpt.model import GPT
 from gpt.text.tokenizer import Tokenizer
 
 _AHEAD = 8  # tokens that a GPU computes before the host waits for them, to end texts and to write them
 _NOT_FINITE = "the model's logits are not finite: its weights are damaged, use an earlier checkpoint"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """A prompt and how to continue it; InputError for an empty prompt or a number out of its range."""
-
-    tokens: Sequence[int]  # the prompt
-    max_new_tokens: int  # each sample ends after this many tokens at the latest
-    sampling: Sampling = field(default_factory=Sampling)  # how tokens are drawn
-    seed: int | None = None  # sample k's random numbers depend on it and on k alone; None takes a random one
-    samples: int = 1  # how many texts to write; the prompt is read once for all
-    end: int | None = None  # a sample ends after this token
-    stop: Sequence[str] = ()  # a text ends before these strings; for an engine with a tokenizer
-    alternatives: int | None = None  # return log-probabilities of each token and of this many likeliest ones
-    echo: bool = False  # return the tokens of the prompt before the new ones
-
-    def __post_init__(self) -> None:
-        if not len(self.tokens):
-            raise InputError("expected a prompt of at least one token")
-        check_least(0, max_new_tokens=self.max_new_tokens, alternatives=self.alternatives)
-        check_least(1, samples=self.samples)
-
-
-@dataclass(eq=False)
-class Sample:
-    """One text that is being written."""
-
-    request: Request
-    k: int  # which sample of the request's prompt it is
-    tokens: list[int]  # the prompt, then the new tokens
-    random: random.Random
-    text: TextStream | None  # None without a tokenizer
-    finished: str | None = None  # `stop`, `length`, `cancelled` or `error`; None while it runs
-
-    @property
-    def new_tokens(self) -> int:
-        """How many tokens were added."""
-        return len(self.tokens) - len(self.request.tokens)
-
-
-@dataclass(frozen=True)
-class Token:
-    """A token that a step adds to a sample."""
-
-    sample: Sample
-    id: int
-    text: str  # what is known of the sample's text from this token on, often none; "" without a tokenizer
-    log_probability: float | None  # before penalties, temperature and filters, in nats; None if not requested
-    alternatives: tuple[tuple[int, float], ...]  # the likeliest ids in its place with theirs, likeliest first
-    finished: str | None  # why the sample ended, if this is its last token
-    echoed: bool  # whether it is a token of the prompt
 
 
 class Engine:
@@ -92,7 +43,7 @@ class Engine:
     Args:
         model: any GPT; it computes in evaluation mode and is left unchanged.
         tokenizer: also write text; without it there are ids only. No ids beyond its own are drawn.
-        max_samples: how many samples run at a time; more wait.
+        max_samples: how many samples run at a time, and the last one of a prompt with more; others wait.
         chunk: a prompt is read in chunks of this many tokens, and running samples go on in between.
         graphs: on a GPU, decode by CUDA graphs.
     """
@@ -106,31 +57,29 @@ class Engine:
         chunk: int = 512,
         graphs: bool = True,
     ) -> None:
-        model = getattr(
-            model, "_orig_mod", model
-        )  # torch.compile's wrapper computes what the model in it does
+        model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper computes what is in it
         self.model, self.tokenizer, self.max_samples = model, tokenizer, max_samples
         most = model.config.vocab_size
         self.vocab_size = min(most, tokenizer.n_vocab) if tokenizer else most  # of the ids that are drawn
         self.failed: dict[Sample, Exception] = {}  # those that ended with an error in the last step
-        self._waiting: deque[Prefill] = deque()
-        self._running: list[Sample] = []  # sample i has row i of the cache
+        self._waiting: deque[Text] = deque()
+        self._rows: list[Text] = []  # those with a row of the cache
         self._chunk, self._graphs, self._decoder = chunk, graphs, decoder_of(model)
         # What computes all texts of now, so that none changes over, and into which memory.
         self._way: Way
-        self._cache: RowCache
+        self._cache: Cache
         self._device = next(model.parameters()).device
         self._ahead = _AHEAD if self._device.type == "cuda" else 1
 
     @property
     def busy(self) -> bool:
         """Whether there is work for another step."""
-        return bool(self._waiting or self._running)
+        return bool(self._waiting or self._rows)
 
     @property
     def running(self) -> int:
         """How many samples are decoded now."""
-        return len(self._running)
+        return sum(text.runs for text in self._rows)
 
     def add(self, request: Request) -> list[Sample]:
         """Add a request; its samples get their tokens from the next steps.
@@ -153,31 +102,16 @@ class Engine:
         if not self.busy:
             self._way = self._decoder.way(self.model, self._graphs)
             kept = self._decoder.caches
-            self._cache = kept.pop() if kept else RowCache(self.model.config, self._way.like)
-        scored = request.alternatives if request.echo else None
-        self._waiting.append(Prefill(self._way, self._chunk, samples, request.tokens, scored))
+            self._cache = kept.pop() if kept else Cache(self.model.config, self._way.like)
+        self._waiting.append(Text(samples, self.model.config.context_length))
         return samples
 
     @torch.inference_mode()
     def cancel(self, sample: Sample) -> None:
         """End a sample now; nothing happens if it has ended."""
-        if sample.finished is None:
-            self._end(sample, "cancelled")
-            for prefill in self._waiting:
-                if sample in prefill.samples:
-                    prefill.samples.remove(sample)
-            self._waiting = deque(prefill for prefill in self._waiting if prefill.samples)
-
-    @torch.inference_mode()
-    def step(self) -> list[Token]:
-        """Add a token to every running sample, or several on a GPU, then start those that wait for a row."""
-        self.failed = {}
-        if not self.busy:
-            return []
-        tokens = self._decode() + self._admit()
-        if self._way.graphs and not (self._waiting or self._running):
-            self._decoder.caches.append(self._cache)
-        return tokens
+        for text in (*self._rows, *self._waiting):
+            if sample in text.samples:
+                self._end(text, sample, "cancelled")
 
     def run(self) -> Iterator[Token]:
         """Yield all tokens of all samples, and raise the error of one that fails."""
@@ -186,160 +120,162 @@ class Engine:
             for error in self.failed.values():
                 raise error
 
-    def _decode(self) -> list[Token]:
-        """Add tokens to the running samples whose rows have a place for them; read the windows of others."""
-        places = self.model.config.context_length if self._way.cached else 0
-        held = zip(self._running, self._cache.lengths, strict=True)
-        for sample in [sample for sample, length in held if length >= places]:
-            self._leave(sample)
-            self._waiting.appendleft(Prefill(self._way, self._chunk, [sample], sample.tokens))
-        if not self._running:
+    @torch.inference_mode()
+    def step(self) -> list[Token]:
+        """Add a token to every running sample, or several on a GPU, and start those that wait for a row."""
+        self.failed = {}
+        if not self.busy:
             return []
-        samples, drawn = list(self._running), []
-        ids = to_device([sample.tokens[-1] for sample in samples], self._device)
-        for _ in range(self._steps()):
-            logits = self._way.step(ids.clamp(min=0), self._cache)
-            ids = self._draw(samples, logits)
-            drawn.append(ids)
-        return [token for ids in torch.stack(drawn).tolist() for token in self._add(samples, ids, logits)]
+        if self._waiting and len(self._rows) < self.max_samples:
+            self._admit()
+        steps, budget, unread = self._steps(), self._chunk, []
+        for text in self._rows:
+            if text.runs or (text.unread and budget > 0):
+                unread.append(text)
+                budget -= text.unread - 1
+        if unread:
+            self._read(unread)
+        for text in list(self._rows):
+            while len(text.samples) > 1 and not text.unread and len(self._rows) <= self.max_samples:
+                self._fork(text)
+        ready = [text for text in self._rows if len(text.samples) == 1 and not text.unread]
+        drawn = [self._draw(ready)] if ready else []
+        while 0 < len(drawn) < steps:
+            self._append(ready, drawn[-1])
+            drawn.append(self._draw(ready))
+        rows = torch.stack(drawn).tolist() if drawn else []  # the host waits once
+        tokens = [token for ids in rows for token in self._add(ready, ids)]
+        if self._way.graphs and not (self._waiting or self._rows):
+            self._decoder.caches.append(self._cache)
+        return tokens
 
     def _steps(self) -> int:
         """How many tokens to add before the host reads them."""
-        places = self.model.config.context_length - max(self._cache.lengths)
-        left = max(sample.request.max_new_tokens - sample.new_tokens for sample in self._running)
-        requests = [sample.request for sample in self._running]
+        if self._ahead == 1:
+            return 1
+        requests = [text.sample.request for text in self._rows]
         each = any(one.sampling.looks_back or one.alternatives is not None for one in requests)
-        return 1 if each else math.ceil(min(self._ahead, places, left))
+        by_forward = isinstance(self._way, Forward) and self._way.cached
+        if each or self.running < len(self._rows) or not by_forward:
+            return 1
+        places = self.model.config.context_length - max(text.held for text in self._rows)
+        left = max(text.sample.request.max_new_tokens - text.sample.new_tokens for text in self._rows)
+        return math.ceil(min(self._ahead, places, left))
 
-    def _admit(self) -> list[Token]:
-        """Read at most about a chunk of the waiting texts and start their samples."""
-        budget, rows = self._chunk, len(self._running)
-        admitted: list[Prefill] = []
-        while self._waiting and budget > 0 and rows < self.max_samples:
-            prefill = self._waiting.popleft()
-            admitted.append(prefill)
-            rows += len(prefill.samples)
-            if not prefill.done:
-                budget -= len(prefill.next().tokens)
-        if unread := [prefill for prefill in admitted if not prefill.done]:
-            self._read(unread)
-        if soon := [*admitted, *self._waiting]:
-            samples = len(self._running) + sum(len(prefill.samples) for prefill in soon)
-            self._cache.reserve(min(samples, self.max_samples), max(prefill.columns for prefill in soon))
-        tokens = [token for prefill in admitted if prefill.done for token in self._start(prefill)]
-        self._waiting.extendleft(prefill for prefill in reversed(admitted) if prefill.samples)
-        return tokens
+    def _admit(self) -> None:
+        """Give rows to those that wait, and have memory for all samples there are, copied once."""
+        soon = [*self._rows, *self._waiting]
+        samples = sum(len(text.samples) for text in soon)
+        most = self.max_samples + 1  # a text whose samples wait keeps its row
+        self._cache.reserve(min(samples, most), max(text.columns for text in soon))
+        while self._waiting and len(self._rows) < self.max_samples:
+            self._place(self._waiting.popleft())
 
-    def _read(self, prefills: Sequence[Prefill]) -> None:
+    def _place(self, text: Text) -> None:
+        """Give a text the next row."""
+        text.row = len(self._rows)
+        self._rows.append(text)
+
+    def _fork(self, text: Text) -> None:
+        """Give one of several samples its own row."""
+        one = copy.copy(text)
+        one.samples = deque([text.samples.popleft()])
+        self._place(one)
+        self._cache.reserve(len(self._rows), 0)
+        self._cache.copy(text.row, one.row, text.held)
+
+    def _read(self, texts: Sequence[Text]) -> None:
         """Read the next part of each at once; where that fails, each alone: an error ends one text."""
-        parts = [prefill.part for prefill in prefills]
         try:
-            logits = torch.split(self._way.read(parts), [part.scored for part in parts])
+            parts = [text.part(self._chunk, self._way.cached) for text in texts]
+            self._cache.reserve(len(self._rows), max(part.held + len(part.tokens) for part in parts))
+            found = torch.split(self._way.read(parts, self._cache), [part.scored for part in parts])
+            for text, part, logits in zip(texts, parts, found, strict=True):
+                text.take(part, logits)
         except Exception as error:
-            if len(prefills) == 1:
-                self._fail_text(prefills[0], error)
-                return
-            for prefill in prefills:
-                self._read([prefill])
-            return
-        for prefill, rows in zip(prefills, logits, strict=True):
-            try:
-                prefill.take(rows)
-            except Exception as error:
-                self._fail_text(prefill, error)
+            for text in texts:
+                if len(texts) == 1:
+                    self._fail(text, error)
+                elif text.unread:
+                    self._read([text])
 
-    def _fail_text(self, prefill: Prefill, error: Exception) -> None:
-        while prefill.samples:
-            self._fail(prefill.samples.popleft(), error)
+    def _append(self, texts: Sequence[Text], ids: Tensor) -> None:
+        """Read what was drawn, (N,), without the host."""
+        assert isinstance(self._way, Forward)
+        held = [text.held for text in texts]
+        self._cache.reserve(0, max(held) + 1)
+        for text, logits in zip(texts, self._way.append(ids[:, None], held, self._cache), strict=True):
+            text.read, text.logits = text.read + 1, logits
 
-    def _start(self, prefill: Prefill) -> list[Token]:
-        """Take those samples of a text for which there are free rows, and draw their next tokens."""
-        free = self.max_samples - len(self._running)
-        started = [prefill.samples.popleft() for _ in range(min(free, len(prefill.samples)))]
-        tokens = [token for sample in started for token in self._echo(sample, prefill.scores)]
-        started = [sample for sample in started if not sample.finished]
-        for sample in started:
-            self._cache.join(prefill.store)
-            self._running.append(sample)
-        if not started:
-            return tokens
-        logits = prefill.logits.expand(len(started), -1)
-        return tokens + self._add(started, self._draw(started, logits).tolist(), logits)
-
-    def _echo(self, sample: Sample, scored: Sequence[Score]) -> list[Token]:
-        """The tokens of the prompt, where they are requested; they end a sample that has no new ones."""
-        if not sample.request.echo or sample.new_tokens:
-            return []
-        *others, last = zip(sample.tokens, scored, strict=True)
-        tokens = [self._token(sample, id_, score, echoed=True) for id_, score in others]
-        if sample.request.max_new_tokens == 0:
-            sample.finished = "length"
-        return [*tokens, self._token(sample, *last, echoed=True)]
-
-    def _draw(self, samples: Sequence[Sample], logits: Tensor) -> Tensor:
-        """Draw a token for each sample from its logits (N, V): ids (N,), -1 where they are not finite."""
-        logits = logits[:, : self.vocab_size].float()
-        numbers = to_device([sample.random.random() for sample in samples], self._device, torch.float32)
-        groups: dict[Sampling, list[int]] = {}
-        for row, sample in enumerate(samples):
-            groups.setdefault(sample.request.sampling, []).append(row)
-        ids = torch.empty(len(samples), dtype=torch.int64, device=self._device)
-        for sampling, rows in groups.items():
-            chosen = slice(None) if len(groups) == 1 else to_device(rows, self._device)
-            ids[chosen] = sample_tokens(
-                logits[chosen],
+    def _draw(self, texts: Sequence[Text]) -> Tensor:
+        """Draw a token for each: ids (N,), -1 where the logits are not finite."""
+        drawn = []
+        for sampling, group in groupby(texts, lambda text: text.sample.request.sampling):
+            some = list(group)
+            samples = [text.sample for text in some]
+            ids = sample_tokens(
+                torch.cat([text.logits for text in some])[:, : self.vocab_size].float(),
                 sampling,
-                seen=[samples[row].tokens for row in rows],
-                numbers=numbers[chosen],
-                prompt_lengths=[len(samples[row].request.tokens) for row in rows],
-            ).to(self._device)
-        return ids
+                seen=[sample.tokens for sample in samples],
+                numbers=to_device([one.random.random() for one in samples], self._device, torch.float32),
+                prompt_lengths=[len(sample.request.tokens) for sample in samples],
+            )
+            drawn.append(ids.to(self._device))
+        return torch.cat(drawn)
 
-    def _add(self, samples: Sequence[Sample], ids: Sequence[int], logits: Tensor) -> list[Token]:
+    def _add(self, texts: Sequence[Text], ids: Sequence[int]) -> list[Token]:
         """Add a token to each sample that has not ended, and end those that are complete."""
-        tokens = []
-        for row, (sample, id_) in enumerate(zip(samples, ids, strict=True)):
-            if sample.finished:
+        tokens: list[Token] = []
+        for text, id_ in zip(texts, ids, strict=True):
+            if not text.samples:
                 continue
-            if id_ < 0:
-                self._fail(sample, InputError(_NOT_FINITE))
-                continue
-            sample.tokens.append(id_)
-            if id_ == sample.request.end:
-                sample.finished = "stop"
-            elif sample.new_tokens >= sample.request.max_new_tokens:
-                sample.finished = "length"
-            wanted, score = sample.request.alternatives, UNSCORED
-            if wanted is not None:
-                score = scores(logits[row : row + 1, : self.vocab_size].float(), [id_], wanted)[0]
-            tokens.append(self._token(sample, id_, score))
-            if sample.finished:
-                self._end(sample, sample.finished)
+            sample, wanted, score = text.sample, text.sample.request.alternatives, UNSCORED
+            if sample.request.echo and not sample.new_tokens:
+                tokens += [self._token(sample, place, score) for place, score in enumerate(text.scores)]
+            if not sample.finished and id_ < 0:
+                self._fail(text, InputError(_NOT_FINITE))
+            elif not sample.finished:
+                sample.tokens.append(id_)
+                if wanted is not None:
+                    (score,) = scores(text.logits[:, : self.vocab_size], [id_], wanted)
+                tokens.append(self._token(sample, len(sample.tokens) - 1, score))
+                text.slide()
+            if sample.finished and text.samples:
+                self._end(text, sample, sample.finished)
         return tokens
 
-    def _token(self, sample: Sample, id_: int, score: Score, *, echoed: bool = False) -> Token:
-        """The token with its text, in which a stop string may end the sample."""
-        text = ""
+    def _token(self, sample: Sample, place: int, score: Score) -> Token:
+        """A token of a sample with its text, which may end there."""
+        request, id_ = sample.request, sample.tokens[place]
+        new, text = place + 1 - len(request.tokens), ""
+        if new > 0 and id_ == request.end:
+            sample.finished = "stop"
+        elif new >= request.max_new_tokens:
+            sample.finished = "length"
         if sample.text:
-            text = sample.text.feed(id_, echoed=echoed)
+            text = sample.text.feed(id_, echoed=new <= 0)
             if sample.text.stopped:
                 sample.finished = "stop"
             if sample.finished:
                 text += sample.text.close()
-        return Token(sample, id_, text, *score, finished=sample.finished, echoed=echoed)
+        return Token(sample, id_, text, *score, finished=sample.finished, echoed=new <= 0)
 
-    def _fail(self, sample: Sample, error: Exception) -> None:
-        self.failed[sample] = error
-        self._end(sample, "error")
+    def _fail(self, text: Text, error: Exception) -> None:
+        for sample in list(text.samples):
+            self.failed[sample] = error
+            self._end(text, sample, "error")
 
-    def _end(self, sample: Sample, reason: str) -> None:
+    def _end(self, text: Text, sample: Sample, reason: str) -> None:
+        """End a sample; the last of a text leaves its row, and the last row takes its number."""
         sample.finished = reason
-        if sample in self._running:
-            self._leave(sample)
-
-    def _leave(self, sample: Sample) -> None:
-        """Free the row of a running sample; as in `RowCache.leave`, the last row takes its number."""
-        row, last = self._running.index(sample), self._running.pop()
-        self._cache.leave(row)
-        if last is not sample:
-            self._running[row] = last
+        text.samples.remove(sample)
+        if text.samples:
+            return
+        if text in self._waiting:
+            self._waiting.remove(text)
+            return
+        last = self._rows.pop()
+        if last is not text:
+            self._cache.copy(last.row, text.row, last.held)
+            last.row, self._rows[text.row] = text.row, last
+        self._cache.clear(len(self._rows))

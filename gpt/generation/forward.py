@@ -1,6 +1,6 @@
 """PyTorch's way to compute tokens: the model's own `forward`, with its caches where these change nothing.
 
-Shapes: N rows, T tokens of each, V vocab_size, R reads.
+Shapes: N rows, T tokens of each, S columns of their cache, V vocab_size, R tokens that are scored.
 """
 
 import inspect
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpt.generation.cache import LayerCache, Read, RowCache
+from gpt.generation.cache import Cache, Read, Rows
 from gpt.generation.graphs import replayed
 from gpt.model import GPT
 
@@ -40,23 +40,51 @@ class Forward:
             # PyTorch's first choice on a Hopper GPU builds a plan, up to a second, for every shape.
             torch.backends.cuda.enable_cudnn_sdp(False)
 
-    def read(self, reads: Sequence[Read]) -> Tensor:
-        """The logits (R, V) of the tokens to be scored."""
-        found: list[Tensor] = []
+    def read(self, reads: Sequence[Read], cache: Cache) -> Tensor:
+        """The logits (R, V) of the tokens to be scored; single tokens of neighbouring rows are one batch."""
+        batches: list[list[Read]] = []
         for read in reads:
-            tokens = to_device([list(read.tokens)], self.like.device)
-            caches = [LayerCache(layer[:, None], read.held) for layer in read.store] if self.cached else None
-            found += self.logits(tokens, read.scored, caches=caches)
-        return torch.cat(found)
+            last = batches[-1][-1] if batches else read
+            is_next = self.cached and read.row == last.row + 1
+            if is_next and len(read.tokens) == len(last.tokens) == 1:
+                batches[-1].append(read)
+            else:
+                batches.append([read])
+        return torch.cat([self._batch(batch, cache) for batch in batches])
 
-    def step(self, tokens: Tensor, cache: RowCache) -> Tensor:
-        """Append a token (N,) to each row of the cache; the logits (N, V) after them, until the next call."""
+    def _batch(self, reads: Sequence[Read], cache: Cache) -> Tensor:
+        tokens = to_device([list(read.tokens) for read in reads], self.like.device)
+        if not self.cached:
+            return self.logits(tokens, reads[0].scored)[0]
+        held = [read.held for read in reads]
+        return self.append(tokens, held, cache, reads[0].row, reads[0].scored).flatten(0, 1)
+
+    def append(self, tokens: Tensor, held: list[int], cache: Cache, first: int = 0, last: int = 1) -> Tensor:
+        """Append tokens (N, T) to the rows from `first` on; the logits (N, last, V), until the next call.
+
+        Several tokens are of one row. A step is recorded for each shape: its columns are a power of two.
+        """
+        rows, new = tokens.shape
+        recorded = self.graphs and new == 1 and first == 0
+        columns = max(held) + new
+        if recorded:
+            columns = min(max(64, 1 << (columns - 1).bit_length()), cache.store.shape[4])
+        even = not recorded and min(held) + new == columns
+        store = cache.store[:, :, first : first + rows, :, :columns]  # (layers, 2, N, H, S, K)
 
         def compute(tokens: Tensor, held: Tensor) -> Tensor:
-            return self.logits(tokens[:, None], 1, **cache.inputs(held))[:, -1]
+            places = torch.arange(columns, device=held.device)
+            positions = held[:, None] + places[:new]  # (N, T)
+            return self.logits(
+                tokens,
+                last,
+                positions=positions,
+                key_padding_mask=None if even else places > held[:, None],  # (N, S)
+                caches=[Rows(keys, values, positions) for keys, values in store],
+            )
 
-        inputs = tokens, to_device(cache.append(), tokens.device)
-        return replayed(cache.recorded, cache.shape, compute, *inputs) if self.graphs else compute(*inputs)
+        inputs = tokens, to_device(held, tokens.device)
+        return replayed(cache.recorded, (rows, columns), compute, *inputs) if recorded else compute(*inputs)
 
     def logits(self, tokens: Tensor, last: int, **inputs: Any) -> Tensor:
         """Those of the last so many of tokens (N, T): (N, last, V). The fewer, the cheaper."""

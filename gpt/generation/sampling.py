@@ -4,7 +4,6 @@ Shapes: N rows, V vocab_size, C the likeliest candidates considered.
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -95,19 +94,16 @@ def penalize(
 
     The repetition penalty divides positive logits and multiplies negative ones (Keskar et al. 2019, 4.1).
     """
-    repeats, counted = sampling.repetition_penalty, sampling.presence_penalty or sampling.frequency_penalty
-    if repeats == 1.0 and not counted and not sampling.logit_bias:
+    if not sampling.looks_back and not sampling.logit_bias:
         return logits
     logits = logits.clone()
     for row, ids, prompt_length in zip(logits, seen, prompt_lengths, strict=True):
-        if repeats != 1.0:
-            index = torch.tensor(sorted(id_ for id_ in set(ids) if id_ < len(row)), device=row.device)
-            row[index] = torch.where(row[index] > 0, row[index] / repeats, row[index] * repeats)
-        if counted and len(ids) > prompt_length:
-            generated = Counter(ids[prompt_length:])
-            index = torch.tensor(list(generated), device=row.device)
-            counts = torch.tensor(list(generated.values()), device=row.device)
-            row[index] -= sampling.presence_penalty + sampling.frequency_penalty * counts
+        before = torch.tensor(ids, dtype=torch.int64, device=row.device)
+        counts = before[prompt_length:].bincount(minlength=len(row))  # (V,)
+        before = before[before < len(row)]
+        scale = sampling.repetition_penalty
+        row[before] = torch.where(row[before] > 0, row[before] / scale, row[before] * scale)
+        row -= sampling.presence_penalty * (counts > 0) + sampling.frequency_penalty * counts
         for id_, bias in sampling.logit_bias:
             row[id_] += bias
     return logits

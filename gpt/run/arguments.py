@@ -1,27 +1,30 @@
 """The command line of `gpt fit` and `gpt validate`, and the files that it names with --config.
 
 An option takes one value, and the last one counts: the defaults, the run that is resumed, a plan or a recipe,
-the files in their order, the command line. Files are read as the texts that would stand on a command line.
+the files in their order, the command line. Each gives texts, as they would stand on a command line; what an
+option's text means is decided once, when all are put together.
 """
 
-import argparse
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from gpt.errors import InputError
 from gpt.files import shipped
-from gpt.plain import parse_yaml, seconds_of, shown
-from gpt.run.mistakes import VALUES, meant
-from gpt.run.options import OPTIONS, flat
+from gpt.plain import parse_yaml, shown
+from gpt.run.help import meant
+from gpt.run.options import OPTIONS, Options
 
 Texts = dict[str, str]
-_MOST_MINUTES = 1_000_000
+_MEANT = {"fp16": "16-mixed", "16": "16-mixed", "bf16": "bf16-mixed", "fp32": "32-true", "32": "32-true"}
+_WORDS: dict[Any, dict[str, bool | None]] = {bool: {"true": True, "false": False}, NoneType: {"null": None}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,71 +42,56 @@ class Given:
 
 def scan(arguments: list[str], command: str) -> Given:
     """The options on a command line, a text or a checkpoint before them; an InputError for an unknown one."""
-    words, files, own = list(arguments), dict[str, str](), dict[str, str]()
+    words, files, own = list(arguments), Texts(), Texts()
     if words and not words[0].startswith("-"):
         own["data.corpus" if command == "fit" else "ckpt_path"] = words.pop(0)
     print_config, named = False, False
     while words:
         word = words.pop(0)
-        name, equals, text = word.removeprefix("--").partition("=")
-        name = {"-c": "config"}.get(name, name)
         if word == "--print_config":
             print_config = True
             continue
-        if not word.startswith("--") and name != "config":
+        if not word.startswith("--") and word != "-c":
             raise InputError(f"{shown(word)} is no option: expected --NAME VALUE")
-        if name != "config":
-            check_name(name)
-        if not equals:
-            text = _value(name, words)
-        if name == "config":
+        name, equals, text = word.removeprefix("--").partition("=")
+        if name in ("config", "-c"):
             named = True
-            files |= _read_config(text)
+            files |= _read_config(text if equals else _value("config", words))
         else:
-            own[name] = text
-    texts = files | own
-    if "minutes" in texts and texts["minutes"] != "null":
-        minutes = seconds_of("minutes", texts["minutes"]) / 60
-        if not 0 <= minutes <= _MOST_MINUTES:
-            raise InputError(f"--minutes {texts['minutes']}: expected a time, such as 90s, 10m or 8h")
-        texts["minutes"] = str(minutes)
-    return Given(texts=texts, own=own, recipe=named, print_config=print_config)
+            check_name(name)
+            own[name] = text if equals else _value(name, words)
+    return Given(texts=files | own, own=own, recipe=named, print_config=print_config)
 
 
 def check_name(name: str) -> None:
     """An InputError for an option that there is none of."""
     if name not in OPTIONS:
-        raise InputError(f"there is no option --{name[:80]}{meant(name, OPTIONS)} (see 'gpt fit --help')")
+        raise InputError(f"there is no option --{name[:80]}{meant(name)} (see 'gpt fit --help')")
 
 
-def as_texts(values: Mapping[Any, Any]) -> Texts:
-    """Options by their dotted names, as they would stand on a command line."""
+def as_texts(values: Mapping[Any, Any], prefix: str = "") -> Texts:
+    """Nested values as texts by their dotted names."""
     found: Texts = {}
-    for name, value in flat(values):
-        check_name(name)
-        found[name] = value if isinstance(value, str) else json.dumps(value)
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            found |= as_texts(value, f"{name}.")
+        else:
+            check_name(name)
+            found[name] = value if isinstance(value, str) else json.dumps(value)
     return found
 
 
-def typed(texts: Texts) -> dict[str, Any]:
-    """The options' values; an InputError for one that is not of its type."""
-    from jsonargparse import ArgumentError, ArgumentParser
-
-    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
-    for name in texts:
-        parser.add_argument(f"--{name}", type=OPTIONS[name].kind)
-    values: dict[str, Any] = {}
-    for name, text in texts.items():  # one by one: an error names its option
-        try:
-            value = parser.parse_args([f"--{name}={text}"], defaults=False)[name]
-        except (ArgumentError, argparse.ArgumentError, ValueError):
-            value = parser  # what no option can be
-        if value is parser or (isinstance(value, float) and value != value):
-            better = VALUES.get(name, {}).get(text)
-            hint = f"; did you mean {better}?" if better else ""
-            raise InputError(f"--{name} {shown(text)}: expected {described(OPTIONS[name].kind)}{hint}")
-        values[name] = value
-    return values
+def from_texts(texts: Texts, kind: type = Options, prefix: str = "") -> Any:
+    """`Options`, the rest at their defaults; an InputError for a value that is not of its type."""
+    hints, found = get_type_hints(kind), {}
+    for field in fields(kind):
+        name, hint = f"{prefix}{field.name}", hints[field.name]
+        if is_dataclass(hint):
+            found[field.name] = from_texts(texts, hint, f"{name}.")  # type: ignore[arg-type]
+        elif name in texts:
+            found[field.name] = _typed(name, hint, texts[name])
+    return kind(**found)
 
 
 def described(kind: Any) -> str:
@@ -121,6 +109,38 @@ def described(kind: Any) -> str:
 def recipe_file(name: str) -> str:
     """The text of a recipe that comes with the package."""
     return (shipped("configs") / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def _typed(name: str, kind: Any, text: str) -> Any:
+    try:
+        return value_of(kind, text)
+    except (ValueError, TypeError):
+        better = _MEANT.get(text, "")
+        hint = f"; did you mean {better}?" if better and better in described(kind) else ""
+        raise InputError(f"--{name} {shown(text)}: expected {described(kind)}{hint}") from None
+
+
+def value_of(kind: Any, text: str) -> Any:
+    """The value of a text; a ValueError or a TypeError for one that is not of this type."""
+    parts = get_args(kind)
+    if get_origin(kind) is Literal:
+        if text in parts:
+            return text
+    elif get_origin(kind) is tuple:
+        values = zip(parts, json.loads(text), strict=True)
+        return tuple(value_of(part, str(value)) for part, value in values)
+    elif parts:
+        for part in reversed(parts):  # null before text
+            with suppress(ValueError, TypeError):
+                return value_of(part, text)
+    elif kind is str:
+        return text
+    elif kind in (int, float):
+        if math.isfinite(number := kind(text)):
+            return number
+    elif text.lower() in _WORDS[kind]:
+        return _WORDS[kind][text.lower()]
+    raise ValueError
 
 
 def _value(name: str, words: list[str]) -> str:

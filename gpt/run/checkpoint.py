@@ -1,6 +1,7 @@
 """Writing a run's checkpoints, each of which is whole or not there, and continuing from one."""
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -11,21 +12,11 @@ from torch.optim import Optimizer
 
 from gpt.errors import InputError
 from gpt.files import atomic_write
-from gpt.run.folder import RunFolder
 from gpt.training.module import LanguageModel
 from gpt.training.optimizers.state import places, tensors_of
 from gpt.training.shard import part_of, whole
 from gpt.weights.adapters import adapters_of
-from gpt.weights.checkpoint import (
-    SUFFIX,
-    Checkpoint,
-    ModelPart,
-    RunPart,
-    checkpoints_of,
-    next_session,
-    read,
-    write,
-)
+from gpt.weights.checkpoint import SUFFIX, Checkpoint, ModelPart, RunPart, checkpoints_of, read, write
 from gpt.weights.formats.table import Weights
 
 _SECONDS_BETWEEN = 60.0
@@ -35,69 +26,66 @@ _PART_BETWEEN = 0.01  # of the run
 class Checkpoints:
     """Keeps the newest checkpoint, `last`, those before it, `step-N`, and `best`, of the lowest validation.
 
-    The newest `keep` are kept.
+    A save writes `last`, and where it is the best, `best` becomes a further name of this file. A kill between
+    the two is made good before the run continues. The newest `keep` are kept, by the first process.
     """
 
-    def __init__(self, folder: RunFolder, keep: int) -> None:
-        self.run, self.keep = folder, keep
-        self.best_loss = float("inf")
-        self.session = self.saves = 0
-        self.saved = (0, False)  # the step in the newest one, and whether its validation is part of it
-        self._at = 0.0
+    def __init__(self, folder: Path, keep: int) -> None:
+        self.folder, self.keep = folder, keep
+        self.last, self.best = (folder / f"checkpoints/{name}{SUFFIX}" for name in ("last", "best"))
+        self._saved, self._at = 0, time.monotonic()  # the newest one: its step, and when
 
-    def begin(self, step: int, resumed: Checkpoint | None, other_text: bool) -> None:
-        """Number this session, and set aside what is of another future or text; one process does it."""
-        self.session = next_session(self.run / "")
-        for file in (self.run / "").rglob(".*.tmp"):
+    def begin(self, resumed: Checkpoint | None, other_text: bool) -> None:
+        """Set aside what is of another future or text, and what a kill left half-written."""
+        run = resumed.run if resumed else None
+        self._saved = run.step if run else 0
+        for file in self.folder.rglob(".*.tmp"):
             file.unlink(missing_ok=True)
         if resumed is None or self.last.resolve() != resumed.path.resolve():
             _set_aside(self.last, "step-")
-        _set_aside(self.best, "best-step-", -1 if other_text else step)
-        if not self.best.is_file():
-            self.best_loss = float("inf")
+        _set_aside(self.best, "best-step-", -1 if other_text else self._saved)
 
-    @property
-    def last(self) -> Path:
-        """The newest one."""
-        return self.run / f"checkpoints/last{SUFFIX}"
+    def complete(self, resumed: Checkpoint) -> None:
+        """Name it the best, if it is and a kill came before that."""
+        run, inside = resumed.run, resumed.path.resolve().parent == self.best.resolve().parent
+        if run and inside and run.best_step == run.step > _step_of(self.best):
+            also_called(resumed.path, self.best)
 
-    @property
-    def best(self) -> Path:
-        """That of the lowest validation loss."""
-        return self.run / f"checkpoints/best{SUFFIX}"
-
-    def is_late(self, step: int, total: int) -> bool:
+    def is_late(self, run: RunPart) -> bool:
         """Whether a minute and a hundredth of the run have passed since the last one."""
         seconds = time.monotonic() - self._at
-        return seconds >= _SECONDS_BETWEEN and step - self.saved[0] >= _PART_BETWEEN * total
+        return seconds >= _SECONDS_BETWEEN and run.step - self._saved >= _PART_BETWEEN * run.total
 
-    def set_back(self, step: int) -> None:
-        """Name the newest one by its step, unless it is of this one."""
-        if not self.last.is_file() or step <= self.saved[0]:
-            return
-        earlier = self.last.with_name(f"step-{self.saved[0]}{SUFFIX}")
-        earlier.unlink(missing_ok=True)
-        try:  # the file exists under one of its two names at any moment
-            os.link(self.last, earlier)
-        except OSError:  # a file system without links
-            os.replace(self.last, earlier)
-
-    def forget_old(self) -> None:
-        """Delete those that are too old."""
-        newest_first = checkpoints_of(self.run / "", broken_first=False)
+    def save(self, tensors: Weights, model: ModelPart, run: RunPart) -> None:
+        """Write the newest; an OSError leaves all files as they were."""
+        if self.last.is_file():
+            also_called(self.last, self.last.with_name(f"step-{self._saved}{SUFFIX}"))
+        save(self.last, tensors, model, run)
+        if run.best_step == run.step:
+            also_called(self.last, self.best)
+        self._saved, self._at = run.step, time.monotonic()
+        newest_first = checkpoints_of(self.folder, broken_first=False)
         older = [file for file in newest_first if file.name.startswith("step-")]
         for file in older[self.keep - 1 :]:
             file.unlink(missing_ok=True)
-
-    def has_saved(self, step: int, validated: bool) -> None:
-        """Note what the newest one holds, on every process."""
-        self.saved, self._at = (step, validated), time.monotonic()
 
 
 def save(path: Path, tensors: Weights, model: ModelPart, run: RunPart | None) -> None:
     """Write a checkpoint, atomically: an OSError leaves the old file unchanged."""
     with atomic_write(path, "wb") as file:
         write(file, tensors, model, run)
+
+
+def also_called(file: Path, name: Path) -> None:
+    """Give a file a further name; at any moment that is the name of this file or of what had it before."""
+    temporary = name.with_name(f".{name.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(file, temporary)
+    except OSError:  # a file system without links
+        shutil.copyfile(file, temporary)
+    os.replace(temporary, name)
+    temporary.unlink(missing_ok=True)  # it stays where both were one file
 
 
 def gather(module: LanguageModel, optimizer: Optimizer | None, first: bool) -> Weights:
@@ -121,26 +109,15 @@ def gather(module: LanguageModel, optimizer: Optimizer | None, first: bool) -> W
     return found
 
 
-def load_weights(module: LanguageModel, weights: Weights) -> None:
-    """Put a checkpoint's weights, or adapters, in the place of the module's."""
-    module.model.load_state_dict(weights, strict=False)  # start.py has checked that they are all there
-
-
 @torch.no_grad()
 def load_optimizer(module: LanguageModel, optimizer: Optimizer, tensors: Weights) -> None:
     """Restore the optimizer's state; its options stay those of today."""
-    saved: dict[str, Weights] = {}
-    for name, tensor in tensors.items():
-        kind, _, rest = name.partition("/")
-        if kind == "optimizer":
-            weight, _, key = rest.rpartition("/")
-            saved.setdefault(weight, {})[key] = tensor
     for weight, parameter, state in places(module.model, optimizer):
-        for key, tensor in saved.get(weight, {}).items():
+        for key, tensor in _below(f"optimizer/{weight}/", tensors).items():
             if key == "master":
                 parameter.copy_(part_of(tensor, parameter))
             else:
-                state[key] = part_of(tensor.clone(), parameter)
+                state[key] = part_of(tensor, parameter)
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
@@ -160,23 +137,31 @@ def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
 
 def load_random_state(tensors: Weights, seed: int, rank: int, device: torch.device) -> None:
     """Restore this process's generators, or seed those of a further process than the run had."""
-    prefix = f"random/{rank}/"
-    found = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    if found:
-        set_random_state({name: tensor.clone() for name, tensor in found.items()}, device)
+    if found := _below(f"random/{rank}/", tensors):
+        set_random_state(found, device)
     elif rank > 0:
         torch.manual_seed(int(np.random.SeedSequence((seed, rank)).generate_state(1, np.uint64)[0]))
 
 
+def _below(prefix: str, tensors: Weights) -> Weights:
+    """Copies of the tensors under a prefix, by the rest of their names."""
+    found = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): tensor.clone() for name, tensor in found.items()}
+
+
 def _set_aside(file: Path, prefix: str, after: int = -1) -> None:
     """Name a checkpoint by its step, if that is later than `after`, or as broken."""
-    if not file.is_file():
-        return
-    try:
-        run = read(file).run
-        step = run.step if run else 0
-    except InputError:
-        os.replace(file, f"{file}.broken")
-        return
+    step = _step_of(file)
     if step > after:
         os.replace(file, file.with_name(f"{prefix}{step}{SUFFIX}"))
+    elif step < 0 and file.is_file():
+        os.replace(file, f"{file}.broken")
+
+
+def _step_of(file: Path) -> int:
+    """The step of a checkpoint, -1 of none or a broken one."""
+    try:
+        run = read(file).run
+    except InputError:
+        return -1
+    return run.step if run else 0

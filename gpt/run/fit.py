@@ -5,42 +5,36 @@ import os
 import sys
 import time
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import torch
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch import Trainer
 
 from gpt import STARTED
 from gpt.data.module import TokenData
 from gpt.errors import InputError
-from gpt.plain import as_dict
 from gpt.plan.plan import END_SECONDS, Plan
-from gpt.run.checkpoint import load_weights
-from gpt.run.folder import RunFolder, folder_of_checkpoint, folder_to_restart
 from gpt.run.help import show_help
-from gpt.run.lightning_private import cluster, silence_warnings, started_processes
-from gpt.run.limits import COMPILED_SECONDS, Deadline, Limits
+from gpt.run.lightning_private import cluster, silence_warnings
+from gpt.run.limits import Deadline
 from gpt.run.loop import Loop
 from gpt.run.micro_batch import is_out_of_memory
-from gpt.run.options import Options, to_dict
+from gpt.run.options import Options
 from gpt.run.record import write_summary
-from gpt.run.shape import Inherited, settle, token_data
+from gpt.run.shape import build
 from gpt.run.signals import Stopped
-from gpt.run.start import AUTO_OR_NEW, Start, start
-from gpt.threads import cores, sharing_cores
-from gpt.training.device import allow_tf32, default_precision, keep_freed_memory
+from gpt.run.start import Start, start
+from gpt.threads import sharing_cores
+from gpt.training.device import allow_tf32, keep_freed_memory
 from gpt.training.module import LanguageModel
 from gpt.training.output import MayEnd, report
 from gpt.training.shard import ShardedStrategy
-from gpt.weights.adapters import base_folder
 
 # What Lightning raises for options that it cannot use.
 _REFUSALS = (MisconfigurationException, ImportError, TypeError, ValueError, RuntimeError)
-_LIMITS = ("max_steps", "max_epochs", "max_time")
 
 
 def main(arguments: list[str]) -> None:
@@ -54,7 +48,7 @@ def main(arguments: list[str]) -> None:
     with redirect_stdout(out), redirect_stderr(err):
         begun = start(command, rest)
         if begun.print_config:
-            print(yaml.safe_dump(to_dict(begun.options), sort_keys=False, allow_unicode=True), end="")
+            print(yaml.safe_dump(asdict(begun.options), sort_keys=False, allow_unicode=True), end="")
             return
         prepare_process()
         run = {"fit": fit, "validate": validate}[command]
@@ -70,11 +64,11 @@ def prepare_process() -> None:
 
 def fit(begun: Start) -> None:
     """Train; a run that a signal ended exits with the status that the signal has in a shell."""
-    report(*begun.lines())
+    report(*begun.notes)
     trainer, loop, module, data = assemble(begun)
     try:
         with sharing_cores():
-            train(trainer, loop, module, data)
+            trainer.fit(module, datamodule=data)
     except Stopped as stopped:
         line, status = stopped.args
         report(line)
@@ -99,29 +93,17 @@ def fit(begun: Start) -> None:
 
 def assemble(begun: Start) -> tuple[Trainer, Loop, LanguageModel, TokenData]:
     """All parts of a run, its text prepared: what is wrong with it is found before there is a folder."""
-    options, module, data, inherited = build(begun)
-    folder = _folder(begun, options)
-    lasting = replace(options, resume=None, ckpt_path=None, minutes=None)  # what a later start begins with
-    limits = Limits(lasting, _deadline(begun.plan))
-    loop = Loop(lasting, module, data, folder, limits, begun.checkpoint, _total(begun))
+    options, module, data = build(begun.options, begun.checkpoint)
+    loop = Loop(options, module, data, begun.folder, begun.checkpoint, _deadline(begun.plan))
     trainer = new_trainer(options, callbacks=[loop])
-    data.prepare_data()
     data.setup("fit")
     data.train_dataloader()
-    inherited.warn(data)
     return trainer, loop, module, data
-
-
-def train(trainer: Trainer, loop: Loop, module: LanguageModel, data: TokenData) -> None:
-    """Validate first if a kill interrupted that, then train."""
-    if loop.owes_validation():
-        trainer.validate(module, datamodule=data, verbose=False)
-    trainer.fit(module, datamodule=data)
 
 
 def validate(begun: Start) -> None:
     """Print the figures of a checkpoint on the text that is held out."""
-    options, module, data, _ = build(begun)
+    options, module, data = build(begun.options, begun.checkpoint)
     trainer = new_trainer(options, callbacks=[])
     trainer.validate(module, datamodule=data, verbose=False)
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
@@ -131,44 +113,15 @@ def validate(begun: Start) -> None:
         print(json.dumps(metrics, indent=2))
 
 
-def build(begun: Start) -> tuple[Options, LanguageModel, TokenData, Inherited]:
-    """The options with what the weights, the text and the machine decide, and the modules of a Trainer."""
-    options, inherited = settle(begun.options, begun.checkpoint)
-    trainer = options.trainer
-    if trainer.precision is None:
-        precision: Any = default_precision(trainer.accelerator)
-        trainer = replace(trainer, precision=precision)
-    devices = trainer.devices or started_processes()
-    trainer = replace(trainer, devices=devices)
-    options = replace(options, trainer=trainer)
-    if trainer.accelerator == "cpu" and devices > cores():
-        report(f"{devices} processes on {cores()} cores: each waits for the others")
-    seed_everything(options.seed_everything, verbose=False)
-    model = options.model
-    limit = trainer.max_seconds
-    if model.compile is None and limit is not None and limit < COMPILED_SECONDS:
-        model = replace(model, compile=False)
-    if begun.checkpoint:  # it has the weights, or the adapters
-        model = replace(model, init_from=str(base_folder(begun.checkpoint.path)) if model.lora.rank else None)
-    try:
-        module = LanguageModel(**as_dict(model))
-        data = token_data(options, inherited)
-    except (RuntimeError, MemoryError) as error:
-        if is_out_of_memory(error):
-            raise InputError("the model does not fit into memory: make it smaller") from None
-        raise
-    if begun.checkpoint:
-        load_weights(module, begun.checkpoint.weights)
-    return options, module, data, inherited
-
-
 def new_trainer(options: Options, callbacks: list[Any]) -> Trainer:
     """A Trainer that computes: what a run counts, records and saves is the callbacks'."""
     plain = options.trainer
     if plain.accelerator == "gpu" and not torch.accelerator.is_available():
         raise InputError("--trainer.accelerator gpu: there is no GPU that PyTorch can use; give cpu or auto")
     if plain.num_nodes > 1 and not {"MASTER_ADDR", "SLURM_JOB_ID"} & {*os.environ}:  # it would wait forever
-        how = "start its processes with torchrun or SLURM, or set MASTER_ADDR and NODE_RANK (docs/scale.md)"
+        how = (
+            "start its processes with torchrun or SLURM (docs/hardware.md), or set MASTER_ADDR and NODE_RANK"
+        )
         raise InputError(f"--trainer.num_nodes {plain.num_nodes}: {how}")
     strategy: Any = ShardedStrategy() if plain.strategy == "fsdp2" else plain.strategy
     try:
@@ -204,9 +157,9 @@ def new_trainer(options: Options, callbacks: list[Any]) -> Trainer:
 
 def summarize(plan: Plan | None, trainer: Trainer, loop: Loop, data: TokenData) -> None:
     """Print how it ended and what to do next."""
-    report(f"ended after step {loop.step}: {loop.limits.why()}", prefix="")
-    folder = loop.folder / ""
-    summary = write_summary(folder, loop.record, trainer, loop.step, plan, time.perf_counter() - STARTED)
+    report(f"ended after step {loop.run.step}: {loop.limits.why()}", prefix="")
+    folder, seconds = loop.folder, time.perf_counter() - STARTED
+    summary = write_summary(folder, loop.run, trainer, loop.tokens, plan, seconds)
     print(json.dumps(summary, indent=2))
     if plan:
         what = "{}: {seconds:.1f} s, {tokens:,} tokens, {bits_per_byte:.4} bits per byte"
@@ -214,23 +167,6 @@ def summarize(plan: Plan | None, trainer: Trainer, loop: Loop, data: TokenData) 
     print(f"{folder}/ holds the checkpoints, metrics.csv, loss.png and summary.json")
     how = "--interactive" if data.prepared.template else "--prompt 'The '"
     print(f"next: gpt generate --checkpoint {folder} {how}")
-
-
-def _folder(begun: Start, options: Options) -> RunFolder:
-    """That of the checkpoint, or a new one."""
-    existing: Path | None = folder_to_restart(options.run) if options.resume == AUTO_OR_NEW else None
-    if begun.checkpoint:
-        existing = folder_of_checkpoint(begun.checkpoint.path)
-    return RunFolder(options.run, existing)
-
-
-def _total(begun: Start) -> int | None:
-    """The updates that the checkpoint was to make, unless the options limit the run in another way now."""
-    if begun.before is None or begun.checkpoint is None or begun.checkpoint.run is None:
-        return None
-    before, now = begun.before.trainer, begun.options.trainer
-    same = all(getattr(before, name) == getattr(now, name) for name in _LIMITS)
-    return begun.checkpoint.run.total if same else None
 
 
 def _deadline(plan: Plan | None) -> Deadline | None:

@@ -6,18 +6,17 @@
 import json
 import os
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import yaml
 from filelock import FileLock, Timeout
 
 from gpt.errors import InputError
-from gpt.files import atomic_write, write_json
+from gpt.files import write_json
 from gpt.plain import parse_yaml
 from gpt.weights.checkpoint import RUNS, run_of
 
@@ -25,51 +24,28 @@ _OURS = {"model", "data", "trainer", "checkpoint_every"}  # groups and options o
 _SECONDS_FOR_WORKERS = 10.0  # a killed process's data workers hold its lock until they notice
 
 
-class RunFolder:
-    """The folder of a run, once it is open: reserved or reopened, and locked.
+@contextmanager
+def opened(new: Path, existing: Path | None) -> Iterator[Path]:
+    """The folder `existing`, or else `new` or the first free one of `new-2`, `new-3`, ..., locked.
 
-    Args:
-        name: of a new run. If `runs/NAME` exists, the first free one of `runs/NAME-2`, `runs/NAME-3`, ...
-        existing: the folder to write to instead.
+    One that another process uses is an InputError. The lock is the operating system's: it ends with the
+    process.
     """
-
-    def __init__(self, name: str, existing: Path | None) -> None:
-        self.new, self.path = folder_of(name), existing
-        self._lock: FileLock | None = None
-
-    def __truediv__(self, name: str) -> Path:
-        assert self.path is not None
-        return self.path / name
-
-    def open(self, options: dict[str, Any], first: bool, broadcast: Callable[[Any], Any]) -> None:
-        """Reserve and lock the folder, in the `first` process for all, and write config.yaml.
-
-        One that another process uses is an InputError. The lock is the operating system's: it ends with the
-        process.
-        """
-        error: Exception | None = None
-        if first and self._lock is None:
-            try:
-                self.path = self.path or _reserve(self.new)
-                self.path.mkdir(parents=True, exist_ok=True)
-                self._lock = _locked(self.path)
-                self.write_config(options)
-            except (InputError, OSError) as reason:
-                error = reason
-        self.path, error = broadcast((self.path, error))
-        if error:
-            raise error
-
-    def write_config(self, options: dict[str, Any]) -> None:
-        """Write config.yaml."""
-        with atomic_write(self / "config.yaml") as file:
-            file.write(yaml.safe_dump(options, sort_keys=False, allow_unicode=True))
-
-    def release(self) -> None:
-        """Unlock the folder."""
-        if self._lock is not None:
-            (self / ".holder").unlink(missing_ok=True)
-            self._lock.release()
+    folder = existing or _reserve(new)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock, holder = FileLock(folder / ".lock"), _holder(folder)
+    try:
+        lock.acquire(timeout=_SECONDS_FOR_WORKERS if _is_dead(holder) else 0)
+    except Timeout:
+        who = "process {pid} on {host} since {since}".format(**holder) if holder else "another process"
+        raise InputError(f"{folder} is in use by {who}: wait for its end, or name another --run") from None
+    since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+    try:
+        write_json(folder / ".holder", {"pid": os.getpid(), "host": socket.gethostname(), "since": since})
+        yield folder
+    finally:
+        (folder / ".holder").unlink(missing_ok=True)
+        lock.release()
 
 
 def folder_of(name: str) -> Path:
@@ -114,33 +90,18 @@ def _reserve(first: Path) -> Path:
     return folder
 
 
-def _locked(folder: Path) -> FileLock:
-    """Lock a run's folder; where another process holds the lock, an InputError says which, and since when."""
-    lock = FileLock(folder / ".lock")
-    try:
-        lock.acquire(timeout=_SECONDS_FOR_WORKERS if _holder_is_dead(folder) else 0)
-    except Timeout:
-        holder = _holder(folder)
-        who = "process {pid} on {host} since {since}".format(**holder) if holder else "another process"
-        raise InputError(f"{folder} is in use by {who}: wait for its end, or name another --run") from None
-    since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-    write_json(folder / ".holder", {"pid": os.getpid(), "host": socket.gethostname(), "since": since})
-    return lock
-
-
-def _holder(folder: Path) -> dict[str, str | int] | None:
+def _holder(folder: Path) -> dict[str, Any]:
     """Who holds the lock, as far as the holder has written it."""
     try:
         holder = json.loads((folder / ".holder").read_text(encoding="utf-8"))
         return {name: holder[name] for name in ("pid", "host", "since")}
     except (OSError, ValueError, KeyError, TypeError):
-        return None
+        return {}
 
 
-def _holder_is_dead(folder: Path) -> bool:
+def _is_dead(holder: dict[str, Any]) -> bool:
     """Whether the process that wrote `.holder` ended on this machine without removing it."""
-    holder = _holder(folder)
-    if os.name != "nt" and holder and holder["host"] == socket.gethostname():
+    if os.name != "nt" and holder.get("host") == socket.gethostname():
         try:
             os.kill(int(holder["pid"]), 0)
         except (OSError, ValueError) as error:

@@ -1,7 +1,11 @@
-"""The options of a run: dataclasses of numbers and text, which name nothing to import, fetch or execute."""
+"""The options of a run: dataclasses of numbers and text, which name nothing to import, fetch or execute.
 
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+What is written below a field is its help: the first sentence is what `gpt fit --help` shows. "Rare." leaves
+an option to docs/options.md, and "Elsewhere:" lists the names that other programs have for it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, NamedTuple, get_type_hints
 
 from gpt.data.module import DataOptions
@@ -17,39 +21,43 @@ class TrainerOptions:
     """What drives the training; an InputError for a value that no run could follow."""
 
     max_steps: int = -1
-    """Updates to make; -1 for no such limit. The first of several limits ends the run."""
+    """Updates to make; -1 for no such limit. The first of several limits ends the run.
+    Elsewhere: max_iters, lr_decay_iters, steps, fast_dev_run."""
     max_epochs: int = -1
-    """Passes over the training text; -1 for no such limit."""
+    """Passes over the training text; -1 for no such limit. Elsewhere: num_train_epochs, epochs."""
     max_time: str | None = None
     """Training time over all resumes: 90s, 10m, 8h, or DD:HH:MM:SS."""
     min_steps: int = 0
-    """Updates that max_time and early stopping wait for."""
+    """Updates that max_time and early stopping wait for. Rare."""
     val_check_interval: int = 500
-    """Batches between two validations, rounded up to whole updates; with --data.tokens_per_update updates."""
+    """Batches between two validations, rounded up to whole updates; with --data.tokens_per_update updates.
+    Elsewhere: eval_interval, eval_steps, check_val_every_n_epoch."""
     limit_val_batches: float = 1.0
     """1.0 validates on all that is held out, 0 not at all."""
     accumulate_grad_batches: int = 1
-    """Batches of an update."""
+    """Batches of an update. Elsewhere: gradient_accumulation_steps."""
     gradient_clip_val: float | None = 1.0
-    """The largest norm of all gradients together; 0 or null clips none."""
+    """The largest norm of all gradients together; 0 or null clips none.
+    Elsewhere: grad_clip, max_grad_norm."""
     accelerator: Literal["auto", "cpu", "cuda", "gpu", "mps"] = "auto"
-    """Where the run computes."""
+    """Where the run computes. Elsewhere: device."""
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"] | None = None
-    """Types of weights and products; by default what suits the device."""
+    """Types of weights and products; by default what suits the device. Elsewhere: dtype, fp16, bf16."""
     devices: int | None = None
     """Processes on this machine, each with a device; by default 1, or as many as torchrun has started."""
     num_nodes: int = 1
-    """Machines, whose processes torchrun or SLURM starts."""
+    """Machines, whose processes torchrun or SLURM starts. Rare."""
     strategy: Literal["auto", "ddp", "fsdp2"] = "auto"
     """fsdp2 divides weights and optimizer states between the processes."""
     logger: str = "csv"
-    """Where the loss curve goes beside metrics.csv: csv, tensorboard, wandb, or several with commas."""
+    """Where the loss curve goes beside metrics.csv: csv, tensorboard, wandb, or several with commas.
+    Elsewhere: report_to, callbacks."""
     enable_progress_bar: bool = True
-    """Whether to show progress, validations and samples on stderr."""
+    """Whether to show progress, validations and samples on stderr. Rare."""
     deterministic: bool = False
-    """Whether a GPU has to compute the same to the last bit each time."""
+    """Whether a GPU has to compute the same to the last bit each time. Rare."""
     detect_anomaly: bool = False
-    """Whether to say which operation made a gradient NaN; slow."""
+    """Whether to say which operation made a gradient NaN; slow. Rare."""
 
     def __post_init__(self) -> None:
         for name in ("max_steps", "max_epochs"):
@@ -81,24 +89,28 @@ class Options:
     """All options of a run; an InputError for a value out of its range."""
 
     run: str = "run"
-    """Name of the folder under runs/ to write to; runs/NAME-2 where it exists."""
+    """Name of the folder under runs/ to write to; runs/NAME-2 where it exists.
+    Elsewhere: out_dir, output_dir, default_root_dir."""
     resume: str | None = None
     """Resume a run: its folder, a checkpoint, `auto` for the newest checkpoint of --run or of all runs,
-    `auto_or_new` to begin --run where it has none."""
+    `auto_or_new` to begin --run where it has none. Elsewhere: resume_from_checkpoint."""
     ckpt_path: str | None = None
     """The checkpoint or folder of a run that `gpt validate` scores."""
     minutes: float | None = None
-    """Train the best model for the text that this time allows, from start to end: 90s, 10m, 8h."""
+    """Train the best model for the text that this time allows, from start to end: 90s, 10m, 8h.
+    Elsewhere: time."""
     seed_everything: int = 1337
-    """Decides the first weights, dropout and the order of the text."""
+    """Decides the first weights, dropout and the order of the text. Rare. Elsewhere: seed."""
     checkpoint_every: int = 500
-    """Updates between two checkpoints, which are at most a minute or a hundredth of the run apart."""
+    """Updates between two checkpoints, which are at most a minute or a hundredth of the run apart.
+    Elsewhere: save_steps."""
     keep_checkpoints: int = 2
-    """Newest checkpoints to keep."""
+    """Newest checkpoints to keep. Rare. Elsewhere: save_total_limit."""
     log_every: int = 20
-    """Updates between two rows of metrics.csv."""
+    """Updates between two rows of metrics.csv.
+    Elsewhere: log_interval, logging_steps, log_every_n_steps, barebones."""
     snapshot_megabytes: int = 100
-    """Of snapshots to watch it learn with gpt serve, at most; 0 for none."""
+    """Of snapshots to watch it learn with gpt serve, at most; 0 for none. Rare."""
     early_stopping: int | None = None
     """Stop after so many validations in a row that do not improve val_loss."""
     model: ModelOptions = ModelOptions()
@@ -131,40 +143,7 @@ def all_options(kind: type = Options, prefix: str = "") -> Iterator[tuple[str, O
         if is_dataclass(hint):
             yield from all_options(hint, f"{name}.")  # type: ignore[arg-type]
         else:
-            assert field.default is not MISSING
             yield name, Option(hint, field.default, kind)
 
 
 OPTIONS = dict(all_options())
-
-
-def from_flat(values: Mapping[str, Any], kind: type = Options, prefix: str = "") -> Any:
-    """`Options` of values by dotted names, the rest at their defaults."""
-    hints, found = get_type_hints(kind), {}
-    for field in fields(kind):
-        name = f"{prefix}{field.name}"
-        if is_dataclass(hints[field.name]):
-            found[field.name] = from_flat(values, hints[field.name], f"{name}.")
-        elif name in values:
-            found[field.name] = values[name]
-    return kind(**found)
-
-
-def to_dict(options: Any) -> dict[str, Any]:
-    """Nested plain values, for config.yaml and for checkpoints."""
-    found: dict[str, Any] = {}
-    for field in fields(options):
-        value = getattr(options, field.name)
-        found[field.name] = (
-            to_dict(value) if is_dataclass(value) else list(value) if isinstance(value, tuple) else value
-        )
-    return found
-
-
-def flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Each plain value of nested mappings by its dotted name."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

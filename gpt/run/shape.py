@@ -1,75 +1,97 @@
-"""The model's shape and vocabulary: those of the weights that a run begins with, or what its options name."""
+"""The modules of a run: what its text, the weights that it begins with, and the machine decide."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
+
+from lightning.pytorch import seed_everything
 
 from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.plain import as_dict
+from gpt.run.lightning_private import started_processes
+from gpt.run.limits import COMPILED_SECONDS
+from gpt.run.micro_batch import is_out_of_memory
 from gpt.run.options import Options
 from gpt.text.template import DEFAULT_TEMPLATE
 from gpt.text.tokenizer import Tokenizer
-from gpt.text.vocabulary import Learned, find_vocabulary
+from gpt.text.vocabulary import Learned
+from gpt.threads import cores
+from gpt.training.device import default_precision
+from gpt.training.module import LanguageModel
 from gpt.training.output import report
+from gpt.weights.adapters import base_folder
 from gpt.weights.checkpoint import Checkpoint
-from gpt.weights.load import read_once
+from gpt.weights.load import Found, read_once
 
 
-@dataclass(frozen=True, kw_only=True)
-class Inherited:
-    """What the weights that a run continues from decide about its text; nothing for new weights."""
-
-    tokenizer: Tokenizer | None = None
-    bytes_per_token: float | None = None  # of the text that they were trained on
-
-    def warn(self, data: TokenData) -> None:
-        """Report a text that the tokenizer of the weights encodes badly, and examples for new weights."""
-        if self.tokenizer is None and data.prepared.template:
-            report("examples alone teach new weights little: tune trained ones with --model.init_from")
-        before, now = self.bytes_per_token, data.bytes_per_token
-        if before is not None and now < 0.6 * before:
-            compared = f"{now:.2f} bytes a token, {before:.2f} on the text it was trained on"
-            report(f"the model's vocabulary does not suit this text: {compared}")
-
-
-def settle(options: Options, checkpoint: Checkpoint | None) -> tuple[Options, Inherited]:
-    """The options with the shape and the template that the weights or the text decide, and what they decide.
+def build(options: Options, checkpoint: Checkpoint | None) -> tuple[Options, LanguageModel, TokenData]:
+    """The options with all that was left open, and the modules of a Trainer, the text prepared.
 
     InputError where options contradict the weights that are given.
     """
+    options, tokenizer, found = _of_machine(options), None, None
     if checkpoint is not None:
         saved = checkpoint.model.tokenizer
-        return options, Inherited(tokenizer=Tokenizer.from_dict(saved) if saved else None)
-    if options.model.init_from is not None:
-        return _of_weights(options, options.model.init_from)
-    if options.data.vocabulary is None:
-        return options, Inherited()
-    wanted = find_vocabulary(options.data.vocabulary, options.model.config.vocab_size)
-    size = wanted.n_vocab
-    if size is None or (isinstance(wanted, Learned) and wanted.at_most):  # the text decides: prepare it
-        size = token_data(options, Inherited()).tokenizer.n_vocab
-    config = replace(options.model.config, vocab_size=size)
-    return replace(options, model=replace(options.model, config=config)), Inherited()
+        tokenizer = Tokenizer.from_dict(saved) if saved else None
+    elif options.model.init_from is not None:
+        options, found = _of_weights(options, options.model.init_from)
+        tokenizer = found.tokenizer
+    data = _token_data(options, tokenizer)
+    model, config = options.model, options.model.config
+    if tokenizer is None and checkpoint is None:
+        if data.prepared.template:
+            report("examples alone teach new weights little: tune trained ones with --model.init_from")
+        if options.data.vocabulary is not None:
+            config = replace(config, vocab_size=data.tokenizer.n_vocab)
+    if found and found.bytes_per_token and data.bytes_per_token < 0.6 * found.bytes_per_token:
+        compared = f"{data.bytes_per_token:.2f} bytes a token, {found.bytes_per_token:.2f}"
+        report(f"the model's vocabulary does not suit this text: {compared} on the text it was trained on")
+    model = replace(model, config=config)
+    options = replace(options, model=model)
+    if checkpoint:  # it has the weights, or the adapters
+        model = replace(model, init_from=str(base_folder(checkpoint.path)) if model.lora.rank else None)
+    seed_everything(options.seed_everything, verbose=False)
+    try:
+        module = LanguageModel(**as_dict(model))
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            raise InputError("the model does not fit into memory: make it smaller") from None
+        raise
+    if checkpoint:  # start.py has checked that they are all there
+        module.model.load_state_dict(checkpoint.weights, strict=False)
+    return options, module, data
 
 
-def token_data(options: Options, inherited: Inherited) -> TokenData:
-    """The text of a run, encoded with the tokenizer of its weights where they have one."""
-    config, seed = options.model.config, options.seed_everything
-    sizes: dict[str, Any] = {"vocab_size": config.vocab_size, "context_length": config.context_length}
-    data = TokenData(**as_dict(options.data), **sizes, seed=seed)
-    same = isinstance(data.vocabulary, Learned) and data.tokenizer == inherited.tokenizer
-    if inherited.tokenizer and not same:
-        data.use(inherited.tokenizer)
-    return data
+def _of_machine(options: Options) -> Options:
+    trainer, model = options.trainer, options.model
+    precision: Any = trainer.precision or default_precision(trainer.accelerator)
+    devices = trainer.devices or started_processes()
+    if trainer.accelerator == "cpu" and devices > cores():
+        report(f"{devices} processes on {cores()} cores: each waits for the others")
+    if model.compile is None and (trainer.max_seconds or COMPILED_SECONDS) < COMPILED_SECONDS:
+        model = replace(model, compile=False)
+    return replace(options, model=model, trainer=replace(trainer, precision=precision, devices=devices))
 
 
-def _of_weights(options: Options, path: str) -> tuple[Options, Inherited]:
+def _of_weights(options: Options, path: str) -> tuple[Options, Found]:
     if options.data.vocabulary not in (None, "learn"):  # recipes say learn, for runs that start anew
         raise InputError("--data.vocabulary: weights to start from keep their own, leave it out")
+    read_once.cache_clear()  # of an earlier command
     found = read_once(path, options.model.config.context_length)
     config = replace(found.config, dropout=options.model.config.dropout)
     data = replace(options.data, vocabulary=None)
     if found.template and data.template == DEFAULT_TEMPLATE:
         data = replace(data, template=found.template)
-    settled = replace(options, model=replace(options.model, config=config), data=data)
-    return settled, Inherited(tokenizer=found.tokenizer, bytes_per_token=found.bytes_per_token)
+    return replace(options, model=replace(options.model, config=config), data=data), found
+
+
+def _token_data(options: Options, tokenizer: Tokenizer | None) -> TokenData:
+    """The text of a run, encoded with the tokenizer of its weights where they have one."""
+    config, seed = options.model.config, options.seed_everything
+    sizes: dict[str, Any] = {"vocab_size": config.vocab_size, "context_length": config.context_length}
+    data = TokenData(**as_dict(options.data), **sizes, seed=seed)
+    same = isinstance(data.vocabulary, Learned) and data.tokenizer == tokenizer
+    if tokenizer and not same:
+        data.use(tokenizer)
+    data.prepare_data()
+    return data

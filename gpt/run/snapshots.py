@@ -1,11 +1,11 @@
 """Snapshots of a run's weights, kept so that one can watch it learn."""
 
 from contextlib import suppress
+from pathlib import Path
 
 import torch
 
 from gpt.run.checkpoint import save
-from gpt.run.folder import RunFolder
 from gpt.weights.checkpoint import ModelPart, Snapshot, most_crowded, snapshots_of
 from gpt.weights.formats.table import Weights
 
@@ -14,19 +14,18 @@ class Snapshots:
     """Keeps the weights in bfloat16 after steps 1 to 8, 10, 12, 14, 16, 20, ..., and after the last.
 
     All together take at most `megabytes`: the closest ones go first, so that the others stay evenly spread.
-    A model of which fewer than eight fit has none. A snapshot is a checkpoint without what resuming needs.
+    A model of which fewer than eight fit has none, as they would show little. A snapshot is a checkpoint
+    without what resuming needs.
     """
 
-    def __init__(self, folder: RunFolder, megabytes: int) -> None:
-        self.run, self.most = folder, megabytes * 1_000_000
-        self.saved = 0  # the step of the last one
-        self.keeps_any = False
+    def __init__(self, folder: Path, megabytes: int, step: int, trained: int) -> None:
+        """Begin after `step` with `trained` weights."""
+        self.folder, self.most, self.saved = folder, megabytes * 1_000_000, step
+        self.keeps_any = self.most >= 8 * 2 * trained
 
-    def begin(self, step: int, trained: int) -> None:
-        """Begin after `step` with `trained` weights; those of another future go. One process does it."""
-        self.saved = step
-        self.keeps_any = self.most >= 8 * 2 * trained  # fewer show little, and take a while each
-        for other, _, file in snapshots_of(self.run / ""):
+    def forget_after(self, step: int) -> None:
+        """Delete those of another future."""
+        for other, _, file in snapshots_of(self.folder):
             if other > step:
                 file.unlink(missing_ok=True)
 
@@ -37,12 +36,11 @@ class Snapshots:
 
     def save(self, step: int, loss: float, weights: Weights, model: ModelPart) -> None:
         """Keep the weights. A full disk ends the run at its next checkpoint, with a line."""
-        self.saved = step
         small = {name: tensor.to("cpu", torch.bfloat16) for name, tensor in weights.items()}
-        path = self.run / f"snapshots/step-{step}-loss-{loss:.4f}.safetensors"
+        path = self.folder / f"snapshots/step-{step}-loss-{loss:.4f}.safetensors"
         with suppress(OSError):
             save(path, small, model, None)
-            thin(snapshots_of(self.run / ""), self.most)
+            thin(snapshots_of(self.folder), self.most)
 
 
 def thin(found: list[Snapshot], most: int) -> None:

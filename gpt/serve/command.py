@@ -58,7 +58,7 @@ def serve(
         from gpt.serve.limits import Limits
         from gpt.serve.server import Server
     except ImportError:
-        raise InputError("gpt serve needs more packages: pip install 'minimal-gpt[serve]'") from None
+        raise InputError("gpt serve needs more packages: pip install -e '.[serve]'") from None
     limits = Limits(
         running=max_running,
         new_tokens=max_new_tokens,

@@ -16,9 +16,9 @@ class LoRAConfig:
     rank: int = 0
     """Rank of the adapters; 0 trains all weights."""
     alpha: float = 16.0
-    """The adapters' output is multiplied by alpha / rank."""
+    """The adapters' output is multiplied by alpha / rank. Rare."""
     dropout: float = 0.0
-    """Of the adapters' input."""
+    """Of the adapters' input. Rare."""
 
     def __post_init__(self) -> None:
         check_least(0, rank=self.rank)
@@ -33,7 +33,7 @@ def add_adapters(model: nn.Module, config: LoRAConfig) -> None:
     try:
         import peft
     except ImportError:
-        raise InputError("model.lora needs one more package: pip install 'minimal-gpt[lora]'") from None
+        raise InputError("model.lora needs one more package: pip install -e '.[lora]'") from None
     alpha: Any = config.alpha  # which peft annotates as an int
     adapters = peft.LoraConfig(
         r=config.rank, lora_alpha=alpha, lora_dropout=config.dropout, target_modules=list(LAYERS)

@@ -25,8 +25,11 @@ from gpt.training.lora import LoRAConfig, add_adapters
 from gpt.training.loss import linear_cross_entropy
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.schedule import learning_rate_factor
-from gpt.training.shard import is_sharded, shard
+from gpt.training.shard import is_sharded, shard, whole
 from gpt.weights.load import GPT, start_from
+
+VALIDATED = ("val_loss", "val_perplexity", "val_bits_per_byte", "val_standard_error")
+"""What a validation logs, and metrics.csv records."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +44,17 @@ class ModelOptions:
     """Low-rank adapters, which alone are trained and saved."""
     init_from: str | None = None
     """Weights to start from: gpt2, a run, or what `gpt import` reads. They decide the shape, of whose options
-    only dropout and context_length count; a shorter context crops positions."""
+    only dropout and context_length count; a shorter context crops positions.
+    Elsewhere: model_name_or_path."""
     compile: bool | Literal["whole"] | None = None
     """Compile the blocks, or the model as a "whole"; by default the blocks where it saves a run time."""
     checkpoint_activations: bool = False
     """Keep only each block's input for the backward pass and compute the rest again: a third more time, a
-    fraction of the memory (Chen et al. 2016)."""
+    fraction of the memory (Chen et al. 2016). Rare. Elsewhere: gradient_checkpointing."""
     loss_chunk: int | None = None
-    """Tokens whose logits are in memory at the same time, by default 8,192 on a GPU, else 1,024."""
+    """Tokens whose logits are in memory at the same time, by default 8,192 on a GPU, else 1,024. Rare."""
     skip_nonfinite: int = 0
-    """Updates to skip, because their loss or gradient is not finite, before the run stops."""
+    """Updates to skip, because their loss or gradient is not finite, before the run stops. Rare."""
 
     def __post_init__(self) -> None:
         check_least(1, loss_chunk=self.loss_chunk)
@@ -228,9 +232,7 @@ class LanguageModel(LightningModule):
         if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
             scaler.unscale_(optimizer)  # Lightning leaves it to a fused optimizer's step, after clipping
         weights = [weight for weight in self.parameters() if weight.grad is not None]
-        norm: Any = get_total_norm([w.grad for w in weights])  # type: ignore[misc]
-        if hasattr(norm, "full_tensor"):  # each process has a part of the gradients
-            norm = norm.full_tensor()
+        norm = whole(get_total_norm([w.grad for w in weights]))  # type: ignore[misc]
         self.last_gradient_norm = norm  # before clipping
         if not self.guard.passes(self.trainer, norm, self.first_step + self.trainer.global_step + 1):
             self.zero_grad()  # no optimizer changes a weight that has no gradient

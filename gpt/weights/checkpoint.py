@@ -13,7 +13,7 @@ import re
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -49,62 +49,57 @@ class ModelPart:
     """The fields of `AdapterPart`, of a run that trains adapters: its checkpoints hold them alone."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class RunPart:
-    """Where a run stands between two updates: with the tensors, all that it needs to continue exactly."""
+    """Where a run stands between two updates: with the tensors, all that it needs to continue exactly.
 
-    options: dict[str, Any]
+    The parts of a run count in this one object, so that saving is writing it, and resuming is reading it.
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
     """All of the run, as `gpt.run.options.to_dict` gives them."""
-    step: int
+    step: int = 0
     """Updates made."""
-    total: int
-    """Updates to make, as it was planned after this one."""
-    place: int
+    total: int = 0
+    """Updates to make, as it was planned after this one; 0 for a run that has not begun."""
+    place: int = 0
     """Windows of the text that all processes together have taken."""
-    validated: bool
-    """Whether a validation that is due after this update is part of the checkpoint."""
-    session: int
+    session: int = 0
     """Counts the starts and resumes of the run."""
-    save: int
-    """Counts the checkpoints of the session."""
-    saved_at: float
+    save: int = 0
+    """Counts the checkpoints."""
+    saved_at: float = 0.0
     """Seconds since 1970; tells which of several runs is the newest."""
-    corpus: str
+    corpus: str = ""
     """A hash of the prepared text."""
-    skipped: int
+    skipped: int = 0
     """Updates that were skipped because their loss or gradient was not finite."""
-    scale: dict[str, Any] | None
+    scale: dict[str, Any] | None = None
     """The state of float16's loss scale."""
-    seconds_per_step: float | None
-    """Of late, in a run limited by time."""
-    best: float | None
-    """The lowest validation loss that early stopping knows."""
-    stalled: int
-    """Validations since."""
-    tokens: int
-    """Trained on until the last row of metrics.csv."""
-    interval_tokens: int
-    """Since."""
-    interval_batches: int
-    interval_seconds: float
-    train_seconds: float
+    seconds: float = 0.0
     """Of training and validation."""
-    validation: dict[str, Any]
-    """The figures of the last one; None for one that is not finite."""
-    csv: int
-    """Characters of metrics.csv."""
-    samples: int
-    """Characters of samples.txt."""
-    loss_sums: list[Any]
-    """Of each process, since the last row of metrics.csv; None where it is not finite."""
-    best_loss: float | None
+    seconds_per_step: float | None = None
+    """Of late, in a run limited by time."""
+    best_loss: float | None = None
     """The lowest validation loss so far, in nats per token."""
+    best_step: int = 0
+    """The update after which it was the lowest."""
+    stalled: int = 0
+    """Validations since."""
+    validation: dict[str, float | None] = field(default_factory=dict)
+    """The figures of the last one; None for one that is not finite."""
+    batches: int = 0
+    """Of each process, since the last row of metrics.csv."""
+    loss_sums: list[float | None] = field(default_factory=list)
+    """Of the losses of these batches, for each process; None where it is not finite."""
+    csv: int = 0
+    """Bytes of metrics.csv."""
+    samples: int = 0
+    """Bytes of samples.txt."""
 
     def __post_init__(self) -> None:
         numbers = {name: value for name, value in as_dict(self).items() if isinstance(value, int | float)}
-        check_least(
-            0, **{name: value for name, value in numbers.items() if name not in ("best", "best_loss")}
-        )
+        check_least(0, **{name: value for name, value in numbers.items() if name != "best_loss"})
 
 
 @dataclass(frozen=True, kw_only=True)

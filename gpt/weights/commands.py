@@ -1,4 +1,4 @@
-"""`gpt import` reads other programs' weights, and `write_export` writes them for `gpt export`."""
+"""`gpt import` and `gpt export`: read other programs' weights, and write a model for other programs."""
 
 import sys
 from dataclasses import replace
@@ -6,15 +6,30 @@ from pathlib import Path
 from typing import Literal
 
 from gpt.errors import InputError
-from gpt.files import check_free
+from gpt.files import atomic_write, check_free
 from gpt.text.tokenizer import SMALLEST_SIZE
+from gpt.weights.checkpoint import run_of
 from gpt.weights.formats import book, gguf, hf, nanogpt
 from gpt.weights.formats.table import check_complete
-from gpt.weights.load import GPT, Found, read_weights
+from gpt.weights.load import GPT, Found, find, read_weights
+from gpt.weights.tensors import read_json
 
-ExportFormat = Literal["hf", "nanogpt", "book", "gguf", "html"]  # the last is gpt.share's
+ExportFormat = Literal["hf", "nanogpt", "book", "gguf"]
 _WRITERS = {"hf": hf.write, "nanogpt": nanogpt.write, "book": book.write}
 _GELUS = "GELU's tanh approximation", "the exact GELU"
+_CARD = """---
+library_name: transformers
+pipeline_tag: text-generation
+# license: choose one
+---
+
+# {}
+
+A GPT-2, trained and exported by minimal-gpt.
+
+| | |
+| --- | --- |
+"""
 _EXACT_GELU = {"nanogpt": True, "book": False, "gguf": False}  # what the program always computes
 
 
@@ -27,7 +42,7 @@ def import_weights(
     """Turn another program's GPT-2 weights into a folder that every command takes as --checkpoint.
 
     Args:
-        source: a Hugging Face folder or hub name (gpt2, hub:OWNER/NAME), a nanoGPT checkpoint, or a
+        source: a Hugging Face folder or hub name (gpt2, OWNER/NAME), a nanoGPT checkpoint, or a
             state dict of the book's GPTModel.
         output: the folder to write, new or empty.
         format: the expected format; any by default.
@@ -52,6 +67,31 @@ def import_weights(
         return
     print(f"next: gpt generate --checkpoint {output} --prompt 'The '")
     print(f"or:   gpt fit --model.init_from {output} --data.corpus my.txt")
+
+
+def export_folder(checkpoint: str | None, output: Path, format: ExportFormat, push: str | None) -> None:
+    """`gpt export` to a folder; `push` is a name on the Hugging Face hub, where it goes."""
+    if push is not None and (format != "hf" or push.count("/") != 1):
+        raise InputError(f"--push {push}: expected OWNER/NAME of the hub, and --format hf")
+    found = read_weights(path := find(checkpoint))
+    write_export(found, output, format)
+    if format == "hf":
+        with atomic_write(output / "README.md") as file:
+            file.write(_card(found, path, push or output.name))
+    print(f"{output}/ holds the model in the format {format}")
+    if push is not None:
+        from huggingface_hub import create_repo, upload_folder
+
+        create_repo(push, exist_ok=True)
+        print(upload_folder(repo_id=push, folder_path=output))
+
+
+def _card(found: Found, path: Path, name: str) -> str:
+    """The README.md of a model on the hub: its shape, and the name of its run's text with what it reached."""
+    told, run = found.config.to_dict(), run_of(path)
+    if run and (run / "summary.json").is_file():
+        told |= read_json(run / "summary.json")
+    return _CARD.format(name) + "".join(f"| {key} | {value} |\n" for key, value in told.items())
 
 
 def write_export(found: Found, folder: Path, format: ExportFormat) -> None:

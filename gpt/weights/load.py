@@ -14,6 +14,7 @@ from gpt import model
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import StrPath, atomic_write, write_json
+from gpt.plain import is_hub_name
 from gpt.progress import notice
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
@@ -163,7 +164,7 @@ def find(path: StrPath | None = None) -> Path:
     """The file or folder of the weights that `path` names, by default of the newest run; else InputError.
 
     A run's folder stands for its best checkpoint, else its newest. Unless they exist, `gpt2` and the other
-    sizes, `openai-community/NAME` and `hub:OWNER/NAME` are downloaded into the hub's cache, once.
+    sizes, and `OWNER/NAME` where there is no folder OWNER, are downloaded into the hub's cache, once.
     """
     if path is None:
         path = newest_run()
@@ -174,9 +175,9 @@ def find(path: StrPath | None = None) -> Path:
         notice(f"taking the newest run, {path}")
     name, path = str(path).replace(os.sep, "/"), Path(path)
     if not path.exists():
-        if name in _SHORT_NAMES or name.startswith(("openai-community/", "hub:")):
-            return _download(name.removeprefix("hub:"))
-        raise InputError(f"no checkpoint at {path}, expected a file, a folder, gpt2 or hub:OWNER/NAME")
+        if name in _SHORT_NAMES or (is_hub_name(name) and path.parent != RUNS):
+            return _download(name)
+        raise InputError(f"no checkpoint at {path}, expected a file, a folder, gpt2 or the hub's OWNER/NAME")
     if not path.is_dir() and not path.is_file():  # a device or a pipe may never end
         raise InputError(f"{path} is neither a file nor a folder")
     if path.name == "config.yaml":

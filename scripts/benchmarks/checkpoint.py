@@ -5,97 +5,56 @@ GPT-2 small with AdamW's states, 1.5 GB. Pending disk writes are flushed before 
 
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.common import Report, interleave, say
+from benchmarks.common import Report, interleave, timed_rows
 
 from gpt import GPT, GPTConfig
 from gpt.run.checkpoint import save
-from gpt.weights.checkpoint import ModelPart, RunPart, read
+from gpt.weights.checkpoint import ModelPart, read
 
 
 def run(quick: bool) -> Report:
     """Save and load in turn."""
-    rounds = 1 if quick else 8
     config = GPTConfig(num_layers=1 if quick else 12)
-    saved = _tensors(config)
-    parts = _parts(config)
-    with tempfile.TemporaryDirectory(dir=".") as folder:
-        ours, bare = Path(folder) / "ours.safetensors", Path(folder) / "bare.ckpt"
-        candidates: dict[str, Callable[[], object]] = {
-            "save, bare torch.save": lambda: torch.save(saved, bare),
-            "save, torch.save and fsync": lambda: _durable(saved, bare),
-            "save, this program": lambda: save(ours, saved, *parts),
-            "load, bare torch.load": lambda: torch.load(bare, weights_only=True),
-            "load, this program": lambda: _load(ours),
-        }
-        say(f"saving and loading, {rounds} times each")
-        timings = interleave(candidates, rounds, before=os.sync)
-        size = ours.stat().st_size
-    return Report(
-        title=f"A checkpoint of {size / 1e9:.2f} GB",
-        rows=[
-            {"what": name, "seconds": timing.median, "spread": f"{timing.spread:.1%}"}
-            for name, timing in timings.items()
-        ],
-        ratios={
-            f"{way}_vs_bare_torch": timings[f"{way}, this program"].times_faster_than(
-                timings[f"{way}, bare torch.{way}"]
-            )
-            for way in ("save", "load")
-        }
-        | {
-            "save_vs_torch_and_fsync": timings["save, this program"].times_faster_than(
-                timings["save, torch.save and fsync"]
-            )
-        },
-        bars={"a checkpoint": {name: timing.median for name, timing in timings.items()}},
-        unit="seconds",
-        notes=["Saving includes fsync and the rename, loading the comparison of all checksums."],
-    )
-
-
-def _tensors(config: GPTConfig) -> dict[str, torch.Tensor]:
-    """Weights, and as much again twice for the moments."""
     weights = GPT(config).state_dict()
     del weights["head.weight"]
-    moments = {
-        f"optimizer/{name}/{key}": torch.randn_like(weight)
+    saved = {
+        f"{part}{name}": torch.randn_like(weight)
+        for part in ("", "optimizer/exp_avg/", "optimizer/exp_avg_sq/")
         for name, weight in weights.items()
-        for key in ("exp_avg", "exp_avg_sq")
     }
-    return {**weights, **moments}
-
-
-def _parts(config: GPTConfig) -> tuple[ModelPart, RunPart]:
     empty: dict[str, Any] = dict.fromkeys(("tokenizer", "bytes_per_token", "template", "adapters"))
-    numbers: dict[str, Any] = dict.fromkeys(("step", "total", "place", "session", "save", "skipped"), 1)
-    numbers |= dict.fromkeys(
-        ("stalled", "tokens", "interval_tokens", "interval_batches", "csv", "samples"), 1
+    parts = ModelPart(config=config.to_dict(), **empty), None
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        ours, bare = Path(folder) / "ours.safetensors", Path(folder) / "bare.ckpt"
+
+        def durable() -> None:
+            torch.save(saved, bare)
+            with bare.open("rb+") as file:
+                os.fsync(file.fileno())
+
+        candidates = {
+            "save, bare torch.save": lambda: torch.save(saved, bare),
+            "save, torch.save and fsync": durable,
+            "save, this program": lambda: save(ours, saved, *parts),
+            "load, bare torch.load": lambda: torch.load(bare, weights_only=True),
+            "load, this program": lambda: [tensor.clone() for tensor in read(ours).tensors.values()],
+        }
+        taken = interleave(candidates, 1 if quick else 8, before=os.sync)
+        size = ours.stat().st_size / 1e9
+    save_ours = taken["save, this program"]
+    return Report(
+        title=f"A checkpoint of {size:.2f} GB",
+        rows=timed_rows(taken, size, "GB/s"),
+        ratios={
+            "save_vs_bare_torch": save_ours.times_faster_than(taken["save, bare torch.save"]),
+            "save_vs_torch_and_fsync": save_ours.times_faster_than(taken["save, torch.save and fsync"]),
+            "load_vs_bare_torch": taken["load, this program"].times_faster_than(
+                taken["load, bare torch.load"]
+            ),
+        },
+        notes=["Saving includes fsync and the rename, loading the comparison of all checksums."],
     )
-    numbers |= dict.fromkeys(("saved_at", "interval_seconds", "train_seconds"), 0.0)
-    plain: dict[str, Any] = {
-        "options": {},
-        "validation": {},
-        "loss_sums": [],
-        "corpus": "",
-        "validated": False,
-    }
-    plain |= dict.fromkeys(("scale", "best_loss", "best", "seconds_per_step"))
-    run = RunPart(**numbers, **plain)
-    return ModelPart(config=config.to_dict(), **empty), run
-
-
-def _durable(saved: dict[str, Any], path: Path) -> None:
-    """torch.save followed by fsync, so that the file is on the disk."""
-    torch.save(saved, path)
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-
-
-def _load(path: Path) -> dict[str, torch.Tensor]:
-    """Read, check, and copy into memory."""
-    return {name: tensor.clone() for name, tensor in read(path).tensors.items()}

@@ -8,8 +8,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -171,6 +173,26 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
+@contextmanager
+def listening(app: Any, limits: Any = None, log_level: str = "error") -> Iterator[str]:
+    """The address of a server in a thread of this process."""
+    from gpt.serve.limits import Limits
+    from gpt.serve.server import Server
+
+    server = Server(app, limits or Limits(), host="127.0.0.1", port=0, log_level=log_level)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not server.started:
+        assert time.monotonic() < deadline, "the server does not start"
+        time.sleep(0.02)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+
+
 def say(text: str) -> None:
     """Print progress on stderr; stdout contains only the report."""
     print(text, file=sys.stderr, flush=True)
@@ -185,20 +207,17 @@ class Report:
     """The table: one dictionary of column to value per line."""
     ratios: dict[str, float]
     """By target; above 1 means that this program is faster or better."""
-    bars: dict[str, dict[str, float]]
-    """For the chart: bar length by candidate, for each group."""
-    unit: str
+    bars: dict[str, dict[str, float]] = field(default_factory=dict)
+    """For a chart: bar length by candidate, for each group."""
+    unit: str = ""
     """Unit of the bars."""
     notes: list[str] = field(default_factory=list)
 
     def markdown(self) -> str:
         """The table, the ratios and the machine, as Markdown."""
-        columns = list(self.rows[0])
-        lines = [
-            columns,
-            ["---"] * len(columns),
-            *([_cell(row[column]) for column in columns] for row in self.rows),
-        ]
+        columns = list(dict.fromkeys(name for row in self.rows for name in row))
+        rows = [[_cell(row.get(column)) for column in columns] for row in self.rows]
+        lines = [columns, ["---"] * len(columns), *rows]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         ratios = "\n".join(f"- {name}: {value:.3f}" for name, value in self.ratios.items())
         where = ", ".join(f"{name} {value}" for name, value in machine().items() if value is not None)
@@ -214,25 +233,28 @@ class Report:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
-        columns = min(len(self.bars), 4)
-        rows = math.ceil(len(self.bars) / columns)
-        figure = Figure(figsize=(4.0 * columns + 0.6, 2.6 * rows + 0.6), layout="constrained")
+        figure = Figure(figsize=(7.0, 2.4 * len(self.bars) + 0.6), layout="constrained")
         FigureCanvasAgg(figure)
-        grid = figure.subplots(rows, columns, squeeze=False).flatten()
-        for axes in grid[len(self.bars) :]:
-            axes.set_axis_off()
-        for axes, (group, heights) in zip(grid, self.bars.items(), strict=False):
-            names = list(heights)[::-1]
-            drawn = axes.barh(names, [heights[name] for name in names], color="#56B4E9")
-            axes.bar_label(drawn, fmt="{:,.4g}", padding=3, fontsize=8)
-            axes.set_title(group, fontsize=10)
-            axes.set_xlabel(self.unit, fontsize=8)
-            axes.tick_params(labelsize=8)
+        grid = figure.subplots(len(self.bars), squeeze=False).flatten()
+        for axes, (group, lengths) in zip(grid, self.bars.items(), strict=True):
+            drawn = axes.barh(list(lengths), list(lengths.values()))
+            axes.bar_label(drawn, fmt="{:,.4g}", padding=3)
+            axes.set_title(group)
+            axes.set_xlabel(self.unit)
             axes.margins(x=0.25)
-            axes.spines[["top", "right"]].set_visible(False)
         figure.suptitle(self.title)
         with atomic_write(path, "wb") as file:
             figure.savefig(file, format="png", dpi=120)
+
+
+def timed_rows(
+    timings: Mapping[str, Timing], amount: float, unit: str, **columns: Any
+) -> list[dict[str, Any]]:
+    """A row for each candidate: what it does of `amount` in a second, and the spread."""
+    return [
+        {**columns, "candidate": name, unit: amount / timing.median, "spread": f"{timing.spread:.1%}"}
+        for name, timing in timings.items()
+    ]
 
 
 def _cell(value: Any) -> str:

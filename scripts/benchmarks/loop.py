@@ -8,17 +8,16 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.common import Report, Timing, say, synchronize
+from benchmarks.common import Report, Timing, say, synchronize, timed_rows
 from torch.optim.lr_scheduler import LambdaLR
 
 from gpt.data.module import TokenData
-from gpt.run.fit import assemble, prepare_process, train
+from gpt.run.fit import assemble, prepare_process
 from gpt.run.start import start
 from gpt.training.module import LanguageModel
 
@@ -28,49 +27,33 @@ def run(quick: bool, device: str = "cpu") -> Report:
     steps, rounds = (20, 2) if quick else (300, 7)
     trainer: dict[int, float] = {}
     bare: dict[int, float] = {}
-    muon_share: list[float] = []
-    optimizer_share: list[float] = []
-    with _temporary_folder():
-        for i in range(-1, rounds):
-            say(f"round {i + 1} of {rounds}" if i >= 0 else "warming up")
-            taken, module, data = _fit(steps, device)
-            seconds, shares = _bare_loop(module, data, steps, device)
-            if i >= 0:
-                trainer[i] = taken / steps
-                bare[i] = seconds / steps
-                muon_share.append(shares[0])
-                optimizer_share.append(sum(shares))
+    shares: list[list[float]] = []
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            for i in range(rounds):
+                say(f"round {i + 1} of {rounds}")
+                taken, module, data = _fit(steps, device)
+                seconds, share = _bare_loop(module, data, steps, device)
+                trainer[i], bare[i] = taken / steps, seconds / steps
+                shares.append(share)
+        finally:
+            os.chdir(before)
     timings = {"Trainer": Timing(seconds=trainer), "bare loop": Timing(seconds=bare)}
     return Report(
         title="The Trainer beside a bare loop, quick configuration",
-        rows=[
-            {"loop": name, "ms a step": 1000 * timing.median, "spread": f"{timing.spread:.1%}"}
-            for name, timing in timings.items()
-        ],
+        rows=timed_rows(timings, 1.0, "steps/s"),
         ratios={
             "trainer_vs_bare_loop": timings["Trainer"].times_faster_than(timings["bare loop"]),
-            "muon_fraction_of_step": statistics.median(muon_share),
-            "optimizers_fraction_of_step": statistics.median(optimizer_share),
+            "muon_fraction_of_step": statistics.median(share for share, _ in shares),
+            "optimizers_fraction_of_step": statistics.median(sum(both) for both in shares),
         },
-        bars={"a step": {name: 1000 * timing.median for name, timing in timings.items()}},
-        unit="milliseconds",
         notes=[
             "muon_fraction_of_step is Muon's step (the blocks' matrices) as a fraction of a step of the bare "
             "loop; optimizers_fraction_of_step adds AdamW's step (all other weights)."
         ],
     )
-
-
-@contextmanager
-def _temporary_folder() -> Iterator[None]:
-    """Work in a temporary folder."""
-    before = Path.cwd()
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        try:
-            yield
-        finally:
-            os.chdir(before)
 
 
 def _fit(steps: int, device: str) -> tuple[float, LanguageModel, TokenData]:
@@ -81,10 +64,10 @@ def _fit(steps: int, device: str) -> tuple[float, LanguageModel, TokenData]:
     prepare_process()
     trainer, loop, module, data = assemble(start("fit", ["--config", "quick", *options]))
     try:
-        train(trainer, loop, module, data)
+        trainer.fit(module, datamodule=data)
     finally:
         loop.close()
-    return loop.record.train_seconds, module, data
+    return loop.run.seconds, module, data
 
 
 def _bare_loop(module: LanguageModel, data: TokenData, steps: int, device: str) -> tuple[float, list[float]]:

@@ -7,14 +7,14 @@ A peer runs eager or compiled, whichever is faster on this machine.
 import subprocess
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.common import Report, Timing, peak_flops, say
-from benchmarks.step_worker import BATCH, CONTEXT, flops_per_token, matrix_limit
+from benchmarks.common import Report, Seconds, Timing, interleave, peak_flops, say, timed_rows
+from benchmarks.step_worker import BATCH, CONTEXT, flops_per_token
 
 WORKER = Path(__file__).with_name("step_worker.py")
 
@@ -26,7 +26,10 @@ class Candidate:
     peer: str
     precision: str
     compiled: bool
-    folder: str = ""
+    folder: str
+    device: str
+    batch: int
+    context: int
 
     @property
     def name(self) -> str:
@@ -36,18 +39,10 @@ class Candidate:
 class Worker:
     """A process that takes one training step per request."""
 
-    def __init__(
-        self, candidate: Candidate, device: str, batch: int, context: int, tiny: bool = False
-    ) -> None:
-        self.candidate = candidate
-        command = [
-            sys.executable,
-            str(WORKER),
-            candidate.peer,
-            candidate.precision,
-            str(int(candidate.compiled)),
-        ]
-        command += [device, str(batch), str(context), candidate.folder, str(int(tiny))]
+    def __init__(self, candidate: Candidate) -> None:
+        self.candidate, one = candidate, candidate
+        command = [sys.executable, WORKER, one.peer, one.precision, str(int(one.compiled)), one.device]
+        command += [str(one.batch), str(one.context), one.folder]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
         )
@@ -86,100 +81,65 @@ def run(
     peers = {peer: str(folder) for peer, folder in folders.items() if folder is not None}
     rows: list[dict[str, Any]] = []
     ratios: dict[str, float] = {}
-    bars: dict[str, dict[str, float]] = {}
-    for precision in ("fp32", "bf16"):
-        limit = matrix_limit(device, precision)
-        candidates = _ours(precision, on_gpu, quick)
-        candidates += [
-            _faster_of(peer, precision, folder, device, batch, context, quick)
-            for peer, folder in peers.items()
+    shape: dict[str, Any] = {"device": device, "batch": batch, "context": context}
+    for short, kinds in {"fp32": ["fp32"], "bf16": ["bf16-autocast", "bf16-master"]}.items():
+        candidates = [
+            Candidate(peer="ours", precision=kind, compiled=on_gpu or not quick, folder="", **shape)
+            for kind in kinds
         ]
-        timings, memory = measure(candidates, device, batch, context, rounds)
-        tokens = batch * context
-        for candidate in candidates:
-            timing = timings[candidate.name]
-            speed = tokens / timing.median
-            rows.append(
-                {
-                    "candidate": candidate.name,
-                    "tokens/s": round(speed),
-                    "spread": f"{timing.spread:.1%}",
-                    "peak memory (MB)": round(memory[candidate.name] / 1e6),
-                    "of the matrix limit": f"{speed * flops_per_token(context) / limit:.0%}",
-                }
-            )
-        bars[f"{precision}, {batch} x {context} tokens"] = {
-            candidate.name: tokens / timings[candidate.name].median for candidate in candidates
-        }
-        mine = min((c for c in candidates if c.peer == "ours"), key=lambda c: timings[c.name].median)
-        others = [c for c in candidates if c.peer != "ours"]
+        for peer, folder in peers.items():
+            eager = Candidate(peer=peer, precision=kinds[0], compiled=False, folder=folder, **shape)
+            candidates.append(eager if quick else faster(eager, replace(eager, compiled=True)))
+        timings, memory = measure(candidates, rounds)
+        rows += timed_rows(timings, batch * context, "tokens/s")
+        for row in rows[-len(candidates) :]:
+            row["peak memory (MB)"] = round(memory[row["candidate"]] / 1e6)
+        mine = min((c.name for c in candidates if c.peer == "ours"), key=lambda name: timings[name].median)
+        others = [c.name for c in candidates if c.peer != "ours"]
         if others:
-            ratios[f"step_{precision}_vs_best_peer"] = min(
-                timings[mine.name].times_faster_than(timings[c.name]) for c in others
+            ratios[f"step_{short}_vs_best_peer"] = min(
+                timings[mine].times_faster_than(timings[name]) for name in others
             )
-        if others and precision == "bf16":
-            ratios["step_memory_vs_leanest_peer"] = min(memory[c.name] for c in others) / memory[mine.name]
-        if on_gpu and (peak := peak_flops(torch.cuda.get_device_name(device), precision)):
-            best = tokens / timings[mine.name].median
-            ratios[f"step_{precision}_mfu"] = best * flops_per_token(context) / peak
+            ratios["step_memory_vs_leanest_peer"] = min(memory[name] for name in others) / memory[mine]
+        if on_gpu and (peak := peak_flops(torch.cuda.get_device_name(device), short)):
+            best = batch * context / timings[mine].median
+            ratios[f"step_{short}_mfu"] = best * flops_per_token(context) / peak
     return Report(
         title=f"A training step of GPT-2 small, {batch} x {context} tokens, on {device}",
         rows=rows,
         ratios=ratios,
-        bars=bars,
-        unit="tokens/s",
-        notes=[
-            "Forward, backward, clipping and update with fused AdamW. A token costs 6 N + 12 L d T "
-            "operations; the matrix limit is the speed of one large product in the same run."
-        ],
+        notes=["Forward, backward, clipping and update with fused AdamW. The memory's ratio is bfloat16's."],
     )
 
 
-def _ours(precision: str, on_gpu: bool, quick: bool) -> list[Candidate]:
-    compiled = [True] if on_gpu or not quick else [False]
-    kinds = ["bf16-autocast", "bf16-master"] if precision == "bf16" else ["fp32"]
-    return [Candidate(peer="ours", precision=kind, compiled=flag) for kind in kinds for flag in compiled]
-
-
-def _faster_of(
-    peer: str, precision: str, folder: str, device: str, batch: int, context: int, quick: bool
-) -> Candidate:
-    """The peer eager or compiled, whichever steps faster on its own."""
-    kind = "bf16-autocast" if precision == "bf16" else "fp32"
-    eager = Candidate(peer=peer, precision=kind, compiled=False, folder=folder)
-    if quick:
-        return eager
-    compiled = Candidate(peer=peer, precision=kind, compiled=True, folder=folder)
+def faster(*candidates: Candidate) -> Candidate:
+    """The one that steps faster on its own."""
     seconds = {}
-    for candidate in (eager, compiled):
+    for candidate in candidates:
         say(f"trying {candidate.name}")
-        with Worker(candidate, device, batch, context) as worker:
+        with Worker(candidate) as worker:
             worker.ask("step")
             seconds[candidate] = min(worker.ask("step") for _ in range(3))
     return min(seconds, key=seconds.__getitem__)
 
 
-def measure(
-    candidates: list[Candidate], device: str, batch: int, context: int, rounds: int
-) -> tuple[dict[str, Timing], dict[str, float]]:
+def measure(candidates: list[Candidate], rounds: int) -> tuple[dict[str, Timing], dict[str, float]]:
     """Seconds of each step and peak bytes, by name.
 
-    On a CPU the candidates step in turns, every second round in the opposite order. On a GPU they run one by
-    one: its memory may not hold all of them, and its speed hardly varies.
+    On a CPU the candidates step in turns. On a GPU they run one by one: its memory may not hold all of them,
+    and its speed hardly varies.
     """
-    if device.startswith("cuda") and len(candidates) > 1:
-        alone = [measure([candidate], device, batch, context, rounds) for candidate in candidates]
-        timings = {name: timing for found, _ in alone for name, timing in found.items()}
-        return timings, {name: peak for _, found in alone for name, peak in found.items()}
-    taken: dict[str, dict[int, float]] = {candidate.name: {} for candidate in candidates}
-    with ExitStack() as stack:
-        workers = [stack.enter_context(Worker(c, device, batch, context)) for c in candidates]
-        for worker in workers:
-            say(f"warming up {worker.candidate.name}")
-            for _ in range(2):
+    timings: dict[str, Timing] = {}
+    memory: dict[str, float] = {}
+    on_gpu = candidates[0].device.startswith("cuda")
+    for some in [[candidate] for candidate in candidates] if on_gpu else [candidates]:
+        with ExitStack() as stack:
+            workers = [stack.enter_context(Worker(candidate)) for candidate in some]
+            say(f"stepping {', '.join(candidate.name for candidate in some)}")
+            for worker in workers:
                 worker.ask("step")
-        for i in range(rounds):
-            for worker in workers[:: 1 if i % 2 else -1]:
-                taken[worker.candidate.name][i] = worker.ask("step")
-        memory = {worker.candidate.name: worker.ask("memory") for worker in workers}
-    return {name: Timing(seconds=seconds) for name, seconds in taken.items()}, memory
+            timings |= interleave(
+                {worker.candidate.name: lambda w=worker: Seconds(w.ask("step")) for worker in workers}, rounds
+            )
+            memory |= {worker.candidate.name: worker.ask("memory") for worker in workers}
+    return timings, memory

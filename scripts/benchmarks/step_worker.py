@@ -1,6 +1,6 @@
 """One candidate of `benchmark.py step`, a process that builds a GPT-2 small and steps it on request.
 
-Arguments: PEER PRECISION COMPILED DEVICE BATCH CONTEXT FOLDER TINY. It answers a line "step" on standard
+Arguments: PEER PRECISION COMPILED DEVICE BATCH CONTEXT FOLDER. It answers a line "step" on standard
 input with the seconds of one step, and "memory" with the peak in bytes.
 """
 
@@ -22,30 +22,11 @@ from gpt.threads import spread_threads
 
 BATCH, CONTEXT, VOCABULARY = 4, 256, 50257
 PARAMETERS, LAYERS, WIDTH = 124_439_808, 12, 768
-SHAPE: dict[str, int] = {}  # of our model, where it is not GPT-2 small
 
 
 def flops_per_token(context: int) -> float:
     """6 N + 12 L d T: the products with the weights and attention's own, forward and backward."""
     return 6 * PARAMETERS + 12 * LAYERS * WIDTH * context
-
-
-def matrix_limit(device: str, precision: str) -> float:
-    """Operations per second of one large matrix product, the best of twelve; float32 as TF32 on a GPU."""
-    width = 2048
-    if device.startswith("cuda"):  # where a product of 4,096 is over in the time that waiting for it takes
-        torch.set_float32_matmul_precision("high")
-        width = 8192
-    dtype = torch.float32 if precision == "fp32" else torch.bfloat16
-    a, b = (torch.randn(width, width, device=device).to(dtype) for _ in range(2))
-    best = float("inf")
-    for _ in range(12):
-        began = time.perf_counter()
-        a @ b
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - began)
-    return 2 * width**3 / best
 
 
 def ours(precision: str, compiled: bool, device: str, context: int, folder: str) -> tuple[Any, Any, Any]:
@@ -58,7 +39,7 @@ def ours(precision: str, compiled: bool, device: str, context: int, folder: str)
 
     keep_freed_memory()
     recipe = OptimizerConfig(name="adamw")
-    module = LanguageModel(GPTConfig(context_length=context, **SHAPE), recipe)
+    module = LanguageModel(GPTConfig(context_length=context), recipe)
     module.to(device)
     if precision == "bf16-master":
         module.bfloat16()
@@ -126,9 +107,7 @@ def _adamw(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
 def main() -> None:
     """Build the candidate and answer requests."""
     answers, sys.stdout = sys.stdout, sys.stderr  # some peers print while they are built
-    peer, precision, compiled, device, batch, context, folder, tiny = sys.argv[1:]
-    if tiny == "1":  # a smoke test
-        SHAPE.update(vocab_size=300, emb_dim=32, num_heads=2, num_layers=1)
+    peer, precision, compiled, device, batch, context, folder = sys.argv[1:]
     on_gpu = device.startswith("cuda")
     spread_threads()  # for every candidate alike
     torch.manual_seed(0)
@@ -136,9 +115,7 @@ def main() -> None:
         torch.set_float32_matmul_precision("high")  # TF32, for every candidate alike
     build: Callable[..., tuple[Any, Any, Any]] = globals()[peer]
     module, loss_of, optimizer = build(precision, compiled == "1", device, int(context), folder)
-    tokens = torch.randint(
-        0, SHAPE.get("vocab_size", VOCABULARY), (int(batch), int(context) + 1), device=device
-    )
+    tokens = torch.randint(0, VOCABULARY, (int(batch), int(context) + 1), device=device)
     pair = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     autocast = (
         torch.autocast(device.split(":")[0], torch.bfloat16)

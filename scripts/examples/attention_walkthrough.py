@@ -2,12 +2,16 @@
 
     python scripts/examples/attention_walkthrough.py --output runs/attention-walkthrough
 
-Stops with an error where a value differs. Leaves `causal-mask.png` and, for each head of the last module,
-`head-N.png`. Shapes: B batch, T tokens, D width of a token, K width of a head, H heads.
+Stops with an error where a value differs. Leaves `steps.png`, a heat map of the attention weights of each
+system, of the first head where there are two.
+
+Shapes: B batch, T tokens, D width of a token, K width of a head, H heads.
 """
 
 import argparse
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +32,7 @@ from gpt.attention import (
     scores_of_heads,
     softmax_naive,
 )
-from gpt.attention.kernels import attend, causal_mask
+from gpt.attention.kernels import attend
 
 WORDS = ["Your", "journey", "starts", "with", "one", "step"]
 INPUTS = torch.tensor(
@@ -96,21 +100,23 @@ def main() -> None:
         "--output", type=Path, default=Path("runs/attention-walkthrough"), help="for the pictures"
     )
     output = parser.parse_args().output
-    without_weights()
-    trainable_parameters()
-    linear_layers()
-    causal_masks()
-    causal_attention()
-    wrapper = stacked_heads()
-    split = split_heads()
-    products_of_heads()
-    fused_projection()
-    claims(wrapper)
-    pictures(split, output)
-    print(f"\nAll values are the chapters'. The pictures are in {output}.")
+    maps = {
+        "S1 no weights": without_weights(),
+        "S2 parameters": trainable_parameters(),
+        "S3 linear layers": linear_layers(),
+        "S4 masked, with dropout": causal_masks(),
+        "S5 a module, causal": causal_attention(),
+        "S6 a head of the wrapper": stacked_heads(),
+        "S7 a head of the split": split_heads(),
+        "S8 one product for all": products_of_heads(),
+        "S9 one projection": fused_projection(),
+        "S10 S6 with S7's code": claims(),
+    }
+    picture(maps, output / "steps.png")
+    print(f"\nAll values are the chapters'. The attention weights of each system: {output / 'steps.png'}")
 
 
-def without_weights() -> None:
+def without_weights() -> Tensor:
     title("S1  Self-attention without weights to train")
     scores = attention_scores(INPUTS)  # (T, T)
     compare("S1 scores of token 2", scores[1])
@@ -120,9 +126,10 @@ def without_weights() -> None:
     compare("S1 weights of token 2, by softmax", weights[1])
     agree("the naive softmax and torch's", softmax_naive(scores), weights)
     compare("S1 context vector of token 2", context_vectors(weights, INPUTS)[1])
+    return weights
 
 
-def trainable_parameters() -> None:
+def trainable_parameters() -> Tensor:
     title("S2  SelfAttention_v1: weights to train")
     torch.manual_seed(123)
     system = SelfAttention_v1(3, 2)
@@ -130,11 +137,13 @@ def trainable_parameters() -> None:
     compare("S2 query of token 2", query[1])
     compare("S2 score of token 2 with itself", query[1] @ key[1])
     compare("S2 scores of token 2", query[1] @ key.T)
-    compare("S2 weights of token 2", attend(query, key, value)[1][1])
+    weights = attend(query, key, value)[1]  # (T, T)
+    compare("S2 weights of token 2", weights[1])
     compare("S2 context vectors", system(INPUTS))
+    return weights
 
 
-def linear_layers() -> None:
+def linear_layers() -> Tensor:
     title("S3  SelfAttention_v2: the weights in nn.Linear")
     torch.manual_seed(789)
     v2 = SelfAttention_v2(3, 2)
@@ -143,9 +152,10 @@ def linear_layers() -> None:
     for name in ("W_query", "W_key", "W_value"):
         setattr(v1, name, nn.Parameter(getattr(v2, name).weight.T))
     agree("v1 with v2's weights transposed and v2", v1(INPUTS), v2(INPUTS))
+    return weights_of(v2)
 
 
-def causal_masks() -> None:
+def causal_masks() -> Tensor:
     title("S4  The causal mask: later tokens hidden")
     torch.manual_seed(789)
     v2 = SelfAttention_v2(3, 2)
@@ -158,9 +168,10 @@ def causal_masks() -> None:
     dropped = nn.Dropout(0.5)(weights)  # (T, T); which entries go depends on the platform
     doubled = torch.where(dropped == 0, 0.0, 2 * weights)
     check("dropout of one half leaves zeros and doubled weights", torch.allclose(dropped, doubled))
+    return dropped
 
 
-def causal_attention() -> None:
+def causal_attention() -> Tensor:
     title("S5  CausalAttention: a batch, the mask in a buffer, dropout")
     torch.manual_seed(123)
     system = CausalAttention(3, 2, context_length=6, dropout=0.0)
@@ -170,41 +181,43 @@ def causal_attention() -> None:
     v2.load_state_dict({name: value for name, value in system.state_dict().items() if name != "mask"})
     weights = torch.softmax(mask_by_infinity(v2.W_query(INPUTS) @ v2.W_key(INPUTS).T / 2**0.5), dim=-1)
     agree("it and S3 with the mask of S4", out[0], weights @ v2.W_value(INPUTS))
+    return weights
 
 
-def stacked_heads() -> MultiHeadAttentionWrapper:
+def stacked_heads() -> Tensor:
     title("S6  MultiHeadAttentionWrapper: causal heads side by side")
     torch.manual_seed(123)
     wrapper = MultiHeadAttentionWrapper(3, 2, context_length=6, dropout=0.0, num_heads=2)
     compare("S6 two heads of width 2", wrapper(BATCH)[0])
     torch.manual_seed(123)
     compare("S6 two heads of width 1", MultiHeadAttentionWrapper(3, 1, 6, 0.0, num_heads=2)(BATCH)[0])
-    return wrapper
+    return weights_of(wrapper.heads[0], causal=True)
 
 
-def split_heads() -> MultiHeadAttention:
+def split_heads() -> Tensor:
     title("S7  MultiHeadAttention: one projection each, split into heads")
     torch.manual_seed(123)
     split = MultiHeadAttention(3, 2, context_length=6, dropout=0.0, num_heads=2)
-    out, _ = split(BATCH, need_weights=True)  # (B, T, H * K)
+    out, weights = split(BATCH, need_weights=True)  # (B, T, H * K), (B, H, T, T)
     compare("S7 two heads of width 1", out[0])
     agree("the written-out and the fused computation", split(BATCH), out)
     small = MultiHeadAttention(768, 768, context_length=1024, dropout=0.0, num_heads=12)
     count = sum(parameter.numel() for parameter in small.parameters())
     check(f"{count:,} weights at the size of GPT-2 small", count == 2_360_064)
-    return split
+    return weights[0, 0]
 
 
-def products_of_heads() -> None:
+def products_of_heads() -> Tensor:
     title("S8  One batched product for all heads")
     scores = scores_of_heads(HEADS, HEADS)  # (1, H, T, T)
     compare("S8 head 1, token 1", scores[0, 0, 0])
     compare("S8 head 2, token 1", scores[0, 1, 0])
     each = torch.stack([head @ head.T for head in HEADS[0]])
     agree("it and each head alone", scores[0], each)
+    return torch.softmax(scores[0, 0], dim=-1)
 
 
-def fused_projection() -> None:
+def fused_projection() -> Tensor:
     title("S9  MultiHeadAttn: query, key and value from one projection")
     torch.manual_seed(123)
     split = identity_projection(MultiHeadAttention(4, 4, context_length=6, dropout=0.0, num_heads=2))
@@ -214,15 +227,19 @@ def fused_projection() -> None:
     fused.c_attn.weight = nn.Parameter(torch.cat(parts))
     fused.c_attn.bias = nn.Parameter(torch.zeros(12))  # S7 has none here
     agree("it and S7 with the same weights", fused(x), split(x))
+    return split(x, need_weights=True)[1][0, 0]
 
 
-def claims(wrapper: MultiHeadAttentionWrapper) -> None:
+def claims() -> Tensor:
     title("S10 What the text claims")
+    torch.manual_seed(123)
+    wrapper = MultiHeadAttentionWrapper(3, 2, context_length=6, dropout=0.0, num_heads=2)
     split = identity_projection(MultiHeadAttention(3, 4, context_length=6, dropout=0.0, num_heads=2))
     for name in ("W_query", "W_key", "W_value"):
         stacked = torch.cat([getattr(head, name).weight for head in wrapper.heads])
         getattr(split, name).weight = nn.Parameter(stacked)
-    agree("S6 and S7 with the same weights", wrapper(BATCH), split(BATCH))
+    out, weights = split(BATCH, need_weights=True)  # (B, T, H * K), (B, H, T, T)
+    agree("S6 and S7 with the same weights", wrapper(BATCH), out)
     plain = split.mask.clone()
     split.to("meta")
     check(
@@ -232,17 +249,35 @@ def claims(wrapper: MultiHeadAttentionWrapper) -> None:
     xl = MultiHeadAttention(1600, 1600, context_length=16, dropout=0.0, num_heads=25)
     check(f"GPT-2 XL's 25 heads of 1600 are {xl.head_dim} wide", xl.head_dim == 64)
     print("    S7 is faster than S6: see scripts/benchmark.py attention")
+    return weights[0, 0]
 
 
-def pictures(split: MultiHeadAttention, output: Path) -> None:
-    from gpt.pictures.attention import heat_map
+def picture(maps: dict[str, Tensor], path: Path) -> None:
+    """Draw the weights (T, T) of each system: a row for each token, dark where it attends."""
+    from matplotlib.figure import Figure
+
     from gpt.pictures.figures import save
 
-    _, weights = split(BATCH, need_weights=True)  # (B, H, T, T)
-    visible = ~causal_mask(len(WORDS))
-    save(heat_map(visible.float(), WORDS, "Causal mask: blue is visible"), output / "causal-mask.png")
-    for i, head in enumerate(weights[0].detach()):
-        save(heat_map(head, WORDS, f"S7, head {i + 1}"), output / f"head-{i + 1}.png")
+    figure = Figure(figsize=(13, 6.2), layout="constrained")
+    for (name, found), axes in zip(maps.items(), figure.subplots(2, 5).flat, strict=True):
+        weights = found.detach().numpy()
+        axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=1.0)
+        for row, column in product(range(len(weights)), repeat=2):
+            weight = float(weights[row, column])
+            color = "white" if weight > 0.6 else "black"
+            if weight:
+                axes.text(column, row, f"{weight:.2f}", ha="center", va="center", fontsize=7, color=color)
+        words = WORDS[: len(weights)]
+        axes.set_xticks(range(len(words)), words, rotation=60, fontsize=8)
+        axes.set_yticks(range(len(words)), words, fontsize=8)
+        axes.set_title(name, fontsize=10)
+    save(figure, path)
+
+
+def weights_of(head: Any, causal: bool = False) -> Tensor:
+    """The attention weights (T, T) of a head for the six words."""
+    scores = head.W_query(INPUTS) @ head.W_key(INPUTS).T / 2**0.5  # (T, T)
+    return torch.softmax(mask_by_infinity(scores) if causal else scores, dim=-1)
 
 
 def identity_projection(split: MultiHeadAttention) -> MultiHeadAttention:

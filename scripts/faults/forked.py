@@ -41,28 +41,16 @@ def run(
     *,
     processes: int = 1,
     sabotage: Callable[[int], None] | None = None,
-    kill_after: float | None = None,
+    kill_after: float = TIMEOUT,
     environment: dict[str, str] | None = None,
 ) -> Ended:
     """Run the command in `folder` and wait; `sabotage(rank)` is called in each process before the command."""
     shared = {**(environment or {}), **(_as_torchrun(processes) if processes > 1 else {})}
-    ranks = [_rank(rank) if processes > 1 else {} for rank in range(processes)]
-    running = {_fork(folder, arguments, rank, shared | ranks[rank], sabotage) for rank in range(processes)}
-    deadline, peak = time.monotonic() + (kill_after or TIMEOUT), 0
-    while running:
-        killed = False
-        for pid in list(running):
-            ended, status, usage = os.wait4(pid, os.WNOHANG)
-            if ended:
-                peak = max(peak, 1024 * usage.ru_maxrss)
-                running.remove(pid)
-                killed = killed or os.WIFSIGNALED(status)
-        if killed or time.monotonic() > deadline:  # power loss ends all processes of a machine
-            for pid in running:
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.005)
-    statuses = [int(_text(folder / f"status.{rank}") or -9) for rank in range(processes)]
-    return Ended(statuses=statuses, err=_text(folder / "err.0"), peak=peak)
+    running = []
+    for rank in range(processes):
+        number = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {}
+        running.append(_fork(folder, arguments, rank, shared | number, sabotage))
+    return _wait(folder, running, kill_after, as_one=True)
 
 
 def together(folder: Path, commands: list[list[str]], later: float = 0.0) -> list[tuple[int, str]]:
@@ -72,17 +60,26 @@ def together(folder: Path, commands: list[list[str]], later: float = 0.0) -> lis
         time.sleep(number * later)
 
     running = [_fork(folder, command, number, {}, wait) for number, command in enumerate(commands)]
-    deadline = time.monotonic() + TIMEOUT
+    ended = _wait(folder, running, TIMEOUT, as_one=False)
+    return [(status, _text(folder / f"err.{number}")) for number, status in enumerate(ended.statuses)]
+
+
+def _wait(folder: Path, started: list[int], seconds: float, as_one: bool) -> Ended:
+    """Wait for all, which are killed after so many seconds; `as_one` also where one of them was killed."""
+    running, deadline, peak = set(started), time.monotonic() + seconds, 0
     while running:
-        running = [pid for pid in running if not os.waitpid(pid, os.WNOHANG)[0]]
-        if time.monotonic() > deadline:
-            for pid in running:
-                os.kill(pid, signal.SIGKILL)
+        killed = time.monotonic() > deadline
+        for pid in list(running):
+            ended, status, usage = os.wait4(pid, os.WNOHANG)
+            if ended:
+                peak = max(peak, 1024 * usage.ru_maxrss)
+                running.remove(pid)
+                killed = killed or (as_one and os.WIFSIGNALED(status))  # a power loss ends all of a machine
+        for pid in running if killed else ():
+            os.kill(pid, signal.SIGKILL)
         time.sleep(0.005)
-    return [
-        (int(_text(folder / f"status.{number}") or -9), _text(folder / f"err.{number}"))
-        for number in range(len(commands))
-    ]
+    statuses = [int(_text(folder / f"status.{number}") or -9) for number in range(len(started))]
+    return Ended(statuses=statuses, err=_text(folder / "err.0"), peak=peak)
 
 
 def _text(file: Path) -> str:
@@ -133,7 +130,3 @@ def _as_torchrun(processes: int) -> dict[str, str]:
         "GROUP_RANK": "0",
         "TORCHELASTIC_RUN_ID": "forked",
     }
-
-
-def _rank(rank: int) -> dict[str, str]:
-    return {"RANK": str(rank), "LOCAL_RANK": str(rank)}

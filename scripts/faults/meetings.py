@@ -43,8 +43,8 @@ class Meetings:
         }
         self.prepared = self._alone()
 
-    def meet(self) -> tuple[str, str | None]:
-        """One pair: its name, and what went wrong, or None."""
+    def meet(self) -> str | None:
+        """One pair: what went wrong, or None."""
         name = self.chance.choice(list(self.pairs))
         stopped, *commands = self.pairs[name]
         self._clear(cache=self.chance.random() < 0.5)
@@ -52,14 +52,13 @@ class Meetings:
             shutil.copytree(self.stopped, self.folder / "runs" / "run")
         ended = together(self.folder, commands, later=self.chance.choice((0.0, 0.0, 0.2, 1.0)))
         for command, (status, err) in zip(commands, ended, strict=True):
-            last = err.rstrip().rpartition("\n")[
-                2
-            ]  # after lines that name the checkpoint and changed options
+            last = err.rstrip().rpartition("\n")[2]  # after lines that name the checkpoint and options
             if status not in (0, 2) or "Traceback" in err or (status == 2 and not last.startswith("gpt ")):
-                return name, f"{command[0]}: status {status}: {err[-400:]}"
+                return f"{name}: {command[0]}: status {status}: {err[-400:]}"
         if all(status for status, _ in ended):
-            return name, f"both were refused: {ended[0][1][-200:]} {ended[1][1][-200:]}"
-        return name, self._spoiled(["fit" in command for command in commands])
+            return f"{name}: both were refused: {ended[0][1][-200:]} {ended[1][1][-200:]}"
+        problem = self._spoiled(["fit" in command for command in commands])
+        return problem and f"{name}: {problem}"
 
     def _spoiled(self, fits: list[bool]) -> str | None:
         runs = sorted((self.folder / "runs").glob("*/checkpoints/last.safetensors"))

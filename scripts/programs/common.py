@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from benchmarks.serve import listening
+from benchmarks.common import listening
 
 from gpt import GPT, GPTConfig, Tokenizer, generate
 from gpt.serve.app import create_app

@@ -3,8 +3,6 @@
 import torch
 from programs.common import NEW, PROMPT, Guest, Place, close, equal
 
-from gpt import GPT
-
 
 def transformers_text(place: Place) -> None:
     """Logits, ids, greedy text and a padded batch in transformers."""
@@ -20,16 +18,6 @@ def transformers_text(place: Place) -> None:
     equal(place.new_ids, written.tolist())
     batch = tokenizer([PROMPT, "A"], padding=True, return_tensors="pt")
     equal(batch.input_ids.shape, (2, len(place.prompt)))
-
-
-def transformers_back(place: Place) -> None:
-    """What transformers saves is read back."""
-    from transformers import AutoModelForCausalLM
-
-    AutoModelForCausalLM.from_pretrained(place.export("hf")).save_pretrained(place.folder / "saved")
-    tokens = torch.tensor([place.prompt])
-    with torch.no_grad():
-        close(place.model(tokens), GPT.from_pretrained(place.folder / "saved").eval()(tokens))
 
 
 def ctranslate2_text(place: Place) -> None:
@@ -61,15 +49,6 @@ def llama_cpp_text(place: Place) -> None:
     equal(place.new_ids, written)
 
 
-def gguf_file(place: Place) -> None:
-    """The tensors of our GGUF file."""
-    import gguf
-
-    reader = gguf.GGUFReader(place.export("gguf") / "model.gguf")
-    tensors = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in reader.tensors}
-    close(place.model.token_embedding.weight, tensors["token_embd.weight"], 0.0)
-
-
 def harness_on_the_export(place: Place) -> None:
     """lm-evaluation-harness's `hf` on the export gives the accuracy of a forward pass."""
     from programs.harness import agree_with_ours, run
@@ -83,13 +62,9 @@ GUESTS = (
         transformers_text,
     ),
     Guest(
-        "transformers", "what it saves is read back", ("transformers",), ("transformers",), transformers_back
-    ),
-    Guest(
         "CTranslate2", "its converter on the export, greedy text", ("ctranslate2",),
         ("ctranslate2", "transformers"), ctranslate2_text,
     ),
-    Guest("gguf", "tensors of the GGUF file", ("gguf",), ("gguf",), gguf_file),
     Guest(
         "llama.cpp", "GGUF file: ids, greedy text", ("llama-cpp-python",), ("llama_cpp", "gguf"),
         llama_cpp_text,

@@ -18,7 +18,7 @@ def test_all_ten_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     ]
     assert "All values are the chapters'" in out
     names = sorted(path.name for path in (tmp_path / "pictures").iterdir())
-    assert names == ["causal-mask.png", "head-1.png", "head-2.png"]
+    assert names == ["steps.png"]
 
 
 def test_a_value_that_differs_stops_it(capsys) -> None:

@@ -132,19 +132,27 @@ configs:
         path = tmp_path / "owner" / "name" / f"{name}.parquet"
         path.parent.mkdir(exist_ok=True)
         pq.write_table(pa.table({"text": part, "url": ["u"] * len(part)}), path)
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "of-the-hub.yaml").write_text("corpus: {hub: owner/name}", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)  # where `datasets` finds it without the network
     return tmp_path / "owner" / "name"
+
+
+def test_a_name_with_one_slash_is_of_the_hub_unless_it_is_here(hub):
+    assert find_corpus("someone/texts").hub == "someone/texts"
+    assert find_corpus("owner/name/plain").hub is None
+    with pytest.raises(InputError, match="no corpus 'owner/nothing'"):
+        find_corpus("owner/nothing")
 
 
 @pytest.mark.parametrize("streaming", [True, False])
 def test_hub_data_sets_by_configuration_and_split(hub, texts, streaming):
-    name = "hub:owner/name"
+    name = "of-the-hub.yaml"
     assert list(documents(name, subset="plain", streaming=streaming)) == texts[:30]
     assert list(documents(name, subset="plain", split="validation", streaming=streaming)) == texts[30:]
 
 
 def test_lines_of_a_hub_data_set_become_documents(hub):
-    found = list(documents("hub:owner/name", subset="lines", document_starts=" = [^=]"))
+    found = list(documents("of-the-hub.yaml", subset="lines", document_starts=" = [^=]"))
     assert found == ["", " = One = \n first \n = = Part = = \n", " = Two = \n x \n"]
 
 
@@ -157,9 +165,9 @@ def test_hub_errors_name_what_is_there(hub):
     with pytest.raises(
         InputError, match=r"no column 'body', it has text, url: choose one with --text_column"
     ):
-        list(documents("hub:owner/name", subset="plain", text_column="body"))
-    with pytest.raises(InputError, match=r"cannot read hub:.*test"):
-        list(documents("hub:owner/name", subset="plain", split="test"))
+        list(documents("of-the-hub.yaml", subset="plain", text_column="body"))
+    with pytest.raises(InputError, match=r"cannot read owner/name.*test"):
+        list(documents("of-the-hub.yaml", subset="plain", split="test"))
 
 
 def test_text_column(tmp_path):

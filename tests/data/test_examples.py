@@ -115,7 +115,7 @@ def test_examples_of_the_hub(starts, monkeypatch, tmp_path):
         with pytest.raises(InputError, match="document_starts joins rows of text, these are examples"):
             prepare(str(tmp_path / "chats.yaml"), vocab_size=300)
         return
-    by_name = Prepared(prepare("hub:someone/chats", vocab_size=300))
+    by_name = Prepared(prepare("someone/chats", vocab_size=300))
     here = Prepared(prepare(write_rows(tmp_path / "a.jsonl", rows.to_list()), vocab_size=300))
     assert documents(by_name) == documents(here) != []
 

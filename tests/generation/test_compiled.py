@@ -9,6 +9,7 @@ import torch
 
 from gpt import GPT, GPTConfig
 from gpt.generation import Engine, Request, Sampling, build, for_decoding
+from gpt.generation.cache import Cache, Read
 from gpt.generation.compiled import Compiled, quantized
 from gpt.generation.decoding import decoder_of
 from tests.generation.conftest import sharp, slow_greedy
@@ -105,7 +106,9 @@ def test_a_row_depends_neither_on_the_others_nor_on_the_threads(precision):
 
 def test_waiting_prompts_are_read_at_once(monkeypatch):
     read, engine, compute = [], Engine(ready(), chunk=64), Compiled.read
-    monkeypatch.setattr(Compiled, "read", lambda way, reads: read.append(reads) or compute(way, reads))
+    monkeypatch.setattr(
+        Compiled, "read", lambda way, reads, *more: read.append(reads) or compute(way, reads, *more)
+    )
     for prompt in PROMPTS:
         engine.add(Request(tokens=prompt, max_new_tokens=2))
     list(engine.run())
@@ -139,11 +142,9 @@ def test_the_logits_are_the_models(precision):
 
 def test_ids_reach_the_program_as_whole_numbers():
     """With one of another type beside them it would take the bytes of numbers for addresses."""
-    from gpt.generation.cache import Read
-
     model = ready()
-    way, cache = decoder_of(model).way(model), torch.zeros(2, 2, 4, 2, 16)
-    whole, floats = (way.read([Read(tokens, 0, cache, 2)]) for tokens in ([4, 5], [4.0, 5.0]))
+    way, cache = decoder_of(model).way(model), Cache(CONFIG, torch.zeros(()))
+    whole, floats = (way.read([Read(0, 0, tokens, 2)], cache) for tokens in ([4, 5], [4.0, 5.0]))
     assert torch.equal(whole, floats)
 
 
@@ -162,14 +163,14 @@ def test_no_memory_ends_one_text(monkeypatch):
     """As the program says where an allocation fails; the texts beside it go on."""
     engine, compute = Engine(ready()), Compiled.read
 
-    def read(way, reads):
+    def read(way, reads, cache):
         if any(40 in one.tokens for one in reads):
             way._step = lambda *_: 1
             try:
-                return compute(way, reads)
+                return compute(way, reads, cache)
             finally:
                 way._step = build.program().step
-        return compute(way, reads)
+        return compute(way, reads, cache)
 
     monkeypatch.setattr(Compiled, "read", read)
     (failing,) = engine.add(Request(tokens=[40] * 3, max_new_tokens=4, sampling=GREEDY))

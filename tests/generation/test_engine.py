@@ -6,7 +6,7 @@ import torch
 from gpt import GPT, GPTConfig, Tokenizer
 from gpt.errors import InputError
 from gpt.generation import Engine, Request, Sampling, window_start
-from gpt.generation.cache import RowCache
+from gpt.generation.cache import Cache
 from tests.generation.conftest import complete, sharp, slow_greedy
 
 GREEDY = Sampling(temperature=0)
@@ -200,10 +200,10 @@ def test_memory_for_what_waits_is_allocated_once():
     for count in (70, 100, 10):
         engine.add(Request(tokens=[1] * count, max_new_tokens=60, samples=2, sampling=GREEDY))
     engine.step()
-    store = engine._cache._store
-    assert store.shape[2:5] == (5, 2, 192)  # 160 columns, in blocks of 64
+    store = engine._cache.store
+    assert store.shape[2:5] == (6, 2, 192)  # 160 columns, in blocks of 64
     run(engine)
-    assert engine._cache._store is store
+    assert engine._cache.store is store
 
 
 def test_a_text_that_may_become_long_takes_memory_as_it_grows():
@@ -212,7 +212,7 @@ def test_a_text_that_may_become_long_takes_memory_as_it_grows():
     (sample,) = engine.add(Request(tokens=[1] * 70, max_new_tokens=10**9, sampling=GREEDY))
     while sample.new_tokens < 300:
         engine.step()
-        columns.add(engine._cache._store.shape[4])
+        columns.add(engine._cache.store.shape[4])
     assert columns == {192, 384}
 
 
@@ -221,7 +221,7 @@ def test_rows_that_come_one_by_one_are_seldom_copied(model):
     for _ in range(16):
         engine.add(Request(tokens=[1] * 5, max_new_tokens=50, sampling=GREEDY))
         engine.step()
-        stores.add(engine._cache._store.shape[2])
+        stores.add(engine._cache.store.shape[2])
     assert stores == {1, 2, 4, 8, 16}
 
 
@@ -263,22 +263,18 @@ def test_a_token_outside_the_vocabulary_is_refused(model):
 
 
 def test_rows_keep_their_tokens_while_others_come_and_go(config):
-    """The cache against a dictionary that does the same."""
-    cache = RowCache(config, torch.zeros(()))
-    heads, width = config.num_heads, config.emb_dim // config.num_heads
-    expected: list[float] = []
+    """Their memory against a dictionary that does the same."""
+    cache, rows = Cache(config, torch.zeros(())), {}
     for i in range(9):
-        numbers = torch.tensor([float(i), -float(i)]).view(1, 2, 1, 1, 1)
-        cache.join(numbers.expand(config.num_layers, 2, heads, i % 5, width))
-        expected.append(float(i))
+        rows[len(rows)] = i
+        cache.reserve(len(rows), i % 5)
+        cache.store[:, :, len(rows) - 1, :, : i % 5] = torch.tensor([i, -i]).view(2, 1, 1, 1)
         if i % 3 == 2:
-            cache.leave(1)
-            expected[1] = expected[-1]
-            expected.pop()
-        if i < 2:
-            continue
-        for row, number in enumerate(expected):
-            used = cache.lengths[row]
-            assert used == number % 5
-            assert (cache._store[:, 0, row, :, :used] == number).all()
-            assert (cache._store[:, 1, row, :, :used] == -number).all()
+            last = len(rows) - 1
+            cache.copy(last, 1, rows[last] % 5)
+            cache.clear(last)
+            rows[1] = rows.pop(last)
+        for row, number in rows.items():
+            assert (cache.store[:, 0, row, :, : number % 5] == number).all()
+            assert (cache.store[:, 1, row, :, : number % 5] == -number).all()
+        assert (cache.store[:, :, len(rows) :] == 0).all()

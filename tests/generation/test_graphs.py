@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_leaves
 
 from gpt import GPT, GPTConfig, Tokenizer
 from gpt.generation import Engine, Request, Sampling, decoding, graphs
-from gpt.generation.cache import RowCache
 from gpt.generation.decoding import decoder_of
 from gpt.generation.forward import Forward
 from gpt.generation.graphs import replayed
@@ -83,13 +82,7 @@ def on_a_gpu(recorder, monkeypatch):
         original(self, model, cached=cached)
         self.graphs = graphs and cached
 
-    def shape(cache):
-        return len(cache.lengths), min(
-            max(64, 1 << (max(cache.lengths) - 1).bit_length()), cache.context_length
-        )
-
     monkeypatch.setattr(Forward, "__init__", init)
-    monkeypatch.setattr(RowCache, "shape", property(shape))
 
 
 def texts(engine: Engine, requests: list[Request]) -> list[list[int]]:
@@ -246,5 +239,5 @@ def test_the_host_waits_for_a_gpu_once_for_several_tokens(monkeypatch, sampling)
     engine._ahead = 8
     engine.step()  # reads the prompt, and draws the first tokens
     engine.step()
-    assert reads == [(3,), (8, 3)]
+    assert reads == [(1, 3), (8, 3)]
     assert [sample.new_tokens for sample in samples] == [9] * 3

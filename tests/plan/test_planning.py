@@ -31,6 +31,7 @@ from gpt.run.limits import Deadline, Limits
 from gpt.run.options import Options, TrainerOptions
 from gpt.run.start import start
 from gpt.training.module import LanguageModel
+from gpt.weights.checkpoint import RunPart
 
 # Seconds of a step of each probe, recorded with one thread of an AMD EPYC with bfloat16 instructions.
 RECORDED = (0.0064, 0.0429, 0.0791, 0.0567, 0.0701, 0.2393, 0.1439)
@@ -409,33 +410,36 @@ def test_the_speed_decides_the_number_of_steps(monkeypatch, capsys, fast, extend
     now = 0.0
     monkeypatch.setattr("time.perf_counter", lambda: now)
     trainer = TrainerOptions(max_steps=600, val_check_interval=100)
-    limits = Limits(Options(trainer=trainer), Deadline(at=60.0, validation=2.0, extends=extends))
-    limits.count(0, 0)
-    limits.begin(0, 0.0, warms_up=False, every=100)
-    step, changes = 0, dict[int, int]()
-    while not limits.is_over(step):
-        step, now = step + 1, now + (0.04 if fast else 0.2 if now < 30 else 0.4)
-        if total := limits.update(step, now):
-            changes[step] = total
-        if step % 100 == 0 or limits.is_over(step):
+    run, changes = RunPart(), dict[int, int]()
+    limits = Limits(Options(trainer=trainer), run, Deadline(at=60.0, validation=2.0, extends=extends))
+    limits.count(0)
+    limits.begin(warms_up=False, every=100)
+    while not limits.is_over:
+        run.step, now = run.step + 1, now + (0.04 if fast else 0.2 if now < 30 else 0.4)
+        if limits.update(now):
+            changes[run.step] = run.total
+        if run.step % 100 == 0 or limits.is_over:
             now += 2.0
             limits.paused(2.0)
+    step = run.step
     if fast and not extends:
-        assert step == limits.total == 600 and not changes
+        assert step == run.total == 600 and not changes
         return
     assert now == pytest.approx(60.0, rel=0.01)
     assert "steps in the time, not 600" in capsys.readouterr().err
     if fast:
-        assert step == limits.total > 900
+        assert step == run.total > 900
         return
     first = min(changes)
     assert first == 15 and 200 <= changes[first] < 300  # as soon as a twentieth of the time is over
-    assert 200 < step == limits.total < 215
-    again = Limits(Options(trainer=trainer))  # resumed from a checkpoint after the first change
-    again.count(0, 0, saved=changes[first])
-    again.begin(29, 7.0, warms_up=False, every=100)
-    assert again.update(30, 9.0) is None
-    assert again.total == changes[first]
+    assert 200 < step == run.total < 215
+    saved = RunPart(step=29, total=changes[first], seconds=7.0)  # a checkpoint after the first change
+    again = Limits(Options(trainer=trainer), saved)
+    again.count(0)
+    again.begin(warms_up=False, every=100)
+    saved.step = 30
+    assert not again.update(9.0)
+    assert saved.total == changes[first]
 
 
 def test_the_next_step_has_the_learning_rate_of_the_new_total():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults.rewritten import rewritten
+from rewritten import rewritten
 from tiny_runs import fit
 
 from gpt import GPT
@@ -53,6 +53,7 @@ def test_values_that_no_run_saves(saved, capsys):
         *(('"step":2', '"step":-5'), ('"step":2', '"step":"2"'), ('"step":2', '"step":2.5')),
         *(('"step":2', '"step":true'), ('"session":1', '"session":Infinity')),
         *(('"session":1', '"session":1e999'), ('"save":', '"saves":')),
+        ('"loss_sums":[', '"loss_sums":["a",'),
     ],
 )
 def test_numbers_that_are_none_or_out_of_range(text, value, saved, capsys):

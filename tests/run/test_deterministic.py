@@ -84,23 +84,6 @@ EVERY_STEP = ["--checkpoint_every", "1", "--keep_checkpoints", "9", "--model.com
 EVERY_STEP += ["--trainer.max_steps", "4", "--trainer.val_check_interval", "4"]
 
 
-def test_a_validation_made_up_on_resume_runs_compiled_as_the_others_do(workplace, monkeypatch):
-    happened = []
-
-    def validate(self, *arguments, original=LanguageModel.validation_step):
-        happened.append("validated")
-        return original(self, *arguments)
-
-    monkeypatch.setattr(compilation, "compile_model", lambda module: happened.append("compiled"))
-    monkeypatch.setattr(LanguageModel, "validation_step", validate)
-    assert fit(*EVERY_STEP, "--run", "whole") == 0
-    happened.clear()
-    run = cut("whole", 2)  # saved before the validation of step 2
-    assert main(["fit", "--resume", str(run)]) == 0
-    assert happened[:2] == ["compiled", "validated"]
-    assert happened.count("compiled") == 1
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf"

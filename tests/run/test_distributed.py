@@ -217,3 +217,15 @@ def test_a_run_is_what_its_limits_say_on_any_number_of_processes(
             tokens_per_update * step for step in range(1, updates + 1)
         ]
         assert [int(row["step"]) for row in rows if row["val_loss"]] == validated
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_in_bfloat16_accumulate_and_recompute_as_one_does(strategy, launch):
+    """The same micro-batches of 9 windows, half of them on each: sums differ in their order alone."""
+    options = [*PLAIN, "--data.tokens_per_update", str(36 * 16), "--data.batch_size", "9"]
+    options += ["--trainer.precision", "bf16-mixed", "--model.checkpoint_activations", "true"]
+    launch(*options, "--trainer.devices", "1", "--run", "one", processes=1)
+    launch(*options, "--trainer.devices", "2", "--trainer.strategy", strategy, "--run", "two")
+    assert losses("two") == pytest.approx(losses("one"), rel=1e-4)
+    for name, weight in weights("one").items():
+        torch.testing.assert_close(weights("two")[name], weight, rtol=0, atol=1e-3, msg=name)

@@ -69,8 +69,9 @@ def test_a_killed_process_leaves_no_lock(workplace):
     """A fork that holds the lock, as a data worker does, dies a second after its parent."""
     assert fit("--run", "mine", "--trainer.max_steps", "2") == 0
     program = (
-        "import os, time; from pathlib import Path; from gpt.run.folder import _locked\n"
-        "lock = _locked(Path('runs/mine'))\n"
+        "import os, time; from pathlib import Path; from gpt.run.folder import opened\n"
+        "lock = opened(Path('runs/mine'), Path('runs/mine'))\n"
+        "lock.__enter__()\n"
         "if os.fork() == 0: time.sleep(1.0); os._exit(0)\n"
         "print('held', flush=True); time.sleep(60)"
     )

@@ -55,7 +55,7 @@ def test_one_command_starts_a_run_from_weights_and_resumes_it(weights, text_file
     assert main([*command, "--trainer.max_steps", "2"]) == 0
     assert "resuming runs/tuned/checkpoints/last.safetensors, after step 1" in capsys.readouterr().err
     assert main([*command, "--model.init_from", "others", "--trainer.max_steps", "3"]) == 2
-    assert "the run that is resumed began from weights" in capsys.readouterr().err
+    assert "the run that is resumed began with weights" in capsys.readouterr().err
 
 
 def test_prepared_text_of_another_vocabulary_of_that_size_is_refused(weights, text_file, capsys):

@@ -7,6 +7,7 @@ Most claim to be on a CUDA GPU, so that the code takes its branches for one; els
 
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import lightning.pytorch as pl
@@ -14,12 +15,12 @@ import pytest
 import torch
 
 from gpt import GPTConfig
-from gpt.run.folder import RunFolder
 from gpt.run.lightning_private import skip_sigterm_broadcast
 from gpt.run.record import Record
 from gpt.training import guard
 from gpt.training.module import LanguageModel
 from gpt.training.optimizers import OptimizerConfig
+from gpt.weights.checkpoint import RunPart
 
 CONFIG = GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=2, num_layers=2, dropout=0.1)
 
@@ -81,7 +82,7 @@ def update(
 
 
 def run_updates(module: LanguageModel, processes: int) -> None:
-    trainer, record = Trainer(processes), Record(RunFolder("none", None), every=10, show=False)
+    trainer, record = Trainer(processes), Record(Path("none"), RunPart(), every=10, show=False)
     module._trainer, module.logs_itself = trainer, False
     configured = module.configure_optimizers()
     optimizer, scheduler = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
@@ -97,7 +98,7 @@ def run_updates(module: LanguageModel, processes: int) -> None:
             scheduler.step()
             trainer.global_step += 1
             assert module.guard.agreed == 0
-        record.batch(module.last_loss, batch[0].numel())
+        record.batch(module.last_loss)
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])

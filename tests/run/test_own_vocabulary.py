@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from faults.rewritten import rewritten
+from rewritten import rewritten
 
 from gpt.cli import main
 from gpt.data.module import TokenData

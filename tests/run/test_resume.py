@@ -231,7 +231,7 @@ def test_changes_are_named_flat():
     template = Template(user="Q\n{content}")
     data = replace(Options().data, batch_size=3, template=template)
     now = replace(Options(), run="y", log_every=5, data=data)
-    assert changes(Options(), now) == [
+    assert list(changes(Options(), now).values()) == [
         "data.batch_size: 12 -> 3",
         r"data.template.user: ### Instruction:\n{content}\n\n -> Q\n{content}",
         "log_every: 20 -> 5",

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gpt.run.folder import RunFolder
 from gpt.run.record import Record
+from gpt.weights.checkpoint import RunPart
 
 
 class Terminal(io.StringIO):
@@ -28,29 +28,32 @@ def clock(monkeypatch):
 @pytest.fixture
 def run(clock, tmp_path):
     """A run of 100 updates."""
-    return Record(RunFolder("r", tmp_path), every=10, show=True)
+    return Record(tmp_path, RunPart(total=100), every=10, show=True)
 
 
-def advance(run, clock, start, to, total=100):
-    """Updates of half a second."""
-    for step in range(start + 1, to + 1):
+def advance(run, clock, to):
+    """Updates of half a second, of 64 tokens each."""
+    while run.run.step < to:
         clock[0] += 0.5
-        run.batch(torch.tensor(3.25), 64)
-        if run.is_due(step, total):
-            run.update(step, total, 3.25, 0.1, 1.0)
+        run.run.step += 1
+        run.batch(torch.tensor(3.25))
+        if run.is_due():
+            run.update(64 * run.run.step, 3.25, 0.1, 1.0)
 
 
 def test_off_a_terminal_a_line_now_and_then(run, clock, capsys):
-    run.begin(0, 100)
-    advance(run, clock, 0, 10)
+    run.begin(0)
+    advance(run, clock, 10)
     assert capsys.readouterr().err == ""  # the last line is not ten seconds old
-    advance(run, clock, 10, 30)
+    advance(run, clock, 30)
     assert capsys.readouterr().err == "training: 20 of 100 steps, loss 3.250, 128 tokens/s, 40 s left\n"
 
 
 def test_a_resumed_run_counts_from_its_step_and_a_new_plan_is_followed(run, clock, capsys):
-    run.begin(45, 100)
-    advance(run, clock, 45, 70, total=90)
+    run.run.step = 45
+    run.begin(45 * 64)
+    run.run.total = 90
+    advance(run, clock, 70)
     assert capsys.readouterr().err == "training: 70 of 90 steps, loss 3.250, 128 tokens/s, 10 s left\n"
 
 
@@ -58,8 +61,8 @@ def test_on_a_terminal_a_bar_with_the_time_left(run, clock, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr("sys.stderr", terminal := Terminal())
-    run.begin(0, 100)
-    advance(run, clock, 0, 50)
+    run.begin(0)
+    advance(run, clock, 50)
     run.close()
     shown = terminal.getvalue()
     assert "50/100" in shown
@@ -71,15 +74,14 @@ def test_on_a_terminal_a_bar_with_the_time_left(run, clock, monkeypatch):
 def test_validation_prints_its_figures_and_a_sample_as_it_is(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("gpt.generation.stream", lambda *_, **__: iter(["Once [bold]", " upon\n"]))
     run.validated(0, {"val_loss": 2.5})
-    run.sample(0, None, SimpleNamespace(tokenizer=None))
+    run.sample(None, SimpleNamespace(tokenizer=None))
     assert capsys.readouterr().err == "step 0  val_loss 2.5\nOnce [bold] upon\n"
 
 
 @pytest.mark.parametrize(("show", "first"), [(False, True), (True, False)])
-def test_other_processes_show_nothing_nor_does_a_run_that_is_told_so(run, clock, capsys, show, first):
-    run.show = show
-    run.open(["csv"], first, 0)
-    run.begin(0, 100)
-    advance(run, clock, 0, 40)
-    run.validated(40, {"val_loss": 2.5})
+def test_other_processes_show_nothing_nor_does_a_run_that_is_told_so(clock, tmp_path, capsys, show, first):
+    run = Record(tmp_path, RunPart(total=100), every=10, show=show, first=first)
+    run.begin(0)
+    advance(run, clock, 40)
+    run.validated(40 * 64, {"val_loss": 2.5})
     assert capsys.readouterr().err == ""

@@ -11,7 +11,7 @@ from tiny_runs import fit, result
 
 from gpt import GPT
 from gpt.errors import InputError
-from gpt.run import checkpoint, loop
+from gpt.run import checkpoint
 from gpt.run.checkpoint import save
 from gpt.training.module import LanguageModel
 from gpt.weights.checkpoint import read
@@ -84,7 +84,7 @@ def test_a_run_saves_at_least_once_a_minute(workplace, monkeypatch):
         original(path, tensors, model, run)
 
     monkeypatch.setattr(LanguageModel, "configure_gradient_clipping", step)
-    monkeypatch.setattr(loop, "save", noted)
+    monkeypatch.setattr(checkpoint, "save", noted)
     never = ["--trainer.val_check_interval", "1000", "--checkpoint_every", "1000"]
     assert fit(*never, "--trainer.max_steps", "10", "--run", "r") == 0
     assert [one for one in made if one] == [4, 8, 10]

@@ -10,7 +10,7 @@ from tiny_runs import fit, result, run_in
 
 from gpt.cli import main
 from gpt.run import checkpoint
-from gpt.run.snapshots import thin
+from gpt.run.snapshots import Snapshots, thin
 from gpt.weights.checkpoint import read, snapshots_of
 from gpt.weights.load import find, load
 
@@ -97,12 +97,9 @@ def test_a_budget_bounds_their_bytes_and_a_large_model_has_none(whole, workplace
         assert len(list(Path(f"runs/r{kept}").glob("snapshots/*"))) == kept
 
 
-def _with(megabytes):
-    from gpt.run.snapshots import Snapshots
-
-    def init(self, folder, _, original=Snapshots.__init__):
-        original(self, folder, 1)
-        self.most = megabytes * 1e6
+def _with(megabytes, original=Snapshots.__init__):
+    def init(self, folder, _, *parts):
+        original(self, folder, megabytes, *parts)
 
     return init
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from faults.rewritten import rewritten
+from rewritten import rewritten
 from tiny_runs import TINY
 
 from gpt.cli import main

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 httpx = pytest.importorskip("httpx", reason="httpx is not installed")
 
-from benchmarks.serve import listening  # noqa: F401 - for the tests
+from benchmarks.common import listening  # noqa: F401 - for the tests
 
 from gpt import GPT, GPTConfig, Tokenizer
 from gpt.serve.app import create_app

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from faults.rewritten import rewritten
+from rewritten import rewritten
 from tiny_runs import TEXT, result
 from torch import nn
 
@@ -219,7 +219,7 @@ def test_sharding_is_refused(weights, monkeypatch):
 
 def test_a_checkpoint_of_another_rank(run_a, capsys):
     assert main(["fit", "--resume", "runs/a", "--model.lora.rank", "8", "--trainer.max_steps", "14"]) == 2
-    assert "has adapters of rank 4: give --model.lora.rank 4" in capsys.readouterr().err
+    assert "--model.lora.rank 8: the run that is resumed began with 4" in capsys.readouterr().err
 
 
 def test_a_checkpoint_without_its_base(run_a, capsys, tmp_path):
@@ -262,7 +262,7 @@ def test_adapters_that_do_not_fit(adapters):
 
 def test_without_peft(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(InputError, match="pip install 'minimal-gpt\\[lora\\]'"):
+    with pytest.raises(InputError, match=r"pip install -e '\.\[lora\]'"):
         add_adapters(nn.Linear(2, 2), LoRAConfig(rank=1))
 
 

@@ -20,16 +20,7 @@ def save(tmp_path, monkeypatch):
     def write(name: str, **order: int) -> Path:
         path = Path("runs") / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        numbers = {"step": 1, "total": 1, "place": 0, "skipped": 0, "save": 0, "session": 0} | order
-        run = RunPart(
-            **{"saved_at": float(next(clock)), **numbers},
-            **{"options": {}, "validation": {}, "loss_sums": [], "validated": False, "corpus": ""},
-            **dict.fromkeys(("scale", "best_loss", "best", "seconds_per_step")),
-            **dict.fromkeys(
-                ("stalled", "tokens", "interval_tokens", "interval_batches", "csv", "samples"), 0
-            ),
-            **dict.fromkeys(("interval_seconds", "train_seconds"), 0.0),
-        )
+        run = RunPart(**{"saved_at": float(next(clock)), "step": 1, "total": 1} | order)
         empty = dict.fromkeys(("tokenizer", "bytes_per_token", "template", "adapters"))
         with path.open("wb") as file:
             write_checkpoint(file, {"w": torch.zeros(1)}, ModelPart(config={}, **empty), run)

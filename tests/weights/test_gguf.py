@@ -74,5 +74,5 @@ def test_a_missing_package_is_one_line(model, tmp_path, monkeypatch, capsys):
         str(tmp_path / "o"),
     ]
     assert main(command) == 2
-    assert "pip install 'minimal-gpt[gguf]'" in capsys.readouterr().err
+    assert "pip install -e '.[gguf]'" in capsys.readouterr().err
     assert not (tmp_path / "o").exists()

@@ -1,14 +1,20 @@
 import json
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from other_programs import huggingface_model
 from torch.nn import functional as F
 
 from gpt import GPT, generate
 from gpt.errors import InputError
+from gpt.share.command import export_weights
+from gpt.weights.checkpoint import ModelPart, write
 from gpt.weights.commands import write_export
 from gpt.weights.load import Found, read_weights
+
+EMPTY = ("tokenizer", "bytes_per_token", "template", "adapters")
 
 
 @pytest.fixture
@@ -144,3 +150,36 @@ def test_a_mismatch_is_named_with_both_values(folder, values, message):
     with pytest.raises(InputError, match=message) as raised:
         GPT.from_pretrained(folder)
     assert "\n" not in str(raised.value) and str(folder) in str(raised.value)
+
+
+def test_an_export_has_a_model_card_and_goes_to_the_hub(model, tmp_path, monkeypatch):
+    """The card names the text and the figures of the run, and leaves the license to its owner."""
+    run, sent = tmp_path / "runs" / "mine", []
+    saved = ModelPart(config=model.config.to_dict(), **dict.fromkeys(EMPTY))
+    (run / "checkpoints").mkdir(parents=True)
+    with (run / "checkpoints" / "best.safetensors").open("wb") as file:
+        weights = model.state_dict()
+        del weights["head.weight"]
+        write(file, weights, saved, None)
+    (run / "summary.json").write_text('{"text": "novel.txt", "val_bits_per_byte": 1.5}', encoding="utf-8")
+    monkeypatch.setattr("huggingface_hub.create_repo", lambda *name, **how: sent.append((*name, how)))
+    monkeypatch.setattr("huggingface_hub.upload_folder", lambda **how: sent.append(how))
+    export_weights(str(run), tmp_path / "out", push="owner/name")
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "| text | novel.txt |\n| val_bits_per_byte | 1.5 |\n" in card
+    assert "| num_layers | 2 |" in card and "\n# owner/name\n" in card
+    assert yaml.safe_load(card.split("---")[1]) == {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+    }
+    assert sent == [
+        ("owner/name", {"exist_ok": True}),
+        {"repo_id": "owner/name", "folder_path": tmp_path / "out"},
+    ]
+
+
+@pytest.mark.parametrize(("push", "form"), [("name", "hf"), ("a/b/c", "hf"), ("owner/name", "gguf")])
+def test_a_push_that_the_hub_would_refuse_writes_nothing(push, form):
+    with pytest.raises(InputError, match=r"--push .*: expected OWNER/NAME of the hub, and --format hf"):
+        export_weights("gpt2", Path("out"), form, push)
+    assert not Path("out").exists()

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from fnmatch import fnmatch
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -92,8 +93,10 @@ def test_a_truncated_file_is_refused(tmp_path):
         GPT.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["runs/none", "none.ckpt", "owner/name", "gpt3"])
-def test_an_unknown_name_never_asks_the_network(name):
+@pytest.mark.parametrize("name", ["runs/none", "none.ckpt", "here/name", "a/b/c", "../name", "gpt3"])
+def test_a_name_that_can_only_be_a_path_never_asks_the_network(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("here").mkdir()
     with pytest.raises(InputError, match="no checkpoint at"):
         find(name)
 
@@ -103,7 +106,7 @@ def test_a_hub_name_is_read_from_the_hubs_cache(tmp_path):
     huggingface_model().save_pretrained(cached / "snapshots" / "abc")
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text("abc", encoding="utf-8")
-    program = "from gpt import GPT; print(GPT.from_pretrained('hub:openai-community/gpt2').config.emb_dim)"
+    program = "from gpt import GPT; print(GPT.from_pretrained('openai-community/gpt2').config.emb_dim)"
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"},
@@ -205,6 +208,6 @@ def test_the_tokenizer_of_a_hub_model_comes_along(model, tmp_path, monkeypatch):
         return str(cache)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    found = read_weights("hub:owner/name")
+    found = read_weights("owner/name")
     assert found.tokenizer == tokenizer
     assert found.template == DEFAULT_TEMPLATE

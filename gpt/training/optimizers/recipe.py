@@ -28,7 +28,8 @@ class OptimizerConfig:
     name: Literal["muon", "adamw"] = "muon"
     """muon: Muon for the blocks' matrices, AdamW for the other weights. adamw: AdamW for all."""
     lr: float = 5e-3
-    """Peak learning rate of the blocks' matrices, on AdamW's scale for Muon too (Liu et al. 2025)."""
+    """Peak learning rate of the blocks' matrices, on AdamW's scale for Muon too (Liu et al. 2025).
+    Elsewhere: learning_rate."""
     rest_lr: float | None = None
     """Peak learning rate of the other weights; None takes `lr`."""
     weight_decay: float = 0.0
@@ -36,17 +37,17 @@ class OptimizerConfig:
     embedding_weight_decay: float = 0.0
     """Decoupled decay of the embeddings, useful where a text is read several times."""
     momentum: float = 0.95
-    """Muon's momentum."""
+    """Muon's momentum. Rare."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's decay rates of the first and second moment."""
+    """AdamW's decay rates of the first and second moment. Rare."""
     warmup_steps: int = 50
-    """Updates over which the learning rate rises to its peak."""
+    """Updates over which the learning rate rises to its peak. Elsewhere: warmup_iters, warmup_ratio."""
     schedule: Schedule = "linear"
-    """How it falls afterwards, see `learning_rate_factor`."""
+    """How it falls afterwards, see `learning_rate_factor`. Elsewhere: lr_scheduler_type."""
     final_lr_fraction: float = 0.0
-    """Fraction of the peak at the last update."""
+    """Fraction of the peak at the last update. Rare. Elsewhere: min_lr."""
     decay_fraction: float = 0.2
-    """Fraction of the updates over which "wsd" decays."""
+    """Fraction of the updates over which "wsd" decays. Rare."""
 
     def __post_init__(self) -> None:
         names = "lr", "rest_lr", "weight_decay", "embedding_weight_decay", "warmup_steps"

@@ -20,7 +20,7 @@ def write(
     try:
         import gguf
     except ImportError:
-        raise InputError("this format needs the gguf package: pip install 'minimal-gpt[gguf]'") from None
+        raise InputError("this format needs the gguf package: pip install -e '.[gguf]'") from None
     if tokenizer.pattern != "gpt2":
         raise InputError(f"llama.cpp has no words like the pattern {tokenizer.pattern!r} of this vocabulary")
     table = to_json(tokenizer.tokens, tokenizer.pattern)["model"]
