@@ -18,6 +18,7 @@ const others = {
     for (let end = 1; end <= ids.length; end++) rows.push(Array.from(await writer.read(ids.slice(0, end), snapshot)));
     return rows;
   },
+  last: async (ids, snapshot) => Array.from(await writer.read(ids, snapshot)),
   text: async form => {
     const choices = [];
     for await (const choice of writer.complete(form, () => false)) choices.push(choice);

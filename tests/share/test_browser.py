@@ -89,7 +89,7 @@ def test_a_chat_model_chats(start, tmp_path):
     find_all(browser, ".turn.assistant")[0].find_element("css selector", ".token").click()
     wait_for(lambda: find(browser, "#attention").is_displayed())
     read = find(browser, "#seen").get_property("textContent")
-    assert read == "<|endoftext|>UHi\nA"
+    assert read.startswith("<|endoftext|>UHi\nA")
     find(browser, "#clear").click()
     assert not find_all(browser, ".turn") and not severe(browser)
 

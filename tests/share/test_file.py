@@ -46,15 +46,15 @@ def test_snapshots_are_spread_over_the_steps_within_their_megabytes(tmp_path):
     export(none, model)
     one = len("".join(re.findall(r'"block\d+">(.*?)<', none.read_text(encoding="utf-8"))))
     export(path, model, snapshots=found, megabytes=5.5 * one / 1e6, precision="float32")
-    asked = [["logits", [3, 4], step] for step in (1, 64)]
-    training, *logits, own = run(path, ["training", {}], *asked, ["logits", [3, 4]])
+    asked = [["last", [3, 4, 5], step] for step in (1, 64)]
+    training, *logits, own = run(path, ["training", {}], *asked, ["last", [3, 4, 5]])
     first, *others = kept = training["snapshots"]
     assert len(kept) == 5 and (first, kept[-1]) == (1, 64)
     assert all(after / before <= 4 for before, after in zip(kept, others, strict=False))
     assert training["train"] == [[step, pytest.approx(9 / step, abs=1e-4)] for step in others]
     assert path.stat().st_size - none.stat().st_size < 5.6 * one
     for found_, its in zip([*logits, own], [models[1], models[64], model], strict=True):
-        expected = its(torch.tensor([[3, 4]]))[0].detach()
+        expected = its(torch.tensor([[3, 4, 5]]))[0, -1].detach()
         torch.testing.assert_close(torch.tensor(found_), expected, atol=expected.std().item() / 20, rtol=0)
     export(path, model, snapshots=found, megabytes=1.9 * one / 1e6)
     assert run(path, ["training", {}])[0]["snapshots"] == []
