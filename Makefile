@@ -1,9 +1,9 @@
-# make train: install, train, generate.  make test: every check.  make test-install: README's ways to install.
+# make train: install, train, generate.  make test: every check in minutes; make test-slow: the long ones.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install setup train test test-install test-lowest test-newest test-next lint typecheck imports budget unit clean
+.PHONY: install setup train test test-slow test-install test-lowest test-newest test-next lint typecheck imports budget unit clean
 
 install: $(VENV)/.package
 setup: $(VENV)/.dev
@@ -38,9 +38,16 @@ imports: setup
 budget: setup
 	$(BIN)/python scripts/budget.py
 
-# Two processes of one thread each: more threads do not speed up tiny models.
+# Two processes of one thread each: more threads do not speed up tiny models. tests/conftest.py orders them.
+PYTEST := OMP_NUM_THREADS=1 PYTHONWARNDEFAULTENCODING=1 $(BIN)/python -m pytest \
+	-n 2 --no-loadscope-reorder --durations 25
+
 unit: setup
-	OMP_NUM_THREADS=1 PYTHONWARNDEFAULTENCODING=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	$(PYTEST) -m 'not slow'
+
+# Whole programs: fault injection, documents, scripts, a browser, two processes in all forms.
+test-slow: setup
+	$(PYTEST) -m slow --timeout 900
 
 # Minutes, and a package index: apart from the tests, which need no network.
 test-install:

@@ -23,7 +23,7 @@ from gpt.errors import InputError
 COMMANDS = {
     "fit": ("run.fit:main", "train a model, the quick run by default", "--data.corpus my.txt"),
     "validate": ("run.fit:main", "score a checkpoint as fit does", "--ckpt_path runs/quick"),
-    "plan": ("plan.command:plan", "say what to train in the time one has", "--data.corpus my.txt"),
+    "plan": ("plan.command:plan", "recommend a model for the available time", "--data.corpus my.txt"),
     "prepare": ("data.prepare:prepare", "turn a corpus into token files", "my.txt --output my-tokens"),
     "inspect": ("pictures.inspect:inspect", "look at prepared data, and check it", "my-tokens"),
     "generate": ("generation.command:write", "write text with a trained model", "--prompt 'Return the '"),

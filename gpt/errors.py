@@ -1,4 +1,4 @@
-"""The one exception that a person's mistake raises."""
+"""Raised for invalid user input."""
 
 
 class InputError(ValueError):

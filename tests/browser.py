@@ -9,6 +9,7 @@ selenium = pytest.importorskip("selenium", reason="selenium is not installed")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 marks = [
+    pytest.mark.slow,
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium and chromium-driver are not installed"),
     pytest.mark.allow_hosts(["127.0.0.1", "localhost", "::1"]),
 ]

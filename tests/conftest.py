@@ -1,7 +1,10 @@
 """Shared by every test: a tiny model, a small text, and a temporary cache."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +16,49 @@ from gpt import GPT, GPTConfig
 torch.set_num_threads(1)
 
 TINY = GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=4, num_layers=2)
+
+
+# Their tests fork programs that train or serve; in one worker, where they take turns.
+FORKING = {f"test_{name}.py" for name in ("distributed", "signals", "folder", "following", "scale")}
+# The rooms with the longest tests, which begin first, so that no worker waits for another at the end.
+LONGEST_FIRST = ("run", "data", "generation", "serve", "training", "plan", "evaluation", "pictures")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first."""
+
+    def place(item: pytest.Item) -> int:
+        room = item.path.parent.name
+        last = LONGEST_FIRST.index(room) if room in LONGEST_FIRST else len(LONGEST_FIRST)
+        return -1 if item.path.name in FORKING else last
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file's tests run in one worker, which makes their fixtures once."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "forking" if Path(file).name in FORKING else file
+
+    return ByFile(config, log)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_left_running():
+    """What the tests start ends with them, also where they are killed."""
+    if not Path("/proc/self/environ").exists():
+        yield
+        return
+    os.environ["GPT_TESTS"] = str(os.getpid())
+    command = [sys.executable, str(Path(__file__).with_name("watch.py")), str(os.getpid())]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL) as watch:
+        yield
+        watch.kill()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,6 +3,7 @@
 A process of its own, as the tests may open no socket, and one for all runs, as it imports for seconds.
 """
 
+import errno
 import json
 import os
 import signal
@@ -16,18 +17,19 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 import torch
 from faults.forked import run
 
+from gpt.run import checkpoint
 from gpt.training.module import LanguageModel
 
 
-def terminate(at_rank: int, at_step: int) -> Callable[[int], None]:
-    """Process `at_rank` alone sends itself SIGTERM in the step after `at_step` steps."""
+def terminate(at_ranks: list[int], at_step: int) -> Callable[[int], None]:
+    """Each of these processes sends itself SIGTERM in the step after `at_step` steps."""
 
     def patch(rank: int) -> None:
         step, sent = LanguageModel.training_step, False
 
         def training_step(self: LanguageModel, batch: Any, number: int) -> Any:
             nonlocal sent
-            if rank == at_rank and self.first_step + self.trainer.global_step == at_step and not sent:
+            if rank in at_ranks and self.first_step + self.trainer.global_step == at_step and not sent:
                 sent = True  # a second signal, from the step's next batch, would end the process at once
                 os.kill(os.getpid(), signal.SIGTERM)
             return step(self, batch, number)
@@ -37,12 +39,27 @@ def terminate(at_rank: int, at_step: int) -> Callable[[int], None]:
     return patch
 
 
+def fill_disk(rank: int) -> None:
+    """The disk of the first process is full from step 6 on."""
+    if rank:
+        return
+    write = checkpoint.write
+
+    def full(file: Any, tensors: Any, model: Any, run: Any) -> None:
+        if run is not None and run.step >= 6:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(file, tensors, model, run)
+
+    checkpoint.write = full
+
+
 def main() -> None:
     """Serve until stdin ends."""
     torch.set_num_threads(1)
     for line in sys.stdin:
         asked = json.loads(line)
         sabotage = terminate(*asked["terminate"]) if asked["terminate"] else None
+        sabotage = fill_disk if asked["full"] else sabotage
         ended = run(
             Path(asked["folder"]), asked["arguments"], processes=asked["processes"], sabotage=sabotage
         )

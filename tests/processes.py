@@ -6,6 +6,7 @@ on imports. Needs POSIX.
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,6 +67,9 @@ def _work(
     import gpt.cli
 
     multiprocessing.set_start_method("fork", force=True)  # as in a new interpreter, for data workers
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which the tests' own parent may ignore
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.setsid()
     os.chdir(folder)
     os.environ.clear()

@@ -29,10 +29,6 @@ def test_a_small_package_passes_and_both_counts_are_printed(budget, tree, capsys
     assert capsys.readouterr().out.split().count(str(count)) == 2
 
 
-def test_dense_lines_are_no_smaller(budget):
-    assert budget["tokens"]("x = 1; y = 2\n") == budget["tokens"]("x = 1\ny = 2\n") + 1
-
-
 def test_too_many_tokens_fail(budget, tree, capsys):
     (tree / "gpt" / "model.py").write_text("x = 1\n" * 5000, encoding="utf-8")
     assert budget["main"](tree) == 1

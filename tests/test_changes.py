@@ -131,6 +131,7 @@ def test_the_table_has_each_change():
     assert named_files() == {name: files for name, (files, *_) in CHANGES.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_trains(name, tmp_path):
     _, edits, options, holds = CHANGES[name]

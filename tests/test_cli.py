@@ -1,7 +1,6 @@
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -15,18 +14,13 @@ def test_help_lists_every_command(capsys):
     assert all(f"\n  {name} " in out for name in COMMANDS)
 
 
-def test_help_is_quick_and_imports_nothing_heavy():
+def test_help_imports_nothing_heavy():
     code = (
         "import sys, gpt, gpt.cli; gpt.cli.main(['--help']);"
         "heavy = {'torch', 'lightning', 'datasets', 'numpy', 'matplotlib'} & set(sys.modules);"
         "assert not heavy, heavy"
     )
-    started = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "pass"], check=True)
-    interpreter = time.perf_counter() - started
-    started = time.perf_counter()
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
-    assert time.perf_counter() - started - interpreter < 0.5
 
 
 def test_the_package_loads_neither_lightning_nor_datasets():

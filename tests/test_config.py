@@ -12,33 +12,22 @@ def test_heads_must_divide_the_width():
 
 
 @pytest.mark.parametrize("field", SIZES)
-@pytest.mark.parametrize("size", [0, -3])
-def test_sizes_are_positive(field, size):
-    with pytest.raises(InputError, match=f"{field} must be at least 1, got {size}"):
-        GPTConfig(**{field: size})
-
-
-@pytest.mark.parametrize("field", SIZES)
-def test_sizes_beyond_reason_are_refused(field):
-    with pytest.raises(InputError, match=f"{field} must be at most .*, got 10000000000$"):
-        GPTConfig(**{field: 10_000_000_000})
+def test_sizes_are_positive_and_within_reason(field):
+    for size, message in ((0, "at least 1, got 0"), (10**10, "at most .*, got 10000000000$")):
+        with pytest.raises(InputError, match=f"{field} must be {message}"):
+            GPTConfig(**{field: size})
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *((field, value) for field in SIZES for value in (12.0, "12", True, float("nan"), None, [12], {})),
-        *(("dropout", value) for value in ("0.1", True, None, [0.1])),
-        *(("qkv_bias", value) for value in (1, "true", None)),
-        ("tie_embeddings", "no"),
-        ("vocab_size", "x" * 10_000),
-        ("vocab_size", "two\nlines"),
+        *(("vocab_size", value) for value in (12.0, "12", True, None, [12], "x" * 10_000, "two\nlines")),
+        *(("dropout", "0.1"), ("dropout", True), ("qkv_bias", 1), ("tie_embeddings", "no")),
     ],
 )
 def test_another_type_is_refused_in_one_short_line(field, value):
-    with pytest.raises(
-        InputError, match=f"^{field} must be (a whole number|a number|true or false), got "
-    ) as error:
+    expected = f"^{field} must be (a whole number|a number|true or false), got "
+    with pytest.raises(InputError, match=expected) as error:
         GPTConfig.from_dict({field: value})
     assert "\n" not in str(error.value) and len(str(error.value)) < 200
 

@@ -32,6 +32,7 @@ def plan_of(script, folder, seconds=600.0, dry=True):
     return script.Plan(device="cpu", dry=dry, folder=folder, deadline=deadline)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_the_dry_run(tmp_path):
     done = subprocess.run(
@@ -53,37 +54,6 @@ def test_the_dry_run(tmp_path):
     assert ran == set(CHECKS) - {"synchronisation"}
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-def test_without_a_gpu_one_line_names_the_dry_run():
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT)],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "--dry-run" in done.stderr.splitlines()[-1]
-
-
-def test_a_part_of_the_checks_writes_its_report_as_it_goes(script, tmp_path, monkeypatch):
-    """A machine may be taken away at any moment: what was found until then is in the file."""
-    written = []
-
-    def three(plan):
-        for case in ("one", "two"):
-            yield script.Row(case=case, passed=True)
-        raise RuntimeError("it broke")
-
-    monkeypatch.setitem(script.CHECKS, "three", three)
-    rows = script.run_all(plan_of(script, tmp_path), ["three"], lambda rows: written.append(len(rows)))
-    assert written == [1, 2, 3]
-    assert [(row.case, row.passed, row.not_run) for row in rows] == [
-        *(("one", True, ""), ("two", True, ""), ("RuntimeError", False, "it broke"))
-    ]
-
-
 def test_no_case_begins_after_the_deadline(script, tmp_path, monkeypatch):
     now = 0.0
 
@@ -99,22 +69,7 @@ def test_no_case_begins_after_the_deadline(script, tmp_path, monkeypatch):
     assert [row.verdict for row in rows] == ["ok", "not run: out of time", "not run: out of time"]
 
 
-def test_the_command_finds_packages_that_were_carried_along(script, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", "/carried")
-    given = []
-    monkeypatch.setattr(script, "run_alone", lambda *arguments: given.append(arguments[2]) or (0, ""))
-    plan_of(script, tmp_path, dry=False).gpt("generate", without_gpu=True)
-    assert given[0]["PYTHONPATH"] == f"{SCRIPT.parents[1]}{os.pathsep}/carried"
-    assert given[0]["CUDA_VISIBLE_DEVICES"] == ""
-
-
-def test_a_command_that_could_not_have_its_time_is_not_begun(script, tmp_path, monkeypatch):
-    monkeypatch.setattr(script, "run_alone", lambda *_: pytest.fail("begun"))
-    plan = plan_of(script, tmp_path, seconds=script.COMMAND_SECONDS - 10, dry=False)
-    rows = script.run_all(plan, ["checkpoint"], lambda rows: None)
-    assert [(row.verdict, row.passed) for row in rows] == [("not run: out of time", False)]
-
-
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="process groups")
 @pytest.mark.parametrize("last", ["pass", "time.sleep(60)"], ids=["ended", "out of time"])
 def test_nothing_is_left_of_a_command(script, tmp_path, monkeypatch, last):
@@ -136,19 +91,3 @@ def is_running(pid):
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-@pytest.mark.parametrize(("minutes", "status"), [("0", 1), ("30", 0)])
-def test_what_was_not_reached_counts(script, minutes, status, monkeypatch, capsys):
-    monkeypatch.setattr(script, "CHECKS", {"one": lambda plan: iter([script.Row(case="a", passed=True)])})
-    monkeypatch.setattr("sys.argv", ["gpu_check.py", "--dry-run", "--checks", "one", "--minutes", minutes])
-    monkeypatch.setattr(script.signal, "signal", lambda *_: None)
-    assert script.main() == status
-    assert f"{status} failed or not reached" in capsys.readouterr().out
-
-
-def test_an_unknown_check_is_named(script, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["gpu_check.py", "--checks", "sizes,speed"])
-    with pytest.raises(SystemExit):
-        script.main()
-    assert "there is no check speed, expected some of precision, " in capsys.readouterr().err

@@ -13,6 +13,7 @@ from programs.common import Guest, equal
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["vmap", "padding", "openai"])
 def test_a_program_that_is_installed_passes(word, tmp_path):
     pytest.importorskip({"vmap": "torch", "padding": "transformers"}.get(word, word))

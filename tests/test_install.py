@@ -10,7 +10,6 @@ import check_install
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "install.py"
-PYTHON = Path("venv/bin/python")
 
 
 @pytest.fixture
@@ -58,10 +57,6 @@ def test_with_a_gpu_the_usual_build_is_chosen(ran):
         assert (command[0] == "uv") == uv
 
 
-def test_a_mac_needs_no_other_index(ran):
-    assert "--extra-index-url" not in ran(gpu=False, uv=False, index=True, platform="darwin")
-
-
 def test_where_the_cpu_index_does_not_answer_pip_and_its_settings_decide(ran):
     command = ran(gpu=False, uv=True, index=False)
     assert command[1:4] == ["-m", "pip", "install"]
@@ -96,9 +91,3 @@ def test_powershell_finds_what_a_windows_environment_has(ran):
     assert Path(venv.__file__).with_name("scripts").joinpath("common", "Activate.ps1").is_file()
     python = ran(gpu=False, uv=False, index=False, platform="win32")[0]
     assert activate == r".venv\Scripts\Activate.ps1" and python.endswith("venv/Scripts/python.exe")
-
-
-def test_an_older_python_gets_the_line_that_refuses_it():
-    """Before 3.9 `list[str]` is an error where it is evaluated, as an annotation is."""
-    names = runpy.run_path(str(SCRIPT))
-    assert names["install_command"].__annotations__["return"] == "list[str]"

@@ -32,6 +32,7 @@ class Shown:
         self.images += images
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Colab has a POSIX shell")
 def test_every_cell_runs(tmp_path, monkeypatch):
     """The first cell clones and installs: it is replaced by this checkout."""

@@ -1,81 +1,12 @@
 """What differs on Windows and macOS, with their functions faked."""
 
 import io
-import os
-import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-import torch
-
 from gpt.cli import main
-from gpt.files import atomic_write
-from gpt.generation.command import ask
-from gpt.run import folder, record
-from gpt.run.signals import remembered
-from gpt.training.guard import Guard
 from gpt.weights.load import find
-
-
-def refuse(*arguments, **options):
-    raise AssertionError(f"Windows has no such call: {arguments}")
-
-
-class WindowsOs:
-    """The module `os` of Windows for one file of the package: `os.name` itself decides what a Path is."""
-
-    name, kill = "nt", staticmethod(refuse)
-
-    @staticmethod
-    def open(path, *arguments):
-        return refuse(path) if Path(path).is_dir() else os.open(path, *arguments)
-
-    def __getattr__(self, name):
-        return getattr(os, name)
-
-
-def test_a_file_is_replaced_without_opening_its_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpt.files.os", WindowsOs())
-    with atomic_write(tmp_path / "a.txt") as file:
-        file.write("new")
-    assert (tmp_path / "a.txt").read_text(encoding="utf-8") == "new"
-
-
-def test_a_lock_asks_no_process_whether_it_lives(tmp_path, monkeypatch):
-    """os.kill(process, 0) is Ctrl-C for a process on Windows."""
-    with folder._locked(tmp_path):
-        assert folder._holder(tmp_path)["pid"] == os.getpid()
-        monkeypatch.setattr(folder, "os", WindowsOs())
-        assert not folder._holder_is_dead(tmp_path)
-
-
-def test_signals_that_windows_lacks(monkeypatch):
-    for name in ("SIGHUP", "SIGUSR1"):
-        monkeypatch.delattr(signal, name, raising=False)
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    with remembered(Guard()):
-        assert all(signal.getsignal(number) != handler for number, handler in before.items())
-    assert {number: signal.getsignal(number) for number in before} == before
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no module resource")
-def test_the_most_memory_is_in_bytes_everywhere(monkeypatch):
-    import resource
-
-    monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=3_000_000))
-    found = {}
-    for system in ("linux", "darwin", "win32"):
-        monkeypatch.setattr(sys, "platform", system)
-        found[system] = record._peak_memory_bytes(torch.device("cpu"))
-    assert found == {"linux": 3_072_000_000, "darwin": 3_000_000, "win32": 0}
-
-
-def test_prompts_are_asked_for_without_readline(monkeypatch):
-    monkeypatch.setitem(sys.modules, "readline", None)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("one\n\ntwo\n"))
-    assert list(ask()) == ["one", "two"]
 
 
 def test_a_hub_name_with_backslashes_is_one(monkeypatch):

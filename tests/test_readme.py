@@ -112,6 +112,7 @@ def folder(tmp_path_factory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a POSIX shell, and forks")
 def test_every_block_runs_in_order(folder):
     """One test, because a block uses what the blocks before it wrote."""

@@ -44,6 +44,7 @@ def test_operations_per_token_equal_torchs_count(context, scale):
     assert counted == pytest.approx(scale["flops_per_token"](config), rel=0.03)
 
 
+@pytest.mark.slow
 def test_the_cluster_script_is_requeued_and_its_run_goes_on(tmp_path, workplace):
     """Its steps with two processes: SIGUSR1 to the job, its requeueing, and the second start."""
     script = re.search(r"```slurm\n(.*?)```", (ROOT / "docs" / "hardware.md").read_text("utf-8"), re.S)[1]

@@ -35,6 +35,7 @@ def test_each_thread_but_the_calling_one_is_bound_to_a_core_of_its_own():
     assert [[core] for core in CORES[1:]] == [one for one in others if len(one) == 1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 def test_a_thread_is_watched_once():
     main, others = bound("threads.spread_threads()")
@@ -42,6 +43,7 @@ def test_a_thread_is_watched_once():
     assert again == [main, others]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 def test_the_calling_thread_comes_back_to_its_core():
     moved = f"""
@@ -57,6 +59,7 @@ for core in {CORES[1:]}:
     assert main == CORES
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 @pytest.mark.parametrize(
     ("code", "environment"),

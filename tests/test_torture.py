@@ -7,6 +7,7 @@ import pytest
 from processes import run_script
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 @pytest.mark.parametrize(
     "counts",

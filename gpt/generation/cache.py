@@ -54,7 +54,7 @@ class Cache:
         self.store[:, :, target, :, :columns] = self.store[:, :, source, :, :columns]
 
     def clear(self, row: int) -> None:
-        """Forget a row: a value that is not finite is not masked by a zero."""
+        """Zero an unused row: masking cannot hide NaN."""
         self.store[:, :, row] = 0
 
 

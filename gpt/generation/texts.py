@@ -108,7 +108,7 @@ class Text:
 
     @property
     def columns(self) -> int:
-        """Of a cache for the text and its new tokens, but for no more of these than it has tokens now."""
+        """Columns to reserve: the text and at most as many new tokens."""
         length = min(len(self.sample.tokens), self.context)
         left = self.sample.request.max_new_tokens - self.sample.new_tokens
         return min(length + min(left, length), self.context)

@@ -14,9 +14,9 @@ from gpt.weights.checkpoint import RunPart
 
 COMPILED_SECONDS = 600.0
 """A run limited to less time is not compiled unless asked to."""
-_RECENT = 0.2  # of the time: the speed is that of so much at most
-_OFF = 0.01  # of the time: a planned run that is off by less is not corrected
-_EVERY = 0.05  # of the time: between two corrections, and before the first
+_RECENT = 0.2  # fraction of the run over which speed is averaged
+_OFF = 0.01  # fraction of the time by which a planned run may be off uncorrected
+_EVERY = 0.05  # fraction of the time between two corrections, and before the first
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ def report(*lines: str, prefix: str = "gpt fit: ") -> None:
 
 
 class MayEnd:
-    """A stream that continues silently when its file ends: `| head -1` has ended, a terminal has closed."""
+    """Discards output once its reader is gone: `| head -1` has ended, a terminal has closed."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream or io.StringIO()  # a program may be started without one: `gpt fit >&-`

@@ -80,23 +80,6 @@ def test_masks_by_row_and_by_head(x: Tensor, context: Tensor) -> None:
     assert (out[0, 1] == 0).all() and (out[0, 0] != 0).any()
 
 
-def test_documents_in_an_encoder(x: Tensor) -> None:
-    ours = from_torch(theirs(), QUERIES, causal=False)
-    ids = torch.tensor([[0, 0, 1, 1, 1]]).expand(2, -1)
-    alone = torch.cat([ours(x[:, :2]), ours(x[:, 2:])], dim=1)
-    torch.testing.assert_close(ours(x, document_ids=ids), alone)
-
-
-def test_bfloat16_has_a_kernel_too(x: Tensor, context: Tensor) -> None:
-    ours = from_torch(theirs(), KEYS, causal=False).float()
-    x, context = x.float(), context.float()
-    expected = ours(x), ours(x, context=context)
-    with torch.autocast("cpu", torch.bfloat16):
-        out = ours(x), ours(x, context=context)
-    for result, reference in zip(out, expected, strict=True):
-        torch.testing.assert_close(result.float(), reference, atol=0.1, rtol=0.05)
-
-
 def test_state_dicts_and_devices(x: Tensor) -> None:
     module = MultiHeadAttention(WIDTH, WIDTH, QUERIES, 0.0, HEADS, causal=False).double()
     causal = MultiHeadAttention(WIDTH, WIDTH, QUERIES, 0.0, HEADS).double()

@@ -1,9 +1,6 @@
 """The attention module in PyTorch programs, and its messages for bad input."""
 
 import copy
-import pickle
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -11,8 +8,6 @@ import torch
 import torch._dynamo.testing
 from torch import Tensor, nn
 from torch.nn.utils import prune
-from torch.optim.swa_utils import AveragedModel
-from torchs import from_torch
 
 from gpt.attention import KeyValueCache, MultiHeadAttention
 from gpt.errors import InputError
@@ -51,15 +46,6 @@ def _no_graphs_of_other_tests():
 @pytest.fixture
 def x() -> Tensor:
     return torch.randn(BATCH, TOKENS, D_IN)
-
-
-@pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize("qkv_bias", [False, True])
-def test_gradcheck_of_both_paths(x: Tensor, name: str, qkv_bias: bool) -> None:
-    module, masks = build(qkv_bias=qkv_bias).double(), chosen(name)
-    x = x.double().requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: module(x, **masks), x)
-    assert torch.autograd.gradcheck(lambda x: module(x, need_weights=True, **masks), x)
 
 
 def test_fully_masked_tokens_give_zeros_in_value_and_gradient(x: Tensor) -> None:
@@ -126,57 +112,6 @@ def test_dropout_statistics_of_both_paths_agree() -> None:
     assert spread.min() > 0
 
 
-@pytest.mark.parametrize("name", MASKS)
-def test_nothing_drops_in_evaluation(x: Tensor, name: str) -> None:
-    module, masks = build(dropout=0.5).eval(), chosen(name)
-    same = MultiHeadAttention(D_IN, D_OUT, CONTEXT, 0.0, HEADS, True)
-    same.load_state_dict(module.state_dict())
-    assert torch.equal(module(x, **masks), same(x, **masks))
-    assert torch.equal(module(x, **masks), module(x, **masks))
-    torch.testing.assert_close(module(x, need_weights=True, **masks)[0], same(x, **masks))
-
-
-def test_documents_are_independent(x: Tensor) -> None:
-    module, ids = build(), torch.tensor([[3, 3, 9, 9, 9, 9]]).expand(BATCH, -1)
-    alone = torch.cat([module(x[:, :2]), module(x[:, 2:])], dim=1)
-    torch.testing.assert_close(module(x, document_ids=ids), alone)
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_does_not_change_the_other_tokens(x: Tensor, side: str) -> None:
-    module, alone = build(), slice(2, None) if side == "left" else slice(None, 4)
-    padding = torch.ones(BATCH, TOKENS, dtype=torch.bool)
-    padding[:, alone] = False
-    torch.testing.assert_close(module(x, key_padding_mask=padding)[:, alone], module(x[:, alone]))
-
-
-def test_masks_have_torchs_meaning(x: Tensor) -> None:
-    """True masks, in `attn_mask` and `key_padding_mask`, as in torch.nn.MultiheadAttention."""
-    module = nn.MultiheadAttention(D_OUT, HEADS, batch_first=True)
-    ours, wide = from_torch(module, CONTEXT), torch.randn(BATCH, TOKENS, D_OUT)
-    padding = torch.zeros(BATCH, TOKENS, dtype=torch.bool)
-    padding[:, 4:] = True
-    pairs = torch.zeros(TOKENS, TOKENS, dtype=torch.bool)
-    pairs[5, 0] = True
-    later = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)
-    expected, weights = module(
-        wide, wide, wide, key_padding_mask=padding, attn_mask=later | pairs, average_attn_weights=False
-    )
-    out, our_weights = ours(wide, key_padding_mask=padding, attn_mask=pairs, need_weights=True)
-    torch.testing.assert_close(out, expected)
-    torch.testing.assert_close(our_weights, weights)
-
-
-@pytest.mark.parametrize("need_weights", [False, True])
-@pytest.mark.parametrize("name", MASKS)
-def test_compiles_into_one_graph(x: Tensor, name: str, need_weights: bool) -> None:
-    module, masks = build(), chosen(name)
-    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(
-        compiled(x, need_weights=need_weights, **masks), module(x, need_weights=need_weights, **masks)
-    )
-
-
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", ["none", "all"])
 def test_one_compiled_module_takes_any_length(name: str, dynamic: bool | None) -> None:
@@ -203,13 +138,6 @@ def test_compiled_decoding_makes_few_graphs(x: Tensor) -> None:
         pieces += [compiled(x[:, t : t + 1], cache=cache) for t in range(10, 40)]
     assert counter.frame_count <= 4
     torch.testing.assert_close(torch.cat(pieces, dim=1), module(x))
-
-
-@pytest.mark.parametrize("name", MASKS)
-def test_exports(x: Tensor, name: str) -> None:
-    module, masks = build().eval(), chosen(name)
-    exported = torch.export.export(module, (x,), masks).module()
-    torch.testing.assert_close(exported(x, **masks), module(x, **masks))
 
 
 @pytest.mark.parametrize("name", ["key_padding_mask", "attn_mask", "document_ids", "need_weights"])
@@ -249,15 +177,6 @@ def test_exports_any_batch_and_length(dtype: torch.dtype, tokens: int) -> None:
         torch.testing.assert_close(exported(other), module(other), atol=2e-2, rtol=2e-2)
 
 
-@pytest.mark.parametrize("clone", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
-def test_copies_compute_the_same(x: Tensor, clone) -> None:
-    module, masks = build(), every_mask()
-    other = clone(module)
-    assert torch.equal(other(x, **masks), module(x, **masks))
-    assert torch.equal(other.mask, module.mask)
-    assert other.W_query.weight is not module.W_query.weight
-
-
 def test_mask_follows_the_module_and_comes_back_from_meta(x: Tensor) -> None:
     with torch.device("meta"):
         module = build()
@@ -271,18 +190,6 @@ def test_mask_follows_the_module_and_comes_back_from_meta(x: Tensor) -> None:
         assert torch.equal(other.mask, source.mask)
         torch.testing.assert_close(other(x, need_weights=True), source(x, need_weights=True))
     assert source.to("meta").mask.is_meta
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("name", MASKS)
-def test_gpu_agrees_with_cpu(x: Tensor, name: str) -> None:
-    module, masks = build(), chosen(name)
-    expected = module(x, need_weights=True, **masks)
-    module.cuda()
-    masks = {key: mask.cuda() for key, mask in masks.items()}
-    out, weights = module(x.cuda(), need_weights=True, **masks)
-    torch.testing.assert_close((out.cpu(), weights.cpu()), expected, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(module(x.cuda(), **masks).cpu(), expected[0], atol=1e-5, rtol=1e-4)
 
 
 def test_mask_is_one_byte_a_pair_and_in_no_state_dict() -> None:
@@ -307,15 +214,6 @@ def test_state_dict_of_the_chapter_loads(x: Tensor) -> None:
     assert "att.mask" in saved
     with pytest.raises(RuntimeError, match="other"):
         model.load_state_dict({**saved, "att.other": torch.zeros(1)}, strict=True)
-
-
-def test_imports_torch_and_the_standard_library_only() -> None:
-    program = (
-        "import sys, torch; before = set(sys.modules); from gpt.attention import MultiHeadAttention;"
-        "print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8", check=True)
-    assert set(done.stdout.split()) - sys.stdlib_module_names - {"torch"} == {"gpt"}
 
 
 @pytest.mark.parametrize(
@@ -386,30 +284,6 @@ def test_bad_input_leaves_the_cache_unchanged(x: Tensor) -> None:
     assert torch.equal(cache.keys, keys)
 
 
-def test_a_cache_for_quantized_projections(x: Tensor) -> None:
-    class Quantized(nn.Module):
-        """As torch's dynamically quantized layer: `weight` is a method."""
-
-        def __init__(self, linear: nn.Linear) -> None:
-            super().__init__()
-            self.forward = linear.forward
-
-        def weight(self) -> Tensor:
-            raise NotImplementedError
-
-    module = build().eval()
-    quantized, expected = copy.deepcopy(module), module(x)
-    for name, child in list(quantized.named_children()):
-        if isinstance(child, nn.Linear):
-            setattr(quantized, name, Quantized(child))
-    cache = quantized.new_cache(BATCH)
-    with torch.inference_mode():
-        pieces = [quantized(x[:, :4], cache=cache), quantized(x[:, 4:], cache=cache)]
-    torch.testing.assert_close(torch.cat(pieces, dim=1), expected)
-    assert module.half().new_cache(BATCH).keys.dtype == torch.float16
-    assert module.to("meta").new_cache(BATCH).keys.is_meta
-
-
 def test_a_cache_longer_than_the_context_is_refused() -> None:
     with pytest.raises(InputError, match="cache of 9 tokens is more than the context_length 8"):
         build().new_cache(BATCH, max_length=9)
@@ -445,19 +319,6 @@ def test_layers_that_something_is_attached_to_are_called(x: Tensor) -> None:
     layer.W_value.register_full_backward_hook(lambda *_: seen.append("backward"))
     layer(x.clone().requires_grad_()).sum().backward()
     assert seen == ["forward", "backward"]
-
-
-def test_weights_are_averaged_beside_the_mask() -> None:
-    """torch subtracts buffers to average them, which it does not do for boolean ones: use_buffers=False."""
-    layer = build()
-    averaged = AveragedModel(layer, use_buffers=False)
-    values = []
-    for value in (1.0, 4.0):
-        nn.init.constant_(layer.W_query.weight, value)
-        averaged.update_parameters(layer)
-        values.append(value)
-    assert (averaged.module.W_query.weight == sum(values) / 2).all()
-    assert torch.equal(averaged.module.mask, layer.mask)
 
 
 def test_a_context_and_replaced_layers_are_projected_as_they_are(x: Tensor) -> None:

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
-from torchs import from_torch
 
 import gpt.attention
 from gpt.attention import MultiHeadAttention
@@ -49,6 +47,7 @@ def copied(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_copy_in_another_package_needs_torch_alone(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(copied))
     out = run(
@@ -68,6 +67,7 @@ def test_a_copy_in_another_package_needs_torch_alone(copied: Path, monkeypatch: 
     assert error == "expected at most context_length 8 tokens, got an input of shape (1, 9, 4)"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / "docs" / "attention.md").is_file(), reason="a copy without the docs")
 def test_the_tests_run_in_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the commands of docs/attention.md, less pytest's own: three quick files stand for all."""
@@ -104,17 +104,6 @@ def module() -> MultiHeadAttention:
     return MultiHeadAttention(8, 12, 32, 0.0, 3).eval()
 
 
-def test_fx_and_script_do_not_take_the_module() -> None:
-    with pytest.raises(torch.fx.proxy.TraceError):
-        torch.fx.symbolic_trace(module())
-
-
-def test_a_cache_cannot_be_exported() -> None:
-    layer = module()
-    with pytest.raises(ValueError, match=r"Unsupported input type .*KeyValueCache"):
-        torch.export.export(layer, (torch.randn(1, 4, 8),), {"cache": layer.new_cache(1)})
-
-
 def test_attention_over_a_context_is_exported() -> None:
     layer = MultiHeadAttention(8, 12, 32, 0.0, 3, causal=False).eval()
     x, context = torch.randn(2, 4, 8), torch.randn(2, 9, 8)
@@ -132,11 +121,3 @@ def test_onnx_agrees(tmp_path: Path) -> None:
     for given in (x, torch.randn(3, 7, 8)):
         (out,) = session.run(None, {session.get_inputs()[0].name: given.numpy()})
         torch.testing.assert_close(torch.tensor(out), layer(given), atol=1e-5, rtol=0)
-
-
-def test_torchs_module_gives_nan_where_ours_gives_zeros() -> None:
-    theirs = nn.MultiheadAttention(8, 2, batch_first=True)
-    ours = from_torch(theirs, 4, causal=False)
-    x, everything = torch.randn(1, 4, 8), torch.ones(1, 4, dtype=torch.bool)
-    assert theirs(x, x, x, key_padding_mask=everything)[0].isnan().all()
-    assert (ours(x, key_padding_mask=everything) == 0).all()

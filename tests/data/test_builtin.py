@@ -36,12 +36,6 @@ def test_tests_are_left_out():
     assert not [path for path in files if {"test", "tests", "site-packages"} & set(path.parts[:-1][-4:])]
 
 
-def test_the_library_is_another_corpus():
-    texts = list(builtin.python_stdlib())
-    assert any(text.startswith('"""Heap queue algorithm') for text in texts)
-    assert sum(map(len, texts)) > 5e6
-
-
 def test_repeats_are_dropped_and_short_paragraphs_kept():
     seen = set()
     long = "A paragraph that is longer than forty characters, surely."

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from gpt.data.corpus import Corpus
 from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.text.tokenizer import Tokenizer
@@ -139,13 +138,6 @@ def test_validation_covers_the_bytes_held_out(novel):
     assert len(text) == data.prepared.scored("val")[1]
 
 
-def test_document_ids_are_a_third_tensor(novel):
-    data = data_of(novel, isolate=True)
-    for loader in (data.train_dataloader(), data.val_dataloader()):
-        x, y, document = next(iter(loader))
-        assert x.shape == y.shape == document.shape == (4, 16)
-
-
 def test_a_prepared_folder_is_a_corpus_and_its_vocabulary_is_checked(novel):
     data = data_of(novel)
     data.prepare_data()
@@ -154,13 +146,6 @@ def test_a_prepared_folder_is_a_corpus_and_its_vocabulary_is_checked(novel):
     assert torch.equal(next(iter(again.train_dataloader()))[0], next(iter(data.train_dataloader()))[0])
     with pytest.raises(InputError, match="vocab_size 300, not 400"):
         data_of(str(data.prepared.folder), vocab_size=400).setup("fit")
-
-
-def test_shift_and_pack_exclude_each_other(novel):
-    with pytest.raises(InputError, match="shift and pack"):
-        data_of(novel, shift=True, pack=True)
-    x, y = next(iter(data_of(novel, pack=True).train_dataloader()))
-    assert x.shape == y.shape == (4, 16)
 
 
 @pytest.mark.parametrize(
@@ -207,6 +192,7 @@ Path(sys.argv[2], f"rank{rank}.json").write_text(json.dumps(
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="gloo")
 def test_two_processes_share_an_epoch_without_overlap(novel, tmp_path):
     script = tmp_path / "script.py"
@@ -249,16 +235,3 @@ def test_two_processes_share_an_epoch_without_overlap(novel, tmp_path):
 def repeat(loader):
     while True:
         yield from loader
-
-
-def test_a_corpus_is_hashed_once(tmp_path, monkeypatch):
-    (tmp_path / "a.txt").write_text("a text to read once. " * 200, encoding="utf-8")
-    hashed, fingerprint = [], Corpus.fingerprint
-    monkeypatch.setattr(
-        Corpus, "fingerprint", lambda self, *most: hashed.append(self) or fingerprint(self, *most)
-    )
-    data = TokenData(str(tmp_path / "a.txt"), vocab_size=300, context_length=16)
-    fit(tmp_path, data, steps=2)
-    data.prepare_data()
-    data.setup("fit")
-    assert len(hashed) == 1

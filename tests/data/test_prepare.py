@@ -109,6 +109,7 @@ def test_workers_are_at_least_one(rows, workers):
         prepare(str(rows), vocab_size=500, workers=workers)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="POSIX limits")
 def test_a_disk_that_is_full_at_a_write_is_one_line(tmp_path):
     """What a file has not written when a write fails, it tries to write again as it is closed."""
@@ -182,6 +183,7 @@ print(left)
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_point_it_is_complete_or_not_there(tmp_path, monkeypatch):
     text = " ".join(f"word{i * i % 7919}" for i in range(30_000))
     for number in range(6):
@@ -225,6 +227,7 @@ def test_a_full_disk_leaves_nothing(rows, tmp_path, monkeypatch):
     prepare(str(rows), tmp_path / "out", vocab_size=500)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_corpus(tmp_path):
     if not Path("/proc/self/status").exists():
         pytest.skip("reads a process's peak memory as Linux tells it")

@@ -79,42 +79,6 @@ def test_every_token_once_with_the_context_of_its_window(length, stride, model, 
         assert found == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("stride", [1, 7, 12])
-def test_the_perplexity_recipe_of_transformers(stride, stream_of):
-    """In its windows of L tokens, L - 1 are inputs, and the first token is not scored."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    shape = {"vocab_size": 300, "n_positions": 24, "n_embd": 32, "n_head": 4, "n_layer": 2}
-    theirs = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=299, eos_token_id=299)).eval()
-    for parameter in theirs.parameters():
-        torch.nn.init.normal_(parameter, std=0.15)
-    ids = torch.randint(0, 300, (1, 101))
-    max_length, seq_len, nats, tokens, before = 13, ids.shape[1], 0.0, 0, 0
-    for begin in range(0, seq_len, stride):
-        end = min(begin + max_length, seq_len)
-        inputs = ids[:, begin:end]
-        labels = inputs.clone()
-        labels[:, : -(end - before)] = -100
-        with torch.no_grad():
-            loss = theirs(inputs, labels=labels).loss
-        count = int((labels[:, 1:] != -100).sum())
-        nats, tokens, before = nats + loss.item() * count, tokens + count, end
-        if end == seq_len:
-            break
-    assert tokens == 100
-
-    from gpt.weights.formats import hf
-    from gpt.weights.load import Found
-
-    config = hf.read_config(theirs.config.to_dict())
-    found = Found("hf", config, hf.import_weights(config, theirs.state_dict())).cropped(max_length - 1)
-    ours = GPT.from_weights(found.config, found.weights)
-    stream = stream_of(ids[0, 1:].tolist())
-    stream.eot = int(ids[0, 0])
-    scored = total_nats(ours, stream, Tokenizer("gpt2", found.config.vocab_size), stride=stride)
-    assert math.exp(scored / 100) == pytest.approx(math.exp(nats / tokens), rel=1e-5)
-
-
 def test_a_split_is_scored_as_validation_scores_it(model, text_file):
     from gpt.data.module import TokenData
 

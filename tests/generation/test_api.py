@@ -27,11 +27,6 @@ def test_prompts_of_different_lengths(model):
     assert given == [slow_greedy(model, prompt, 7) for prompt in prompts]
 
 
-def test_three_contexts_long(model):
-    given = generate(model, torch.tensor([[1, 2]]), max_new_tokens=3 * 64, temperature=0)
-    assert given[0].tolist() == slow_greedy(model, [1, 2], 3 * 64)
-
-
 def test_sample_k_is_the_same_in_any_batch(model):
     prompt = torch.tensor([[1, 2, 3]])
     five = generate(model, prompt.expand(5, -1), max_new_tokens=9, seed=4)
@@ -58,12 +53,6 @@ def test_rows_that_ended_are_filled_up(model):
         assert set(row[stop:]) <= {end}
 
 
-def test_nothing_to_do(model):
-    prompts = torch.tensor([[1, 2]])
-    assert torch.equal(generate(model, prompts, max_new_tokens=0), prompts)
-    assert generate(model, torch.zeros(0, 3, dtype=torch.long), max_new_tokens=5).shape == (0, 3)
-
-
 @pytest.mark.parametrize(
     ("tokens", "options", "message"),
     [
@@ -84,10 +73,6 @@ def test_bad_arguments_are_named(model, tokens, options, message):
         generate(model, tokens, **{"max_new_tokens": 1, **options})
 
 
-def test_a_number_of_tokens_that_is_not_whole_ends_the_text(model):
-    assert len(generate(model, [[1]], max_new_tokens=2.5)[0]) == 4
-
-
 def test_the_stream_is_the_text(writer):
     prompt = "Ab"
     tokens = generate(writer, [BYTES.encode(prompt)], max_new_tokens=80, seed=2, end=BYTES.eot)[0]
@@ -102,16 +87,6 @@ def test_the_stream_ends_before_a_stop_string(writer):
     stop = whole[10:13]
     given = "".join(stream(writer, BYTES, "Ab", max_new_tokens=80, seed=2, stop=[stop]))
     assert given == whole[: whole.index(stop)]
-
-
-def test_a_stop_string_alone_is_one(writer):
-    given = [
-        "".join(stream(writer, BYTES, "Ab", max_new_tokens=80, seed=2, stop=s))
-        for s in ("\x07\x08", ["\x07\x08"])
-    ]
-    assert given[0] == given[1]
-    with pytest.raises(InputError, match="max_new_tokens"):
-        stream(writer, BYTES, "Ab", max_new_tokens=-1)  # at once, not when the first piece is asked for
 
 
 def test_samples_are_streamed_together(writer):

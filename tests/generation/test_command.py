@@ -8,9 +8,10 @@ import pytest
 import torch
 from processes import forked
 
-from gpt import GPT, GPTConfig
+from gpt import GPT, GPTConfig, Tokenizer
 from gpt.cli import main
-from gpt.generation import command
+from gpt.generation import Sampling, command, stream
+from tests.generation.conftest import sharp
 
 
 @pytest.fixture
@@ -27,11 +28,33 @@ def run(capsys, *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_the_same_seed_writes_the_same(checkpoint, capsys):
-    first = run(capsys, "--checkpoint", checkpoint, "--prompt", "Hi", "--seed", "1")
-    assert first.startswith("Hi") and len(first) > 4
-    assert run(capsys, "--checkpoint", checkpoint, "--prompt", "Hi", "--seed", "1") == first
-    assert run(capsys, "--checkpoint", checkpoint, "--prompt", "Hi", "--seed", "2") != first
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("top_p", 0.3), ("min_p", 0.4), ("top_k", 2), ("temperature", 0.1)),
+        *(("repetition_penalty", 50.0), ("allow_special", True), ("max_new_tokens", 3)),
+    ],
+)
+def test_each_option_counts(name, value, tmp_path, capsys):
+    """The prompt, longer than the context, and what the model writes after it with this option."""
+    model = sharp(GPTConfig(vocab_size=257, context_length=16, emb_dim=16, num_heads=2, num_layers=1))
+    model.save_pretrained(tmp_path)
+    prompt, tokenizer = "Once upon a time there was<|endoftext|>", Tokenizer("gpt2", vocab_size=257)
+    defaults, how = {"temperature": 1.0, "top_k": None, "seed": 2}, {"seed": 2, "max_new_tokens": 30}
+    options = {**defaults, "max_new_tokens": 30, name: value}
+    if name in ("allow_special", "max_new_tokens"):
+        how[name] = value
+    sampling = Sampling(**{name: value} if name not in how else {})
+    text, without = (
+        "".join(stream(model, tokenizer, prompt, **one))
+        for one in ({**how, "sampling": sampling}, {"seed": 2, "max_new_tokens": 30})
+    )
+    assert text != without
+    words = [
+        word for key, one in options.items() for word in (f"--{key}", "null" if one is None else str(one))
+    ]
+    assert main(["generate", "--checkpoint", str(tmp_path), "--prompt", prompt, *words]) == 0
+    assert capsys.readouterr().out == f"{prompt}{text}\n"
 
 
 def test_several_samples_have_titles(checkpoint, capsys):
@@ -41,21 +64,9 @@ def test_several_samples_have_titles(checkpoint, capsys):
     assert three.count("--- sample") == 3 and three.count("Hi") == 3
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_precisions(checkpoint, capsys, precision):
-    assert run(capsys, "--checkpoint", checkpoint, "--precision", precision, "--seed", "0")
-
-
 def test_int8_says_what_it_needs(checkpoint, capsys):
     assert main(["generate", "--checkpoint", checkpoint, "--precision", "int8"]) == 2
     assert "heads whose width 16 divides" in capsys.readouterr().err
-
-
-def test_a_stop_string_and_a_list_of_them(checkpoint, capsys):
-    whole = run(capsys, "--checkpoint", checkpoint, "--prompt", "Hi", "--seed", "1")[2:-1]
-    stop = whole[3]
-    before = "Hi" + whole[: whole.index(stop)] + "\n"
-    assert run(capsys, "--checkpoint", checkpoint, "--prompt", "Hi", "--seed", "1", "--stop", stop) == before
 
 
 def test_prompts_are_asked_for_until_the_end(checkpoint, capsys, monkeypatch):

@@ -101,6 +101,7 @@ def copy(tmp_path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*EDITS, "nothing"])
 def test_an_edited_package_writes_what_its_model_computes(name, copy):
     pytest.importorskip("fastapi", reason="the extra `serve` is not installed")

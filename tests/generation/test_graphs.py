@@ -158,12 +158,6 @@ def test_a_failure_switches_graphs_off_for_the_process(name, instead, reason, mo
     ]
 
 
-def test_graphs_can_be_switched_off(on_a_gpu, model):
-    graphs.switch_off()
-    texts(Engine(model), REQUESTS)
-    assert Recording.replays == 0
-
-
 MIXED = [
     *REQUESTS,
     Request(tokens=[1, 2], max_new_tokens=70, seed=3, sampling=Sampling(temperature=0.7), stop=["e", "Q"]),

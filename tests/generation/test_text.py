@@ -26,12 +26,6 @@ def test_an_emoji_comes_whole():
     assert [piece for piece in given_out if piece] == ["a", "🙂", "é"]
 
 
-def test_half_a_character_at_the_end_is_shown_as_such():
-    stream = TextStream(BYTES)
-    assert [stream.feed(token) for token in BYTES.encode("🙂")[:3]] == ["", "", ""]
-    assert stream.close() == "\ufffd"
-
-
 def test_bytes_that_are_no_character_do_not_stop_the_text():
     stream = TextStream(BYTES)
     broken = BYTES.encode("🙂")[0]

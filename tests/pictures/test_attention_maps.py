@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from matplotlib.image import imread
 
 import gpt.pictures.attention
 from gpt import GPT
@@ -13,13 +12,10 @@ from gpt.attention import MultiHeadAttention, capture_weights
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.pictures.attention import (
-    MOST_LABELS,
     attention_maps,
     attention_weights,
     heat_map,
-    overview,
 )
-from gpt.pictures.figures import save, token_label
 from gpt.text.tokenizer import Tokenizer
 
 TEXT = "Each token costs $5, and $6 later."
@@ -58,35 +54,6 @@ def test_attention_weights_has_a_label_for_each_token(loaded) -> None:
     assert (np.triu(weights, k=1) == 0).all()
     assert len(labels) == length
     assert "".join(labels) == TEXT.replace(" ", "·")
-
-
-@pytest.mark.parametrize(
-    ("token", "label"),
-    [
-        (b" the", "·the"),
-        (b"\n\t", "\u21b5\u2192"),
-        ("naïve".encode(), "naïve"),
-        ("日本".encode(), "U+65E5U+672C"),
-        (b"\xe6\x97", "e6 97"),
-        (b"\x00", "U+0000"),
-    ],
-)
-def test_labels_can_be_read(token: bytes, label: str) -> None:
-    assert token_label(token) == label
-
-
-def test_pictures(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    generator = np.random.default_rng(0)
-    weights = np.tril(generator.random((12, 12, 100, 100), dtype=np.float32))
-    figure = heat_map(weights[0, 0], [f"${i}^" for i in range(100)], "A head")
-    assert len(figure.axes[0].get_xticklabels()) == len(figure.axes[0].get_yticklabels()) <= MOST_LABELS
-    save(figure, tmp_path / "one.png")
-    grid = overview(weights[:, :, :8, :8], "All $ heads")
-    assert sum(axes.images != [] for axes in grid.axes if axes.get_label() != "<colorbar>") == 144
-    save(grid, tmp_path / "grid.png")
-    for name in ("one.png", "grid.png"):
-        assert imread(tmp_path / name)[..., :3].std() > 0.05
-    assert not recwarn.list
 
 
 def test_cells_are_drawn_from_the_weights() -> None:

@@ -75,13 +75,6 @@ def test_several_vocabularies_are_compared(tmp_path, capsys):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_one_unknown_vocabulary_of_several_is_named(tmp_path):
-    (tmp_path / "a.txt").write_text("one two three " * 100, encoding="utf-8")
-    with pytest.raises(InputError, match="unknown vocabulary 'learned'"):
-        inspect(str(tmp_path / "a.txt"), vocabulary="gpt2:257,learned", picture=str(tmp_path / "b.png"))
-    assert not (tmp_path / "b.png").exists()
-
-
 def test_pictures_of_others_are_not_replaced(rows, tmp_path, capsys):
     folder = str(prepare(str(rows), tmp_path / "out", vocab_size=500))
     (tmp_path / "a.png").write_text("mine", encoding="utf-8")
@@ -91,11 +84,6 @@ def test_pictures_of_others_are_not_replaced(rows, tmp_path, capsys):
     assert (tmp_path / "a.png").read_text(encoding="utf-8") == "mine"
     inspect(folder, picture=str(tmp_path / "a.png"), overwrite=True, windows=0)
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_numbers_below_zero(rows):
-    with pytest.raises(InputError, match="windows must be at least 0, got -1"):
-        inspect(str(rows), vocab_size=500, windows=-1)
 
 
 def test_a_single_example_is_described(tmp_path, capsys):

@@ -1,5 +1,3 @@
-import io
-
 import numpy as np
 import pytest
 import torch
@@ -59,18 +57,6 @@ def test_the_command(model, tmp_path, capsys):
     assert "--text" in capsys.readouterr().err
     assert main([*options, "--text", "x" * 17]) == 2
     assert "17 tokens, more than the context_length 16" in capsys.readouterr().err
-
-
-def test_a_path_that_the_terminal_cannot_print(model, tmp_path, monkeypatch):
-    model.save_pretrained(tmp_path / "model")
-    monkeypatch.chdir(tmp_path)
-    stdout = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
-    monkeypatch.setattr("sys.stdout", stdout)
-    command = ["probabilities", "--checkpoint", "model", "--text", "hi", "--output", "日.svg"]
-    assert main(command) == 0
-    stdout.flush()
-    assert stdout.buffer.getvalue().strip() == b"\\u65e5.svg shows 2 tokens"
-    assert (tmp_path / "日.svg").is_file()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from matplotlib.image import imread
 
 from gpt.cli import main
 from gpt.errors import InputError
-from gpt.pictures.runs import COLOURS, Metrics, compare, loss_curve
+from gpt.pictures.runs import Metrics, compare, loss_curve
 
 HEADER = "step,tokens,seconds,train_loss,learning_rate,gradient_norm,tokens_per_second,val_loss\n"
 
@@ -47,26 +47,6 @@ def test_the_curves_are_the_rows(run, x, scale):
     assert x in losses.get_xlabel()
     texts = [text.get_text() for text in losses.get_legend().get_texts()]
     assert texts == ["a: 3.500", "b: 4.500"]
-
-
-def test_seven_runs_look_different(run):
-    metrics = Metrics.read(run("a"))
-    figure = compare([metrics] * 8)
-    validation = figure.axes[0].get_lines()[1::2]
-    assert [line.get_color() for line in validation] == [*COLOURS, COLOURS[0]]
-
-
-def test_every_colour_shows_on_white_and_differs_from_the_others_in_lightness_or_hue():
-    """WCAG's contrast of 3 for graphics, except for the two light ones, which are drawn with markers."""
-
-    def luminance(colour: str) -> float:
-        channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-        return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-    contrasts = {colour: 1.05 / (luminance(colour) + 0.05) for colour in COLOURS}
-    assert min(contrasts.values()) > 2
-    assert sum(contrast >= 3 for contrast in contrasts.values()) >= 4
 
 
 def test_values_that_are_not_finite_are_left_out(run):

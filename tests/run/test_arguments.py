@@ -1,13 +1,11 @@
 """The command line of `gpt fit` and `gpt validate`, and what it starts."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from processes import forked
-from tiny_runs import TINY, fit, result
+from tiny_runs import fit, result
 
 from gpt.cli import main
 from gpt.errors import InputError
@@ -15,7 +13,6 @@ from gpt.run.arguments import recipe_file
 from gpt.run.start import start
 from gpt.weights.checkpoint import read
 
-ROOT = Path(__file__).parents[2]
 FEW = ["--model.optimizer.name", "adamw", "--trainer.max_steps", "2", "--trainer.val_check_interval", "4"]
 
 
@@ -81,26 +78,6 @@ def test_validate_needs_a_checkpoint_and_takes_a_runs_folder(workplace, capsys):
     capsys.readouterr()
     assert main(["validate", "--ckpt_path", "runs/r"]) == 0
     assert "val_bits_per_byte" in capsys.readouterr().out
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="pipes")
-def test_a_reader_that_leaves_does_not_end_the_run(workplace):
-    """`gpt fit 2>&1 | head -1`"""
-    reading, writing = os.pipe()
-    with forked([*TINY, *FEW, "--run", "r"], streams={1: writing, 2: writing}) as process:
-        os.close(writing)
-        assert os.read(reading, 1)
-        os.close(reading)
-        process.join(120)
-        assert process.exitcode == 0
-    assert read("runs/r/checkpoints/last.safetensors").run.step == 2
-
-
-def test_a_run_needs_no_standard_output(workplace, monkeypatch):
-    """`gpt fit >&-`"""
-    monkeypatch.setattr(sys, "stdout", None)
-    assert fit(*FEW, "--run", "r") == 0
-    assert read("runs/r/checkpoints/last.safetensors").run.step == 2
 
 
 def test_a_shipped_config_is_named_by_its_name(tmp_path, monkeypatch):
@@ -194,11 +171,6 @@ def test_a_value_that_is_none_says_what_was_expected(options, message, workplace
     assert main(["fit", *options]) == 2
     err = capsys.readouterr().err
     assert message in err and err.count("\n") == 1
-
-
-def test_minutes_take_units(workplace, capsys):
-    assert main(["fit", "--minutes", "1s", "--data.corpus", "text.txt"]) == 2  # planned for, and refused
-    assert "minutes do not suffice to start: give at least" in capsys.readouterr().err
 
 
 def test_a_run_without_validation_is_not_validated_silently(workplace, capsys):

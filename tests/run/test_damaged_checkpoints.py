@@ -2,29 +2,31 @@
 
 import json
 import os
+import shutil
 import struct
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from rewritten import rewritten
-from tiny_runs import fit
+from tiny_runs import fit, run_in
 
-from gpt import GPT
 from gpt.cli import main
-from gpt.errors import InputError
-from gpt.run.folder import folder_of
 from gpt.weights.checkpoint import read
 
-LAST = "runs/mine/checkpoints/last.safetensors"
-EVIL = Path("runs/mine/checkpoints/evil.safetensors")
+LAST = "runs/whole/checkpoints/last.safetensors"
+EVIL = Path("runs/whole/checkpoints/evil.safetensors")
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory) -> Path:
+    return run_in(tmp_path_factory.mktemp("mine"), "--trainer.max_steps", "2")
 
 
 @pytest.fixture
-def saved(workplace):
-    """A checkpoint of a short run."""
-    assert fit("--trainer.max_steps", "2", "--run", "mine") == 0
+def saved(mine, workplace):
+    """The checkpoint of a short run."""
+    shutil.copytree(mine, "runs/whole")
     return read(LAST)
 
 
@@ -51,7 +53,6 @@ def test_values_that_no_run_saves(saved, capsys):
     ("text", "value"),
     [
         *(('"step":2', '"step":-5'), ('"step":2', '"step":"2"'), ('"step":2', '"step":2.5')),
-        *(('"step":2', '"step":true'), ('"session":1', '"session":Infinity')),
         *(('"session":1', '"session":1e999'), ('"save":', '"saves":')),
         ('"loss_sums":[', '"loss_sums":["a",'),
     ],
@@ -66,20 +67,6 @@ def test_numbers_that_are_none_or_out_of_range(text, value, saved, capsys):
         with EVIL.open("wb") as file:
             module.write(file, saved.tensors, saved.model, saved.run)
     assert "evil.safetensors" in refused(capsys, "fit", "--resume", str(EVIL), "--trainer.max_steps", "3")
-    # No other run is disturbed by it.
-    assert fit("--trainer.max_steps", "1", "--run", "other") == 0
-
-
-def test_a_template_that_doubles_forty_times_is_refused_at_once(saved, capsys):
-    """In JSON, which has no references, it would be a terabyte long; a deep one is as quickly refused."""
-    deep = "x"
-    for _ in range(300):
-        deep = [deep]
-    began = time.monotonic()
-    refused(
-        capsys, "generate", "--checkpoint", str(rewritten(LAST, EVIL, model={"template": {"system": deep}}))
-    )
-    assert time.monotonic() - began < 20
 
 
 def test_a_header_larger_than_its_bound_is_not_read(saved, capsys):
@@ -93,21 +80,10 @@ def test_a_header_larger_than_its_bound_is_not_read(saved, capsys):
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_a_pipe_among_the_checkpoints_stops_nobody(saved, capsys):
-    os.mkfifo("runs/mine/checkpoints/pipe.safetensors")
+    os.mkfifo("runs/whole/checkpoints/pipe.safetensors")
     assert fit("--trainer.max_steps", "1", "--run", "other") == 0
-    assert main(["fit", "--resume", "runs/mine", "--trainer.max_steps", "3"]) == 0
-    assert "no checkpoint at" in refused(capsys, "fit", "--resume", "runs/mine/checkpoints/pipe.safetensors")
-
-
-@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs /dev/zero")
-def test_a_device_is_not_read():
-    with pytest.raises(InputError, match="neither a file nor a folder"):
-        GPT.from_pretrained("/dev/zero")
-
-
-def test_a_run_cannot_be_named_by_control_characters():
-    with pytest.raises(InputError, match="plain folder name"):
-        folder_of("\x1b[2J")
+    assert main(["fit", "--resume", "runs/whole", "--trainer.max_steps", "3"]) == 0
+    assert "no checkpoint at" in refused(capsys, "fit", "--resume", "runs/whole/checkpoints/pipe.safetensors")
 
 
 @pytest.mark.parametrize(

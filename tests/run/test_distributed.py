@@ -29,7 +29,7 @@ TWO = [*PLAIN, "--data.batch_size", "18", "--trainer.devices", "2"]
 
 Launch = Callable[..., None]
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+pytestmark = [pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")]
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +51,15 @@ def forks() -> Iterator[subprocess.Popen]:
 def launch(forks: subprocess.Popen, workplace: Path) -> Launch:
     """Runs `gpt ARGUMENTS` on so many processes and expects these exit statuses."""
 
-    def run(*arguments: str, processes: int = 2, terminate: tuple[int, int] | None = None, status: int = 0):
+    def run(
+        *arguments: str,
+        processes: int = 2,
+        terminate: tuple[list[int], int] | None = None,
+        full: bool = False,
+        status: int = 0,
+    ):
         asked = {"folder": str(workplace), "arguments": arguments, "processes": processes}
-        forks.stdin.write(json.dumps({**asked, "terminate": terminate}) + "\n")
+        forks.stdin.write(json.dumps({**asked, "terminate": terminate, "full": full}) + "\n")
         forks.stdin.flush()
         ended = json.loads(forks.stdout.readline())
         assert ended["statuses"] == [status] * processes, ended["err"][-3000:]
@@ -63,8 +69,9 @@ def launch(forks: subprocess.Popen, workplace: Path) -> Launch:
 
 
 def losses(run: str) -> list[float]:
+    """Of training in nats, of validation in bits per byte."""
     with open(f"runs/{run}/metrics.csv", encoding="utf-8", newline="") as file:
-        return [float(row["train_loss"] or row["val_loss"]) for row in csv.DictReader(file)]
+        return [float(row["train_loss"] or row["val_bits_per_byte"]) for row in csv.DictReader(file)]
 
 
 def weights(run: str, name: str = "last.safetensors") -> dict[str, torch.Tensor]:
@@ -104,6 +111,7 @@ def test_two_processes_do_what_one_does_and_go_on_with_each_others_runs(strategy
     assert_same("from-two", "one")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_tokens_per_update_make_the_same_run_on_any_number_of_processes(strategy, launch):
     """One process accumulates three batches of 12 windows, each of two processes two of 9."""
@@ -120,8 +128,8 @@ def test_tokens_per_update_make_the_same_run_on_any_number_of_processes(strategy
     two = ["--trainer.devices", "2", "--trainer.strategy", strategy]
     launch(*options, *one, "--run", "one", processes=1)
     launch(*options, *two, "--run", "two")
-    launch(*options, *two, "--run", "changing", terminate=(0, 3), status=143)
-    launch("fit", "--resume", "runs/changing", *one, processes=1, terminate=(0, 6), status=143)
+    launch(*options, *two, "--run", "changing", terminate=([0], 3), status=143)
+    launch("fit", "--resume", "runs/changing", *one, processes=1, terminate=([0], 6), status=143)
     assert read("runs/changing/checkpoints/last.safetensors").run.step == 7
     launch("fit", "--resume", "runs/changing", *two)
     for run in ("two", "changing"):
@@ -131,6 +139,7 @@ def test_tokens_per_update_make_the_same_run_on_any_number_of_processes(strategy
             torch.testing.assert_close(weights(run)[name], weight, rtol=0, atol=1e-4, msg=name)
 
 
+@pytest.mark.slow
 def test_bfloat16_weights_are_sharded_with_their_masters(launch):
     """Their checkpoint is that of one process: it holds whole masters, and goes on there and back."""
     options = ["--trainer.precision", "bf16-true", "--trainer.max_steps", "6", "--checkpoint_every", "2"]
@@ -148,20 +157,33 @@ def test_bfloat16_weights_are_sharded_with_their_masters(launch):
     assert losses("two") == pytest.approx(losses("one"), rel=1e-3)
 
 
-def test_a_signal_to_one_process_stops_both_and_they_resume_exactly(launch):
+def test_a_signal_stops_both_and_they_resume_exactly(launch):
+    """To one process, as a person sends it, and to all, as a cluster does; each has its own dropout."""
     options = [*TWO, "--model.config.dropout", "0.3", "--trainer.strategy", "ddp"]
     launch(*options, "--run", "whole")
-    launch(*options, "--run", "cut", terminate=(1, 3), status=143)
-    assert read("runs/cut/checkpoints/last.safetensors").run.step == 4
-    launch("fit", "--resume", "auto", "--run", "cut")
-    for name, weight in weights("whole").items():
-        assert torch.equal(weights("cut")[name], weight)
-    assert losses("cut") == losses("whole")
+    for run, ranks in (("one", [1]), ("all", [0, 1])):
+        launch(*options, "--run", run, terminate=(ranks, 3), status=143)
+        saved = read(f"runs/{run}/checkpoints/last.safetensors")
+        assert saved.run.step == 4
+        assert not torch.equal(saved.tensors["random/0/cpu"], saved.tensors["random/1/cpu"])
+        launch("fit", "--resume", "auto", "--run", run)
+        for name, weight in weights("whole").items():
+            assert torch.equal(weights(run)[name], weight)
+        assert losses(run) == losses("whole")
+
+
+def test_a_full_disk_of_one_process_stops_both(launch):
+    options = [*TWO, "--trainer.strategy", "ddp", "--checkpoint_every", "2", "--run", "full"]
+    told = launch(*options, full=True, status=2)
+    assert "runs/full/checkpoints/last.safetensors: No space left on device" in told
+    assert read("runs/full/checkpoints/last.safetensors").run.step == 5
+    launch("fit", "--resume", "auto", "--run", "full")
+    assert read("runs/full/checkpoints/last.safetensors").run.step == 10
 
 
 def test_torchrun_takes_the_documented_line_and_other_options_of_gpt_fit():
-    text = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text(encoding="utf-8")
-    _, _, line = text.partition("\ntorchrun ")
+    text = (Path(__file__).parents[2] / "docs" / "hardware.md").read_text(encoding="utf-8")
+    _, _, line = text.rpartition("\ntorchrun ")
     words = shlex.split(line.partition("\nsrun")[0].replace("\\\n", " ") + " --run mine")
     parsed = torchrun.parse_args(words)
     assert (parsed.nnodes, parsed.nproc_per_node, parsed.training_script) == ("4", "8", "gpt.cli")
@@ -169,6 +191,7 @@ def test_torchrun_takes_the_documented_line_and_other_options_of_gpt_fit():
     assert given == words[words.index("fit") :]
 
 
+@pytest.mark.slow
 def test_torchrun_starts_it(workplace):
     ended = subprocess.run(
         [
@@ -188,6 +211,7 @@ def test_torchrun_starts_it(workplace):
 
 
 # Text for 4 full updates of 144 windows and a part of another: an epoch has 5, or 10 of 72 windows.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "epochs", "time", "tokens_per_update", "updates", "validated"),
     [

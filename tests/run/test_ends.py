@@ -77,15 +77,6 @@ def test_the_time_of_compiling_does_not_count_as_speed(workplace, clock, monkeyp
     assert used[3:] == pytest.approx([0.01 * (1 - step / 16) for step in range(3, 16)])
 
 
-def test_a_compiled_first_step_longer_than_the_limit_is_the_only_one(workplace, clock, monkeypatch, capsys):
-    monkeypatch.setattr(compilation, "compile_model", lambda module: None)
-    clock(first=6.0)
-    limit = [*NO_STEPS, "--trainer.max_time", "00:00:00:02", "--model.compile", "true"]
-    assert fit(*ADAMW, *limit, "--run", "r") == 0
-    assert "ended after step 1: max_time 0:00:02" in capsys.readouterr().err
-    assert rows("r")[-1]["val_loss"]
-
-
 def test_a_slow_first_step_does_not_end_the_run(workplace, clock, capsys):
     """Of 2 seconds the first update takes 1.625; its speed alone would allow no other."""
     clock(first=1.5)
@@ -112,18 +103,6 @@ def test_a_run_limited_to_minutes_is_not_compiled_unasked(limit, compiled, workp
     with pytest.raises(pytest.fail.Exception):
         fit(*options, "--run", "r")
     assert bool(asked) == compiled
-
-
-def test_a_run_without_an_end_is_refused(workplace, capsys):
-    for options in (
-        NO_STEPS,
-        ["--trainer.max_steps", "0"],
-        ["--trainer.max_epochs", "-9"],
-        ["--trainer.max_time", "soon"],
-    ):
-        assert fit(*options) == 2
-        assert capsys.readouterr().err.count("\n") == 1
-    assert not Path("runs").exists()
 
 
 def test_a_run_that_ended_by_its_epochs_resumes_exactly_for_more(workplace):
@@ -187,29 +166,6 @@ def test_a_time_limit_waits_for_min_steps_and_not_for_the_end_of_the_epoch(
     limits = ["--trainer.max_time", "00:00:00:01", "--trainer.min_steps", least]
     assert fit(*ADAMW, *NO_STEPS, *limits, "--run", "r") == 0
     assert f"ended after step {steps}: max_time 0:00:01" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--trainer.max_time=-5s"], "max_time must be positive"),
-        (["--trainer.min_steps", "21"], "min_steps 21 is more than the run has: max_steps 20"),
-    ],
-)
-def test_limits_that_cannot_be_kept_are_one_line(options, message, workplace, capsys):
-    assert fit(*options) == 2
-    err = capsys.readouterr().err
-    assert message in err and err.count("\n") == 1
-    assert not Path("runs/quick/checkpoints").exists()
-
-
-def test_an_early_stop_is_summed_up_with_all_its_tokens(workplace):
-    worse = ["--model.optimizer.rest_lr", "3", "--trainer.val_check_interval", "2", "--log_every", "20"]
-    assert fit(*ADAMW, *worse, "--early_stopping", "1", "--run", "r") == 0
-    summary = json.loads(Path("runs/r/summary.json").read_text(encoding="utf-8"))
-    assert summary["steps"] < 20
-    assert summary["tokens"] == summary["steps"] * 2 * 37 * 16
-    assert summary["tokens_per_second"] > 0
 
 
 def validated_as(monkeypatch, *losses: float) -> None:

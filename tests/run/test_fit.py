@@ -147,14 +147,3 @@ def test_validate_scores_a_checkpoint(run, monkeypatch, capsys):
     found = json.loads(capsys.readouterr().out)
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     assert found["val_bits_per_byte"] == pytest.approx(summary["val_bits_per_byte"], rel=1e-5)
-
-
-def test_generate_from_the_newest_run(run, monkeypatch, capsys):
-    monkeypatch.chdir(run.parents[1])
-    arguments = ["generate", "--prompt", "The quick", "--seed", "3", "--max_new_tokens", "20"]
-    assert main(arguments) == 0
-    first = capsys.readouterr().out
-    assert first.startswith("The quick")
-    assert len(first) > len("The quick\n")
-    assert main(arguments) == 0
-    assert capsys.readouterr().out == first

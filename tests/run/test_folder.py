@@ -36,13 +36,6 @@ def test_a_run_that_is_in_use_is_not_resumed_and_the_line_says_by_whom(held, cap
     assert {path: path.read_bytes() for path in held.rglob("*") if path.is_file()} == before
 
 
-def test_the_lock_ends_with_the_run(workplace):
-    assert fit("--run", "mine", "--trainer.max_steps", "2") == 0
-    assert not Path("runs/mine/.holder").exists()
-    with FileLock("runs/mine/.lock", timeout=0):
-        pass
-
-
 @POSIX
 def test_two_runs_of_a_name_started_together_get_two_folders(workplace):
     """Both wait for a file once they have begun, and then start."""
@@ -108,10 +101,3 @@ def test_a_run_does_not_begin_among_the_files_of_another_program(workplace, caps
     assert fit("--run", "theirs", "--resume", "auto_or_new") == 2
     assert "runs/theirs holds config.yaml and is no run's folder" in capsys.readouterr().err
     assert os.listdir("runs/theirs") == ["config.yaml"]
-
-
-@POSIX
-def test_runs_that_leads_nowhere_is_one_line(workplace, capsys):
-    os.symlink("/nowhere/runs", "runs")
-    assert fit("--trainer.max_steps", "2") == 2
-    assert capsys.readouterr().err.count("\n") == 1

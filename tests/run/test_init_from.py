@@ -5,11 +5,10 @@ import pytest
 import torch
 import yaml
 
-import gpt.weights.load
 from gpt import GPT, GPTConfig
 from gpt.cli import main
 from gpt.weights.commands import write_export
-from gpt.weights.load import Found, load, read_weights, start_from
+from gpt.weights.load import Found, load, start_from
 
 SHAPE = GPTConfig(vocab_size=300, context_length=24, emb_dim=32, num_heads=2, num_layers=2, qkv_bias=False)
 FAST = [
@@ -65,16 +64,6 @@ def test_prepared_text_of_another_vocabulary_of_that_size_is_refused(weights, te
     capsys.readouterr()
     assert main(["fit", *options, "--trainer.max_steps", "1"]) == 2
     assert "vocabulary" in capsys.readouterr().err and not Path("runs").exists()
-
-
-def test_the_weights_are_read_once(weights, text_file, monkeypatch):
-    reads = []
-    monkeypatch.setattr(
-        gpt.weights.load, "read_weights", lambda path: reads.append(path) or read_weights(path)
-    )
-    options = ["--model.init_from", "weights", "--data.corpus", str(text_file), *FAST]
-    assert main(["fit", *options, "--trainer.max_steps", "1"]) == 0
-    assert len(reads) == 1
 
 
 def test_a_tuned_run_goes_on_without_the_weights_it_began_with(weights, text_file, tmp_path):

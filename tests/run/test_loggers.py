@@ -40,12 +40,7 @@ def test_tensorboard_has_the_figures_of_the_csv(fit, tmp_path):
         assert drawn == pytest.approx(written, rel=1e-5) and len(drawn) >= 2
 
 
-def test_no_logger_but_the_csv(fit, tmp_path):
-    rows = fit("--trainer.logger", "csv")
-    assert rows[-1]["val_loss"]
-    assert not (tmp_path / "runs" / "r" / "tensorboard").exists()
-
-
+@pytest.mark.slow
 def test_weights_and_biases_offline(tmp_path, text_file):
     """In a process of its own: Weights & Biases writes its record when the process ends."""
     pytest.importorskip("wandb")

@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from gpt import GPT, GPTConfig
-from gpt.run.micro_batch import fit_micro_batch
 from gpt.training import compilation
 from gpt.training.module import LanguageModel
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
@@ -37,6 +36,7 @@ def rows(whole: int, rank: int, processes: int = 64) -> int:
     return min(most, max(0, whole - rank * most))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", [(0, 64), (47, 64), (63, 64)], indirect=True)
 @pytest.mark.parametrize("name", ["muon", "adamw"])
 def test_one_of_64_processes_holds_a_64th(group, name):
@@ -93,15 +93,6 @@ def test_gradients_are_reduced_in_the_last_backward_pass_of_an_update(group, con
         with strategy.block_backward_sync():
             assert not any(backward())
     assert all(backward())
-
-
-@pytest.mark.parametrize("group", [(0, 2)], indirect=True)
-def test_a_sharded_model_is_not_tried_for_its_memory(group, config, monkeypatch):
-    """After a failed backward pass its processes would wait for each other."""
-    model = GPT(config)
-    shard(model, init_device_mesh("cpu", (2,)), "32-true")
-    monkeypatch.setattr("gpt.run.micro_batch._fits", lambda *_: pytest.fail("tried"))
-    fit_micro_batch(SimpleNamespace(datamodule=None), SimpleNamespace(model=model))
 
 
 @pytest.mark.parametrize(

@@ -26,22 +26,14 @@ POPEN = {"class_path": "subprocess.Popen", "init_args": {"args": "touch pwned", 
 HOSTILE = {
     "a class": {"trainer": {"strategy": POPEN}},
     "a name to import": {"trainer": {"strategy": "evil_module.Strategy"}},
-    "a logger's class": {"trainer": {"logger": "evil_module.Logger"}},
-    "a list of classes": {"trainer": {"callbacks": [POPEN]}},
     "a plugin": {"trainer": {"plugins": "evil_module.Plugin"}},
-    "dotted names": {"trainer.strategy.class_path": "subprocess.Popen"},
     "a class as the model": {"model": POPEN},
-    "a class as a number": {"data": {"batch_size": POPEN}},
     "a file as a group": {"trainer": "evil.yaml"},
-    "a URL as a group": {"model": "https://example.org/evil.yaml"},
     "a URL as the corpus": {"data": {"corpus": "https://example.org/text.txt"}},
     "a chain of fsspec": {"data": {"corpus": "filecache::memory"}},
     "a data set of the hub": {"data": {"corpus": "hub:owner/name"}},
     "a recipe with a URL": {"data": {"corpus": "evil-recipe.yaml"}},
-    "a recipe with a slash": {"data": {"corpus": "evil-recipe.yaml/"}},
-    "another config": {"config": "evil.yaml"},
     "unpickling": {"weights_only": False},
-    "a registry": {"trainer": {"model_registry": "owner/model"}},
 }
 
 
@@ -242,14 +234,6 @@ def test_several_nodes_need_a_launcher_for_which_they_would_wait(workplace, monk
         monkeypatch.delenv(name, raising=False)
     assert fit("--trainer.num_nodes", "2") == 2
     assert "torchrun" in capsys.readouterr().err
-
-
-def test_more_processes_than_cores_are_told(workplace, monkeypatch, capsys):
-    monkeypatch.setattr("gpt.run.shape.cores", lambda: 1)
-    monkeypatch.setattr("gpt.run.shape.seed_everything", lambda *_, **__: pytest.fail("far enough"))
-    with pytest.raises(pytest.fail.Exception):
-        fit("--trainer.devices", "4")
-    assert "4 processes on 1 cores" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

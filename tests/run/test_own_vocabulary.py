@@ -125,14 +125,6 @@ def test_fine_tuning_keeps_it_and_warns_of_a_text_that_it_does_not_suit(run, cap
     assert "--data.vocabulary: weights to start from keep their own" in capsys.readouterr().err
 
 
-def test_characters(run):
-    assert (
-        main([*TINY, "--data.vocabulary", "learn:chars", "--run", "chars", "--trainer.max_steps", "1"]) == 0
-    )
-    model, tokenizer = load("runs/chars")
-    assert model.config.vocab_size == tokenizer.n_vocab == 257 + len({c for c in PROSE if ord(c) > 127})
-
-
 def test_a_table_that_does_not_fit_is_one_line(run, capsys):
     path = run / "checkpoints" / "best.safetensors"
     tokenizer = Tokenizer.from_dict(read(path).model.tokenizer)
@@ -146,9 +138,3 @@ def test_a_table_that_does_not_fit_is_one_line(run, capsys):
         wrong_one = str(rewritten(path, path.with_name("wrong.safetensors"), model={"tokenizer": given}))
         assert main(["generate", "--checkpoint", wrong_one, "--prompt", "a"]) == 2
         assert message in capsys.readouterr().err
-
-
-def test_a_checkpoint_without_a_table_is_gpt2s(run):
-    path = run / "checkpoints" / "best.safetensors"
-    without = rewritten(path, path.with_name("without.safetensors"), model={"tokenizer": None})
-    assert load(without)[1] == Tokenizer("gpt2", 300)

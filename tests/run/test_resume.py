@@ -3,7 +3,6 @@
 import os
 import pickle
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,6 @@ from tiny_runs import fit, result, run_in
 
 from gpt.cli import main
 from gpt.run.loop import Loop
-from gpt.run.options import Options
-from gpt.run.start import changes
-from gpt.text.template import Template
 from gpt.weights.checkpoint import Checkpoint, read
 
 
@@ -225,21 +221,3 @@ def test_an_accumulated_batch_is_a_batch(workplace):
         assert other.run.place == one.run.place
         for name, weight in one.weights.items():
             torch.testing.assert_close(other.weights[name], weight, rtol=1e-3, atol=1e-4)
-
-
-def test_changes_are_named_flat():
-    template = Template(user="Q\n{content}")
-    data = replace(Options().data, batch_size=3, template=template)
-    now = replace(Options(), run="y", log_every=5, data=data)
-    assert list(changes(Options(), now).values()) == [
-        "data.batch_size: 12 -> 3",
-        r"data.template.user: ### Instruction:\n{content}\n\n -> Q\n{content}",
-        "log_every: 20 -> 5",
-    ]
-
-
-def test_the_checkpoint_that_was_found_intact_is_not_checked_again(whole, workplace, monkeypatch):
-    run, checked = interrupted(whole, 18), []
-    monkeypatch.setattr("gpt.run.checkpoint.read", lambda path: checked.append(Path(path).name) or read(path))
-    assert main(["fit", "--resume", str(run)]) == 0
-    assert "last.safetensors" not in checked

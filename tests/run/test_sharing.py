@@ -85,23 +85,6 @@ def test_it_leaves_alone_what_the_user_chose_and_a_single_thread(name, monkeypat
     assert not started
 
 
-def test_it_watches_while_the_block_runs_and_ends_its_teams(monkeypatch):
-    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(threads, "_BUSY_INTERVAL", 0.01)
-    teams, looked = Event(), Event()
-
-    def look(self):
-        self._teams = teams
-        looked.set()
-
-    monkeypatch.setattr(Sharing, "look", look)
-    with sharing_cores():
-        assert looked.wait(10)
-        assert not teams.is_set()
-    assert teams.wait(10)
-
-
 def test_waiting_for_a_core_is_counted():
     before = seconds_waited()
     script = "import time; end = time.monotonic() + 1\nwhile time.monotonic() < end: pass"

@@ -16,7 +16,9 @@ from tiny_runs import TINY, result
 from gpt.cli import main
 from gpt.weights.checkpoint import read
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals"),
+]
 
 
 @contextmanager

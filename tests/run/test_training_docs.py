@@ -30,12 +30,6 @@ def test_a_program_of_the_docs_runs(program, tmp_path, monkeypatch, text_file):
         assert names["loss"].item() < 4.5  # ln 100 is 4.6
 
 
-def test_there_are_three_programs_and_the_first_has_ten_lines():
-    assert len(PROGRAMS) == 3
-    assert len([line for line in PROGRAMS[0].splitlines() if line]) == 11
-    assert all(len(program.strip().splitlines()) <= 20 for program in PROGRAMS)
-
-
 def test_public_methods_that_no_base_class_defines_have_docstrings():
     """What lint checks elsewhere; here most methods are hooks, which Lightning documents."""
     methods = {}

@@ -4,13 +4,10 @@ import io
 import json
 
 import pytest
-import torch
-from rewritten import rewritten
 from tiny_runs import TINY
 
 from gpt.cli import main
 from gpt.data.module import TokenData
-from gpt.evaluation.command import score_text
 from gpt.run.lightning_private import silence_warnings
 from gpt.text.template import Template
 from gpt.weights.load import load_with_template
@@ -71,17 +68,6 @@ def test_evaluation_is_validation(capsys):
     assert found["bits_per_byte"] == pytest.approx(validated["val_bits_per_byte"], rel=1e-5)
 
 
-def test_a_stride_scores_the_same_tokens():
-    model, tokenizer, template = load_with_template("runs/a")
-    for parameter in model.parameters():
-        torch.nn.init.zeros_(parameter)
-    nats = [
-        score_text(model, tokenizer, "pairs.jsonl", "val", stride=stride, template=template)["nats_per_token"]
-        for stride in (None, 1, 7)
-    ]
-    assert nats == pytest.approx([5.703782] * 3)  # ln 300
-
-
 def test_a_resumed_run_and_a_further_one_keep_the_template(capsys):
     assert main(["fit", "--resume", "runs/a", "--trainer.max_steps", "21"]) == 0
     assert "changed data.template" not in capsys.readouterr().err
@@ -137,36 +123,3 @@ def test_an_export_carries_the_template(tmp_path, capsys):
     assert "has a chat template of another program, which is not read" in capsys.readouterr().err
     fields = pytest.importorskip("gguf").GGUFReader(tmp_path / "gguf" / "model.gguf").fields
     assert fields["tokenizer.chat_template"].contents() == TEMPLATE.to_jinja()
-
-
-@pytest.mark.parametrize(
-    ("template", "said"),
-    [
-        ({"system": "{content}"}, "not a saved template"),
-        (
-            {"system": "{content}", "user": "x", "assistant": "{content}"},
-            "user must be a text with one {content}",
-        ),
-    ],
-)
-def test_a_hostile_template_in_a_checkpoint(template, said, capsys, tmp_path):
-    bad = rewritten("runs/a/checkpoints/best.safetensors", "bad.safetensors", model={"template": template})
-    assert main(["generate", "--checkpoint", str(bad)]) == 2
-    error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
-
-
-def test_a_bad_template_is_one_line(capsys):
-    bad = [
-        *TINY,
-        *OPTIONS,
-        "--data.corpus",
-        "pairs.jsonl",
-        "--data.template.user",
-        "no place",
-        "--run",
-        "bad",
-    ]
-    assert main(bad) == 2
-    error = capsys.readouterr().err
-    assert "user must be a text with one {content}, got 'no place'" in error and error.count("\n") == 1

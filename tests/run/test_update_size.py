@@ -59,7 +59,7 @@ def memory(monkeypatch):
     return install
 
 
-@pytest.mark.parametrize(("batch_size", "expected"), [(24, 24), (100, 24), (11, 8), (5, 4), (1, 1)])
+@pytest.mark.parametrize(("batch_size", "expected"), [(100, 24), (11, 8)])
 def test_updates_are_the_same_whatever_the_micro_batch(batch_size, expected, seen, workplace):
     assert main([*UPDATES, "--data.batch_size", "24", "--run", "whole"]) == 0
     whole = torch.cat(seen)
@@ -84,9 +84,8 @@ ALLOCATIONS = [
 ]
 
 
-@pytest.mark.parametrize("error", ALLOCATIONS, ids=lambda error: type(error).__name__)
-def test_the_micro_batch_is_halved_until_it_fits_and_written_down(error, memory, workplace):
-    tried = memory(7, error)
+def test_the_micro_batch_is_halved_until_it_fits_and_written_down(memory, workplace):
+    tried = memory(7, ALLOCATIONS[0])
     assert main([*UPDATES, "--data.batch_size", "24", "--run", "halved"]) == 0
     assert tried[:4] == [24, 12, 6, 6]  # three trials, then training
     options = yaml.safe_load(Path("runs/halved/config.yaml").read_text(encoding="utf-8"))
@@ -141,6 +140,7 @@ def test_the_trial_changes_nothing(memory, workplace):
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory(memory, workplace):
+    assert all(map(is_out_of_memory, ALLOCATIONS))
     assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     memory(7, ValueError("something else"))
     with pytest.raises(ValueError, match="something else"):
@@ -163,9 +163,3 @@ def test_what_cannot_be_divided_is_refused_in_one_line(options, message, workpla
     assert message in err
     assert "Traceback" not in err
     assert not Path("runs/bad").exists()
-
-
-def test_a_window_that_does_not_fit_is_refused_in_one_line(memory, workplace, capsys):
-    memory(0, MemoryError())
-    assert main([*UPDATES, "--run", "bad"]) == 2
-    assert "one window of 16 tokens does not fit into the memory of cpu: give" in capsys.readouterr().err

@@ -7,7 +7,6 @@ import pytest
 
 from gpt.data.copied import Copied
 from gpt.generation import Request, Sampling, generate
-from gpt.serve.engine_thread import EngineThread
 from gpt.serve.limits import Limits
 from tests.generation.conftest import complete
 from tests.serve.server import MODEL, TOKENIZER, hooked, httpx, listening, new_app, post, slow, talk
@@ -41,20 +40,6 @@ def test_several_prompts_and_samples_have_their_places():
         for k, completion in enumerate(complete(MODEL, [request])[0]):
             ids = [token.id for token in completion.tokens if token.id != TOKENIZER.eot]
             assert body["choices"][first + k]["text"] == TOKENIZER.decode(ids)
-
-
-def test_prompts_of_ids():
-    app = new_app()
-    ids = TOKENIZER.encode("Hi")
-    by_text = post(app, prompt="Hi", max_tokens=5, temperature=0).json()["choices"]
-    assert post(new_app(), prompt=ids, max_tokens=5, temperature=0).json()["choices"] == by_text
-    assert post(new_app(), prompt=[ids], max_tokens=5, temperature=0).json()["choices"] == by_text
-
-
-def test_an_empty_prompt_starts_a_document():
-    text = post(new_app(), prompt="", max_tokens=5, temperature=0).json()["choices"][0]["text"]
-    (row,) = generate(MODEL, [[TOKENIZER.eot]], max_new_tokens=5, temperature=0, end=TOKENIZER.eot)
-    assert text == TOKENIZER.decode([i for i in row[1:] if i != TOKENIZER.eot])
 
 
 def test_log_probabilities():
@@ -115,25 +100,6 @@ def test_requests_at_once_are_each_what_they_are_alone():
     assert talk(new_app(), use) == expected
 
 
-def test_pieces_that_are_ready_before_they_are_read_are_all_there():
-    async def main():
-        request = Request(tokens=[1, 2], max_new_tokens=3, sampling=Sampling(temperature=0))
-        engine = EngineThread(MODEL, TOKENIZER, Limits(running=2))
-        handle = engine.submit([request, request])
-        while engine.open:
-            time.sleep(0.01)  # the engine's thread continues, the event loop does not
-        pieces = []
-        while handle.unread:
-            pieces += await handle.next()
-        engine.stop()
-        return [(index, token.id) for index, token in pieces]
-
-    pieces = asyncio.run(main())
-    (tokens,) = generate(MODEL, [[1, 2]], max_new_tokens=3, temperature=0)
-    for index in range(2):
-        assert [id_ for i, id_ in pieces if i == index] == tokens[2:]
-
-
 def test_the_openai_client_works_unchanged():
     openai = pytest.importorskip("openai", reason="openai is not installed")
 
@@ -167,34 +133,16 @@ def test_the_openai_client_works_unchanged():
     ("form", "message"),
     [
         ({"temperature": -1}, "temperature"),
-        ({"temperature": "hot"}, "temperature"),
-        ({"top_p": 0}, "top_p"),
-        ({"n": 0}, "n:"),
         ({"max_tokens": 0}, "max_tokens must be at least 1 without echo, got 0"),
         ({"n": 3278}, "the request costs 262242, expected at most 262144: ask for fewer"),
-        ({"prompt": [65] * 8192, "n": 128, "echo": True, "logprobs": 5}, "the request costs 7370752,"),
         ({"max_tokens": 5000}, "max_tokens must be at most 2000, got 5000"),
         ({"prompt": []}, "at least one prompt"),
         ({"prompt": [300]}, "300"),
-        ({"prompt": [[-1]]}, "-1"),
-        ({"prompt": {"a": 1}}, "prompt"),
         ({str(n): n for n in range(513)}, "the body has 513 errors"),
         ({"logit_bias": dict.fromkeys(range(301), 0.0)}, "at most 300 items"),
-        ({"prompt": "a" * 300_000}, "the request costs 300080,"),
         ({"stop": ["a"] * 5}, "stop"),
-        ({"stop": [""]}, "stop"),
-        ({"stop": "a" * 300}, "characters"),
         ({"logprobs": 6}, "logprobs"),
-        ({"best_of": 3}, "best_of"),
-        ({"suffix": "x"}, "suffix"),
-        ({"presence_penalty": 3}, "presence_penalty"),
-        ({"frequency_penalty": -3}, "frequency_penalty"),
-        ({"logit_bias": {"1": 101}}, "logit_bias"),
         ({"logit_bias": {"300": 1}}, "300"),
-        ({"logit_bias": {"x": 1}}, "logit_bias"),
-        ({"top_p": 1e-50}, "top_p"),
-        ({"repetition_penalty": 1e-40}, "repetition_penalty"),
-        ({"seed": 2**64}, "seed"),
         ({"colour": 1}, "colour"),
     ],
 )
@@ -204,10 +152,6 @@ def test_a_bad_field_is_named(form, message):
     error = response.json()["error"]
     assert message in error["message"] and "\n" not in error["message"]
     assert error["type"] == "invalid_request_error"
-
-
-def test_a_long_name_is_not_sent_back():
-    assert len(post(new_app(), model="x" * 100_000).text) < 300
 
 
 def test_what_is_no_request_at_all():
@@ -343,15 +287,6 @@ def test_a_client_that_goes_away_frees_its_place(stream):
             assert time.monotonic() < deadline, "the engine still writes for nobody"
             time.sleep(0.02)
         assert 'gpt_requests_total{status="499"} 1' in client.get("/metrics").text
-
-
-@pytest.mark.allow_hosts(["127.0.0.1"])
-def test_text_comes_as_it_is_made():
-    with listening(new_app(slow())) as address, httpx.Client(base_url=address, timeout=20) as client:
-        form = {"model": "tiny", "prompt": "Hi", "max_tokens": 20, "stream": True, "seed": 1}
-        with client.stream("POST", "/v1/completions", json=form) as response:
-            times = [time.monotonic() for _ in response.iter_text()]
-    assert times[-1] - times[0] > 0.5  # twenty steps of 0.05 s
 
 
 def test_the_page_learns_what_is_copied():

@@ -37,14 +37,6 @@ def test_a_reply_follows_the_conversation_in_the_template():
     assert body["usage"]["prompt_tokens"] == len(ids)
 
 
-def test_developer_is_system():
-    replies = [
-        chat(messages=[{"role": role, "content": "x"}, *HI], max_tokens=5, temperature=0).json()["choices"]
-        for role in ("system", "developer")
-    ]
-    assert replies[0] == replies[1]
-
-
 def test_the_stream_adds_up_to_the_reply():
     form = {"messages": HI, "max_completion_tokens": 12, "seed": 2, "n": 2, "logprobs": False}
     whole = chat(**form).json()
@@ -86,21 +78,6 @@ def test_a_model_without_a_template():
     response = chat(new_app(), messages=HI)
     assert response.status_code == 400
     assert "not tuned on examples" in response.json()["error"]["message"]
-
-
-def test_openais_client():
-    openai = pytest.importorskip("openai")
-    form = {"model": "tiny", "messages": HI, "max_tokens": 6, "temperature": 0}
-
-    async def use(client):
-        theirs = openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=client)
-        whole = await theirs.chat.completions.create(**form)
-        stream = await theirs.chat.completions.create(**form, stream=True)
-        return whole.choices[0].message, [chunk.choices[0].delta.content or "" async for chunk in stream]
-
-    reply, pieces = talk(new_app(template=TEMPLATE), use)
-    ids = [TOKENIZER.eot, *TOKENIZER.encode("UHi\nA")]
-    assert reply.role == "assistant" and reply.content == "".join(pieces) == alone(ids, 6)
 
 
 def test_the_page_gets_the_ids_that_a_reply_follows():

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from gpt.generation import Request, Sampling, generate
+from gpt.generation import Request, Sampling, generate, stream
 from tests.generation.conftest import complete
 from tests.serve.server import MODEL, TOKENIZER, new_app, post, talk
 from tests.serve.test_app import alone
@@ -55,6 +55,9 @@ def test_echo_without_log_probabilities_and_with_a_stop_string_in_the_prompt():
     form = {"prompt": "one two", "max_tokens": 6, "temperature": 0}
     text = post(new_app(), **form, echo=True, stop="two").json()["choices"][0]["text"]
     assert text == "one two" + alone("one two", 6, temperature=0)
+    long = "word " * 50  # more than three contexts
+    given = post(new_app(), **{**form, "prompt": long}, echo=True).json()["choices"][0]["text"]
+    assert given == long + alone(long, 6, temperature=0)
     body = post(new_app(), **{**form, "prompt": ["ab", "cd"]}, echo=True, n=2).json()
     assert [choice["text"][:2] for choice in body["choices"]] == ["ab", "ab", "cd", "cd"]
 
@@ -116,14 +119,14 @@ def test_penalties_and_bias_are_openais(presence, frequency, bias):
     assert ids == expected[: len(ids)] and len(ids) > 3
 
 
-def test_a_bias_can_force_and_forbid_a_token():
-    def ids(bias):
-        form = {"prompt": "Hi", "max_tokens": 8, "seed": 1, "logprobs": 0, "logit_bias": bias}
-        return post(new_app(), **form).json()["choices"][0]["logprobs"]["token_ids"]
-
-    assert ids({"65": 100}) == [65] * 8
-    first = ids({})[0]
-    assert first not in ids({str(first): -100})
+@pytest.mark.parametrize(
+    ("name", "value"), [("top_p", 0.3), ("min_p", 0.4), ("repetition_penalty", 50.0), ("top_k", 2)]
+)
+def test_each_way_of_sampling_counts(name, value):
+    form = {"prompt": "Hi", "max_tokens": 30, "seed": 2}
+    given = post(new_app(), **form, **{name: value}).json()["choices"][0]["text"]
+    pieces = stream(MODEL, TOKENIZER, "Hi", max_new_tokens=30, seed=2, sampling=Sampling(**{name: value}))
+    assert given == "".join(pieces) != post(new_app(), **form).json()["choices"][0]["text"]
 
 
 def test_the_drawn_token_is_among_the_alternatives():
@@ -136,24 +139,6 @@ def test_the_drawn_token_is_among_the_alternatives():
         assert top[token] == score
         unlikely += len(top) == 2
     assert unlikely > 5
-
-
-def test_fields_that_ask_for_nothing_are_accepted():
-    empty = {"logit_bias": {}, "suffix": "", "stop": [], "stream_options": {}, "user": "me", "best_of": 1}
-    nothing = dict.fromkeys(
-        ("logit_bias", "suffix", "stop", "stream_options", "user", "best_of", "echo", "logprobs", "n", "seed",
-         "presence_penalty", "frequency_penalty", "top_p", "top_k", "min_p", "stream", "model")
-    )  # fmt: skip
-    for form in (empty, nothing):
-        response = post(new_app(), prompt="Hi", max_tokens=2, **form)
-        assert response.status_code == 200, response.text
-
-
-def test_twenty_prompts_at_once():
-    prompts = [f"Hi {i}" for i in range(20)]
-    choices = post(new_app(), prompt=prompts, max_tokens=4, temperature=0).json()["choices"]
-    assert [choice["index"] for choice in choices] == list(range(20))
-    assert [choice["text"] for choice in choices] == [alone(prompt, 4, temperature=0) for prompt in prompts]
 
 
 def test_the_model_may_be_left_out_and_looked_up():

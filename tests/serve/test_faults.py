@@ -3,7 +3,6 @@
 import asyncio
 import json
 import time
-from pathlib import Path
 from threading import get_ident
 
 import pytest
@@ -11,13 +10,11 @@ import torch
 
 from gpt import Tokenizer
 from gpt.serve.command import serve
-from gpt.serve.engine_thread import CALL_COST
 from gpt.serve.limits import Limits
 from gpt.serve.requests import log_probabilities
 from tests.serve.server import MODEL, TOKENIZER, hooked, new_app, slow, talk
 from tests.serve.test_app import alone
 
-ROOT = Path(__file__).parents[2]
 GOOD = {"prompt": "Hi", "max_tokens": 30, "temperature": 0}
 
 
@@ -86,20 +83,6 @@ def test_a_step_that_does_not_return_is_reported():
     assert status == 504
 
 
-def test_handles_may_come_while_the_engine_fails():
-    """Requests are added to the set of open ones while the failure goes through it."""
-
-    def always(tokens):
-        raise RuntimeError("broken")
-
-    async def use(client):
-        answers = await asyncio.gather(*(client.post("/v1/completions", json=GOOD) for _ in range(40)))
-        return [answer.status_code for answer in answers], (await client.get("/health")).status_code
-
-    statuses, health = talk(new_app(hooked(always)), use)
-    assert statuses == [500] * 40 and health == 200
-
-
 def test_attention_does_not_starve_completions():
     """Thirty-two clients on /attention, one step of a completion between two of their calls."""
 
@@ -118,15 +101,6 @@ def test_attention_does_not_starve_completions():
     completion, answers = talk(new_app(slow(0.01)), use)
     assert completion.json()["choices"][0]["text"] == alone("Hi", 10, temperature=0)
     assert set(answers) == {200} and len(answers) < 32 + 25
-
-
-def test_attention_has_the_room_and_the_deadline_of_all():
-    async def use(client):
-        calls = [client.post("/attention", json={"prompt": "Hiya"}) for _ in range(9)]
-        return [answer.status_code for answer in await asyncio.gather(*calls)]
-
-    statuses = talk(new_app(slow(0.4), limits=Limits(open_cost=6 * CALL_COST, seconds=1)), use)
-    assert set(statuses) == {200, 503, 504}
 
 
 def test_texts_are_encoded_beside_the_event_loop(monkeypatch):
@@ -259,20 +233,6 @@ def test_a_client_that_leaves_before_the_answer_begins_is_not_worked_for(more):
     assert not app.state.engine.open and not app.state.engine.running
 
 
-def test_a_client_that_leaves_in_the_middle_of_a_body(caplog):
-    app, sent = new_app(), []
-    messages = [{"type": "http.disconnect"}, {"type": "http.request", "body": b"{", "more_body": True}]
-
-    async def receive():
-        return messages.pop()
-
-    async def send(message):
-        sent.append(message)
-
-    talk_raw(app, receive, send)  # raises what the server would log with a traceback
-    assert sent[0]["status"] == 499
-
-
 BRACKETS = b"[" * 200_000 + b"]" * 200_000
 
 
@@ -281,18 +241,11 @@ BRACKETS = b"[" * 200_000 + b"]" * 200_000
     [
         b'{"prompt": [' + b"[]," * 340_000 + b"[]]}",
         b'{"prompt": [' + b"{}," * 340_000 + b"{}]}",
-        b'{"prompt": [[' + b"null," * 200_000 + b"null]]}",
-        b'{"stop": [' + b"1," * 500_000 + b"1]}",
         b'{"prompt": ' + BRACKETS + b"}",
         b'{"prompt": "Hi", "logit_bias": {' + b",".join(b'"a%d":1' % i for i in range(80_000)) + b"}}",
-        b"{" + b",".join(b'"a%d":1' % i for i in range(90_000)) + b"}",
         b'{"prompt": "Hi", "seed": ' + b"9" * 1_000_000 + b"}",
-        b'{"n": ' + b"9" * 4300 + b', "prompt": [' + b'"a",' * 1000 + b'"a"]}',
-        b'{"' + b"x" * 1_000_000 + b'": 1}',
         b'{"prompt": "Hi", "temperature": NaN}',
-        b'{"prompt": "Hi", "temperature": Infinity}',
         b'{"prompt": "\\ud800"}',
-        b'{"prompt": "Hi", "stop": "\\ud800"}',
         b'{"prompt": "' + b"a" * 1_000_000 + b'"}',
     ],
     ids=lambda body: body[:24].decode(),
@@ -328,20 +281,6 @@ def test_every_path_but_the_page_and_the_health_needs_the_key():
 
     statuses = talk(new_app(api_key="secret"), use)
     assert {path for path, status in statuses.items() if status != 401} == {"/", "/health"}
-
-
-@pytest.mark.allow_hosts(["127.0.0.1"])
-def test_a_key_that_is_not_utf8(tmp_path, monkeypatch):
-    """As Linux allows it in arguments."""
-    monkeypatch.setattr(
-        "uvicorn.Server.run", lambda server, sockets: apps.append(server.config.app) or sockets[0].close()
-    )
-    apps = []
-    MODEL.save_pretrained(tmp_path)
-    serve(tmp_path, port=0, name="caf\u00e9", api_key="\udce9")
-    key = {"authorization": b"Bearer \xe9", "host": "localhost"}
-    answer = talk(apps[0], lambda client: client.get("/v1/models", headers=key))
-    assert answer.json()["data"][0]["id"] == "caf\u00e9"
 
 
 @pytest.mark.allow_hosts(["127.0.0.1"])

@@ -10,7 +10,6 @@ import torch
 from gpt.generation import for_decoding, generate
 from gpt.serve.engine_thread import EngineThread
 from gpt.serve.history import History
-from gpt.serve.limits import Limits
 from gpt.weights.load import load
 from tests.serve.server import MODEL, TOKENIZER, new_app, post, talk
 from tests.snapshots import add_snapshot
@@ -43,12 +42,6 @@ def test_the_losses_are_those_of_the_snapshots(run):
         "train": [[1, 6.0], [16, 5.0], [64, 3.5]],
     }
     assert get(new_app(run=run, api_key="secret")).status_code == 401
-
-
-def test_without_a_run_or_snapshots_there_are_none(tmp_path):
-    none = {"snapshots": [], "train": []}
-    assert get(new_app()).json() == none
-    assert get(new_app(run=tmp_path)).json() == none
 
 
 def test_a_snapshot_writes_the_text_of_its_weights(run):
@@ -93,10 +86,6 @@ def test_what_cannot_be_shown_is_one_line(path, snapshot, status, message, run):
     assert response.status_code == status
     error = response.json()["error"]["message"]
     assert message in error and "\n" not in error and str(run) not in error
-
-
-def test_a_server_without_a_run_has_no_snapshots():
-    assert post(new_app(), **FORM, snapshot=1).status_code == 404
 
 
 def test_few_are_in_memory_and_none_that_is_in_use_goes(run):
@@ -149,23 +138,6 @@ def test_snapshots_are_read_one_at_a_time(run):
         assert len(read) == 3  # that of the first who left, and one for each
 
     asyncio.run(main())
-
-
-def test_many_clients_at_many_steps(run):
-    """With room for one, some wait or are told to come again; nobody gets another step's text."""
-    app = new_app(run=run, limits=Limits(snapshots=1))
-
-    async def use(client):
-        forms = [{**FORM, "snapshot": step} for step in (1, 16, 64) * 6]
-        answers = await asyncio.gather(*(client.post("/v1/completions", json=form) for form in forms))
-        return [(form["snapshot"], answer) for form, answer in zip(forms, answers, strict=True)]
-
-    texts = {}
-    for step, answer in talk(app, use):
-        assert answer.status_code in (200, 503)
-        if answer.status_code == 200:
-            texts.setdefault(step, set()).add(answer.json()["choices"][0]["text"])
-    assert texts and all(len(some) == 1 for some in texts.values())
 
 
 def test_the_work_of_snapshots_is_counted(run, monkeypatch):

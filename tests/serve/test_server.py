@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -97,7 +98,10 @@ def test_sigterm_drains_the_command(tmp_path):
 def test_the_key_of_the_environment_and_the_hosts_of_a_local_server(tmp_path, monkeypatch):
     monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: run(server, *sockets))
     monkeypatch.setenv("GPT_API_KEY", "secret")
-    apps = []
+    apps, built = [], []
+    monkeypatch.setattr(
+        "gpt.serve.command.built_meanwhile", lambda suits: built.append(suits) or nullcontext()
+    )
 
     def run(server, listener):
         apps.append(server.config.app)
@@ -118,6 +122,7 @@ def test_the_key_of_the_environment_and_the_hosts_of_a_local_server(tmp_path, mo
 
     MODEL.save_pretrained(tmp_path)
     serve(tmp_path, port=0)
+    assert len(built) == 1  # the compiled program is begun, where it suits the model
     assert talk(apps[0], use) == [401, 200, 200, 200, 400]
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gpt.training import compilation, device
+from gpt.training import device
 from gpt.training.device import allow_tf32, default_precision
 
 
@@ -42,10 +42,6 @@ def test_the_default_precision(parts, accelerator, precision, machine):
     assert default_precision(accelerator) == precision
 
 
-def test_the_types_are_timed():
-    assert all(0 < device._seconds(dtype) < 1 for dtype in (torch.bfloat16, torch.float32))
-
-
 def test_tf32_is_on_where_there_is_a_gpu(machine, monkeypatch):
     chosen = []
     monkeypatch.setattr(torch, "set_float32_matmul_precision", chosen.append)
@@ -54,20 +50,3 @@ def test_tf32_is_on_where_there_is_a_gpu(machine, monkeypatch):
     machine(gpu=True)
     allow_tf32()
     assert chosen == ["high"]
-
-
-@pytest.mark.parametrize(
-    ("triton", "programs", "expected"),
-    [
-        (None, ["gcc"], "the package triton is not installed"),
-        ("triton", [], "no C compiler found"),
-        ("triton", ["gcc"], None),
-        ("triton", ["my-cc"], None),
-    ],
-)
-def test_triton_needs_a_c_compiler(triton, programs, expected, monkeypatch):
-    monkeypatch.setenv("CC", "my-cc")
-    monkeypatch.setattr(compilation, "find_spec", lambda name: triton)
-    monkeypatch.setattr(compilation.shutil, "which", lambda name: name if name in programs else None)
-    missing = compilation.missing_compiler(torch.device("cuda"))
-    assert missing == expected if expected is None else expected in missing

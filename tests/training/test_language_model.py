@@ -1,10 +1,15 @@
 """What a training step and a validation step of the LightningModule compute."""
 
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
 import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
-from tiny_runs import TINY
+from tiny_runs import TINY, fit
 from torch.nn import functional as F
 
 from gpt import GPTConfig
@@ -12,6 +17,7 @@ from gpt.cli import main
 from gpt.data.module import TokenData
 from gpt.training.module import LanguageModel
 from gpt.training.optimizers import OptimizerConfig
+from gpt.weights.checkpoint import read
 
 CONFIG = GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=2, num_layers=1)
 
@@ -63,3 +69,55 @@ def test_float16_gradients_are_unscaled_before_they_are_clipped(optimizer, workp
 def test_a_loss_chunk_without_a_row_is_refused_in_one_line(chunk, workplace, capsys):
     assert main([*TINY, "--model.loss_chunk", chunk]) == 2
     assert capsys.readouterr().err == f"gpt fit: loss_chunk must be at least 1, got {chunk}\n"
+
+
+@pytest.mark.parametrize("clip", [None, 0.5, 1e9])
+def test_gradients_are_clipped_by_the_norm_of_all(clip):
+    module = LanguageModel(CONFIG)
+    module._trainer = SimpleNamespace(
+        precision_plugin=None, world_size=1, global_step=0, accumulate_grad_batches=1
+    )
+    for weight in module.parameters():
+        weight.grad = torch.randn_like(weight)
+    before = torch.cat([weight.grad.flatten() for weight in module.parameters()])
+    module.configure_gradient_clipping(None, clip)
+    after = torch.cat([weight.grad.flatten() for weight in module.parameters()])
+    assert module.last_gradient_norm == pytest.approx(before.norm().item(), rel=1e-5)
+    expected = before * 0.5 / before.norm() if clip == 0.5 else before
+    torch.testing.assert_close(after, expected)
+
+
+def test_the_validations_of_processes_add_up():
+    """Of unequal numbers of tokens and bytes."""
+    module, logged = LanguageModel(CONFIG), {}
+    module._val_sums = [[10.0, 4, 3], [0.0, 0, 0]]
+    other = torch.tensor([[2.0, 1, 9], [5.0, 2, 1]], dtype=torch.float64)
+    module._trainer = SimpleNamespace(world_size=2)
+    module.all_gather = lambda sums: torch.stack([sums, other])
+    module.log_dict = logged.update
+    module.on_validation_epoch_end()
+    assert logged["val_loss"] == pytest.approx(17 / 7)
+    assert logged["val_bits_per_byte"] == pytest.approx(17 / math.log(2) / 13)
+
+
+def test_documents_are_kept_apart():
+    module = LanguageModel(CONFIG)
+    x, y = torch.randint(0, 300, (2, 2, 16)).unbind()
+    documents = torch.tensor([[0] * 7 + [1] * 9, [0] * 16])
+    expected = F.cross_entropy(module(x).flatten(0, 1), y.flatten())
+    torch.testing.assert_close(module.loss((x, y)), expected)
+    apart = F.cross_entropy(module.model(x, document_ids=documents).flatten(0, 1), y.flatten())
+    torch.testing.assert_close(module.loss((x, y, documents)), apart)
+    assert not torch.isclose(apart, expected)
+
+
+def test_isolated_documents_change_what_is_learned(workplace):
+    rows = (json.dumps({"text": f"a fox of {n} tails"}) + "\n" for n in range(300))
+    Path("rows.jsonl").write_text("".join(rows), encoding="utf-8")
+    short = ["--data.corpus", "rows.jsonl", "--trainer.max_steps", "2", "--snapshot_megabytes", "0"]
+    weights = []
+    for isolate in ("false", "true"):
+        assert fit(*short, "--data.isolate", isolate, "--run", isolate) == 0
+        weights.append(read(f"runs/{isolate}/checkpoints/last.safetensors").weights)
+    name = "blocks.0.attention.W_key.weight"
+    assert not torch.allclose(weights[0][name], weights[1][name], atol=1e-4)

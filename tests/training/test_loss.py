@@ -63,14 +63,6 @@ def test_only_the_gradients_that_are_needed():
         assert not linear_cross_entropy(features, weight, targets).requires_grad
 
 
-def test_logits_far_from_zero_stay_finite():
-    features, weight, targets = leaves()
-    ours = linear_cross_entropy(features * 1000, weight, targets)
-    ours.backward()
-    assert torch.isfinite(ours)
-    assert torch.isfinite(features.grad).all()
-
-
 class Memory(TorchDispatchMode):
     """Counts calls by operator, and the most bytes of new tensors that existed at the same time."""
 

@@ -68,25 +68,29 @@ def test_a_parameter_without_gradient_stays():
     assert torch.equal(second, before)
 
 
-def test_the_combined_optimizer_equals_its_parts_stepped_separately(config):
+@pytest.mark.parametrize("name", ["muon", "adamw"])
+def test_a_recipe_is_its_parts_stepped_separately(name, config):
     model = GPT(config)
     reference = copy.deepcopy(model)
-    recipe = OptimizerConfig(lr=0.01, rest_lr=0.002, weight_decay=0.1, embedding_weight_decay=0.3)
-    combined = build_optimizer(model, recipe)
+    rates = {"lr": 0.01, "rest_lr": 0.002, "weight_decay": 0.1, "embedding_weight_decay": 0.3}
+    betas, momentum = (0.7, 0.8), 0.6  # no defaults
+    combined = build_optimizer(model, OptimizerConfig(name=name, **rates, betas=betas, momentum=momentum))
     matrices = [p for n, p in reference.named_parameters() if n.startswith("blocks.") and p.dim() == 2]
     others = [p for n, p in reference.named_parameters() if not (n.startswith("blocks.") and p.dim() == 2)]
-    muon = StackedMuon(matrices, lr=0.01, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    main = AdamW(matrices, lr=0.01, weight_decay=0.1, betas=betas, fused=True)
+    if name == "muon":
+        how = {"momentum": momentum, "adjust_lr_fn": "match_rms_adamw"}
+        main = StackedMuon(matrices, lr=0.01, weight_decay=0.1, **how)
     embeddings = {"params": [p for p in others if p.dim() == 2], "weight_decay": 0.3}
     norms_and_biases = {"params": [p for p in others if p.dim() == 1], "weight_decay": 0.0}
-    adamw = AdamW([embeddings, norms_and_biases], lr=0.002, betas=(0.9, 0.95), fused=True)
+    rest = AdamW([embeddings, norms_and_biases], lr=0.002, betas=betas, fused=True)
     for step in range(4):
         fill_gradients(model, step)
         fill_gradients(reference, step)
-        combined.step()
-        muon.step()
-        adamw.step()
-    for (name, mine), other in zip(model.named_parameters(), reference.parameters(), strict=True):
-        assert torch.equal(mine, other), name
+        for optimizer in (combined, main, rest):
+            optimizer.step()
+    for (weight, mine), other in zip(model.named_parameters(), reference.parameters(), strict=True):
+        assert torch.equal(mine, other), weight
 
 
 def test_norms_and_biases_never_decay_and_every_weight_is_stepped(config):

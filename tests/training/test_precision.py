@@ -9,7 +9,6 @@ import torch
 
 from gpt import GPTConfig
 from gpt.data.module import TokenData
-from gpt.errors import InputError
 from gpt.training import compilation
 from gpt.training.loss import cross_entropy
 from gpt.training.module import LanguageModel
@@ -212,10 +211,3 @@ def test_a_residual_in_bfloat16_is_as_exact_as_autocast():
     assert seen == [torch.float32, torch.float32, torch.float32, torch.bfloat16]
     assert torch.equal(exact, same)
     assert (rounded - exact).norm() < 1.5 * (plain - exact).norm() < 0.02 * exact.norm()
-
-
-def test_a_sharded_model_is_not_compiled_as_a_whole(monkeypatch):
-    monkeypatch.setattr(compilation, "missing_compiler", lambda device: None)
-    monkeypatch.setattr(compilation, "is_sharded", lambda model: True)
-    with pytest.raises(InputError, match=r"give --model\.compile true"):
-        compilation.compile_model(LanguageModel(CONFIG, OptimizerConfig(), compile="whole"))

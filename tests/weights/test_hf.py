@@ -59,17 +59,6 @@ def test_either_direction_keeps_the_logits(changes, tokens, tmp_path):
     assert (ours.head.weight is ours.token_embedding.weight) == changes.get("tie_word_embeddings", True)
 
 
-def test_a_model_without_query_biases_is_exported_with_zeros(config, tokens, tmp_path):
-    from transformers import AutoModelForCausalLM
-
-    from gpt import GPTConfig
-
-    model = GPT(GPTConfig.from_dict({**config.to_dict(), "qkv_bias": False})).eval()
-    write_export(Found("gpt", model.config, model.state_dict()), tmp_path / "out", "hf")
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
-    torch.testing.assert_close(theirs(tokens).logits, model(tokens), atol=1e-4, rtol=0)
-
-
 def test_the_older_bin_with_masks_and_without_prefix(folder, tokens, tmp_path):
     """Like the first GPT-2 folders on the hub: pickles in the oldest format, names of the bare GPT2Model."""
     theirs = huggingface_model()

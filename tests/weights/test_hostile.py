@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from other_programs import BOOK_SETTINGS, BookGPT, huggingface_model, nanogpt_checkpoint
-from safetensors.torch import load_file
 
 from gpt import GPT, GPTConfig
 from gpt.cli import main
@@ -74,11 +73,8 @@ def folder(path: Path, config: dict, weights: dict | None = None) -> Path:
     "config",
     [
         {**GPT2, "n_layer": HUGE},
-        {**GPT2, "n_embd": 3 * 10**8},
-        {**GPT2, "n_positions": HUGE},
         {**GPT2, "vocab_size": HUGE},
         {**GPT2, "n_head": 0},
-        {**OWN, "num_layers": HUGE},
         {**OWN, "context_length": HUGE, "vocab_size": HUGE},
         {"n_heads": HUGE, "emb_dim": HUGE, "n_layers": HUGE},
     ],
@@ -87,17 +83,9 @@ def test_a_configuration_that_claims_a_huge_model(config, refused, tmp_path):
     refused(folder(tmp_path / "weights", config))
 
 
-@pytest.mark.parametrize("value", ["3", 2.0, True, None, [2], {"a": 1}, 10**400, -1, float("nan")])
-@pytest.mark.parametrize("name", ["n_layer", "n_embd", "n_head", "vocab_size"])
-def test_a_configuration_of_wrong_types(name, value, refused, tmp_path):
-    refused(folder(tmp_path / "weights", {**GPT2, name: value}))
-
-
-@pytest.mark.parametrize(
-    "values", [{"tie_embeddings": "false"}, {"qkv_bias": 0}, {"dropout": "0.1"}, {"dropout": True}]
-)
-def test_switches_of_wrong_types(values, refused, tmp_path):
-    refused(folder(tmp_path / "weights", {**OWN, "num_layers": 2, **values}), "must be")
+@pytest.mark.parametrize("value", ["3", True, None, [2], 10**400, float("nan")])
+def test_a_configuration_of_wrong_types(value, refused, tmp_path):
+    refused(folder(tmp_path / "weights", {**GPT2, "n_layer": value}))
 
 
 @pytest.mark.parametrize(
@@ -106,14 +94,6 @@ def test_switches_of_wrong_types(values, refused, tmp_path):
 def test_a_configuration_that_is_no_mapping(text, refused, tmp_path):
     (tmp_path / "config.json").write_text(text, encoding="utf-8")
     refused(tmp_path)
-
-
-def test_a_layer_count_is_counted_by_tensors(model, refused, tmp_path):
-    """All tensors of two blocks are there; the configuration claims a billion."""
-    model.save_pretrained(tmp_path)
-    config = {**model.config.to_dict(), "model_type": "minimal-gpt", "num_layers": HUGE}
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    refused(tmp_path, r"lack blocks\.2\.")
 
 
 def test_a_mask_that_is_larger_than_the_weights(refused, tmp_path):
@@ -125,25 +105,14 @@ def test_a_mask_that_is_larger_than_the_weights(refused, tmp_path):
     refused(folder(tmp_path / "w", {"model_type": "minimal-gpt", **config.to_dict()}, state), "mask")
 
 
-def test_an_embedding_without_rows(model, refused, tmp_path):
-    model.save_pretrained(tmp_path)
-    state = {**load_file(tmp_path / "model.safetensors"), "token_embedding.weight": torch.tensor(1.0)}
-    config = {**model.config.to_dict(), "model_type": "minimal-gpt"}
-    refused(folder(tmp_path / "w", config, state), "token_embedding")
-
-
 @pytest.mark.parametrize(
     ("header", "length"),
     [
         ({}, 1 << 62),
-        ({}, 1000),
         (b"[" * 100_000, None),
         (b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}', None),
         ({"wte.weight": {"dtype": "F32", "shape": [HUGE, HUGE], "data_offsets": [0, 4]}}, None),
-        ({"wte.weight": {"dtype": "F32", "shape": [1 << 40, 1 << 40], "data_offsets": [0, 4]}}, None),
         ({"wte.weight": {"dtype": "F32", "shape": [300, 48], "data_offsets": [0, 1 << 60]}}, None),
-        ({"wte.weight": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}, None),
-        ({"wte.weight": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, None),
         ({"wte.weight": {"dtype": "X9", "shape": [1], "data_offsets": [0, 4]}}, None),
     ],
 )
@@ -197,21 +166,6 @@ def test_a_stored_tensor_that_repeats_one_number(format, refused, tmp_path):
     refused(path, r"\(1000000000, 48\) is not stored in full")
 
 
-def test_layers_that_share_their_tensors(refused, tmp_path):
-    """Sixty blocks, 190 MB, from a file of 1 MB."""
-    width = 256
-    config = {"vocab_size": 300, "context_length": 8, "emb_dim": width, "num_heads": 1, "num_layers": 60}
-    with torch.device("meta"):
-        one = GPT(GPTConfig(**{**config, "num_layers": 1})).state_dict()
-    stored = torch.zeros(4 * width * width)
-    state = {}
-    for name, tensor in one.items():
-        for block in range(60) if name.startswith("blocks.") else [0]:
-            count = tensor.numel()
-            state[name.replace("blocks.0.", f"blocks.{block}.")] = stored[:count].view(tensor.shape)
-    refused(folder(tmp_path / "w", {"model_type": "minimal-gpt", **config}, state), "same place")
-
-
 def test_a_legacy_pickle_whose_storage_claims_more_than_the_file(refused, tmp_path):
     (tmp_path / "model.pth").write_bytes(legacy_storage_of(10**13))
     refused(tmp_path / "model.pth", "not a file of tensors")
@@ -245,9 +199,7 @@ def test_an_archive_that_lies(change, refused, tmp_path):
     "saved",
     [
         {"gpt": {}, "state_dict": {}},
-        {"gpt": 3, "state_dict": {}},
         {"gpt": {"config": {"num_layers": HUGE}}, "state_dict": {}},
-        {"gpt": {"config": []}, "state_dict": None},
         {"model": {}, "model_args": {"n_layer": HUGE}},
         {"model": {}, "model_args": {**GPT2, "block_size": 24, "n_layer": HUGE}},
         {
@@ -265,7 +217,7 @@ def test_an_archive_that_lies(change, refused, tmp_path):
         {1: torch.zeros(3)},
         OrderedDict(tok_emb=torch.zeros(3)),
     ],
-    ids=range(12),
+    ids=range(10),
 )
 def test_a_checkpoint_of_the_wrong_content(saved, refused, tmp_path):
     torch.save(saved, tmp_path / "weights.pt")
@@ -276,17 +228,14 @@ def test_a_checkpoint_of_the_wrong_content(saved, refused, tmp_path):
     "index",
     [
         {"weight_map": {"a": ["x"]}},
-        {"weight_map": {"a": None}},
         {"weight_map": {}},
-        {"weight_map": [1]},
         {"weight_map": {"a": "../x.safetensors"}},
         {"weight_map": {"a": "/dev/zero"}},
-        {"weight_map": {"a": "C:\\x"}},
         {"weight_map": {"a": "x\0.safetensors"}},
         {"weight_map": {"a": "missing.bin"}},
         {"weight_map": {str(i): f"{i}.safetensors" for i in range(100_000)}},
     ],
-    ids=range(10),
+    ids=range(7),
 )
 def test_an_index_that_lists_no_shards(index, refused, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(GPT2), encoding="utf-8")

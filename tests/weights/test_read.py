@@ -85,14 +85,6 @@ def test_a_broken_configuration_is_one_line(content, tmp_path):
     assert "\n" not in str(raised.value) and str(tmp_path) in str(raised.value)
 
 
-def test_a_truncated_file_is_refused(tmp_path):
-    huggingface_model().save_pretrained(tmp_path)
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(InputError, match=r"model\.safetensors is not"):
-        GPT.from_pretrained(tmp_path)
-
-
 @pytest.mark.parametrize("name", ["runs/none", "none.ckpt", "here/name", "a/b/c", "../name", "gpt3"])
 def test_a_name_that_can_only_be_a_path_never_asks_the_network(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -30,7 +30,7 @@ class Row:
 
 
 class _Unfilled(TorchFunctionMode):
-    """Skips what computes nothing on the meta device, but loads torch's compiler, which takes a second."""
+    """Skips initialisers on the meta device, which would load the compiler: a second for nothing."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is Tensor.triu:

@@ -1,0 +1,36 @@
+"""`gpt fit --minutes` once as a user starts it, in its smallest form, with nothing replaced."""
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+
+@pytest.mark.slow
+def test_a_run_ends_within_the_minutes_that_it_asks_for(tmp_path):
+    draw = random.Random(0)
+    words = ["".join(draw.choices("etaoinshrdlu", k=draw.randint(1, 8))) for _ in range(500)]
+    (tmp_path / "text.txt").write_text(" ".join(draw.choices(words, k=10_000)), encoding="utf-8")
+    command = [sys.executable, "-m", "gpt.cli", "fit", "text.txt", "--trainer.accelerator", "cpu"]
+    command += ["--model.config.emb_dim", "32", "--model.config.num_layers", "1", "--run", "r"]
+
+    def fit(minutes: float) -> "subprocess.CompletedProcess[str]":
+        environment = {**os.environ, "GPT_CACHE": str(tmp_path / f"cache-{minutes}")}
+        how = {"cwd": tmp_path, "env": environment, "capture_output": True, "encoding": "utf-8"}
+        return subprocess.run([*command, "--minutes", str(minutes)], **how, check=False)
+
+    refused = fit(0.01)
+    assert refused.returncode == 2
+    minutes = 1.5 * float(re.search(r"give at least ([\d.]+)", refused.stderr)[1])
+    began = time.monotonic()
+    done = fit(minutes)
+    taken = time.monotonic() - began
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "runs/r/summary.json").read_text("utf-8"))
+    assert summary["steps"] > 0 and summary["planned"]["seconds"] <= 60 * minutes
+    assert taken < 60 * minutes + 5

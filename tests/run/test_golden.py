@@ -1,0 +1,46 @@
+"""The losses of 60 steps of the quick recipe in float32, on a fixed text, beside those of golden.csv.
+
+A change that moves them says so by writing that file anew:
+
+    OMP_NUM_THREADS=1 python tests/run/test_golden.py
+"""
+
+import csv
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from gpt.cli import main
+
+HERE = Path(__file__).parent
+OPTIONS = [
+    *("--data.corpus", str(HERE / "golden.txt"), "--trainer.accelerator", "cpu", "--log_every", "1"),
+    *("--trainer.precision", "32-true", "--trainer.max_steps", "60", "--trainer.val_check_interval", "60"),
+    *("--trainer.logger", "csv", "--snapshot_megabytes", "0", "--run", "golden"),
+]
+
+
+def losses() -> list[float]:
+    """Of each step, and of the validation after the last, of a run in the current folder."""
+    assert main(["fit", *OPTIONS]) == 0
+    rows = csv.DictReader(Path("runs/golden/metrics.csv").read_text("utf-8").splitlines())
+    return [float(row["train_loss"] or row["val_loss"]) for row in rows]
+
+
+def test_the_quick_recipe_learns_as_it_did(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    expected = [float(line) for line in (HERE / "golden.csv").read_text("utf-8").split()]
+    found = losses()
+    assert len(found) == len(expected) == 61
+    assert found[:10] == pytest.approx(expected[:10], rel=1e-4)
+    assert found == pytest.approx(expected, rel=2e-3)
+    assert found[-1] < found[0] - 2
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        text = "\n".join(map(str, losses()))
+        (HERE / "golden.csv").write_text(f"{text}\n", "utf-8")
