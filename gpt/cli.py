@@ -33,7 +33,7 @@ COMMANDS = {
     "plot": ("pictures.runs:plot", "draw the loss curves of several runs", "runs/quick runs/quick-2"),
     "probabilities": ("pictures.probabilities:probabilities", "shade a text by probability", "--text Hello"),
     "import": ("weights.commands:import_weights", "read GPT-2 weights of another program", "gpt2"),
-    "export": ("weights.commands:export_weights", "write a model for another program", "--format hf"),
+    "export": ("share.command:export_weights", "write a model for another program", "--format html"),
     "completion": ("cli:completion", "print a script for the shell's completion", "zsh"),
 }
 LIGHTNING = ("fit", "validate")

@@ -2,19 +2,21 @@
 
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
+from gpt.data.copied import Copied, training_text
 from gpt.errors import check_least
 from gpt.generation.api import stream_samples
 from gpt.generation.build import built_meanwhile
 from gpt.generation.decoding import Precision, for_decoding, suits_program
 from gpt.generation.sampling import Sampling
 from gpt.progress import notice
-from gpt.weights.load import Device, load_with_template
+from gpt.weights.checkpoint import run_of
+from gpt.weights.load import Device, find, load_with_template
 
 
 def write(
@@ -34,6 +36,8 @@ def write(
     precision: Precision | None = None,
     device: Device = "auto",
     graphs: bool = True,
+    show_copied: bool = False,
+    copied_tokens: int = 12,
 ) -> None:
     """Print text that follows a prompt while it is generated.
 
@@ -55,6 +59,9 @@ def write(
         precision: of the weights; bfloat16 and int8 are faster on a CPU. The model's own if left out.
         device: where the model runs; auto takes a GPU if there is one.
         graphs: on a GPU, decode by CUDA graphs; false where they give trouble.
+        show_copied: print a text when it is complete, with [[ ]] around what stands word for word in the
+            run's training text.
+        copied_tokens: the shortest run of tokens that counts as copied.
     """
     check_least(1, num_samples=num_samples)
     sampling = Sampling(
@@ -62,8 +69,11 @@ def write(
     )
     if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack characters of the text
         sys.stdout.reconfigure(errors="replace")
-    loaded, tokenizer, template = load_with_template(checkpoint, device)
-    model = for_decoding(loaded, precision)
+    path = find(checkpoint)
+    loaded, tokenizer, template = load_with_template(path, device)
+    model, mark = for_decoding(loaded, precision), None
+    if show_copied:
+        mark = Copied(training_text(run_of(path.resolve()), tokenizer), tokenizer, copied_tokens).mark
     texts = partial(
         stream_samples,
         model,
@@ -78,18 +88,18 @@ def write(
     )
     with built_meanwhile(suits_program(model)):
         if not interactive:
-            _show(prompt, texts(prompt), num_samples)
+            _show(prompt, texts(prompt), num_samples, mark)
         elif template is None:
             notice("this checkpoint has no template for a chat: the text of each line is continued")
             for line in chain([prompt] if prompt else [], ask()):
                 with _ended_by_interrupt():
-                    _show(line, texts(line), num_samples)
+                    _show(line, texts(line), num_samples, mark)
         else:
             messages = [{"role": "system", "content": prompt}] if prompt else []
             for line in ask():
                 with _ended_by_interrupt():
                     asked = [*messages, {"role": "user", "content": line}]
-                    reply = _show("", texts(template.prompt(tokenizer, asked)), num_samples)
+                    reply = _show("", texts(template.prompt(tokenizer, asked)), num_samples, mark)
                     messages = [*asked, {"role": "assistant", "content": reply}]
 
 
@@ -101,18 +111,23 @@ def _ended_by_interrupt() -> Iterator[None]:
         print()
 
 
-def _show(prompt: str, pieces: Iterator[tuple[int, str]], num_samples: int) -> str:
-    """Print samples one after another, the first live, and return it. All are decoded together."""
+def _show(
+    prompt: str, pieces: Iterator[tuple[int, str]], num_samples: int, mark: Callable[[str], str] | None
+) -> str:
+    """Print samples one after another, the first live, and return it. All are decoded together.
+
+    Where something is to `mark` in them, all are printed when they are complete.
+    """
     texts = [""] * num_samples
     for k in range(num_samples):
         if num_samples > 1:
             print(f"{'' if k == 0 else chr(10)}--- sample {k + 1}")
-        print(prompt + texts[k], end="", flush=True)
+        print(prompt + ("" if mark else texts[k]), end="", flush=True)
         for sample, piece in pieces:  # all of them while k is 0
             texts[sample] += piece
-            if sample == k:
+            if sample == k and not mark:
                 print(piece, end="", flush=True)
-        print()
+        print(mark(texts[k]) if mark else "")
     return texts[0]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from gpt.run.checkpoint import save
-from gpt.weights.checkpoint import ModelPart, Snapshot, snapshots_of
+from gpt.weights.checkpoint import ModelPart, Snapshot, most_crowded, snapshots_of
 from gpt.weights.formats.table import Weights
 
 
@@ -46,6 +46,5 @@ class Snapshots:
 def thin(found: list[Snapshot], most: int) -> None:
     """Delete snapshots until they take at most so many bytes, the ones first whose neighbours are closest."""
     while len(found) > 2 and sum(file.stat().st_size for *_, file in found) > most:
-        gaps = [after[0] / before[0] for before, after in zip(found, found[2:], strict=False)]
-        *_, file = found.pop(1 + gaps.index(min(gaps)))
+        *_, file = found.pop(most_crowded(found))
         file.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from gpt.attention import capture_weights
+from gpt.data.copied import Copied
 from gpt.errors import InputError
 from gpt.generation import Token
 from gpt.model import GPT
@@ -28,7 +30,15 @@ from gpt.serve.engine_thread import CALL_COST, EngineThread, Handle, Piece, cost
 from gpt.serve.errors import error_body, error_reply
 from gpt.serve.history import History
 from gpt.serve.limits import Limits, guard
-from gpt.serve.requests import AttentionRequest, ChatRequest, CompletionRequest, log_probabilities
+from gpt.serve.requests import (
+    AttentionRequest,
+    ChatRequest,
+    CompletionRequest,
+    ConversationRequest,
+    IdsRequest,
+    log_probabilities,
+)
+from gpt.share.page import served_page
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
 from gpt.weights.load import load
@@ -43,13 +53,15 @@ def create_app(
     api_key: str | None = None,
     template: Template | None = None,
     run: Path | None = None,
+    copied: Copied | None = None,
 ) -> FastAPI:
     """The application that serves a model under a `name`.
 
     Its engine is `app.state.engine`; `app.state.end()` takes nothing more and tells the clients that wait.
 
     Clients must send the `api_key`, if there is one. Without the `template` of the examples that the model
-    was tuned on there are no chat completions. The page shows the training of the `run`.
+    was tuned on there are no chat completions. The page shows the training of the `run`, and marks what the
+    model has `copied`.
     """
     limits, device = limits or Limits(), model.token_embedding.weight.device
 
@@ -76,7 +88,13 @@ def create_app(
     app.post("/v1/chat/completions")(service.chat)
     app.post("/v1/completions")(service.completions)
     app.get("/training")(history.curve)
+    about = {"id": name, "chat": template is not None, "copied": copied is not None}
+    app.get("/about")(lambda: about)
     app.post("/attention")(service.attention)
+    if template:
+        app.post("/conversation")(partial(service.conversation, template))
+    if copied:
+        app.post("/copied")(partial(service.find_copied, copied))
     for kind in (InputError, ValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, service.error)
     app.add_middleware(guard, api_key=api_key)
@@ -100,12 +118,7 @@ class _Service:
         self.counts = defaultdict[str, float](int)  # what /metrics shows
 
     async def page(self) -> HTMLResponse:
-        # No other hosts, and no scripts or pictures from generated text.
-        policy = (
-            "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-            "img-src data:; connect-src 'self'"
-        )
-        page = Path(__file__).with_name("page.html").read_bytes()
+        page, policy = served_page()
         return HTMLResponse(page, headers={"content-security-policy": policy})
 
     async def health(self) -> JSONResponse:
@@ -161,6 +174,14 @@ class _Service:
         texts = [self.tokenizer.decode([token]) for token in tokens]
         rounded = [[[round(w, 4) for w in head] for head in layer] for layer in weights.tolist()]
         return json.dumps({"tokens": texts, "weights": rounded})
+
+    async def find_copied(self, copied: Copied, request: Request) -> dict[str, Any]:
+        form = IdsRequest.model_validate_json(await self.limits.read_body(request))
+        return {"runs": await asyncio.to_thread(copied.runs, form.ids(self.tokenizer))}
+
+    async def conversation(self, template: Template, request: Request) -> dict[str, Any]:
+        form = ConversationRequest.model_validate_json(await self.limits.read_body(request))
+        return {"tokens": await asyncio.to_thread(form.ids, self.tokenizer, template)}
 
     async def chat(self, request: Request) -> Response:
         if self.template is None:

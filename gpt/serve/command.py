@@ -5,6 +5,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
+from gpt.data.copied import Copied, training_text
 from gpt.errors import InputError
 from gpt.generation.build import built_meanwhile
 from gpt.generation.decoding import Precision, for_decoding, suits_program
@@ -29,6 +30,8 @@ def serve(
     max_seconds: int = 300,
     drain_seconds: int = 30,
     graphs: bool = True,
+    show_copied: bool = False,
+    copied_tokens: int = 12,
 ) -> None:
     """Serve a model over HTTP as OpenAI's completions, with a page at /.
 
@@ -45,6 +48,8 @@ def serve(
         max_seconds: the most time for a request.
         drain_seconds: how long requests may go on after SIGTERM or Ctrl-C; then their clients get an error.
         graphs: on a GPU, decode by CUDA graphs; false where they give trouble.
+        show_copied: mark on the page what stands word for word in the run's training text.
+        copied_tokens: the shortest run of tokens that counts as copied.
     """
     try:
         from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -68,8 +73,18 @@ def serve(
         switch_off()
     run, address = run_of(path.resolve()), f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     name = name or (run.name if run else path.resolve().stem)
+    copied = Copied(training_text(run, tokenizer), tokenizer, copied_tokens) if show_copied else None
     listener = _listener(host, port)
-    app = create_app(model, tokenizer, name=name, limits=limits, api_key=api_key, template=template, run=run)
+    app = create_app(
+        model,
+        tokenizer,
+        name=name,
+        limits=limits,
+        api_key=api_key,
+        template=template,
+        run=run,
+        copied=copied,
+    )
     if host in _LOCAL:  # stops DNS rebinding by pages of other sites
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "[::1]", "::1"])
     elif api_key is None:

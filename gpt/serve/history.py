@@ -52,7 +52,7 @@ class History:
                     loop = asyncio.get_running_loop()
                     engine = await loop.run_in_executor(self._reader, self.load, file)
                 except (InputError, OSError):
-                    raise HTTPException(500, f"the snapshot {file.stem} cannot be read") from None
+                    raise HTTPException(500, f"the snapshot of step {step} cannot be read") from None
             self.engines[file] = engine
             return engine
 

@@ -110,10 +110,25 @@ class _Message(BaseModel):
     content: str | Annotated[list[_Text], _PROMPTS]
 
 
-class ChatRequest(CompletionRequest):
-    """The body of `POST /v1/chat/completions`: that of a completion, but for the following."""
+class ConversationRequest(_Form):
+    """The body of `POST /conversation`, which the page sends: it completes the ids that it gets."""
 
     messages: Annotated[list[_Message], _PROMPTS]
+
+    def ids(self, tokenizer: Tokenizer, template: Template) -> list[int]:
+        """The ids that a reply follows; `developer` is a newer name of the role `system`."""
+        messages = []
+        for role, content in ((message.role, message.content) for message in self.messages):
+            text = content if isinstance(content, str) else "".join(part.text for part in content)
+            messages.append({"role": "system" if role == "developer" else role, "content": text})
+        if messages and messages[-1]["role"] == "assistant":
+            raise InputError("the last message is the assistant's, expected one to reply to")
+        return template.prompt(tokenizer, messages)
+
+
+class ChatRequest(CompletionRequest, ConversationRequest):
+    """The body of `POST /v1/chat/completions`: that of a completion, but for the following."""
+
     max_tokens: int | None = Field(default=None, ge=0)
     max_completion_tokens: int | None = Field(default=None, ge=0)
     logprobs: Annotated[None, BeforeValidator(lambda value: value or None)] = None
@@ -125,29 +140,30 @@ class ChatRequest(CompletionRequest):
         return next(count for count in given if count is not None)
 
     def _prompts(self, tokenizer: Tokenizer, template: Template | None) -> list[list[int]]:
-        """The ids of the conversation; `developer` is a newer name of the role `system`."""
         assert template is not None
-        messages = []
-        for role, content in ((message.role, message.content) for message in self.messages):
-            text = content if isinstance(content, str) else "".join(part.text for part in content)
-            messages.append({"role": "system" if role == "developer" else role, "content": text})
-        if messages and messages[-1]["role"] == "assistant":
-            raise InputError("the last message is the assistant's, expected one to reply to")
-        return [template.prompt(tokenizer, messages)]
+        return [self.ids(tokenizer, template)]
 
 
-class AttentionRequest(_Form):
+class IdsRequest(_Form):
+    """The body of `POST /copied`, which the page sends."""
+
+    tokens: Ids = []
+
+    def ids(self, tokenizer: Tokenizer) -> list[int]:
+        """The ids; InputError for one outside the vocabulary."""
+        tokenizer.decode_bytes(self.tokens)  # raises for it
+        return self.tokens
+
+
+class AttentionRequest(IdsRequest):
     """The body of `POST /attention`, which the page sends: it shows the attention of the last token."""
 
-    prompt: str = ""
-    tokens: Ids = []  # that follow the prompt
+    prompt: str = ""  # which the tokens follow
     snapshot: Natural | None = None
 
     def ids(self, tokenizer: Tokenizer) -> list[int]:
         """All ids, at least one; InputError for one outside the vocabulary."""
-        ids = tokenizer.encode(self.prompt) + self.tokens
-        tokenizer.decode_bytes(ids)  # raises for it
-        return ids or [tokenizer.eot]
+        return tokenizer.encode(self.prompt) + super().ids(tokenizer) or [tokenizer.eot]
 
 
 def log_probabilities(tokenizer: Tokenizer, tokens: Sequence[Token], offset: int) -> dict[str, Any]:

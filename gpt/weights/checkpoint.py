@@ -199,6 +199,12 @@ def snapshots_of(run: Path) -> list[Snapshot]:
     return sorted((int(match[1]), float(match[2]), path) for match, path in found if match)
 
 
+def most_crowded(found: list[Snapshot]) -> int:
+    """Which of at least three is the closest to its neighbours, in the logarithm of steps; never an end."""
+    gaps = [after[0] / before[0] for before, after in zip(found, found[2:], strict=False)]
+    return 1 + gaps.index(min(gaps))
+
+
 def run_of(checkpoint: Path) -> Path | None:
     """The folder of the run in which a checkpoint or a snapshot is; None for one moved elsewhere."""
     inside = checkpoint.suffix == SUFFIX and checkpoint.parent.name in ("checkpoints", "snapshots")

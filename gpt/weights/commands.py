@@ -69,24 +69,10 @@ def import_weights(
     print(f"or:   gpt fit --model.init_from {output} --data.corpus my.txt")
 
 
-def export_weights(
-    checkpoint: str | None = None,
-    output: Path = Path("exported"),
-    format: ExportFormat = "hf",
-    push: str | None = None,
-) -> None:
-    """Write a model so that another program loads it unchanged.
-
-    Args:
-        checkpoint: a checkpoint, a run's folder or an imported folder; the newest run by default.
-        output: the folder to write, new or empty.
-        format: hf for transformers and gguf for llama.cpp, with the tokenizer; nanogpt, ckpt.pt for its
-            sample.py; book, the state dict and configuration of the book's GPTModel.
-        push: OWNER/NAME on the Hugging Face hub, where the folder goes; log in before with `hf auth login`.
-    """
+def export_folder(checkpoint: str | None, output: Path, format: ExportFormat, push: str | None) -> None:
+    """`gpt export` to a folder; `push` is a name on the Hugging Face hub, where it goes."""
     if push is not None and (format != "hf" or push.count("/") != 1):
         raise InputError(f"--push {push}: expected OWNER/NAME of the hub, and --format hf")
-    check_free(output)
     found = read_weights(path := find(checkpoint))
     write_export(found, output, format)
     if format == "hf":

@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from processes import forked
@@ -154,3 +155,18 @@ def test_bad_input_is_one_line(checkpoint, capsys, option, value):
     assert main(["generate", "--checkpoint", checkpoint, "--prompt", "Hi", f"--{option}", value]) == 2
     out, err = capsys.readouterr()
     assert err.count("\n") == 1 and out == ""
+
+
+def test_what_is_copied_is_marked_when_the_text_is_complete(checkpoint, capsys, monkeypatch):
+    plain = run(capsys, "--checkpoint", checkpoint, "--prompt", "Hi", "--seed", "1", "--num_samples", "2")
+    monkeypatch.setattr(command, "training_text", lambda run, tokenizer: np.zeros(0, np.uint16))
+    monkeypatch.setattr(command.Copied, "mark", lambda copied, text: f"<{text}>{copied.least}")
+    options = ("--num_samples", "2", "--show_copied", "--copied_tokens", "5")
+    out = run(capsys, "--checkpoint", checkpoint, "--prompt", "Hi", "--seed", "1", *options)
+    assert out.count("Hi<") == out.count(">5\n") == 2
+    assert out.replace("Hi<", "Hi").replace(">5\n", "\n") == plain
+
+
+def test_without_a_run_the_training_text_is_not_known(checkpoint, capsys):
+    assert main(["generate", "--checkpoint", checkpoint, "--show_copied"]) == 2
+    assert "the training text is not known" in capsys.readouterr().err

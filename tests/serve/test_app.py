@@ -2,8 +2,10 @@ import asyncio
 import json
 import time
 
+import numpy as np
 import pytest
 
+from gpt.data.copied import Copied
 from gpt.generation import Request, Sampling, generate
 from gpt.serve.limits import Limits
 from tests.generation.conftest import complete
@@ -285,3 +287,17 @@ def test_a_client_that_goes_away_frees_its_place(stream):
             assert time.monotonic() < deadline, "the engine still writes for nobody"
             time.sleep(0.02)
         assert 'gpt_requests_total{status="499"} 1' in client.get("/metrics").text
+
+
+def test_the_page_learns_what_is_copied():
+    copied = Copied(np.frombuffer(b"a text that is learned by heart", np.uint8), TOKENIZER, 6)
+
+    async def use(client):
+        about = (await client.get("/about")).json()
+        forms = [{"tokens": TOKENIZER.encode("it is learned badly")}, {"tokens": [999]}, {"tokens": ["x"]}]
+        return about, [await client.post("/copied", json=form) for form in forms]
+
+    about, (found, *refused) = talk(new_app(copied=copied), use)
+    assert about["copied"] and found.json() == {"runs": copied.runs(TOKENIZER.encode("it is learned badly"))}
+    assert [answer.status_code for answer in refused] == [400, 400]
+    assert talk(new_app(), lambda client: client.post("/copied", json={"tokens": []})).status_code == 404

@@ -78,3 +78,28 @@ def test_a_model_without_a_template():
     response = chat(new_app(), messages=HI)
     assert response.status_code == 400
     assert "not tuned on examples" in response.json()["error"]["message"]
+
+
+def test_the_page_gets_the_ids_that_a_reply_follows():
+    turns = [*HI, {"role": "assistant", "content": "Yes"}, *HI]
+
+    async def use(client):
+        ids = (await client.post("/conversation", json={"messages": turns})).json()["tokens"]
+        form = {"max_tokens": 9, "temperature": 0}
+        text = await client.post("/v1/completions", json={**form, "prompt": ids})
+        reply = await client.post("/v1/chat/completions", json={**form, "messages": turns})
+        return ids, text.json()["choices"][0]["text"], reply.json()["choices"][0]["message"]["content"]
+
+    ids, text, reply = talk(new_app(template=TEMPLATE), use)
+    assert ids == TEMPLATE.prompt(TOKENIZER, turns) and text == reply
+    assert (
+        talk(new_app(), lambda client: client.post("/conversation", json={"messages": turns})).status_code
+        == 404
+    )
+
+
+@pytest.mark.parametrize("chats", [False, True])
+def test_the_page_learns_whether_the_model_chats(chats):
+    app = new_app(template=TEMPLATE if chats else None)
+    about = talk(app, lambda client: client.get("/about")).json()
+    assert about == {"id": "tiny", "chat": chats, "copied": False}

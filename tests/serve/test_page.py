@@ -1,52 +1,20 @@
-"""The page in a real browser: Chromium and its driver, Debian's packages chromium and chromium-driver."""
+"""The page of the server, in a real browser."""
 
 import copy
-import shutil
 import time
 
+import numpy as np
 import pytest
 import torch
 
+from gpt.data.copied import Copied
+from gpt.generation import generate as gpt_generate
+from gpt.text.template import Template
+from tests.browser import find, find_all, generate, marks, set_slider, wait_for
 from tests.serve.server import MODEL, TOKENIZER, listening, new_app, slow
 from tests.snapshots import add_snapshot
 
-selenium = pytest.importorskip("selenium", reason="selenium is not installed")
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium and chromium-driver are not installed"),
-    pytest.mark.allow_hosts(["127.0.0.1", "localhost", "::1"]),
-]
-
-SWITCHES = """headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking
-disable-component-update disable-sync disable-dev-shm-usage hide-scrollbars"""
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    """Starts a browser; each width is a window of its own."""
-    from selenium.webdriver import Chrome, ChromeOptions
-    from selenium.webdriver.chrome.service import Service
-
-    browsers = []
-
-    def open_(width: int, height: int):
-        options = ChromeOptions()
-        options.binary_location = CHROMIUM
-        for switch in SWITCHES.split():
-            options.add_argument(f"--{switch}")
-        options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
-        options.add_argument(f"--window-size={width},{height}")
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-        browser = Chrome(options, Service(DRIVER))
-        browsers.append(browser)
-        return browser
-
-    yield open_
-    for browser in browsers:
-        browser.quit()
-
+pytestmark = marks
 
 DRAWN = """
 const styles = (selector) => [...document.querySelectorAll(selector)].map((one) => one.getAttribute("style"));
@@ -56,40 +24,6 @@ return [
   [circle.getAttribute("cx"), circle.getAttribute("cy")],
 ];
 """
-
-
-def wait_for(what, seconds: float = 20):
-    deadline = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < deadline, "the page does not get there"
-        time.sleep(0.05)
-    return found
-
-
-def find(browser, selector: str):
-    return browser.find_element("css selector", selector)
-
-
-def find_all(browser, selector: str):
-    return browser.find_elements("css selector", selector)
-
-
-def set_slider(browser, name: str, value: float) -> None:
-    browser.execute_script(
-        "const s = document.getElementById(arguments[0]); s.value = arguments[1];"
-        "s.dispatchEvent(new Event('input'))",
-        name,
-        value,
-    )
-
-
-def generate(browser, prompt: str, tokens: int) -> str:
-    find(browser, "#prompt").clear()
-    find(browser, "#prompt").send_keys(prompt)
-    set_slider(browser, "max_tokens", tokens)
-    find(browser, "#generate").click()
-    wait_for(lambda: find(browser, "#generate").is_enabled())
-    return find(browser, "#text").get_property("textContent")
 
 
 def test_type_generate_see_the_text(start):
@@ -280,3 +214,32 @@ def test_a_phones_width_needs_no_scrolling_sideways(start, width, tmp_path):
         assert len(TOKENIZER.encode(text)) > 100
         assert browser.execute_script("return document.documentElement.scrollWidth") == width
         assert browser.execute_script("return innerWidth") == width
+
+
+def test_a_model_tuned_on_examples_chats_and_what_it_copies_is_underlined(start):
+    template = Template(user="U{content}\n", assistant="A{content}")
+    ids = TOKENIZER.encode("UHi\nA")
+    form = {"max_new_tokens": 30, "end": TOKENIZER.eot, "temperature": 0}
+    (reply,) = gpt_generate(MODEL, [[TOKENIZER.eot, *ids]], **form)
+    reply = reply[1 + len(ids) :]
+    copied = Copied(np.array(reply[:8], np.uint16), TOKENIZER, 5)
+    with listening(new_app(template=template, copied=copied)) as address:
+        browser = start(390, 900)
+        browser.get(address)
+        wait_for(lambda: find(browser, "#clear").is_displayed())
+        set_slider(browser, "max_tokens", 30)
+        set_slider(browser, "temperature", 0)
+        find(browser, "#prompt").send_keys("Hi\n")
+        wait_for(lambda: find(browser, "#copied").text)
+        runs = copied.runs(reply)
+        longest = max(end - begin for begin, end in runs)
+        assert (
+            f"of {len(reply)} tokens are copied, the longest run {longest}" in find(browser, "#copied").text
+        )
+        assert find_all(browser, ".token.copied")
+        first = find(browser, ".turn.assistant").get_property("textContent")
+        find(browser, "#generate").click()  # without a message the last reply is written anew
+        wait_for(lambda: find(browser, "#generate").is_enabled())
+        turns = [turn.get_property("textContent") for turn in find_all(browser, ".turn")]
+        assert turns == ["Hi", first]
+        assert not [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]

@@ -9,8 +9,9 @@ from torch.nn import functional as F
 
 from gpt import GPT, generate
 from gpt.errors import InputError
+from gpt.share.command import export_weights
 from gpt.weights.checkpoint import ModelPart, write
-from gpt.weights.commands import export_weights, write_export
+from gpt.weights.commands import write_export
 from gpt.weights.load import Found, read_weights
 
 EMPTY = ("tokenizer", "bytes_per_token", "template", "adapters")

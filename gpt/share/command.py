@@ -1,0 +1,47 @@
+"""`gpt export`: a model for other programs, or for people who have none."""
+
+from pathlib import Path
+from typing import Literal
+
+from gpt.data.copied import training_text
+from gpt.errors import InputError, check_least
+from gpt.files import check_free
+from gpt.share.file import Precision, write
+from gpt.weights.checkpoint import run_of, snapshots_of
+from gpt.weights.commands import export_folder
+from gpt.weights.load import find, read_weights
+
+
+def export_weights(
+    checkpoint: str | None = None,
+    output: Path = Path("exported"),
+    format: Literal["hf", "nanogpt", "book", "gguf", "html"] = "hf",
+    push: str | None = None,
+    precision: Precision = "int8",
+    snapshot_megabytes: float = 8,
+    with_text: bool = False,
+) -> None:
+    """Write a model so that another program loads it unchanged, or as one file that any browser runs.
+
+    Args:
+        checkpoint: a checkpoint, a run's folder or an imported folder; the newest run by default.
+        output: the folder to write, new or empty; for html the file.
+        format: hf for transformers and gguf for llama.cpp, with the tokenizer; nanogpt, ckpt.pt for its
+            sample.py; book, the state dict and configuration of the book's GPTModel; html, a page with the
+            model in it, for which the last three options are.
+        push: OWNER/NAME on the Hugging Face hub, where the folder goes; log in before with `hf auth login`.
+        precision: of the weights; a browser computes with all of them in float32.
+        snapshot_megabytes: of the file, at most, for snapshots of the run: the slider over its training.
+        with_text: put in the training text too, so that the page marks what is copied from it.
+    """
+    check_least(0, snapshot_megabytes=snapshot_megabytes)
+    check_free(output)
+    if format != "html":
+        return export_folder(checkpoint, output, format, push)
+    if push is not None:
+        raise InputError("--push is for --format hf: send the file as it is")
+    path = find(checkpoint)
+    found, run = read_weights(path).cropped(), run_of(path.resolve())
+    text = training_text(run, found.tokenizer) if with_text else None
+    snapshots, name = snapshots_of(run) if run else [], (run or path).resolve().stem
+    print(write(output, found, name, precision, snapshots, text, snapshot_megabytes))

@@ -1,0 +1,95 @@
+"""A file that runs a model in any browser: the page, what describes the model, and its weights in base64."""
+
+import math
+import zlib
+from base64 import b64encode
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from gpt.config import GPTConfig
+from gpt.errors import InputError
+from gpt.files import atomic_write
+from gpt.generation.compiled import quantized
+from gpt.share.page import page_of
+from gpt.share.words import javascript
+from gpt.text.table import pack
+from gpt.weights.checkpoint import Snapshot, most_crowded
+from gpt.weights.formats.table import Weights, check_complete
+from gpt.weights.load import Found, read_weights
+
+Precision = Literal["int8", "float16", "float32"]
+LARGEST = 300_000_000  # bytes of a file
+_BLOCK = 3 << 20  # bytes that the page decodes at a time
+_LANES = 16  # numbers that its loops take at a time
+
+
+def write(
+    path: Path,
+    found: Found,
+    name: str,
+    precision: Precision,
+    snapshots: list[Snapshot],
+    text: NDArray[Any] | None,
+    megabytes: float,
+) -> str:
+    """Write a cropped model, of its run's snapshots as many as so many megabytes hold, evenly spaced in the
+    logarithm of steps, and the ids of its training text. Return what is in the file, or raise an InputError
+    where it is larger than `LARGEST`.
+    """
+    data, tensors = _packed(found.config, found.weights, precision)
+    chosen, most = list(snapshots), int(megabytes * 750_000 / len(data))  # base64 has 4 bytes for 3
+    while len(chosen) > max(most, 2):
+        del chosen[most_crowded(chosen)]
+    models: list[dict[str, Any]] = [{"step": None}]
+    for step, loss, file in chosen if most > 1 else []:
+        models.append({"step": step, "loss": loss if math.isfinite(loss) else None})
+        data += _packed(found.config, read_weights(file).cropped().weights, precision)[0]
+    blocks = [data[start : start + _BLOCK] for start in range(0, len(data), _BLOCK)]
+    description = {
+        "name": name,
+        "config": found.config.to_dict(),
+        "template": asdict(found.template) if found.template else None,
+        "table": pack(found.tokenizer.tokens),
+        "words": javascript(found.tokenizer.pattern),
+        "text": None if text is None else _letters(text),
+        "precision": precision,
+        "tensors": tensors,
+        "models": models,
+        "blocks": [{"bytes": len(block), "sum": zlib.adler32(block)} for block in blocks],
+    }
+    content = page_of(description, [b64encode(block).decode() for block in blocks])
+    size = f"{len(content) / 1e6:,.1f} MB"
+    if len(content) > LARGEST:
+        advice = "take int8, --snapshot_megabytes 0 and no text, or train a smaller model"
+        raise InputError(f"the file would have {size}, more than {LARGEST / 1e6:.0f}: {advice}")
+    with atomic_write(path) as output:
+        output.write(content)
+    return f"{path} has {size}: the model in {precision} and {len(models) - 1} snapshots of its training"
+
+
+def _packed(config: GPTConfig, weights: Weights, precision: Precision) -> tuple[bytes, dict[str, list[int]]]:
+    """The weights, and of each tensor its place in them, rows and columns.
+
+    Rows are padded to whole lanes. The scales of a matrix in int8 follow it.
+    """
+    tensors, parts, end = {}, list[bytes](), 0
+    for name, values in check_complete(config, weights).items():
+        tensors[name] = [end, *(1, *values.shape)[-2:]]
+        stored = [values.to(torch.float16 if precision == "float16" else torch.float32)]
+        if precision == "int8" and values.dim() == 2:
+            stored = [*quantized(values)]
+        for tensor in stored:
+            parts.append(F.pad(tensor, (0, -tensor.shape[-1] % _LANES)).numpy().tobytes())
+            end += len(parts[-1])
+    return b"".join(parts), tensors
+
+
+def _letters(ids: NDArray[Any]) -> str:
+    """A letter for each id. Half a surrogate pair is none."""
+    return np.where(ids < 0xD800, ids, ids + 0x800).astype("<u2").tobytes().decode("utf-16-le")

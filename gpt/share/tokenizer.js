@@ -1,0 +1,85 @@
+// Text to ids and back, with the ids of gpt/text/tokenizer.py. A token is a string with a character for each byte.
+
+class Tokenizer {
+  // `table`: the tokens by id, each in base64 on a line; `words`: the regular expression that merges do not cross.
+  constructor({ table, words }) {
+    this.ranks = new Map(table.split("\n").map((token, rank) => [atob(token), rank]));
+    this.tokens = [...this.ranks.keys(), "<|endoftext|>"];
+    this.words = new RegExp(words, "gv");
+    this.eot = this.ranks.size;
+  }
+
+  encode(text) { return (text.match(this.words) ?? []).flatMap(word => this.merged(word)); }
+
+  // The ids of a word: the pair whose token has the lowest rank is merged first.
+  merged(word) {
+    const parts = Array.from(new TextEncoder().encode(word), byte => String.fromCharCode(byte));
+    const whole = this.ranks.get(parts.join(""));
+    if (whole !== undefined) return [whole];
+    const rankAt = i => this.ranks.get(parts[i] + parts[i + 1]) ?? Infinity;
+    const pairs = parts.slice(1).map((_, i) => rankAt(i));
+    for (;;) {
+      let at = 0;
+      for (let i = 1; i < pairs.length; i++) if (pairs[i] < pairs[at]) at = i;
+      if (!(pairs[at] < Infinity)) return parts.map(part => this.ranks.get(part));
+      parts.splice(at, 2, parts[at] + parts[at + 1]);
+      pairs.splice(at, 1);
+      if (at > 0) pairs[at - 1] = rankAt(at - 1);
+      if (at < pairs.length) pairs[at] = rankAt(at);
+    }
+  }
+
+  bytes(id) { return Uint8Array.from(this.tokens[id], letter => letter.charCodeAt(0)); }
+
+  // The text of a token; part of a character as `bytes:\xf0\x9f`.
+  name(id) {
+    const bytes = this.bytes(id), text = new TextDecoder("utf-8", { ignoreBOM: true }).decode(bytes);
+    if (!text.includes("\ufffd")) return text;
+    return "bytes:" + Array.from(bytes, byte => "\\x" + byte.toString(16).padStart(2, "0")).join("");
+  }
+
+  // The ids that a reply to the messages follows: gpt/text/template.py, `Template.prompt`.
+  conversation(template, messages) {
+    const ids = [this.eot];
+    let before = "";
+    for (const { role, content } of messages) {
+      const [opening, closing] = template[role].split("{content}");
+      before += opening;
+      if (role === "assistant") {
+        ids.push(...this.encode(before), ...this.encode(content), this.eot);
+        before = "";
+      } else before += content + closing;
+    }
+    return [...ids, ...this.encode(before + template.assistant.replace("{content}", ""))];
+  }
+}
+
+// Turns ids into pieces of text that never have to be taken back: gpt/generation/text.py.
+class TextStream {
+  constructor(tokenizer, stop) {
+    Object.assign(this, { tokenizer, stop, held: "", stopped: false });
+    this.decoder = new TextDecoder("utf-8", { ignoreBOM: true });
+  }
+
+  feed(id, echoed) {
+    if (id === this.tokenizer.eot) return "";
+    const text = this.decoder.decode(this.tokenizer.bytes(id), { stream: true });
+    return echoed ? text : this.release(text);
+  }
+
+  close() { return this.release(this.decoder.decode()) + this.held; }
+
+  // Text waits while it may be the beginning of the string that ends it.
+  release(text) {
+    if (this.stopped || !this.stop) return this.stopped ? "" : text;
+    text = this.held + text;
+    let known = text.indexOf(this.stop);
+    this.stopped = known >= 0;
+    if (!this.stopped) {
+      known = Math.max(0, text.length - this.stop.length + 1);
+      while (!this.stop.startsWith(text.slice(known))) known++;
+    }
+    this.held = this.stopped ? "" : text.slice(known);
+    return text.slice(0, known);
+  }
+}

@@ -1,0 +1,86 @@
+"""What stands word for word in the training text, against a search of all of it."""
+
+import random
+
+import numpy as np
+import pytest
+
+from gpt import Tokenizer
+from gpt.data.copied import Copied, training_text
+from gpt.errors import InputError
+
+TOKENIZER = Tokenizer(vocab_size=257)
+
+
+def searched(text: list[int], ids: list[int], least: int) -> list[tuple[int, int]]:
+    """The longest runs, by looking everywhere."""
+    runs = []
+    for start in range(len(ids)):
+        end = start
+        while end < len(ids) and any(
+            text[place : place + end + 1 - start] == ids[start : end + 1] for place in range(len(text))
+        ):
+            end += 1
+        if end - start >= least and (not runs or end > runs[-1][1]):
+            runs.append((start, end))
+    return runs
+
+
+@pytest.mark.parametrize("least", [2, 3, 4, 7, 12])
+@pytest.mark.parametrize("alphabet", [2, 4, 100])
+def test_the_runs_are_those_of_a_search(least, alphabet):
+    drawn = random.Random(least * alphabet)
+    text = [drawn.randrange(alphabet) for _ in range(150)]
+    for _ in range(8):
+        ids: list[int] = []
+        while len(ids) < 40:  # passages and what is between them
+            start = drawn.randrange(150)
+            ids += text[start : start + drawn.randrange(20)]
+            ids += [drawn.randrange(alphabet) for _ in range(drawn.randrange(4))]
+        found = Copied(np.array(text, np.uint16), TOKENIZER, least).runs(ids)
+        assert found == searched(text, ids, least)
+
+
+def test_texts_shorter_than_a_run():
+    for text, ids in (([], [1, 2, 3]), ([1, 2, 3], []), ([1, 2], [1, 2, 3])):
+        assert Copied(np.array(text, np.uint16), TOKENIZER, 3).runs(ids) == []
+    with pytest.raises(InputError, match="copied_tokens must be at least 2"):
+        Copied(np.array([1, 2], np.uint16), TOKENIZER, 1)
+
+
+def test_marks_stand_between_characters_and_the_line_counts_tokens():
+    text = TOKENIZER.encode("to be or not to be 漢字 that is")
+    copied = Copied(np.array(text, np.uint16), TOKENIZER, 6)
+    text = "He said: or not to be 漢 and that is"
+    marked = "He said:[[ or not to be 漢]] and[[ that is]]"
+    line = f"{17 + 8} of {len(text.encode())} tokens are copied, the longest run 17"
+    assert copied.mark(text) == f"{marked}\n{line}"
+    # A run that ends within a character is marked before it; runs may overlap.
+    assert copied.mark("not to be 满").startswith("[[not to be ]]满")
+    assert copied.mark("to be or not to be that is").startswith("[[to be or not to be[[ ]]that is]]")
+    assert copied.mark("something") == "something\n0 of 9 tokens are copied, the longest run 0"
+
+
+@pytest.mark.parametrize("examples", [False, True])
+def test_the_text_of_a_run_is_what_it_was_trained_on(workplace, examples):
+    from gpt.run.fit import main
+
+    corpus = "text.txt"
+    if examples:
+        corpus = "rows.jsonl"
+        rows = [f'{{"prompt": "say {k}", "completion": "it is number {k}"}}\n' for k in range(50)]
+        (workplace / corpus).write_text("".join(rows), encoding="utf-8")
+    options = ["--trainer.max_steps", "1", "--model.config.emb_dim", "32", "--model.config.num_layers", "1"]
+    options += ["--model.config.num_heads", "2", "--trainer.enable_progress_bar", "false"]
+    main(["fit", "--data.corpus", corpus, "--run", "mine", *options])
+    from gpt.weights.load import load
+
+    _, tokenizer = load("runs/mine")
+    ids = training_text(workplace / "runs" / "mine", tokenizer)
+    text = tokenizer.decode(ids.tolist())
+    assert ("### Instruction:\nsay " in text and "it is number 7" in text) if examples else len(text) > 1000
+    (workplace / corpus).unlink()
+    with pytest.raises(InputError, match="not at hand: .*" + corpus):
+        training_text(workplace / "runs" / "mine", tokenizer)
+    with pytest.raises(InputError, match="not known"):
+        training_text(None, tokenizer)

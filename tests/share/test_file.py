@@ -1,0 +1,92 @@
+"""What `gpt export --format html` writes."""
+
+import re
+
+import pytest
+import torch
+
+from gpt import GPTConfig, Tokenizer
+from gpt.cli import main
+from gpt.share import file
+from gpt.weights.checkpoint import snapshots_of
+from tests.generation.conftest import sharp
+from tests.share.node import export, needs_node, run
+from tests.snapshots import add_snapshot
+
+SHAPE = GPTConfig(vocab_size=300, context_length=32, emb_dim=48, num_heads=3, num_layers=2)
+
+
+@needs_node
+@pytest.mark.parametrize(("precision", "error"), [("float32", 1e-4), ("float16", 0.02), ("int8", 0.15)])
+def test_each_precision_gives_the_models_logits_and_a_smaller_file(precision, error, tmp_path):
+    model, ids = sharp(SHAPE, std=0.15), [5, 6, 7, 8]
+    path = export(tmp_path / "it.html", model, precision=precision)
+    with torch.no_grad():
+        expected = model(torch.tensor([ids]))[0]
+    (logits,) = run(path, ["logits", ids])
+    difference = (torch.tensor(logits) - expected).std()
+    assert error / 100 < difference / expected.std() < error or precision == "float32"
+    torch.testing.assert_close(torch.tensor(logits), expected, atol=error * 5, rtol=0)
+    bare = len(re.sub(r'"block\d+">.*?<', "", path.read_text(encoding="utf-8")))
+    weights = sum(weight.numel() for weight in model.parameters()) * 4 / 3
+    width = {"float32": 4, "float16": 2, "int8": 1}[precision]
+    assert 1 < (path.stat().st_size - bare) / (weights * width) < 1.3
+
+
+@needs_node
+def test_snapshots_are_spread_over_the_steps_within_their_megabytes(tmp_path):
+    steps = [1, 2, 3, 4, 6, 8, 12, 16, 32, 64]
+    models = {step: sharp(SHAPE, seed=step) for step in steps}
+    for step, model in models.items():
+        add_snapshot(
+            tmp_path / "run", step, model, Tokenizer(vocab_size=300), float("nan") if step == 1 else 9 / step
+        )
+    found, model = snapshots_of(tmp_path / "run"), sharp(SHAPE, seed=99)
+    path, none = tmp_path / "it.html", tmp_path / "none.html"
+    export(none, model)
+    one = len("".join(re.findall(r'"block\d+">(.*?)<', none.read_text(encoding="utf-8"))))
+    export(path, model, snapshots=found, megabytes=5.5 * one / 1e6, precision="float32")
+    asked = [["last", [3, 4, 5], step] for step in (1, 64)]
+    training, *logits, own = run(path, ["training", {}], *asked, ["last", [3, 4, 5]])
+    first, *others = kept = training["snapshots"]
+    assert len(kept) == 5 and (first, kept[-1]) == (1, 64)
+    assert all(after / before <= 4 for before, after in zip(kept, others, strict=False))
+    assert training["train"] == [[step, pytest.approx(9 / step, abs=1e-4)] for step in others]
+    assert path.stat().st_size - none.stat().st_size < 5.6 * one
+    for found_, its in zip([*logits, own], [models[1], models[64], model], strict=True):
+        expected = its(torch.tensor([[3, 4, 5]]))[0, -1].detach()
+        torch.testing.assert_close(torch.tensor(found_), expected, atol=expected.std().item() / 20, rtol=0)
+    export(path, model, snapshots=found, megabytes=1.9 * one / 1e6)
+    assert run(path, ["training", {}])[0]["snapshots"] == []
+
+
+@needs_node
+@pytest.mark.parametrize(
+    "change", [lambda text: text[:-4], lambda text: "!" + text[1:], lambda text: "B" + text[1:]]
+)
+def test_a_changed_block_is_refused(change, tmp_path):
+    path = export(tmp_path / "it.html", sharp(SHAPE))
+    text = re.search(r'"block0">(.*?)<', path.read_text(encoding="utf-8"))[1]
+    message, whole = run(path, ["broken", 0, change(text)], ["broken", 0, text])
+    assert "damaged or incomplete" in message and whole is None
+
+
+def test_the_command_writes_a_file_and_its_size(workplace, capsys, monkeypatch):
+    add_snapshot(workplace / "runs" / "mine", 8, sharp(SHAPE), Tokenizer(vocab_size=300))
+    arguments = ["export", "--checkpoint", "runs/mine", "--format", "html", "--output"]
+    assert main([*arguments, "mine.html"]) == 0
+    page = (workplace / "mine.html").read_text(encoding="utf-8")
+    assert capsys.readouterr().out.startswith(
+        f"mine.html has {len(page.encode()) / 1e6:.1f} MB: the model in int8"
+    )
+    assert '"name": "mine"' in page and "connect-src 'none'" in page
+    assert "://" not in page
+    assert main([*arguments, "mine.html"]) == 2
+    assert "mine.html exists already" in capsys.readouterr().err
+    monkeypatch.setattr(file, "LARGEST", 50_000)
+    assert main([*arguments, "large.html"]) == 2
+    said = capsys.readouterr().err
+    assert "MB, more than 0" in said and "--snapshot_megabytes 0" in said
+    assert not (workplace / "large.html").exists()
+    assert main([*arguments, "text.html", "--with_text"]) == 2
+    assert "No such file or directory" in capsys.readouterr().err
