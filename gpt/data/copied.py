@@ -29,7 +29,7 @@ def training_text(run: Path | None, tokenizer: Tokenizer) -> NDArray[Any]:
         options = {name: data[name] for name in _READING}
         options["template"] = Template.from_dict(data["template"])
         prepared = Prepared(prepare_for(tokenizer, data["corpus"], verify=False, **options))
-        ids = np.concatenate(prepared.stream("train").parts)
+        ids = prepared.stream("train").tokens
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"the training text of {run} is not at hand: {error}") from None
     return ids if prepared.template is None else np.maximum(ids, ~ids)  # also what is not scored

@@ -150,12 +150,13 @@ def test_hub_data_sets_by_configuration_and_split(hub, texts, streaming):
     assert list(documents(name, subset="plain", split="validation", streaming=streaming)) == texts[30:]
 
 
-def test_the_revision_of_a_hub_data_set_is_asked_for(monkeypatch):
+def test_the_revision_of_a_hub_data_set_is_asked_for(monkeypatch, tmp_path):
     import datasets
 
     asked, rows = [], datasets.Dataset.from_list([{"text": "some words"}] * 9).to_iterable_dataset()
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **how: asked.append(how["revision"]) or rows)
-    prepare("hub:owner/name", vocab_size=300, revision="v2", val_fraction=0.0)
+    recipe = write(tmp_path / "pinned.yaml", "corpus:\n  hub: owner/name\n  revision: v2\n")
+    prepare(str(recipe), vocab_size=300, val_fraction=0.0)
     assert set(asked) == {"v2"}
 
 

@@ -58,6 +58,7 @@ def test_a_run_leaves_what_the_readme_says(run):
 def test_the_summary_is_complete_and_true(run):
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     assert set(summary) == {
+        "text",
         "val_bits_per_byte",
         "val_standard_error",
         "val_loss",
