@@ -56,7 +56,7 @@ test-install:
 # A part of the tests with the lowest and the newest versions that pyproject.toml allows, and with the next ones, above its
 # ceilings. Warnings are those of the versions. Needs uv.
 PART := tests/attention tests/test_model.py tests/test_cli.py tests/text/test_template.py tests/run/test_fit.py \
-	tests/run/test_tuning.py tests/generation/test_command.py tests/serve/test_app.py tests/serve/test_chat.py \
+	tests/run/test_tuning.py tests/generation/test_write.py tests/serve/test_app.py tests/serve/test_chat.py \
 	tests/weights/test_hf.py
 test-lowest: RESOLUTION := lowest-direct
 test-newest: RESOLUTION := highest

@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PRELOAD = ["gpt.run.fit", "gpt.generation.command", "gpt.pictures.runs"]
+PRELOAD = ["gpt.run.fit", "gpt.generation.write", "gpt.pictures.runs"]
 
 
 class Stream:

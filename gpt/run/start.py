@@ -7,9 +7,9 @@ from pathlib import Path
 from gpt.errors import InputError
 from gpt.files import shipped
 from gpt.plain import parse_yaml, seconds_of, shown
-from gpt.plan.command import PLANNED_AROUND, planner
 from gpt.plan.law import Law
 from gpt.plan.plan import Plan
+from gpt.plan.recommend import PLANNED_AROUND, planner
 from gpt.run.arguments import Given, Texts, as_texts, from_texts, recipe_file, scan
 from gpt.run.folder import folder_of_checkpoint, folder_to_restart
 from gpt.run.options import Options

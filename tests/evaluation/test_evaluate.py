@@ -11,7 +11,7 @@ from gpt.cli import main
 from gpt.data.prepare import prepare
 from gpt.data.shards import Prepared, Stream
 from gpt.evaluation import scoring
-from gpt.evaluation.command import score_text
+from gpt.evaluation.evaluate import score_text
 from gpt.evaluation.scoring import score_windows
 
 TOKENIZER = Tokenizer("gpt2", vocab_size=300)

@@ -21,7 +21,7 @@ from gpt.data.prepare import prepare
 from gpt.data.shards import Prepared
 from gpt.data.split import SPLITS, Divided
 from gpt.errors import InputError
-from gpt.plan import command, cost
+from gpt.plan import cost, recommend
 from gpt.plan.cost import _PROBES, Cost, Shape, fit_cost
 from gpt.plan.law import Law, Trial
 from gpt.plan.plan import Plan, choose
@@ -219,11 +219,11 @@ def test_a_text_is_measured(tmp_path):
 def hurry(workplace, monkeypatch):
     """A process that begins now, on a machine that is not timed but thought three times as slow as it is."""
     slow = replace(MACHINE, seconds=tuple(3 * seconds for seconds in MACHINE.seconds))
-    for module in ("plan.command", "run.fit"):
+    for module in ("plan.recommend", "run.fit"):
         monkeypatch.setattr(f"gpt.{module}.STARTED", time.perf_counter())
-    monkeypatch.setattr(command, "probe", lambda *_: slow)
+    monkeypatch.setattr(recommend, "probe", lambda *_: slow)
     monkeypatch.setattr("gpt.plan.text.try_out", lambda *_: (text_of(1_000_000).trial, 0.01))
-    monkeypatch.setattr(command, "_REST_OF_START", 0.5)
+    monkeypatch.setattr(recommend, "_REST_OF_START", 0.5)
     monkeypatch.setattr("gpt.plan.plan.END_SECONDS", 1.0)
     monkeypatch.setattr("gpt.run.fit.END_SECONDS", 1.0)
     draw = random.Random(0)
@@ -335,7 +335,7 @@ def test_a_text_is_read_as_the_options_say(hurry, capsys):
 
 def test_the_precision_by_hand_is_the_one_that_is_timed(hurry, monkeypatch):
     timed = []
-    monkeypatch.setattr(command, "probe", lambda device, precision: timed.append(precision) or MACHINE)
+    monkeypatch.setattr(recommend, "probe", lambda device, precision: timed.append(precision) or MACHINE)
     start("fit", ["--minutes", "1", *PLAIN, "--trainer.precision", "bf16-mixed"])
     assert timed == ["bf16-mixed"]
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from gpt import Tokenizer
-from gpt.serve.command import serve
 from gpt.serve.limits import Limits
 from gpt.serve.requests import log_probabilities
+from gpt.serve.start import serve
 from tests.serve.server import MODEL, TOKENIZER, hooked, new_app, slow, talk
 from tests.serve.test_app import alone
 

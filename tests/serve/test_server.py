@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from gpt.errors import InputError
-from gpt.serve.command import serve
 from gpt.serve.limits import Limits
+from gpt.serve.start import serve
 from tests.serve.server import MODEL, httpx, listening, new_app, slow, talk
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
@@ -99,9 +99,7 @@ def test_the_key_of_the_environment_and_the_hosts_of_a_local_server(tmp_path, mo
     monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: run(server, *sockets))
     monkeypatch.setenv("GPT_API_KEY", "secret")
     apps, built = [], []
-    monkeypatch.setattr(
-        "gpt.serve.command.built_meanwhile", lambda suits: built.append(suits) or nullcontext()
-    )
+    monkeypatch.setattr("gpt.serve.start.built_meanwhile", lambda suits: built.append(suits) or nullcontext())
 
     def run(server, listener):
         apps.append(server.config.app)

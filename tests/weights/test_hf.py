@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from gpt import GPT, generate
 from gpt.errors import InputError
-from gpt.share.command import export_weights
+from gpt.share.export import export_weights
 from gpt.weights.checkpoint import ModelPart, write
 from gpt.weights.commands import write_export
 from gpt.weights.load import Found, read_weights
