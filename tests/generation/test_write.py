@@ -10,7 +10,7 @@ from processes import forked
 
 from gpt import GPT, GPTConfig, Tokenizer
 from gpt.cli import main
-from gpt.generation import Sampling, command, stream
+from gpt.generation import Sampling, stream, write
 from tests.generation.conftest import sharp
 
 
@@ -103,7 +103,7 @@ def test_an_interrupt_ends_the_text_and_not_the_loop(capsys, monkeypatch):
         raise given
 
     monkeypatch.setattr("builtins.input", answer)
-    assert list(command.ask()) == ["Hi", "You"]
+    assert list(write.ask()) == ["Hi", "You"]
 
 
 def test_an_encoding_that_lacks_the_characters(checkpoint, monkeypatch):
@@ -159,8 +159,8 @@ def test_bad_input_is_one_line(checkpoint, capsys, option, value):
 
 def test_what_is_copied_is_marked_when_the_text_is_complete(checkpoint, capsys, monkeypatch):
     plain = run(capsys, "--checkpoint", checkpoint, "--prompt", "Hi", "--seed", "1", "--num_samples", "2")
-    monkeypatch.setattr(command, "training_text", lambda run, tokenizer: np.zeros(0, np.uint16))
-    monkeypatch.setattr(command.Copied, "mark", lambda copied, text: f"<{text}>{copied.least}")
+    monkeypatch.setattr(write, "training_text", lambda run, tokenizer: np.zeros(0, np.uint16))
+    monkeypatch.setattr(write.Copied, "mark", lambda copied, text: f"<{text}>{copied.least}")
     options = ("--num_samples", "2", "--show_copied", "--copied_tokens", "5")
     out = run(capsys, "--checkpoint", checkpoint, "--prompt", "Hi", "--seed", "1", *options)
     assert out.count("Hi<") == out.count(">5\n") == 2
