@@ -119,6 +119,9 @@ async def exchange(port: int, data: bytes, manner: str, chance: random.Random) -
                 writer.write(data[start : start + 100])
                 await writer.drain()
                 await asyncio.sleep(0.3)
+            # The rest of the head: slow heads are a reverse proxy's. The rest of a long body never comes.
+            writer.write(data[2000 : data.find(b"\r\n\r\n") + 4])
+            await writer.drain()
         else:
             writer.write(data[: chance.randrange(len(data))] if manner == "cut off" else data)
             await writer.drain()
