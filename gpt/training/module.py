@@ -206,16 +206,13 @@ class LanguageModel(LightningModule):
         for group, base, factor in rates:
             group["lr"] = base * factor(schedule.last_epoch)
 
-    def compile_once(self) -> None:
-        """Compile, if asked to or if it saves time."""
+    def on_fit_start(self) -> None:
+        """Compile, if asked to or if it saves time, once for all trainings of this module."""
         if self.compile_blocks is None:
             self.compile_blocks = compilation.should_compile(self)
         if self.compile_blocks and not self._compiled:
             compilation.compile_model(self)
             self._compiled = True
-
-    def on_fit_start(self) -> None:
-        self.compile_once()
 
     def configure_gradient_clipping(
         self,
