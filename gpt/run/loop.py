@@ -173,7 +173,7 @@ class Loop(Callback):
             rate, norm = trainer.optimizers[0].param_groups[0]["lr"], float(module.last_gradient_norm)
             self.record.update(self.tokens, loss, rate, norm)
 
-        # 3. A validation, after which this goes on.
+        # 3. A validation; what is kept and saved follows it.
         validates = limits.is_over or run.step % self.every == 0
         validates = validates and self.options.trainer.limit_val_batches > 0
         self._tell(trainer, validates)
