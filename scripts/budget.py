@@ -28,7 +28,7 @@ class Budget:
 
 
 BUDGETS = {
-    "gpt/": Budget(patterns=("gpt/**/*.py",), limit=91_120, goal=74_000),
+    "gpt/": Budget(patterns=("gpt/**/*.py",), limit=91_100, goal=74_000),
     # What someone reads to understand how the model is trained, in reading order.
     "core path": Budget(
         patterns=(
@@ -49,7 +49,7 @@ BUDGETS = {
             "gpt/training/optimizers/combined.py",
             "gpt/training/optimizers/master_weights.py",
         ),
-        limit=13_280,
+        limit=13_265,
         goal=11_500,
     ),
 }
