@@ -96,7 +96,7 @@ class GPT(nn.Module):
 
         Raises:
             InputError: not (B, T) integers, more than the context length, or an id outside the vocabulary
-                (on a GPU not checked in training and in CUDA graphs, where reading it would stall each step).
+                (on a GPU not checked in training, where reading it would stall each step).
         """
         cached = caches[0].length if caches else 0
         self._check(tokens, cached)
@@ -130,8 +130,6 @@ class GPT(nn.Module):
         if torch.compiler.is_compiling():
             return
         if self.training and tokens.device.type != "cpu":
-            return
-        if tokens.is_cuda and torch.cuda.is_current_stream_capturing():
             return
         try:
             low, high, size = int(tokens.min()), int(tokens.max()), self.config.vocab_size
