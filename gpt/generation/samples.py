@@ -79,10 +79,9 @@ class Sample:
         self.random = random.Random(f"{seed}/{k}")
         self.text = TextStream(tokenizer, request.stop) if tokenizer else None
         # The first token of the window, and the next one to read; what is known of the prompt's tokens.
-        self.start = self.read = window_start(len(self.tokens), context)
-        self.scores = [UNSCORED] * len(self.tokens)
-        if request.echo and request.alternatives is not None:
-            self.start, self.read, self.scores = 0, 0, [UNSCORED]  # nothing predicts the first
+        scored, length = request.echo and request.alternatives is not None, len(self.tokens)
+        self.start = self.read = 0 if scored else window_start(length, context)
+        self.scores = [UNSCORED] * (1 if scored else length)  # nothing predicts the first
 
     @property
     def new_tokens(self) -> int:
