@@ -14,7 +14,6 @@ from gpt.errors import InputError
 from gpt.files import atomic_write
 from gpt.training.module import LanguageModel
 from gpt.training.optimizers.state import places, tensors_of
-from gpt.training.shard import part_of, whole
 from gpt.weights.adapters import adapters_of
 from gpt.weights.checkpoint import SUFFIX, Checkpoint, ModelPart, RunPart, checkpoints_of, read, write
 from gpt.weights.formats.table import Weights
@@ -88,11 +87,8 @@ def also_called(file: Path, name: Path) -> None:
     temporary.unlink(missing_ok=True)  # it stays where both were one file
 
 
-def gather(module: LanguageModel, optimizer: Optimizer | None, first: bool) -> Weights:
-    """The weights by a GPT's names, or the adapters alone, and the optimizer's state.
-
-    Called on all processes. On the first they are whole and on the CPU, the others get nothing.
-    """
+def gather(module: LanguageModel, optimizer: Optimizer | None = None) -> Weights:
+    """The weights by a GPT's names, or the adapters alone, and the optimizer's state, on the CPU."""
     state = module.model.state_dict()
     if module.options.lora.rank:
         state = adapters_of(state)
@@ -101,12 +97,7 @@ def gather(module: LanguageModel, optimizer: Optimizer | None, first: bool) -> W
     if optimizer is not None:
         kept = tensors_of(module.model, optimizer).items()
         state |= {f"optimizer/{name}": tensor for name, tensor in kept}
-    found: Weights = {}
-    for name, tensor in state.items():
-        gathered = whole(tensor)
-        if first:
-            found[name] = gathered.detach().to("cpu")
-    return found
+    return {name: tensor.detach().to("cpu") for name, tensor in state.items()}
 
 
 @torch.no_grad()
@@ -115,9 +106,9 @@ def load_optimizer(module: LanguageModel, optimizer: Optimizer, tensors: Weights
     for weight, parameter, state in places(module.model, optimizer):
         for key, tensor in _below(f"optimizer/{weight}/", tensors).items():
             if key == "master":
-                parameter.copy_(part_of(tensor, parameter))
+                parameter.copy_(tensor)
             else:
-                state[key] = part_of(tensor, parameter)
+                state[key] = tensor.to(parameter.device)
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:

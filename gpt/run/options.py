@@ -47,8 +47,9 @@ class TrainerOptions:
     """Processes on this machine, each with a device; by default 1, or as many as torchrun has started."""
     num_nodes: int = 1
     """Machines, whose processes torchrun or SLURM starts. Rare."""
-    strategy: Literal["auto", "ddp", "fsdp2"] = "auto"
-    """fsdp2 divides weights and optimizer states between the processes."""
+    strategy: Literal["auto", "ddp"] = "auto"
+    """ddp averages the gradients of several processes, each with all weights; auto takes it where there are
+    several. Rare."""
     logger: str = "csv"
     """Where the loss curve goes beside metrics.csv: csv, tensorboard, wandb, or several with commas.
     Elsewhere: report_to, callbacks."""

@@ -8,8 +8,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing._internal.distributed import multi_threaded_pg
 
 from gpt.training.optimizers.muon import StackedMuon
@@ -78,8 +76,7 @@ EXPECTED = [swirl(matrix[None])[0].float() for matrix in matrices()]
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 5])
-@pytest.mark.parametrize("sharded", [False, True])
-def test_every_process_gets_every_update_and_computes_only_some(processes, sharded):
+def test_every_process_gets_every_update_and_computes_only_some(processes):
     computed = [0] * processes
 
     def work(rank: int) -> list[Tensor]:
@@ -87,26 +84,17 @@ def test_every_process_gets_every_update_and_computes_only_some(processes, shard
             computed[rank] += len(stack)
             return swirl(stack)
 
-        whole = matrices()
-        if not sharded:
-            return transform_shared(whole, whole, counted)
-        mesh = init_device_mesh("cpu", (processes,))
-        weights = [distribute_tensor(matrix, mesh, [Shard(0)], src_data_rank=None) for matrix in whole]
-        return transform_shared(weights, [weight.to_local() for weight in weights], counted)
+        return transform_shared(matrices(), counted)
 
     found = on_threads(processes, work)
     assert sum(computed) == len(SHAPES)
     assert max(computed) < len(SHAPES) or processes == 1
     for number, expected in enumerate(EXPECTED):
         for own in found:
-            if not sharded:
-                assert torch.equal(own[number], expected)
-        if sharded:
-            assert torch.equal(torch.cat([own[number] for own in found]), expected)
+            assert torch.equal(own[number], expected)
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-def test_muon_on_three_processes_is_muon_on_one(sharded):
+def test_muon_on_three_processes_is_muon_on_one():
     options = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9, "adjust_lr_fn": "match_rms_adamw"}
 
     def train(split: Callable[[Tensor], Tensor]) -> list[Tensor]:
@@ -119,15 +107,8 @@ def test_muon_on_three_processes_is_muon_on_one(sharded):
             optimizer.zero_grad()
         return [weight.detach() for weight in weights]
 
-    def work(rank: int) -> list[Tensor]:
-        if not sharded:
-            return train(Tensor.clone)
-        mesh = init_device_mesh("cpu", (3,))
-        sharded_weights = train(lambda whole: distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None))
-        return [weight.full_tensor() for weight in sharded_weights]
-
     expected = train(Tensor.clone)
-    for own in on_threads(3, work):
+    for own in on_threads(3, lambda rank: train(Tensor.clone)):
         for number, weight in enumerate(own):
             # Products of one matrix and of a batch of them may round bfloat16 in another order.
             torch.testing.assert_close(weight, expected[number], rtol=0, atol=2e-3)

@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gpt.training.optimizers.combined import Closure, CombinedOptimizer, closure_loss
-from gpt.training.optimizers.shares import local
 
 
 class MasterWeights(CombinedOptimizer):
@@ -33,7 +32,7 @@ class MasterWeights(CombinedOptimizer):
             weight.grad = None  # so that each gradient is in memory once, not in both types
         super().step()
         super().zero_grad()
-        torch._foreach_copy_(list(map(local, self.weights)), list(map(local, self.masters)))
+        torch._foreach_copy_(self.weights, self.masters)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -47,5 +46,5 @@ class MasterWeights(CombinedOptimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        torch._foreach_copy_(list(map(local, self.masters)), list(map(local, state_dict["masters"])))
+        torch._foreach_copy_(self.masters, state_dict["masters"])
         super().load_state_dict({"parts": [state_dict["inner"]]})

@@ -8,15 +8,15 @@ from torch.optim import Muon
 
 from gpt.training.device import suits_bfloat16
 from gpt.training.optimizers.combined import Closure, closure_loss
-from gpt.training.optimizers.shares import by_shape, local, transform_shared
+from gpt.training.optimizers.shares import by_shape, transform_shared
 
 
 class StackedMuon(Muon):
     """`torch.optim.Muon` that orthogonalises all matrices of one shape in one batched product.
 
     The update is the same up to rounding and takes far fewer calls, which dominate a small model's step. Each
-    of several processes orthogonalises a share of the matrices, sharded ones (FSDP2) too. By default that is
-    in bfloat16 except on a CPU, of which many are slow at it, and on a GPU that only emulates it.
+    of several processes orthogonalises a share of the matrices. By default that is in bfloat16 except on a
+    CPU, of which many are slow at it, and on a GPU that only emulates it.
     """
 
     def __init__(self, params: Any, *, bfloat16: bool | None = None, **options: Any) -> None:
@@ -29,26 +29,24 @@ class StackedMuon(Muon):
         loss = closure_loss(closure)
         for group in self.param_groups:
             if updated := [parameter for parameter in group["params"] if parameter.grad is not None]:
-                self._update(updated, group)
+                self._update(updated, [parameter.grad for parameter in updated], group)
         return loss
 
-    def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+    def _update(self, parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> None:
         def orthogonal(stack: Tensor) -> Tensor:
             return orthogonalise(stack, group["ns_coefficients"], group["ns_steps"], group["eps"])
 
         for parameter in parameters:
             if not self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        momenta = [local(self.state[parameter]["momentum_buffer"]) for parameter in parameters]
-        gradients = [local(parameter.grad) for parameter in parameters]
+        momenta = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov's
-        updates = transform_shared(parameters, [momentum.to(self.dtype) for momentum in ahead], orthogonal)
-        weights = [local(parameter) for parameter in parameters]
-        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        updates = transform_shared([momentum.to(self.dtype) for momentum in ahead], orthogonal)
+        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         for same in by_shape(parameters):
             scale = 0.2 * max(parameters[same[0]].shape) ** 0.5  # gives AdamW's size (Liu et al. 2025)
-            changed, by = [weights[n] for n in same], [updates[n].to(weights[n].dtype) for n in same]
+            changed, by = [parameters[n] for n in same], [updates[n].to(parameters[n].dtype) for n in same]
             torch._foreach_add_(changed, by, alpha=-group["lr"] * scale)
 
 

@@ -1,18 +1,12 @@
 """Muon's matrices shared out over the processes: each orthogonalises some, and they exchange the updates."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 Transform = Callable[[Tensor], Tensor]  # matrices of one shape (N, R, C) to as many of this shape
-
-
-def local(tensor: Any) -> Any:
-    """This process's part of a sharded tensor, a DTensor; any other as it is."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def divide(shapes: Sequence[tuple[int, ...]], processes: int) -> list[list[int]]:
@@ -31,14 +25,8 @@ def divide(shapes: Sequence[tuple[int, ...]], processes: int) -> list[list[int]]
     return [sorted(share) for share in shares]
 
 
-def transform_shared(weights: list[Tensor], matrices: list[Tensor], transform: Transform) -> list[Tensor]:
-    """`transform(matrices)`, of which each process computes its share; call it on all processes.
-
-    Where the `weights` that they belong to are sharded by rows (FSDP2), each of `matrices` and of the results
-    is this process's rows, maybe none; else every process has them whole.
-    """
-    if hasattr(weights[0], "device_mesh"):
-        return _exchange(weights, matrices, transform)
+def transform_shared(matrices: list[Tensor], transform: Transform) -> list[Tensor]:
+    """`transform(matrices)`, of which each process computes its share; call it on all processes."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         return _gather(matrices, transform)
     return _transform(matrices, transform)
@@ -71,36 +59,6 @@ def _gather(matrices: list[Tensor], transform: Transform) -> list[Tensor]:
     for row, share, size in zip(gathered, shares, sizes, strict=True):
         found.update(zip(share, torch.split(row[: sum(size)], size), strict=True))
     return [found[number].view_as(matrix) for number, matrix in enumerate(matrices)]
-
-
-def _exchange(weights: list[Any], parts: list[Tensor], transform: Transform) -> list[Tensor]:
-    shapes, group = [weight.shape for weight in weights], weights[0].device_mesh.get_group()
-    shares = divide(shapes, group.size())
-    mine, processes = shares[group.rank()], range(group.size())
-    heights = [_heights(shapes[number][0], group.size()) for number in mine]
-    columns = [shapes[number][1] for number in mine]
-    order = [number for share in shares for number in share]
-    sent = [[parts[number].numel() for number in share] for share in shares]
-    received = [[rows[p] * c for rows, c in zip(heights, columns, strict=True)] for p in processes]
-
-    def swap(tensors: list[Tensor], sent: list[list[int]], received: list[list[int]]) -> tuple[Tensor, ...]:
-        flat = _flat(tensors, parts[0])
-        into = flat.new_empty(sum(map(sum, received)))
-        dist.all_to_all_single(into, flat, list(map(sum, received)), list(map(sum, sent)), group=group)
-        return torch.split(into, [size for sizes in received for size in sizes])
-
-    pieces = swap([parts[number] for number in order], sent, received)
-    whole = [torch.cat(pieces[at :: len(mine)]).view(shapes[number]) for at, number in enumerate(mine)]
-    results = list(map(torch.split, _transform(whole, transform), heights))  # each of P pieces
-    back = [result[process] for process in processes for result in results]
-    found = dict(zip(order, swap(back, received, sent), strict=True))
-    return [found[number].view_as(part) for number, part in enumerate(parts)]
-
-
-def _heights(rows: int, processes: int) -> list[int]:
-    """Rows of each process: FSDP2 divides them as torch.chunk does, so the last may have fewer or none."""
-    most = -(-rows // processes)
-    return [max(0, min(most, rows - process * most)) for process in range(processes)]
 
 
 def _flat(tensors: Sequence[Tensor], like: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ Names = dict[Tensor, str]  # of the parameters
 
 
 def tensors_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """The state's tensors as WEIGHT/STATE, WEIGHT/master for a float32 master; sharded ones as they are."""
+    """The state's tensors as WEIGHT/STATE, WEIGHT/master for a float32 master."""
     names = _names(model, optimizer)
     found = {
         f"{names[parameter]}/{key}": value
