@@ -105,10 +105,7 @@ def load_optimizer(module: LanguageModel, optimizer: Optimizer, tensors: Weights
     """Restore the optimizer's state; its options stay those of today."""
     for weight, parameter, state in places(module.model, optimizer):
         for key, tensor in _below(f"optimizer/{weight}/", tensors).items():
-            if key == "master":
-                parameter.copy_(tensor)
-            else:
-                state[key] = tensor.to(parameter.device)
+            state[key] = tensor.to(parameter.device)
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:

@@ -35,8 +35,7 @@ def _fits(trainer: Trainer, module: Any, batch: tuple[Tensor, ...]) -> bool:
         torch.cuda.reset_peak_memory_stats(device)
     try:
         with trainer.precision_plugin.train_step_context():
-            sizes = [weight.numel() for weight in module.parameters()]
-            moments = [torch.empty(2, size, dtype=torch.float32, device=device) for size in sizes]
+            moments = [torch.empty(2, weight.numel(), device=device) for weight in module.parameters()]
             for _ in range(2):  # beside the second are the gradients of the first, as in an update
                 module.loss(tuple(part.to(device) for part in batch)).backward()
             del moments
