@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from gpt.errors import InputError
 from gpt.files import atomic_write
 from gpt.training.module import LanguageModel
-from gpt.training.optimizers.state import places, tensors_of
 from gpt.weights.adapters import adapters_of
 from gpt.weights.checkpoint import SUFFIX, Checkpoint, ModelPart, RunPart, checkpoints_of, read, write
 from gpt.weights.formats.table import Weights
@@ -95,17 +94,17 @@ def gather(module: LanguageModel, optimizer: Optimizer | None = None) -> Weights
     elif module.config.tie_embeddings:
         del state["head.weight"]
     if optimizer is not None:
-        kept = tensors_of(module.model, optimizer).items()
-        state |= {f"optimizer/{name}": tensor for name, tensor in kept}
+        for name, weight in module.model.named_parameters():
+            kept = optimizer.state.get(weight, {})
+            state |= {f"optimizer/{name}/{key}": tensor for key, tensor in kept.items()}
     return {name: tensor.detach().to("cpu") for name, tensor in state.items()}
 
 
-@torch.no_grad()
 def load_optimizer(module: LanguageModel, optimizer: Optimizer, tensors: Weights) -> None:
     """Restore the optimizer's state; its options stay those of today."""
-    for weight, parameter, state in places(module.model, optimizer):
-        for key, tensor in _below(f"optimizer/{weight}/", tensors).items():
-            state[key] = tensor.to(parameter.device)
+    for name, weight in module.model.named_parameters():
+        for key, tensor in _below(f"optimizer/{name}/", tensors).items():
+            optimizer.state[weight][key] = tensor.to(weight.device)
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:

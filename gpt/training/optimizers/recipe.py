@@ -61,9 +61,9 @@ class OptimizerConfig:
 def build_optimizer(model: nn.Module, config: OptimizerConfig, precision: str = "") -> Optimizer:
     """The optimizer of a GPT's weights.
 
-    Muon orthogonalises in bfloat16 where the Trainer's `precision` names it, else as `StackedMuon` does.
+    Muon orthogonalises in bfloat16 where the Trainer's `precision` names it, else in float32.
     """
-    bfloat16 = "bf16" in precision or None
+    dtype = torch.bfloat16 if "bf16" in precision else torch.float32
     # A tied head counts once; with adapters, the other weights are fixed.
     named: dict[str, Tensor] = {name: w for name, w in model.named_parameters() if w.requires_grad}
     matrices = [weight for name, weight in named.items() if name.startswith("blocks.") and weight.dim() == 2]
@@ -77,5 +77,5 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, precision: str = 
     ]
     if config.name == "adamw":
         return AdamW([main, *rest], betas=config.betas, fused=True)
-    muon = StackedMuon([main], bfloat16=bfloat16, momentum=config.momentum, adjust_lr_fn="match_rms_adamw")
+    muon = StackedMuon([main], dtype=dtype, momentum=config.momentum, adjust_lr_fn="match_rms_adamw")
     return CombinedOptimizer(muon, AdamW(rest, betas=config.betas, fused=True))
