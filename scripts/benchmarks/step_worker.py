@@ -18,8 +18,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gpt.threads import spread_threads
-
 BATCH, CONTEXT, VOCABULARY = 4, 256, 50257
 PARAMETERS, LAYERS, WIDTH = 124_439_808, 12, 768
 
@@ -109,7 +107,6 @@ def main() -> None:
     answers, sys.stdout = sys.stdout, sys.stderr  # some peers print while they are built
     peer, precision, compiled, device, batch, context, folder = sys.argv[1:]
     on_gpu = device.startswith("cuda")
-    spread_threads()  # for every candidate alike
     torch.manual_seed(0)
     if on_gpu:
         torch.set_float32_matmul_precision("high")  # TF32, for every candidate alike
