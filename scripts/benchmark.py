@@ -60,7 +60,6 @@ def main() -> None:
     given = {name: value for name, value in vars(options).items() if name in OPTIONS}
     for name in given.keys() - inspect.signature(run).parameters.keys():
         parser.error(f"the benchmark {options.name} takes no --{name}")
-    import_module("gpt.threads").spread_threads()  # as our commands do; all in this process gain
     report = run(quick=options.quick, **given)
     print(report.markdown())
     if options.json:

@@ -23,7 +23,6 @@ from scale import flops_per_token
 from torch.nn.functional import cross_entropy
 
 from gpt import GPTConfig
-from gpt.threads import spread_threads
 from gpt.training.compilation import compile_model
 from gpt.training.device import keep_freed_memory
 from gpt.training.module import LanguageModel
@@ -145,7 +144,6 @@ def work(
 ) -> None:
     """Build the candidate; answer "step" with the seconds of one, and "memory" with the peak in bytes."""
     answers, sys.stdout = sys.stdout, sys.stderr  # some peers print while they are built
-    spread_threads()  # for every candidate alike
     torch.manual_seed(0)
     on_gpu = device.startswith("cuda")
     if on_gpu:
