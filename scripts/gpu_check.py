@@ -42,8 +42,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the package need not be in
 
 import torch
 from benchmarks.common import listening, machine, peak_flops, say, with_package
-from benchmarks.step_worker import flops_per_token
 from faults.fingerprint import fingerprint
+from scale import flops_per_token
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -458,8 +458,8 @@ def training(plan: Plan) -> Iterator[Row]:
         measured = {"tokens/s": speed, "peak GB": summary["peak_memory_bytes"] / 1e9}
         measured["whole command s"] = time.perf_counter() - began
         if config != "quick" and plan.device == "cuda":
-            peak = peak_flops(torch.cuda.get_device_name(), "bf16")
-            measured |= {"MFU": speed * flops_per_token(1024) / peak} if peak else {}
+            peak = peak_flops("bf16")
+            measured |= {"MFU": speed * flops_per_token(GPTConfig()) / peak} if peak else {}
         shutil.rmtree(run.folder)
         yield Row(case=case, passed=summary["steps"] == (4 if plan.dry else steps), measured=measured)
 
