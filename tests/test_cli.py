@@ -113,14 +113,14 @@ def test_the_version_is_printed(capsys):
 
 
 def test_an_unknown_option_names_the_one_it_may_stand_for(capsys):
-    assert main(["inspect", "tokens", "--chek"]) == 2
+    assert main(["prepare", "tokens", "--outptu"]) == 2
     err = capsys.readouterr().err
     assert "did you mean --" in err
     assert err.count("\n") == 1
 
 
 def test_an_option_with_dashes_names_the_one_with_underscores(capsys):
-    assert main(["inspect", "tokens", "--vocab-size", "5"]) == 2
+    assert main(["prepare", "tokens", "--vocab-size", "5"]) == 2
     assert "did you mean --vocab_size?" in capsys.readouterr().err
 
 

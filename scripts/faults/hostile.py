@@ -56,7 +56,6 @@ LOADING = (
     "generate --prompt a --max_new_tokens 1 --checkpoint {}",
     "evaluate --data text.txt --checkpoint {}",
     "attention --text a --output maps --checkpoint {}",
-    "probabilities --text a --output p.png --checkpoint {}",
     "export --format hf --output exported --checkpoint {}",
     "import {} --output imported",
     "fit --data.corpus text.txt --model.init_from {}",

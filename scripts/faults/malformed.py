@@ -26,7 +26,7 @@ def command_line(folder: Path, chance: random.Random) -> list[str]:
     """Unknown commands and options, values of a wrong type or out of range."""
     junk = "".join(chance.choice("abc.:/{}[]'\"\\\x07é \t%$") for _ in range(chance.randint(1, 12)))
     name = chance.choice(list(TEXTS))
-    command = chance.choice(("fit", "generate", "prepare", "inspect", "validate", "export", "evaluate"))
+    command = chance.choice(("fit", "generate", "prepare", "validate", "export", "evaluate"))
     return chance.choice((
         ["no-" + junk],
         [command, f"--q{junk.strip()}", "1"],

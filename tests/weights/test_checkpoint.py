@@ -21,7 +21,7 @@ def save(tmp_path, monkeypatch):
         path = Path("runs") / name
         path.parent.mkdir(parents=True, exist_ok=True)
         run = RunPart(**{"saved_at": float(next(clock)), "step": 1, "total": 1} | order)
-        empty = dict.fromkeys(("tokenizer", "bytes_per_token", "template", "adapters"))
+        empty = dict.fromkeys(("tokenizer", "template", "adapters"))
         with path.open("wb") as file:
             write_checkpoint(file, {"w": torch.zeros(1)}, ModelPart(config={}, **empty), run)
         os.utime(path, (0, 0))
