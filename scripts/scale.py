@@ -59,14 +59,14 @@ def cost(config: GPTConfig, gpus: int) -> Cost:
     return Cost(hours=hours, dollars=hours * gpus * PRICE, efficiency=compute / (compute + traffic))
 
 
-def memory(config: GPTConfig, windows: int, shards: int = 1) -> float:
+def memory(config: GPTConfig, windows: int) -> float:
     """Bytes on each GPU: float32 weights, gradients and AdamW's two moments, and the activations kept.
 
     Activations: 34 D bytes a token and layer in 16 bits with attention in one kernel (Korthikanti et al.
     2022, section 4.1); the logits come in chunks and hardly count.
     """
     activations = 34 * config.emb_dim * config.num_layers * config.context_length * windows
-    return 16 * parameters(config) / shards + activations
+    return 16 * parameters(config) + activations
 
 
 def recipes() -> str:

@@ -85,9 +85,3 @@ def test_one_gpu_has_no_traffic_and_more_divide_the_work(scale):
     assert one.hours / 8 < eight.hours < one.hours / 7.8
     assert one.hours / 64 < many.hours < one.hours / 16
     assert many.dollars == pytest.approx(many.hours * 64 * 2.5)
-
-
-def test_sharding_divides_only_the_states(scale):
-    config = GPTConfig.from_name("gpt2-small")
-    full, quarter = scale["memory"](config, 8), scale["memory"](config, 8, shards=4)
-    assert full - quarter == pytest.approx(12 * 124_439_808)

@@ -31,7 +31,6 @@ from gpt.threads import sharing_cores
 from gpt.training.device import allow_tf32, keep_freed_memory
 from gpt.training.module import LanguageModel
 from gpt.training.output import MayEnd, report
-from gpt.training.shard import ShardedStrategy
 
 # What Lightning raises for options that it cannot use.
 _REFUSALS = (MisconfigurationException, ImportError, TypeError, ValueError, RuntimeError)
@@ -123,11 +122,10 @@ def new_trainer(options: Options, callbacks: list[Any]) -> Trainer:
             "start its processes with torchrun or SLURM (docs/hardware.md), or set MASTER_ADDR and NODE_RANK"
         )
         raise InputError(f"--trainer.num_nodes {plain.num_nodes}: {how}")
-    strategy: Any = ShardedStrategy() if plain.strategy == "fsdp2" else plain.strategy
     try:
         return Trainer(
             accelerator=plain.accelerator,
-            strategy=strategy,
+            strategy=plain.strategy,
             devices=plain.devices or 1,
             num_nodes=plain.num_nodes,
             precision=plain.precision,

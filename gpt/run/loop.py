@@ -35,7 +35,6 @@ from gpt.run.signals import remembered, told
 from gpt.run.snapshots import Snapshots
 from gpt.training.module import VALIDATED, LanguageModel, steps_per_epoch
 from gpt.training.output import report
-from gpt.training.shard import is_sharded
 from gpt.weights.adapters import without_adapters
 from gpt.weights.checkpoint import Checkpoint, ModelPart, RunPart, next_session
 from gpt.weights.formats.table import Weights
@@ -188,8 +187,7 @@ class Loop(Callback):
         found = trainer.callback_metrics
         figures = {name: float(found[name]) for name in VALIDATED if name in found}
         self.record.validated(self.tokens, figures)
-        if not is_sharded(self.module.model):  # the first process would have only a part of the weights
-            self.record.sample(self.module.model, self.data)
+        self.record.sample(self.module.model, self.data)
         self.limits.validated(figures["val_loss"])
         trainer.should_stop |= self.limits.is_over
         seconds = self.record.elapsed() - self._paused
@@ -203,8 +201,8 @@ class Loop(Callback):
 
         # 4. A snapshot of the weights.
         if self.snapshots.is_due(run.step, last=over):
-            weights = gather(self.module, None, self._first)
             if self._first:
+                weights = gather(self.module)
                 self.snapshots.save(run.step, float(self.module.last_loss), weights, self._model_part)
             self.snapshots.saved = run.step
 
@@ -279,7 +277,7 @@ class Loop(Callback):
     def _gathered(self, trainer: Trainer) -> Weights:
         """The tensors of a checkpoint, and in `run` all that it holds beside them; for all processes."""
         run, scaler = self.run, _scaler(trainer)
-        tensors = gather(self.module, trainer.optimizers[0], self._first)
+        tensors = gather(self.module, trainer.optimizers[0]) if self._first else {}
         own = random_state(trainer.strategy.root_device), finite(float(self.record.loss_sum))
         states: list[Any] = [own] * trainer.world_size
         if trainer.world_size > 1:

@@ -41,14 +41,16 @@ class TrainerOptions:
     Elsewhere: grad_clip, max_grad_norm."""
     accelerator: Literal["auto", "cpu", "cuda", "gpu", "mps"] = "auto"
     """Where the run computes. Elsewhere: device."""
-    precision: Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"] | None = None
-    """Types of weights and products; by default what suits the device. Elsewhere: dtype, fp16, bf16."""
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] | None = None
+    """Type of the products, by default what suits the device; weights are float32.
+    Elsewhere: dtype, fp16, bf16."""
     devices: int | None = None
     """Processes on this machine, each with a device; by default 1, or as many as torchrun has started."""
     num_nodes: int = 1
     """Machines, whose processes torchrun or SLURM starts. Rare."""
-    strategy: Literal["auto", "ddp", "fsdp2"] = "auto"
-    """fsdp2 divides weights and optimizer states between the processes."""
+    strategy: Literal["auto", "ddp"] = "auto"
+    """ddp averages the gradients of several processes, each with all weights; auto takes it where there are
+    several. Rare."""
     logger: str = "csv"
     """Where the loss curve goes beside metrics.csv: csv, tensorboard, wandb, or several with commas.
     Elsewhere: report_to, callbacks."""

@@ -99,8 +99,7 @@ def changes(before: Options, now: Options) -> dict[str, str]:
     for name in sorted(old.keys() - {"run"}):
         if old[name] == new[name]:
             continue
-        masters = name == "trainer.precision" and "bf16-true" in (old[name], new[name])
-        if masters or (name.startswith(_FIXED) and name != "model.config.dropout"):
+        if name.startswith(_FIXED) and name != "model.config.dropout":
             what = f"the run that is resumed began with {old[name]}, on which its weights depend"
             raise InputError(f"--{name} {new[name]}: {what}")
         found[name] = f"{name}: {old[name]} -> {new[name]}".replace("\n", "\\n")

@@ -25,7 +25,6 @@ from gpt.training.lora import LoRAConfig, add_adapters
 from gpt.training.loss import linear_cross_entropy
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.schedule import learning_rate_factor
-from gpt.training.shard import is_sharded, shard, whole
 from gpt.weights.load import GPT, start_from
 
 VALIDATED = ("val_loss", "val_perplexity", "val_bits_per_byte", "val_standard_error")
@@ -147,11 +146,11 @@ class LanguageModel(LightningModule):
         lengths = getattr(self.trainer.datamodule, "byte_lengths", None)  # type: ignore[attr-defined]
         for part in zip(*(torch.tensor_split(tensor, parts) for tensor in batch), strict=True):
             tokens, size, loss = int((part[1] != IGNORE_INDEX).sum()), 0, 0.0
-            if tokens or is_sharded(self.model):  # all processes take part in a sharded model's forward pass
+            if tokens:  # or padding alone
                 loss = float(self.cross_entropy(part))
             if lengths is not None:
                 size = int(target_bytes(part[1].cpu(), lengths).sum())
-            self._val_sums.append([loss * tokens if tokens else 0.0, tokens, size])  # or padding alone
+            self._val_sums.append([loss * tokens, tokens, size])
 
     def on_validation_epoch_end(self) -> None:
         """Log nats per token, perplexity, and bits per byte, which does not depend on the tokenizer."""
@@ -168,12 +167,6 @@ class LanguageModel(LightningModule):
             if math.isfinite(error):
                 metrics["val_standard_error"] = error
         self.log_dict(metrics)
-
-    def configure_model(self) -> None:
-        if self.device_mesh is not None:
-            if self.options.lora.rank:
-                raise InputError("fsdp2 does not shard lora's adapters: leave --trainer.strategy fsdp2 out")
-            shard(self.model, self.device_mesh["data_parallel"], str(self.trainer.precision))
 
     def configure_optimizers(self) -> Any:
         recipe = self.options.optimizer
@@ -229,7 +222,7 @@ class LanguageModel(LightningModule):
         if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
             scaler.unscale_(optimizer)  # Lightning leaves it to a fused optimizer's step, after clipping
         weights = [weight for weight in self.parameters() if weight.grad is not None]
-        norm = whole(get_total_norm([w.grad for w in weights]))  # type: ignore[misc]
+        norm = get_total_norm([w.grad for w in weights])  # type: ignore[misc]
         self.last_gradient_norm = norm  # before clipping
         if not self.guard.passes(self.trainer, norm, self.first_step + self.trainer.global_step + 1):
             self.zero_grad()  # no optimizer changes a weight that has no gradient

@@ -241,12 +241,11 @@ def _text(part: ModelPart | RunPart) -> str:
 
 
 def _checksum(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
-    """Of names, shapes and bytes of all tensors, whose CRC-32 are computed on all cores, and of the texts."""
+    """Of names and bytes of all tensors, whose CRC-32 are computed on all cores, and of the texts."""
     names = sorted(tensors)
     with ThreadPoolExecutor() as pool:
         sums = list(pool.map(_crc, (tensors[name] for name in names)))
-    parts: list[Any] = [texts.get("model"), texts.get("run")]
-    parts += [[name, list(tensors[name].shape), sum_] for name, sum_ in zip(names, sums, strict=True)]
+    parts = [texts.get("model"), texts.get("run"), names, sums]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -107,7 +107,6 @@ def test_options_on_the_command_line_win_and_are_named(whole, workplace, capsys)
     [
         ("--model.config.emb_dim", "64"),
         ("--model.optimizer.name", "adamw"),
-        ("--trainer.precision", "bf16-true"),  # which has master weights
     ],
 )
 def test_what_the_weights_do_not_allow_is_refused(option, value, whole, workplace, capsys):

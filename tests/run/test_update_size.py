@@ -99,7 +99,7 @@ def test_the_micro_batch_is_halved_until_it_fits_and_written_down(memory, workpl
 
 
 def test_the_trial_sees_the_memory_of_a_later_batch(monkeypatch, workplace):
-    """From an update's second batch on there are gradients; the moments are float32 beside any weights."""
+    """From an update's second batch on there are gradients, and the optimizer's moments beside them."""
     empty, taken = torch.empty, []
 
     def loss(self, batch, original=LanguageModel.loss):
@@ -114,7 +114,7 @@ def test_the_trial_sees_the_memory_of_a_later_batch(monkeypatch, workplace):
 
     monkeypatch.setattr(LanguageModel, "loss", loss)
     monkeypatch.setattr("gpt.run.micro_batch.torch.empty", noted)
-    options = ["--data.batch_size", "12", "--trainer.precision", "bf16-true", "--run", "halved"]
+    options = ["--data.batch_size", "12", "--run", "halved"]
     assert main([*UPDATES, *options]) == 0
     options = yaml.safe_load(Path("runs/halved/config.yaml").read_text(encoding="utf-8"))
     assert options["data"]["batch_size"] == 6

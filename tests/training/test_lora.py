@@ -12,9 +12,7 @@ from tiny_runs import TEXT, result
 
 from gpt import GPT, GPTConfig
 from gpt.cli import main
-from gpt.errors import InputError
 from gpt.training.lora import LoRAConfig, add_adapters
-from gpt.training.module import LanguageModel
 from gpt.weights.adapters import AdapterPart, merge
 from gpt.weights.checkpoint import read, snapshots_of
 from gpt.weights.load import find, load, read_weights
@@ -186,13 +184,6 @@ def test_a_damaged_description_of_the_adapters(run_a, part, capsys):
         assert main([*command, wrong]) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and "adapters" in error
-
-
-def test_sharding_is_refused(weights, monkeypatch):
-    module = LanguageModel(SHAPE, init_from="weights", lora=LoRAConfig(rank=2))
-    monkeypatch.setattr(LanguageModel, "device_mesh", {})
-    with pytest.raises(InputError, match="fsdp2 does not shard"):
-        module.configure_model()
 
 
 def test_a_checkpoint_of_another_rank(run_a, capsys):

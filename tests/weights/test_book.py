@@ -2,10 +2,9 @@ import pytest
 import torch
 from other_programs import book_state, huggingface_model
 
-from gpt import GPT, GPTConfig
+from gpt import GPT
 from gpt.errors import InputError
 from gpt.weights.commands import write_export
-from gpt.weights.formats.book import read_config
 from gpt.weights.load import read_weights
 
 
@@ -30,15 +29,12 @@ def test_a_state_dict_in_and_out(qkv_bias, tied, tokens, tmp_path):
         assert read_weights(path).config == found.config
 
 
-def test_heads_are_known_for_gpt2s_shapes_and_asked_for_otherwise(tmp_path):
+def test_heads_are_known_for_gpt2s_widths_and_asked_for_otherwise(tmp_path):
     torch.save(book_state(huggingface_model()), tmp_path / "model.pth")
-    with pytest.raises(
-        InputError, match=r"2 blocks of width 48 .* write {\"n_heads\": NUMBER} into config\.json"
-    ):
+    with pytest.raises(InputError, match=r"of width 48 .* write {\"n_heads\": NUMBER} into config\.json"):
         GPT.from_pretrained(tmp_path / "model.pth")
-    for name, heads in (("gpt2-small", 12), ("gpt2-xl", 25)):
-        size = GPTConfig.from_name(name)
-        state = {f"trf_blocks.{size.num_layers - 1}.norm1.scale": torch.empty(size.emb_dim)}
-        for embedding in ("tok_emb.weight", "pos_emb.weight"):
-            state[embedding] = torch.empty(10, size.emb_dim, device="meta")
-        assert read_config(state, {}).num_heads == heads
+    xl = {name: torch.empty(10, 1600) for name in ("tok_emb.weight", "pos_emb.weight")}
+    xl |= {"final_norm.scale": torch.ones(1600), "final_norm.shift": torch.zeros(1600)}
+    torch.save({**xl, "out_head.weight": xl["tok_emb.weight"]}, tmp_path / "model.pth")
+    with pytest.raises(InputError, match="num_layers must be at least 1, got 0"):
+        GPT.from_pretrained(tmp_path / "model.pth")

@@ -8,14 +8,12 @@ from other_programs import huggingface_model
 from safetensors.torch import save_file
 from torch.nn import functional as F
 
-from gpt import GPT, generate
+from gpt import GPT, Tokenizer, generate
 from gpt.errors import InputError
 from gpt.share.export import export_weights
-from gpt.weights.checkpoint import ModelPart, write
 from gpt.weights.commands import write_export
 from gpt.weights.load import Found, read_weights
-
-EMPTY = ("tokenizer", "template", "adapters")
+from tests.snapshots import add_snapshot
 
 
 @pytest.fixture
@@ -124,12 +122,7 @@ def test_a_mismatch_is_named_with_both_values(folder, values, message):
 def test_an_export_has_a_model_card_and_goes_to_the_hub(model, tmp_path, monkeypatch):
     """The card names the text and the figures of the run, and leaves the license to its owner."""
     run, sent = tmp_path / "runs" / "mine", []
-    saved = ModelPart(config=model.config.to_dict(), **dict.fromkeys(EMPTY))
-    (run / "checkpoints").mkdir(parents=True)
-    with (run / "checkpoints" / "best.safetensors").open("wb") as file:
-        weights = model.state_dict()
-        del weights["head.weight"]
-        write(file, weights, saved, None)
+    add_snapshot(run, 1, model, Tokenizer(vocab_size=300))
     (run / "summary.json").write_text('{"text": "novel.txt", "val_bits_per_byte": 1.5}', encoding="utf-8")
     monkeypatch.setattr("huggingface_hub.create_repo", lambda *name, **how: sent.append((*name, how)))
     monkeypatch.setattr("huggingface_hub.upload_folder", lambda **how: sent.append(how))

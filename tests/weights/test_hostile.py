@@ -102,8 +102,6 @@ def test_a_mask_that_is_larger_than_the_weights(refused, tmp_path):
         ({}, 1 << 62),
         (b"[" * 100_000, None),
         ({"wte.weight": {"dtype": "F32", "shape": [HUGE, HUGE], "data_offsets": [0, 4]}}, None),
-        ({"wte.weight": {"dtype": "F32", "shape": [300, 48], "data_offsets": [0, 1 << 60]}}, None),
-        ({"wte.weight": {"dtype": "X9", "shape": [1], "data_offsets": [0, 4]}}, None),
     ],
 )
 def test_a_safetensors_header_that_lies(header, length, refused, tmp_path):
@@ -176,30 +174,16 @@ def test_an_archive_that_lies(change, refused, tmp_path):
 @pytest.mark.parametrize(
     "saved",
     [
-        {"gpt": {"config": {"num_layers": HUGE}}, "state_dict": {}},
         {"model": {}, "model_args": {**GPT2, "block_size": 24, "n_layer": HUGE}},
-        *(
-            {"tok_emb.weight": torch.zeros(3, 4), "pos_emb.weight": torch.zeros(3, 4), name: torch.zeros(1)}
-            for name in (f"trf_blocks.{'9' * 5000}.", "trf_blocks.99999999999.")
-        ),
         {"tok_emb.weight": torch.zeros(3, 4), "pos_emb.weight": torch.zeros(3, 4).to_sparse()},
         {"tok_emb.weight": torch.zeros(3, 768, dtype=torch.int64), "pos_emb.weight": torch.zeros(3, 768)},
         {1: torch.zeros(3)},
     ],
-    ids=range(7),
+    ids=range(4),
 )
 def test_a_checkpoint_of_the_wrong_content(saved, refused, tmp_path):
     torch.save(saved, tmp_path / "weights.pt")
     refused(tmp_path / "weights.pt")
-
-
-@pytest.mark.parametrize(
-    "names", [["x", ["x"]], ["x\0.safetensors"], [f"{i}.safetensors" for i in range(100_000)]], ids=range(3)
-)
-def test_an_index_that_lists_no_files(names, refused, tmp_path):
-    index = {"weight_map": {str(i): name for i, name in enumerate(names)}}
-    (folder(tmp_path, GPT2) / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-    refused(tmp_path)
 
 
 def test_the_commands_print_one_line_and_write_nothing(tmp_path, monkeypatch, text_file, capsys):

@@ -3,7 +3,6 @@
 Its state dict lacks the number of heads: a config.json beside it has them, or it has one of GPT-2's sizes.
 """
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -42,35 +41,28 @@ _SKIPPED = r"trf_blocks\.\d+\.att\.mask|out_head\.weight"  # masks, and a tied h
 
 def read(state: Weights, given: dict[str, Any]) -> tuple[GPTConfig, Weights]:
     """The model of a state dict; `given` is the book's configuration, or empty. Errors as `to_gpt`."""
-    config = read_config(state, given)
-    return config, to_gpt(config, state, NAMES, _SKIPPED)
-
-
-def read_config(state: Weights, given: dict[str, Any]) -> GPTConfig:
-    """The shape of a state dict; arguments as `read`."""
-    embeddings = [state.get(name, torch.empty(0)) for name in ("tok_emb.weight", "pos_emb.weight")]
-    if any(tensor.dim() != 2 for tensor in embeddings):
-        raise InputError("no checkpoint of gpt fit or nanoGPT, and no state dict of the book's GPTModel")
-    (vocab_size, emb_dim), (context_length, _) = (tensor.shape for tensor in embeddings)
-    blocks = [re.match(r"trf_blocks\.(\d+)\.", name) for name in state]
-    num_layers = 1 + max((int(block[1]) for block in blocks if block), default=-1)
+    for name in ("tok_emb.weight", "pos_emb.weight"):
+        if name not in state or state[name].dim() != 2:
+            raise InputError("no checkpoint of gpt fit or nanoGPT, and no state dict of the book's GPTModel")
+    vocab_size, emb_dim = state["tok_emb.weight"].shape
     sizes = map(GPTConfig.from_name, GPTConfig.names())
-    known = {(size.emb_dim, size.num_layers): size.num_heads for size in sizes}
-    heads = given.get("n_heads") or known.get((emb_dim, num_layers))
-    if heads is None:
-        what = f"a state dict of {num_layers} blocks of width {emb_dim} does not hold its number of heads"
+    known = {size.emb_dim: size.num_heads for size in sizes}
+    num_heads = given.get("n_heads", known.get(emb_dim))
+    if num_heads is None:
+        what = f"a state dict of width {emb_dim} does not hold its number of heads"
         raise InputError(f'{what}: write {{"n_heads": NUMBER}} into config.json beside it')
     head = state.get("out_head.weight")
-    return GPTConfig(
+    config = GPTConfig(
         vocab_size=vocab_size,
-        context_length=context_length,
+        context_length=len(state["pos_emb.weight"]),
         emb_dim=emb_dim,
-        num_heads=heads,
-        num_layers=num_layers,
+        num_heads=num_heads,
+        num_layers=sum(name.endswith("norm1.scale") for name in state),
         dropout=given.get("drop_rate", 0.0),
         qkv_bias="trf_blocks.0.att.W_query.bias" in state,
-        tie_embeddings=head is not None and torch.equal(head, embeddings[0]),
+        tie_embeddings=head is not None and torch.equal(head, state["tok_emb.weight"]),
     )
+    return config, to_gpt(config, state, NAMES, _SKIPPED)
 
 
 def write(config: GPTConfig, weights: Weights, folder: Path) -> None:

@@ -1,5 +1,6 @@
 """GPT-2 as transformers stores it: config.json, GPT2LMHeadModel's state dict, the tokenizer's files."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ NAMES = {
     "transformer.ln_f.bias": "final_norm.bias",
     "lm_head.weight": "head.weight",
 }
+_TEMPLATE = "minimal_gpt_template"  # its fields, as Jinja is not read
 _TRANSPOSED = r".*\.c_\w+\.weight"
 SIZES = {
     "vocab_size": "vocab_size",
@@ -109,20 +111,21 @@ def write_tokenizer(
     They encode `<|endoftext|>` in a text as `Tokenizer.encode` does with `allow_special`.
     """
     write_json(folder / "tokenizer.json", to_json(tokenizer.tokens, tokenizer.pattern))
-    settings = {
+    settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), END_OF_TEXT),
         "clean_up_tokenization_spaces": False,
         "model_max_length": context_length,
         # Without it transformers 4 adds token types, which its GPT-2 looks up among the tokens.
         "model_input_names": ["input_ids", "attention_mask"],
-        **({"chat_template": template.to_jinja()} if template else {}),
     }
+    if template:
+        settings |= {"chat_template": template.to_jinja(), _TEMPLATE: asdict(template)}
     write_json(folder / "tokenizer_config.json", settings)
 
 
 def read_template(folder: Path) -> Template | None:
-    """The template that `write_tokenizer` wrote; that of another program is not read."""
-    settings = folder / "tokenizer_config.json"
-    text = read_json(settings).get("chat_template") if settings.is_file() else None
-    return Template.from_jinja(text) if isinstance(text, str) else None
+    """The template that `write_tokenizer` wrote; the Jinja of another program is not read."""
+    file = folder / "tokenizer_config.json"
+    saved = read_json(file).get(_TEMPLATE) if file.is_file() else None
+    return Template.from_dict(saved) if saved else None
