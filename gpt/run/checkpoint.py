@@ -13,8 +13,6 @@ from torch.optim import Optimizer
 from gpt.errors import InputError
 from gpt.files import atomic_write
 from gpt.training.module import LanguageModel
-from gpt.training.optimizers.state import places, tensors_of
-from gpt.training.shard import part_of, whole
 from gpt.weights.adapters import adapters_of
 from gpt.weights.checkpoint import SUFFIX, Checkpoint, ModelPart, RunPart, checkpoints_of, read, write
 from gpt.weights.formats.table import Weights
@@ -88,36 +86,25 @@ def also_called(file: Path, name: Path) -> None:
     temporary.unlink(missing_ok=True)  # it stays where both were one file
 
 
-def gather(module: LanguageModel, optimizer: Optimizer | None, first: bool) -> Weights:
-    """The weights by a GPT's names, or the adapters alone, and the optimizer's state.
-
-    Called on all processes. On the first they are whole and on the CPU, the others get nothing.
-    """
+def gather(module: LanguageModel, optimizer: Optimizer | None = None) -> Weights:
+    """The weights by a GPT's names, or the adapters alone, and the optimizer's state, on the CPU."""
     state = module.model.state_dict()
     if module.options.lora.rank:
         state = adapters_of(state)
     elif module.config.tie_embeddings:
         del state["head.weight"]
     if optimizer is not None:
-        kept = tensors_of(module.model, optimizer).items()
-        state |= {f"optimizer/{name}": tensor for name, tensor in kept}
-    found: Weights = {}
-    for name, tensor in state.items():
-        gathered = whole(tensor)
-        if first:
-            found[name] = gathered.detach().to("cpu")
-    return found
+        for name, weight in module.model.named_parameters():
+            kept = optimizer.state.get(weight, {})
+            state |= {f"optimizer/{name}/{key}": tensor for key, tensor in kept.items()}
+    return {name: tensor.detach().to("cpu") for name, tensor in state.items()}
 
 
-@torch.no_grad()
 def load_optimizer(module: LanguageModel, optimizer: Optimizer, tensors: Weights) -> None:
     """Restore the optimizer's state; its options stay those of today."""
-    for weight, parameter, state in places(module.model, optimizer):
-        for key, tensor in _below(f"optimizer/{weight}/", tensors).items():
-            if key == "master":
-                parameter.copy_(part_of(tensor, parameter))
-            else:
-                state[key] = part_of(tensor, parameter)
+    for name, weight in module.model.named_parameters():
+        for key, tensor in _below(f"optimizer/{name}/", tensors).items():
+            optimizer.state[weight][key] = tensor.to(weight.device)
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:

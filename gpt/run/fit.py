@@ -17,7 +17,6 @@ from gpt import STARTED
 from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.plan.plan import END_SECONDS, Plan
-from gpt.run.help import show_help
 from gpt.run.lightning_private import cluster, silence_warnings
 from gpt.run.limits import Deadline
 from gpt.run.loop import Loop
@@ -31,7 +30,6 @@ from gpt.threads import sharing_cores
 from gpt.training.device import allow_tf32, keep_freed_memory
 from gpt.training.module import LanguageModel
 from gpt.training.output import MayEnd, report
-from gpt.training.shard import ShardedStrategy
 
 # What Lightning raises for options that it cannot use.
 _REFUSALS = (MisconfigurationException, ImportError, TypeError, ValueError, RuntimeError)
@@ -40,9 +38,6 @@ _REFUSALS = (MisconfigurationException, ImportError, TypeError, ValueError, Runt
 def main(arguments: list[str]) -> None:
     """Run `fit ...` or `validate ...`; what cannot be used is an InputError."""
     command, *rest = arguments
-    if {"-h", "--help"} & {*rest}:
-        show_help(command)
-        return
     out: Any = MayEnd(sys.stdout)
     err: Any = MayEnd(sys.stderr)
     with redirect_stdout(out), redirect_stderr(err):
@@ -123,18 +118,16 @@ def new_trainer(options: Options, callbacks: list[Any]) -> Trainer:
             "start its processes with torchrun or SLURM (docs/hardware.md), or set MASTER_ADDR and NODE_RANK"
         )
         raise InputError(f"--trainer.num_nodes {plain.num_nodes}: {how}")
-    strategy: Any = ShardedStrategy() if plain.strategy == "fsdp2" else plain.strategy
     try:
         return Trainer(
             accelerator=plain.accelerator,
-            strategy=strategy,
+            strategy=plain.strategy,
             devices=plain.devices or 1,
             num_nodes=plain.num_nodes,
             precision=plain.precision,
             accumulate_grad_batches=plain.accumulate_grad_batches,
             gradient_clip_val=plain.gradient_clip_val,
             deterministic=plain.deterministic,
-            detect_anomaly=plain.detect_anomaly,
             callbacks=callbacks,
             plugins=cluster(),
             max_steps=-1,  # `Loop` ends training

@@ -35,7 +35,6 @@ from gpt.run.signals import remembered, told
 from gpt.run.snapshots import Snapshots
 from gpt.training.module import VALIDATED, LanguageModel, steps_per_epoch
 from gpt.training.output import report
-from gpt.training.shard import is_sharded
 from gpt.weights.adapters import without_adapters
 from gpt.weights.checkpoint import Checkpoint, ModelPart, RunPart, next_session
 from gpt.weights.formats.table import Weights
@@ -121,7 +120,6 @@ class Loop(Callback):
         self._model_part = ModelPart(
             config=self.module.config.to_dict(),
             tokenizer=self.data.tokenizer.to_dict(),
-            bytes_per_token=self.data.bytes_per_token,
             template=self.data.prepared.meta.template,
             adapters=self._adapters(trainer) if self.module.options.lora.rank else None,
         )
@@ -133,7 +131,6 @@ class Loop(Callback):
         """Restore what the first batch depends on."""
         run, plain = self.run, self.options.trainer
         skip_sigterm_broadcast(trainer)
-        self.module.guard.skipped = run.skipped
         self._open.enter_context(remembered(self.module.guard))
         self.limits.begin(bool(self.module.compile_blocks), self.every)
         self.record = Record(self.folder, run, self.options.log_every, plain.enable_progress_bar, self._first)
@@ -189,8 +186,7 @@ class Loop(Callback):
         found = trainer.callback_metrics
         figures = {name: float(found[name]) for name in VALIDATED if name in found}
         self.record.validated(self.tokens, figures)
-        if not is_sharded(self.module.model):  # the first process would have only a part of the weights
-            self.record.sample(self.module.model, self.data)
+        self.record.sample(self.module.model, self.data)
         self.limits.validated(figures["val_loss"])
         trainer.should_stop |= self.limits.is_over
         seconds = self.record.elapsed() - self._paused
@@ -204,8 +200,8 @@ class Loop(Callback):
 
         # 4. A snapshot of the weights.
         if self.snapshots.is_due(run.step, last=over):
-            weights = gather(self.module, None, self._first)
             if self._first:
+                weights = gather(self.module)
                 self.snapshots.save(run.step, float(self.module.last_loss), weights, self._model_part)
             self.snapshots.saved = run.step
 
@@ -280,7 +276,7 @@ class Loop(Callback):
     def _gathered(self, trainer: Trainer) -> Weights:
         """The tensors of a checkpoint, and in `run` all that it holds beside them; for all processes."""
         run, scaler = self.run, _scaler(trainer)
-        tensors = gather(self.module, trainer.optimizers[0], self._first)
+        tensors = gather(self.module, trainer.optimizers[0]) if self._first else {}
         own = random_state(trainer.strategy.root_device), finite(float(self.record.loss_sum))
         states: list[Any] = [own] * trainer.world_size
         if trainer.world_size > 1:
@@ -288,7 +284,7 @@ class Loop(Callback):
         for rank, (random, _) in enumerate(states):
             tensors |= {f"random/{rank}/{name}": state for name, state in random.items()}
         run.loss_sums = [loss_sum for _, loss_sum in states]
-        run.skipped, run.scale = self.module.guard.skipped, scaler.state_dict() if scaler else None
+        run.scale = scaler.state_dict() if scaler else None
         run.save, run.saved_at = run.save + 1, time.time()
         self.record.note()
         return tensors

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from gpt.errors import InputError
 from gpt.run.checkpoint import random_state, set_random_state
-from gpt.training.optimizers.shares import local
-from gpt.training.shard import is_sharded
 
 
 def fit_micro_batch(trainer: Trainer, module: Any) -> None:
@@ -17,11 +15,8 @@ def fit_micro_batch(trainer: Trainer, module: Any) -> None:
 
     The trial is an update's first two batches, beside memory for the optimizer's two moments; it changes no
     weight and no random number of the run. It is not compiled, which needs more memory than what is compiled.
-    A sharded model has no trial: after a backward pass that failed its processes would not agree any more.
     """
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
-    if is_sharded(module.model):
-        return
     device = trainer.strategy.root_device
     state = random_state(device)
     while not _fits(trainer, module, data.train_dataloader().dataset[0]):
@@ -40,8 +35,7 @@ def _fits(trainer: Trainer, module: Any, batch: tuple[Tensor, ...]) -> bool:
         torch.cuda.reset_peak_memory_stats(device)
     try:
         with trainer.precision_plugin.train_step_context():
-            sizes = [local(weight).numel() for weight in module.parameters()]
-            moments = [torch.empty(2, size, dtype=torch.float32, device=device) for size in sizes]
+            moments = [torch.empty(2, weight.numel(), device=device) for weight in module.parameters()]
             for _ in range(2):  # beside the second are the gradients of the first, as in an update
                 module.loss(tuple(part.to(device) for part in batch)).backward()
             del moments

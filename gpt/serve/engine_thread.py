@@ -18,7 +18,6 @@ from gpt.model import GPT
 from gpt.serve.errors import server_failed
 from gpt.serve.limits import Limits
 from gpt.text.tokenizer import Tokenizer
-from gpt.threads import spread_threads
 
 Result = TypeVar("Result")
 Piece = tuple[int, Token]  # a token, and the index of its sample among those of a handle
@@ -75,7 +74,7 @@ class EngineThread:
         self.model, self.limits = model, limits
         self._new_engine = partial(Engine, self.model, tokenizer, max_samples=limits.running, chunk=_CHUNK)
         self._engine = self._new_engine()
-        self._thread = ThreadPoolExecutor(1, "decoding", initializer=spread_threads)
+        self._thread = ThreadPoolExecutor(1, "decoding")
         self._costs: dict[Handle | Callable[[], Any], int] = {}  # of what is open
         self._owners: dict[Sample, tuple[Handle, int]] = {}  # with the sample's index
         self._one_call = asyncio.Lock()

@@ -10,10 +10,8 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
 from gpt.data.module import TokenData
-from gpt.errors import InputError
 from gpt.model import GPT
 from gpt.training.loss import cross_entropy
-from gpt.training.shard import is_sharded
 
 # Compiling the blocks takes about twenty seconds, on a GPU up to a hundred. Runs of fewer operations save
 # less: a GPU computes about 1e14 in a second where nothing is compiled (an estimate).
@@ -40,8 +38,6 @@ def compile_model(module: Any) -> None:
     if module.compile_blocks != "whole":
         for block in model.blocks:
             block.compile()
-    elif is_sharded(model):
-        raise InputError("with fsdp2 each block is compiled by itself: give --model.compile true")
     else:
         module.features = torch.compile(model.features)  # the model's own computes samples
 

@@ -25,7 +25,6 @@ from gpt.training.lora import LoRAConfig, add_adapters
 from gpt.training.loss import linear_cross_entropy
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.schedule import learning_rate_factor
-from gpt.training.shard import is_sharded, shard, whole
 from gpt.weights.load import GPT, start_from
 
 VALIDATED = ("val_loss", "val_perplexity", "val_bits_per_byte", "val_standard_error")
@@ -53,12 +52,9 @@ class ModelOptions:
     fraction of the memory (Chen et al. 2016). Rare. Elsewhere: gradient_checkpointing."""
     loss_chunk: int | None = None
     """Tokens whose logits are in memory at the same time, by default 8,192 on a GPU, else 1,024. Rare."""
-    skip_nonfinite: int = 0
-    """Updates to skip, because their loss or gradient is not finite, before the run stops. Rare."""
 
     def __post_init__(self) -> None:
         check_least(1, loss_chunk=self.loss_chunk)
-        check_least(0, skip_nonfinite=self.skip_nonfinite)
         if self.lora.rank and self.init_from is None:
             raise InputError("model.lora.rank needs weights to adapt: give --model.init_from")
 
@@ -95,7 +91,7 @@ class LanguageModel(LightningModule):
         self.model.checkpoint_activations = self.options.checkpoint_activations
         self.features, self.kernel = None, None  # where `compile_model` compiles them
         self.compile_blocks, self._compiled = self.options.compile, False
-        self.guard = Guard(self.options.skip_nonfinite)
+        self.guard = Guard()
         self.config = self.model.config
         self.first_step = 0
         """Updates that were made before this training began."""
@@ -147,11 +143,11 @@ class LanguageModel(LightningModule):
         lengths = getattr(self.trainer.datamodule, "byte_lengths", None)  # type: ignore[attr-defined]
         for part in zip(*(torch.tensor_split(tensor, parts) for tensor in batch), strict=True):
             tokens, size, loss = int((part[1] != IGNORE_INDEX).sum()), 0, 0.0
-            if tokens or is_sharded(self.model):  # all processes take part in a sharded model's forward pass
+            if tokens:  # or padding alone
                 loss = float(self.cross_entropy(part))
             if lengths is not None:
                 size = int(target_bytes(part[1].cpu(), lengths).sum())
-            self._val_sums.append([loss * tokens if tokens else 0.0, tokens, size])  # or padding alone
+            self._val_sums.append([loss * tokens, tokens, size])
 
     def on_validation_epoch_end(self) -> None:
         """Log nats per token, perplexity, and bits per byte, which does not depend on the tokenizer."""
@@ -168,12 +164,6 @@ class LanguageModel(LightningModule):
             if math.isfinite(error):
                 metrics["val_standard_error"] = error
         self.log_dict(metrics)
-
-    def configure_model(self) -> None:
-        if self.device_mesh is not None:
-            if self.options.lora.rank:
-                raise InputError("fsdp2 does not shard lora's adapters: leave --trainer.strategy fsdp2 out")
-            shard(self.model, self.device_mesh["data_parallel"], str(self.trainer.precision))
 
     def configure_optimizers(self) -> Any:
         recipe = self.options.optimizer
@@ -220,7 +210,7 @@ class LanguageModel(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip by the norm of all gradients; where it is not finite, skip the update or stop."""
+        """Clip by the norm of all gradients; where it is not finite, stop."""
         if gradient_clip_algorithm not in (None, "norm"):
             raise InputError(
                 f"gradient_clip_algorithm {gradient_clip_algorithm}: gradients are clipped by norm"
@@ -229,11 +219,10 @@ class LanguageModel(LightningModule):
         if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
             scaler.unscale_(optimizer)  # Lightning leaves it to a fused optimizer's step, after clipping
         weights = [weight for weight in self.parameters() if weight.grad is not None]
-        norm = whole(get_total_norm([w.grad for w in weights]))  # type: ignore[misc]
+        norm = get_total_norm([w.grad for w in weights])  # type: ignore[misc]
         self.last_gradient_norm = norm  # before clipping
-        if not self.guard.passes(self.trainer, norm, self.first_step + self.trainer.global_step + 1):
-            self.zero_grad()  # no optimizer changes a weight that has no gradient
-        elif gradient_clip_val:
+        self.guard.check(self.trainer, norm, self.first_step + self.trainer.global_step + 1)
+        if gradient_clip_val:
             clip_grads_with_norm_(weights, gradient_clip_val, norm)
 
 

@@ -1,4 +1,4 @@
-"""Requests of every kind to a server, hostile ones among good ones, for `torture.py` and `soak.py`.
+"""Requests of every kind to a server, hostile ones among good ones, for `soak.py`.
 
 A grammar over the schema of /v1/completions makes bodies with values of every kind for every field. Others
 are not JSON or not HTTP. Some arrive slowly, are read slowly, or are cut off. No request may hang or fail by

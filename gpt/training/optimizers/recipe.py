@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 
 from gpt.errors import InputError, check_least
 from gpt.training.optimizers.combined import CombinedOptimizer
-from gpt.training.optimizers.master_weights import MasterWeights
 from gpt.training.optimizers.muon import StackedMuon
 from gpt.training.schedule import Schedule
 
@@ -60,19 +59,13 @@ class OptimizerConfig:
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig, precision: str = "") -> Optimizer:
-    """The optimizer of a GPT's weights, with float32 masters where the weights are bfloat16.
+    """The optimizer of a GPT's weights.
 
-    Muon orthogonalises in bfloat16 where the Trainer's `precision` names it, else as `StackedMuon` does.
+    Muon orthogonalises in bfloat16 where the Trainer's `precision` names it, else in float32.
     """
-    bfloat16 = "bf16" in precision or None
+    dtype = torch.bfloat16 if "bf16" in precision else torch.float32
     # A tied head counts once; with adapters, the other weights are fixed.
     named: dict[str, Tensor] = {name: w for name, w in model.named_parameters() if w.requires_grad}
-    if any(weight.dtype == torch.bfloat16 for weight in named.values()):
-        return MasterWeights(named, lambda masters: _build(masters, config, bfloat16))
-    return _build(named, config, bfloat16)
-
-
-def _build(named: dict[str, Tensor], config: OptimizerConfig, bfloat16: bool | None) -> Optimizer:
     matrices = [weight for name, weight in named.items() if name.startswith("blocks.") and weight.dim() == 2]
     embeddings = [w for name, w in named.items() if not name.startswith("blocks.") and w.dim() == 2]
     vectors = [weight for weight in named.values() if weight.dim() != 2]  # norms and biases
@@ -84,5 +77,5 @@ def _build(named: dict[str, Tensor], config: OptimizerConfig, bfloat16: bool | N
     ]
     if config.name == "adamw":
         return AdamW([main, *rest], betas=config.betas, fused=True)
-    muon = StackedMuon([main], bfloat16=bfloat16, momentum=config.momentum, adjust_lr_fn="match_rms_adamw")
+    muon = StackedMuon([main], dtype=dtype, momentum=config.momentum, adjust_lr_fn="match_rms_adamw")
     return CombinedOptimizer(muon, AdamW(rest, betas=config.betas, fused=True))
