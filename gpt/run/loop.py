@@ -131,7 +131,6 @@ class Loop(Callback):
         """Restore what the first batch depends on."""
         run, plain = self.run, self.options.trainer
         skip_sigterm_broadcast(trainer)
-        self.module.guard.skipped = run.skipped
         self._open.enter_context(remembered(self.module.guard))
         self.limits.begin(bool(self.module.compile_blocks), self.every)
         self.record = Record(self.folder, run, self.options.log_every, plain.enable_progress_bar, self._first)
@@ -285,7 +284,7 @@ class Loop(Callback):
         for rank, (random, _) in enumerate(states):
             tensors |= {f"random/{rank}/{name}": state for name, state in random.items()}
         run.loss_sums = [loss_sum for _, loss_sum in states]
-        run.skipped, run.scale = self.module.guard.skipped, scaler.state_dict() if scaler else None
+        run.scale = scaler.state_dict() if scaler else None
         run.save, run.saved_at = run.save + 1, time.time()
         self.record.note()
         return tensors

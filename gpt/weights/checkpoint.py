@@ -73,8 +73,6 @@ class RunPart:
     """Seconds since 1970; tells which of several runs is the newest."""
     corpus: str = ""
     """A hash of the prepared text."""
-    skipped: int = 0
-    """Updates that were skipped because their loss or gradient was not finite."""
     scale: dict[str, Any] | None = None
     """The state of float16's loss scale."""
     seconds: float = 0.0
