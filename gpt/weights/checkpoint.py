@@ -98,7 +98,8 @@ class RunPart:
 
     def __post_init__(self) -> None:
         numbers = {name: value for name, value in as_dict(self).items() if isinstance(value, int | float)}
-        check_least(0, **{name: value for name, value in numbers.items() if name != "best_loss"})
+        numbers.pop("best_loss", None)
+        check_least(0, **numbers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,13 +225,11 @@ def _metadata(path: Path) -> dict[str, str]:
             raise SafetensorError
         with safe_open(path, "pt") as opened:
             texts: dict[str, str] = opened.metadata() or {}
+        if "model" not in texts or len(texts.get("run", "")) > _MOST_RUN:
+            raise SafetensorError
     except SafetensorError:
-        raise InputError(f"{path} is not a checkpoint, or a broken one") from None
-    if "model" not in texts:
-        what = "expected model.safetensors with a config.json beside it"
-        raise InputError(f"{path} is not a checkpoint written by 'gpt fit'; of another program, {what}")
-    if len(texts.get("run", "")) > _MOST_RUN:
-        raise InputError(f"{path}: its options take more than {_MOST_RUN:,} characters")
+        others = "of another program, give the folder with its config.json"
+        raise InputError(f"{path} is no checkpoint of gpt fit, or a broken one; {others}") from None
     return texts
 
 
