@@ -31,16 +31,9 @@ class KeyValueCache:
     def update(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Append T tokens, (B, H, T, K) each, and return all held so far, (B, H, S, K); errors as `check`."""
         self.check(key.shape)
-        if value.shape != key.shape:
-            expected, given = tuple(key.shape), tuple(value.shape)
-            raise InputError(f"expected values of the keys' shape {expected}, got {given}")
         start, end = self.length, self.length + key.shape[2]
-        if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):  # keep what autograd needs
-            self.keys = self.keys.slice_scatter(key.to(self.keys.dtype), 2, start, end)
-            self.values = self.values.slice_scatter(value.to(self.values.dtype), 2, start, end)
-        else:
-            self.keys[:, :, start:end] = key
-            self.values[:, :, start:end] = value
+        self.keys[:, :, start:end] = key
+        self.values[:, :, start:end] = value
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 

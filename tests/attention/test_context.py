@@ -95,13 +95,11 @@ def test_arguments_that_exclude_each_other_are_refused(x: Tensor, context: Tenso
     causal = MultiHeadAttention(WIDTH, WIDTH, KEYS, 0.0, HEADS).double()
     both = MultiHeadAttention(WIDTH, WIDTH, KEYS, 0.0, HEADS, causal=False).double()
     cache = causal.new_cache(2)
-    ids = torch.zeros(2, KEYS, dtype=torch.long)
     for call, message in {
         lambda: causal(x, context=context): "a context needs attention with causal=False",
         lambda: both(x, cache=cache): "a cache needs attention with causal=True",
         lambda: both(x, context=context, cache=cache): "a cache needs attention with causal=True",
         lambda: both.new_cache(2): "a cache needs causal=True",
-        lambda: both(x, context=context, document_ids=ids): "document_ids are for self-attention",
         lambda: both(x, context=context[:1]): r"a context of shape \(2, tokens, 12\), got \(1, 7, 12\)",
         lambda: both(x, context=context[..., :6]): r"a context of shape \(2, tokens, 12\), got \(2, 7, 6\)",
         lambda: both(x, context=context.repeat(1, 2, 1)): "at most context_length 7 tokens",
