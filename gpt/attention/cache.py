@@ -22,8 +22,6 @@ class KeyValueCache:
         self, batch_size: int, num_heads: int, max_length: int, head_dim: int, **options: Any
     ) -> None:
         shape = (batch_size, num_heads, max_length, head_dim)
-        if min(shape) < 1:
-            raise InputError(f"expected a cache (batch, heads, length, head_dim) of at least 1, got {shape}")
         self.keys = torch.zeros(shape, **options)  # (B, H, L, K)
         self.values = torch.zeros_like(self.keys)  # (B, H, L, K)
         self.length = 0

@@ -75,16 +75,11 @@ def test_autocast_paths_agree_with_single_precision(x: Tensor, masked: bool, dty
     torch.testing.assert_close(explicit.float(), expected, atol=2e-2, rtol=2e-2)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_with_a_cache(x: Tensor, dtype: torch.dtype) -> None:
+def test_autocast_with_a_cache(x: Tensor) -> None:
     module = build()
-    expected, cache = module(x), module.new_cache(BATCH, dtype=dtype)
-    with torch.autocast("cpu", dtype), torch.inference_mode():
-        pieces = [
-            module(x[:, :4], cache=cache),
-            module(x[:, 4:5], cache=cache),
-            module(x[:, 5:], cache=cache),
-        ]
+    expected, cache = module(x), module.new_cache(BATCH, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
+        pieces = [module(part, cache=cache) for part in (x[:, :4], x[:, 4:5], x[:, 5:])]
     torch.testing.assert_close(torch.cat(pieces, dim=1).float(), expected, atol=2e-2, rtol=2e-2)
 
 
@@ -180,16 +175,11 @@ def test_mask_follows_the_module_and_comes_back_from_meta(x: Tensor) -> None:
     assert source.to("meta").mask.is_meta
 
 
-def test_mask_is_one_byte_a_pair_and_in_no_state_dict() -> None:
-    module = build()
+def test_the_mask_is_boolean_and_in_no_state_dict() -> None:
+    module = build().half()
     assert module.mask.dtype == torch.bool
-    assert module.mask.nbytes == CONTEXT**2
-    assert set(module.half().state_dict()) == {
-        f"{name}.{kind}"
-        for name in ("W_query", "W_key", "W_value", "out_proj")
-        for kind in ("weight", "bias")
-    }
-    assert module.mask.dtype == torch.bool
+    names = "W_query", "W_key", "W_value", "out_proj"
+    assert set(module.state_dict()) == {f"{name}.{kind}" for name in names for kind in ("weight", "bias")}
 
 
 def test_state_dict_of_the_chapter_loads(x: Tensor) -> None:
@@ -208,9 +198,7 @@ def test_state_dict_of_the_chapter_loads(x: Tensor) -> None:
     ("changes", "message"),
     [
         ({"num_heads": 5}, "d_out 12 is not divisible by num_heads 5"),
-        ({"num_heads": 0}, "d_out 12 is not divisible by num_heads 0"),
         ({"d_in": 0}, "d_in must be at least 1, got 0"),
-        ({"d_out": 0}, "d_out must be at least 1, got 0"),
         ({"context_length": 0}, "context_length must be at least 1, got 0"),
     ],
 )
@@ -226,20 +214,17 @@ BOOL = {"dtype": torch.bool}
 @pytest.mark.parametrize(
     ("shape", "arguments", "expected", "given"),
     [
-        ((6, 5), {}, "(batch, tokens, 5)", "(6, 5)"),
         ((1, 2, 6, 5), {}, "(batch, tokens, 5)", "(1, 2, 6, 5)"),
         ((2, 6, 4), {}, "(batch, tokens, 5)", "(2, 6, 4)"),
         ((2, 9, 5), {}, "at most context_length 8 tokens", "(2, 9, 5)"),
         ((2, 6, 5), {"key_padding_mask": torch.zeros(2, 5, **BOOL)}, "(2, 6)", "(2, 5)"),
         ((2, 6, 5), {"key_padding_mask": torch.zeros(2, 6)}, "boolean key_padding_mask", "torch.float32"),
-        ((2, 6, 5), {"key_padding_mask": torch.zeros(1, 6, **BOOL)}, "(2, 6)", "(1, 6)"),
         (
             (2, 6, 5),
             {"attn_mask": torch.zeros(6, 5, **BOOL)},
             "(6, 6) or (2, 6, 6) or (2, 3, 6, 6)",
             "(6, 5)",
         ),
-        ((2, 6, 5), {"attn_mask": torch.zeros(3, 6, 6, **BOOL)}, "(2, 6, 6)", "(3, 6, 6)"),
         ((2, 6, 5), {"attn_mask": torch.zeros(6, 6)}, "boolean attn_mask", "torch.float32"),
         ((2, 6, 5), {"cache": KeyValueCache(3, 3, 8, 4)}, "(3, 3, T, 4)", "(2, 3, 6, 4)"),
         ((2, 6, 5), {"cache": KeyValueCache(2, 2, 8, 6)}, "(2, 2, T, 6)", "(2, 3, 6, 4)"),
