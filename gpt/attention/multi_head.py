@@ -109,14 +109,8 @@ class MultiHeadAttention(nn.Module):
         """
         if self.mask is None:
             raise InputError("a cache needs causal=True: without it earlier tokens attend to later ones")
-        length = self.context_length if max_length is None else max_length
-        if length > self.context_length:
-            limit = f"the context_length {self.context_length}"
-            raise InputError(f"a cache of {length} tokens is more than {limit}")
-        weight = getattr(self.out_proj, "weight", None)  # in quantized layers a method, integers, or missing
-        if dtype is None and isinstance(weight, Tensor) and weight.is_floating_point():
-            dtype = weight.dtype
-        shape = (batch_size, self.num_heads, length, self.head_dim)
+        shape = (batch_size, self.num_heads, max_length or self.context_length, self.head_dim)
+        dtype = dtype or self.out_proj.weight.dtype
         return KeyValueCache(*shape, device=self.mask.device, dtype=dtype)
 
     def _split(self, x: Tensor) -> Tensor:
@@ -131,16 +125,13 @@ class MultiHeadAttention(nn.Module):
                 raise InputError(f"expected {expected}, got {tuple(tokens.shape)}")
         if context is not None and self.mask is not None:
             raise InputError("a context needs attention with causal=False")
-        if cache is not None and self.mask is None:
-            raise InputError("a cache needs attention with causal=True")
+        count = keys.shape[1]
         if cache is not None:
             cache.check((x.shape[0], self.num_heads, x.shape[1], self.head_dim))
-        cached = 0 if cache is None else cache.length
-        if cached + keys.shape[1] > self.context_length:
-            expected = f"at most context_length {self.context_length} tokens"
-            given = f"{tuple(keys.shape)}" + (f" after {cached} cached ones" if cached else "")
-            raise InputError(f"expected {expected}, got an input of shape {given}")
-        return cached + keys.shape[1]
+            count += cache.length
+        if count > self.context_length:
+            raise InputError(f"expected at most context_length {self.context_length} tokens, got {count}")
+        return count
 
     def _combine_masks(
         self, x: Tensor, num_keys: int, padding: Tensor | None, mask: Tensor | None

@@ -179,7 +179,7 @@ class LanguageModel(LightningModule):
         if trainer.max_steps > 0:
             return int(trainer.max_steps)
         if isinstance(trainer.datamodule, TokenData):  # whose place in the text Lightning's count would move
-            return max(1, trainer.max_epochs or 1) * steps_per_epoch(trainer.datamodule)
+            return max(1, trainer.max_epochs) * steps_per_epoch(trainer.datamodule)
         return int(trainer.estimated_stepping_batches)
 
     def plan(self, steps: int) -> None:
@@ -218,4 +218,4 @@ class LanguageModel(LightningModule):
 def steps_per_epoch(data: TokenData) -> int:
     """Updates in one pass over the training text, once the data knows its Trainer."""
     accumulate: int = data.trainer.accumulate_grad_batches if data.trainer else 1
-    return max(1, len(data.train_dataloader()) // accumulate)
+    return len(data.train_dataloader()) // accumulate  # which divides it

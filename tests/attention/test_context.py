@@ -89,8 +89,6 @@ def test_arguments_that_exclude_each_other_are_refused(x: Tensor, context: Tenso
     cache = causal.new_cache(2)
     for call, message in {
         lambda: causal(x, context=context): "a context needs attention with causal=False",
-        lambda: both(x, cache=cache): "a cache needs attention with causal=True",
-        lambda: both(x, context=context, cache=cache): "a cache needs attention with causal=True",
         lambda: both.new_cache(2): "a cache needs causal=True",
         lambda: both(x, context=context[:1]): r"a context of shape \(2, tokens, 12\), got \(1, 7, 12\)",
         lambda: both(x, context=context[..., :6]): r"a context of shape \(2, tokens, 12\), got \(2, 7, 6\)",

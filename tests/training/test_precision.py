@@ -105,7 +105,7 @@ def test_a_gpu_compiles_the_loss_too(monkeypatch):
     monkeypatch.setattr(torch.nn.Module, "compile", compile_block)
     for device in ("cpu", "cuda"):
         module = LanguageModel(CONFIG, OptimizerConfig(), compile=True)
-        module._device = torch.device(device)
+        monkeypatch.setattr(LanguageModel, "device", torch.device(device))
         compilation.compile_model(module)
         assert (module.kernel is cross_entropy) == (device == "cuda")
         assert made == ([cross_entropy] if device == "cuda" else []) + list(module.model.blocks)
