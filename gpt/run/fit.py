@@ -17,7 +17,6 @@ from gpt import STARTED
 from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.plan.plan import END_SECONDS, Plan
-from gpt.run.help import show_help
 from gpt.run.lightning_private import cluster, silence_warnings
 from gpt.run.limits import Deadline
 from gpt.run.loop import Loop
@@ -39,9 +38,6 @@ _REFUSALS = (MisconfigurationException, ImportError, TypeError, ValueError, Runt
 def main(arguments: list[str]) -> None:
     """Run `fit ...` or `validate ...`; what cannot be used is an InputError."""
     command, *rest = arguments
-    if {"-h", "--help"} & {*rest}:
-        show_help(command)
-        return
     out: Any = MayEnd(sys.stdout)
     err: Any = MayEnd(sys.stderr)
     with redirect_stdout(out), redirect_stderr(err):

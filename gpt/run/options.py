@@ -94,7 +94,7 @@ class Options:
     `auto_or_new` to begin --run where it has none. Elsewhere: resume_from_checkpoint."""
     ckpt_path: str | None = None
     """The checkpoint or folder of a run that `gpt validate` scores."""
-    minutes: float | None = None
+    minutes: str | None = None
     """Train the best model for the text that this time allows, from start to end: 90s, 10m, 8h.
     Elsewhere: time."""
     seed_everything: int = 1337

@@ -1,4 +1,3 @@
-import pickle
 import time
 from collections import Counter
 from pathlib import Path
@@ -215,15 +214,6 @@ def test_rows_cross_the_ends(stream):
         row = stream.rows(np.array([start]), 12)[0].tolist()
         whole = [EOT, *range(997), *[0] * 13]
         assert row == whole[start : start + 13]
-
-
-def test_a_stream_pickles_without_its_tokens(stream):
-    len(stream.tokens)
-    packed = pickle.dumps(stream)
-    assert len(packed) < 1000
-    assert (
-        pickle.loads(packed).rows(np.array([50]), 100).tolist() == stream.rows(np.array([50]), 100).tolist()
-    )
 
 
 def test_a_text_shorter_than_the_context_names_both_lengths():

@@ -1,6 +1,5 @@
 """GGUF, the file of llama.cpp: weights, configuration and tokenizer in one, written by the `gguf` package."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from gpt.config import GPTConfig
@@ -9,7 +8,7 @@ from gpt.files import atomic_write
 from gpt.text.table import END_OF_TEXT, to_json
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
-from gpt.weights.formats import nanogpt
+from gpt.weights.formats import hf
 from gpt.weights.formats.table import Weights, from_gpt
 
 
@@ -44,7 +43,7 @@ def write(
     if template:
         writer.add_chat_template(template.to_jinja())
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, config.num_layers)  # from Hugging Face's
-    for name, tensor in from_gpt(replace(config, qkv_bias=True), weights, nanogpt.ROWS).items():
+    for name, tensor in from_gpt(config, weights, hf.NAMES).items():
         layer, _, parameter = name.rpartition(".")
         writer.add_tensor(f"{names[layer]}.{parameter}", tensor.float().numpy())
     with atomic_write(folder / "model.gguf", "wb") as file:
