@@ -106,12 +106,11 @@ class Record:
         """Continue an empty document, from the same seed each time."""
         if not self.first:
             return
-        from gpt.generation import Sampling, stream
+        from gpt.generation import Sampling, stream_samples
 
         sampling = Sampling(temperature=0.8, top_k=50)
-        # Without graphs: a recording that fails could reach the training.
-        parts = stream(model, data.tokenizer, "", sampling=sampling, max_new_tokens=64, seed=0, graphs=False)
-        text = "".join(parts).strip()
+        pieces = stream_samples(model, data.tokenizer, "", sampling=sampling, max_new_tokens=64, seed=0)
+        text = "".join(piece for _, piece in pieces).strip()
         self._append("samples.txt", f"--- step {self.run.step}\n{text}\n\n")
         if self.show and text:
             print(f"\x1b[2m{text}\x1b[0m" if sys.stderr.isatty() else text, file=sys.stderr)
