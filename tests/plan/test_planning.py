@@ -6,6 +6,7 @@ import random
 import time
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from gpt.plan.cost import _PROBES, Cost, Shape, fit_cost
 from gpt.plan.law import Law, Trial
 from gpt.plan.plan import Plan, choose
 from gpt.plan.text import Text, measure
-from gpt.run.limits import Deadline, Limits
+from gpt.run.limits import Limits
 from gpt.run.options import Options, TrainerOptions
 from gpt.run.start import start
 from gpt.training.module import LanguageModel
@@ -370,7 +371,9 @@ def test_the_speed_decides_the_number_of_steps(monkeypatch, capsys, fast, extend
     monkeypatch.setattr("time.perf_counter", lambda: now)
     trainer = TrainerOptions(max_steps=600, val_check_interval=100)
     run, changes = RunPart(), dict[int, int]()
-    limits = Limits(Options(trainer=trainer), run, Deadline(at=60.0, validation=2.0, extends=extends))
+    monkeypatch.setattr("gpt.run.limits.STARTED", END_SECONDS)
+    plan = SimpleNamespace(minutes=1.0, validation=2.0, takes_all_of_it=extends)
+    limits = Limits(Options(trainer=trainer), run, plan)
     limits.count(0)
     limits.begin(warms_up=False, every=100)
     while not limits.is_over:

@@ -208,14 +208,13 @@ def test_the_options_reach_the_trainer():
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda", "mps"])
-def test_a_device_that_is_not_there_is_refused_in_one_line_with_one_that_is(device, workplace, capsys):
+def test_a_device_that_is_not_there_is_refused_in_one_line(device, workplace, capsys):
     if torch.accelerator.is_available():
         pytest.skip("there is a GPU")
     assert fit("--trainer.accelerator", device) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert device in err.lower()
-    assert "cpu" in err
     assert not Path("runs").exists()
 
 
@@ -226,17 +225,22 @@ def test_several_nodes_need_a_launcher_for_which_they_would_wait(workplace, monk
     assert "torchrun" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "error", [MemoryError("Unable to allocate 7.28 TiB"), torch.OutOfMemoryError("CUDA")]
-)
+ALLOCATIONS = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
+    MemoryError("Unable to allocate 7.28 TiB"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+]
+
+
+@pytest.mark.parametrize("error", ALLOCATIONS)
 def test_a_batch_that_does_not_fit_is_one_line(error, workplace, monkeypatch, capsys):
     def step(self, *_):
         raise error
 
     monkeypatch.setattr(LanguageModel, "training_step", step)
     assert fit("--trainer.enable_progress_bar", "false") == 2
-    err = capsys.readouterr().err
-    assert "give a smaller --data.batch_size, or --data.tokens_per_update" in err.splitlines()[-1]
+    assert "give a smaller --data.batch_size" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_help_is_short_and_what_is_rare_stands_in_the_docs(capsys):
