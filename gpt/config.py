@@ -20,7 +20,7 @@ _KINDS: dict[Any, tuple[Any, str]] = {
     float: (Real, "a number"),
     bool: (bool, "true or false"),
 }
-_LARGEST = 1 << 30  # so that no tensor's size overflows 64 bits
+_LARGEST = 1 << 28  # so that no tensor's size overflows 64 bits
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,6 @@
 """The LightningDataModule: a corpus becomes prepared files once, and its windows become batches."""
 
 import math
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,12 +43,8 @@ class DataOptions:
     file; by default GPT-2's of the model's size."""
     shift: bool = False
     """Cut the text, unless it is examples, at another offset each epoch."""
-    pack: bool = False
-    """End windows where documents end, so that no document shorter than the context is split. Rare."""
     isolate: bool = False
     """Keep attention within a document. Rare."""
-    num_workers: int = 0
-    """Processes that read batches; 0 is fast enough from a local disk. Rare."""
     text_column: str | None = None
     """The column of the text, or the columns of examples, as in `gpt prepare`. Rare."""
     errors: str | None = None
@@ -59,9 +54,6 @@ class DataOptions:
 
     def __post_init__(self) -> None:
         check_least(1, batch_size=self.batch_size, tokens_per_update=self.tokens_per_update)
-        check_least(0, num_workers=self.num_workers)
-        if self.shift and self.pack:
-            raise InputError("shift and pack cannot go together: packed windows begin where documents do")
 
 
 class TokenData(pl.LightningDataModule):
@@ -172,16 +164,18 @@ class TokenData(pl.LightningDataModule):
     def train_dataloader(self) -> "TrainLoader":
         """(x, y) of (B, T) int64, y one token ahead of x; with `isolate` document ids too."""
         stream, length = self.prepared.stream("train"), self.context_length
-        windows: Grid | Packed = Grid(len(stream), length, self.seed, self.options.shift)
-        if self.options.pack or self.prepared.template:
-            scored = stream.tokens >= 0 if self.prepared.template else None
-            windows = Packed(self.prepared.document_starts("train"), len(stream), length, scored)
+        windows: Grid | Packed
+        if self.prepared.template:  # examples
+            starts = self.prepared.document_starts("train")
+            windows = Packed(starts, len(stream), length, stream.tokens >= 0)
+        else:
+            windows = Grid(len(stream), length, self.seed, self.options.shift)
         rank, processes = self._place()
         dataset = TrainWindows(
             stream, windows, self.batch_size, self.seed, rank, processes, self.options.isolate
         )
         accumulate = self.trainer.accumulate_grad_batches if self.trainer else 1
-        return TrainLoader(dataset, self.options.num_workers, multiple_of=accumulate, place=self.place)
+        return TrainLoader(dataset, accumulate, self.place)
 
     def val_dataloader(self) -> "DataLoader[Batch]":
         """The whole split once, in order: padding has the target IGNORE_INDEX."""
@@ -204,18 +198,11 @@ class TrainLoader(DataLoader[Batch]):
     that all updates accumulate equally many. Its state is what a Trainer saves to resume within an epoch.
     """
 
-    def __init__(
-        self, dataset: TrainWindows, num_workers: int = 0, multiple_of: int = 1, place: int = 0
-    ) -> None:
+    def __init__(self, dataset: TrainWindows, multiple_of: int = 1, place: int = 0) -> None:
         self._numbers = _Consecutive(math.ceil(len(dataset) / multiple_of) * multiple_of)
         self._windows_per_batch = dataset.batch_size * dataset.world_size
         self.load_state_dict({"windows": place})
-        super().__init__(dataset, sampler=self._numbers, **_loading(num_workers))
-
-    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        for batch in super().__iter__():
-            self._numbers.next += 1  # not when the number is drawn: workers draw some batches ahead
-            yield batch
+        super().__init__(dataset, sampler=self._numbers, **_loading())
 
     def state_dict(self) -> dict[str, int]:
         """The windows that all processes have taken."""
@@ -237,23 +224,15 @@ class _Consecutive(Sampler[int]):
         return self.count
 
     def __iter__(self) -> Iterator[int]:
-        return iter(range(self.next, self.next + self.count))
+        for _ in range(self.count):
+            self.next += 1
+            yield self.next - 1
 
 
-def _loading(num_workers: int = 0) -> dict[str, Any]:
-    """Options of a DataLoader of whole batches."""
+def _loading() -> dict[str, Any]:
+    """Options of a DataLoader of whole batches, read from a memory map by this process."""
     return {
         "batch_size": None,
-        "num_workers": num_workers,
-        "persistent_workers": num_workers > 0,
-        "worker_init_fn": _ignore_signals,
         "pin_memory": torch.cuda.is_available(),
         "generator": torch.Generator(),  # the default is the global one, which dropout uses
     }
-
-
-def _ignore_signals(worker: int) -> None:
-    """A terminal's Ctrl-C reaches every process; the one that trains needs batches to finish its step."""
-    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
-        if number := getattr(signal, name, None):  # Windows lacks the last
-            signal.signal(number, signal.SIG_IGN)

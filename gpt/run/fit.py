@@ -123,7 +123,6 @@ def new_trainer(options: Options, callbacks: list[Any]) -> Trainer:
             accumulate_grad_batches=plain.accumulate_grad_batches,
             gradient_clip_val=plain.gradient_clip_val,
             deterministic=plain.deterministic,
-            detect_anomaly=plain.detect_anomaly,
             callbacks=callbacks,
             plugins=cluster(),
             max_steps=-1,  # `Loop` ends training

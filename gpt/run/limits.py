@@ -49,8 +49,6 @@ class Limits:
             self._limit(planned if planned and self.seconds is None else steps)
         if epochs > 0 and epochs * steps_per_epoch < self._most:
             self._limit(epochs * steps_per_epoch, f"max_epochs {epochs} of {steps_per_epoch} steps")
-        if self.options.min_steps > self._most:
-            raise InputError(f"min_steps {self.options.min_steps} is more than the run has: {self.reason}")
 
     def check_left(self) -> None:
         """Stopped where no update is left."""
@@ -94,7 +92,7 @@ class Limits:
             run.best_loss, run.best_step, run.stalled = loss, run.step, 0
         else:
             run.stalled += 1
-        self.stopped_early = self._is_stalled() and run.step >= self.options.min_steps
+        self.stopped_early = self._is_stalled()
 
     @property
     def is_over(self) -> bool:
@@ -120,7 +118,7 @@ class Limits:
         run, allowed = self.run, self.seconds
         if allowed is None:
             return False
-        estimate = max(self._estimate(allowed - elapsed), self.options.min_steps)
+        estimate = self._estimate(allowed - elapsed)
         if self.plan is None:
             run.total = min(self._most, estimate)
             if run.step == estimate < self._most:

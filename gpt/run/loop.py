@@ -124,7 +124,6 @@ class Loop(Callback):
         self._model_part = ModelPart(
             config=self.module.config.to_dict(),
             tokenizer=self.data.tokenizer.to_dict(),
-            bytes_per_token=self.data.bytes_per_token,
             template=self.data.prepared.meta.template,
             adapters=self._adapters(trainer) if self.module.options.lora.rank else None,
         )
@@ -136,7 +135,6 @@ class Loop(Callback):
         """Restore what the first batch depends on."""
         run, plain = self.run, self.options.trainer
         skip_sigterm_broadcast(trainer)
-        self.module.guard.skipped = run.skipped
         self._open.enter_context(remembered(self.module.guard))
         self.limits.begin(bool(self.module.compile_blocks), self.every)
         tensors = self.checkpoint.tensors if self.checkpoint else {}
@@ -294,7 +292,7 @@ class Loop(Callback):
             torch.distributed.all_gather_object(states, own)
         for rank, state in enumerate(states):
             tensors |= {f"random/{rank}/{name}": tensor for name, tensor in state.items()}
-        run.skipped, run.scale = self.module.guard.skipped, scaler.state_dict() if scaler else None
+        run.scale = scaler.state_dict() if scaler else None
         run.save, run.saved_at = run.save + 1, time.time()
         self.record.note()
         return tensors

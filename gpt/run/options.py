@@ -27,8 +27,6 @@ class TrainerOptions:
     """Passes over the training text; -1 for no such limit. Elsewhere: num_train_epochs, epochs."""
     max_time: str | None = None
     """Training time over all resumes: 90s, 10m, 8h, or DD:HH:MM:SS."""
-    min_steps: int = 0
-    """Updates that max_time and early stopping wait for. Rare."""
     val_check_interval: int = 500
     """Batches between two validations, rounded up to whole updates; with --data.tokens_per_update updates.
     Elsewhere: eval_interval, eval_steps, check_val_every_n_epoch."""
@@ -58,8 +56,6 @@ class TrainerOptions:
     """Whether to show progress, validations and samples on stderr. Rare."""
     deterministic: bool = False
     """Whether a GPU has to compute the same to the last bit each time. Rare."""
-    detect_anomaly: bool = False
-    """Whether to say which operation made a gradient NaN; slow. Rare."""
 
     def __post_init__(self) -> None:
         for name in ("max_steps", "max_epochs"):
@@ -68,7 +64,7 @@ class TrainerOptions:
                 raise InputError(f"{name} must be positive, or -1 for no limit, got {value}")
         if self.max_time is not None and not 0 < seconds_of("max_time", self.max_time) < float("inf"):
             raise InputError(f"max_time must be positive, got {self.max_time}")
-        check_least(0, min_steps=self.min_steps, gradient_clip_val=self.gradient_clip_val)
+        check_least(0, gradient_clip_val=self.gradient_clip_val)
         counts = ("val_check_interval", "accumulate_grad_batches", "devices", "num_nodes")
         check_least(1, **{name: getattr(self, name) for name in counts})
         if self.limit_val_batches not in (0.0, 1.0):

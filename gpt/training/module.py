@@ -52,12 +52,9 @@ class ModelOptions:
     fraction of the memory (Chen et al. 2016). Rare. Elsewhere: gradient_checkpointing."""
     loss_chunk: int | None = None
     """Tokens whose logits are in memory at the same time, by default 8,192 on a GPU, else 1,024. Rare."""
-    skip_nonfinite: int = 0
-    """Updates to skip, because their loss or gradient is not finite, before the run stops. Rare."""
 
     def __post_init__(self) -> None:
         check_least(1, loss_chunk=self.loss_chunk)
-        check_least(0, skip_nonfinite=self.skip_nonfinite)
         if self.lora.rank and self.init_from is None:
             raise InputError("model.lora.rank needs weights to adapt: give --model.init_from")
 
@@ -94,7 +91,7 @@ class LanguageModel(LightningModule):
         self.model.checkpoint_activations = self.options.checkpoint_activations
         self.features, self.kernel = None, None  # where `compile_model` compiles them
         self.compile_blocks, self._compiled = self.options.compile, False
-        self.guard = Guard(self.options.skip_nonfinite)
+        self.guard = Guard()
         self.config = self.model.config
         self.first_step = 0
         """Updates that were made before this training began."""
@@ -213,7 +210,7 @@ class LanguageModel(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip by the norm of all gradients; where it is not finite, skip the update or stop."""
+        """Clip by the norm of all gradients; where it is not finite, stop."""
         if gradient_clip_algorithm not in (None, "norm"):
             raise InputError(
                 f"gradient_clip_algorithm {gradient_clip_algorithm}: gradients are clipped by norm"
@@ -224,9 +221,8 @@ class LanguageModel(LightningModule):
         weights = [weight for weight in self.parameters() if weight.grad is not None]
         norm = get_total_norm([w.grad for w in weights])  # type: ignore[misc]
         self.last_gradient_norm = norm  # before clipping
-        if not self.guard.passes(self.trainer, norm, self.first_step + self.trainer.global_step + 1):
-            self.zero_grad()  # no optimizer changes a weight that has no gradient
-        elif gradient_clip_val:
+        self.guard.check(self.trainer, norm, self.first_step + self.trainer.global_step + 1)
+        if gradient_clip_val:
             clip_grads_with_norm_(weights, gradient_clip_val, norm)
 
 

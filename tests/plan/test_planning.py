@@ -25,7 +25,7 @@ from gpt.errors import InputError
 from gpt.plan import cost, recommend
 from gpt.plan.cost import _PROBES, Cost, Shape, fit_cost
 from gpt.plan.law import Law, Trial
-from gpt.plan.plan import Plan, choose
+from gpt.plan.plan import END_SECONDS, Plan, choose
 from gpt.plan.text import Text, measure
 from gpt.run.limits import Limits
 from gpt.run.options import Options, TrainerOptions
@@ -220,13 +220,13 @@ def test_a_text_is_measured(tmp_path):
 def hurry(workplace, monkeypatch):
     """A process that begins now, on a machine that is not timed but thought three times as slow as it is."""
     slow = replace(MACHINE, seconds=tuple(3 * seconds for seconds in MACHINE.seconds))
-    for module in ("plan.recommend", "run.fit"):
+    for module in ("plan.recommend", "run.fit", "run.limits"):
         monkeypatch.setattr(f"gpt.{module}.STARTED", time.perf_counter())
     monkeypatch.setattr(recommend, "probe", lambda *_: slow)
     monkeypatch.setattr("gpt.plan.text.try_out", lambda *_: (text_of(1_000_000).trial, 0.01))
     monkeypatch.setattr(recommend, "_REST_OF_START", 0.5)
     monkeypatch.setattr("gpt.plan.plan.END_SECONDS", 1.0)
-    monkeypatch.setattr("gpt.run.fit.END_SECONDS", 1.0)
+    monkeypatch.setattr("gpt.run.limits.END_SECONDS", 1.0)
     draw = random.Random(0)
     words = ["".join(draw.choices("etaoinshrdlu", k=draw.randint(1, 8))) for _ in range(3000)]
     Path("text.txt").write_text(" ".join(draw.choices(words, k=100_000)), "utf-8")

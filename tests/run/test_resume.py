@@ -46,12 +46,6 @@ def test_resumed_from_a_step_it_ends_the_same(step, whole, workplace):
     assert result(run) == result(whole)
 
 
-def test_workers_change_nothing(whole, workplace):
-    run = interrupted(whole, 5)
-    assert main(["fit", "--resume", "auto", "--run", "cut", "--data.num_workers", "2"]) == 0
-    assert result(run) == result(whole)
-
-
 def test_resumed_from_the_best_its_validation_is_not_done_twice(whole, workplace, monkeypatch):
     run = interrupted(whole, 5)
 

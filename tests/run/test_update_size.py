@@ -58,7 +58,6 @@ def test_updates_are_the_same_whatever_the_micro_batch(batch_size, expected, see
         (("--data.tokens_per_update", "390"), "390 is no whole number of windows of 16 tokens: give 384"),
         (("--data.tokens_per_update", "0"), "tokens_per_update must be at least 1, got 0"),
         (("--data.batch_size", "0"), "batch_size must be at least 1, got 0"),
-        (("--data.num_workers", "-1"), "num_workers must be at least 0, got -1"),
         (("--trainer.accumulate_grad_batches", "2"), "decides accumulate_grad_batches: give only one"),
     ],
 )
