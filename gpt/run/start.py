@@ -155,9 +155,10 @@ def _resumed(given: Given, checkpoint: Checkpoint, skipped: tuple[Path, ...]) ->
 def _check_here(source: str, values: Values, given: Set[str]) -> None:
     """An InputError where a file names what would have to be fetched, and nobody has given another."""
     for name in {"data.corpus", "model.init_from"} & values.keys() - given:
-        here = is_local_text(values[name]) if name == "data.corpus" else Path(values[name]).exists()
+        value = values[name]
+        here = is_local_text(value) if name == "data.corpus" else value is None or Path(value).exists()
         if not here:
-            what = f"{name} {shown(values[name])} is not on this machine"
+            what = f"{name} {shown(value)} is not on this machine"
             how = f"nothing that a file names is fetched: give it yourself, --{name} ..., if you trust it"
             raise InputError(f"{source}: {what}, and {how}")
 

@@ -1,6 +1,7 @@
 """A checkpoint of `gpt fit`: a safetensors file with JSON in its header, and which of a run's is the newest.
 
-Its tensors are the weights by a GPT's names, `optimizer/WEIGHT/STATE` and `random/PROCESS/DEVICE`. The
+Its tensors are the weights by a GPT's names, `optimizer/WEIGHT/STATE`, and `random/PROCESS/DEVICE` with
+`random/PROCESS/losses`. The
 header's metadata has three texts: `model`, what the weights alone need to be used; `run`, where the run
 stands, which a snapshot lacks; `checksum`, of both texts and all tensors. Nothing in it is code, and any
 program that reads safetensors opens it.
@@ -91,8 +92,6 @@ class RunPart:
     """The figures of the last one; None for one that is not finite."""
     batches: int = 0
     """Of each process, since the last row of metrics.csv."""
-    loss_sums: list[float | None] = field(default_factory=list)
-    """Of the losses of these batches, for each process; None where it is not finite."""
     csv: int = 0
     """Bytes of metrics.csv."""
     samples: int = 0
