@@ -66,7 +66,7 @@ CHANGES = {
     "another schedule": Change(
         "gpt/training/schedule.py",
         {
-            '"wsd", "constant"]': '"wsd", "constant", "root"]',
+            '"cosine", "constant"]': '"cosine", "constant", "root"]',
             '    if schedule == "constant":\n': (
                 '    if schedule == "root":\n        return float((step + 1) ** -0.5)\n'
                 '    if schedule == "constant":\n'
