@@ -49,13 +49,12 @@ class Record:
         self._tokens = self._shown = 0  # at the last row: tokens, and the update
         self._started = self._at = 0.0
 
-    def begin(self, tokens: int, loggers: Sequence[str] = (), processes: int = 1, rank: int = 0) -> None:
+    def begin(self, tokens: int, loss_sum: Tensor | float = 0.0, loggers: Sequence[str] = ()) -> None:
         """Start the clocks and the progress bar; continue the files, with loggers of these names too."""
         run = self.run
         self._at = time.perf_counter()
         self._started, self._tokens, self._shown = self._at - run.seconds, tokens, run.step
-        sums = [math.nan if value is None else float(value) for value in run.loss_sums]
-        self.loss_sum = sums[rank] if len(sums) == processes else sum(sums) / max(1, len(sums))
+        self.loss_sum = loss_sum
         if self.first:
             self._loggers = [_logger(name, self.folder, run.step) for name in loggers if name != "csv"]
             for name, size in (("metrics.csv", run.csv), ("samples.txt", run.samples)):
