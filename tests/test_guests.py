@@ -42,10 +42,3 @@ def test_a_wrong_result_and_a_missing_program(monkeypatch, capsys, tmp_path):
     assert "| no-such-package | a text | not installed |" in text
     assert "FAILED: gpt gives 'ours', the program 'theirs'" in text
     assert text.startswith("Before\n") and text.endswith("\nafter\n") and "old" not in text
-
-
-def test_a_word_of_no_check_is_refused(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["guests.py", "--only", "abacus"])
-    with pytest.raises(SystemExit) as ended:
-        guests.main()
-    assert ended.value.code == 2 and "abacus" in capsys.readouterr().err
