@@ -47,7 +47,7 @@ class Law:
     context_power: float
     passes: float  # after about so many passes more of them teach nothing
     batch: float  # tokens of a batch with which half of its work is lost
-    window: float  # tokens of a window with which half of it is lost: neighbours tell less than other text
+    window: float  # window length that halves a token's value: neighbours tell less than other text
     overfit: float
     overfit_power: float  # of the weights for each byte of text
     table_overfit: float  # so many times a weight of the embeddings counts there

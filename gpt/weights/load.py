@@ -49,7 +49,7 @@ class Found:
         rows, most = self.config.vocab_size, self.config.context_length
         ids = self.own_tokenizer.n_vocab if self.own_tokenizer else min(rows, Tokenizer().n_vocab)
         if ids > rows:
-            raise InputError(f"the tokenizer has {ids} ids, but the weights have {rows} rows")
+            raise InputError(f"the tokenizer has {ids} tokens, but the weights have {rows} rows")
         kept = most if context_length is None else context_length
         if kept > most:
             raise InputError(f"context_length {kept} is more than the weights' {most} positions: set {most}")
