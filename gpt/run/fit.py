@@ -61,6 +61,10 @@ def fit(begun: Start) -> None:
     """Train; a run that a signal ended exits with the status that the signal has in a shell."""
     report(*begun.notes)
     trainer, loop, module, data = assemble(begun)
+    if begun.minutes and begun.options.model.init_from and loop.options.trainer.limit_val_batches:
+        as_they_are = new_trainer(loop.options, callbacks=[])
+        found = as_they_are.validate(module, datamodule=data, verbose=False)[0]
+        report(f"the weights as they are: {found['val_bits_per_byte']:.4g} bits per byte")
     try:
         with sharing_cores():
             trainer.fit(module, datamodule=data)
@@ -89,7 +93,7 @@ def fit(begun: Start) -> None:
 def assemble(begun: Start) -> tuple[Trainer, Loop, LanguageModel, TokenData]:
     """All parts of a run, its text prepared: what is wrong with it is found before there is a folder."""
     options, module, data = build(begun.options, begun.checkpoint)
-    loop = Loop(options, module, data, begun.folder, begun.checkpoint, _deadline(begun.plan))
+    loop = Loop(options, module, data, begun.folder, begun.checkpoint, _deadline(begun))
     trainer = new_trainer(options, callbacks=[loop])
     data.setup("fit")
     data.train_dataloader()
@@ -162,8 +166,9 @@ def summarize(plan: Plan | None, trainer: Trainer, loop: Loop, data: TokenData) 
     print(f"next: gpt generate --checkpoint {folder} {how}")
 
 
-def _deadline(plan: Plan | None) -> Deadline | None:
-    if plan is None:
+def _deadline(begun: Start) -> Deadline | None:
+    if begun.minutes is None:
         return None
-    at = STARTED + 60 * plan.minutes - END_SECONDS
-    return Deadline(at=at, validation=plan.validation, extends=plan.takes_all_of_it)
+    at = STARTED + 60 * begun.minutes - END_SECONDS
+    plan = begun.plan
+    return Deadline(at=at, validation=plan.validation if plan else 0.0, whole=plan is None or plan.is_whole)

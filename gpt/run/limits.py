@@ -27,8 +27,8 @@ class Deadline:
     """When training and validation have to end, as `time.perf_counter` counts."""
     validation: float
     """Seconds that one is expected to take."""
-    extends: bool
-    """Whether to make more updates where there is time for them."""
+    whole: bool = True
+    """Whether the updates take all of the time; else twice as many follow while held-out text gains."""
 
 
 class Limits:
@@ -51,6 +51,7 @@ class Limits:
         self._corrected = 0.0  # when, in seconds
         self._validating = 0.0  # seconds of all validations
         self._validation = deadline.validation if deadline else 0.0  # seconds of the last
+        self._whole = deadline is None or deadline.whole
 
     def count(self, steps_per_epoch: int) -> None:
         """Turn epochs into updates; a run that has a total already keeps it in the place of max_steps."""
@@ -80,6 +81,8 @@ class Limits:
         elapsed, self._every = self.run.seconds, every
         if self.deadline:
             self.seconds = elapsed + self.deadline.at - time.perf_counter()
+            if self.seconds <= elapsed:
+                raise InputError("the time is over before the first step: give more --minutes")
         self._marks = [] if warms_up or self.deadline else [(self.run.step, elapsed)]
         self._keep_time(elapsed)
         self.stopped_early = self._is_stalled()
@@ -96,14 +99,34 @@ class Limits:
         self._validation = seconds
         self._validating += seconds
 
-    def validated(self, loss: float) -> None:
-        """Note the loss of a validation, in nats per token."""
+    def validated(self, loss: float, before: float | None, elapsed: float) -> bool:
+        """Note the loss of a validation, in nats per token, and that of the last one, after so many seconds.
+
+        Whether updates follow a planned part of the time, because the loss is the lowest at its end.
+        """
         run = self.run
-        if math.isfinite(loss) and (run.best_loss is None or loss < run.best_loss):
-            run.best_loss, run.best_step, run.stalled = loss, run.step, 0
-        else:
-            run.stalled += 1
+        best = math.inf if run.best_loss is None else run.best_loss
+        # A planned run may be above its best for long, while its rate is high: it ends where the curve rises.
+        falls = loss < (best if self.deadline is None or before is None else before)
+        run.stalled = 0 if falls else run.stalled + 1
+        if loss < best:
+            run.best_loss, run.best_step = loss, run.step
         self.stopped_early = self._is_stalled()
+        if self._whole or self.stopped_early or run.step < run.total:
+            return False
+        allowed = self._estimate((self.seconds or 0.0) - elapsed)
+        if run.best_step < run.step or allowed < 1.2 * run.step:
+            self.reason = f"held-out text was best after step {run.best_step}: longer gained nothing"
+            return False
+        self._whole = allowed < 3 * run.step  # no later part would be as long
+        self._limit(allowed if self._whole else 2 * run.step)
+        report(f"after step {run.step}: held-out text still gains, {run.total} steps")
+        return True
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether the last validation decides if updates follow."""
+        return not self._whole
 
     @property
     def is_over(self) -> bool:
@@ -130,12 +153,12 @@ class Limits:
         if allowed is None:
             return False
         estimate = self._estimate(allowed - elapsed)
-        if self.deadline is None:
+        if self.deadline is None or self.options.max_steps < 0:  # of a tuning
             run.total = min(self._most, estimate)
             if run.step == estimate < self._most:
                 self.reason = f"max_time {_clock(allowed)}"
             return False
-        if not self.deadline.extends:
+        if not self._whole:
             estimate = min(estimate, run.total)
         off = abs(estimate - run.total) * (run.seconds_per_step or 0.0)
         if elapsed <= self._corrected + _EVERY * allowed or off <= _OFF * allowed:

@@ -186,13 +186,15 @@ class Loop(Callback):
         """Record the loss, and write a sample."""
         found = trainer.callback_metrics
         figures = {name: float(found[name]) for name in VALIDATED if name in found}
+        before = self.run.validation.get("val_loss")
         self.record.validated(self.tokens, figures)
         self.record.sample(self.module.model, self.data)
-        self.limits.validated(figures["val_loss"])
+        elapsed = self.record.elapsed()
+        self.record.paused(elapsed - self._paused)
+        self.limits.paused(self._agreed(elapsed - self._paused))
+        if self.limits.validated(figures["val_loss"], before, elapsed):
+            self.module.plan(self.run.total)
         trainer.should_stop |= self.limits.is_over
-        seconds = self.record.elapsed() - self._paused
-        self.record.paused(seconds)
-        self.limits.paused(self._agreed(seconds))
         self._keep(trainer, validated=True)
 
     def _keep(self, trainer: Trainer, validated: bool = False) -> None:
@@ -259,7 +261,7 @@ class Loop(Callback):
         """Tell Lightning whether it validates after this batch, and whether training ends."""
         # Lightning asks whether this number divides the batches so far.
         trainer.val_check_batch = 1 if validate else sys.maxsize
-        trainer.should_stop |= self.limits.is_over
+        trainer.should_stop |= self.limits.is_over and not (validate and self.limits.may_go_on)
 
     def _save(self, trainer: Trainer) -> None:
         """Save on all processes together, so that all of them stop if the first one's disk is full."""

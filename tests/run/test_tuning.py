@@ -2,10 +2,12 @@
 
 import io
 import json
+import time
 
 import pytest
 from tiny_runs import TINY
 
+from gpt import STARTED
 from gpt.cli import main
 from gpt.data.module import TokenData
 from gpt.run.lightning_private import silence_warnings
@@ -76,6 +78,16 @@ def test_a_resumed_run_and_a_further_one_keep_the_template(capsys):
     assert main(["fit", "--config", "chat", *options, "--trainer.max_steps", "2", "--run", "further"]) == 0
     assert load_with_template("runs/further")[2] == TEMPLATE
     assert "next: gpt generate --checkpoint runs/further --interactive" in capsys.readouterr().out
+
+
+def test_weights_are_tuned_for_a_time(capsys):
+    """They are scored as they are, and the run ends in time; a plan from scratch is not made."""
+    options = ["--model.init_from", "runs/a", "--data.corpus", "pairs.jsonl", "--trainer.accelerator", "cpu"]
+    began = time.perf_counter()
+    minutes = (began - STARTED + 12) / 60
+    assert main(["fit", *options, "--minutes", str(minutes), "--run", "timed"]) == 0
+    assert time.perf_counter() - began < 15
+    assert "the weights as they are: " in capsys.readouterr().err
 
 
 def test_a_chat_in_the_terminal(capsys, monkeypatch):
