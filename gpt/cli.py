@@ -23,13 +23,11 @@ COMMANDS = {
     "validate": ("run.fit:main", "score a checkpoint as fit does", "--ckpt_path runs/quick"),
     "plan": ("plan.recommend:plan", "recommend a model for the available time", "--data.corpus my.txt"),
     "prepare": ("data.prepare:prepare", "turn a corpus into token files", "my.txt --output my-tokens"),
-    "inspect": ("pictures.inspect:inspect", "look at prepared data, and check it", "my-tokens"),
     "generate": ("generation.write:write", "write text with a trained model", "--prompt 'Return the '"),
     "serve": ("serve.start:serve", "serve a model over HTTP, with a page", "--checkpoint runs/quick"),
     "attention": ("pictures.attention:attention_maps", "draw what each head looks at", "--text 'To be'"),
     "evaluate": ("evaluation.evaluate:evaluate", "score a model on a text", "--data my.txt"),
     "plot": ("pictures.runs:plot", "draw the loss curves of several runs", "runs/quick runs/quick-2"),
-    "probabilities": ("pictures.probabilities:probabilities", "shade a text by probability", "--text Hello"),
     "import": ("weights.commands:import_weights", "read GPT-2 weights of another program", "gpt2"),
     "export": ("share.export:export_weights", "write a model for another program", "--format html"),
 }

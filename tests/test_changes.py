@@ -89,7 +89,7 @@ CHANGES: dict[str, tuple[set[str], list[Callable[[Path], None]], list[str], Call
         [
             replaced(
                 "gpt/training/schedule.py",
-                ('"wsd", "constant"]', '"wsd", "constant", "root"]'),
+                ('"cosine", "constant"]', '"cosine", "constant", "root"]'),
                 (
                     '    if schedule == "constant":\n',
                     '    if schedule == "root":\n        return float((step + 1) ** -0.5)\n'

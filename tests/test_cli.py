@@ -112,7 +112,7 @@ def test_the_version_is_printed(capsys):
 
 
 def test_an_option_with_dashes_names_the_one_with_underscores(capsys):
-    assert main(["inspect", "tokens", "--vocab-size", "5"]) == 2
+    assert main(["prepare", "tokens", "--vocab-size", "5"]) == 2
     assert "did you mean --vocab_size?" in capsys.readouterr().err
 
 

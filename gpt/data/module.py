@@ -78,12 +78,6 @@ class TokenData(pl.LightningDataModule):
         super().__init__()
         self.options = DataOptions(corpus=corpus, **options)
         check_least(1, context_length=context_length)
-        if (wanted := self.options.tokens_per_update) is not None and wanted % context_length:
-            fitting = max(1, round(wanted / context_length)) * context_length
-            raise InputError(
-                f"tokens_per_update {wanted} is no whole number of windows of {context_length} "
-                f"tokens: give {fitting}"
-            )
         self.vocabulary = find_vocabulary(self.options.vocabulary, vocab_size)
         self.context_length, self.batch_size, self.seed = context_length, self.options.batch_size, seed
         self.place = 0
@@ -145,13 +139,11 @@ class TokenData(pl.LightningDataModule):
         if self._divided_for is not trainer and trainer.accumulate_grad_batches != 1:
             raise InputError("tokens_per_update decides accumulate_grad_batches: give only one of them")
         self._divided_for = trainer
-        windows, processes = wanted // self.context_length, trainer.world_size
-        share, left = divmod(windows, processes)
-        if left:
-            raise InputError(
-                f"tokens_per_update {wanted} makes {windows} windows, which {processes} "
-                f"processes cannot share equally: give {(share + 1) * processes * self.context_length}"
-            )
+        equal = self.context_length * trainer.world_size
+        share, left = divmod(wanted, equal)
+        if left or not share:
+            what = f"tokens_per_update {wanted} is no multiple of {equal}, a window on each process"
+            raise InputError(f"{what}: give {max(1, round(wanted / equal)) * equal}")
         self.batch_size = max(size for size in range(1, min(most, share) + 1) if share % size == 0)
         trainer.accumulate_grad_batches = share // self.batch_size
 

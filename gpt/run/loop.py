@@ -120,7 +120,6 @@ class Loop(Callback):
         self._model_part = ModelPart(
             config=self.module.config.to_dict(),
             tokenizer=self.data.tokenizer.to_dict(),
-            bytes_per_token=self.data.bytes_per_token,
             template=self.data.prepared.meta.template,
             adapters=self._adapters(trainer) if self.module.options.lora.rank else None,
         )

@@ -14,7 +14,8 @@ def fit_micro_batch(trainer: Trainer, module: Any) -> None:
     """Halve the micro-batch of `--data.tokens_per_update` before training until one fits.
 
     The trial is an update's first two batches, beside memory for the optimizer's two moments; it changes no
-    weight and no random number of the run. It is not compiled, which needs more memory than what is compiled.
+    weight and no random number of the run. It runs uncompiled, which needs more memory than what is compiled:
+    compiling takes up to a minute and more for each size.
     """
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
     device = trainer.strategy.root_device

@@ -21,7 +21,7 @@ from gpt.training.module import LanguageModel
 from gpt.training.output import report
 from gpt.weights.adapters import base_folder
 from gpt.weights.checkpoint import Checkpoint
-from gpt.weights.load import Found, read_once
+from gpt.weights.load import Found, read_weights
 
 
 def build(options: Options, checkpoint: Checkpoint | None) -> tuple[Options, LanguageModel, TokenData]:
@@ -43,9 +43,6 @@ def build(options: Options, checkpoint: Checkpoint | None) -> tuple[Options, Lan
             report("examples alone teach new weights little: tune trained ones with --model.init_from")
         if options.data.vocabulary is not None:
             config = replace(config, vocab_size=data.tokenizer.n_vocab)
-    if found and found.bytes_per_token and data.bytes_per_token < 0.6 * found.bytes_per_token:
-        compared = f"{data.bytes_per_token:.2f} bytes a token, {found.bytes_per_token:.2f}"
-        report(f"the model's vocabulary does not suit this text: {compared} on the text it was trained on")
     model = replace(model, config=config)
     options = replace(options, model=model)
     if not data.prepared.count("val", "tokens"):
@@ -78,8 +75,7 @@ def _of_machine(options: Options) -> Options:
 def _of_weights(options: Options, path: str) -> tuple[Options, Found]:
     if options.data.vocabulary not in (None, "learn"):  # recipes say learn, for runs that start anew
         raise InputError("--data.vocabulary: weights to start from keep their own, leave it out")
-    read_once.cache_clear()  # of an earlier command
-    found = read_once(path, options.model.config.context_length)
+    found = read_weights(path).cropped(options.model.config.context_length)
     config = replace(found.config, dropout=options.model.config.dropout)
     data = replace(options.data, vocabulary=None)
     if found.template and data.template == DEFAULT_TEMPLATE:

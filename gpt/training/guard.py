@@ -41,10 +41,7 @@ class Guard:
         self.agreed_save = bool(save)
         if not is_broken:
             return
-        last = step * trainer.accumulate_grad_batches
-        first = last - trainer.accumulate_grad_batches + 1
-        batches = f"batch {last}" if first == last else f"batches {first} to {last}"
-        what = f"loss {float(losses):g}, gradient norm {float(norm):g} at step {step}, {batches} of the run"
+        what = f"loss {float(losses):g}, gradient norm {float(norm):g} at step {step}"
         how = "the last checkpoint is good; lower the learning rate"
         raise InputError(f"{what}: stopped before weights changed, {how}")
 

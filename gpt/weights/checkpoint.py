@@ -6,6 +6,7 @@ stands, which a snapshot lacks; `checksum`, of both texts and all tensors. Nothi
 program that reads safetensors opens it.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gpt.config import GPTConfig
@@ -30,7 +33,7 @@ from gpt.weights.formats.table import Weights
 RUNS = Path("runs")
 SUFFIX = ".safetensors"
 Snapshot = tuple[int, float, Path]  # a step, the loss of its batch in nats per token, the weights after it
-_MOST_HEADER, _MOST_RUN = 16 << 20, 1 << 20  # bytes
+_MOST_HEADER, _MOST_RUN = 64 << 20, 1 << 20  # bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +44,6 @@ class ModelPart:
     """The fields of `GPTConfig`."""
     tokenizer: dict[str, Any] | None
     """For `Tokenizer.from_dict`."""
-    bytes_per_token: float | None
-    """Of the text trained on: a text with far fewer does not suit the tokenizer."""
     template: dict[str, Any] | None
     """For `Template.from_dict`: of the examples, if the run was trained on any."""
     adapters: dict[str, Any] | None
@@ -97,7 +98,8 @@ class RunPart:
 
     def __post_init__(self) -> None:
         numbers = {name: value for name, value in as_dict(self).items() if isinstance(value, int | float)}
-        check_least(0, **{name: value for name, value in numbers.items() if name != "best_loss"})
+        numbers.pop("best_loss", None)
+        check_least(0, **numbers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,12 +119,7 @@ class Checkpoint:
     @property
     def adapters(self) -> AdapterPart | None:
         """What it says of its adapters; None where it has none."""
-        if self.model.adapters is None:
-            return None
-        try:
-            return build(AdapterPart, self.model.adapters)
-        except InputError as error:
-            raise InputError(f"what it says of its adapters is damaged: {error}") from None
+        return build(AdapterPart, self.model.adapters) if self.model.adapters else None
 
     @property
     def config(self) -> GPTConfig:
@@ -139,8 +136,6 @@ def read(path: StrPath) -> Checkpoint:
     path = Path(path)
     texts = _metadata(path)
     try:
-        from safetensors.torch import load_file
-
         tensors = load_file(path)
         if texts.get("checksum") != _checksum(tensors, texts):
             raise InputError("its contents are not those of its checksum")
@@ -155,9 +150,6 @@ def read(path: StrPath) -> Checkpoint:
 
 def write(file: IO[bytes], tensors: Mapping[str, Tensor], model: ModelPart, run: RunPart | None) -> None:
     """Write a checkpoint, or without a `run` a snapshot, to an empty file with a name."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
     texts = {"format": "pt", "model": _text(model)}
     if run is not None:
         texts["run"] = _text(run)
@@ -165,11 +157,10 @@ def write(file: IO[bytes], tensors: Mapping[str, Tensor], model: ModelPart, run:
     texts["checksum"] = _checksum(weights, texts)
     try:
         save_file(weights, file.name, metadata=texts)
-    except SafetensorError as error:
-        if found := re.search(r"os error (\d+)", str(error)):
-            number = int(found[1])
-            raise OSError(number, os.strerror(number)) from None
-        raise
+    except SafetensorError as error:  # of the disk: what is written has been checked
+        found = re.search(r"os error (\d+)", str(error))
+        number = int(found[1]) if found else errno.EIO
+        raise OSError(number, os.strerror(number)) from None
 
 
 def checkpoints_of(run: Path, *, broken_first: bool = True) -> list[Path]:
@@ -217,8 +208,8 @@ def _files(run: Path) -> list[Path]:
 def _order(path: Path) -> tuple[int, int, float] | None:
     """Session, save and time of a checkpoint; None for one whose header cannot be read."""
     try:
-        run = build(RunPart, parse_json(_metadata(path)["run"]))
-    except (InputError, OSError, KeyError, ValueError):
+        run = build(RunPart, parse_json(_metadata(path).get("run", "")))
+    except (ValueError, OSError):
         return None
     return run.session, run.save, run.saved_at
 
@@ -229,20 +220,16 @@ def _metadata(path: Path) -> dict[str, str]:
         raise InputError(f"no checkpoint at {path}")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if length > min(_MOST_HEADER, max(0, path.stat().st_size - 8)):
-            raise InputError(f"{path} is not a checkpoint, or a broken one")
-        header = file.read(length)
     try:
-        texts = parse_json(header.decode())["__metadata__"]
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f"{path} is not a checkpoint, or a broken one") from None
-    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
-        raise InputError(f"{path} is not a checkpoint, or a broken one")
-    if "model" not in texts:
-        what = "expected model.safetensors with a config.json beside it"
-        raise InputError(f"{path} is not a checkpoint written by 'gpt fit'; of another program, {what}")
-    if len(texts.get("run", "")) > _MOST_RUN:
-        raise InputError(f"{path}: its options take more than {_MOST_RUN:,} characters")
+        if length > _MOST_HEADER:
+            raise SafetensorError
+        with safe_open(path, "pt") as opened:
+            texts: dict[str, str] = opened.metadata() or {}
+        if "model" not in texts or len(texts.get("run", "")) > _MOST_RUN:
+            raise SafetensorError
+    except SafetensorError:
+        others = "of another program, give the folder with its config.json"
+        raise InputError(f"{path} is no checkpoint of gpt fit, or a broken one; {others}") from None
     return texts
 
 
@@ -251,12 +238,11 @@ def _text(part: ModelPart | RunPart) -> str:
 
 
 def _checksum(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
-    """Of names, shapes and bytes of all tensors, whose CRC-32 are computed on all cores, and of the texts."""
+    """Of names and bytes of all tensors, whose CRC-32 are computed on all cores, and of the texts."""
     names = sorted(tensors)
     with ThreadPoolExecutor() as pool:
         sums = list(pool.map(_crc, (tensors[name] for name in names)))
-    parts: list[Any] = [texts.get("model"), texts.get("run")]
-    parts += [[name, list(tensors[name].shape), sum_] for name, sum_ in zip(names, sums, strict=True)]
+    parts = [texts.get("model"), texts.get("run"), names, sums]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -26,7 +26,7 @@ def run(quick: bool) -> Report:
         for part in ("", "optimizer/exp_avg/", "optimizer/exp_avg_sq/")
         for name, weight in weights.items()
     }
-    empty: dict[str, Any] = dict.fromkeys(("tokenizer", "bytes_per_token", "template", "adapters"))
+    empty: dict[str, Any] = dict.fromkeys(("tokenizer", "template", "adapters"))
     parts = ModelPart(config=config.to_dict(), **empty), None
     with tempfile.TemporaryDirectory(dir=".") as folder:
         ours, bare = Path(folder) / "ours.safetensors", Path(folder) / "bare.ckpt"

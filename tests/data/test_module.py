@@ -168,9 +168,7 @@ def test_an_update_is_divided_over_processes_and_batches(processes, most, batch_
 def test_processes_that_cannot_share_an_update_are_told_which_they_can(novel):
     data = data_of(novel, tokens_per_update=24 * 16)
     data.trainer = SimpleNamespace(world_size=5, accumulate_grad_batches=1)
-    with pytest.raises(
-        InputError, match="makes 24 windows, which 5 processes cannot share equally: give 400"
-    ):
+    with pytest.raises(InputError, match="384 is no multiple of 80, a window on each process: give 400"):
         data.split_update(4)
 
 

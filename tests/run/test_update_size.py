@@ -150,7 +150,10 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(memory, workplace):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--data.tokens_per_update", "390"), "390 is no whole number of windows of 16 tokens: give 384"),
+        (
+            ("--data.tokens_per_update", "390"),
+            "tokens_per_update 390 is no multiple of 16, a window on each process: give 384",
+        ),
         (("--data.tokens_per_update", "0"), "tokens_per_update must be at least 1, got 0"),
         (("--data.batch_size", "0"), "batch_size must be at least 1, got 0"),
         (("--trainer.accumulate_grad_batches", "2"), "decides accumulate_grad_batches: give only one"),
