@@ -3,10 +3,11 @@
 import math
 import sys
 import time
-from dataclasses import dataclass
 from datetime import timedelta
 
+from gpt import STARTED
 from gpt.errors import InputError
+from gpt.plan.plan import END_SECONDS, Plan
 from gpt.run.options import Options
 from gpt.run.signals import Stopped
 from gpt.training.output import report
@@ -19,18 +20,6 @@ _OFF = 0.01  # fraction of the time by which a planned run may be off uncorrecte
 _EVERY = 0.05  # fraction of the time between two corrections, and before the first
 
 
-@dataclass(frozen=True, kw_only=True)
-class Deadline:
-    """What keeps a planned run on time."""
-
-    at: float
-    """When training and validation have to end, as `time.perf_counter` counts."""
-    validation: float
-    """Seconds that one is expected to take."""
-    whole: bool = True
-    """Whether the updates take all of the time; else twice as many follow while held-out text gains."""
-
-
 class Limits:
     """Decides `run.total`, the number of updates, at each moment: `reason` says what it comes from.
 
@@ -39,9 +28,12 @@ class Limits:
     checkpoint says, unless its options were changed; limits count over all resumes.
     """
 
-    def __init__(self, options: Options, run: RunPart, deadline: Deadline | None = None) -> None:
+    def __init__(
+        self, options: Options, run: RunPart, plan: Plan | None = None, minutes: float | None = None
+    ) -> None:
         self.options, self.patience = options.trainer, options.early_stopping
-        self.run, self.deadline, self.seconds = run, deadline, options.trainer.max_seconds
+        self.run, self.plan, self.minutes = run, plan, minutes
+        self.seconds = options.trainer.max_seconds
         if self.options.max_steps == self.options.max_epochs == -1 and self.seconds is None:
             raise InputError("the run needs an end: give --trainer.max_steps, max_epochs or max_time")
         self.reason = ""
@@ -50,8 +42,8 @@ class Limits:
         self._marks: list[tuple[int, float]] = []  # recent updates, with the seconds without validations
         self._corrected = 0.0  # when, in seconds
         self._validating = 0.0  # seconds of all validations
-        self._validation = deadline.validation if deadline else 0.0  # seconds of the last
-        self._whole = deadline is None or deadline.whole
+        self._validation = plan.validation if plan else 0.0  # seconds of the last
+        self._whole = plan is None or plan.is_whole
 
     def count(self, steps_per_epoch: int) -> None:
         """Turn epochs into updates; a run that has a total already keeps it in the place of max_steps."""
@@ -79,11 +71,11 @@ class Limits:
         first = ", whichever comes first" if plans[1:] else ""
         report(f"planned: {', '.join(plans)}{first}", prefix="")
         elapsed, self._every = self.run.seconds, every
-        if self.deadline:
-            self.seconds = elapsed + self.deadline.at - time.perf_counter()
+        if self.minutes is not None:
+            self.seconds = elapsed + STARTED + 60 * self.minutes - END_SECONDS - time.perf_counter()
             if self.seconds <= elapsed:
                 raise InputError("the time is over before the first step: give more --minutes")
-        self._marks = [] if warms_up or self.deadline else [(self.run.step, elapsed)]
+        self._marks = [] if warms_up or self.minutes else [(self.run.step, elapsed)]
         self._keep_time(elapsed)
         self.stopped_early = self._is_stalled()
 
@@ -107,7 +99,7 @@ class Limits:
         run = self.run
         best = math.inf if run.best_loss is None else run.best_loss
         # A planned run may be above its best for long, while its rate is high: it ends where the curve rises.
-        falls = loss < (best if self.deadline is None or before is None else before)
+        falls = loss < (best if self.minutes is None or before is None else before)
         run.stalled = 0 if falls else run.stalled + 1
         if loss < best:
             run.best_loss, run.best_step = loss, run.step
@@ -153,7 +145,7 @@ class Limits:
         if allowed is None:
             return False
         estimate = self._estimate(allowed - elapsed)
-        if self.deadline is None or self.options.max_steps < 0:  # of a tuning
+        if self.plan is None:
             run.total = min(self._most, estimate)
             if run.step == estimate < self._most:
                 self.reason = f"max_time {_clock(allowed)}"
@@ -188,7 +180,7 @@ class Limits:
         steps = int(left / speed)
         for _ in range(2):  # those within the updates that they leave; max_time does not count the last
             ahead = (step + steps) // self._every - (step - 1) // self._every
-            validations = ahead + (1 if self.deadline else 0)
+            validations = ahead + (1 if self.minutes else 0)
             steps = int((left - validations * self._validation) / speed)
         # A run that was held up for a moment has not become slower: it stops where no update fits any more.
         return step + max(int(left >= self._fastest), steps)

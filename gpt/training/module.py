@@ -126,7 +126,6 @@ class LanguageModel(LightningModule):
         """The loss of a batch; Lightning takes the mean of an update's."""
         loss = self.loss(batch)
         self.last_loss = loss.detach()
-        self.guard.add(self.last_loss)
         if self.logs_itself:
             self.log("train_loss", self.last_loss, prog_bar=True)
         return loss
@@ -210,7 +209,8 @@ class LanguageModel(LightningModule):
         weights = [weight for weight in self.parameters() if weight.grad is not None]
         norm = get_total_norm([w.grad for w in weights])  # type: ignore[misc]
         self.last_gradient_norm = norm  # before clipping
-        self.guard.check(self.trainer, norm, self.first_step + self.trainer.global_step + 1)
+        step = self.first_step + self.trainer.global_step + 1
+        self.guard.check(self.trainer, self.last_loss, norm, step)
         if gradient_clip_val:
             clip_grads_with_norm_(weights, gradient_clip_val, norm)
 

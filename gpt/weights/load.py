@@ -197,7 +197,7 @@ def _from_checkpoint(saved: Checkpoint) -> Found:
     part = saved.model
     own = Tokenizer.from_dict(part.tokenizer) if part.tokenizer else None
     template = Template.from_dict(part.template) if part.template else None
-    return Found("gpt", saved.config, check_complete(saved.config, saved.all_weights()), own, template)
+    return Found("gpt", saved.config, saved.all_weights(), own, template)
 
 
 def _read_folder(folder: Path) -> Found:

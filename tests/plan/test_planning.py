@@ -6,6 +6,7 @@ import random
 import time
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,9 +24,9 @@ from gpt.errors import InputError
 from gpt.plan import cost, recommend
 from gpt.plan.cost import _PROBES, Shape, fit_cost
 from gpt.plan.law import Law, Trial
-from gpt.plan.plan import Plan, choose
+from gpt.plan.plan import END_SECONDS, Plan, choose
 from gpt.plan.text import Text, measure
-from gpt.run.limits import Deadline, Limits
+from gpt.run.limits import Limits
 from gpt.run.options import Options, TrainerOptions
 from gpt.run.start import start
 from gpt.training.module import LanguageModel
@@ -169,14 +170,14 @@ def test_a_text_is_measured(tmp_path):
 def hurry(workplace, monkeypatch):
     """A process that begins now, on a machine that is not timed but thought three times as slow as it is."""
     slow = replace(MACHINE, seconds=tuple(3 * seconds for seconds in MACHINE.seconds))
-    for module in ("plan.recommend", "run.fit"):
+    for module in ("plan.recommend", "run.fit", "run.limits"):
         monkeypatch.setattr(f"gpt.{module}.STARTED", time.perf_counter())
     monkeypatch.setattr(recommend, "probe", lambda *_: slow)
     monkeypatch.setattr("gpt.plan.text.try_out", lambda *_: (text_of(1_000_000).trial, 0.01))
     monkeypatch.setattr(recommend, "_REST_OF_START", 0.5)
     monkeypatch.setattr(recommend, "_LEAST_SECONDS", 3.0)
     monkeypatch.setattr("gpt.plan.plan.END_SECONDS", 1.0)
-    monkeypatch.setattr("gpt.run.fit.END_SECONDS", 1.0)
+    monkeypatch.setattr("gpt.run.limits.END_SECONDS", 1.0)
     draw = random.Random(0)
     words = ["".join(draw.choices("etaoinshrdlu", k=draw.randint(1, 8))) for _ in range(3000)]
     Path("text.txt").write_text(" ".join(draw.choices(words, k=100_000)), "utf-8")
@@ -336,7 +337,9 @@ def test_the_speed_decides_the_number_of_steps(monkeypatch, capsys, fast):
     monkeypatch.setattr("time.perf_counter", lambda: now)
     trainer = TrainerOptions(max_steps=600, val_check_interval=100)
     run, changes = RunPart(), dict[int, int]()
-    limits = Limits(Options(trainer=trainer), run, Deadline(at=60.0, validation=2.0))
+    monkeypatch.setattr("gpt.run.limits.STARTED", END_SECONDS)
+    plan = SimpleNamespace(validation=2.0, is_whole=True)
+    limits = Limits(Options(trainer=trainer), run, plan, 1.0)
     limits.count(0)
     limits.begin(warms_up=False, every=100)
     while not limits.is_over:
@@ -378,8 +381,10 @@ def test_the_held_out_curve_decides_how_long_a_text_is_read(monkeypatch, losses,
     monkeypatch.setattr("time.perf_counter", lambda: now)
     trainer = TrainerOptions(max_steps=800 if "early" in why else 200)
     run, before = RunPart(), None
-    deadline = Deadline(at=85.0, validation=0.0, whole="early" in why)
-    limits = Limits(Options(trainer=trainer, early_stopping=3), run, deadline)
+    monkeypatch.setattr("gpt.run.limits.STARTED", 0.0)
+    plan = SimpleNamespace(validation=0.0, is_whole="early" in why)
+    minutes = (85 + END_SECONDS) / 60
+    limits = Limits(Options(trainer=trainer, early_stopping=3), run, plan, minutes)
     limits.count(0)
     limits.begin(warms_up=False, every=100)
     while not limits.is_over:

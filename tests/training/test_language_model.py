@@ -66,6 +66,7 @@ def test_float16_gradients_are_unscaled_before_they_are_clipped(optimizer, workp
 @pytest.mark.parametrize("clip", [None, 0.5, 1e9])
 def test_gradients_are_clipped_by_the_norm_of_all(clip):
     module = LanguageModel(CONFIG)
+    module.last_loss = torch.tensor(1.0)
     module._trainer = SimpleNamespace(
         precision_plugin=None, world_size=1, global_step=0, accumulate_grad_batches=1
     )
