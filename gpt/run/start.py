@@ -29,7 +29,7 @@ _UNPLANNED = (
     "trainer.accumulate_grad_batches",
 )
 # What a tuning takes for GPT-2 small, if it is not given; smaller weights take more steps at higher rates.
-_GPT2_SMALL, _TUNING_RATE, _MOST_RATE, _TUNING_STEPS = 124e6, 5e-5, 3e-3, 200
+_GPT2_SMALL, _TUNING_RATE, _MOST_RATE, _TUNING_STEPS = 124e6, 5e-5, 6e-3, 200
 _TUNING_CONTEXT, _TUNING_TOKENS = 256, 1024  # positions, and tokens of a batch: a gigabyte of activations
 _PATIENCE = 3  # validations in a row, each worse than the one before, end a tuning for a time
 
