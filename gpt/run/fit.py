@@ -58,6 +58,10 @@ def fit(begun: Start) -> None:
     """Train; a run that a signal ended exits with the status that the signal has in a shell."""
     report(*begun.notes)
     trainer, loop, module, data = assemble(begun)
+    if begun.minutes and begun.options.model.init_from and loop.options.trainer.limit_val_batches:
+        as_they_are = new_trainer(loop.options, callbacks=[])
+        found = as_they_are.validate(module, datamodule=data, verbose=False)[0]
+        report(f"the weights as they are: {found['val_bits_per_byte']:.4g} bits per byte")
     try:
         with sharing_cores():
             trainer.fit(module, datamodule=data)
@@ -86,7 +90,7 @@ def fit(begun: Start) -> None:
 def assemble(begun: Start) -> tuple[Trainer, Loop, LanguageModel, TokenData]:
     """All parts of a run, its text prepared: what is wrong with it is found before there is a folder."""
     options, module, data = build(begun.options, begun.checkpoint)
-    loop = Loop(options, module, data, begun.folder, begun.checkpoint, begun.plan)
+    loop = Loop(options, module, data, begun.folder, begun.checkpoint, begun.plan, begun.minutes)
     trainer = new_trainer(options, callbacks=[loop])
     data.setup("fit")
     data.train_dataloader()

@@ -63,11 +63,12 @@ class Loop(Callback):
         existing: Path | None,
         checkpoint: Checkpoint | None,
         plan: Plan | None,
+        minutes: float | None,
     ) -> None:
         self.options, self.module, self.data = options, module, data
         self.checkpoint = checkpoint
         self.run = (checkpoint.run if checkpoint else None) or RunPart()
-        self.limits = Limits(options, self.run, plan)
+        self.limits = Limits(options, self.run, plan, minutes)
         plain = options.trainer
         accumulate = 1 if options.data.tokens_per_update else plain.accumulate_grad_batches
         self.every = -(-plain.val_check_interval // accumulate)
@@ -193,13 +194,15 @@ class Loop(Callback):
         """Record the loss, and write a sample."""
         found = trainer.callback_metrics
         figures = {name: float(found[name]) for name in VALIDATED if name in found}
+        before = self.run.validation.get("val_loss")
         self.record.validated(self.tokens, figures)
         self.record.sample(self.module.model, self.data)
-        self.limits.validated(figures["val_loss"])
+        elapsed = self.record.elapsed()
+        self.record.paused(elapsed - self._paused)
+        self.limits.paused(self._agreed(elapsed - self._paused))
+        if self.limits.validated(figures["val_loss"], before, elapsed):
+            self.module.plan(self.run.total)
         trainer.should_stop |= self.limits.is_over
-        seconds = self.record.elapsed() - self._paused
-        self.record.paused(seconds)
-        self.limits.paused(self._agreed(seconds))
         self._keep(trainer, validated=True)
 
     def _keep(self, trainer: Trainer, validated: bool = False) -> None:
@@ -266,7 +269,7 @@ class Loop(Callback):
         """Tell Lightning whether it validates after this batch, and whether training ends."""
         # Lightning asks whether this number divides the batches so far.
         trainer.val_check_batch = 1 if validate else sys.maxsize
-        trainer.should_stop |= self.limits.is_over
+        trainer.should_stop |= self.limits.is_over and not (validate and self.limits.may_go_on)
 
     def _save(self, trainer: Trainer) -> None:
         """Save on all processes together, so that all of them stop if the first one's disk is full."""
