@@ -4,12 +4,10 @@ import json
 
 import pytest
 import torch
-from rewritten import rewritten
 
 from gpt.cli import main
 from gpt.data.module import TokenData
 from gpt.text.tokenizer import Tokenizer
-from gpt.weights.checkpoint import read
 from gpt.weights.load import load
 
 PROSE = " ".join(f"word{i * i % 1009} и слово" for i in range(1500))
@@ -122,18 +120,3 @@ def test_fine_tuning_keeps_it(run, capsys):
     capsys.readouterr()
     assert main([*start, *LEARN, "--run", "wrong"]) == 2
     assert "--data.vocabulary: weights to start from keep their own" in capsys.readouterr().err
-
-
-def test_a_table_that_does_not_fit_is_one_line(run, capsys):
-    path = run / "checkpoints" / "best.safetensors"
-    tokenizer = Tokenizer.from_dict(read(path).model.tokenizer)
-    wrong = Tokenizer("own", table=[*tokenizer.tokens, b"zzzz"], pattern="gpt2")
-    for given, message in (
-        (wrong.to_dict(), "the tokenizer has 301 ids, but the weights have 300 rows"),
-        ({**wrong.to_dict(), "table": "?"}, "not a saved tokenizer"),
-        ({**wrong.to_dict(), "pattern": "(a+)+"}, "unknown pattern of words"),
-        ({"name": "own"}, "not a saved tokenizer"),
-    ):
-        wrong_one = str(rewritten(path, path.with_name("wrong.safetensors"), model={"tokenizer": given}))
-        assert main(["generate", "--checkpoint", wrong_one, "--prompt", "a"]) == 2
-        assert message in capsys.readouterr().err

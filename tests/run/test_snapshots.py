@@ -12,7 +12,7 @@ from gpt.cli import main
 from gpt.run import checkpoint
 from gpt.run.snapshots import Snapshots, thin
 from gpt.weights.checkpoint import read, snapshots_of
-from gpt.weights.load import find, load
+from gpt.weights.load import load
 
 OPTIONS = ("--checkpoint_every", "1", "--keep_checkpoints", "100", "--trainer.max_steps", "21")
 STEPS = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 21]
@@ -45,12 +45,6 @@ def test_a_snapshot_has_the_steps_weights_in_bfloat16_and_its_loss(whole):
     assert tokenizer.n_vocab == 300 and model.config.emb_dim == 32
 
 
-def test_the_run_is_the_one_without_snapshots(whole, workplace):
-    assert fit("--run", "none", *OPTIONS, "--snapshot_megabytes", "0") == 0
-    assert not Path("runs/none/snapshots").exists()
-    assert result(Path("runs/none")) == result(whole)
-
-
 def test_a_resumed_run_keeps_one_row(whole, workplace):
     """The snapshots after the checkpoint are removed, and made again."""
     run = workplace / "runs" / "cut"
@@ -63,19 +57,6 @@ def test_a_resumed_run_keeps_one_row(whole, workplace):
     assert main(["fit", "--resume", str(run)]) == 0
     assert names(run) == names(whole)
     assert result(run) == result(whole)
-
-
-def test_more_steps_continue_the_row(whole, workplace):
-    run = workplace / "runs" / "more"
-    shutil.copytree(whole, run)
-    more = ["--trainer.max_steps", "25", "--model.optimizer.schedule", "constant"]
-    assert main(["fit", "--resume", str(run), *more]) == 0
-    assert steps_of(run) == [*STEPS, 24, 25]
-
-
-def test_a_run_without_a_checkpoint_is_its_newest_snapshot(whole, workplace):
-    shutil.copytree(whole / "snapshots", "runs/young/snapshots")
-    assert find("runs/young").name.startswith("step-21-")
 
 
 def test_the_closest_go_first(tmp_path):
