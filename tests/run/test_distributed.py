@@ -156,25 +156,6 @@ def test_a_full_disk_of_one_process_stops_both(launch):
     assert read("runs/full/checkpoints/last.safetensors").run.step == 10
 
 
-@pytest.mark.slow
-def test_torchrun_starts_it(workplace):
-    ended = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"),
-            *("-m", "gpt.cli", "--", *TWO, "--run", "two", "--trainer.max_steps", "2"),
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
-        check=False,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-        timeout=180,
-    )
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    assert os.listdir("runs") == ["two"]
-
-
 def test_two_in_bfloat16_accumulate_and_recompute_as_one_does(launch):
     """The same micro-batches of 9 windows, half of them on each: sums differ in their order alone."""
     options = [*PLAIN, "--data.tokens_per_update", str(36 * 16), "--data.batch_size", "9"]

@@ -166,18 +166,6 @@ def test_a_loss_that_is_not_finite_counts_as_one_that_does_not_improve(workplace
     assert "ended after step 3: early stopping: val_loss was 5 2 validations ago" in capsys.readouterr().err
 
 
-def test_early_stopping_begins_anew_with_another_text(workplace, monkeypatch, capsys):
-    """That of a run that was stopped, too."""
-    Path("other.txt").write_text("".join(f"{k * 7919 % 10007} " for k in range(4000)), encoding="utf-8")
-    validated_as(monkeypatch, 1.0, 2.0, 2.0, 9.0, 8.0, 7.0)
-    early = ["--early_stopping", "2", "--trainer.val_check_interval", "2"]
-    assert fit(*ADAMW, *early, "--run", "r") == 0
-    assert "ended after step 3: early stopping" in capsys.readouterr().err
-    other = ["--data.corpus", "other.txt", "--trainer.max_steps", "6"]
-    assert main(["fit", "--resume", "runs/r", *other]) == 0
-    assert "ended after step 6: max_steps 6" in capsys.readouterr().err
-
-
 def test_a_run_whose_time_is_over_makes_no_step_when_it_is_resumed(workplace, clock, capsys):
     clock()
     assert fit(*ADAMW, *NO_STEPS, "--trainer.max_time", "00:00:00:02", "--run", "r") == 0

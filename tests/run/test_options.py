@@ -126,18 +126,6 @@ def test_a_name_in_a_file_leads_to_plain_text_here_or_nowhere(corpus, local, hos
     assert is_local_text(corpus) == local
 
 
-@pytest.mark.parametrize("command", ["--resume", "--ckpt_path"])
-def test_options_that_claim_a_huge_model(command, trained, workplace, capsys):
-    """A billion layers in the options and two in the file: refused before a model is built."""
-    last = trained / "checkpoints" / "last.safetensors"
-    layers = {"num_layers": 200_000_000}
-    options = changed(read(last).run.options, {"model": {"config": layers}})
-    config = {**read(last).model.config, **layers}
-    huge = str(rewritten(last, "huge.safetensors", run={"options": options}, model={"config": config}))
-    assert main(["fit" if command == "--resume" else "validate", command, huge]) == 2
-    assert "huge.safetensors: the weights lack blocks." in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [

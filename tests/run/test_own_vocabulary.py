@@ -82,24 +82,6 @@ def test_exports_have_the_same_ids(run, capsys):
     assert load("nanogpt")[1] == load("book/model.pth")[1] == tokenizer
 
 
-def test_resuming_and_validating_use_the_same_ids(run, capsys):
-    assert main(["fit", "--resume", "runs/own", "--trainer.max_steps", "3"]) == 0
-    _, tokenizer = load("runs/own/checkpoints/last.safetensors")
-    assert main([*TINY, *LEARN, "--run", "straight", "--trainer.max_steps", "3"]) == 0
-    resumed, straight = (
-        load(f"runs/{name}/checkpoints/last.safetensors")[0].state_dict() for name in ("own", "straight")
-    )
-    assert tokenizer == load("runs/straight")[1]
-    assert resumed.keys() == straight.keys()
-    capsys.readouterr()
-    with open("other.txt", "w", encoding="utf-8") as file:
-        file.write(PROSE.replace("word", "another"))
-    options = ["--data.corpus", "other.txt", "--trainer.max_steps", "4"]
-    assert main(["fit", "--resume", "runs/own", *options]) == 0  # another text keeps the model's vocabulary
-    assert load("runs/own/checkpoints/last.safetensors")[1] == tokenizer
-    assert main(["validate", "--ckpt_path", "runs/own/checkpoints/last.safetensors"]) == 0
-
-
 def test_fine_tuning_keeps_it(run, capsys):
     _, tokenizer = load("runs/own")
     with open("chinese.txt", "w", encoding="utf-8") as file:

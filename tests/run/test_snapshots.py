@@ -10,7 +10,7 @@ from tiny_runs import fit, result, run_in
 
 from gpt.cli import main
 from gpt.run import checkpoint
-from gpt.run.snapshots import Snapshots, thin
+from gpt.run.snapshots import thin
 from gpt.weights.checkpoint import read, snapshots_of
 from gpt.weights.load import load
 
@@ -68,21 +68,6 @@ def test_the_closest_go_first(tmp_path):
     assert steps_of(tmp_path) == [1, 2, 4, 8, 16, 1000]
     thin(snapshots_of(tmp_path), 0)
     assert steps_of(tmp_path) == [1, 1000]
-
-
-def test_a_budget_bounds_their_bytes_and_a_large_model_has_none(whole, workplace, monkeypatch):
-    size = sum(file.stat().st_size for file in whole.glob("snapshots/*")) / len(STEPS)
-    for megabytes, kept in ((9.5 * size / 1e6, 9), (5 * size / 1e6, 0)):
-        monkeypatch.setattr("gpt.run.snapshots.Snapshots.__init__", _with(megabytes))
-        assert fit("--run", f"r{kept}", *OPTIONS) == 0
-        assert len(list(Path(f"runs/r{kept}").glob("snapshots/*"))) == kept
-
-
-def _with(megabytes, original=Snapshots.__init__):
-    def init(self, folder, _, *parts):
-        original(self, folder, megabytes, *parts)
-
-    return init
 
 
 def test_a_full_disk_costs_the_snapshot_and_not_the_run(workplace, monkeypatch):
