@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import yaml
@@ -90,7 +90,7 @@ def fit(begun: Start) -> None:
 def assemble(begun: Start) -> tuple[Trainer, Loop, LanguageModel, TokenData]:
     """All parts of a run, its text prepared: what is wrong with it is found before there is a folder."""
     options, module, data = build(begun.options, begun.checkpoint)
-    loop = Loop(options, module, data, begun.folder, begun.checkpoint, begun.plan, begun.minutes)
+    loop = Loop(options, module, data, begun)
     trainer = new_trainer(options, callbacks=[loop])
     data.setup("fit")
     data.train_dataloader()
@@ -100,11 +100,10 @@ def assemble(begun: Start) -> tuple[Trainer, Loop, LanguageModel, TokenData]:
 def validate(begun: Start) -> None:
     """Print the figures of a checkpoint on the text that is held out."""
     options, module, data = build(begun.options, begun.checkpoint)
-    trainer = new_trainer(options, callbacks=[])
+    plain = replace(options.trainer, limit_val_batches=1.0)
+    trainer = new_trainer(replace(options, trainer=plain), callbacks=[])
     trainer.validate(module, datamodule=data, verbose=False)
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    if not metrics:
-        raise InputError("the run had no validation: give --trainer.limit_val_batches 1.0")
     if trainer.is_global_zero:
         print(json.dumps(metrics, indent=2))
 

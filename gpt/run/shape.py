@@ -38,11 +38,8 @@ def build(options: Options, checkpoint: Checkpoint | None) -> tuple[Options, Lan
         tokenizer = found.tokenizer
     data = _token_data(options, tokenizer)
     model, config = options.model, options.model.config
-    if tokenizer is None and checkpoint is None:
-        if data.prepared.template:
-            report("examples alone teach new weights little: tune trained ones with --model.init_from")
-        if options.data.vocabulary is not None:
-            config = replace(config, vocab_size=data.tokenizer.n_vocab)
+    if tokenizer is None and checkpoint is None and options.data.vocabulary is not None:
+        config = replace(config, vocab_size=data.tokenizer.n_vocab)
     model = replace(model, config=config)
     options = replace(options, model=model)
     if not data.prepared.count("val", "tokens"):

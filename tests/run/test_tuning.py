@@ -40,16 +40,6 @@ def _in_folder(folder, monkeypatch):
     monkeypatch.chdir(folder)
 
 
-def test_new_weights_are_told_from_trained_ones(folder, capsys):
-    line = "tune trained ones with --model.init_from"
-    few = [*OPTIONS, "--data.corpus", "pairs.jsonl", "--trainer.max_steps", "1", "--run", "few"]
-    assert main([*TINY, *few]) == 0
-    assert capsys.readouterr().err.count(line) == 1
-    assert main([*TINY, *few, "--model.init_from", "runs/a"]) == 0
-    assert main(["fit", "--resume", "runs/few", "--trainer.max_steps", "2"]) == 0
-    assert line not in capsys.readouterr().err
-
-
 def test_the_checkpoint_carries_the_template():
     assert load_with_template("runs/a")[2] == TEMPLATE
 
