@@ -338,7 +338,6 @@ CASES: dict[str, Callable[[Place], Measured]] = {
     "precision: tf32": partial(precision, dtype=None, tf32=True, limit=1e-2),
     "precision: bf16": partial(precision, dtype=torch.bfloat16, tf32=True, limit=6e-2),
     "precision: fp16": partial(precision, dtype=torch.float16, tf32=True, limit=1e-2),
-    "synchronisation: adamw": partial(synchronisation, name="adamw"),
     "synchronisation: muon": partial(synchronisation, name="muon"),
     "generation": generation,
     "resuming: deterministic": partial(resuming, deterministic="true", compiled="false"),

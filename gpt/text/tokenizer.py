@@ -70,7 +70,9 @@ class Tokenizer:
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InputError(f"not a saved tokenizer: {type(error).__name__} {error}") from None
         if tokenizer.n_vocab != saved["vocab_size"]:
-            raise InputError(f"the tokenizer has {tokenizer.n_vocab} ids, but claims {saved['vocab_size']!r}")
+            raise InputError(
+                f"the tokenizer has {tokenizer.n_vocab} tokens, but claims {saved['vocab_size']!r}"
+            )
         return tokenizer
 
     @classmethod
@@ -146,7 +148,7 @@ class Tokenizer:
         """The bytes of `ids`; an InputError for one outside the vocabulary."""
         ids = [int(i) for i in ids]
         if outside := [i for i in ids if not 0 <= i < self.n_vocab]:
-            raise InputError(f"token id {outside[0]} is outside the vocabulary of {self.n_vocab} ids")
+            raise InputError(f"token id {outside[0]} is outside the {self.n_vocab}-token vocabulary")
         return self.encoding.decode_bytes(ids)
 
     def byte_lengths(self) -> NDArray[np.int64]:

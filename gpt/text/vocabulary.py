@@ -19,7 +19,7 @@ _learned: dict[str, tuple[int, list[bytes]]] = {}  # the last two: a run has the
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """A vocabulary to learn from the corpus; an InputError for an unknown pattern or fewer than 257 ids."""
+    """A vocabulary to learn; an InputError for an unknown pattern or fewer than 257 tokens."""
 
     n_vocab: int | None  # None for as many as there are characters
     pattern: str = "gpt2"
@@ -29,7 +29,7 @@ class Learned:
         if self.pattern not in PATTERNS:
             raise InputError(f"unknown pattern of words {self.pattern!r}, expected {', '.join(PATTERNS)}")
         if self.n_vocab is not None and self.n_vocab < SMALLEST_SIZE:
-            raise InputError(f"a vocabulary has at least {SMALLEST_SIZE} ids, got learn:{self.n_vocab}")
+            raise InputError(f"a vocabulary has at least {SMALLEST_SIZE} tokens, got learn:{self.n_vocab}")
 
     @property
     def fingerprint(self) -> str:
@@ -66,7 +66,7 @@ def learn(texts: Iterable[str], wanted: Learned) -> Tokenizer:
         return Tokenizer("own", table=table, pattern=wanted.pattern)
     table = _merged(list(texts), wanted.n_vocab - 1, wanted.pattern)
     if len(table) < wanted.n_vocab - 1 and not wanted.at_most:
-        raise InputError(f"the text supports at most {len(table) + 1} ids, got learn:{wanted.n_vocab}")
+        raise InputError(f"the text supports at most {len(table) + 1} tokens, got learn:{wanted.n_vocab}")
     return Tokenizer("own", table=table, pattern=wanted.pattern)
 
 

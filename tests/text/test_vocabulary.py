@@ -177,7 +177,7 @@ def test_names():
         with pytest.raises(InputError, match=r"unknown vocabulary .*expected gpt2, gpt2:SIZE"):
             find_vocabulary(name, 1)
     for name, message in (
-        ("learn:256", "at least 257 ids, got learn:256"),
+        ("learn:256", "at least 257 tokens, got learn:256"),
         ("learn:300:words", "unknown pattern of words 'words'"),
         ("gpt2:99999", "50257, got 99999"),
     ):
@@ -206,7 +206,7 @@ def test_prepared_text_of_any_vocabulary_not_above_the_limit(tmp_path):
 
 
 def test_more_than_the_text_supports():
-    with pytest.raises(InputError, match=r"supports at most \d+ ids, got learn:5000"):
+    with pytest.raises(InputError, match=r"supports at most \d+ tokens, got learn:5000"):
         learn(["a short text, a short text"], Learned(n_vocab=5000))
 
 
@@ -288,5 +288,5 @@ def test_patterns_take_every_character():
 def test_a_saved_table_of_another_size_than_it_claims():
     saved = learned(size=300).to_dict()
     assert Tokenizer.from_dict(saved) == learned(size=300)
-    with pytest.raises(InputError, match="the tokenizer has 300 ids, but claims 301"):
+    with pytest.raises(InputError, match="the tokenizer has 300 tokens, but claims 301"):
         Tokenizer.from_dict({**saved, "vocab_size": 301})
