@@ -352,7 +352,6 @@ CASES: dict[str, Callable[[Place], Measured]] = {
     "memory": memory,
     "serving": serving,
     "training: gpt2-small": lambda place: training(place, "gpt2-small", "--model.compile=true"),
-    "training: not compiled": lambda place: training(place, "gpt2-small", "--model.compile=false"),
     "training: quick": lambda place: training(place, "quick"),
     "sizes: gpt2-medium": lambda place: training(place, "gpt2-medium"),
     "sizes: gpt2-large": lambda place: training(place, "gpt2-large"),
