@@ -32,7 +32,7 @@ ROOMS = {
     "run/checkpoint.py": "run/test_save.py run/test_best.py run/test_resume.py run/test_snapshots.py",
 }
 OPPOSITES = [
-    *((ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.FloorDiv, ast.Mod), (ast.And, ast.Or), (ast.Lt, ast.LtE)),
+    *((ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.And, ast.Or), (ast.Lt, ast.LtE)),
     *((ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn)),
 ]
 OPPOSITE = {two: one for one, two in OPPOSITES} | dict(OPPOSITES)
