@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +146,8 @@ def siege(number: int, wild: float, precision: str) -> dict[str, Any]:
         if app.state.engine.open:
             problems.append(f"{app.state.engine.open} requests are still open")
     for prompt, new, text in replies:
-        ids = generate(model, [prompt], max_new_tokens=new, temperature=0, end=tokenizer.eot)[0]
-        expected = tokenizer.decode(id_ for id_ in ids[len(prompt) :] if id_ != tokenizer.eot)
+        ids = generate(model, [prompt], max_new_tokens=new, temperature=0)[0][len(prompt) :]
+        expected = tokenizer.decode(takewhile(lambda id_: id_ != tokenizer.eot, ids))
         if text != expected:
             problems.append(f"not as alone: {prompt} {text!r}")
     if number >= 1000 and memory[-1] > 1.05 * memory[len(memory) // 2]:
