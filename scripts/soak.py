@@ -53,7 +53,6 @@ def good_form(chance: random.Random) -> dict[str, Any]:
         "temperature": chance.choice((0, 0, 0.7, 1.5)),
         "stream": chance.random() < 0.3,
         "n": chance.choice((1, 1, 1, 3)),
-        "seed": chance.randrange(1000),
     }
 
 
