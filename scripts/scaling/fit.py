@@ -1,6 +1,6 @@
 """Fit the scaling law to sweep.csv: `python scripts/scaling/fit.py`.
 
-Writes gpt/assets/law.json and docs/scaling.png (points, curves, residuals), and prints the errors, for each
+Writes gpt/assets/law.json and docs/scaling.png (predicted against reached), and prints the errors, for each
 kind of text also where the law is fitted without it. Errors are of the logarithm of bits per byte; Huber's
 weights keep single cells from deciding (Hoffmann et al. 2022, section 3.3).
 """
