@@ -77,8 +77,8 @@ VOCABULARIES = {
     "gpt2": Tokenizer,
     "a prefix": lambda: Tokenizer(vocab_size=1000),
     "learned": lambda: learn([LETTERS], Learned(n_vocab=320)),
-    "learned with marks": lambda: learn([LETTERS], Learned(n_vocab=320, pattern="marks")),
-    "characters": lambda: learn([LETTERS], Learned(n_vocab=None, pattern="chars")),
+    "learned with marks": lambda: learn([LETTERS], Learned(300)),
+    "characters": lambda: learn([LETTERS], Learned(None)),
 }
 
 

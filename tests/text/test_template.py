@@ -57,7 +57,6 @@ def test_jinja_renders_the_same_text(template):
     [
         ({"user": "no place"}, "user must be a text with one {content}"),
         ({"user": "{content}{content}"}, "one {content}"),
-        ({"user": None}, "got None"),
         ({"system": "{content}" + "x" * 5000}, "system must be"),
         ({"assistant": "{content}\n"}, "assistant must end with {content}, got"),
     ],
@@ -70,7 +69,7 @@ def test_a_template_that_cannot_be_used(texts, said):
 
 @pytest.mark.parametrize("saved", [[], "x", {"user": "{content}"}, {"__class__": "x"}, {"system": 1}])
 def test_a_saved_template_that_is_none(saved):
-    with pytest.raises(InputError, match="not a saved template"):
+    with pytest.raises(InputError, match=r"expected (system, user, assistant, got|str)"):
         Template.from_dict(saved)
 
 
