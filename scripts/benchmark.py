@@ -32,7 +32,7 @@ OPTIONS: dict[str, tuple[type, str]] = {
     "nanogpt": (Path, "a checkout of nanoGPT"),
     "nanochat": (Path, "a checkout of nanochat"),
     "book": (Path, "a checkout of LLMs-from-scratch"),
-    "llamacpp": (Path, "llama.cpp's programs, from scripts/llamacpp.py"),
+    "llamacpp": (Path, "llama.cpp's programs, built as docs/benchmarks.md says"),
     "text": (Path, "the tinyshakespeare text"),
     "chart": (Path, "of learn: where to draw the race"),
     "texts": (str, "of plan: names of corpora; shakespeare is that of --text"),

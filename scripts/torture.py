@@ -1,10 +1,10 @@
 """Inject faults into training: `python scripts/torture.py --kills 50`.
 
-Kills runs with SIGKILL in steps, saves and validations, fills the disk, damages checkpoints and feeds hostile
-files. Resumed runs must equal an undisturbed one. Prints a table of injected, survived and lost faults; the
-exit status is 1 if any was lost.
+Kills runs with SIGKILL in steps, saves and validations, damages checkpoints and feeds hostile files. Resumed
+runs must equal an undisturbed one. Prints a table of injected, survived and lost faults; the exit status is 1
+if any was lost.
 
-Needs POSIX, because runs are forked. Filling a disk needs root, to mount a small tmpfs.
+Needs POSIX, because runs are forked.
 """
 
 import argparse
@@ -13,7 +13,6 @@ import random
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,7 +26,6 @@ from faults.fingerprint import fingerprint
 from faults.forked import run
 
 import gpt.run.fit  # noqa: F401 - once, before the processes that are killed are forked
-from gpt.weights.checkpoint import read
 
 MOMENTS = ("anywhere", "step", "write", "rename", "validation")
 TEXT = "The quick brown fox jumps over the lazy dog, and on it goes.\n" * 300
@@ -134,27 +132,6 @@ class Faults:
         last.write_bytes(data)
         return self.resumed(["fit", "--resume", "auto", "--run", "run"])
 
-    def fill_disk(self) -> str | None:
-        """Fill the disk: one clear line, intact checkpoints; then free it, and resume."""
-        self.undisturbed()
-        self.runs.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1600k", "tmpfs", self.runs], check=True)
-        try:
-            filler = self.runs / "filler"
-            filler.write_bytes(b"0" * self.chance.randint(600_000, 1_300_000))
-            temporary = {"TMPDIR": str(self.chance.choice((self.folder, self.runs)))}
-            again = [*RUN, "--keep_checkpoints", "2", "--resume", "auto_or_new"]
-            ended = run(self.folder, again, environment=temporary)
-            for file in self.runs.glob("run/checkpoints/*.safetensors"):
-                read(file)
-            filler.unlink()
-            subprocess.run(["mount", "-o", "remount,size=8m", self.runs], check=True)
-            if ended.status != 2 or "No space left on device" not in ended.err or "Traceback" in ended.err:
-                return f"status {ended.status}: {ended.err[-300:]}"
-            return self.resumed(again)
-        finally:
-            subprocess.run(["umount", self.runs], check=True)
-
     def hostile(self) -> str | None:
         """Give a command a file in which one place says something else."""
         intact = self.folder / "intact"
@@ -168,7 +145,6 @@ KINDS: dict[str, tuple[int, str, Callable[[Faults], str | None]]] = {
     "kills": (50, "SIGKILL, one process", Faults.kill),
     "kills2": (0, "SIGKILL, two processes", Faults.kill_two),
     "damages": (20, "damaged checkpoint", Faults.damage),
-    "full_disks": (0, "full disk", Faults.fill_disk),
     "hostile_files": (50, "hostile file", Faults.hostile),
 }
 

@@ -32,7 +32,7 @@ def test_the_package_loads_neither_lightning_nor_datasets():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"fit", "validate"}))
+@pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_each_command_has_help_with_an_example(command, capsys):
     with pytest.raises(SystemExit) as exit_:
         main([command, "--help"])
@@ -50,7 +50,7 @@ BAD = {
     "no such checkpoint": (["generate", "--checkpoint", "nope.safetensors"], "nope.safetensors"),
     "checkpoint that is not one": (["generate", "--checkpoint", "junk"], "junk"),
     "a torch file of something else": (["generate", "--checkpoint", "other.pt"], "other.pt"),
-    "resumed from what is not a checkpoint": (["fit", "--ckpt_path", "junk"], "junk"),
+    "resumed from what is not a checkpoint": (["fit", "--resume", "junk"], "junk"),
     "validated what is not a checkpoint": (["validate", "--ckpt_path", "junk"], "junk"),
     "missing corpus": (["fit", "--data.corpus", "nope.txt"], "nope.txt"),
     "empty corpus": (["fit", "--data.corpus", "empty.txt"], "empty.txt"),

@@ -76,17 +76,10 @@ class TokenData(pl.LightningDataModule):
         super().__init__()
         self.options = DataOptions(corpus=corpus, **options)
         check_least(1, context_length=context_length)
-        if (wanted := self.options.tokens_per_update) is not None and wanted % context_length:
-            fitting = max(1, round(wanted / context_length)) * context_length
-            raise InputError(
-                f"tokens_per_update {wanted} is no whole number of windows of {context_length} "
-                f"tokens: give {fitting}"
-            )
         self.vocabulary = find_vocabulary(self.options.vocabulary, vocab_size)
         self.context_length, self.batch_size, self.seed = context_length, self.options.batch_size, seed
         self.place = 0
         """The place in the text: windows that all processes together have taken before training begins."""
-        self._divided_for: Any = None  # the Trainer that `split_update` has set
 
     @cached_property
     def prepared(self) -> Prepared:
@@ -102,11 +95,6 @@ class TokenData(pl.LightningDataModule):
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the prepared files."""
         return self.prepared.tokenizer
-
-    @property
-    def bytes_per_token(self) -> float:
-        """UTF-8 bytes of the training text for each of its tokens."""
-        return self.prepared.count("train", "bytes") / max(1, self.prepared.count("train", "tokens"))
 
     @cached_property
     def byte_lengths(self) -> NDArray[np.int64]:
@@ -127,28 +115,22 @@ class TokenData(pl.LightningDataModule):
         """Open the prepared files on every process, and divide an update into batches."""
         _ = self.prepared
         if stage == "fit" and self.trainer is not None and self.options.tokens_per_update is not None:
-            self.split_update(self.batch_size)
+            self._divide(self.options.tokens_per_update)
 
-    def split_update(self, most: int) -> None:
-        """Divide `tokens_per_update` over processes and batches of equal size, of at most `most` windows.
-
-        Sets `batch_size` and the Trainer's `accumulate_grad_batches`.
-        """
+    def _divide(self, wanted: int) -> None:
+        """Divide an update's tokens over processes and batches of equal size, which are accumulated."""
         trainer: Any = self.trainer
-        wanted = self.options.tokens_per_update
-        assert wanted is not None
-        if self._divided_for is not trainer and trainer.accumulate_grad_batches != 1:
+        equal = self.context_length * trainer.world_size
+        share, left = divmod(wanted, equal)
+        if left or not share:
+            what = f"tokens_per_update {wanted} is no multiple of {equal}, a window on each process"
+            raise InputError(f"{what}: give {max(1, round(wanted / equal)) * equal}")
+        most = min(self.options.batch_size, share)
+        self.batch_size = max(size for size in range(1, most + 1) if share % size == 0)
+        accumulate = share // self.batch_size
+        if trainer.accumulate_grad_batches not in (1, accumulate):
             raise InputError("tokens_per_update decides accumulate_grad_batches: give only one of them")
-        self._divided_for = trainer
-        windows, processes = wanted // self.context_length, trainer.world_size
-        share, left = divmod(windows, processes)
-        if left:
-            raise InputError(
-                f"tokens_per_update {wanted} makes {windows} windows, which {processes} "
-                f"processes cannot share equally: give {(share + 1) * processes * self.context_length}"
-            )
-        self.batch_size = max(size for size in range(1, min(most, share) + 1) if share % size == 0)
-        trainer.accumulate_grad_batches = share // self.batch_size
+        trainer.accumulate_grad_batches = accumulate
 
     @property
     def windows_per_update(self) -> int:

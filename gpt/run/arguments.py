@@ -10,14 +10,14 @@ import inspect
 import json
 import os
 import re
-from argparse import SUPPRESS, RawDescriptionHelpFormatter
+from argparse import SUPPRESS
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from docstring_parser import parse_from_object
-from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter
 
 from gpt.errors import InputError
 from gpt.files import shipped
@@ -57,6 +57,13 @@ class Given:
     recipe: bool
     """Whether it names one."""
     print_config: bool
+
+
+class Wide(DefaultHelpFormatter):
+    """Help of a hundred columns, in whatever terminal."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=8, width=100)
 
 
 def scan(arguments: list[str], command: str) -> Given:
@@ -125,8 +132,9 @@ def _parser(command: str, explains: bool) -> ArgumentParser:
         usage=f"gpt {command} [{first.upper()}] [--NAME VALUE]...",
         description=what,
         epilog=f"example: gpt {command} {example}",
-        formatter_class=RawDescriptionHelpFormatter,
+        formatter_class=Wide,
         parser_mode="json",  # of a value; YAML can grow
+        print_config=None,  # it would print one command line's options alone
         allow_abbrev=False,
         exit_on_error=False,
     )
@@ -153,7 +161,7 @@ def _unknown(name: str) -> InputError:
     """That there is no such option, with the one that was probably meant."""
     names: dict[str, list[str]] = {}
     for option, text in _texts().items():
-        for known in (option, _last(option), *re.findall(r"\w+", text.partition(" Elsewhere: ")[2])):
+        for known in {option, _last(option), *re.findall(r"\w+", text.partition(" Elsewhere: ")[2])}:
             names.setdefault(known, []).append(option)
     near = [known for known in (name, _last(name)) if known in names]
     near = near or difflib.get_close_matches(name, names, 1)

@@ -17,6 +17,7 @@ from gpt.weights.adapters import adapters_of
 from gpt.weights.checkpoint import SUFFIX, Checkpoint, ModelPart, RunPart, checkpoints_of, read, write
 from gpt.weights.formats.table import Weights
 
+LOSSES = "losses"  # what is saved beside a process's generators: the sum since the last row of metrics.csv
 _SECONDS_BETWEEN = 60.0
 _PART_BETWEEN = 0.01  # of the run
 
@@ -115,17 +116,20 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
     return state
 
 
-def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
-    """The inverse of `random_state`; a device of another kind than the saved one keeps its own state."""
-    torch.set_rng_state(state["cpu"])
-    if device.type != "cpu" and device.type in state:
-        torch.get_device_module(device).set_rng_state(state[device.type])
+def state_of(tensors: Weights, rank: int) -> dict[str, Tensor]:
+    """What a checkpoint holds of one process; nothing of a further process than the run had."""
+    return _below(f"random/{rank}/", tensors)
 
 
-def load_random_state(tensors: Weights, seed: int, rank: int, device: torch.device) -> None:
-    """Restore this process's generators, or seed those of a further process than the run had."""
-    if found := _below(f"random/{rank}/", tensors):
-        set_random_state(found, device)
+def set_random_state(state: dict[str, Tensor], seed: int, rank: int, device: torch.device) -> None:
+    """Restore this process's generators, or seed those of a further process than the run had.
+
+    A device of another kind than the saved one keeps its own state.
+    """
+    if "cpu" in state:
+        torch.set_rng_state(state["cpu"])
+        if device.type != "cpu" and device.type in state:
+            torch.get_device_module(device).set_rng_state(state[device.type])
     elif rank > 0:
         torch.manual_seed(int(np.random.SeedSequence((seed, rank)).generate_state(1, np.uint64)[0]))
 

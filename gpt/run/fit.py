@@ -8,7 +8,6 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict
 from typing import Any
 
-import torch
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
@@ -16,14 +15,12 @@ from lightning.pytorch import Trainer
 from gpt import STARTED
 from gpt.data.module import TokenData
 from gpt.errors import InputError
-from gpt.plan.plan import END_SECONDS, Plan
+from gpt.plan.plan import Plan
 from gpt.run.lightning_private import cluster, silence_warnings
-from gpt.run.limits import Deadline
 from gpt.run.loop import Loop
-from gpt.run.micro_batch import is_out_of_memory
 from gpt.run.options import Options
 from gpt.run.record import write_summary
-from gpt.run.shape import build
+from gpt.run.shape import build, is_out_of_memory
 from gpt.run.signals import Stopped
 from gpt.run.start import Start, start
 from gpt.threads import sharing_cores
@@ -75,7 +72,7 @@ def fit(begun: Start) -> None:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        what = "give a smaller --data.batch_size, or --data.tokens_per_update, which finds one that fits"
+        what = "give a smaller --data.batch_size; with --data.tokens_per_update the updates stay the same"
         raise InputError(f"a batch does not fit into memory: {what}") from error
     except SystemExit as leaving:  # Lightning's answer to a Ctrl-C before the first step
         interrupted = isinstance(leaving.__context__, KeyboardInterrupt)
@@ -89,7 +86,7 @@ def fit(begun: Start) -> None:
 def assemble(begun: Start) -> tuple[Trainer, Loop, LanguageModel, TokenData]:
     """All parts of a run, its text prepared: what is wrong with it is found before there is a folder."""
     options, module, data = build(begun.options, begun.checkpoint)
-    loop = Loop(options, module, data, begun.folder, begun.checkpoint, _deadline(begun.plan))
+    loop = Loop(options, module, data, begun.folder, begun.checkpoint, begun.plan)
     trainer = new_trainer(options, callbacks=[loop])
     data.setup("fit")
     data.train_dataloader()
@@ -111,8 +108,6 @@ def validate(begun: Start) -> None:
 def new_trainer(options: Options, callbacks: list[Any]) -> Trainer:
     """A Trainer that computes: what a run counts, records and saves is the callbacks'."""
     plain = options.trainer
-    if plain.accelerator == "gpu" and not torch.accelerator.is_available():
-        raise InputError("--trainer.accelerator gpu: there is no GPU that PyTorch can use; give cpu or auto")
     if plain.num_nodes > 1 and not {"MASTER_ADDR", "SLURM_JOB_ID"} & {*os.environ}:  # it would wait forever
         how = (
             "start its processes with torchrun or SLURM (docs/hardware.md), or set MASTER_ADDR and NODE_RANK"
@@ -160,10 +155,3 @@ def summarize(plan: Plan | None, trainer: Trainer, loop: Loop, data: TokenData) 
     print(f"{folder}/ holds the checkpoints, metrics.csv, loss.png and summary.json")
     how = "--interactive" if data.prepared.template else "--prompt 'The '"
     print(f"next: gpt generate --checkpoint {folder} {how}")
-
-
-def _deadline(plan: Plan | None) -> Deadline | None:
-    if plan is None:
-        return None
-    at = STARTED + 60 * plan.minutes - END_SECONDS
-    return Deadline(at=at, validation=plan.validation, extends=plan.takes_all_of_it)

@@ -24,13 +24,21 @@ from lightning.pytorch import Callback, Trainer
 from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.files import atomic_write, file_sha256
-from gpt.run.checkpoint import Checkpoints, gather, load_optimizer, load_random_state, random_state
+from gpt.plan.plan import Plan
+from gpt.run.checkpoint import (
+    LOSSES,
+    Checkpoints,
+    gather,
+    load_optimizer,
+    random_state,
+    set_random_state,
+    state_of,
+)
 from gpt.run.folder import folder_of, opened
 from gpt.run.lightning_private import skip_sigterm_broadcast
-from gpt.run.limits import Deadline, Limits
-from gpt.run.micro_batch import fit_micro_batch
+from gpt.run.limits import Limits
 from gpt.run.options import Options
-from gpt.run.record import Record, finite
+from gpt.run.record import Record
 from gpt.run.signals import remembered, told
 from gpt.run.snapshots import Snapshots
 from gpt.training.module import VALIDATED, LanguageModel, steps_per_epoch
@@ -54,12 +62,12 @@ class Loop(Callback):
         data: TokenData,
         existing: Path | None,
         checkpoint: Checkpoint | None,
-        deadline: Deadline | None,
+        plan: Plan | None,
     ) -> None:
         self.options, self.module, self.data = options, module, data
         self.checkpoint = checkpoint
         self.run = (checkpoint.run if checkpoint else None) or RunPart()
-        self.limits = Limits(options, self.run, deadline)
+        self.limits = Limits(options, self.run, plan)
         plain = options.trainer
         accumulate = 1 if options.data.tokens_per_update else plain.accumulate_grad_batches
         self.every = -(-plain.val_check_interval // accumulate)
@@ -109,10 +117,6 @@ class Loop(Callback):
         if other_text:
             run.stalled = 0
 
-        if self.data.options.tokens_per_update is not None:
-            fit_micro_batch(trainer, self.module)
-            data = replace(self.options.data, batch_size=self.data.batch_size)
-            self.options = replace(self.options, data=data)
         run.options = asdict(self.options)
         if first:
             with atomic_write(self.folder / "config.yaml") as file:
@@ -133,14 +137,18 @@ class Loop(Callback):
         skip_sigterm_broadcast(trainer)
         self._open.enter_context(remembered(self.module.guard))
         self.limits.begin(bool(self.module.compile_blocks), self.every)
-        self.record = Record(self.folder, run, self.options.log_every, plain.enable_progress_bar, self._first)
+        tensors = self.checkpoint.tensors if self.checkpoint else {}
+        state = state_of(tensors, trainer.global_rank)
+        show = plain.enable_progress_bar
+        self.record = Record(self.folder, run, self.options.log_every, show, self._first)
         self._open.callback(self.record.close)
-        self.record.begin(self.tokens, plain.logger.split(","), trainer.world_size, trainer.global_rank)
+        losses = state.pop(LOSSES, torch.tensor(0.0)).to(self.module.device)
+        self.record.begin(self.tokens, losses, plain.logger.split(","))
         self.module.plan(run.total)
         self._tell(trainer, validate=False)
-        tensors = self.checkpoint.tensors if self.checkpoint else {}
-        device = trainer.strategy.root_device
-        load_random_state(tensors, self.options.seed_everything, trainer.global_rank, device)
+        set_random_state(
+            state, self.options.seed_everything, trainer.global_rank, trainer.strategy.root_device
+        )
         if run.scale and (scaler := _scaler(trainer)):
             scaler.load_state_dict(run.scale)
         self.checkpoint = None  # its tensors are in use no more
@@ -277,13 +285,13 @@ class Loop(Callback):
         """The tensors of a checkpoint, and in `run` all that it holds beside them; for all processes."""
         run, scaler = self.run, _scaler(trainer)
         tensors = gather(self.module, trainer.optimizers[0]) if self._first else {}
-        own = random_state(trainer.strategy.root_device), finite(float(self.record.loss_sum))
-        states: list[Any] = [own] * trainer.world_size
+        own = random_state(trainer.strategy.root_device)
+        own[LOSSES] = torch.as_tensor(self.record.loss_sum).to("cpu")
+        states = [own] * trainer.world_size
         if trainer.world_size > 1:
             torch.distributed.all_gather_object(states, own)
-        for rank, (random, _) in enumerate(states):
-            tensors |= {f"random/{rank}/{name}": state for name, state in random.items()}
-        run.loss_sums = [loss_sum for _, loss_sum in states]
+        for rank, state in enumerate(states):
+            tensors |= {f"random/{rank}/{name}": tensor for name, tensor in state.items()}
         run.scale = scaler.state_dict() if scaler else None
         run.save, run.saved_at = run.save + 1, time.time()
         self.record.note()

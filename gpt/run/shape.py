@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import torch
 from lightning.pytorch import seed_everything
 
 from gpt.data.module import TokenData
@@ -10,7 +11,6 @@ from gpt.errors import InputError
 from gpt.plain import as_dict
 from gpt.run.lightning_private import started_processes
 from gpt.run.limits import COMPILED_SECONDS
-from gpt.run.micro_batch import is_out_of_memory
 from gpt.run.options import Options
 from gpt.text.template import DEFAULT_TEMPLATE
 from gpt.text.tokenizer import Tokenizer
@@ -91,3 +91,11 @@ def _token_data(options: Options, tokenizer: Tokenizer | None) -> TokenData:
         data.use(tokenizer)
     data.prepare_data()
     return data
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on a GPU or a CPU: on a CPU torch raises a plain RuntimeError."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    told = str(error).lower() if isinstance(error, RuntimeError) else ""
+    return "alloc" in told or "out of memory" in told

@@ -16,7 +16,6 @@ from gpt.run.folder import folder_of_checkpoint, folder_to_restart
 from gpt.run.options import Options
 from gpt.training.output import report
 from gpt.weights.checkpoint import RUNS, Checkpoint, RunPart, checkpoints_of, newest_run, read
-from gpt.weights.formats.table import check_complete
 
 AUTO_OR_NEW = "auto_or_new"
 _MOST_MINUTES = 1_000_000
@@ -126,7 +125,7 @@ def _resumed(given: Given, checkpoint: Checkpoint, skipped: tuple[Path, ...]) ->
         raise InputError(f"--run {other} is not the run that is resumed, {folder}: leave --run out")
     values = {**given.files, **given.own}
     try:
-        check_complete(checkpoint.config, checkpoint.all_weights())
+        checkpoint.all_weights()  # which are checked
         saved = typed(run.options)
         shape = as_dict(checkpoint.config)
         del shape["dropout"]
@@ -156,9 +155,10 @@ def _resumed(given: Given, checkpoint: Checkpoint, skipped: tuple[Path, ...]) ->
 def _check_here(source: str, values: Values, given: Set[str]) -> None:
     """An InputError where a file names what would have to be fetched, and nobody has given another."""
     for name in {"data.corpus", "model.init_from"} & values.keys() - given:
-        here = is_local_text(values[name]) if name == "data.corpus" else Path(values[name]).exists()
+        value = values[name]
+        here = is_local_text(value) if name == "data.corpus" else value is None or Path(value).exists()
         if not here:
-            what = f"{name} {shown(values[name])} is not on this machine"
+            what = f"{name} {shown(value)} is not on this machine"
             how = f"nothing that a file names is fetched: give it yourself, --{name} ..., if you trust it"
             raise InputError(f"{source}: {what}, and {how}")
 

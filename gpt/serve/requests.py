@@ -42,10 +42,10 @@ class CompletionRequest(_Form):
     logprobs: int | None = Field(default=None, ge=0, le=5)  # as in OpenAI's API
     echo: bool | None = False
     stop: Stop | Annotated[list[Stop], Field(max_length=4, fail_fast=True)] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
     best_of: Literal[1] | None = None
-    logit_bias: Annotated[dict[int, float], Field(max_length=300)] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
     user: str | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     suffix: Literal[""] | None = None
@@ -62,9 +62,8 @@ class CompletionRequest(_Form):
             raise InputError("max_tokens must be at least 1 without echo, got 0")
         if max_tokens > limits.new_tokens:
             raise InputError(f"max_tokens must be at most {limits.new_tokens}, got {max_tokens}")
-        names = {field.name for field in fields(Sampling)} - {"logit_bias"}
-        bias = tuple(sorted((self.logit_bias or {}).items()))
-        sampling = Sampling(**self.model_dump(include=names, exclude_none=True), logit_bias=bias)
+        names = {field.name for field in fields(Sampling)}
+        sampling = Sampling(**self.model_dump(include=names, exclude_none=True))
         requests = [
             Request(
                 tokens=prompt or [tokenizer.eot],

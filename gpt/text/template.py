@@ -29,11 +29,11 @@ class Template:
     """
 
     system: str = "{content}\n\n"
-    """Around the system's message."""
+    """Around the system's message. Rare."""
     user: str = "### Instruction:\n{content}\n\n"
-    """Around a prompt or the user's message."""
+    """Around a prompt or the user's message. Rare."""
     assistant: str = "### Response:\n{content}"
-    """Before a completion or the assistant's message."""
+    """Before a completion or the assistant's message. Rare."""
 
     def __post_init__(self) -> None:
         for role, text in vars(self).items():

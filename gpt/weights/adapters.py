@@ -59,9 +59,11 @@ def merge(base: Weights, adapters: Weights, part: AdapterPart) -> Weights:
     merged = dict(base)
     places = {name.removesuffix(_A).removesuffix(_B) for name in adapters}
     for place in places:
-        a, b, weight = adapters[place + _A], adapters[place + _B], base[f"{place}.weight"]
-        rows, columns = weight.shape
-        if (b.shape, a.shape) != ((rows, part.rank), (part.rank, columns)):
+        try:
+            a, b, weight = adapters[place + _A], adapters[place + _B], base[f"{place}.weight"]
+        except KeyError as error:
+            raise InputError(f"its adapters, or the weights that they change, lack {error}") from None
+        if (*b.shape, *a.shape) != (len(weight), part.rank, part.rank, *weight.shape[1:]):
             raise InputError(f"its adapters of {place} are not of rank {part.rank}, or of another shape")
         merged[f"{place}.weight"] = weight + part.scale * (b.float() @ a.float()).to(weight.dtype)
     return merged

@@ -1,6 +1,7 @@
 """A checkpoint of `gpt fit`: a safetensors file with JSON in its header, and which of a run's is the newest.
 
-Its tensors are the weights by a GPT's names, `optimizer/WEIGHT/STATE` and `random/PROCESS/DEVICE`. The
+Its tensors are the weights by a GPT's names, `optimizer/WEIGHT/STATE`, and `random/PROCESS/DEVICE` with
+`random/PROCESS/losses`. The
 header's metadata has three texts: `model`, what the weights alone need to be used; `run`, where the run
 stands, which a snapshot lacks; `checksum`, of both texts and all tensors. Nothing in it is code, and any
 program that reads safetensors opens it.
@@ -14,6 +15,7 @@ import re
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -28,12 +30,13 @@ from gpt.errors import InputError, check_least
 from gpt.files import StrPath
 from gpt.plain import as_dict, build, parse_json
 from gpt.weights.adapters import AdapterPart, with_base
-from gpt.weights.formats.table import Weights
+from gpt.weights.formats.table import Weights, check_complete
 
 RUNS = Path("runs")
 SUFFIX = ".safetensors"
 Snapshot = tuple[int, float, Path]  # a step, the loss of its batch in nats per token, the weights after it
 _MOST_HEADER, _MOST_RUN = 64 << 20, 1 << 20  # bytes
+_BROKEN = (0, 0, 0.0)  # in place of session, save and time, where a header cannot be read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +92,6 @@ class RunPart:
     """The figures of the last one; None for one that is not finite."""
     batches: int = 0
     """Of each process, since the last row of metrics.csv."""
-    loss_sums: list[float | None] = field(default_factory=list)
-    """Of the losses of these batches, for each process; None where it is not finite."""
     csv: int = 0
     """Bytes of metrics.csv."""
     samples: int = 0
@@ -98,7 +99,8 @@ class RunPart:
 
     def __post_init__(self) -> None:
         numbers = {name: value for name, value in as_dict(self).items() if isinstance(value, int | float)}
-        check_least(0, **{name: value for name, value in numbers.items() if name != "best_loss"})
+        numbers.pop("best_loss", None)
+        check_least(0, **numbers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +128,9 @@ class Checkpoint:
         return GPTConfig.from_dict(self.model.config)
 
     def all_weights(self) -> Weights:
-        """The weights; those of a run with adapters merged with the base in its folder."""
-        return with_base(self.path, self.config, self.adapters, self.weights)
+        """All weights of the model; those of a run with adapters merged with the base in its folder."""
+        found = with_base(self.path, self.config, self.adapters, self.weights)
+        return check_complete(self.config, found)
 
 
 def read(path: StrPath) -> Checkpoint:
@@ -164,20 +167,20 @@ def write(file: IO[bytes], tensors: Mapping[str, Tensor], model: ModelPart, run:
 
 def checkpoints_of(run: Path, *, broken_first: bool = True) -> list[Path]:
     """The checkpoints of a run, the newest first, those whose header cannot be read before or after them."""
-    found = {path: _order(path) for path in _files(run)}
-    broken = (float("inf") if broken_first else -1.0, 0, 0.0)
-    return sorted(found, key=lambda path: found[path] or broken, reverse=True)
+    orders = _orders(run)
+    found = sorted(orders, key=orders.__getitem__, reverse=True)
+    return sorted(found, key=lambda path: orders[path] != _BROKEN) if broken_first else found
 
 
 def newest_run() -> Path | None:
     """The run in `runs/` with the newest checkpoint, by the clocks that wrote them."""
-    found = [(order[2], run) for run in RUNS.glob("*") for path in _files(run) if (order := _order(path))]
+    found = [(order[2], run) for run in RUNS.glob("*") for order in _orders(run).values()]
     return max(found)[1] if found else None
 
 
 def next_session(run: Path) -> int:
     """A number above that of every session in the run's checkpoints."""
-    return 1 + max((order[0] for path in _files(run) if (order := _order(path))), default=0)
+    return 1 + max((order[0] for order in _orders(run).values()), default=0)
 
 
 def snapshots_of(run: Path) -> list[Snapshot]:
@@ -199,18 +202,16 @@ def run_of(checkpoint: Path) -> Path | None:
     return checkpoint.parent.parent if inside else None
 
 
-def _files(run: Path) -> list[Path]:
-    """A pipe or a device may never end: only regular files."""
-    return [path for path in run.glob(f"checkpoints/*{SUFFIX}") if path.is_file()]
-
-
-def _order(path: Path) -> tuple[int, int, float] | None:
-    """Session, save and time of a checkpoint; None for one whose header cannot be read."""
-    try:
-        run = build(RunPart, parse_json(_metadata(path).get("run", "")))
-    except (ValueError, OSError):
-        return None
-    return run.session, run.save, run.saved_at
+def _orders(run: Path) -> dict[Path, tuple[int, int, float]]:
+    """Session, save and time of each checkpoint of a run."""
+    found = {}
+    for path in run.glob(f"checkpoints/*{SUFFIX}"):
+        if path.is_file():  # a pipe or a device may never end
+            found[path] = _BROKEN
+            with suppress(ValueError, OSError):
+                part = build(RunPart, parse_json(_metadata(path).get("run", "")))
+                found[path] = part.session, part.save, part.saved_at
+    return found
 
 
 def _metadata(path: Path) -> dict[str, str]:
@@ -224,13 +225,11 @@ def _metadata(path: Path) -> dict[str, str]:
             raise SafetensorError
         with safe_open(path, "pt") as opened:
             texts: dict[str, str] = opened.metadata() or {}
+        if "model" not in texts or len(texts.get("run", "")) > _MOST_RUN:
+            raise SafetensorError
     except SafetensorError:
-        raise InputError(f"{path} is not a checkpoint, or a broken one") from None
-    if "model" not in texts:
-        what = "expected model.safetensors with a config.json beside it"
-        raise InputError(f"{path} is not a checkpoint written by 'gpt fit'; of another program, {what}")
-    if len(texts.get("run", "")) > _MOST_RUN:
-        raise InputError(f"{path}: its options take more than {_MOST_RUN:,} characters")
+        others = "of another program, give the folder with its config.json"
+        raise InputError(f"{path} is no checkpoint of gpt fit, or a broken one; {others}") from None
     return texts
 
 

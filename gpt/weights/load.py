@@ -25,7 +25,7 @@ from gpt.weights.tensors import read_json, read_pickle, read_tensors
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Format = Literal["gpt", "hf", "nanogpt", "book"]
 _SHORT_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2")
-_FILES = ["config.json", "model*.safetensors*", "tokenizer.json", "tokenizer_config.json"]
+_FILES = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
 _MASK_BYTES = 1 << 28  # of a context of 16,384 tokens
 
 
@@ -118,7 +118,7 @@ def start_from(path: StrPath, config: GPTConfig) -> GPT:
     found = read_weights(path).cropped(config.context_length)
     # A new model takes random numbers as a run from scratch does, so dropout's stay the same.
     model = GPT(replace(found.config, dropout=config.dropout))
-    model.load_state_dict(GPT.from_weights(found.config, found.weights).state_dict())
+    model.load_state_dict(found.weights, strict=False)  # complete, but for a head that is tied
     return model
 
 
@@ -197,17 +197,16 @@ def _from_checkpoint(saved: Checkpoint) -> Found:
     part = saved.model
     own = Tokenizer.from_dict(part.tokenizer) if part.tokenizer else None
     template = Template.from_dict(part.template) if part.template else None
-    return Found("gpt", saved.config, check_complete(saved.config, saved.all_weights()), own, template)
+    return Found("gpt", saved.config, saved.all_weights(), own, template)
 
 
 def _read_folder(folder: Path) -> Found:
-    values = read_json(folder / "config.json")
-    if values.get("model_type") == "minimal-gpt":
-        del values["model_type"]
-        config = GPTConfig.from_dict(values)
-        return Found("gpt", config, check_complete(config, read_tensors(folder)))
-    config = hf.read_config(values)
-    return Found("hf", config, hf.import_weights(config, read_tensors(folder)))
+    values, state = read_json(folder / "config.json"), read_tensors(folder)
+    if values.get("model_type") != "minimal-gpt":
+        return Found("hf", *hf.read(values, state))
+    del values["model_type"]
+    config = GPTConfig.from_dict(values)
+    return Found("gpt", config, check_complete(config, state))
 
 
 def _read_file(path: Path) -> Found:

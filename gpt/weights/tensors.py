@@ -13,7 +13,6 @@ from gpt.errors import InputError
 from gpt.plain import parse_json
 from gpt.weights.formats.table import Weights
 
-_INDEX = "model.safetensors.index.json"
 # What pickled tensors need. torch's restricted unpickler also knows bytearray and torch.FloatTensor, which
 # allocate whatever a pickle asks for.
 _GLOBALS = re.compile(
@@ -23,23 +22,17 @@ _GLOBALS = re.compile(
 
 
 def read_tensors(folder: Path) -> Weights:
-    """The tensors in a folder, in model.safetensors or in the files that an index lists."""
+    """The tensors of model.safetensors in a folder."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    beside = {file.name for file in folder.iterdir() if file.is_file()}
-    names = {"model.safetensors"}
-    if _INDEX in beside:
-        names = set(read_json(folder / _INDEX)["weight_map"].values())
-    if missing := names - beside:
-        raise InputError(f"there is no {missing.pop()!r} beside config.json")
-    weights: Weights = {}
-    for name in sorted(names):
-        try:
-            weights |= load_file(folder / name)
-        except SafetensorError as error:
-            raise InputError(f"{name} is not a safetensors file, or it is broken: {error}") from None
-    return weights
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        raise InputError(f"there is no {path.name} beside config.json")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise InputError(f"{path.name} is not a safetensors file, or it is broken: {error}") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from benchmarks.common import Report, interleave, say, synchronize
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gpt.attention import MultiHeadAttention, MultiHeadAttentionWrapper, MultiHeadAttn
+from gpt.attention import MultiHeadAttention, MultiHeadAttentionWrapper
 
 SPLIT = "split (S7)"
 RATIOS = {
@@ -62,7 +62,7 @@ def run(quick: bool) -> Report:
         ratios={name: geometric_mean(values) for name, values in faster.items()},
         notes=[
             "A ratio is the geometric mean over all settings, of which each has 1,024 tokens in all. bf16 is "
-            "autocast over fp32 weights. The wrapper and S9 have no output projection; one is added."
+            "autocast over fp32 weights."
         ],
     )
 
@@ -75,9 +75,7 @@ def build(width: int, heads: int, tokens: int, precision: str) -> dict[str, Call
     modules = {
         "fused, SDPA": FusedAttention(width, heads),
         "torch.nn.MultiheadAttention": nn.MultiheadAttention(width, heads, batch_first=True),
-        # These two have no output projection: with one the work is equal.
-        "fused, explicit (S9)": nn.Sequential(MultiHeadAttn(width, tokens, heads), nn.Linear(width, width)),
-        "wrapper (S6)": nn.Sequential(
+        "wrapper (S6)": nn.Sequential(  # which has no output projection: with one the work is equal
             MultiHeadAttentionWrapper(width, width // heads, tokens, 0.0, heads, qkv_bias=True),
             nn.Linear(width, width),
         ),
@@ -86,7 +84,6 @@ def build(width: int, heads: int, tokens: int, precision: str) -> dict[str, Call
         module.to(device)
     calls = {name: (lambda module=module: module(x)) for name, module in modules.items()}
     calls[SPLIT] = lambda: split(x)
-    calls["split, explicit (S7)"] = lambda: split(x, need_weights=True)[0]
     torchs = modules["torch.nn.MultiheadAttention"]
     # is_causal without weights is its fastest path; the mask is only checked for its shape.
     options = {"attn_mask": split.mask, "is_causal": True, "need_weights": False}

@@ -53,17 +53,6 @@ def tokens_of(length: int) -> Tensor:
     return torch.randint(0, 2048, (1, length))
 
 
-@guest("torch")
-def exported(place: Place) -> None:
-    """torch.export with a dynamic length"""
-    model, length = place.model, torch.export.Dim("length", min=2, max=128)
-    program = torch.export.export(model, (tokens_of(16),), dynamic_shapes=({1: length},))
-    with torch.no_grad():
-        for size in (5, 16, 100):
-            tokens = tokens_of(size)
-            close(model(tokens), program.module()(tokens))
-
-
 @guest("onnx", "onnxruntime", "onnxscript")
 def onnx(place: Place) -> None:
     """export with a dynamic length, logits in onnxruntime"""

@@ -87,9 +87,7 @@ def test_equal_documents_are_on_one_side(tmp_path):
     assert all(sides) and not sides[0] & sides[1]
 
 
-@pytest.mark.parametrize(
-    "text", ["a few words of text", "a" * 200_000, "same line\n" * 5000, "\u9053" * 999]
-)
+@pytest.mark.parametrize("text", ["a few words of text", "a" * 200_000, "same line\n" * 5000, "\u9053" * 999])
 def test_short_and_repetitive_texts_have_both_parts(tmp_path, text):
     found = divided(tmp_path / "a.txt", text)
     assert parts(found) == text

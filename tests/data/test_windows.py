@@ -219,5 +219,3 @@ def test_a_text_shorter_than_the_context_names_both_lengths():
         with pytest.raises(InputError, match=r"99 tokens.* 100"):
             make()
     assert Grid(100, 100).count == Grid(100, 100, shift=True).count == 1
-    with pytest.raises(InputError, match="context_length"):
-        Grid(5, 0)

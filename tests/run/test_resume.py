@@ -179,7 +179,7 @@ class Code:
 @pytest.mark.parametrize(
     "save", [torch.save, lambda value, path: Path(path).write_bytes(pickle.dumps(value))]
 )
-@pytest.mark.parametrize("option", ["fit --resume", "fit --ckpt_path", "validate --ckpt_path"])
+@pytest.mark.parametrize("option", ["fit --resume", "validate --ckpt_path"])
 def test_code_in_a_checkpoint_is_refused_and_not_run(save, option, workplace, capsys):
     save({"state_dict": {}, "gpt": Code()}, "evil.safetensors")
     assert main([*option.split(), "evil.safetensors"]) == 2

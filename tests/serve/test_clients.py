@@ -5,8 +5,7 @@ import json
 import pytest
 import torch
 
-from gpt.generation import Request, Sampling, generate, stream
-from tests.generation.conftest import complete
+from gpt.generation import Request, Sampling, stream_samples
 from tests.serve.server import MODEL, TOKENIZER, new_app, post, talk
 from tests.serve.test_app import alone
 
@@ -80,43 +79,11 @@ def test_a_prompt_longer_than_the_context_is_scored_window_by_window(chunk):
         assert tokens[i].log_probability == pytest.approx(scores[ids[i]].item(), abs=1e-4)
 
 
-PROMPT = generate(MODEL, [[5]], max_new_tokens=12, temperature=0)[0]
-"""It ends with tokens that the model likes, so a penalty on tokens of the prompt would show."""
-
-
-def greedy_by_the_formula(presence: float, frequency: float, bias: dict[int, float]) -> list[int]:
-    """OpenAI's definition: logit - count * frequency - (count > 0) * presence + bias, of generated tokens."""
-    tokens, new = list(PROMPT), []
-    for _ in range(40):
-        with torch.no_grad():
-            logits = MODEL(torch.tensor([tokens]))[0, -1].clone()
-        for id_ in set(new):
-            logits[id_] -= new.count(id_) * frequency + presence
-        for id_, value in bias.items():
-            logits[id_] += value
-        new.append(int(logits.argmax()))
-        tokens.append(new[-1])
-    return new
-
-
-@pytest.mark.parametrize(
-    ("presence", "frequency", "bias"),
-    [(0, 0, {}), (1.5, 0, {}), (0, 1.5, {}), (-2, -2, {}), (0.7, 0.3, {9: 3.5, 200: -100.0})],
-)
-def test_penalties_and_bias_are_openais(presence, frequency, bias):
-    expected = greedy_by_the_formula(presence, frequency, bias)
-    sampling = Sampling(
-        temperature=0,
-        presence_penalty=presence,
-        frequency_penalty=frequency,
-        logit_bias=tuple(sorted(bias.items())),
-    )
-    request = Request(tokens=PROMPT, max_new_tokens=40, sampling=sampling)
-    assert complete(MODEL, [request])[0][0].sample.tokens[len(PROMPT) :] == expected
-    form = {"presence_penalty": presence, "frequency_penalty": frequency, "logit_bias": bias}
-    body = post(new_app(), prompt=PROMPT, max_tokens=40, temperature=0, logprobs=0, **form).json()
-    ids = body["choices"][0]["logprobs"]["token_ids"]
-    assert ids == expected[: len(ids)] and len(ids) > 3
+def test_what_openais_form_has_and_the_engine_lacks_is_refused():
+    off = {"presence_penalty": 0.0, "frequency_penalty": 0, "logit_bias": {}}
+    assert post(new_app(), prompt="Hi", **off).status_code == 200
+    for form in ({"presence_penalty": 1}, {"frequency_penalty": -0.5}, {"logit_bias": {"9": 1}}):
+        assert next(iter(form)) in post(new_app(), prompt="Hi", **form).json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -125,8 +92,11 @@ def test_penalties_and_bias_are_openais(presence, frequency, bias):
 def test_each_way_of_sampling_counts(name, value):
     form = {"prompt": "Hi", "max_tokens": 30, "seed": 2}
     given = post(new_app(), **form, **{name: value}).json()["choices"][0]["text"]
-    pieces = stream(MODEL, TOKENIZER, "Hi", max_new_tokens=30, seed=2, sampling=Sampling(**{name: value}))
-    assert given == "".join(pieces) != post(new_app(), **form).json()["choices"][0]["text"]
+    sampling = Sampling(**{name: value})
+    pieces = stream_samples(MODEL, TOKENIZER, "Hi", max_new_tokens=30, seed=2, sampling=sampling)
+    assert (
+        given == "".join(piece for _, piece in pieces) != post(new_app(), **form).json()["choices"][0]["text"]
+    )
 
 
 def test_the_drawn_token_is_among_the_alternatives():

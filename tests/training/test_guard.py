@@ -37,7 +37,7 @@ def test_it_stops_before_the_weights_are_touched(value, broken_batch, workplace,
     broken_batch(value, 12)  # the second batch of step 6
     assert fit(*STEPS) == 2
     err = capsys.readouterr().err
-    assert "at step 6, batches 11 to 12 of the run" in err
+    assert "at step 6: stopped before weights changed" in err
     assert err.count("gpt fit: ") == 1
     saved = read("runs/bad/checkpoints/last.safetensors")
     assert saved.run.step == 5

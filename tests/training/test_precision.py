@@ -1,7 +1,6 @@
-"""Activation checkpointing, compilation, a bfloat16 residual: the same training."""
+"""Activation checkpointing and compilation: the same training."""
 
 import copy
-import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -48,14 +47,12 @@ def test_checkpointed_activations_change_no_gradient():
 @pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf"
 )  # torch's own tracing
-@pytest.mark.parametrize("what", [True, "whole"])
-def test_compiled_equals_eager_and_keeps_the_names(what):
+def test_compiled_equals_eager_and_keeps_the_names():
     if compilation.missing_compiler(torch.device("cpu")):
         pytest.skip("no C++ compiler")
     torch.manual_seed(0)
     eager = LanguageModel(CONFIG, OptimizerConfig())
     compiled = copy.deepcopy(eager)
-    compiled.compile_blocks = what
     compilation.compile_model(compiled)
     batch = text(2)
     losses = [module.loss(batch) for module in (eager, compiled)]
@@ -74,7 +71,7 @@ def test_without_a_compiler_one_line_says_so(monkeypatch, recwarn):
     compilation.compile_model(module)
     assert torch.isfinite(module.loss(text(0)))
     (warning,) = recwarn.list
-    assert "no C++ compiler found" in str(warning.message)
+    assert "no compiler found" in str(warning.message)
     assert "\n" not in str(warning.message)
 
 
@@ -97,8 +94,7 @@ def test_compilation_has_to_earn_its_time(device, steps, width, worth, text_file
     assert compilation.should_compile(module) == worth
 
 
-def test_a_gpu_fuses_more(monkeypatch):
-    """All three on a GPU, none of them elsewhere."""
+def test_a_gpu_compiles_the_loss_too(monkeypatch):
     made = []
 
     def compile_block(block):
@@ -109,46 +105,8 @@ def test_a_gpu_fuses_more(monkeypatch):
     monkeypatch.setattr(torch.nn.Module, "compile", compile_block)
     for device in ("cpu", "cuda"):
         module = LanguageModel(CONFIG, OptimizerConfig(), compile=True)
-        weight = SimpleNamespace(device=torch.device(device))
-        module.model.parameters = lambda weight=weight: iter([weight])
+        monkeypatch.setattr(LanguageModel, "device", torch.device(device))
         compilation.compile_model(module)
-        gpu, model = device == "cuda", module.model
-        assert model.bfloat16_residual == gpu
-        assert [block.attention.one_product for block in model.blocks] == [gpu, gpu]
-        assert (module.kernel is cross_entropy) == gpu
-        assert made == ([cross_entropy] if gpu else []) + list(model.blocks)
+        assert (module.kernel is cross_entropy) == (device == "cuda")
+        assert made == ([cross_entropy] if device == "cuda" else []) + list(module.model.blocks)
         made.clear()
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_residual_is_bfloat16_where_autocast_is(dtype):
-    """`16-mixed` on a GPU that has bfloat16 too."""
-    module, seen = LanguageModel(CONFIG, OptimizerConfig()), []
-    module.model.bfloat16_residual = True
-    module.model.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
-    with torch.autocast("cpu", dtype):
-        module.loss(text(3))
-    assert seen == [torch.bfloat16 if dtype == torch.bfloat16 else torch.float32]
-
-
-def test_a_residual_in_bfloat16_is_as_exact_as_autocast():
-    """Its products round to bfloat16 anyway. Without autocast nothing is rounded."""
-    torch.manual_seed(0)
-    module, batch = LanguageModel(CONFIG, OptimizerConfig()), text(3)
-
-    def gradient(autocast, residual):
-        module.model.bfloat16_residual = residual
-        module.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            rows = module.model.blocks[0].attention_norm.register_forward_pre_hook(
-                lambda _, args: seen.append(args[0].dtype)
-            )
-            module.loss(batch).backward()
-        rows.remove()
-        return torch.cat([p.grad.flatten() for p in module.model.parameters()])
-
-    seen = []
-    exact, same, plain, rounded = (gradient(*case) for case in itertools.product((False, True), repeat=2))
-    assert seen == [torch.float32, torch.float32, torch.float32, torch.bfloat16]
-    assert torch.equal(exact, same)
-    assert (rounded - exact).norm() < 1.5 * (plain - exact).norm() < 0.02 * exact.norm()

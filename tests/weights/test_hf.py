@@ -77,26 +77,12 @@ def test_a_padded_batch_of_an_export(model, tmp_path):
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     batch = tokenizer(["ab", "abcd"], padding=True, return_tensors="pt")
+    assert "token_type_ids" not in batch  # transformers 4 would add them to the embeddings
     assert batch["input_ids"][0].tolist()[2:] == [299, 299] == [tokenizer.pad_token_id] * 2
     logits = theirs(**batch).logits[0, :2]
     torch.testing.assert_close(logits, model(batch["input_ids"][:1, :2])[0], atol=1e-4, rtol=0)
     settings = theirs.generation_config
     assert (settings.bos_token_id, settings.eos_token_id, settings.pad_token_id) == (299, 299, 299)
-
-
-def test_weights_spread_over_files(tokens, tmp_path):
-    theirs = huggingface_model()
-    theirs.save_pretrained(tmp_path, max_shard_size="50KB")
-    index = tmp_path / "model.safetensors.index.json"
-    listed = json.loads(index.read_text(encoding="utf-8"))
-    assert len(set(listed["weight_map"].values())) > 2
-    logits = GPT.from_pretrained(tmp_path)(tokens)
-    torch.testing.assert_close(logits, theirs(tokens).logits, atol=1e-4, rtol=0)
-    for name in ("../outside.safetensors", "/etc/passwd", "..", ""):
-        listed["weight_map"]["transformer.wte.weight"] = name
-        index.write_text(json.dumps(listed), encoding="utf-8")
-        with pytest.raises(InputError, match=f"there is no '{name}' beside config.json"):
-            GPT.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Several optimizers that step as one."""
+"""Optimizers that step as one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,11 @@ def closure_loss(closure: Closure) -> Any:
 
 
 class CombinedOptimizer(Optimizer):
-    """Steps its parts as one; they work on its parameter groups and its state."""
+    """Steps its parts as one; they work on its parameter groups and its state.
+
+    To the loss scale of float16 it is one that leaves scaling alone, as a fused one of torch does not, whose
+    gradients Lightning would not clip.
+    """
 
     def __init__(self, *parts: Optimizer) -> None:
         self.parts = parts

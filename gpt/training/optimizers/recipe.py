@@ -45,13 +45,11 @@ class OptimizerConfig:
     """How it falls afterwards, see `learning_rate_factor`. Elsewhere: lr_scheduler_type."""
     final_lr_fraction: float = 0.0
     """Fraction of the peak at the last update. Rare. Elsewhere: min_lr."""
-    decay_fraction: float = 0.2
-    """Fraction of the updates over which "wsd" decays. Rare."""
 
     def __post_init__(self) -> None:
         names = "lr", "rest_lr", "weight_decay", "embedding_weight_decay", "warmup_steps"
         check_least(0, **{name: getattr(self, name) for name in names})
-        for name in ("momentum", "final_lr_fraction", "decay_fraction"):
+        for name in ("momentum", "final_lr_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} must be in [0, 1], got {getattr(self, name)}")
         if not all(0 <= beta < 1 for beta in self.betas):
@@ -76,6 +74,6 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, precision: str = 
         {"params": vectors, "lr": rest_lr, "weight_decay": 0.0},
     ]
     if config.name == "adamw":
-        return AdamW([main, *rest], betas=config.betas, fused=True)
+        return CombinedOptimizer(AdamW([main, *rest], betas=config.betas, fused=True))
     muon = StackedMuon([main], dtype=dtype, momentum=config.momentum, adjust_lr_fn="match_rms_adamw")
     return CombinedOptimizer(muon, AdamW(rest, betas=config.betas, fused=True))

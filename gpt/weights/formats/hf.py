@@ -50,7 +50,6 @@ SIZES = {
     "n_head": "num_heads",
 }
 _SKIPPED = r"transformer\.h\.\d+\.attn\.(bias|masked_bias)|lm_head\.weight"  # masks, and a tied head
-_EXACT_GELU = {"gelu_new": False, "gelu_pytorch_tanh": False, "gelu": True}
 # Settings for which this GPT knows one value: with another, the folder's model computes something else.
 _FIXED = {
     "layer_norm_epsilon": 1e-5,
@@ -60,29 +59,30 @@ _FIXED = {
 }
 
 
-def read_config(values: dict[str, Any]) -> GPTConfig:
-    """The model that a config.json describes; InputError if it is none that this GPT can compute."""
-    fixed = {"model_type": "gpt2", "n_inner": 4 * values.get("n_embd", 768), **_FIXED}
+def read(values: dict[str, Any], state: Weights) -> tuple[GPTConfig, Weights]:
+    """The model of a config.json and the state dict of a GPT2LMHeadModel, or of a GPT2Model.
+
+    The names of the latter lack `transformer.`. InputError if it is none that this GPT can compute.
+    """
+    exact = values.get("activation_function") == "gelu"
+    fixed = {
+        "model_type": "gpt2",
+        "n_inner": 4 * values.get("n_embd", 768),
+        "activation_function": "gelu" if exact else "gelu_new",
+        **_FIXED,
+    }
     for name, expected in fixed.items():
         if (value := values.get(name)) not in (None, expected):
             raise InputError(f"{name} is {value!r} in config.json, expected {expected!r}")
-    activation = values.get("activation_function", "gelu_new")
-    if activation not in _EXACT_GELU:
-        known = ", ".join(_EXACT_GELU)
-        raise InputError(f"activation_function is {activation!r} in config.json, expected one of {known}")
-    return GPTConfig(  # of the sizes both have GPT-2 small's as defaults
+    config = GPTConfig(  # of the sizes both have GPT-2 small's as defaults
         **{ours: values[theirs] for theirs, ours in SIZES.items() if theirs in values},
         dropout=values.get("resid_pdrop", 0.1),
         tie_embeddings=values.get("tie_word_embeddings", True),
-        exact_gelu=_EXACT_GELU[activation],
+        exact_gelu=exact,
     )
-
-
-def import_weights(config: GPTConfig, state: Weights) -> Weights:
-    """From the state dict of a GPT2LMHeadModel, or of a GPT2Model, whose names lack `transformer.`."""
     if "wte.weight" in state:
         state = {name if name == "lm_head.weight" else f"transformer.{name}": t for name, t in state.items()}
-    return to_gpt(config, state, NAMES, _SKIPPED, transposed=_TRANSPOSED)
+    return config, to_gpt(config, state, NAMES, _SKIPPED, transposed=_TRANSPOSED)
 
 
 def write(config: GPTConfig, weights: Weights, folder: Path) -> None:

@@ -34,9 +34,6 @@ def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
     checkpoint = {
         "model": state,
         "model_args": {**sizes, "bias": True, "dropout": config.dropout},
-        "iter_num": 0,
-        "best_val_loss": float("inf"),
-        "config": {},
     }
     with atomic_write(folder / "ckpt.pt", "wb") as file:
         torch.save(checkpoint, file)
