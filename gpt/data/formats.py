@@ -14,7 +14,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 from gpt.errors import InputError
@@ -39,12 +38,12 @@ def file_format(name: str) -> str:
 
 def is_compressed(name: str) -> bool:
     """Whether the file's ending is one of a compression."""
-    return Path(name).suffix.lower() in _DECOMPRESSED
+    return os.path.splitext(name.lower())[1] in _DECOMPRESSED
 
 
 def _opened(name: str) -> Any:
     """The bytes of a file, decompressed according to its ending."""
-    return _DECOMPRESSED.get(Path(name).suffix.lower(), open)(name, "rb")
+    return _DECOMPRESSED.get(os.path.splitext(name.lower())[1], open)(name, "rb")
 
 
 @contextmanager

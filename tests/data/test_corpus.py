@@ -201,16 +201,6 @@ def test_hub_data_sets(hub, texts):
         documents(hub, subset="missing")
 
 
-def test_the_revision_of_a_hub_data_set_is_asked_for(monkeypatch, tmp_path):
-    import datasets
-
-    asked, rows = [], datasets.Dataset.from_list([{"text": "some words"}] * 9).to_iterable_dataset()
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **how: asked.append(how["revision"]) or rows)
-    recipe = write(tmp_path / "pinned.yaml", "corpus:\n  files: hub:owner/name\n  revision: v2\n")
-    prepare(str(recipe), vocab_size=300, val_fraction=0.0)
-    assert set(asked) == {"v2"}
-
-
 def test_recipes_describe_themselves(monkeypatch):
     monkeypatch.setattr("gpt.data.corpus._download", lambda url: url)
     assert {"python-docs", "python-stdlib", "tinyshakespeare", "tinystories", "fineweb-edu"} <= set(recipes())

@@ -3,11 +3,10 @@ import json
 
 import numpy as np
 import pytest
-import torch
 
 from gpt.data.module import TokenData
 from gpt.data.prepare import prepare
-from gpt.data.shards import Prepared, token_ids
+from gpt.data.shards import Prepared
 from gpt.data.windows import IGNORE_INDEX
 from gpt.errors import InputError
 from gpt.text.template import Template
@@ -118,22 +117,6 @@ def test_other_columns_and_a_text_first(tmp_path):
     assert sorted(documents(by_pair)) == sorted(documents(by_chat)) != []
 
 
-def test_a_changed_prompt_changes_no_target(tmp_path):
-    """Of the same length; only inputs differ, where the prompt is."""
-    batches = []
-    for word in ("cat", "dog"):
-        rows = [{"prompt": f"Say {word} {i}", "completion": f"{i} times"} for i in range(10, 60)]
-        (tmp_path / word).mkdir()
-        path = write_rows(tmp_path / word / "a.jsonl", rows)
-        data = data_of(path, val_fraction=0, vocabulary="learn:chars")
-        batches.append([torch.stack(batch) for batch in data.train_dataloader()])
-    for (x, y), (other_x, other_y) in zip(*batches, strict=True):
-        assert torch.equal(y, other_y)
-        changed = x != other_x
-        assert changed.any()
-        assert (y[:, :-1][changed[:, 1:]] == IGNORE_INDEX).all()  # the target of an input is the next input
-
-
 def test_every_completion_is_a_target_once_behind_its_whole_prompt(pairs):
     data = data_of(pairs)
     expected = [[id_ for id_ in part if id_ >= 0] for part in documents(data.prepared)]
@@ -155,18 +138,6 @@ def test_every_completion_is_a_target_once_behind_its_whole_prompt(pairs):
         assert len(unique) == count
         expected = [one for one in expected if tuple(one) not in unique]
     assert expected == []
-
-
-@pytest.mark.parametrize("count", [2, 3, 7])
-def test_few_examples_are_split_between_two(count, tmp_path):
-    rows = [{"prompt": p, "completion": c} for p, c in PAIRS[:count]]
-    prepared = Prepared(prepare(write_rows(tmp_path / "a.jsonl", rows), vocab_size=300, val_fraction=0.1))
-    assert prepared.count("train", "documents") >= 1 and prepared.count("val", "documents") >= 1
-    assert len(documents(prepared)) == count
-    for split in ("train", "val"):
-        ids = prepared.stream(split).tokens
-        assert ids[-1] == EOT
-        assert TOKENIZER.decode(token_ids(ids)).startswith("### Instruction:\nWhat is")
 
 
 def test_what_is_left_out_and_what_is_cut(tmp_path, capsys):

@@ -110,17 +110,6 @@ def test_a_disk_that_is_full_at_a_write_is_one_line(tmp_path):
     assert done.stderr.count("\n") == 1 and "out: File too large" in done.stderr
 
 
-def test_val_fraction_zero_keeps_everything_for_training(rows, texts):
-    prepared = Prepared(prepare(str(rows), vocab_size=500, val_fraction=0.0))
-    assert prepared.count("train", "documents") == len(texts)
-    assert (
-        prepared.count("val", "tokens")
-        == len(prepared.stream("val"))
-        == len(prepared.document_starts("val"))
-        == 0
-    )
-
-
 def test_prepared_data_is_found_again_until_something_changes(rows):
     options = {"vocab_size": 500}
     first = prepare(str(rows), **options)

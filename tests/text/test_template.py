@@ -22,13 +22,6 @@ def test_the_replies_alone_are_scored():
     assert PLAIN.parts(said("a", "b", "c"))[-1] == Part("Uc:", False)
 
 
-def test_braces_in_a_message_and_a_template_are_text():
-    template = Template(user="{0.__class__} {content} {x}\n", assistant="{content}")
-    assert template.parts(said("{content} {user.__dict__}"))[0].text == (
-        "{0.__class__} {content} {user.__dict__} {x}\n"
-    )
-
-
 def test_a_prompt_is_encoded_part_by_part_and_its_text_is_plain():
     eot = TOKENIZER.eot
     found = PLAIN.prompt(TOKENIZER, said("a", "b", "<|endoftext|>"))
