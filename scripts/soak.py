@@ -41,10 +41,7 @@ BODIES = (
     *(b"", b"[" * 50_000, b'{"a":' * 20_000, b"\xff\xfe{}", b'{"prompt": [' + b"[]," * 60_000 + b"[]]}"),
     *(b'{"max_tokens": ' + b"9" * 5000 + b"}", b"x" * 2_000_000),
 )
-HEADS = (
-    *("POST /v1/chat/completions", "POST /v1/models/../../etc/passwd", "POST //evil.example/", "BREW /"),
-    *("GET /training", "POST /" + "a" * 5000, "POST /attention", "", "GET *"),
-)
+HEADS = ("POST /v1/models/../../etc/passwd", "POST //evil.example/", "BREW /", "POST /" + "a" * 5000, "")
 HEADERS = ("Content-Length: -1", "Transfer-Encoding: chunked", "Host: evil.example", "X" * 3000 + ": y")
 
 

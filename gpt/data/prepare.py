@@ -49,9 +49,9 @@ def prepare(
         corpus: a file, folder, pattern, URL or prepared folder, a recipe's name, or the hub's OWNER/NAME.
         output: the folder to write; by default one in the cache, named by text, tokenizer and options.
         vocabulary: gpt2, gpt2:SIZE (a prefix of it), learn:SIZE (learned from the training part of the text),
-            learn (at most `vocab_size` ids), learn:chars, a tokenizer.json file; by default GPT-2's with
-            `vocab_size` ids.
-        vocab_size: ids, where `vocabulary` gives no number of them: GPT-2's has 50257.
+            learn (at most `vocab_size` tokens), learn:chars, a tokenizer.json file; by default GPT-2's first
+            `vocab_size`.
+        vocab_size: tokens of a vocabulary of which `vocabulary` gives no number: GPT-2's has 50257.
         val_fraction: the fraction of the text to hold out; by default a tenth of a text up to a megabyte, of
             a longer one 100 times the root of its bytes.
         most_bytes: of a longer text, tokenize parts of all of it, of about so many bytes together.

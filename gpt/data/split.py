@@ -17,7 +17,7 @@ from gpt.text.tokenizer import split_at_words
 
 SPLITS = ("train", "val")
 SAMPLE_BYTES = 32 << 20  # of text in memory at once
-_LEARNED_BYTES = 8 << 20
+LEARNED_BYTES = 8 << 20
 _LEAST_UNIT = 1 << 10  # bytes, where so much is held out
 _HASHES = 1 << 64
 
@@ -106,7 +106,7 @@ class Divided:
 
     def to_learn_from(self) -> list[str]:
         """Text to learn a vocabulary from: parts of all that is trained on, more of a larger text."""
-        share = max(_LEARNED_BYTES, self.size / 16) / max(1, min(self.size, SAMPLE_BYTES))
+        share = max(LEARNED_BYTES, self.size / 16) / max(1, min(self.size, SAMPLE_BYTES))
         train = (piece.text for piece in self.sample() if piece.split == "train")
         return [text for number, text in enumerate(train) if evenly_spread(number) < share]
 

@@ -71,12 +71,12 @@ class Sample:
     logits: Tensor  # (1, V), of the token after the last one read
 
     def __init__(
-        self, request: Request, k: int, seed: int, tokenizer: Tokenizer | None, context: int
+        self, request: Request, k: int, seed: str, tokenizer: Tokenizer | None, context: int
     ) -> None:
         self.request, self.k, self.context = request, k, context
         self.tokens = list(request.tokens)  # the prompt, then the new tokens
         self.finished: str | None = None  # `stop`, `length`, `cancelled` or `error`; None while it runs
-        self.random = random.Random(f"{seed}/{k}")
+        self.random = random.Random(seed)
         self.text = TextStream(tokenizer, request.stop) if tokenizer else None
         # The first token of the window, and the next one to read; what is known of the prompt's tokens.
         scored, length = request.echo and request.alternatives is not None, len(self.tokens)

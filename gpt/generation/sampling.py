@@ -105,8 +105,7 @@ def filter_logits(logits: Tensor, sampling: Sampling) -> Tensor:
 def _nucleus_edge(logits: Tensor, top_p: float) -> Tensor:
     """The smallest logit in the smallest set that reaches probability `top_p`: (N, V) -> (N, 1)."""
     # On a CPU NumPy sorts a vocabulary in a tenth of PyTorch's time.
-    on_cpu = logits.is_cpu
-    ordered = torch.from_numpy(numpy.sort(logits.numpy())) if on_cpu else logits.sort().values
+    ordered = torch.from_numpy(numpy.sort(logits.numpy())) if logits.is_cpu else logits.sort().values
     ordered = ordered.flip(-1)
     mass = ordered.softmax(dim=-1)
     likelier = mass.cumsum(dim=-1) - mass

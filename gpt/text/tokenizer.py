@@ -127,7 +127,7 @@ class Tokenizer:
         """The bytes of `ids`; an InputError for one outside the vocabulary."""
         ids = [int(i) for i in ids]
         if outside := [i for i in ids if not 0 <= i < self.n_vocab]:
-            raise InputError(f"token id {outside[0]} is outside the vocabulary of {self.n_vocab} ids")
+            raise InputError(f"token id {outside[0]} is outside the {self.n_vocab}-token vocabulary")
         return self.encoding.decode_bytes(ids)
 
     def byte_lengths(self) -> NDArray[np.int64]:

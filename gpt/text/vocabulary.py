@@ -20,14 +20,14 @@ _learned: dict[tuple[str, int], list[bytes]] = {}  # by the text: a run has the 
 
 @dataclass(frozen=True)
 class Learned:
-    """A vocabulary to learn from the corpus; an InputError for fewer than 257 ids."""
+    """A vocabulary to learn from the corpus; an InputError for fewer than 257 tokens."""
 
     n_vocab: int | None  # None for each character
     at_most: bool = False  # a text that supports fewer ids gets those
 
     def __post_init__(self) -> None:
         if self.n_vocab is not None and self.n_vocab < SMALLEST_SIZE:
-            raise InputError(f"a vocabulary has at least {SMALLEST_SIZE} ids, got learn:{self.n_vocab}")
+            raise InputError(f"a vocabulary has at least {SMALLEST_SIZE} tokens, got learn:{self.n_vocab}")
 
 
 def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
@@ -64,7 +64,7 @@ def learn(texts: Iterable[str], wanted: Learned) -> Tokenizer:
         _learned[key] = _train(texts, size)
     table = _learned[key][: wanted.n_vocab - 1]  # of any size the beginning is the same
     if len(table) < wanted.n_vocab - 1 and not wanted.at_most:
-        raise InputError(f"the text supports at most {len(table) + 1} ids, got learn:{wanted.n_vocab}")
+        raise InputError(f"the text supports at most {len(table) + 1} tokens, got learn:{wanted.n_vocab}")
     return Tokenizer("own", table=table)
 
 

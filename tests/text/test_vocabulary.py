@@ -143,7 +143,7 @@ def test_a_smaller_vocabulary_is_the_beginning_of_a_larger_one():
     large = learn([TEXT, PROSE], Learned(800))
     for size in (300, 600):
         assert learn([TEXT, PROSE], Learned(size)).tokens == large.tokens[: size - 1]
-    with pytest.raises(InputError, match=r"supports at most \d+ ids, got learn:5000"):
+    with pytest.raises(InputError, match=r"supports at most \d+ tokens, got learn:5000"):
         learn(["a short text, a short text"], Learned(5000))
 
 
@@ -158,7 +158,7 @@ def test_names():
             for name in ("gpt3", "learn:many", "gpt2:")
         ),
         ("learn:" + "9" * 5000, "unknown vocabulary"),
-        ("learn:256", "at least 257 ids, got learn:256"),
+        ("learn:256", "at least 257 tokens, got learn:256"),
         ("gpt2:99999", "50257, got 99999"),
     ):
         with pytest.raises(InputError, match=message):
