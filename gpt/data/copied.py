@@ -16,7 +16,7 @@ from gpt.text.tokenizer import Tokenizer
 
 _MOST_PLACES = 256  # of a gram that are compared: a passage that stands in more is found in these
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
-_READING = ("val_fraction", "most_bytes", "text_column", "errors")
+_READING = ("val_fraction", "most_bytes", "text_column")
 Run = tuple[int, int]  # from the first of some ids up to the one after the last
 
 
@@ -28,7 +28,7 @@ def training_text(run: Path | None, tokenizer: Tokenizer) -> NDArray[Any]:
         data = parse_yaml((run / "config.yaml").read_text(encoding="utf-8"))["data"]
         options = {name: data[name] for name in _READING}
         options["template"] = Template.from_dict(data["template"])
-        prepared = Prepared(prepare_for(tokenizer, data["corpus"], verify=False, **options))
+        prepared = Prepared(prepare_for(tokenizer, data["corpus"], **options))
         ids = prepared.stream("train").tokens
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"the training text of {run} is not at hand: {error}") from None

@@ -27,7 +27,7 @@ from gpt.plan.text import Text, measure
 from gpt.training.device import default_precision, keep_freed_memory
 
 PLANNED_AROUND = (
-    *("data.corpus", *GIVEN, "data.vocabulary", "data.text_column", "data.errors", "data.most_bytes"),
+    *("data.corpus", *GIVEN, "data.vocabulary", "data.text_column", "data.most_bytes"),
     *("trainer.accelerator", "trainer.precision"),
 )
 """Options of `gpt fit` that a plan keeps."""
@@ -73,7 +73,7 @@ def planner(given: Mapping[str, Any]) -> Callable[[float], Plan]:
     given = {name: value for name, value in given.items() if value is not None}
     limits = {"data.val_fraction": (0, 0.99)}
     numbers = {name: number(name, given[name], *limits.get(name, (1,))) for name in GIVEN if name in given}
-    reading = {name: given.get(f"data.{name}") for name in ("vocabulary", "text_column", "errors")}
+    reading = {name: given.get(f"data.{name}") for name in ("vocabulary", "text_column")}
     reading["vocab_size"] = int(numbers.get("model.config.vocab_size", 0)) or None
     reading["val_fraction"] = numbers.get("data.val_fraction")
     corpus = given.get("data.corpus", "python-docs")

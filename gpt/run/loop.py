@@ -293,7 +293,7 @@ class Loop(Callback):
 def corpus_hash(data: TokenData) -> str:
     """Identifies a text by its tokens, whatever folder it is in."""
     meta = data.prepared.meta
-    return hashlib.sha256(json.dumps([meta.tokenizer, meta.sha256], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([meta.tokenizer, meta.splits], sort_keys=True).encode()).hexdigest()
 
 
 def _scaler(trainer: Trainer) -> Any:
