@@ -70,10 +70,6 @@ def test_the_programs_of_the_docs_run(capsys: pytest.CaptureFixture[str]) -> Non
     assert printed == ["torch.Size([2, 10, 64])"] * 2 + ["True"]
 
 
-def module() -> MultiHeadAttention:
-    return MultiHeadAttention(8, 12, 32, 0.0, 3).eval()
-
-
 def test_attention_over_a_context_is_exported() -> None:
     layer = MultiHeadAttention(8, 12, 32, 0.0, 3, causal=False).eval()
     x, context = torch.randn(2, 4, 8), torch.randn(2, 9, 8)
