@@ -55,18 +55,15 @@ def main() -> int:
         environment = {**os.environ, "GPT_CACHE": str(Path(temporary, "cache"))}
         if not cpu_index:
             environment["PIP_RETRIES"] = "0"
-            environment.setdefault("UV_FIND_LINKS", environment.get("PIP_FIND_LINKS", ""))
         for number, block in enumerate(blocks(), start=1):
             folder = Path(temporary, str(number))
             subprocess.run(["git", "clone", "--quiet", ROOT, folder], check=True)
-            print(f"--- block {number}\n{block}", flush=True)
             script = f"{prepared(block, cpu_index)}\n{USE}"
             status = subprocess.run(
                 ["sh", "-ec", script], cwd=folder, env=environment, check=False
             ).returncode
             print(f"--- block {number}: status {status}", flush=True)
             failed += status != 0
-    print(f"{number - failed} passed, {failed} failed")
     return int(failed > 0)
 
 

@@ -69,7 +69,7 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     """The distribution that is sampled at a temperature above 0: logits (N, V) -> probabilities (N, V)."""
     # The likeliest token's logit becomes 0, so that no temperature, however low, divides into infinity.
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / max(sampling.temperature, 1e-30)
-    return filter_logits(logits, sampling).softmax(dim=-1)
+    return filter_logits(logits, sampling).softmax(-1)
 
 
 def penalize(logits: Tensor, penalty: float, seen: Sequence[Sequence[int]]) -> Tensor:
@@ -107,7 +107,7 @@ def _nucleus_edge(logits: Tensor, top_p: float) -> Tensor:
     # On a CPU NumPy sorts a vocabulary in a tenth of PyTorch's time.
     ordered = torch.from_numpy(numpy.sort(logits.numpy())) if logits.is_cpu else logits.sort().values
     ordered = ordered.flip(-1)
-    mass = ordered.softmax(dim=-1)
-    likelier = mass.cumsum(dim=-1) - mass
-    kept = (likelier < top_p).sum(dim=-1, keepdim=True).clamp(min=1)  # (N, 1)
+    mass = ordered.softmax(-1)
+    likelier = mass.cumsum(-1) - mass
+    kept = (likelier < top_p).sum(-1, keepdim=True).clamp(min=1)  # (N, 1)
     return ordered.gather(-1, kept - 1)

@@ -52,10 +52,12 @@ class Plan:
     extrapolates: bool  # the law was not measured so far
 
     def __str__(self) -> str:
-        shape, far = self.shape, " (extrapolated)" * self.extrapolates
+        shape = self.shape
+        far = " (extrapolated)" if self.extrapolates else ""
         rest = "" if self.is_whole else f" of {60 * self.minutes:.0f}, and longer while held-out text gains"
         return (
-            f"the plan is {shape.emb_dim} x {shape.num_layers} (width x layers), {shape.vocab_size} ids, "
+            f"the plan is {shape.emb_dim} x {shape.num_layers} (width x layers), "
+            f"a {shape.vocab_size}-token vocabulary, "
             f"{self.steps} steps of {shape.batch_size} x {shape.context_length} tokens, "
             f"{self.bits_per_byte:.4g} ± {self.error:.2g} bits per byte{far} in {self.seconds:.0f} s{rest}"
             f"{self.part}"

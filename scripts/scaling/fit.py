@@ -1,6 +1,6 @@
 """Fit the scaling law to sweep.csv: `python scripts/scaling/fit.py`.
 
-Writes gpt/assets/law.json and docs/scaling.png (points, curves, residuals), and prints the errors, for each
+Writes gpt/assets/law.json and docs/scaling.png (predicted against reached), and prints the errors, for each
 kind of text also where the law is fitted without it. Errors are of the logarithm of bits per byte; Huber's
 weights keep single cells from deciding (Hoffmann et al. 2022, section 3.3).
 """
@@ -129,15 +129,18 @@ def main() -> None:
         f"{len(usual)} cells: median error {np.median(np.abs(error)):.1%}, nine in ten below "
         f"{np.quantile(np.abs(error), 0.9):.1%}"
     )
-    errors, weights = list[float](), list[float]()
+    errors, weights, runs = list[float](), list[float](), {}
     for name in sorted({row["family"] for row in usual}):
         rest, left = ([row for row in usual if (row["family"] == name) is own] for own in (False, True))
-        outside = np.log(predict(fit(rest), left)) - np.log([row["bits_per_byte"] for row in left])
-        runs = outside[[row["error"] == RUN_ERROR for row in left]]
-        errors, weights = [*errors, *abs(runs)], [*weights, *np.full(len(runs), 1 / len(runs))]
+        guessed, reached = predict(fit(rest), left), np.array([row["bits_per_byte"] for row in left])
+        long = np.array([row["error"] == RUN_ERROR for row in left])
+        runs[name] = reached[long], guessed[long]
+        outside = np.log(guessed / reached)
+        off = outside[long]
+        errors, weights = [*errors, *abs(off)], [*weights, *np.full(len(off), 1 / len(off))]
         print(
-            f"without {name}: {len(left)} cells, median {np.median(abs(outside)):.1%}; {len(runs)} runs, "
-            f"mean {runs.mean():+.1%}, root of the mean square {np.sqrt((runs**2).mean()):.1%}"
+            f"without {name}: {len(left)} cells, median {np.median(abs(outside)):.1%}; {len(off)} runs, "
+            f"mean {off.mean():+.1%}, root of the mean square {np.sqrt((off**2).mean()):.1%}"
         )
     order = np.argsort(errors)  # each family counts once; two of three runs are within a standard error
     shares = np.cumsum(np.array(weights)[order]) / sum(weights)
@@ -147,34 +150,22 @@ def main() -> None:
     measured = {n: [min(row[c] for row in usual), max(row[c] for row in usual)] for n, c in names.items()}
     write_json(ROOT / "gpt" / "assets" / "law.json", {**constants, **RECIPE, "measured": measured})
     recipe(rows)
-    draw(usual, logs, error)
+    draw(runs, constants["error"])
 
 
-def draw(rows: list[dict[str, Any]], logs: np.ndarray, error: np.ndarray) -> None:
-    """Points with the law's curves through them, and the residuals."""
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
+def draw(runs: dict[str, tuple[np.ndarray, np.ndarray]], error: float) -> None:
+    """Predicted over reached bits per byte of the runs of each family, by the law that does not know it."""
+    figure = Figure(figsize=(9, 5), layout="constrained")
     FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
-    for color, name in zip(
-        ("#0072B2", "#D55E00", "#009E73", "#CC79A7"), sorted({r["text"] for r in rows}), strict=False
-    ):
-        own = [i for i, row in enumerate(rows) if row["text"] == name]
-        seen = np.array([rows[i]["seen"] for i in own])
-        left.scatter(seen, [rows[i]["bits_per_byte"] for i in own], s=9, color=color, label=name)
-        middle = {n: float(np.median([rows[i][n] for i in own])) for n in NUMBERS}
-        middle["trial"] = np.median([rows[i]["trial"] for i in own], axis=0)
-        line = np.geomspace(seen.min(), seen.max(), 50)
-        curve = predict(
-            logs, [{**middle, "unique": max(middle["unique"], 1e6), "seen": value} for value in line]
-        )
-        left.plot(line, curve, color=color, linewidth=1)
-        right.scatter(seen, 100 * error[own], s=9, color=color)
-    left.set(xscale="log", xlabel="bytes seen", ylabel="bits per byte, held out")
-    left.set_title("Points, and the law at their median shape", fontsize=10)
-    left.legend(fontsize=8)
-    right.axhline(0, color="black", linewidth=0.6)
-    right.set(xscale="log", xlabel="bytes seen", ylabel="law over measurement, %")
-    right.set_title("Residuals", fontsize=10)
+    axes = figure.add_subplot()
+    axes.plot([0.8, 2.6], [0.8, 2.6], color="black", linewidth=0.6)
+    for name, (reached, guessed) in runs.items():
+        axes.errorbar(reached, guessed, error * guessed, fmt="o", markersize=4, linewidth=0.7, label=name)
+    axes.set(
+        xlabel="bits per byte reached", ylabel="predicted without this kind of text, with standard errors"
+    )
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.25)
     with atomic_write(ROOT / "docs" / "scaling.png", "wb") as file:
         figure.savefig(file, format="png", dpi=110)
 
