@@ -87,17 +87,6 @@ def test_a_resumed_run_goes_on_with_the_learning_rate_of_its_time_limit(workplac
     assert used == pytest.approx([0.01 * (1 - step / 16) for step in range(8, 16)])
 
 
-@pytest.mark.parametrize(("limit", "compiled"), [("00:00:09:59", False), ("00:00:10:00", True)])
-def test_a_run_limited_to_minutes_is_not_compiled_unasked(limit, compiled, workplace, monkeypatch):
-    asked = []
-    monkeypatch.setattr(compilation, "compile_model", lambda module: asked.append(True))
-    monkeypatch.setattr(LanguageModel, "training_step", lambda *_: pytest.fail("far enough"))
-    options = [*NO_STEPS, "--trainer.max_time", limit, "--model.compile", "null"]
-    with pytest.raises(pytest.fail.Exception):
-        fit(*options, "--run", "r")
-    assert bool(asked) == compiled
-
-
 def test_a_run_that_ended_by_its_epochs_resumes_exactly_for_more(workplace):
     epochs = [*ADAMW, *NO_STEPS, "--model.optimizer.schedule", "constant"]
     assert fit(*epochs, "--trainer.max_epochs", "1", "--run", "more") == 0

@@ -13,7 +13,6 @@ from tiny_runs import TEXT, TINY, fit
 
 from gpt.cli import main
 from gpt.errors import InputError
-from gpt.plain import seconds_of
 from gpt.run.options import OPTIONS, TrainerOptions
 from gpt.run.start import is_local_text
 from gpt.training.module import LanguageModel
@@ -145,14 +144,6 @@ def test_a_name_in_a_file_leads_to_plain_text_here_or_nowhere(corpus, local, hos
 def test_values_that_no_run_could_follow_are_refused(values, message):
     with pytest.raises(InputError, match=message):
         TrainerOptions(**values)
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("90s", 90), ("10m", 600), ("8h", 28800), ("1d", 86400), ("1.5", 90), ("00:00:10:05", 605)],
-)
-def test_a_time_is_written_in_several_ways(text, seconds):
-    assert seconds_of("minutes", text) == seconds
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda", "mps"])

@@ -43,14 +43,6 @@ def test_off_a_terminal_a_line_now_and_then(run, clock, capsys):
     assert capsys.readouterr().err == "training: 20 of 100 steps, loss 3.250, 128 tokens/s, 40 s left\n"
 
 
-def test_a_resumed_run_counts_from_its_step_and_a_new_plan_is_followed(run, clock, capsys):
-    run.run.step = 45
-    run.begin(45 * 64)
-    run.run.total = 90
-    advance(run, clock, 70)
-    assert capsys.readouterr().err == "training: 70 of 90 steps, loss 3.250, 128 tokens/s, 10 s left\n"
-
-
 def test_validation_prints_its_figures_and_a_sample_as_it_is(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         "gpt.generation.stream_samples", lambda *_, **__: [(0, "Once [bold]"), (0, " upon\n")]
