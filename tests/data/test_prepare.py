@@ -107,7 +107,7 @@ def test_a_disk_that_is_full_at_a_write_is_one_line(tmp_path):
     command = [sys.executable, "-c", code, str(tmp_path / "a.jsonl"), "--output", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 2
-    assert done.stderr.count("\n") == 1 and "out: File too large" in done.stderr
+    assert done.stderr.count("\n") == 1 and "File too large" in done.stderr
 
 
 def test_prepared_data_is_found_again_until_something_changes(rows):
