@@ -44,7 +44,9 @@ def test_it_writes_with_alternatives_attention_and_slider(start, tmp_path):
     for place, step in enumerate((1, 4, 16)):
         set_slider(browser, "moment", place)
         wait_for(lambda step=step: find(browser, "#when").text.startswith(f"step {step}, training loss"))
-        wait_for(lambda: find(browser, "#generate").is_enabled() and find_all(browser, "#curve circle"))
+        wait_for(
+            lambda: find(browser, "#generate").is_enabled() and find(browser, "#point").get_attribute("d")
+        )
         texts.add(find(browser, "#text").get_property("textContent"))
     assert len(texts) == 3 and all(one.startswith("Hello") for one in texts)
     assert not severe(browser)

@@ -10,7 +10,6 @@ from gpt import GPTConfig, Tokenizer
 from gpt.generation import Sampling, TextStream
 from gpt.generation.sampling import sample_tokens
 from gpt.text.template import Template
-from gpt.text.tokenizer import whole_characters
 from gpt.text.vocabulary import Learned, learn
 from tests.generation.conftest import sharp, slow_greedy
 from tests.share.node import export, needs_node, run
@@ -66,7 +65,7 @@ def strings(count: int) -> list[str]:
         parts = []
         for _ in range(drawn.randrange(1, 6)):
             some = [drawn.choice(drawn.choice(alphabets)) for _ in range(drawn.randrange(1, 9))]
-            code = drawn.randrange(0x110000)
+            code = drawn.choice((drawn.randrange(0xD800), drawn.randrange(0xE000, 0x110000)))
             parts += [*some, chr(code) if drawn.random() < 0.3 else " "]
         texts.append("".join(parts))
     return texts
@@ -91,11 +90,11 @@ def test_ids_are_the_tokenizers(vocabulary, tmp_path):
     assert run(path, ["encode", texts])[0] == [tokenizer.encode(text) for text in texts]
 
 
-def test_halves_of_surrogate_pairs_become_one_character(tmp_path):
-    texts = ["a\ud83d b", "\udc4d", "\udc4d\ud83d!"]
+def test_halves_of_surrogate_pairs_are_refused(tmp_path):
     path = export(tmp_path / "it.html", sharp(GPTConfig(vocab_size=257, **SHAPES["tied"])))
-    (ids,) = run(path, ["encode", texts])
-    assert ids == [Tokenizer(vocab_size=257).encode(whole_characters(text)) for text in texts]
+    asked = [["broken", "ids", {"prompt": text}] for text in ("a\ud83d b", "\udc4d", "\udc4d\ud83d!", "👍")]
+    *refused, whole = run(path, *asked)
+    assert whole is None and all("half a character" in message for message in refused)
 
 
 def test_pieces_of_text_are_whole_characters_and_end_before_a_stop_string(tmp_path):
@@ -196,9 +195,7 @@ def test_a_conversation_is_the_templates(tmp_path):
     )
     roles = ("system", "user", "assistant", "user")
     messages = [{"role": role, "content": f"{role} <|endoftext|> {{content}}"} for role in roles]
-    assert run(path, ["conversation", {"messages": messages}])[0]["tokens"] == template.prompt(
-        tokenizer, messages
-    )
+    assert run(path, ["ids", {"messages": messages}])[0] == template.prompt(tokenizer, messages)
 
 
 def test_attention_in_the_middle_of_a_text_leaves_the_text_as_it_is(tmp_path):
@@ -207,4 +204,6 @@ def test_attention_in_the_middle_of_a_text_leaves_the_text_as_it_is(tmp_path):
     path = export(tmp_path / "it.html", model)
     form = {"prompt": [1, 2, 3], "max_tokens": 40, "temperature": 0}
     alone, together = run(path, ["text", form], ["interrupted", form])
-    assert together == alone
+    assert len(together) == len(alone) == 40
+    for one, other in zip(alone, together, strict=True):
+        assert one["logprobs"]["token_ids"] == other["logprobs"]["token_ids"] and one["text"] == other["text"]
