@@ -9,12 +9,10 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout, suppress
 from importlib.metadata import version
 from itertools import takewhile
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Literal
 
 from gpt.errors import InputError
 
@@ -25,16 +23,13 @@ COMMANDS = {
     "validate": ("run.fit:main", "score a checkpoint as fit does", "--ckpt_path runs/quick"),
     "plan": ("plan.recommend:plan", "recommend a model for the available time", "--data.corpus my.txt"),
     "prepare": ("data.prepare:prepare", "turn a corpus into token files", "my.txt --output my-tokens"),
-    "inspect": ("pictures.inspect:inspect", "look at prepared data, and check it", "my-tokens"),
     "generate": ("generation.write:write", "write text with a trained model", "--prompt 'Return the '"),
     "serve": ("serve.start:serve", "serve a model over HTTP, with a page", "--checkpoint runs/quick"),
     "attention": ("pictures.attention:attention_maps", "draw what each head looks at", "--text 'To be'"),
     "evaluate": ("evaluation.evaluate:evaluate", "score a model on a text", "--data my.txt"),
     "plot": ("pictures.runs:plot", "draw the loss curves of several runs", "runs/quick runs/quick-2"),
-    "probabilities": ("pictures.probabilities:probabilities", "shade a text by probability", "--text Hello"),
     "import": ("weights.commands:import_weights", "read GPT-2 weights of another program", "gpt2"),
     "export": ("share.export:export_weights", "write a model for another program", "--format html"),
-    "completion": ("cli:completion", "print a script for the shell's completion", "zsh"),
 }
 LIGHTNING = ("fit", "validate")
 OWN_PARSERS = (*LIGHTNING, "plan")
@@ -85,10 +80,8 @@ def run(name: str, arguments: list[str]) -> None:
     import jsonargparse
 
     code, _, example = COMMANDS[name]
+    function = resolve_name(f"gpt.{code}")
     try:
-        function = resolve_name(f"gpt.{code}")
-        if "torch" in sys.modules:  # not every command computes
-            resolve_name("gpt.threads:spread_threads")()
         if name in OWN_PARSERS:
             function([name, *arguments])
             return
@@ -103,50 +96,22 @@ def run(name: str, arguments: list[str]) -> None:
         if isinstance(output, Path):
             print(output)  # for the next command
     except (argparse.ArgumentError, jsonargparse.ArgumentError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{error}{_suggestion(name, str(error))} (see 'gpt {name} --help')") from None
-
-
-def _suggestion(name: str, error: str) -> str:
-    if not (unknown := re.search(r"unrecognized arguments.*?--([\w.-]+)", error)):
-        return ""
-    options = options_of(name)
-    meant = [option for option in options if option.endswith(f".{unknown[1]}")]
-    meant = meant or difflib.get_close_matches(f"--{unknown[1]}", options, 1)
-    return f"; did you mean {' or '.join(meant)}?" if meant else ""
-
-
-def options_of(name: str) -> list[str]:
-    """The options of a command, as its help lists them."""
-    shown = io.StringIO()
-    with redirect_stdout(shown), suppress(SystemExit):
-        run(name, ["--help"])
-    return sorted(set(re.findall(r"(?<![\w'-])--[a-z][\w.]*\w", shown.getvalue())))
-
-
-def completion(shell: Literal["bash", "zsh"]) -> None:
-    """Print a script that completes commands and options: `eval "$(gpt completion bash)"`."""
-    if shell == "zsh":
-        print("autoload -Uz bashcompinit && bashcompinit")
-    print("_gpt() {", '  case "${COMP_WORDS[1]}" in', sep="\n")
-    for name in COMMANDS:
-        print(f'    {name}) words="{" ".join(options_of(name))}" ;;')
-    print(f'    *) words="{" ".join(COMMANDS)}" ;;', "  esac", sep="\n")
-    print('  COMPREPLY=($(compgen -o default -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))', "}", sep="\n")
-    print("complete -F _gpt gpt")
+        unknown = re.search(r"unrecognized arguments.*?--([\w.-]+)", str(error))
+        near = (
+            difflib.get_close_matches(unknown[1], inspect.signature(function).parameters, 1)
+            if unknown
+            else []
+        )
+        meant = f"; did you mean --{near[0]}?" if near else ""
+        raise InputError(f"{error}{meant} (see 'gpt {name} --help')") from None
 
 
 def _spell_out(arguments: list[str], function: Callable[..., object]) -> list[str]:
     """Let `--flag` alone mean `--flag true`, and words before the options be the first parameter's."""
     parameters = list(inspect.signature(function).parameters.values())
-    if (
-        parameters[0].default is not inspect.Parameter.empty
-        and arguments
-        and not arguments[0].startswith("-")
-    ):
-        arguments = [
-            f"--{parameters[0].name}",
-            *arguments,
-        ]  # the checkpoint, which may stand before the options
+    is_optional = parameters[0].default is not inspect.Parameter.empty
+    if is_optional and arguments and not arguments[0].startswith("-"):  # the checkpoint
+        arguments = [f"--{parameters[0].name}", *arguments]
     if parameters[0].annotation == list[str]:
         words = list(takewhile(lambda argument: not argument.startswith("-"), arguments))
         arguments = [*([json.dumps(words)] if words else []), *arguments[len(words) :]]

@@ -20,7 +20,8 @@ _KINDS: dict[Any, tuple[Any, str]] = {
     float: (Real, "a number"),
     bool: (bool, "true or false"),
 }
-_LARGEST = 1 << 30  # so that no tensor's size overflows 64 bits
+_LARGEST = 1 << 28  # so that no tensor's size overflows 64 bits
+_MOST_LAYERS = 10_000  # a layer takes memory as a Python object, even without weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +53,9 @@ class GPTConfig:
             value, (number, called) = getattr(self, field.name), _KINDS[field.type]
             if not isinstance(value, number) or (isinstance(value, bool) and field.type is not bool):
                 raise InputError(f"{field.name} must be {called}, got {shown(value)}")
-            if field.type is int and not 1 <= value <= _LARGEST:
-                limit = "at least 1" if value < 1 else f"at most {_LARGEST}"
+            most = _MOST_LAYERS if field.name == "num_layers" else _LARGEST
+            if field.type is int and not 1 <= value <= most:
+                limit = "at least 1" if value < 1 else f"at most {most}"
                 raise InputError(f"{field.name} must be {limit}, got {value}")
         if not 0.0 <= self.dropout < 1.0:
             raise InputError(f"dropout must be in [0, 1), got {self.dropout}")

@@ -14,11 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from typing_extensions import Self
 
 from gpt.attention import KeyValueCache, MultiHeadAttention
-from gpt.attention.multi_head import document_mask
 from gpt.config import GPTConfig
 from gpt.errors import InputError
-
-MOST_LAYERS = 10_000  # a layer takes memory as a Python object, even without weights
 
 
 class FeedForward(nn.Module):
@@ -58,11 +55,8 @@ class GPT(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        if config.num_layers > MOST_LAYERS:
-            raise InputError(f"num_layers must be at most {MOST_LAYERS}, got {config.num_layers}")
         self.config = config
         self.checkpoint_activations = False  # recompute each block in the backward pass, to save memory
-        self.bfloat16_residual = False  # under autocast to it, blocks add to a sum of this type
         self.token_embedding = nn.Embedding(config.vocab_size, config.emb_dim)
         self.position_embedding = nn.Embedding(config.context_length, config.emb_dim)
         self.dropout = nn.Dropout(config.dropout)
@@ -83,7 +77,8 @@ class GPT(nn.Module):
         *,
         positions: Tensor | None = None,
         caches: Sequence[KeyValueCache] | None = None,
-        **masks: Tensor | None,
+        key_padding_mask: Tensor | None = None,
+        document_ids: Tensor | None = None,
     ) -> Tensor:
         """All but the head: token ids (B, T) int64 -> normalised features (B, T, D).
 
@@ -92,26 +87,24 @@ class GPT(nn.Module):
             positions: (T,) or (B, T) int64, each token's row of the position embedding; by default they count
                 up from the first token given or cached. A batch padded on the left needs them.
             caches: one per block, see `MultiHeadAttention.new_cache`; the tokens are appended to each.
-            masks: `key_padding_mask` and `document_ids` as `MultiHeadAttention` takes them.
+            key_padding_mask: (B, S) boolean, True for tokens that are padding.
+            document_ids: (B, S) integers; a token attends to those of its own document alone.
 
         Raises:
             InputError: not (B, T) integers, more than the context length, or an id outside the vocabulary
-                (on a GPU not checked in training and in CUDA graphs, where reading it would stall each step).
+                (on a CPU; a GPU would have to be waited for).
         """
         cached = caches[0].length if caches else 0
         self._check(tokens, cached)
         if positions is None:
             positions = torch.arange(cached, cached + tokens.shape[1], device=tokens.device)  # (T,)
-        if (ids := masks.pop("document_ids", None)) is not None:  # one mask for all blocks
-            keys = (tokens.shape[0], cached + tokens.shape[1])
-            masks["attn_mask"] = document_mask(ids, keys, tokens.shape[1])
+        attn_mask = None
+        if document_ids is not None:  # one mask for all blocks, (B, T, S)
+            attn_mask = document_ids[:, cached:, None] != document_ids[:, None, :]
         x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))  # (B, T, D)
-        device = x.device.type
-        if self.bfloat16_residual and torch.is_autocast_enabled(device):
-            x = x.bfloat16() if torch.get_autocast_dtype(device) == torch.bfloat16 else x
         per_block: Sequence[KeyValueCache | None] = caches or [None] * len(self.blocks)
         for block, cache in zip(self.blocks, per_block, strict=True):
-            run = partial(block, cache=cache, **masks)
+            run = partial(block, cache=cache, key_padding_mask=key_padding_mask, attn_mask=attn_mask)
             recompute = self.checkpoint_activations and self.training
             x = checkpoint(run, x, use_reentrant=False) if recompute else run(x)
         return self.final_norm(x)
@@ -124,18 +117,14 @@ class GPT(nn.Module):
         if tokens.dim() != 2 or not tokens.numel() or tokens.dtype not in (torch.int64, torch.int32):
             given = f"{tokens.dtype} of shape {tuple(tokens.shape)}"
             raise InputError(f"expected int64 token ids of shape (batch, tokens), at least one, got {given}")
-        if cached + tokens.shape[1] > self.config.context_length:
-            given = f"{tokens.shape[1]} tokens" + (f" after {cached} cached ones" if cached else "")
-            raise InputError(f"{given} are more than the context_length {self.config.context_length}")
-        if torch.compiler.is_compiling():
-            return
-        if self.training and tokens.device.type != "cpu":
-            return
-        if tokens.is_cuda and torch.cuda.is_current_stream_capturing():
+        count, most = cached + tokens.shape[1], self.config.context_length
+        if count > most:
+            raise InputError(f"{count} tokens are more than the context_length {most}")
+        if tokens.device.type != "cpu" or torch.compiler.is_compiling():
             return
         try:
             low, high, size = int(tokens.min()), int(tokens.max()), self.config.vocab_size
-        except RuntimeError:  # values cannot be read on the meta device and under torch.vmap
+        except RuntimeError:  # values cannot be read under torch.vmap
             return
         if not 0 <= low <= high < size:
             worst = low if low < 0 else high

@@ -32,8 +32,9 @@ OPTIONS: dict[str, tuple[type, str]] = {
     "nanogpt": (Path, "a checkout of nanoGPT"),
     "nanochat": (Path, "a checkout of nanochat"),
     "book": (Path, "a checkout of LLMs-from-scratch"),
-    "llamacpp": (Path, "llama.cpp's programs, from scripts/llamacpp.py"),
+    "llamacpp": (Path, "llama.cpp's programs, built as docs/benchmarks.md says"),
     "text": (Path, "the tinyshakespeare text"),
+    "chart": (Path, "of learn: where to draw the race"),
     "texts": (str, "of plan: names of corpora; shakespeare is that of --text"),
     "minutes": (str, "of plan: such as 1,4"),
     "part": (str, "of plan: some of plan,grid,neighbours,stolen"),
@@ -52,7 +53,6 @@ def main() -> None:
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--quick", action="store_true", help="small sizes and few repetitions")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results and their ratios")
-    parser.add_argument("--chart", type=Path, metavar="FILE", help="draw a bar chart, of learn and plan")
     for option, (kind, what) in OPTIONS.items():
         parser.add_argument(f"--{option}", type=kind, help=what, default=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -60,11 +60,8 @@ def main() -> None:
     given = {name: value for name, value in vars(options).items() if name in OPTIONS}
     for name in given.keys() - inspect.signature(run).parameters.keys():
         parser.error(f"the benchmark {options.name} takes no --{name}")
-    import_module("gpt.threads").spread_threads()  # as our commands do; all in this process gain
     report = run(quick=options.quick, **given)
     print(report.markdown())
-    if options.chart:
-        report.draw(options.chart)
     if options.json:
         report.write(options.json)
 

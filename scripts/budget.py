@@ -47,7 +47,6 @@ BUDGETS = {
             "gpt/training/optimizers/recipe.py",
             "gpt/training/optimizers/muon.py",
             "gpt/training/optimizers/combined.py",
-            "gpt/training/optimizers/master_weights.py",
         ),
         limit=13_265,
         goal=11_500,

@@ -1,19 +1,18 @@
 """Inject faults into training: `python scripts/torture.py --kills 50`.
 
-Kills runs with SIGKILL in steps, saves and validations, fills the disk, damages checkpoints, feeds malformed
-input and hostile files, starts two commands on one run, and sends hostile requests. Resumed runs must equal
-an undisturbed one. Prints a table of injected, survived and lost faults; the exit status is 1 if any was
-lost.
+Kills runs with SIGKILL in steps, saves and validations, damages checkpoints and feeds hostile files. Resumed
+runs must equal an undisturbed one. Prints a table of injected, survived and lost faults; the exit status is 1
+if any was lost.
 
-Needs POSIX, because runs are forked. Filling a disk needs root, to mount a small tmpfs.
+Needs POSIX, because runs are forked.
 """
 
 import argparse
 import os
 import random
+import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,25 +21,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from faults import hostile, malformed, requests
+from faults import hostile
 from faults.fingerprint import fingerprint
 from faults.forked import run
-from faults.meetings import Meetings
 
 import gpt.run.fit  # noqa: F401 - once, before the processes that are killed are forked
-from gpt.weights.checkpoint import read
 
 MOMENTS = ("anywhere", "step", "write", "rename", "validation")
 TEXT = "The quick brown fox jumps over the lazy dog, and on it goes.\n" * 300
-RUN = [
-    *("fit", "--run", "run", "--data.corpus", "text.txt", "--trainer.logger", "csv", "--log_every", "3"),
-    *("--trainer.accelerator", "cpu", "--trainer.precision", "32-true", "--model.compile", "false"),
-    *("--data.vocabulary", "null", "--model.config.vocab_size", "300", "--model.config.context_length", "16"),
-    *("--model.config.emb_dim", "32", "--model.config.num_heads", "2", "--model.config.num_layers", "1"),
-    *("--model.config.dropout", "0.1", "--trainer.max_steps", "30", "--trainer.accumulate_grad_batches", "2"),
-    *("--checkpoint_every", "4", "--trainer.val_check_interval", "14", "--data.batch_size", "16"),
-]
-TWO = [*RUN, "--data.batch_size", "8", "--trainer.devices", "2", "--trainer.strategy", "ddp"]
+RUN = shlex.split("""fit --run run --data.corpus text.txt --trainer.logger csv --log_every 3
+--trainer.accelerator cpu --trainer.precision 32-true --model.compile false --data.vocabulary null
+--model.config.vocab_size 300
+--model.config.context_length 16 --model.config.emb_dim 32 --model.config.num_heads 2
+--model.config.num_layers 1 --model.config.dropout 0.1 --trainer.max_steps 30
+--trainer.accumulate_grad_batches 2 --checkpoint_every 4 --trainer.val_check_interval 14
+--data.batch_size 16""")
+TWO = [*RUN, "--data.batch_size=8", "--trainer.devices=2", "--trainer.strategy=ddp"]
 
 
 def die_at(moment: str, number: int) -> Callable[[int], None]:
@@ -136,56 +132,21 @@ class Faults:
         last.write_bytes(data)
         return self.resumed(["fit", "--resume", "auto", "--run", "run"])
 
-    def fill_disk(self) -> str | None:
-        """Fill the disk: one clear line, intact checkpoints; then free it, and resume."""
-        self.undisturbed()
-        self.runs.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1600k", "tmpfs", self.runs], check=True)
-        try:
-            filler = self.runs / "filler"
-            filler.write_bytes(b"0" * self.chance.randint(600_000, 1_300_000))
-            temporary = {"TMPDIR": str(self.chance.choice((self.folder, self.runs)))}
-            again = [*RUN, "--keep_checkpoints", "2", "--resume", "auto_or_new"]
-            ended = run(self.folder, again, environment=temporary)
-            for file in self.runs.glob("run/checkpoints/*.safetensors"):
-                read(file)
-            filler.unlink()
-            subprocess.run(["mount", "-o", "remount,size=8m", self.runs], check=True)
-            if ended.status != 2 or "No space left on device" not in ended.err or "Traceback" in ended.err:
-                return f"status {ended.status}: {ended.err[-300:]}"
-            return self.resumed(again)
-        finally:
-            subprocess.run(["umount", self.runs], check=True)
-
-    def malformed(self) -> str | None:
-        """A malformed command prints one line and exits with status 2."""
-        kind = self.chance.choice((malformed.command_line, malformed.token_files))
-        command = kind(self.folder, self.chance)
-        ended = run(self.folder, command)
-        if ended.status == 2 and "Traceback" not in ended.err:
-            return None
-        return f"{' '.join(command)[:200]}: status {ended.status}: {ended.err[-300:]}"
-
     def hostile(self) -> str | None:
-        """A hostile file is refused, or taken for what it is."""
+        """Give a command a file in which one place says something else."""
         intact = self.folder / "intact"
         if not intact.exists():
             run(self.folder, [*RUN, "--trainer.max_steps", "4"])
-            intact.mkdir()
-            (self.runs / "run").rename(intact / "run")
-            for form in ("hf", "nanogpt"):
-                export = ["export", "--checkpoint", "intact/run", "--format", form]
-                run(self.folder, [*export, "--output", f"intact/{form}"])
+            (self.runs / "run").rename(intact)
         return hostile.meet(self.folder, intact, self.chance)
 
-    def meeting(self) -> str | None:
-        """Two commands on one run or data."""
-        if not hasattr(self, "meetings"):
-            wanted, _ = self.undisturbed()
-            run(self.folder, RUN, sabotage=die_at("step", 30))
-            (self.runs / "run").rename(self.folder / "stopped")
-            self.meetings = Meetings(self.folder, RUN, self.folder / "stopped", wanted, self.chance)
-        return self.meetings.meet()
+
+KINDS: dict[str, tuple[int, str, Callable[[Faults], str | None]]] = {
+    "kills": (50, "SIGKILL, one process", Faults.kill),
+    "kills2": (0, "SIGKILL, two processes", Faults.kill_two),
+    "damages": (20, "damaged checkpoint", Faults.damage),
+    "hostile_files": (50, "hostile file", Faults.hostile),
+}
 
 
 def main() -> int:
@@ -193,45 +154,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    kinds: dict[str, tuple[int, str, Callable[[Faults], str | None]]] = {
-        "kills": (50, "SIGKILL, one process", Faults.kill),
-        "kills2": (0, "SIGKILL, two processes", Faults.kill_two),
-        "damages": (20, "damaged checkpoint", Faults.damage),
-        "full_disks": (0, "full disk", Faults.fill_disk),
-        "malformed": (200, "malformed input", Faults.malformed),
-        "hostile_checkpoints": (0, "hostile checkpoint", Faults.hostile),
-        "meetings": (0, "meeting", Faults.meeting),
-    }
-    for name, (times, what, _) in kinds.items():
+    for name, (times, what, _) in KINDS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=times, help=what)
-    parser.add_argument("--hostile-requests", type=int, default=0, help="requests to a server")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    lost: dict[str, tuple[int, list[str]]] = {}
+    table, any_lost = [f"{'fault':<24}{'injected':>9}{'survived':>9}{'lost':>6}"], False
     with tempfile.TemporaryDirectory() as name:
         os.environ["GPT_CACHE"] = str(Path(name) / "cache")
         (Path(name) / "text.txt").write_text(TEXT, encoding="utf-8")
         faults = Faults(Path(name), random.Random(options.seed))
-        for kind, (_, what, inject) in kinds.items():
-            times, problems = getattr(options, kind), []
+        for kind, (_, what, inject) in KINDS.items():
+            times, lost = getattr(options, kind), 0
             for number in range(times):
                 print(f"\r{what}: {number + 1} of {times}", end="", file=sys.stderr)
                 if problem := inject(faults):
-                    problems.append(problem)
+                    lost += 1
                     print(f"\nlost: {problem}", file=sys.stderr)
                 shutil.rmtree(faults.runs, ignore_errors=True)
             if times:
-                lost[what] = times, problems
-                print(file=sys.stderr)
-    if options.hostile_requests:  # last: its guard stays
-        found = requests.siege(options.hostile_requests, random.Random(options.seed), 0.9)
-        print(found, file=sys.stderr)
-        lost["hostile request"] = options.hostile_requests, found["problems"]
-    print(f"{'fault':<32}{'injected':>9}{'survived':>9}{'lost':>6}")
-    for what, (times, problems) in lost.items():
-        print(f"{what:<32}{times:>9}{times - len(problems):>9}{len(problems):>6}")
-    return int(any(problems for _, problems in lost.values()))
+                table.append(f"{what:<24}{times:>9}{times - lost:>9}{lost:>6}")
+                any_lost = any_lost or lost > 0
+    print(file=sys.stderr)
+    print(*table, sep="\n")
+    return int(any_lost)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("word", ["vmap", "padding", "openai"])
+@pytest.mark.parametrize("word", ["vmap", "padding", "400 for chat"])
 def test_a_program_that_is_installed_passes(word, tmp_path):
-    pytest.importorskip({"vmap": "torch", "padding": "transformers"}.get(word, word))
+    pytest.importorskip({"vmap": "torch", "padding": "transformers"}.get(word, "openai"))
     ended = subprocess.run(
         [sys.executable, str(ROOT / "scripts/guests.py"), "--only", word, "--json", str(tmp_path / "t.json")],
         capture_output=True,
@@ -25,13 +25,12 @@ def test_a_program_that_is_installed_passes(word, tmp_path):
     )
     rows = json.loads((tmp_path / "t.json").read_text(encoding="utf-8"))
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert {row["result"] for row in rows} <= {"passed", "not installed: llama_cpp"}
-    assert "passed" in {row["result"] for row in rows}
+    assert [row["result"] for row in rows] == ["passed"]
 
 
 def test_a_wrong_result_and_a_missing_program(monkeypatch, capsys, tmp_path):
-    wrong = Guest("wrong", "a text", ("torch",), ("torch",), lambda place: equal("ours", "theirs"))
-    missing = Guest("missing", "a text", ("no-such-package",), ("no_such_module",), lambda place: None)
+    wrong = Guest(("torch",), "a text", lambda place: equal("ours", "theirs"))
+    missing = Guest(("no-such-package",), "a text", lambda place: None)
     page = tmp_path / "page.md"
     page.write_text(f"Before\n{guests.BEGIN}\nold\n{guests.END}\nafter\n", encoding="utf-8")
     monkeypatch.setattr(sys, "argv", ["guests.py", "--write", str(page)])
@@ -40,7 +39,7 @@ def test_a_wrong_result_and_a_missing_program(monkeypatch, capsys, tmp_path):
         monkeypatch.setattr(guests, "GUESTS", listed)
         assert guests.main() == status
     text = page.read_text(encoding="utf-8")
-    assert "| no-such-package | a text | not installed: no_such_module |" in text
+    assert "| no-such-package | a text | not installed |" in text
     assert "FAILED: gpt gives 'ours', the program 'theirs'" in text
     assert text.startswith("Before\n") and text.endswith("\nafter\n") and "old" not in text
 

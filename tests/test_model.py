@@ -5,8 +5,6 @@ import pickle
 import pytest
 import torch
 
-import gpt.attention.multi_head
-import gpt.model
 from gpt import GPT, GPTConfig
 from gpt.errors import InputError
 
@@ -130,12 +128,11 @@ def test_weights_that_do_not_fit_are_named(model, config):
         GPT.from_weights(config, {**weights, "extra": torch.zeros(1)})
 
 
-def test_the_mask_of_documents_is_made_once_for_all_blocks(monkeypatch):
-    made = []
-    make = gpt.model.document_mask
-    monkeypatch.setattr(gpt.model, "document_mask", lambda *given: made.append(given) or make(*given))
-    monkeypatch.setattr(gpt.attention.multi_head, "document_mask", None)
+def test_attention_stays_within_documents_by_one_mask_for_all_blocks():
     model = GPT(GPTConfig(vocab_size=40, context_length=8, emb_dim=8, num_heads=2, num_layers=3)).eval()
+    made = set()
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda _, args, given: made.add(given["attn_mask"]), with_kwargs=True)
     tokens = torch.randint(0, 40, (1, 8))
     found = model(tokens, document_ids=torch.tensor([[0] * 5 + [1] * 3]))
     assert len(made) == 1

@@ -5,9 +5,7 @@ Shapes: B batch, T tokens given, S keys (the cached tokens, then the T given; or
 H heads, K width of a head (d_out = H * K).
 """
 
-import operator
 from collections.abc import Callable
-from functools import reduce
 from typing import Any
 
 import torch
@@ -37,7 +35,6 @@ class MultiHeadAttention(nn.Module):
 
     mask: Tensor | None
     """The causal mask (context_length, context_length), boolean, in no state dict; None if not causal."""
-    one_product = False  # for query, key and value, over the weights side by side: faster on a GPU
 
     def __init__(
         self,
@@ -70,7 +67,6 @@ class MultiHeadAttention(nn.Module):
         need_weights: bool = False,
         key_padding_mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
-        document_ids: Tensor | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Attend from each of T tokens to the keys it may see: (B, T, d_in) -> (B, T, d_out).
@@ -83,7 +79,6 @@ class MultiHeadAttention(nn.Module):
             need_weights: also return the weights (B, H, T, S), dropout included, by the slower kernel.
             key_padding_mask: (B, S) boolean, True for keys that are padding, on either side.
             attn_mask: (T, S), (B, T, S) or (B, H, T, S) boolean, added to the causal mask.
-            document_ids: (B, S) integers; a query attends to keys of its own document only.
             cache: the tokens before `x`, from `new_cache`; `x` is appended to it.
 
         Raises:
@@ -91,10 +86,10 @@ class MultiHeadAttention(nn.Module):
                 hold, or arguments that exclude each other. The cache is then unchanged.
         """
         num_keys = self._count_keys(x, context, cache)
-        if context is not None and document_ids is not None:
-            raise InputError("document_ids are for self-attention; give a context an attn_mask instead")
-        masked = self._combine_masks(x, num_keys, key_padding_mask, attn_mask, document_ids)
-        query, key, value = (self._split(part) for part in self.project(x, context))  # (B, H, T or S, K)
+        masked = self._combine_masks(x, num_keys, key_padding_mask, attn_mask)
+        keys = x if context is None else context
+        query = self._split(self.W_query(x))  # (B, H, T, K)
+        key, value = self._split(self.W_key(keys)), self._split(self.W_value(keys))  # (B, H, S, K)
         if cache is not None:
             key, value = cache.update(key, value)  # (B, H, S, K)
         dropout_p = self.dropout.p if self.training else 0.0
@@ -105,16 +100,6 @@ class MultiHeadAttention(nn.Module):
             out = out.masked_fill(empty.all(dim=-3), 0.0)
         return out if weights is None else (out, weights)
 
-    def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Queries (B, T, d_out), keys and values (B, S, d_out) of all heads side by side."""
-        layers = (self.W_query, self.W_key, self.W_value)
-        if self.one_product and context is None and all(_is_plain(layer) for layer in layers):
-            weight = torch.cat([layer.weight for layer in layers])  # (3 * d_out, d_in)
-            bias = None if self.W_query.bias is None else torch.cat([layer.bias for layer in layers])
-            return nn.functional.linear(x, weight, bias).chunk(3, dim=-1)
-        keys = x if context is None else context
-        return self.W_query(x), self.W_key(keys), self.W_value(keys)
-
     def new_cache(
         self, batch_size: int, max_length: int | None = None, dtype: torch.dtype | None = None
     ) -> KeyValueCache:
@@ -124,14 +109,8 @@ class MultiHeadAttention(nn.Module):
         """
         if self.mask is None:
             raise InputError("a cache needs causal=True: without it earlier tokens attend to later ones")
-        length = self.context_length if max_length is None else max_length
-        if length > self.context_length:
-            limit = f"the context_length {self.context_length}"
-            raise InputError(f"a cache of {length} tokens is more than {limit}")
-        weight = getattr(self.out_proj, "weight", None)  # in quantized layers a method, integers, or missing
-        if dtype is None and isinstance(weight, Tensor) and weight.is_floating_point():
-            dtype = weight.dtype
-        shape = (batch_size, self.num_heads, length, self.head_dim)
+        shape = (batch_size, self.num_heads, max_length or self.context_length, self.head_dim)
+        dtype = dtype or self.out_proj.weight.dtype
         return KeyValueCache(*shape, device=self.mask.device, dtype=dtype)
 
     def _split(self, x: Tensor) -> Tensor:
@@ -146,33 +125,29 @@ class MultiHeadAttention(nn.Module):
                 raise InputError(f"expected {expected}, got {tuple(tokens.shape)}")
         if context is not None and self.mask is not None:
             raise InputError("a context needs attention with causal=False")
-        if cache is not None and self.mask is None:
-            raise InputError("a cache needs attention with causal=True")
+        count = keys.shape[1]
         if cache is not None:
             cache.check((x.shape[0], self.num_heads, x.shape[1], self.head_dim))
-        cached = 0 if cache is None else cache.length
-        if cached + keys.shape[1] > self.context_length:
-            expected = f"at most context_length {self.context_length} tokens"
-            given = f"{tuple(keys.shape)}" + (f" after {cached} cached ones" if cached else "")
-            raise InputError(f"expected {expected}, got an input of shape {given}")
-        return cached + keys.shape[1]
+            count += cache.length
+        if count > self.context_length:
+            raise InputError(f"expected at most context_length {self.context_length} tokens, got {count}")
+        return count
 
     def _combine_masks(
-        self, x: Tensor, num_keys: int, padding: Tensor | None, mask: Tensor | None, ids: Tensor | None
+        self, x: Tensor, num_keys: int, padding: Tensor | None, mask: Tensor | None
     ) -> Tensor | None:
         """The given masks as one, broadcastable to (B, H, T, S)."""
         batch, num_tokens, _ = x.shape
-        keys, pairs = (batch, num_keys), (num_tokens, num_keys)
-        masks = []
         if padding is not None:
-            _check("boolean", "key_padding_mask", padding, keys)
-            masks.append(padding[:, None, None, :])  # (B, 1, 1, S)
+            _check("key_padding_mask", padding, (batch, num_keys))
+            padding = padding[:, None, None, :]  # (B, 1, 1, S)
         if mask is not None:
-            _check("boolean", "attn_mask", mask, pairs, (batch, *pairs), (batch, self.num_heads, *pairs))
-            masks.append({2: mask[None, None], 3: mask[:, None], 4: mask}[mask.dim()])
-        if ids is not None:
-            masks.append(document_mask(ids, keys, num_tokens)[:, None])
-        return reduce(operator.or_, masks) if masks else None
+            pairs = num_tokens, num_keys
+            _check("attn_mask", mask, pairs, (batch, *pairs), (batch, self.num_heads, *pairs))
+            mask = {2: mask[None, None], 3: mask[:, None], 4: mask}[mask.dim()]
+        if mask is None or padding is None:
+            return padding if mask is None else mask
+        return mask | padding
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MultiHeadAttention":
         """Called by `.to` and the like. `.to_empty` leaves garbage, so a mask that moved is rebuilt."""
@@ -191,22 +166,7 @@ class MultiHeadAttention(nn.Module):
             self.mask = causal_mask(self.context_length, weight.device)
 
 
-def document_mask(document_ids: Tensor, shape: tuple[int, int], num_tokens: int) -> Tensor:
-    """(B, T, S), True where a key is of another document; InputError for ids of another shape than (B, S)."""
-    _check("integer", "document_ids", document_ids, shape)
-    own = document_ids[:, shape[1] - num_tokens :]  # (B, T)
-    return own[:, :, None] != document_ids[:, None, :]
-
-
-def _is_plain(layer: nn.Module) -> bool:
-    """Whether a call of it multiplies by its weight, adds its bias and does nothing else."""
-    forward = layer._forward_pre_hooks or layer._forward_hooks  # those of pruning too
-    attached = forward or layer._backward_pre_hooks or layer._backward_hooks
-    return type(layer) is nn.Linear and not attached and "forward" not in vars(layer)
-
-
-def _check(kind: str, name: str, tensor: Tensor, *shapes: tuple[int, ...]) -> None:
-    is_kind = tensor.dtype == torch.bool if kind == "boolean" else not tensor.is_floating_point()
-    if not is_kind or tuple(tensor.shape) not in shapes:
-        expected = f"{kind} {name} of shape {' or '.join(map(str, shapes))}"
-        raise InputError(f"expected {expected}, got {tensor.dtype} of shape {tuple(tensor.shape)}")
+def _check(name: str, mask: Tensor, *shapes: tuple[int, ...]) -> None:
+    if mask.dtype != torch.bool or tuple(mask.shape) not in shapes:
+        expected = f"boolean {name} of shape {' or '.join(map(str, shapes))}"
+        raise InputError(f"expected {expected}, got {mask.dtype} of shape {tuple(mask.shape)}")

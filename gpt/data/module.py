@@ -1,7 +1,6 @@
 """The LightningDataModule: a corpus becomes prepared files once, and its windows become batches."""
 
 import math
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,12 +43,8 @@ class DataOptions:
     file; by default GPT-2's of the model's size."""
     shift: bool = False
     """Cut the text, unless it is examples, at another offset each epoch."""
-    pack: bool = False
-    """End windows where documents end, so that no document shorter than the context is split. Rare."""
     isolate: bool = False
     """Keep attention within a document. Rare."""
-    num_workers: int = 0
-    """Processes that read batches; 0 is fast enough from a local disk. Rare."""
     text_column: str | None = None
     """The column of the text, or the columns of examples, as in `gpt prepare`. Rare."""
     errors: str | None = None
@@ -59,9 +54,6 @@ class DataOptions:
 
     def __post_init__(self) -> None:
         check_least(1, batch_size=self.batch_size, tokens_per_update=self.tokens_per_update)
-        check_least(0, num_workers=self.num_workers)
-        if self.shift and self.pack:
-            raise InputError("shift and pack cannot go together: packed windows begin where documents do")
 
 
 class TokenData(pl.LightningDataModule):
@@ -86,18 +78,11 @@ class TokenData(pl.LightningDataModule):
         super().__init__()
         self.options = DataOptions(corpus=corpus, **options)
         check_least(1, context_length=context_length)
-        if (wanted := self.options.tokens_per_update) is not None and wanted % context_length:
-            fitting = max(1, round(wanted / context_length)) * context_length
-            raise InputError(
-                f"tokens_per_update {wanted} is no whole number of windows of {context_length} "
-                f"tokens: give {fitting}"
-            )
         self.vocabulary = find_vocabulary(self.options.vocabulary, vocab_size)
         self.context_length, self.batch_size, self.seed = context_length, self.options.batch_size, seed
         self.place = 0
         """The place in the text: windows that all processes together have taken before training begins."""
         self._by_size = self.options.vocabulary is None
-        self._divided_for: Any = None  # the Trainer that `split_update` has set
 
     @cached_property
     def prepared(self) -> Prepared:
@@ -115,11 +100,6 @@ class TokenData(pl.LightningDataModule):
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the prepared files."""
         return self.prepared.tokenizer
-
-    @property
-    def bytes_per_token(self) -> float:
-        """UTF-8 bytes of the training text for each of its tokens."""
-        return self.prepared.count("train", "bytes") / max(1, self.prepared.count("train", "tokens"))
 
     @cached_property
     def byte_lengths(self) -> NDArray[np.int64]:
@@ -140,28 +120,22 @@ class TokenData(pl.LightningDataModule):
         """Open the prepared files on every process, and divide an update into batches."""
         _ = self.prepared
         if stage == "fit" and self.trainer is not None and self.options.tokens_per_update is not None:
-            self.split_update(self.batch_size)
+            self._divide(self.options.tokens_per_update)
 
-    def split_update(self, most: int) -> None:
-        """Divide `tokens_per_update` over processes and batches of equal size, of at most `most` windows.
-
-        Sets `batch_size` and the Trainer's `accumulate_grad_batches`.
-        """
+    def _divide(self, wanted: int) -> None:
+        """Divide an update's tokens over processes and batches of equal size, which are accumulated."""
         trainer: Any = self.trainer
-        wanted = self.options.tokens_per_update
-        assert wanted is not None
-        if self._divided_for is not trainer and trainer.accumulate_grad_batches != 1:
+        equal = self.context_length * trainer.world_size
+        share, left = divmod(wanted, equal)
+        if left or not share:
+            what = f"tokens_per_update {wanted} is no multiple of {equal}, a window on each process"
+            raise InputError(f"{what}: give {max(1, round(wanted / equal)) * equal}")
+        most = min(self.options.batch_size, share)
+        self.batch_size = max(size for size in range(1, most + 1) if share % size == 0)
+        accumulate = share // self.batch_size
+        if trainer.accumulate_grad_batches not in (1, accumulate):
             raise InputError("tokens_per_update decides accumulate_grad_batches: give only one of them")
-        self._divided_for = trainer
-        windows, processes = wanted // self.context_length, trainer.world_size
-        share, left = divmod(windows, processes)
-        if left:
-            raise InputError(
-                f"tokens_per_update {wanted} makes {windows} windows, which {processes} "
-                f"processes cannot share equally: give {(share + 1) * processes * self.context_length}"
-            )
-        self.batch_size = max(size for size in range(1, min(most, share) + 1) if share % size == 0)
-        trainer.accumulate_grad_batches = share // self.batch_size
+        trainer.accumulate_grad_batches = accumulate
 
     @property
     def windows_per_update(self) -> int:
@@ -172,16 +146,18 @@ class TokenData(pl.LightningDataModule):
     def train_dataloader(self) -> "TrainLoader":
         """(x, y) of (B, T) int64, y one token ahead of x; with `isolate` document ids too."""
         stream, length = self.prepared.stream("train"), self.context_length
-        windows: Grid | Packed = Grid(len(stream), length, self.seed, self.options.shift)
-        if self.options.pack or self.prepared.template:
-            scored = stream.tokens >= 0 if self.prepared.template else None
-            windows = Packed(self.prepared.document_starts("train"), len(stream), length, scored)
+        windows: Grid | Packed
+        if self.prepared.template:  # examples
+            starts = self.prepared.document_starts("train")
+            windows = Packed(starts, len(stream), length, stream.tokens >= 0)
+        else:
+            windows = Grid(len(stream), length, self.seed, self.options.shift)
         rank, processes = self._place()
         dataset = TrainWindows(
             stream, windows, self.batch_size, self.seed, rank, processes, self.options.isolate
         )
         accumulate = self.trainer.accumulate_grad_batches if self.trainer else 1
-        return TrainLoader(dataset, self.options.num_workers, multiple_of=accumulate, place=self.place)
+        return TrainLoader(dataset, accumulate, self.place)
 
     def val_dataloader(self) -> "DataLoader[Batch]":
         """The whole split once, in order: padding has the target IGNORE_INDEX."""
@@ -204,18 +180,11 @@ class TrainLoader(DataLoader[Batch]):
     that all updates accumulate equally many. Its state is what a Trainer saves to resume within an epoch.
     """
 
-    def __init__(
-        self, dataset: TrainWindows, num_workers: int = 0, multiple_of: int = 1, place: int = 0
-    ) -> None:
+    def __init__(self, dataset: TrainWindows, multiple_of: int = 1, place: int = 0) -> None:
         self._numbers = _Consecutive(math.ceil(len(dataset) / multiple_of) * multiple_of)
         self._windows_per_batch = dataset.batch_size * dataset.world_size
         self.load_state_dict({"windows": place})
-        super().__init__(dataset, sampler=self._numbers, **_loading(num_workers))
-
-    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        for batch in super().__iter__():
-            self._numbers.next += 1  # not when the number is drawn: workers draw some batches ahead
-            yield batch
+        super().__init__(dataset, sampler=self._numbers, **_loading())
 
     def state_dict(self) -> dict[str, int]:
         """The windows that all processes have taken."""
@@ -237,23 +206,15 @@ class _Consecutive(Sampler[int]):
         return self.count
 
     def __iter__(self) -> Iterator[int]:
-        return iter(range(self.next, self.next + self.count))
+        for _ in range(self.count):
+            self.next += 1
+            yield self.next - 1
 
 
-def _loading(num_workers: int = 0) -> dict[str, Any]:
-    """Options of a DataLoader of whole batches."""
+def _loading() -> dict[str, Any]:
+    """Options of a DataLoader of whole batches, read from a memory map by this process."""
     return {
         "batch_size": None,
-        "num_workers": num_workers,
-        "persistent_workers": num_workers > 0,
-        "worker_init_fn": _ignore_signals,
         "pin_memory": torch.cuda.is_available(),
         "generator": torch.Generator(),  # the default is the global one, which dropout uses
     }
-
-
-def _ignore_signals(worker: int) -> None:
-    """A terminal's Ctrl-C reaches every process; the one that trains needs batches to finish its step."""
-    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
-        if number := getattr(signal, name, None):  # Windows lacks the last
-            signal.signal(number, signal.SIG_IGN)

@@ -51,9 +51,6 @@ class Stream:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def __reduce__(self) -> tuple[Any, ...]:  # without the mapped tokens, which would be copied
-        return Stream, (self.path, self.dtype, self.eot)
-
     @cached_property
     def tokens(self) -> NDArray[Any]:
         """All of them, (tokens,), memory-mapped on first use."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from gpt.data.shards import Stream, token_ids
-from gpt.errors import InputError, check_least
+from gpt.errors import InputError
 
 IGNORE_INDEX = -100  # the target of a position that is not scored, as in `cross_entropy`
 Batch = tuple[Tensor, ...]  # x, y, and with `isolate` the document of each token: (B, T) int64 each
@@ -108,7 +108,6 @@ class Packed:
 
 
 def _check_length(tokens: int, context_length: int) -> None:
-    check_least(1, context_length=context_length)
     if tokens < context_length:
         raise InputError(
             f"the training text has {tokens} tokens, fewer than the context_length of {context_length}: "

@@ -14,7 +14,7 @@ from gpt.data.documents import Piece
 from gpt.data.shards import FILES, INDEX_DTYPE, META, Counts
 from gpt.errors import InputError
 
-_OURS = (*FILES, "lengths.png", META)  # the last is deleted last: without it the others are nobody's
+_OURS = (*FILES, META)  # the last is deleted last: without it the others are nobody's
 
 
 class SplitWriter:

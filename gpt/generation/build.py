@@ -7,7 +7,6 @@ import os
 import platform
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from pathlib import Path
 import torch
 
 from gpt.errors import InputError
-from gpt.files import atomic_write, cache_folder
+from gpt.files import cache_folder
 from gpt.progress import notice
 
 SOURCE = Path(__file__).with_name("step.cpp")
@@ -34,7 +33,7 @@ Program = ctypes.CDLL
 def program() -> Program | None:
     """The built program; None where it is not there or cannot be loaded."""
     path = _path()
-    return _load(path) if _is_mine(path) else None
+    return _load(path) if path.exists() else None
 
 
 @contextmanager
@@ -52,14 +51,12 @@ def built_meanwhile(wanted: bool) -> Iterator[None]:
 def build() -> Program:
     """The program, built now unless it is there; InputError says why it cannot be."""
     with _one_at_a_time:
-        path = _path()
         if program() is None:
-            _compile(path)
+            _compile(_path())
             _load.cache_clear()
-    library = program()
-    if library is None:
-        raise InputError(f"the program cannot be loaded, delete it: {path}")
-    return library
+    if library := program():
+        return library
+    raise InputError(f"the program cannot be loaded: {_path()}")
 
 
 def _build_quietly() -> None:
@@ -75,66 +72,41 @@ def _compile(path: Path) -> None:
     # A processor's own instructions have one option on ARM and another elsewhere.
     arm = platform.machine().lower() in ("arm64", "aarch64")
     options = [*_OPTIONS, "-mcpu=native" if arm else "-march=native"]
-    if shutil.which("nice"):  # what is decoded meanwhile comes first
-        compiler = ["nice", "-n", "19", *compiler]
-    with tempfile.TemporaryDirectory() as folder:
-        built = Path(folder, path.name)
-        for parallel in (_openmp(), []):
-            command = [*compiler, str(SOURCE), *options, *parallel, "-o", str(built)]
-            reason = _run(command)
-            if not reason:
-                break
-        else:
-            raise InputError(f"the program cannot be compiled: {reason}")
-        try:
-            with atomic_write(path, "wb") as file:
-                file.write(built.read_bytes())
-            path.chmod(0o700)  # for a umask that lets the group write
-        except OSError as error:
-            raise InputError(f"the program cannot be kept: {error}") from None
-
-
-def _openmp() -> list[str]:
-    """Options for OpenMP, by torch's own library: idle threads of a second one would keep a core busy."""
-    libraries = [str(path) for path in _openmp_libraries()]
-    if sys.platform == "darwin":
-        return ["-Xclang", "-fopenmp", *libraries]
-    return ["-fopenmp", *libraries, "-Wl,--as-needed,-z,defs"]
+    # By torch's own OpenMP library: idle threads of a second one would keep a core busy.
+    openmp = ["-fopenmp", *map(str, _openmp_libraries())]
+    openmp = ["-Xclang", *openmp] if sys.platform == "darwin" else [*openmp, "-Wl,--as-needed,-z,defs"]
+    built = path.with_suffix(f".{os.getpid()}")
+    for parallel in (openmp, []):
+        reason = _run([*compiler, str(SOURCE), *options, *parallel, "-o", str(built)])
+        if not reason:
+            built.replace(path)
+            return
+    built.unlink(missing_ok=True)
+    raise InputError(f"the program cannot be compiled: {reason}")
 
 
 def _openmp_libraries() -> list[Path]:
     folder = Path(torch.__file__).parent / "lib"
-    return sorted(path for name in ("libgomp*", "libomp*") for path in folder.glob(name))
+    return sorted(folder.glob("lib*omp*"))
 
 
 def _run(command: list[str]) -> str:
-    """Why a command failed, in one line; "" if it did not. All that it started ends with the time limit."""
+    """Why a command failed, in one line; "" if it did not."""
     try:
-        process = subprocess.Popen(
+        done = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             encoding="utf-8",
             errors="replace",
+            timeout=_LIMIT,
             start_new_session=True,  # Ctrl-C ends a text, not the compiler
+            check=False,
         )
-    except OSError as error:
+    except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    with process:
-        try:
-            told = process.communicate(timeout=_LIMIT)[1]
-        except subprocess.TimeoutExpired:
-            with suppress(OSError):
-                process.kill() if os.name == "nt" else os.killpg(process.pid, signal.SIGKILL)
-            return f"the compiler took more than {_LIMIT:.0f} s"
-    if process.returncode == 0:
-        return ""
-    return told.partition("\n")[0] or f"the compiler ended with status {process.returncode}"
-
-
-def _path() -> Path:
-    return _folder() / _name()
+    status = f"the compiler ended with status {done.returncode}"
+    return (done.stderr.partition("\n")[0] or status) if done.returncode else ""
 
 
 @functools.cache
@@ -144,38 +116,28 @@ def _name() -> str:
     lines = set(described.read_text(encoding="utf-8").splitlines() if described.exists() else ())
     processor = sorted(line for line in lines if line.startswith(("model name", "flags", "Features")))
     openmp = [(str(path), path.stat().st_size) for path in _openmp_libraries()]
-    key = repr((SOURCE.read_bytes(), _OPTIONS, openmp, platform.machine(), platform.processor(), processor))
+    key = repr((SOURCE.read_bytes(), _OPTIONS, openmp, platform.machine(), processor))
     return f"step-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
 
 
-def _folder() -> Path:
-    """Where the program is kept: it is run, so where others can write it is made anew for each process.
-
-    So it is where this process cannot write.
-    """
+def _path() -> Path:
+    """Where the program is kept: where nobody else can write, or else in a new folder of this process."""
     folder = cache_folder() / "compiled"
     with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    kept = _is_mine(folder) and (os.access(folder, os.W_OK) or _is_mine(folder / _name()))
-    return folder if kept else Path(_private_folder().name)
+        status = folder.stat()
+        mine = os.name == "nt" or (status.st_uid == os.getuid() and not status.st_mode & 0o022)
+        if mine and os.access(folder, os.W_OK):
+            return folder / _name()
+    return Path(_private_folder().name, _name())
 
 
 _private_folder = functools.cache(tempfile.TemporaryDirectory)  # until the process ends
-
-
-def _is_mine(path: Path) -> bool:
-    """Whether it exists and nobody else can have written it."""
-    try:
-        status = path.stat()
-    except OSError:
-        return False
-    return os.name == "nt" or (status.st_uid == os.getuid() and not status.st_mode & 0o022)
 
 
 @functools.cache
 def _load(path: Path) -> Program | None:
     try:
         return ctypes.CDLL(str(path))
-    except OSError as error:  # of another machine, for example
-        notice(f"decoding is slower than it could be: its program cannot be loaded, delete it: {error}")
+    except OSError:  # damaged: it is built anew
         return None

@@ -8,19 +8,13 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from gpt.config import GPTConfig
 from gpt.generation.build import Program
 from gpt.generation.cache import Cache, Read
 from gpt.model import GPT
 
-_LANES = 16  # `W` of step.cpp
-
-
-def fits(config: GPTConfig) -> bool:
-    """Whether vectors divide the widths of a model and of its heads."""
-    return config.emb_dim % (2 * _LANES) == 0 == config.emb_dim // config.num_heads % _LANES
+LANES = 16  # `W` of step.cpp, which divides a head's width; twice as many divide the model's
 
 
 class Compiled:
@@ -35,15 +29,12 @@ class Compiled:
         int8: round the matrices to int8.
     """
 
-    cached, graphs = True, False
-
     def __init__(self, program: Program, model: GPT, *, int8: bool = False) -> None:
-        self.config = config = model.config
+        config, narrow = model.config, model.head.weight.dtype == torch.bfloat16
         self.like = torch.zeros(())  # what caches are like
-        self._step = program.step
+        self._step, self._vocab_size = program.step, config.vocab_size
         self._tensors = list(_tensors(model, int8))  # alive as long as their addresses
         self._model = torch.tensor([0 if one is None else one.data_ptr() for one in self._tensors])
-        narrow = model.head.weight.dtype == torch.bfloat16
         sizes = config.num_layers, config.emb_dim, config.num_heads, config.vocab_size, config.exact_gelu
         self._shape = 2 if int8 else narrow, narrow, narrow or int8, *sizes
 
@@ -53,10 +44,10 @@ class Compiled:
         tokens = []
         for read in reads:
             first, place = len(read.tokens) - read.scored, (start + 4 * row * read.row, layer, part, head)
-            tokens += [(id_, read.held + i, *place, i >= first) for i, id_ in enumerate(read.tokens)]
+            tokens += [(read.tokens[i], i, *place, i >= first) for i in range(read.held, len(read.tokens))]
         shape = torch.tensor((*self._shape, torch.get_num_threads(), len(tokens)))
         given = torch.tensor(tokens, dtype=torch.int64)
-        logits = torch.empty(sum(read.scored for read in reads), self.config.vocab_size)
+        logits = torch.empty(sum(read.scored for read in reads), self._vocab_size)
         addresses = (ctypes.c_void_p(one.data_ptr()) for one in (self._model, shape, given, logits))
         if self._step(*addresses):
             raise MemoryError(f"there is no memory to read {len(tokens)} tokens")
@@ -66,29 +57,21 @@ class Compiled:
 def _tensors(model: GPT, int8: bool) -> Iterator[Tensor | None]:
     """What the program reads, in its order; ValueError unless the model has the tensors of GPT, of one type.
 
-    An embedding is one tensor. A norm has a weight and a bias, float32 both. A linear layer has a matrix, the
-    scales of its rows and a bias, where there are any, and whole vectors of these are read.
+    Of each layer it is the weight, the scales of a matrix in int8, and the bias; of float32 all but matrices.
     """
     state, dtype = model.state_dict(), model.head.weight.dtype
-    if any(type(one) is not Tensor or one.dtype != dtype for one in state.values()):
-        raise ValueError("its weights are of several types")
-    if dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(f"its weights are {dtype}")
+    plain = all(type(one) is Tensor and one.dtype == dtype for one in state.values())
+    if not plain or dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError("its weights are not all float32 or all bfloat16")
     for name, shape in _layers(model.config):
-        weight, bias = (state.pop(f"{name}.{kind}", None) for kind in ("weight", "bias"))
-        norm, scale = len(shape) == 1, None
-        if weight is None or weight.shape != shape or (norm if bias is None else bias.shape != shape[:1]):
+        weight = state.pop(f"{name}.weight", torch.empty(0))
+        bias, scale = state.pop(f"{name}.bias", torch.zeros(shape[0])), None
+        if weight.shape != shape or bias.shape != shape[:1]:
             raise ValueError("its layers are not those of GPT")
-        weight = weight.float() if norm else weight.contiguous()
-        if int8 and not norm and "embedding" not in name:
+        weight = weight.float() if len(shape) == 1 else weight.contiguous()
+        if int8 and len(shape) == 2 and "embedding" not in name:
             weight, scale = quantized(weight)
-            scale = F.pad(scale, (0, _LANES))
-        yield weight
-        if "embedding" in name:
-            continue
-        if not norm:
-            yield scale
-        yield None if bias is None else F.pad(bias.float(), (0, _LANES))
+        yield from (weight, scale, bias.float())
     if state:
         raise ValueError("its layers are not those of GPT")
 
@@ -96,12 +79,10 @@ def _tensors(model: GPT, int8: bool) -> Iterator[Tensor | None]:
 def _layers(config: GPTConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The names and the shapes of the weights of all layers, as `Model` of step.cpp has them."""
     width, vocabulary = config.emb_dim, (config.vocab_size, config.emb_dim)
-    yield from {
-        "token_embedding": vocabulary,
-        "position_embedding": (config.context_length, width),
-        "final_norm": (width,),
-        "head": vocabulary,
-    }.items()
+    yield "token_embedding", vocabulary
+    yield "position_embedding", (config.context_length, width)
+    yield "final_norm", (width,)
+    yield "head", vocabulary
     for i in range(config.num_layers):
         yield f"blocks.{i}.attention_norm", (width,)
         for name in ("W_query", "W_key", "W_value", "out_proj"):

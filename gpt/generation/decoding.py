@@ -7,8 +7,8 @@ Shapes: R texts, P places that are compared, V vocab_size.
 """
 
 import functools
-from typing import Any, Literal
-from weakref import WeakKeyDictionary
+from typing import Literal
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gpt.errors import InputError
 from gpt.generation import build
 from gpt.generation.cache import Cache, Read
-from gpt.generation.compiled import Compiled, fits
+from gpt.generation.compiled import LANES, Compiled
 from gpt.generation.forward import Forward
 from gpt.model import GPT
 from gpt.progress import notice
@@ -25,12 +25,15 @@ Precision = Literal["float32", "bfloat16", "int8"]
 Way = Compiled | Forward
 
 _PLACES = 4  # that are compared: the last ones of each text, after so many lengths of it
-_LENGTH = 16  # tokens of a text, or more where weights times tokens are no more than `_WORK`
+_LENGTH = 17  # tokens of a text, or more where weights times tokens are no more than `_WORK`
 _WORK = 400_000_000
 # How much logits may differ, as roots of mean squares: between kernels of float32 3e-6 of them were seen, of
 # bfloat16 0.034, and int8's rounding changes 0.073; another activation changes 0.07 and more.
 _EXACT, _ROUNDED, _INT8 = 2e-5, 0.05, 0.15
 _tell_once = functools.cache(notice)
+_in_int8 = WeakSet[GPT]()
+# The state of each model in which it was found out how to compute it: by the program, or else with a cache?
+_known = WeakKeyDictionary[GPT, tuple[object, Compiled | bool]]()
 
 
 def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
@@ -39,90 +42,76 @@ def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
     int8 is the compiled program's alone: the model keeps its weights, and InputError says what is missing.
     """
     if precision == "int8":
-        if not suits_program(model):
-            sizes = "a width that 32 divides and heads whose width 16 divides"
-            raise InputError(f"precision int8 is for a CPU, {sizes}; expected float32 or bfloat16")
-        try:
-            build.build()
-        except InputError as error:
-            raise InputError(f"precision int8 needs the compiled program: {error}") from None
-        decoder_of(model).int8 = True
-        if not isinstance(decoder_of(model).way(model), Compiled):
-            raise InputError("precision int8 is for an unchanged model, expected float32 or bfloat16")
-    elif precision in ("float32", "bfloat16"):
+        build.build()
+        _in_int8.add(model)
+        if not isinstance(way_of(model), Compiled):
+            raise InputError(
+                "precision int8 is for an unchanged model on a CPU, of a width that 32 divides, "
+                "with heads whose width 16 divides"
+            )
+    elif precision:
         model.to(getattr(torch, precision))
-    elif precision is not None:
-        raise InputError(f"unknown precision {precision!r}, expected float32, bfloat16 or int8")
     return model.eval()
 
 
 def suits_program(model: GPT) -> bool:
     """Whether the compiled program can read a model of this device and these widths."""
-    return fits(model.config) and all(one.is_cpu for one in model.parameters())
+    width, heads = model.config.emb_dim, model.config.num_heads
+    return width % (2 * LANES) == 0 == width // heads % LANES and all(
+        one.is_cpu for one in model.parameters()
+    )
 
 
-class Decoder:
-    """How the tokens of one model are computed, found out once; again where the model changed since."""
+def way_of(model: GPT) -> Way:
+    """The program if it is there and its logits are the model's, else the model's own `forward`.
 
-    def __init__(self) -> None:
-        self.int8 = False
-        self.caches: list[Cache] = []  # with recordings for a GPU, of engines that are done with them
-        self._known: object = None  # the state of the model for which the rest was found
-        self._program: Compiled | None = None
-        self._cached = False
+    It is found out once for a model, and again when the model changed.
+    """
+    program = build.program() if suits_program(model) else None
+    state, way = _known.get(model, (None, False))
+    if state != _state(model, program):
+        way = _find_out(model, program)
+        _known[model] = _state(model, program), way
+    return way if isinstance(way, Compiled) else Forward(model, cached=way)
 
-    def way(self, model: GPT, graphs: bool = True) -> Way:
-        """The program if it is there and its logits are the model's, else the model's own `forward`."""
-        program = build.program() if suits_program(model) else None
-        if self._known != (program, _state(model)):
-            self.caches, self._program, self._cached = [], None, False
-            self._find_out(model, program)
-            self._known = program, _state(model)
-        return self._program or Forward(model, cached=self._cached, graphs=graphs)
 
-    @torch.inference_mode()
-    def _find_out(self, model: GPT, program: build.Program | None) -> None:
-        own, texts = Forward(model, cached=False), _texts(model)
-        if len(texts[0]) <= _PLACES:
-            return
-        first, second = own.logits(torch.tensor(texts, device=own.like.device), _PLACES + 1)
-        texts[1].pop()  # another length
-        expected, tolerance = torch.stack([first[1:], second[:-1]]), _tolerance(own.like)  # (R, P, V)
-        if program:
-            try:
-                way = Compiled(program, model)
-                _check(way, texts, expected, tolerance)
-                if self.int8:
-                    way = Compiled(program, model, int8=True)
-                    _check(way, texts, expected, _INT8)
-                self._program = way
-                return
-            except Exception as error:
-                _tell_once(f"PyTorch decodes, as the compiled program does not compute this model: {error}")
+@torch.inference_mode()
+def _find_out(model: GPT, program: build.Program | None) -> Compiled | bool:
+    """The program, or whether `forward` with a cache computes what it does without."""
+    if model.config.context_length < _PLACES + 2:
+        return False
+    own, texts = Forward(model, cached=False), _texts(model)
+    given = [torch.tensor([text], device=own.like.device) for text in texts]
+    expected = torch.cat([own.logits(one, _PLACES) for one in given])  # (R, P, V)
+    exact = own.like.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    tolerance = _EXACT if exact else _ROUNDED
+    if program:
         try:
-            _check(Forward(model, cached=True), texts, expected, tolerance)
-            self._cached = True
+            way = Compiled(program, model)
+            _check(model, way, texts, expected, tolerance)
+            if model in _in_int8:
+                way = Compiled(program, model, int8=True)
+                _check(model, way, texts, expected, _INT8)
+            return way
         except Exception as error:
-            _tell_once(f"each token reads its text anew, as a cache does not suit this model: {error}")
+            _tell_once(f"PyTorch decodes, as the compiled program does not compute this model: {error}")
+    try:
+        _check(model, Forward(model, cached=True), texts, expected, tolerance)
+        return True
+    except Exception as error:
+        _tell_once(f"each token reads its text anew, as a cache does not suit this model: {error}")
+        return False
 
 
-_decoders: "WeakKeyDictionary[nn.Module, Decoder]" = WeakKeyDictionary()
-
-
-def decoder_of(model: GPT) -> Decoder:
-    """The one that is kept with the model."""
-    return _decoders.setdefault(model, Decoder())
-
-
-def _check(way: Way, texts: list[list[int]], expected: Tensor, tolerance: float) -> None:
+def _check(model: GPT, way: Way, texts: list[list[int]], expected: Tensor, tolerance: float) -> None:
     """Read texts in two parts, then their last tokens; ValueError for other logits than expected."""
-    cache, found = Cache(way.config, way.like), []
+    cache, found = Cache(model.config, way.like), []
     cache.reserve(len(texts), len(texts[0]))
-    for begin, end, scored in ((None, -_PLACES, 1), (-_PLACES, -1, _PLACES - 1), (-1, None, 1)):
+    for left, scored in ((_PLACES, 1), (1, _PLACES - 1), (0, 1)):
         reads = []
         for row, text in enumerate(texts):
-            held = len(text[:begin]) if begin else 0
-            reads.append(Read(row, held, text[begin:end], scored))
+            end = len(text) - left
+            reads.append(Read(row, text[:end], end - scored if left < _PLACES else 0, scored))
         found.append(way.read(reads, cache).view(len(texts), scored, -1))
     logits = torch.cat(found, dim=1)[:, 1:].double()  # (R, P, V); the first is of the first part
     difference = (logits - expected).square().mean().sqrt() / expected.double().square().mean().sqrt()
@@ -130,30 +119,20 @@ def _check(way: Way, texts: list[list[int]], expected: Tensor, tolerance: float)
         raise ValueError(f"its logits differ by {difference:.1g} of their size")
 
 
-def _tolerance(like: Tensor) -> float:
-    exact = like.dtype in (torch.float32, torch.float64)
-    return _EXACT if exact and torch.get_float32_matmul_precision() == "highest" else _ROUNDED
-
-
 def _texts(model: GPT) -> list[list[int]]:
-    """Two texts, 32 tokens or more where the context is long enough."""
-    weights, numbers = sum(one.numel() for one in model.parameters()), torch.Generator().manual_seed(0)
+    """Two texts of two lengths, together 33 tokens or more where the context is long enough."""
+    weights = sum(one.numel() for one in model.parameters())
     length = min(model.config.context_length, max(_LENGTH, _WORK // weights))
-    return torch.randint(model.config.vocab_size, (2, length), generator=numbers).tolist()
+    ids = (torch.arange(2 * length) * 7919 % model.config.vocab_size).tolist()
+    return [ids[:length], ids[length:-1]]
 
 
-def _state(model: nn.Module) -> list[tuple[int, ...]]:
+def _state(model: GPT, program: build.Program | None) -> list[tuple[int, ...]]:
     """Another one after a tensor was written, or a tensor, layer, hook or attribute replaced."""
-    found = []
+    found: list[tuple[int, ...]] = [(id(program), model in _in_int8)]
     for module in model.modules():
         for value in (type(module), *vars(module).values()):
-            held = value.values() if isinstance(value, dict) else [value]
-            found += [(id(one), *_written(one)) for one in held]
+            for one in value.values() if isinstance(value, dict) else [value]:
+                counted = type(one) in (Tensor, nn.Parameter) and not one.is_inference()
+                found.append((id(one), one.data_ptr(), one._version) if counted else (id(one),))
     return found
-
-
-def _written(value: Any) -> tuple[int, ...]:
-    """Of a tensor: where it is, and how often it was written."""
-    if type(value) not in (Tensor, nn.Parameter):
-        return ()
-    return value.data_ptr(), 0 if value.is_inference() else value._version

@@ -1,25 +1,25 @@
 """From logits to the next token: pure functions of logits, settings and one random number for each row.
 
-Shapes: N rows, V vocab_size, C the likeliest candidates considered.
+Shapes: N rows, V vocab_size.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 
+import numpy
 import torch
 from torch import Tensor
 
-from gpt.errors import InputError, check_least
+from gpt.errors import InputError
 
-_FIRST_LOOK = 1024  # nucleus sampling sorts so many first; the whole vocabulary takes ten times as long
 _RANGES = {
     "repetition_penalty": (0.01, 100),
-    "presence_penalty": (-2, 2),
-    "frequency_penalty": (-2, 2),
     "temperature": (0, 100),
     "top_p": (1e-6, 1),
     "min_p": (0, 1),
+    "top_k": (1, 2**31),
 }
 
 
@@ -28,9 +28,6 @@ class Sampling:
     """How the next token is drawn, in the order of the fields; InputError for a value out of its range."""
 
     repetition_penalty: float = 1.0  # lowers the logits of tokens that came before; 1 changes nothing
-    presence_penalty: float = 0.0  # subtracted from the logits of tokens that were generated before
-    frequency_penalty: float = 0.0  # subtracted from a token's logit as many times as it was generated before
-    logit_bias: tuple[tuple[int, float], ...] = ()  # pairs of a token id and what is added to its logit
     temperature: float = 1.0  # divides the logits; 0 takes the likeliest token, 1 is the model's distribution
     top_k: int | None = None  # draw from the k likeliest tokens, and from those as likely as the last of them
     top_p: float | None = None  # draw from the smallest set of likeliest tokens whose probability reaches p
@@ -40,15 +37,21 @@ class Sampling:
         for name, (low, high) in _RANGES.items():
             if (value := getattr(self, name)) is not None and not low <= value <= high:
                 raise InputError(f"{name} must be {low} to {high}, got {value}")
-        check_least(1, top_k=self.top_k)
-        for id_, bias in self.logit_bias:
-            if not -100 <= bias <= 100:
-                raise InputError(f"logit_bias must be -100 to 100, got {bias} for token {id_}")
 
-    @property
-    def looks_back(self) -> bool:
-        """Whether a draw depends on the tokens before."""
-        return self.repetition_penalty != 1.0 or bool(self.presence_penalty or self.frequency_penalty)
+
+def uniform(seed: int, sample: int) -> Iterator[float]:
+    """The numbers in [0, 1) of a seed's sample, each a hash of seed, sample and its own place.
+
+    A page in a browser computes the same (gpt/share/sampling.js). The mixing is lowbias32 (Wellons 2018).
+    """
+    for place in count():
+        bits = 0
+        for part in (seed, seed >> 32, sample, place):
+            bits = ((bits ^ part) + 0x9E3779B9) & 0xFFFFFFFF
+            bits = (bits ^ bits >> 16) * 0x7FEB352D & 0xFFFFFFFF
+            bits = (bits ^ bits >> 15) * 0x846CA68B & 0xFFFFFFFF
+            bits ^= bits >> 16
+        yield (bits >> 8) / 2**24
 
 
 def sample_tokens(
@@ -56,28 +59,26 @@ def sample_tokens(
     sampling: Sampling,
     seen: Sequence[Sequence[int]],
     numbers: Tensor,
-    prompt_lengths: Sequence[int] | None = None,
 ) -> Tensor:
     """The next token of each row: logits (N, V) -> ids (N,), -1 where the logits are not finite.
 
-    Row k depends only on its own logits, on `seen[k]` (the tokens before it, of which the first
-    `prompt_lengths[k]` were not generated) and on `numbers[k]`, of (N,), uniform in [0, 1).
+    Row k depends only on its own logits, on `seen[k]`, the tokens before it, and on `numbers[k]`, of (N,),
+    uniform in [0, 1).
     """
-    logits = penalize(logits, sampling, seen, prompt_lengths or [0] * len(seen))
+    if sampling.repetition_penalty != 1:
+        logits = penalize(logits, sampling.repetition_penalty, seen)
+    finite = logits.amax(dim=-1).isfinite()  # (N,)
     if sampling.temperature == 0:
-        # NumPy's is ten times as fast as PyTorch's on a CPU, where that took a tenth of a step of 16 rows.
-        ids = torch.from_numpy(logits.detach().numpy().argmax(-1)) if logits.is_cpu else logits.argmax(dim=-1)
-        finite = logits.gather(-1, ids[:, None]).isfinite()  # (N, 1); argmax returns a NaN
+        ids = logits.argmax(dim=-1)
     else:
         if torch.are_deterministic_algorithms_enabled():
             logits = logits.cpu()  # cumulative sums on a GPU are not deterministic, and would raise
         cumulative = probabilities(logits, sampling).cumsum(dim=-1)  # (N, V)
         total = cumulative[:, -1:]
-        finite = total.isfinite()
         number = numbers.to(logits.device, cumulative.dtype)[:, None]  # (N, 1)
         number = torch.minimum(number * total, torch.nextafter(total, torch.zeros_like(total)))
         ids = torch.searchsorted(cumulative, number, right=True)[:, 0]
-    return ids.masked_fill(~finite[:, 0], -1)
+    return ids.masked_fill(~finite, -1)
 
 
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -87,25 +88,15 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     return filter_logits(logits, sampling).softmax(dim=-1)
 
 
-def penalize(
-    logits: Tensor, sampling: Sampling, seen: Sequence[Sequence[int]], prompt_lengths: Sequence[int]
-) -> Tensor:
-    """Apply the penalties and `logit_bias`: (N, V) -> (N, V).
+def penalize(logits: Tensor, penalty: float, seen: Sequence[Sequence[int]]) -> Tensor:
+    """Divide positive logits of tokens that came before, multiply negative ones: (N, V) -> (N, V).
 
-    The repetition penalty divides positive logits and multiplies negative ones (Keskar et al. 2019, 4.1).
+    Keskar et al. 2019, section 4.1.
     """
-    if not sampling.looks_back and not sampling.logit_bias:
-        return logits
     logits = logits.clone()
-    for row, ids, prompt_length in zip(logits, seen, prompt_lengths, strict=True):
-        before = torch.tensor(ids, dtype=torch.int64, device=row.device)
-        counts = before[prompt_length:].bincount(minlength=len(row))  # (V,)
-        before = before[before < len(row)]
-        scale = sampling.repetition_penalty
-        row[before] = torch.where(row[before] > 0, row[before] / scale, row[before] * scale)
-        row -= sampling.presence_penalty * (counts > 0) + sampling.frequency_penalty * counts
-        for id_, bias in sampling.logit_bias:
-            row[id_] += bias
+    for row, ids in zip(logits, seen, strict=True):
+        before = torch.tensor([id_ for id_ in ids if id_ < len(row)], device=row.device)
+        row[before] = torch.where(row[before] > 0, row[before] / penalty, row[before] * penalty)
     return logits
 
 
@@ -129,13 +120,11 @@ def filter_logits(logits: Tensor, sampling: Sampling) -> Tensor:
 
 def _nucleus_edge(logits: Tensor, top_p: float) -> Tensor:
     """The smallest logit in the smallest set that reaches probability `top_p`: (N, V) -> (N, 1)."""
-    normaliser = logits.logsumexp(dim=-1, keepdim=True)
-    first = logits.shape[-1] if logits.is_cuda else min(_FIRST_LOOK, logits.shape[-1])  # a GPU need not ask
-    for candidates in (first, logits.shape[-1]):
-        likeliest = logits.topk(candidates, dim=-1).values  # (N, C), descending
-        mass = (likeliest - normaliser).exp()
-        before = mass.cumsum(dim=-1) - mass  # the mass of likelier tokens
-        kept = (before < top_p).sum(dim=-1, keepdim=True).clamp(min=1)  # (N, 1)
-        if candidates == logits.shape[-1] or (kept < candidates).all():
-            break
-    return likeliest.gather(-1, kept - 1)
+    # On a CPU NumPy sorts a vocabulary in a tenth of PyTorch's time.
+    on_cpu = logits.is_cpu
+    ordered = torch.from_numpy(numpy.sort(logits.numpy())) if on_cpu else logits.sort().values
+    ordered = ordered.flip(-1)
+    mass = ordered.softmax(dim=-1)
+    likelier = mass.cumsum(dim=-1) - mass
+    kept = (likelier < top_p).sum(dim=-1, keepdim=True).clamp(min=1)  # (N, 1)
+    return ordered.gather(-1, kept - 1)

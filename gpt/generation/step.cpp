@@ -47,10 +47,9 @@ typedef int8_t Bytes __attribute__((vector_size(W)));
 struct alignas(4 * W) Line { float values[W]; };
 
 // As `Compiled` fills them.
-struct Norm { const float *weight, *bias; };
-struct Linear { const void* weight; const float *scale, *bias; };  // (O, I), (O,) or null, (O,) or null
-struct Block { Norm attention_norm; Linear query, key, value, out; Norm feed_forward_norm; Linear up, down; };
-struct Model { const void *tokens, *positions; Norm final_norm; Linear head; Block blocks[]; };
+struct Layer { const void* weight; const float *scale, *bias; };  // (O, I) or (O,), (O,) or null, (O,)
+struct Block { Layer attention_norm, query, key, value, out, feed_forward_norm, up, down; };
+struct Model { Layer tokens, positions, final_norm, head; Block blocks[]; };
 // kind: of the weights of products; narrow: whether embeddings are bfloat16; rounds: whether inputs and outputs of
 // products are.
 struct Shape { int64_t kind, narrow, rounds, layers, D, H, V, exact_gelu, threads, N; };
@@ -198,7 +197,7 @@ struct Step {
 
   // Call write(row, output, values) for each row of x (N, I) and each W of this thread's outputs (N, O).
   template <class Write>
-  void product(const Linear& linear, const Input* x, int64_t N, int64_t I, int64_t O, Write write) const {
+  void product(const Layer& linear, const Input* x, int64_t N, int64_t I, int64_t O, Write write) const {
     for (int64_t n = 0; n < N; n += MOST)
       some_rows(linear, x + n * I, std::min(MOST, N - n), I, O, [&](int64_t row, int64_t o, Floats values) {
         write(n + row, o, values);
@@ -206,7 +205,7 @@ struct Step {
   }
 
   template <class Write>
-  void some_rows(const Linear& linear, const Input* x, int64_t N, int64_t I, int64_t O, Write write) const {
+  void some_rows(const Layer& linear, const Input* x, int64_t N, int64_t I, int64_t O, Write write) const {
     constexpr int ROWS = 4, OUTS = W / ROWS, STEP = 4 * W / sizeof(Input);
     constexpr int64_t APART = CHUNK + STEP;  // a power of two would put all rows into the same lines of the cache
     const int64_t panels = (N + ROWS - 1) / ROWS;
@@ -250,14 +249,17 @@ struct Step {
           }
         }
       }
-      Floats bias = linear.bias ? load(linear.bias + o) : Floats{}, scale = linear.scale ? load(linear.scale + o) : Floats{};
+      Floats bias = {}, scale = {};
+      const size_t bytes = 4 * std::min<int64_t>(W, O - o);
+      memcpy(&bias, linear.bias + o, bytes);
+      if (linear.scale) memcpy(&scale, linear.scale + o, bytes);
       for (int64_t n = 0; n < N; n++)
         write(n, o, linear.scale ? narrow(totals[n] * scale) + bias : narrow(totals[n] + bias));
     }
   }
 
   // x (N, D) -> out (N, D)
-  void normalise(const Norm& norm, const float* x, int64_t N, Input* out) const {
+  void normalise(const Layer& norm, const float* x, int64_t N, Input* out) const {
     for (const float* end = x + N * s.D; x < end; x += s.D, out += s.D) {
       Floats total = {}, squares = {};
       for (int64_t i = 0; i < s.D; i += W) total += load(x + i);
@@ -265,7 +267,7 @@ struct Step {
       for (int64_t i = 0; i < s.D; i += W) squares += (load(x + i) - mean) * (load(x + i) - mean);
       float factor = 1 / std::sqrt(sum(squares) / s.D + 1e-5f);
       for (int64_t i = 0; i < s.D; i += W)
-        store(out + i, narrow((load(x + i) - mean) * factor * load(norm.weight + i) + load(norm.bias + i)));
+        store(out + i, narrow((load(x + i) - mean) * factor * load((const float*)norm.weight + i) + load(norm.bias + i)));
     }
   }
 
@@ -349,8 +351,8 @@ static void run(const Model& model, const Shape& s, const Token* tokens, float* 
 
     for (int64_t n = step.t; n < N; n += step.T)
       for (int64_t i = 0; i < D; i += W)
-        store(x + n * D + i, embedded(model.tokens, s.narrow, tokens[n].id * D + i) +
-                                 embedded(model.positions, s.narrow, tokens[n].position * D + i));
+        store(x + n * D + i, embedded(model.tokens.weight, s.narrow, tokens[n].id * D + i) +
+                                 embedded(model.positions.weight, s.narrow, tokens[n].position * D + i));
     meet();
     for (int64_t layer = 0; layer < s.layers; layer++) {
       const Block& block = model.blocks[layer];

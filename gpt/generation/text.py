@@ -45,11 +45,8 @@ class TextStream:
         text = self._held + text
         found = [index for index in map(text.find, self.stop) if index >= 0]
         self.stopped = bool(found)
-        known = min(found) if found else len(text) - max((_overlap(text, s) for s in self.stop), default=0)
+        # So many characters at the end may begin a stop string.
+        held = [n for one in self.stop for n in range(len(one)) if text.endswith(one[:n])]
+        known = min(found) if found else len(text) - max(held, default=0)
         self._held = "" if found else text[known:]
         return text[:known]
-
-
-def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of `text` begin `stop` without completing it."""
-    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

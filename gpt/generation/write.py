@@ -3,13 +3,12 @@
 import io
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
 from gpt.data.copied import Copied, training_text
-from gpt.errors import check_least
 from gpt.generation.api import stream_samples
 from gpt.generation.build import built_meanwhile
 from gpt.generation.decoding import Precision, for_decoding, suits_program
@@ -32,10 +31,8 @@ def write(
     seed: int | None = None,
     num_samples: int = 1,
     stop: list[str] | str | None = None,
-    allow_special: bool = False,
     precision: Precision | None = None,
     device: Device = "auto",
-    graphs: bool = True,
     show_copied: bool = False,
     copied_tokens: int = 12,
 ) -> None:
@@ -55,15 +52,12 @@ def write(
         seed: the same seed gives the same text.
         num_samples: how many texts to write.
         stop: a string or a list of strings; a text ends before the first of them.
-        allow_special: read <|endoftext|> in the prompt as the end of a document, not as plain text.
         precision: of the weights; bfloat16 and int8 are faster on a CPU. The model's own if left out.
         device: where the model runs; auto takes a GPU if there is one.
-        graphs: on a GPU, decode by CUDA graphs; false where they give trouble.
         show_copied: print a text when it is complete, with [[ ]] around what stands word for word in the
             run's training text.
         copied_tokens: the shortest run of tokens that counts as copied.
     """
-    check_least(1, num_samples=num_samples)
     sampling = Sampling(
         repetition_penalty=repetition_penalty, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
     )
@@ -80,35 +74,27 @@ def write(
         tokenizer,
         max_new_tokens=max_new_tokens,
         num_samples=num_samples,
-        graphs=graphs,
         sampling=sampling,
         seed=seed,
         stop=() if stop is None else stop,
-        allow_special=allow_special,
     )
     with built_meanwhile(suits_program(model)):
         if not interactive:
             _show(prompt, texts(prompt), num_samples, mark)
-        elif template is None:
+            return
+        if template is None:
             notice("this checkpoint has no template for a chat: the text of each line is continued")
-            for line in chain([prompt] if prompt else [], ask()):
-                with _ended_by_interrupt():
+        messages = [{"role": "system", "content": prompt}] if prompt else []
+        for line in chain([prompt] if prompt and template is None else [], ask()):
+            try:
+                if template is None:
                     _show(line, texts(line), num_samples, mark)
-        else:
-            messages = [{"role": "system", "content": prompt}] if prompt else []
-            for line in ask():
-                with _ended_by_interrupt():
-                    asked = [*messages, {"role": "user", "content": line}]
-                    reply = _show("", texts(template.prompt(tokenizer, asked)), num_samples, mark)
-                    messages = [*asked, {"role": "assistant", "content": reply}]
-
-
-@contextmanager
-def _ended_by_interrupt() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        print()
+                    continue
+                asked = [*messages, {"role": "user", "content": line}]
+                reply = _show("", texts(template.prompt(tokenizer, asked)), num_samples, mark)
+                messages = [*asked, {"role": "assistant", "content": reply}]
+            except KeyboardInterrupt:
+                print()
 
 
 def _show(

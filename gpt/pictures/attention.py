@@ -4,6 +4,7 @@ Shapes: L layers, H heads, T tokens.
 """
 
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,9 +17,10 @@ from matplotlib.image import AxesImage
 from numpy.typing import ArrayLike, NDArray
 
 from gpt.attention.capture import capture_weights
+from gpt.errors import InputError
 from gpt.files import check_free
 from gpt.model import GPT
-from gpt.pictures.figures import labelled_tokens, save
+from gpt.pictures.figures import save, token_label
 from gpt.progress import progress
 from gpt.text.tokenizer import Tokenizer
 from gpt.weights.load import Device, load
@@ -46,10 +48,8 @@ def attention_maps(
     check_free(output)
     weights, labels = attention_weights(*load(checkpoint, device), text)
     num_layers, num_heads = weights.shape[:2]
-    line = " ".join(text.split())
-    most = min(60, 10 * num_heads)  # the picture is as wide as there are heads
-    title = line if len(line) <= most else line[: most - 1] + "…"
-    save(overview(weights, f'Attention in "{title}"'), output / "overview.png")
+    begin = textwrap.shorten(text, min(60, 10 * num_heads), placeholder="…")  # heads make a picture wide
+    save(overview(weights, f'Attention in "{begin}"'), output / "overview.png")
     with progress("drawing", num_layers * num_heads, unit="pictures") as advance:
         for i, j in np.ndindex(num_layers, num_heads):
             figure = heat_map(weights[i, j], labels, f"Layer {i}, head {j}")
@@ -59,10 +59,16 @@ def attention_maps(
 
 
 def attention_weights(model: GPT, tokenizer: Tokenizer, text: str) -> tuple[NDArray[np.float32], list[str]]:
-    """The attention weights (L, H, T, T) of a model reading a text, and a label for each token."""
-    ids, labels = labelled_tokens(tokenizer, text, model.config.context_length)
+    """The attention weights (L, H, T, T) of a model reading a text, and a label for each token.
+
+    InputError if the text is empty or longer than the context.
+    """
+    ids = tokenizer.encode(text)
+    if not ids:
+        raise InputError("there is no text to read: give one with --text")
     with torch.inference_mode(), capture_weights(model) as captured:
         model.features(torch.tensor([ids], device=model.token_embedding.weight.device))
+    labels = [token_label(tokenizer.decode_bytes([i])) for i in ids]
     return torch.cat(list(captured.values())).float().cpu().numpy(), labels
 
 
@@ -76,7 +82,7 @@ def heat_map(weights: ArrayLike, labels: Sequence[str], title: str) -> Figure:
     positions, shown = range(0, len(labels), step), labels[::step]
     axes.set_xticks(positions, shown, rotation=90, parse_math=False)
     axes.set_yticks(positions, shown, parse_math=False)
-    axes.tick_params(length=0, labelsize=9 if len(labels) <= 40 else 7)
+    axes.tick_params(length=0, labelsize=8)
     axes.set(title=title, xlabel="attends to", ylabel="token")
     figure.colorbar(image, ax=axes, label="attention weight", shrink=0.8)
     return figure

@@ -1,4 +1,4 @@
-"""Held-out bits per byte as a function of the text, the model and the training: docs/scaling.md explains it.
+"""Held-out bits per byte as a function of the text, the model and the training: docs/planning.md explains it.
 
 The form is that of Hoffmann et al. 2022 (equation 10) in bytes instead of tokens, with a term for the
 vocabulary as in Tao et al. 2024, one for the length of the context, and passes over the same text that count

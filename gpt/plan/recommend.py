@@ -130,4 +130,4 @@ def table(times: list[float], plan_for: Callable[[float], Plan]) -> Iterator[str
     if enough:
         yield f"more minutes than {enough:g} gain nothing here: give more text"
     if extrapolates:
-        yield "* extrapolated: the law was not measured so far, see docs/scaling.md"
+        yield "* extrapolated: the law was not measured so far, see docs/planning.md"

@@ -1,169 +1,200 @@
 """The command line of `gpt fit` and `gpt validate`, and the files that it names with --config.
 
 An option takes one value, and the last one counts: the defaults, the run that is resumed, a plan or a recipe,
-the files in their order, the command line. Each gives texts, as they would stand on a command line; what an
-option's text means is decided once, when all are put together.
+the files in their order, the command line. What a text means is decided by the option's type, wherever it
+stands. What stands below the options' fields is their help, see `gpt.run.options`.
 """
 
+import difflib
+import inspect
 import json
-import math
 import os
 import re
+from argparse import SUPPRESS
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
+
+from docstring_parser import parse_from_object
+from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter
 
 from gpt.errors import InputError
 from gpt.files import shipped
 from gpt.plain import parse_yaml, shown
-from gpt.run.help import meant
 from gpt.run.options import OPTIONS, Options
 
-Texts = dict[str, str]
-_MEANT = {"fp16": "16-mixed", "16": "16-mixed", "bf16": "bf16-mixed", "fp32": "32-true", "32": "32-true"}
-_WORDS: dict[Any, dict[str, bool | None]] = {bool: {"true": True, "false": False}, NoneType: {"null": None}}
+Values = dict[str, Any]  # by the dotted names of options
+
+_GROUPS = {
+    "": "The run",
+    "data": "The text",
+    "trainer": "Training",
+    "model": "The model",
+    "model.config": "Its shape",
+    "model.optimizer": "The recipe of the updates",
+    "model.lora": "Adapters",
+}
+_FIT = """Train a model on a text: a file, a folder, a pattern, a recipe or a data set of the hub.
+Defaults are those of configs/quick.yaml. Rare options: docs/options.md."""
+_VALIDATE = """Print the loss and the bits per byte of a run's checkpoint on the text that is held out.
+Options are by default those of the run."""
+# For each command the option whose value may stand before all others, what it does, and an example.
+_COMMANDS = {
+    "fit": ("data.corpus", _FIT, "my.txt --minutes 10 --run mine"),
+    "validate": ("ckpt_path", _VALIDATE, "runs/quick"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What a command line gives, its files included."""
+    """What a command line gives."""
 
-    texts: Texts
-    """The text of each option."""
-    own: Texts
-    """Of these, what stands on the command line itself."""
+    own: Values
+    """What stands on it itself."""
+    files: Values
+    """What stands in the files that it names."""
     recipe: bool
-    """Whether a file was named."""
+    """Whether it names one."""
     print_config: bool
 
 
+class Wide(DefaultHelpFormatter):
+    """Help of a hundred columns, in whatever terminal."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=8, width=100)
+
+
 def scan(arguments: list[str], command: str) -> Given:
-    """The options on a command line, a text or a checkpoint before them; an InputError for an unknown one."""
-    words, files, own = list(arguments), Texts(), Texts()
-    if words and not words[0].startswith("-"):
-        own["data.corpus" if command == "fit" else "ckpt_path"] = words.pop(0)
-    print_config, named = False, False
-    while words:
-        word = words.pop(0)
-        if word == "--print_config":
-            print_config = True
-            continue
-        if not word.startswith("--") and word != "-c":
-            raise InputError(f"{shown(word)} is no option: expected --NAME VALUE")
-        name, equals, text = word.removeprefix("--").partition("=")
-        if name in ("config", "-c"):
-            named = True
-            files |= _read_config(text if equals else _value("config", words))
-        else:
-            check_name(name)
-            own[name] = text if equals else _value(name, words)
-    return Given(texts=files | own, own=own, recipe=named, print_config=print_config)
+    """The options on a command line; an InputError for an unknown one, or a value of another type."""
+    explains = bool({"-h", "--help"} & {*arguments})
+    if arguments and not arguments[0].startswith("-"):
+        arguments = [f"--{_COMMANDS[command][0]}={arguments[0]}", *arguments[1:]]
+    own, files = _parsed(arguments, command, explains), Values()
+    configs, print_config = own.pop("config", []), own.pop("print_config", False)
+    for config in configs:
+        files |= typed(_read_config(config))
+    return Given(own=own, files=files, recipe=bool(configs), print_config=print_config)
 
 
-def check_name(name: str) -> None:
-    """An InputError for an option that there is none of."""
-    if name not in OPTIONS:
-        raise InputError(f"there is no option --{name[:80]}{meant(name)} (see 'gpt fit --help')")
+def typed(values: Mapping[Any, Any]) -> Values:
+    """Nested values of a file by their dotted names, each of its option's type; else an InputError."""
+    texts = {
+        name: value if isinstance(value, str) else json.dumps(value, default=str)
+        for name, value in flat(values).items()
+    }
+    for name in texts.keys() - OPTIONS.keys():
+        raise _unknown(name)
+    return _parsed([f"--{name}={text}" for name, text in texts.items()])
 
 
-def as_texts(values: Mapping[Any, Any], prefix: str = "") -> Texts:
-    """Nested values as texts by their dotted names."""
-    found: Texts = {}
+def flat(values: Mapping[Any, Any], prefix: str = "") -> Values:
+    """Nested values by their dotted names."""
+    found = Values()
     for key, value in values.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            found |= as_texts(value, f"{name}.")
-        else:
-            check_name(name)
-            found[name] = value if isinstance(value, str) else json.dumps(value)
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return found
 
 
-def from_texts(texts: Texts, kind: type = Options, prefix: str = "") -> Any:
-    """`Options`, the rest at their defaults; an InputError for a value that is not of its type."""
-    hints, found = get_type_hints(kind), {}
+def options_of(values: Values, kind: type = Options, prefix: str = "") -> Any:
+    """`Options` with these values, and the defaults of the others."""
+    found = {}
     for field in fields(kind):
-        name, hint = f"{prefix}{field.name}", hints[field.name]
-        if is_dataclass(hint):
-            found[field.name] = from_texts(texts, hint, f"{name}.")  # type: ignore[arg-type]
-        elif name in texts:
-            found[field.name] = _typed(name, hint, texts[name])
+        name = f"{prefix}{field.name}"
+        if is_dataclass(field.default):
+            found[field.name] = options_of(values, type(field.default), f"{name}.")
+        elif name in values:
+            found[field.name] = values[name]
     return kind(**found)
 
 
-def described(kind: Any) -> str:
-    """A type in words."""
-    if get_origin(kind) is Literal:
-        return ", ".join(map(str, get_args(kind)))
-    if get_origin(kind) is tuple:
-        return f"[{', '.join('NUMBER' for _ in get_args(kind))}]"
-    if parts := get_args(kind):
-        return " or ".join(described(part) for part in parts)
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
-    return names[kind]
+def recipe(name: str) -> Values:
+    """The options of a recipe that comes with the package."""
+    return typed(parse_yaml((shipped("configs") / f"{name}.yaml").read_text(encoding="utf-8")))
 
 
-def recipe_file(name: str) -> str:
-    """The text of a recipe that comes with the package."""
-    return (shipped("configs") / f"{name}.yaml").read_text(encoding="utf-8")
-
-
-def _typed(name: str, kind: Any, text: str) -> Any:
+def _parsed(words: list[str], command: str = "fit", explains: bool = False) -> Values:
     try:
-        return value_of(kind, text)
-    except (ValueError, TypeError):
-        better = _MEANT.get(text, "")
-        hint = f"; did you mean {better}?" if better and better in described(kind) else ""
-        raise InputError(f"--{name} {shown(text)}: expected {described(kind)}{hint}") from None
+        return vars(_parser(command, explains).parse_args(words, defaults=False).as_flat())
+    except ArgumentError as error:
+        if unknown := re.match(r"unrecognized arguments: -*([^\s=]*)", str(error)):
+            raise _unknown(unknown[1]) from None
+        if wrong := re.match(r'Parser key "(.+)"', str(error)):
+            kind = inspect.formatannotation(OPTIONS[wrong[1]].kind)
+            raise InputError(f"--{wrong[1]}: expected {kind}") from None
+        raise
 
 
-def value_of(kind: Any, text: str) -> Any:
-    """The value of a text; a ValueError or a TypeError for one that is not of this type."""
-    parts = get_args(kind)
-    if get_origin(kind) is Literal:
-        if text in parts:
-            return text
-    elif get_origin(kind) is tuple:
-        values = zip(parts, json.loads(text), strict=True)
-        return tuple(value_of(part, str(value)) for part, value in values)
-    elif parts:
-        for part in reversed(parts):  # null before text
-            with suppress(ValueError, TypeError):
-                return value_of(part, text)
-    elif kind is str:
-        return text
-    elif kind in (int, float):
-        if math.isfinite(number := kind(text)):
-            return number
-    elif text.lower() in _WORDS[kind]:
-        return _WORDS[kind][text.lower()]
-    raise ValueError
+def _parser(command: str, explains: bool) -> ArgumentParser:
+    first, what, example = _COMMANDS[command]
+    parser = ArgumentParser(
+        usage=f"gpt {command} [{first.upper()}] [--NAME VALUE]...",
+        description=what,
+        epilog=f"example: gpt {command} {example}",
+        formatter_class=Wide,
+        parser_mode="json",  # of a value; YAML can grow
+        print_config=None,  # it would print one command line's options alone
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+    configs = "options from a file, or from a recipe of configs/; several override one another"
+    parser.add_argument("-c", "--config", action="append", metavar="NAME|FILE", help=configs)
+    printing = "print all options as a file, and train nothing"
+    parser.add_argument("--print_config", action="store_true", help=printing)
+    groups = {prefix: parser.add_argument_group(title) for prefix, title in _GROUPS.items()}
+    texts, defaults = (_texts(), recipe("quick")) if explains else ({}, {})
+    for name, option in OPTIONS.items():
+        text = texts.get(name, "")
+        alone: Any = {"nargs": "?", "const": True} if option.kind is bool else {}
+        groups.get(name.rpartition(".")[0], parser).add_argument(
+            f"--{name}",
+            type=option.kind,
+            default=defaults.get(name, option.default),
+            help=SUPPRESS if " Rare." in text else text.split(". ")[0].rstrip("."),
+            **alone,
+        )
+    return parser
 
 
-def _value(name: str, words: list[str]) -> str:
-    """The next word; a switch may stand alone."""
-    if name in OPTIONS and OPTIONS[name].kind is bool and (not words or words[0].startswith("--")):
-        return "true"
-    if not words:
-        raise InputError(f"--{name} needs a value")
-    return words.pop(0)
+def _unknown(name: str) -> InputError:
+    """That there is no such option, with the one that was probably meant."""
+    names: dict[str, list[str]] = {}
+    for option, text in _texts().items():
+        for known in {option, _last(option), *re.findall(r"\w+", text.partition(" Elsewhere: ")[2])}:
+            names.setdefault(known, []).append(option)
+    near = [known for known in (name, _last(name)) if known in names]
+    near = near or difflib.get_close_matches(name, names, 1)
+    meant = f"; did you mean {' or '.join(f'--{option}' for option in names[near[0]])}?" if near else ""
+    return InputError(f"there is no option --{name[:80]}{meant} (see 'gpt fit --help')")
 
 
-def _read_config(argument: str) -> Texts:
-    """The options in a file, a recipe of the package, or a text of YAML."""
-    recipes = {file.stem: str(file) for file in shipped("configs").glob("*.yaml")}
-    path = argument if os.path.isfile(argument) else recipes.get(argument)
-    if path is None and re.fullmatch(r"[\w./\\-]+", argument):  # no YAML of options
+def _texts() -> dict[str, str]:
+    """What the source says below each field."""
+    groups = {option.group: parse_from_object(option.group).params for option in OPTIONS.values()}
+    found = {
+        (group, param.arg_name): " ".join((param.description or "").split())
+        for group, params in groups.items()
+        for param in params
+    }
+    return {name: found[option.group, _last(name)] for name, option in OPTIONS.items()}
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _read_config(argument: str) -> Mapping[Any, Any]:
+    """The options in a file, or in a recipe of the package."""
+    recipes = {file.stem: file for file in shipped("configs").glob("*.yaml")}
+    path = Path(argument) if os.path.isfile(argument) else recipes.get(argument)
+    if path is None:
         raise InputError(f"--config {argument}: no such file, nor one of {', '.join(sorted(recipes))}")
     try:
-        values = parse_yaml(Path(path).read_text(encoding="utf-8") if path else argument)
+        values = parse_yaml(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise InputError(f"--config {path or ''} cannot be read: {error}") from None
-    if not isinstance(values, dict):
-        raise InputError(
-            f"--config {shown(path or argument)}: expected options such as 'trainer: {{max_steps: 9}}'"
-        )
-    return as_texts(values)
+        raise InputError(f"--config {argument} cannot be read: {error}") from None
+    if not isinstance(values, Mapping):
+        what = "expected options such as 'trainer: {max_steps: 9}'"
+        raise InputError(f"--config {argument}: {shown(values)}: {what}")
+    return values

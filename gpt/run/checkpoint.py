@@ -13,12 +13,11 @@ from torch.optim import Optimizer
 from gpt.errors import InputError
 from gpt.files import atomic_write
 from gpt.training.module import LanguageModel
-from gpt.training.optimizers.state import places, tensors_of
-from gpt.training.shard import part_of, whole
 from gpt.weights.adapters import adapters_of
 from gpt.weights.checkpoint import SUFFIX, Checkpoint, ModelPart, RunPart, checkpoints_of, read, write
 from gpt.weights.formats.table import Weights
 
+LOSSES = "losses"  # what is saved beside a process's generators: the sum since the last row of metrics.csv
 _SECONDS_BETWEEN = 60.0
 _PART_BETWEEN = 0.01  # of the run
 
@@ -88,36 +87,25 @@ def also_called(file: Path, name: Path) -> None:
     temporary.unlink(missing_ok=True)  # it stays where both were one file
 
 
-def gather(module: LanguageModel, optimizer: Optimizer | None, first: bool) -> Weights:
-    """The weights by a GPT's names, or the adapters alone, and the optimizer's state.
-
-    Called on all processes. On the first they are whole and on the CPU, the others get nothing.
-    """
+def gather(module: LanguageModel, optimizer: Optimizer | None = None) -> Weights:
+    """The weights by a GPT's names, or the adapters alone, and the optimizer's state, on the CPU."""
     state = module.model.state_dict()
     if module.options.lora.rank:
         state = adapters_of(state)
     elif module.config.tie_embeddings:
         del state["head.weight"]
     if optimizer is not None:
-        kept = tensors_of(module.model, optimizer).items()
-        state |= {f"optimizer/{name}": tensor for name, tensor in kept}
-    found: Weights = {}
-    for name, tensor in state.items():
-        gathered = whole(tensor)
-        if first:
-            found[name] = gathered.detach().to("cpu")
-    return found
+        for name, weight in module.model.named_parameters():
+            kept = optimizer.state.get(weight, {})
+            state |= {f"optimizer/{name}/{key}": tensor for key, tensor in kept.items()}
+    return {name: tensor.detach().to("cpu") for name, tensor in state.items()}
 
 
-@torch.no_grad()
 def load_optimizer(module: LanguageModel, optimizer: Optimizer, tensors: Weights) -> None:
     """Restore the optimizer's state; its options stay those of today."""
-    for weight, parameter, state in places(module.model, optimizer):
-        for key, tensor in _below(f"optimizer/{weight}/", tensors).items():
-            if key == "master":
-                parameter.copy_(part_of(tensor, parameter))
-            else:
-                state[key] = part_of(tensor, parameter)
+    for name, weight in module.model.named_parameters():
+        for key, tensor in _below(f"optimizer/{name}/", tensors).items():
+            optimizer.state[weight][key] = tensor.to(weight.device)
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
@@ -128,17 +116,20 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
     return state
 
 
-def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
-    """The inverse of `random_state`; a device of another kind than the saved one keeps its own state."""
-    torch.set_rng_state(state["cpu"])
-    if device.type != "cpu" and device.type in state:
-        torch.get_device_module(device).set_rng_state(state[device.type])
+def state_of(tensors: Weights, rank: int) -> dict[str, Tensor]:
+    """What a checkpoint holds of one process; nothing of a further process than the run had."""
+    return _below(f"random/{rank}/", tensors)
 
 
-def load_random_state(tensors: Weights, seed: int, rank: int, device: torch.device) -> None:
-    """Restore this process's generators, or seed those of a further process than the run had."""
-    if found := _below(f"random/{rank}/", tensors):
-        set_random_state(found, device)
+def set_random_state(state: dict[str, Tensor], seed: int, rank: int, device: torch.device) -> None:
+    """Restore this process's generators, or seed those of a further process than the run had.
+
+    A device of another kind than the saved one keeps its own state.
+    """
+    if "cpu" in state:
+        torch.set_rng_state(state["cpu"])
+        if device.type != "cpu" and device.type in state:
+            torch.get_device_module(device).set_rng_state(state[device.type])
     elif rank > 0:
         torch.manual_seed(int(np.random.SeedSequence((seed, rank)).generate_state(1, np.uint64)[0]))
 

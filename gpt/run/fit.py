@@ -8,7 +8,6 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict
 from typing import Any
 
-import torch
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
@@ -16,22 +15,18 @@ from lightning.pytorch import Trainer
 from gpt import STARTED
 from gpt.data.module import TokenData
 from gpt.errors import InputError
-from gpt.plan.plan import END_SECONDS, Plan
-from gpt.run.help import show_help
+from gpt.plan.plan import Plan
 from gpt.run.lightning_private import cluster, silence_warnings
-from gpt.run.limits import Deadline
 from gpt.run.loop import Loop
-from gpt.run.micro_batch import is_out_of_memory
 from gpt.run.options import Options
 from gpt.run.record import write_summary
-from gpt.run.shape import build
+from gpt.run.shape import build, is_out_of_memory
 from gpt.run.signals import Stopped
 from gpt.run.start import Start, start
 from gpt.threads import sharing_cores
 from gpt.training.device import allow_tf32, keep_freed_memory
 from gpt.training.module import LanguageModel
 from gpt.training.output import MayEnd, report
-from gpt.training.shard import ShardedStrategy
 
 # What Lightning raises for options that it cannot use.
 _REFUSALS = (MisconfigurationException, ImportError, TypeError, ValueError, RuntimeError)
@@ -40,9 +35,6 @@ _REFUSALS = (MisconfigurationException, ImportError, TypeError, ValueError, Runt
 def main(arguments: list[str]) -> None:
     """Run `fit ...` or `validate ...`; what cannot be used is an InputError."""
     command, *rest = arguments
-    if {"-h", "--help"} & {*rest}:
-        show_help(command)
-        return
     out: Any = MayEnd(sys.stdout)
     err: Any = MayEnd(sys.stderr)
     with redirect_stdout(out), redirect_stderr(err):
@@ -80,7 +72,7 @@ def fit(begun: Start) -> None:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        what = "give a smaller --data.batch_size, or --data.tokens_per_update, which finds one that fits"
+        what = "give a smaller --data.batch_size; with --data.tokens_per_update the updates stay the same"
         raise InputError(f"a batch does not fit into memory: {what}") from error
     except SystemExit as leaving:  # Lightning's answer to a Ctrl-C before the first step
         interrupted = isinstance(leaving.__context__, KeyboardInterrupt)
@@ -94,7 +86,7 @@ def fit(begun: Start) -> None:
 def assemble(begun: Start) -> tuple[Trainer, Loop, LanguageModel, TokenData]:
     """All parts of a run, its text prepared: what is wrong with it is found before there is a folder."""
     options, module, data = build(begun.options, begun.checkpoint)
-    loop = Loop(options, module, data, begun.folder, begun.checkpoint, _deadline(begun.plan))
+    loop = Loop(options, module, data, begun.folder, begun.checkpoint, begun.plan)
     trainer = new_trainer(options, callbacks=[loop])
     data.setup("fit")
     data.train_dataloader()
@@ -116,25 +108,21 @@ def validate(begun: Start) -> None:
 def new_trainer(options: Options, callbacks: list[Any]) -> Trainer:
     """A Trainer that computes: what a run counts, records and saves is the callbacks'."""
     plain = options.trainer
-    if plain.accelerator == "gpu" and not torch.accelerator.is_available():
-        raise InputError("--trainer.accelerator gpu: there is no GPU that PyTorch can use; give cpu or auto")
     if plain.num_nodes > 1 and not {"MASTER_ADDR", "SLURM_JOB_ID"} & {*os.environ}:  # it would wait forever
         how = (
             "start its processes with torchrun or SLURM (docs/hardware.md), or set MASTER_ADDR and NODE_RANK"
         )
         raise InputError(f"--trainer.num_nodes {plain.num_nodes}: {how}")
-    strategy: Any = ShardedStrategy() if plain.strategy == "fsdp2" else plain.strategy
     try:
         return Trainer(
             accelerator=plain.accelerator,
-            strategy=strategy,
+            strategy=plain.strategy,
             devices=plain.devices or 1,
             num_nodes=plain.num_nodes,
             precision=plain.precision,
             accumulate_grad_batches=plain.accumulate_grad_batches,
             gradient_clip_val=plain.gradient_clip_val,
             deterministic=plain.deterministic,
-            detect_anomaly=plain.detect_anomaly,
             callbacks=callbacks,
             plugins=cluster(),
             max_steps=-1,  # `Loop` ends training
@@ -167,10 +155,3 @@ def summarize(plan: Plan | None, trainer: Trainer, loop: Loop, data: TokenData) 
     print(f"{folder}/ holds the checkpoints, metrics.csv, loss.png and summary.json")
     how = "--interactive" if data.prepared.template else "--prompt 'The '"
     print(f"next: gpt generate --checkpoint {folder} {how}")
-
-
-def _deadline(plan: Plan | None) -> Deadline | None:
-    if plan is None:
-        return None
-    at = STARTED + 60 * plan.minutes - END_SECONDS
-    return Deadline(at=at, validation=plan.validation, extends=plan.takes_all_of_it)

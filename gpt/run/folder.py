@@ -1,27 +1,17 @@
 """A run's folder, which belongs to one process group at a time: README.md lists the files.
 
-`.lock` is locked by the process that trains, and `.holder` says which that is.
+`.lock` is locked by the process that trains.
 """
 
-import json
-import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
 from gpt.errors import InputError
-from gpt.files import write_json
-from gpt.plain import parse_yaml
 from gpt.weights.checkpoint import RUNS, run_of
-
-_OURS = {"model", "data", "trainer", "checkpoint_every"}  # groups and options of every config.yaml of a run
-_SECONDS_FOR_WORKERS = 10.0  # a killed process's data workers hold its lock until they notice
 
 
 @contextmanager
@@ -33,19 +23,12 @@ def opened(new: Path, existing: Path | None) -> Iterator[Path]:
     """
     folder = existing or _reserve(new)
     folder.mkdir(parents=True, exist_ok=True)
-    lock, holder = FileLock(folder / ".lock"), _holder(folder)
     try:
-        lock.acquire(timeout=_SECONDS_FOR_WORKERS if _is_dead(holder) else 0)
+        with FileLock(folder / ".lock", timeout=0):
+            yield folder
     except Timeout:
-        who = "process {pid} on {host} since {since}".format(**holder) if holder else "another process"
-        raise InputError(f"{folder} is in use by {who}: wait for its end, or name another --run") from None
-    since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-    try:
-        write_json(folder / ".holder", {"pid": os.getpid(), "host": socket.gethostname(), "since": since})
-        yield folder
-    finally:
-        (folder / ".holder").unlink(missing_ok=True)
-        lock.release()
+        what = "in use by another process: wait for its end, or name another --run"
+        raise InputError(f"{folder} is {what}") from None
 
 
 def folder_of(name: str) -> Path:
@@ -72,11 +55,8 @@ def folder_of_checkpoint(checkpoint: Path) -> Path | None:
 
 def is_run(folder: Path) -> bool:
     """Whether config.yaml in this folder was written by a run."""
-    try:
-        values = parse_yaml((folder / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(values, dict) and set(values) >= _OURS
+    config = folder / "config.yaml"
+    return config.is_file() and b"\ncheckpoint_every:" in config.read_bytes()
 
 
 def _reserve(first: Path) -> Path:
@@ -88,22 +68,3 @@ def _reserve(first: Path) -> Path:
             folder.mkdir()
             break
     return folder
-
-
-def _holder(folder: Path) -> dict[str, Any]:
-    """Who holds the lock, as far as the holder has written it."""
-    try:
-        holder = json.loads((folder / ".holder").read_text(encoding="utf-8"))
-        return {name: holder[name] for name in ("pid", "host", "since")}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-
-
-def _is_dead(holder: dict[str, Any]) -> bool:
-    """Whether the process that wrote `.holder` ended on this machine without removing it."""
-    if os.name != "nt" and holder.get("host") == socket.gethostname():
-        try:
-            os.kill(int(holder["pid"]), 0)
-        except (OSError, ValueError) as error:
-            return isinstance(error, ProcessLookupError)
-    return False

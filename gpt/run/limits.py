@@ -3,10 +3,11 @@
 import math
 import sys
 import time
-from dataclasses import dataclass
 from datetime import timedelta
 
+from gpt import STARTED
 from gpt.errors import InputError
+from gpt.plan.plan import END_SECONDS, Plan
 from gpt.run.options import Options
 from gpt.run.signals import Stopped
 from gpt.training.output import report
@@ -19,18 +20,6 @@ _OFF = 0.01  # fraction of the time by which a planned run may be off uncorrecte
 _EVERY = 0.05  # fraction of the time between two corrections, and before the first
 
 
-@dataclass(frozen=True, kw_only=True)
-class Deadline:
-    """What keeps a planned run on time."""
-
-    at: float
-    """When training and validation have to end, as `time.perf_counter` counts."""
-    validation: float
-    """Seconds that one is expected to take."""
-    extends: bool
-    """Whether to make more updates where there is time for them."""
-
-
 class Limits:
     """Decides `run.total`, the number of updates, at each moment: `reason` says what it comes from.
 
@@ -39,9 +28,9 @@ class Limits:
     checkpoint says, unless its options were changed; limits count over all resumes.
     """
 
-    def __init__(self, options: Options, run: RunPart, deadline: Deadline | None = None) -> None:
+    def __init__(self, options: Options, run: RunPart, plan: Plan | None = None) -> None:
         self.options, self.patience = options.trainer, options.early_stopping
-        self.run, self.deadline, self.seconds = run, deadline, options.trainer.max_seconds
+        self.run, self.plan, self.seconds = run, plan, options.trainer.max_seconds
         if self.options.max_steps == self.options.max_epochs == -1 and self.seconds is None:
             raise InputError("the run needs an end: give --trainer.max_steps, max_epochs or max_time")
         self.reason = ""
@@ -50,7 +39,7 @@ class Limits:
         self._marks: list[tuple[int, float]] = []  # recent updates, with the seconds without validations
         self._corrected = 0.0  # when, in seconds
         self._validating = 0.0  # seconds of all validations
-        self._validation = deadline.validation if deadline else 0.0  # seconds of the last
+        self._validation = plan.validation if plan else 0.0  # seconds of the last
 
     def count(self, steps_per_epoch: int) -> None:
         """Turn epochs into updates; a run that has a total already keeps it in the place of max_steps."""
@@ -60,8 +49,6 @@ class Limits:
             self._limit(planned if planned and self.seconds is None else steps)
         if epochs > 0 and epochs * steps_per_epoch < self._most:
             self._limit(epochs * steps_per_epoch, f"max_epochs {epochs} of {steps_per_epoch} steps")
-        if self.options.min_steps > self._most:
-            raise InputError(f"min_steps {self.options.min_steps} is more than the run has: {self.reason}")
 
     def check_left(self) -> None:
         """Stopped where no update is left."""
@@ -80,9 +67,9 @@ class Limits:
         first = ", whichever comes first" if plans[1:] else ""
         report(f"planned: {', '.join(plans)}{first}", prefix="")
         elapsed, self._every = self.run.seconds, every
-        if self.deadline:
-            self.seconds = elapsed + self.deadline.at - time.perf_counter()
-        self._marks = [] if warms_up or self.deadline else [(self.run.step, elapsed)]
+        if self.plan:
+            self.seconds = elapsed + STARTED + 60 * self.plan.minutes - END_SECONDS - time.perf_counter()
+        self._marks = [] if warms_up or self.plan else [(self.run.step, elapsed)]
         self._keep_time(elapsed)
         self.stopped_early = self._is_stalled()
 
@@ -105,7 +92,7 @@ class Limits:
             run.best_loss, run.best_step, run.stalled = loss, run.step, 0
         else:
             run.stalled += 1
-        self.stopped_early = self._is_stalled() and run.step >= self.options.min_steps
+        self.stopped_early = self._is_stalled()
 
     @property
     def is_over(self) -> bool:
@@ -131,13 +118,13 @@ class Limits:
         run, allowed = self.run, self.seconds
         if allowed is None:
             return False
-        estimate = max(self._estimate(allowed - elapsed), self.options.min_steps)
-        if self.deadline is None:
+        estimate = self._estimate(allowed - elapsed)
+        if self.plan is None:
             run.total = min(self._most, estimate)
             if run.step == estimate < self._most:
                 self.reason = f"max_time {_clock(allowed)}"
             return False
-        if not self.deadline.extends:
+        if not self.plan.takes_all_of_it:
             estimate = min(estimate, run.total)
         off = abs(estimate - run.total) * (run.seconds_per_step or 0.0)
         if elapsed <= self._corrected + _EVERY * allowed or off <= _OFF * allowed:
@@ -167,7 +154,7 @@ class Limits:
         steps = int(left / speed)
         for _ in range(2):  # those within the updates that they leave; max_time does not count the last
             ahead = (step + steps) // self._every - (step - 1) // self._every
-            validations = ahead + (1 if self.deadline else 0)
+            validations = ahead + (1 if self.plan else 0)
             steps = int((left - validations * self._validation) / speed)
         # A run that was held up for a moment has not become slower: it stops where no update fits any more.
         return step + max(int(left >= self._fastest), steps)

@@ -24,18 +24,25 @@ from lightning.pytorch import Callback, Trainer
 from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.files import atomic_write, file_sha256
-from gpt.run.checkpoint import Checkpoints, gather, load_optimizer, load_random_state, random_state
+from gpt.plan.plan import Plan
+from gpt.run.checkpoint import (
+    LOSSES,
+    Checkpoints,
+    gather,
+    load_optimizer,
+    random_state,
+    set_random_state,
+    state_of,
+)
 from gpt.run.folder import folder_of, opened
 from gpt.run.lightning_private import skip_sigterm_broadcast
-from gpt.run.limits import Deadline, Limits
-from gpt.run.micro_batch import fit_micro_batch
+from gpt.run.limits import Limits
 from gpt.run.options import Options
-from gpt.run.record import Record, finite
+from gpt.run.record import Record
 from gpt.run.signals import remembered, told
 from gpt.run.snapshots import Snapshots
 from gpt.training.module import VALIDATED, LanguageModel, steps_per_epoch
 from gpt.training.output import report
-from gpt.training.shard import is_sharded
 from gpt.weights.adapters import without_adapters
 from gpt.weights.checkpoint import Checkpoint, ModelPart, RunPart, next_session
 from gpt.weights.formats.table import Weights
@@ -55,12 +62,12 @@ class Loop(Callback):
         data: TokenData,
         existing: Path | None,
         checkpoint: Checkpoint | None,
-        deadline: Deadline | None,
+        plan: Plan | None,
     ) -> None:
         self.options, self.module, self.data = options, module, data
         self.checkpoint = checkpoint
         self.run = (checkpoint.run if checkpoint else None) or RunPart()
-        self.limits = Limits(options, self.run, deadline)
+        self.limits = Limits(options, self.run, plan)
         plain = options.trainer
         accumulate = 1 if options.data.tokens_per_update else plain.accumulate_grad_batches
         self.every = -(-plain.val_check_interval // accumulate)
@@ -110,10 +117,6 @@ class Loop(Callback):
         if other_text:
             run.stalled = 0
 
-        if self.data.options.tokens_per_update is not None:
-            fit_micro_batch(trainer, self.module)
-            data = replace(self.options.data, batch_size=self.data.batch_size)
-            self.options = replace(self.options, data=data)
         run.options = asdict(self.options)
         if first:
             with atomic_write(self.folder / "config.yaml") as file:
@@ -121,7 +124,6 @@ class Loop(Callback):
         self._model_part = ModelPart(
             config=self.module.config.to_dict(),
             tokenizer=self.data.tokenizer.to_dict(),
-            bytes_per_token=self.data.bytes_per_token,
             template=self.data.prepared.meta.template,
             adapters=self._adapters(trainer) if self.module.options.lora.rank else None,
         )
@@ -133,17 +135,20 @@ class Loop(Callback):
         """Restore what the first batch depends on."""
         run, plain = self.run, self.options.trainer
         skip_sigterm_broadcast(trainer)
-        self.module.guard.skipped = run.skipped
         self._open.enter_context(remembered(self.module.guard))
         self.limits.begin(bool(self.module.compile_blocks), self.every)
-        self.record = Record(self.folder, run, self.options.log_every, plain.enable_progress_bar, self._first)
+        tensors = self.checkpoint.tensors if self.checkpoint else {}
+        state = state_of(tensors, trainer.global_rank)
+        show = plain.enable_progress_bar
+        self.record = Record(self.folder, run, self.options.log_every, show, self._first)
         self._open.callback(self.record.close)
-        self.record.begin(self.tokens, plain.logger.split(","), trainer.world_size, trainer.global_rank)
+        losses = state.pop(LOSSES, torch.tensor(0.0)).to(self.module.device)
+        self.record.begin(self.tokens, losses, plain.logger.split(","))
         self.module.plan(run.total)
         self._tell(trainer, validate=False)
-        tensors = self.checkpoint.tensors if self.checkpoint else {}
-        device = trainer.strategy.root_device
-        load_random_state(tensors, self.options.seed_everything, trainer.global_rank, device)
+        set_random_state(
+            state, self.options.seed_everything, trainer.global_rank, trainer.strategy.root_device
+        )
         if run.scale and (scaler := _scaler(trainer)):
             scaler.load_state_dict(run.scale)
         self.checkpoint = None  # its tensors are in use no more
@@ -189,8 +194,7 @@ class Loop(Callback):
         found = trainer.callback_metrics
         figures = {name: float(found[name]) for name in VALIDATED if name in found}
         self.record.validated(self.tokens, figures)
-        if not is_sharded(self.module.model):  # the first process would have only a part of the weights
-            self.record.sample(self.module.model, self.data)
+        self.record.sample(self.module.model, self.data)
         self.limits.validated(figures["val_loss"])
         trainer.should_stop |= self.limits.is_over
         seconds = self.record.elapsed() - self._paused
@@ -204,8 +208,8 @@ class Loop(Callback):
 
         # 4. A snapshot of the weights.
         if self.snapshots.is_due(run.step, last=over):
-            weights = gather(self.module, None, self._first)
             if self._first:
+                weights = gather(self.module)
                 self.snapshots.save(run.step, float(self.module.last_loss), weights, self._model_part)
             self.snapshots.saved = run.step
 
@@ -280,15 +284,15 @@ class Loop(Callback):
     def _gathered(self, trainer: Trainer) -> Weights:
         """The tensors of a checkpoint, and in `run` all that it holds beside them; for all processes."""
         run, scaler = self.run, _scaler(trainer)
-        tensors = gather(self.module, trainer.optimizers[0], self._first)
-        own = random_state(trainer.strategy.root_device), finite(float(self.record.loss_sum))
-        states: list[Any] = [own] * trainer.world_size
+        tensors = gather(self.module, trainer.optimizers[0]) if self._first else {}
+        own = random_state(trainer.strategy.root_device)
+        own[LOSSES] = torch.as_tensor(self.record.loss_sum).to("cpu")
+        states = [own] * trainer.world_size
         if trainer.world_size > 1:
             torch.distributed.all_gather_object(states, own)
-        for rank, (random, _) in enumerate(states):
-            tensors |= {f"random/{rank}/{name}": state for name, state in random.items()}
-        run.loss_sums = [loss_sum for _, loss_sum in states]
-        run.skipped, run.scale = self.module.guard.skipped, scaler.state_dict() if scaler else None
+        for rank, state in enumerate(states):
+            tensors |= {f"random/{rank}/{name}": tensor for name, tensor in state.items()}
+        run.scale = scaler.state_dict() if scaler else None
         run.save, run.saved_at = run.save + 1, time.time()
         self.record.note()
         return tensors

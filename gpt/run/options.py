@@ -27,8 +27,6 @@ class TrainerOptions:
     """Passes over the training text; -1 for no such limit. Elsewhere: num_train_epochs, epochs."""
     max_time: str | None = None
     """Training time over all resumes: 90s, 10m, 8h, or DD:HH:MM:SS."""
-    min_steps: int = 0
-    """Updates that max_time and early stopping wait for. Rare."""
     val_check_interval: int = 500
     """Batches between two validations, rounded up to whole updates; with --data.tokens_per_update updates.
     Elsewhere: eval_interval, eval_steps, check_val_every_n_epoch."""
@@ -41,14 +39,16 @@ class TrainerOptions:
     Elsewhere: grad_clip, max_grad_norm."""
     accelerator: Literal["auto", "cpu", "cuda", "gpu", "mps"] = "auto"
     """Where the run computes. Elsewhere: device."""
-    precision: Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"] | None = None
-    """Types of weights and products; by default what suits the device. Elsewhere: dtype, fp16, bf16."""
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] | None = None
+    """Type of the products, by default what suits the device; weights are float32.
+    Elsewhere: dtype, fp16, bf16."""
     devices: int | None = None
     """Processes on this machine, each with a device; by default 1, or as many as torchrun has started."""
     num_nodes: int = 1
     """Machines, whose processes torchrun or SLURM starts. Rare."""
-    strategy: Literal["auto", "ddp", "fsdp2"] = "auto"
-    """fsdp2 divides weights and optimizer states between the processes."""
+    strategy: Literal["auto", "ddp"] = "auto"
+    """ddp averages the gradients of several processes, each with all weights; auto takes it where there are
+    several. Rare."""
     logger: str = "csv"
     """Where the loss curve goes beside metrics.csv: csv, tensorboard, wandb, or several with commas.
     Elsewhere: report_to, callbacks."""
@@ -56,8 +56,6 @@ class TrainerOptions:
     """Whether to show progress, validations and samples on stderr. Rare."""
     deterministic: bool = False
     """Whether a GPU has to compute the same to the last bit each time. Rare."""
-    detect_anomaly: bool = False
-    """Whether to say which operation made a gradient NaN; slow. Rare."""
 
     def __post_init__(self) -> None:
         for name in ("max_steps", "max_epochs"):
@@ -66,7 +64,7 @@ class TrainerOptions:
                 raise InputError(f"{name} must be positive, or -1 for no limit, got {value}")
         if self.max_time is not None and not 0 < seconds_of("max_time", self.max_time) < float("inf"):
             raise InputError(f"max_time must be positive, got {self.max_time}")
-        check_least(0, min_steps=self.min_steps, gradient_clip_val=self.gradient_clip_val)
+        check_least(0, gradient_clip_val=self.gradient_clip_val)
         counts = ("val_check_interval", "accumulate_grad_batches", "devices", "num_nodes")
         check_least(1, **{name: getattr(self, name) for name in counts})
         if self.limit_val_batches not in (0.0, 1.0):
@@ -96,7 +94,7 @@ class Options:
     `auto_or_new` to begin --run where it has none. Elsewhere: resume_from_checkpoint."""
     ckpt_path: str | None = None
     """The checkpoint or folder of a run that `gpt validate` scores."""
-    minutes: float | None = None
+    minutes: str | None = None
     """Train the best model for the text that this time allows, from start to end: 90s, 10m, 8h.
     Elsewhere: time."""
     seed_everything: int = 1337

@@ -49,13 +49,12 @@ class Record:
         self._tokens = self._shown = 0  # at the last row: tokens, and the update
         self._started = self._at = 0.0
 
-    def begin(self, tokens: int, loggers: Sequence[str] = (), processes: int = 1, rank: int = 0) -> None:
+    def begin(self, tokens: int, loss_sum: Tensor | float = 0.0, loggers: Sequence[str] = ()) -> None:
         """Start the clocks and the progress bar; continue the files, with loggers of these names too."""
         run = self.run
         self._at = time.perf_counter()
         self._started, self._tokens, self._shown = self._at - run.seconds, tokens, run.step
-        sums = [math.nan if value is None else float(value) for value in run.loss_sums]
-        self.loss_sum = sums[rank] if len(sums) == processes else sum(sums) / max(1, len(sums))
+        self.loss_sum = loss_sum
         if self.first:
             self._loggers = [_logger(name, self.folder, run.step) for name in loggers if name != "csv"]
             for name, size in (("metrics.csv", run.csv), ("samples.txt", run.samples)):
@@ -106,12 +105,11 @@ class Record:
         """Continue an empty document, from the same seed each time."""
         if not self.first:
             return
-        from gpt.generation import Sampling, stream
+        from gpt.generation import Sampling, stream_samples
 
         sampling = Sampling(temperature=0.8, top_k=50)
-        # Without graphs: a recording that fails could reach the training.
-        parts = stream(model, data.tokenizer, "", sampling=sampling, max_new_tokens=64, seed=0, graphs=False)
-        text = "".join(parts).strip()
+        pieces = stream_samples(model, data.tokenizer, "", sampling=sampling, max_new_tokens=64, seed=0)
+        text = "".join(piece for _, piece in pieces).strip()
         self._append("samples.txt", f"--- step {self.run.step}\n{text}\n\n")
         if self.show and text:
             print(f"\x1b[2m{text}\x1b[0m" if sys.stderr.isatty() else text, file=sys.stderr)

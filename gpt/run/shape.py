@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import torch
 from lightning.pytorch import seed_everything
 
 from gpt.data.module import TokenData
@@ -10,7 +11,6 @@ from gpt.errors import InputError
 from gpt.plain import as_dict
 from gpt.run.lightning_private import started_processes
 from gpt.run.limits import COMPILED_SECONDS
-from gpt.run.micro_batch import is_out_of_memory
 from gpt.run.options import Options
 from gpt.text.template import DEFAULT_TEMPLATE
 from gpt.text.tokenizer import Tokenizer
@@ -21,7 +21,7 @@ from gpt.training.module import LanguageModel
 from gpt.training.output import report
 from gpt.weights.adapters import base_folder
 from gpt.weights.checkpoint import Checkpoint
-from gpt.weights.load import Found, read_once
+from gpt.weights.load import Found, read_weights
 
 
 def build(options: Options, checkpoint: Checkpoint | None) -> tuple[Options, LanguageModel, TokenData]:
@@ -43,9 +43,6 @@ def build(options: Options, checkpoint: Checkpoint | None) -> tuple[Options, Lan
             report("examples alone teach new weights little: tune trained ones with --model.init_from")
         if options.data.vocabulary is not None:
             config = replace(config, vocab_size=data.tokenizer.n_vocab)
-    if found and found.bytes_per_token and data.bytes_per_token < 0.6 * found.bytes_per_token:
-        compared = f"{data.bytes_per_token:.2f} bytes a token, {found.bytes_per_token:.2f}"
-        report(f"the model's vocabulary does not suit this text: {compared} on the text it was trained on")
     model = replace(model, config=config)
     options = replace(options, model=model)
     if checkpoint:  # it has the weights, or the adapters
@@ -76,8 +73,7 @@ def _of_machine(options: Options) -> Options:
 def _of_weights(options: Options, path: str) -> tuple[Options, Found]:
     if options.data.vocabulary not in (None, "learn"):  # recipes say learn, for runs that start anew
         raise InputError("--data.vocabulary: weights to start from keep their own, leave it out")
-    read_once.cache_clear()  # of an earlier command
-    found = read_once(path, options.model.config.context_length)
+    found = read_weights(path).cropped(options.model.config.context_length)
     config = replace(found.config, dropout=options.model.config.dropout)
     data = replace(options.data, vocabulary=None)
     if found.template and data.template == DEFAULT_TEMPLATE:
@@ -95,3 +91,11 @@ def _token_data(options: Options, tokenizer: Tokenizer | None) -> TokenData:
         data.use(tokenizer)
     data.prepare_data()
     return data
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on a GPU or a CPU: on a CPU torch raises a plain RuntimeError."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    told = str(error).lower() if isinstance(error, RuntimeError) else ""
+    return "alloc" in told or "out of memory" in told

@@ -1,21 +1,21 @@
 """From a command line to what it starts: the options, the checkpoint that is resumed, the plan."""
 
 import os
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Set
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gpt.errors import InputError
 from gpt.files import shipped
-from gpt.plain import parse_yaml, seconds_of, shown
+from gpt.plain import as_dict, seconds_of, shown
 from gpt.plan.law import Law
 from gpt.plan.plan import Plan
 from gpt.plan.recommend import PLANNED_AROUND, planner
-from gpt.run.arguments import Given, Texts, as_texts, from_texts, recipe_file, scan
+from gpt.run.arguments import Given, Values, flat, options_of, recipe, scan, typed
 from gpt.run.folder import folder_of_checkpoint, folder_to_restart
 from gpt.run.options import Options
 from gpt.training.output import report
 from gpt.weights.checkpoint import RUNS, Checkpoint, RunPart, checkpoints_of, newest_run, read
-from gpt.weights.formats.table import check_complete
 
 AUTO_OR_NEW = "auto_or_new"
 _MOST_MINUTES = 1_000_000
@@ -48,30 +48,27 @@ class Start:
 def start(command: str, arguments: list[str]) -> Start:
     """Read the command line, its files and the checkpoint that it names, and plan what --minutes asks for."""
     given = scan(arguments, command)
-    asked = {name: text for name, text in given.texts.items() if text != "null"}
-    minutes, wanted = asked.get("minutes"), asked.get("ckpt_path")
-    if command == "fit":
-        wanted = asked.get("resume", wanted)
-    elif wanted is None:
+    values = {**given.files, **given.own}
+    asked = {name: value for name, value in values.items() if value is not None}
+    minutes, wanted = asked.get("minutes"), asked.get("resume" if command == "fit" else "ckpt_path")
+    if command == "validate" and wanted is None:
         raise InputError("nothing to validate: give a checkpoint or a run's folder with --ckpt_path")
-    elif minutes is not None:
-        raise InputError(f"--minutes {minutes} plans a training: it is for gpt fit")
     others = ", ".join(f"--{name}" for name in _UNPLANNED if name in asked)
     if minutes is not None and others:
         raise InputError(f"--minutes plans a new run of one process to its end: leave {others} out")
-    files = {name: text for name, text in asked.items() if name not in given.own}
-    _check_here("--config", files)
+    _check_here("--config", given.files, given.own.keys())
     if wanted is not None:
         checkpoint, skipped = find(wanted, asked.get("run"))
         if checkpoint is not None:
             return _resumed(given, checkpoint, skipped)
-    plan, below = None, {}
+    plan, below = None, Values()
     if minutes is not None:
         plan = _plan(minutes, asked)
-        below = as_texts(plan.options(Law.load()))
+        below = typed(plan.options(Law.load()))
     elif not given.recipe:
-        below = as_texts(parse_yaml(recipe_file(_recipe(asked))))
-    options = _options({**below, **given.texts})
+        tuning = "lora" if "model.lora.rank" in asked else "finetune"
+        below = recipe(tuning if "model.init_from" in asked else "quick")
+    options = _options({**below, **values})
     folder = folder_to_restart(options.run) if wanted else None
     return Start(options=options, folder=folder, plan=plan, print_config=given.print_config)
 
@@ -94,16 +91,15 @@ def find(resume: str, run: str | None = None) -> tuple[Checkpoint | None, tuple[
 
 def changes(before: Options, now: Options) -> dict[str, str]:
     """What to tell of each option that differs; InputError for one that the weights depend on."""
-    old, new = as_texts(asdict(before)), as_texts(asdict(now))
+    old, new = flat(asdict(before)), flat(asdict(now))
     found = {}
     for name in sorted(old.keys() - {"run"}):
         if old[name] == new[name]:
             continue
-        masters = name == "trainer.precision" and "bf16-true" in (old[name], new[name])
-        if masters or (name.startswith(_FIXED) and name != "model.config.dropout"):
+        if name.startswith(_FIXED) and name != "model.config.dropout":
             what = f"the run that is resumed began with {old[name]}, on which its weights depend"
             raise InputError(f"--{name} {new[name]}: {what}")
-        found[name] = f"{name}: {old[name]} -> {new[name]}".replace("\n", "\\n")
+        found[name] = f"{name}: {old[name]!r} -> {new[name]!r}"
     return found
 
 
@@ -115,9 +111,10 @@ def is_local_text(corpus: str) -> bool:
     return "://" not in corpus and "::" not in corpus and path.exists() and path.suffix != ".yaml"
 
 
-def _options(texts: Texts) -> Options:
+def _options(values: Values) -> Options:
     """Those of a run, without what each start chooses anew."""
-    options: Options = from_texts({name: text for name, text in texts.items() if name not in _CHOSEN_ANEW})
+    kept = {name: value for name, value in values.items() if name not in _CHOSEN_ANEW}
+    options: Options = options_of(kept)
     return options
 
 
@@ -126,20 +123,19 @@ def _resumed(given: Given, checkpoint: Checkpoint, skipped: tuple[Path, ...]) ->
     path, run, folder = checkpoint.path, checkpoint.run or RunPart(), folder_of_checkpoint(checkpoint.path)
     if folder and (other := given.own.get("run", folder.name)) != folder.name:
         raise InputError(f"--run {other} is not the run that is resumed, {folder}: leave --run out")
+    values = {**given.files, **given.own}
     try:
-        saved = as_texts(run.options)
+        checkpoint.all_weights()  # which are checked
+        saved = typed(run.options)
+        shape = as_dict(checkpoint.config)
+        del shape["dropout"]
+        saved |= typed({"model": {"config": shape}})
+        saved["model.lora.rank"] = checkpoint.adapters.rank if checkpoint.adapters else 0
         before = _options(saved)
-        if replace(checkpoint.config, dropout=before.model.config.dropout) != before.model.config:
-            raise InputError("its settings are not those of its options")
-        check_complete(checkpoint.config, checkpoint.all_weights())
-        rank = checkpoint.adapters.rank if checkpoint.adapters else 0
-        if rank != before.model.lora.rank:
-            raise InputError(f"it has adapters of rank {rank}, its options {before.model.lora.rank}")
-    except (InputError, TypeError, AttributeError, LookupError, ValueError) as error:
+    except (ValueError, TypeError) as error:
         raise InputError(f"{path}: {error}") from None
-    if "data.corpus" not in given.texts:
-        _check_here(str(path), {"data.corpus": before.data.corpus})
-    options = _options({**saved, **given.texts})
+    _check_here(str(path), {"data.corpus": before.data.corpus}, values.keys())
+    options = _options({**saved, **values})
     changed = changes(before, options)
     if changed.keys() & _LIMITS:
         run.total = 0
@@ -156,29 +152,24 @@ def _resumed(given: Given, checkpoint: Checkpoint, skipped: tuple[Path, ...]) ->
     )
 
 
-def _check_here(source: str, texts: Texts) -> None:
-    """An InputError where a file names what would have to be fetched."""
-    for name in {"data.corpus", "model.init_from"} & texts.keys():
-        here = is_local_text(texts[name]) if name == "data.corpus" else Path(texts[name]).exists()
+def _check_here(source: str, values: Values, given: Set[str]) -> None:
+    """An InputError where a file names what would have to be fetched, and nobody has given another."""
+    for name in {"data.corpus", "model.init_from"} & values.keys() - given:
+        value = values[name]
+        here = is_local_text(value) if name == "data.corpus" else value is None or Path(value).exists()
         if not here:
-            what = f"{name} {shown(texts[name])} is not on this machine"
+            what = f"{name} {shown(value)} is not on this machine"
             how = f"nothing that a file names is fetched: give it yourself, --{name} ..., if you trust it"
             raise InputError(f"{source}: {what}, and {how}")
 
 
-def _recipe(asked: Texts) -> str:
-    if "model.init_from" not in asked:
-        return "quick"
-    return "lora" if "model.lora.rank" in asked else "finetune"
-
-
-def _plan(minutes: str, asked: Texts) -> Plan:
+def _plan(minutes: str, asked: Values) -> Plan:
     time = seconds_of("minutes", minutes) / 60
     if not 0 <= time <= _MOST_MINUTES:
         raise InputError(f"--minutes {minutes}: expected a time, such as 90s, 10m or 8h")
-    if asked.get("trainer.deterministic") == "true":  # before cuBLAS multiplies anything
+    if asked.get("trainer.deterministic"):  # before cuBLAS multiplies anything
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    plan = planner({name: text for name, text in asked.items() if name in PLANNED_AROUND})(time)
+    plan = planner({name: asked[name] for name in asked.keys() & {*PLANNED_AROUND}})(time)
     report(str(plan))
     return plan
 

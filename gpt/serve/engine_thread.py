@@ -14,7 +14,6 @@ from gpt.generation import Engine, Request, Sample, Token
 from gpt.model import GPT
 from gpt.serve.errors import server_failed
 from gpt.text.tokenizer import Tokenizer
-from gpt.threads import spread_threads
 
 Result = TypeVar("Result")
 Piece = tuple[int, Token]  # a token, and the index of its sample among those of a handle
@@ -59,7 +58,7 @@ class EngineThread:
         self.open: set[Any] = set()  # the handles and calls that are not finished
         self._new_engine = partial(Engine, model, tokenizer, max_samples=_SAMPLES, chunk=_CHUNK)
         self._engine = self._new_engine()
-        self._thread = ThreadPoolExecutor(1, "decoding", initializer=spread_threads)
+        self._thread = ThreadPoolExecutor(1, "decoding")
         self._owners: dict[Sample, tuple[Handle, int]] = {}  # with the sample's index
         self._one_call = asyncio.Lock()
         self._ended = self._step_ordered = False
@@ -105,7 +104,7 @@ class EngineThread:
             try:
                 function(*arguments)
             except Exception as error:  # the next requests get a new engine
-                self._engine = self._new_engine()
+                self._engine, self._owners = self._new_engine(), {}
                 self._tell(server_failed(error))
             if self._engine.busy and not self._step_ordered:
                 self._step_ordered = True
@@ -132,5 +131,5 @@ class EngineThread:
 
     def _cancel(self, handle: Handle) -> None:
         for sample in handle.samples:
-            self._engine.cancel(sample)
-            del self._owners[sample]
+            if self._owners.pop(sample, None):
+                self._engine.cancel(sample)

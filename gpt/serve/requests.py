@@ -15,6 +15,7 @@ from gpt.text.tokenizer import Tokenizer
 Ids = Annotated[list[int], Field(fail_fast=True)]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
+_Zero = Annotated[float, Field(ge=0, le=0)]  # clients send the default
 _PROMPTS = Field(max_length=1024, fail_fast=True)
 
 
@@ -80,8 +81,8 @@ class CompletionRequest(_Prompted):
     logprobs: int | None = Field(default=None, ge=0, le=5)  # as in OpenAI's API
     echo: bool | None = False
     stop: Stop | Annotated[list[Stop], Field(max_length=4, fail_fast=True)] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    presence_penalty: _Zero | None = None
+    frequency_penalty: _Zero | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
 
     top_k: int | None = None

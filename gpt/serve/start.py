@@ -9,7 +9,6 @@ from gpt.data.copied import Copied, training_text
 from gpt.errors import InputError
 from gpt.generation.build import built_meanwhile
 from gpt.generation.decoding import Precision, for_decoding, suits_program
-from gpt.generation.graphs import switch_off
 from gpt.progress import notice
 from gpt.weights.checkpoint import run_of
 from gpt.weights.load import Device, find, load_with_template
@@ -27,7 +26,6 @@ def serve(
     api_key: str | None = None,
     max_seconds: int = 300,
     drain_seconds: int = 30,
-    graphs: bool = True,
     show_copied: bool = False,
 ) -> None:
     """Serve a model over HTTP as OpenAI's completions, with a page at /.
@@ -42,7 +40,6 @@ def serve(
         api_key: what clients must send; $GPT_API_KEY if left out. Without a key everyone is let in.
         max_seconds: the most time for a request.
         drain_seconds: how long requests may go on after SIGTERM or Ctrl-C; then their clients get an error.
-        graphs: on a GPU, decode by CUDA graphs; false where they give trouble.
         show_copied: mark on the page what stands word for word in the run's training text.
     """
     try:
@@ -58,8 +55,6 @@ def serve(
     path = find(checkpoint)
     loaded, tokenizer, template = load_with_template(path, device)
     model = for_decoding(loaded, precision)
-    if not graphs:
-        switch_off()
     run, address = run_of(path.resolve()), f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     name = name or (run.name if run else path.resolve().stem)
     copied = Copied(training_text(run, tokenizer), tokenizer) if show_copied else None

@@ -19,8 +19,9 @@ class Writer {
   // Take the next block, gzip in base64.
   async load({ text }) {
     try {
-      const packed = new Blob([Uint8Array.from(atob(text), letter => letter.charCodeAt(0))]);
-      const block = await new Response(packed.stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
+      const letters = atob(text), packed = new Uint8Array(letters.length);
+      for (let i = 0; i < packed.length; i++) packed[i] = letters.charCodeAt(i);  // Uint8Array.from takes ten times as long
+      const block = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
       const loaded = this.model.growth === 1 ? new Uint8Array(block) : fromHalf(new Uint16Array(block));
       new loaded.constructor(this.model.bytes.buffer, this.loaded, loaded.length).set(loaded);
       this.loaded += loaded.byteLength;

@@ -1,20 +1,16 @@
 """The text around the messages of a conversation: plain text, in which nothing is ever evaluated."""
 
-import json
 import reprlib
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from gpt.errors import InputError
-from gpt.plain import parse_json
 from gpt.text.table import END_OF_TEXT
 from gpt.text.tokenizer import Tokenizer
 
 _PLACE = "{content}"
 _LONGEST = 1 << 12
-_COMMENT = "{# ", " #}"  # of Jinja
 
 
 class Part(NamedTuple):
@@ -32,11 +28,11 @@ class Template:
     """
 
     system: str = "{content}\n\n"
-    """Around the system's message."""
+    """Around the system's message. Rare."""
     user: str = "### Instruction:\n{content}\n\n"
-    """Around a prompt or the user's message."""
+    """Around a prompt or the user's message. Rare."""
     assistant: str = "### Response:\n{content}"
-    """Before a completion or the assistant's message."""
+    """Before a completion or the assistant's message. Rare."""
 
     def __post_init__(self) -> None:
         for role, text in vars(self).items():
@@ -57,10 +53,7 @@ class Template:
         return cls(**saved)
 
     def to_jinja(self) -> str:
-        """The template for transformers and llama.cpp, which encode a reply and the text before it in one.
-
-        It begins with a comment of the fields as JSON, in which no `#` ends the comment.
-        """
+        """The template for transformers and llama.cpp, which encode a reply and the text before it in one."""
         cases = ""
         for role, text in vars(self).items():
             before, after = text.split(_PLACE)
@@ -68,22 +61,11 @@ class Template:
             test = f"{'elif' if cases else 'if'} message['role'] == {role!r}"
             cases += f"{{% {test} %}}{{{{ {before!a} + message['content'] + {after!a} }}}}"
         reply = self.assistant.removesuffix(_PLACE)
-        fields = json.dumps(vars(self)).replace("#", "\\u0023")
         return (
-            f"{_COMMENT[0]}{fields}{_COMMENT[1]}"
             f"{{{{ {END_OF_TEXT!r} }}}}{{% for message in messages %}}{cases}"
             "{% else %}{{ raise_exception('unknown role') }}{% endif %}{% endfor %}"
             f"{{% if add_generation_prompt %}}{{{{ {reply!a} }}}}{{% endif %}}"
         )
-
-    @classmethod
-    def from_jinja(cls, text: str) -> "Template | None":
-        """The inverse of `to_jinja`; None for any other text, of which nothing is evaluated."""
-        fields, _, _ = text.removeprefix(_COMMENT[0]).partition(_COMMENT[1])
-        with suppress(ValueError):
-            template = cls.from_dict(parse_json(fields))
-            return template if template.to_jinja() == text else None
-        return None
 
     def parts(self, messages: Any) -> list[Part]:
         """The text of [{"role": ..., "content": ...}, ...] in parts, last what follows the last reply."""

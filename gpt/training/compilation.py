@@ -10,10 +10,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
 from gpt.data.module import TokenData
-from gpt.errors import InputError
-from gpt.model import GPT
 from gpt.training.loss import cross_entropy
-from gpt.training.shard import is_sharded
 
 # Compiling the blocks takes about twenty seconds, on a GPU up to a hundred. Runs of fewer operations save
 # less: a GPU computes about 1e14 in a second where nothing is compiled (an estimate).
@@ -21,29 +18,20 @@ _LEAST_FLOPS = {"cpu": 3e14, "cuda": 1e16}
 
 
 def compile_model(module: Any) -> None:
-    """Compile a LanguageModel's blocks in place, or its model as a whole; without a compiler, only say so.
+    """Compile a LanguageModel's blocks in place; without a compiler, only say so.
 
     All blocks share one compilation, so its time does not grow with depth. What is fused on a GPU beside them
     would make a CPU slower (docs/benchmarks.md).
     """
-    model: GPT = module.model
-    device = next(model.parameters()).device
+    device = module.device
     if missing := missing_compiler(device):
         rank_zero_warn(f"not compiled: {missing}. Training is slower without it.")
         return
     torch._dynamo.config.optimize_ddp = False  # DDP reduces one block while another computes: split none
     if device.type == "cuda":
         module.kernel = torch.compile(cross_entropy)  # softmax and gradient in one pass over the logits
-        model.bfloat16_residual = True
-        for block in model.blocks:
-            block.attention.one_product = True  # type: ignore[union-attr]
-    if module.compile_blocks != "whole":
-        for block in model.blocks:
-            block.compile()
-    elif is_sharded(model):
-        raise InputError("with fsdp2 each block is compiled by itself: give --model.compile true")
-    else:
-        module.features = torch.compile(model.features)  # the model's own computes samples
+    for block in module.model.blocks:
+        block.compile()
 
 
 def should_compile(module: Any) -> bool:
@@ -57,12 +45,10 @@ def should_compile(module: Any) -> bool:
 
 def missing_compiler(device: torch.device) -> str | None:
     """What is missing to compile for `device`, or None."""
-    if sys.version_info >= (3, 15):
-        return f"torch.compile does not support Python {sys.version_info.major}.{sys.version_info.minor}"
-    if device.type == "cuda" and not find_spec("triton"):
-        return "the package triton is not installed"
-    language, compilers = "C++", ["cl"] if sys.platform == "win32" else ["g++", "clang++", "c++"]
-    if device.type == "cuda":  # Triton builds its launchers with a C compiler
-        language, compilers = "C", [os.environ.get("CC", "cc"), "gcc", "clang"]
-    missing = f"no {language} compiler found, looked for {', '.join(compilers)}"
-    return None if any(map(shutil.which, compilers)) else missing
+    compilers = ["cl"] if sys.platform == "win32" else ["g++", "clang++", "c++"]
+    if device.type == "cuda":
+        if not find_spec("triton"):
+            return "the package triton is not installed"
+        compilers = [os.environ.get("CC", "cc"), "gcc", "clang"]  # Triton builds its launchers in C
+    found = any(map(shutil.which, compilers))
+    return None if found else f"no compiler found, looked for {', '.join(compilers)}"

@@ -20,13 +20,6 @@ def default_precision(accelerator: str | Any) -> str:
     return "bf16-mixed" if on_cpu and cpu_multiplies_bfloat16() else "32-true"
 
 
-def suits_bfloat16(device: torch.device) -> bool:
-    """Whether to multiply in bfloat16 where nothing else decides: not on a CPU, nor where it is emulated."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return device.type != "cpu"
-
-
 def cpu_multiplies_bfloat16() -> bool:
     """Whether the processor multiplies matrices faster in bfloat16 than in float32.
 

@@ -7,33 +7,25 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from gpt.errors import InputError
-from gpt.training.output import report
 
 
 class Guard:
-    """Stops the run, or skips at most `limit` updates, between the backward pass and the update.
+    """Stops the run between the backward pass and the update.
 
-    All losses and gradients are reduced to one flag. Only reading it makes an update wait for the device and
+    Loss and gradients are reduced to one flag. Only reading it makes an update wait for the device and
     for other processes. So that they act together, they agree in the same moment on what any of them asks
     for: `received` is a signal sent to this process, `wants_save` its wish to save; after the update `agreed`
     and `agreed_save` are the same on all processes.
     """
 
-    def __init__(self, limit: int = 0) -> None:
-        self.limit = limit
-        self.skipped = self.received = self.agreed = 0
+    def __init__(self) -> None:
+        self.received = self.agreed = 0
         self.wants_save = self.agreed_save = False
-        self._losses: Tensor | float = 0.0
 
-    def add(self, loss: Tensor) -> None:
-        """Include a batch's loss."""
-        self._losses = self._losses + loss
-
-    def passes(self, trainer: Trainer, norm: Tensor, step: int) -> bool:
-        """Whether to make update `step`, by the gradients' norm; InputError where no more may be skipped."""
-        losses, self._losses = torch.as_tensor(self._losses, device=norm.device), 0.0
+    def check(self, trainer: Trainer, loss: Tensor, norm: Tensor, step: int) -> None:
+        """InputError unless update `step` may be made, by its last loss and its gradients' norm."""
         scaled = getattr(trainer.precision_plugin, "scaler", None)  # it checks the gradients itself
-        total = losses if scaled else losses + norm  # infinity and NaN survive addition
+        total = loss if scaled else loss + norm  # infinity and NaN survive addition
         broken = (~total.isfinite()).int()
         asked = [torch.full_like(broken, number) for number in (self.received, self.wants_save)]
         flags: Any = torch.stack([broken, *asked])
@@ -42,17 +34,10 @@ class Guard:
         is_broken, self.agreed, save = read(flags)
         self.agreed_save = bool(save)
         if not is_broken:
-            return True
-        last = step * trainer.accumulate_grad_batches
-        first = last - trainer.accumulate_grad_batches + 1
-        batches = f"batch {last}" if first == last else f"batches {first} to {last}"
-        what = f"loss {float(losses):g}, gradient norm {float(norm):g} at step {step}, {batches} of the run"
-        if self.skipped == self.limit:
-            how = "lower the learning rate, or skip such steps with --model.skip_nonfinite N"
-            raise InputError(f"{what}: stopped before weights changed, the last checkpoint is good; {how}")
-        self.skipped += 1
-        report(f"{what}: skipped, {self.skipped} of {self.limit}")
-        return False
+            return
+        what = f"loss {float(loss):g}, gradient norm {float(norm):g} at step {step}"
+        how = "the last checkpoint is good; lower the learning rate"
+        raise InputError(f"{what}: stopped before weights changed, {how}")
 
 
 def read(flags: Tensor) -> list[int]:

@@ -83,9 +83,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (scale,) = gradients
-        found = ctx.saved_tensors
-        if scale.device.type != "cpu" or scale != 1:  # elsewhere the comparison would wait for the device
-            found = [None if grad is None else grad * scale.to(grad.dtype) for grad in found]
+        found = [None if grad is None else grad * scale.to(grad.dtype) for grad in ctx.saved_tensors]
         return *found, None, None, None
 
 

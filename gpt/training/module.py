@@ -5,7 +5,7 @@ Shapes: B batch, T tokens, D emb_dim, V vocab_size.
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -25,7 +25,6 @@ from gpt.training.lora import LoRAConfig, add_adapters
 from gpt.training.loss import linear_cross_entropy
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.schedule import learning_rate_factor
-from gpt.training.shard import is_sharded, shard, whole
 from gpt.weights.load import GPT, start_from
 
 VALIDATED = ("val_loss", "val_perplexity", "val_bits_per_byte", "val_standard_error")
@@ -46,19 +45,16 @@ class ModelOptions:
     """Weights to start from: gpt2, a run, or what `gpt import` reads. They decide the shape, of whose options
     only dropout and context_length count; a shorter context crops positions.
     Elsewhere: model_name_or_path."""
-    compile: bool | Literal["whole"] | None = None
-    """Compile the blocks, or the model as a "whole"; by default the blocks where it saves a run time."""
+    compile: bool | None = None
+    """Compile the blocks; by default where it saves a run time."""
     checkpoint_activations: bool = False
     """Keep only each block's input for the backward pass and compute the rest again: a third more time, a
     fraction of the memory (Chen et al. 2016). Rare. Elsewhere: gradient_checkpointing."""
     loss_chunk: int | None = None
     """Tokens whose logits are in memory at the same time, by default 8,192 on a GPU, else 1,024. Rare."""
-    skip_nonfinite: int = 0
-    """Updates to skip, because their loss or gradient is not finite, before the run stops. Rare."""
 
     def __post_init__(self) -> None:
         check_least(1, loss_chunk=self.loss_chunk)
-        check_least(0, skip_nonfinite=self.skip_nonfinite)
         if self.lora.rank and self.init_from is None:
             raise InputError("model.lora.rank needs weights to adapt: give --model.init_from")
 
@@ -93,9 +89,9 @@ class LanguageModel(LightningModule):
         if lora.rank:
             add_adapters(self.model, lora)
         self.model.checkpoint_activations = self.options.checkpoint_activations
-        self.features, self.kernel = None, None  # where `compile_model` compiles them
-        self.compile_blocks, self._compiled = self.options.compile, False
-        self.guard = Guard(self.options.skip_nonfinite)
+        self.kernel = None  # of the loss, where `compile_model` compiles it
+        self.compile_blocks = self.options.compile
+        self.guard = Guard()
         self.config = self.model.config
         self.first_step = 0
         """Updates that were made before this training began."""
@@ -118,7 +114,7 @@ class LanguageModel(LightningModule):
         """
         x, y = batch[:2]
         documents = batch[2] if len(batch) > 2 else None
-        rows = (self.features or self.model.features)(x, document_ids=documents).flatten(0, 1)  # (B * T, D)
+        rows = self.model.features(x, document_ids=documents).flatten(0, 1)  # (B * T, D)
         chunk = self.options.loss_chunk
         return linear_cross_entropy(rows, self.model.head.weight, y.flatten(), chunk, self.kernel)
 
@@ -127,16 +123,12 @@ class LanguageModel(LightningModule):
         return self.cross_entropy(batch)
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
-        """The loss of a batch, weighted so that the sum over an update's batches becomes their mean."""
+        """The loss of a batch; Lightning takes the mean of an update's."""
         loss = self.loss(batch)
         self.last_loss = loss.detach()
-        self.guard.add(self.last_loss)
         if self.logs_itself:
             self.log("train_loss", self.last_loss, prog_bar=True)
-        # Lightning divides by `usual`, but an epoch may end with fewer.
-        usual = self.trainer.accumulate_grad_batches
-        batches = min(usual, self.trainer.num_training_batches - (batch_idx - batch_idx % usual))
-        return loss if batches == usual else loss * (usual / batches)
+        return loss
 
     def on_validation_epoch_start(self) -> None:
         self._val_sums: list[list[float]] = []  # nats, tokens and bytes of parts of batches
@@ -146,12 +138,10 @@ class LanguageModel(LightningModule):
         parts = min(len(batch[0]), math.ceil(ERROR_BLOCKS / max(1, batches)))  # for the standard error
         lengths = getattr(self.trainer.datamodule, "byte_lengths", None)  # type: ignore[attr-defined]
         for part in zip(*(torch.tensor_split(tensor, parts) for tensor in batch), strict=True):
-            tokens, size, loss = int((part[1] != IGNORE_INDEX).sum()), 0, 0.0
-            if tokens or is_sharded(self.model):  # all processes take part in a sharded model's forward pass
-                loss = float(self.cross_entropy(part))
-            if lengths is not None:
-                size = int(target_bytes(part[1].cpu(), lengths).sum())
-            self._val_sums.append([loss * tokens if tokens else 0.0, tokens, size])  # or padding alone
+            tokens = int((part[1] != IGNORE_INDEX).sum())
+            loss = float(self.cross_entropy(part)) if tokens else 0.0  # of padding alone
+            size = 0 if lengths is None else int(target_bytes(part[1].cpu(), lengths).sum())
+            self._val_sums.append([loss * tokens, tokens, size])
 
     def on_validation_epoch_end(self) -> None:
         """Log nats per token, perplexity, and bits per byte, which does not depend on the tokenizer."""
@@ -169,50 +159,41 @@ class LanguageModel(LightningModule):
                 metrics["val_standard_error"] = error
         self.log_dict(metrics)
 
-    def configure_model(self) -> None:
-        if self.device_mesh is not None:
-            if self.options.lora.rank:
-                raise InputError("fsdp2 does not shard lora's adapters: leave --trainer.strategy fsdp2 out")
-            shard(self.model, self.device_mesh["data_parallel"], str(self.trainer.precision))
-
     def configure_optimizers(self) -> Any:
-        recipe = self.options.optimizer
         # By the precision, which config.yaml keeps, and not by today's speed: a resumed run rounds as before.
-        optimizer = build_optimizer(self.model, recipe, str(self.trainer.precision))
+        optimizer = build_optimizer(self.model, self.options.optimizer, str(self.trainer.precision))
         self.planned_steps = self.planned_steps or self._count_steps()
-        shape = recipe.warmup_steps, recipe.schedule, recipe.final_lr_fraction, recipe.decay_fraction
-
-        def factor(step: int) -> float:
-            return learning_rate_factor(self.first_step + step, self.planned_steps, *shape)
-
         return {
             "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": LambdaLR(optimizer, factor), "interval": "step"},
+            "lr_scheduler": {"scheduler": LambdaLR(optimizer, self._rate_factor), "interval": "step"},
         }
+
+    def _rate_factor(self, step: int) -> float:
+        recipe, step = self.options.optimizer, self.first_step + step
+        shape = recipe.warmup_steps, recipe.schedule, recipe.final_lr_fraction
+        return learning_rate_factor(step, self.planned_steps, *shape)
 
     def _count_steps(self) -> int:
         trainer: Any = self.trainer
         if trainer.max_steps > 0:
             return int(trainer.max_steps)
         if isinstance(trainer.datamodule, TokenData):  # whose place in the text Lightning's count would move
-            return max(1, trainer.max_epochs or 1) * steps_per_epoch(trainer.datamodule)
+            return max(1, trainer.max_epochs) * steps_per_epoch(trainer.datamodule)
         return int(trainer.estimated_stepping_batches)
 
     def plan(self, steps: int) -> None:
         """Have the schedule end after so many updates, from the next one on."""
         self.planned_steps = steps
         schedule: Any = self.lr_schedulers()
-        rates = zip(schedule.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True)
-        for group, base, factor in rates:
-            group["lr"] = base * factor(schedule.last_epoch)
+        for group in schedule.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * self._rate_factor(schedule.last_epoch)
 
     def on_fit_start(self) -> None:
-        """Compile, if asked to or if it saves time, once for all trainings of this module."""
+        """Compile, if asked to or if it saves time."""
         if self.compile_blocks is None:
             self.compile_blocks = compilation.should_compile(self)
-        if self.compile_blocks and not self._compiled:
+        if self.compile_blocks:
             compilation.compile_model(self)
-            self._compiled = True
 
     def configure_gradient_clipping(
         self,
@@ -220,24 +201,21 @@ class LanguageModel(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip by the norm of all gradients; where it is not finite, skip the update or stop."""
+        """Clip by the norm of all gradients; where it is not finite, stop."""
         if gradient_clip_algorithm not in (None, "norm"):
             raise InputError(
                 f"gradient_clip_algorithm {gradient_clip_algorithm}: gradients are clipped by norm"
             )
-        scaler = getattr(self.trainer.precision_plugin, "scaler", None)  # of 16-mixed
-        if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
-            scaler.unscale_(optimizer)  # Lightning leaves it to a fused optimizer's step, after clipping
         weights = [weight for weight in self.parameters() if weight.grad is not None]
-        norm = whole(get_total_norm([w.grad for w in weights]))  # type: ignore[misc]
+        norm = get_total_norm([w.grad for w in weights])  # type: ignore[misc]
         self.last_gradient_norm = norm  # before clipping
-        if not self.guard.passes(self.trainer, norm, self.first_step + self.trainer.global_step + 1):
-            self.zero_grad()  # no optimizer changes a weight that has no gradient
-        elif gradient_clip_val:
+        step = self.first_step + self.trainer.global_step + 1
+        self.guard.check(self.trainer, self.last_loss, norm, step)
+        if gradient_clip_val:
             clip_grads_with_norm_(weights, gradient_clip_val, norm)
 
 
 def steps_per_epoch(data: TokenData) -> int:
     """Updates in one pass over the training text, once the data knows its Trainer."""
     accumulate: int = data.trainer.accumulate_grad_batches if data.trainer else 1
-    return max(1, len(data.train_dataloader()) // accumulate)
+    return len(data.train_dataloader()) // accumulate  # which divides it

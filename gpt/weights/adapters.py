@@ -51,22 +51,19 @@ def with_base(checkpoint: StrPath, config: GPTConfig, part: AdapterPart | None, 
     base = check_complete(config, read_tensors(folder))  # before a file of any size is hashed
     if file_sha256(file) != part.base:
         raise InputError(f"its adapters were trained with other weights than those in {folder}")
-    if any(tensor.shape[:1] != (part.rank,) for name, tensor in state.items() if name.endswith(_A)):
-        raise InputError(f"it has adapters that are not of rank {part.rank}")
-    return merge(base, state, part.scale)
+    return merge(base, state, part)
 
 
-def merge(base: Weights, adapters: Weights, scale: float) -> Weights:
+def merge(base: Weights, adapters: Weights, part: AdapterPart) -> Weights:
     """`base` with W + scale * B A for each adapted W (out, in), where B is (out, rank) and A (rank, in)."""
-    merged, left = dict(base), dict(adapters)
-    for name in filter(lambda name: name.endswith(_A), adapters):
-        place = name.replace(_A, ".weight")
-        a, b, weight = left.pop(name), left.pop(name.replace(_A, _B), None), base.get(place)
-        if weight is None or b is None:
-            raise InputError(f"{name} has no counterpart {_B}, or no weight in the base")
-        if a.dim() != 2 or b.shape != (weight.shape[0], a.shape[0]) or weight.shape[1:] != a.shape[1:]:
-            raise InputError(f"{name} of shape {tuple(a.shape)} does not fit {tuple(weight.shape)}")
-        merged[place] = weight + scale * (b.float() @ a.float()).to(weight.dtype)
-    if left:
-        raise InputError(f"{next(iter(left))} is no adapter of a weight in the base")
+    merged = dict(base)
+    places = {name.removesuffix(_A).removesuffix(_B) for name in adapters}
+    for place in places:
+        try:
+            a, b, weight = adapters[place + _A], adapters[place + _B], base[f"{place}.weight"]
+        except KeyError as error:
+            raise InputError(f"its adapters, or the weights that they change, lack {error}") from None
+        if (*b.shape, *a.shape) != (len(weight), part.rank, part.rank, *weight.shape[1:]):
+            raise InputError(f"its adapters of {place} are not of rank {part.rank}, or of another shape")
+        merged[f"{place}.weight"] = weight + part.scale * (b.float() @ a.float()).to(weight.dtype)
     return merged

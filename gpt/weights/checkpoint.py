@@ -1,11 +1,13 @@
 """A checkpoint of `gpt fit`: a safetensors file with JSON in its header, and which of a run's is the newest.
 
-Its tensors are the weights by a GPT's names, `optimizer/WEIGHT/STATE` and `random/PROCESS/DEVICE`. The
+Its tensors are the weights by a GPT's names, `optimizer/WEIGHT/STATE`, and `random/PROCESS/DEVICE` with
+`random/PROCESS/losses`. The
 header's metadata has three texts: `model`, what the weights alone need to be used; `run`, where the run
 stands, which a snapshot lacks; `checksum`, of both texts and all tensors. Nothing in it is code, and any
 program that reads safetensors opens it.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -13,11 +15,14 @@ import re
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gpt.config import GPTConfig
@@ -25,12 +30,13 @@ from gpt.errors import InputError, check_least
 from gpt.files import StrPath
 from gpt.plain import as_dict, build, parse_json
 from gpt.weights.adapters import AdapterPart, with_base
-from gpt.weights.formats.table import Weights
+from gpt.weights.formats.table import Weights, check_complete
 
 RUNS = Path("runs")
 SUFFIX = ".safetensors"
 Snapshot = tuple[int, float, Path]  # a step, the loss of its batch in nats per token, the weights after it
-_MOST_HEADER, _MOST_RUN = 16 << 20, 1 << 20  # bytes
+_MOST_HEADER, _MOST_RUN = 64 << 20, 1 << 20  # bytes
+_BROKEN = (0, 0, 0.0)  # in place of session, save and time, where a header cannot be read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +47,6 @@ class ModelPart:
     """The fields of `GPTConfig`."""
     tokenizer: dict[str, Any] | None
     """For `Tokenizer.from_dict`."""
-    bytes_per_token: float | None
-    """Of the text trained on: a text with far fewer does not suit the tokenizer."""
     template: dict[str, Any] | None
     """For `Template.from_dict`: of the examples, if the run was trained on any."""
     adapters: dict[str, Any] | None
@@ -72,8 +76,6 @@ class RunPart:
     """Seconds since 1970; tells which of several runs is the newest."""
     corpus: str = ""
     """A hash of the prepared text."""
-    skipped: int = 0
-    """Updates that were skipped because their loss or gradient was not finite."""
     scale: dict[str, Any] | None = None
     """The state of float16's loss scale."""
     seconds: float = 0.0
@@ -90,8 +92,6 @@ class RunPart:
     """The figures of the last one; None for one that is not finite."""
     batches: int = 0
     """Of each process, since the last row of metrics.csv."""
-    loss_sums: list[float | None] = field(default_factory=list)
-    """Of the losses of these batches, for each process; None where it is not finite."""
     csv: int = 0
     """Bytes of metrics.csv."""
     samples: int = 0
@@ -99,7 +99,8 @@ class RunPart:
 
     def __post_init__(self) -> None:
         numbers = {name: value for name, value in as_dict(self).items() if isinstance(value, int | float)}
-        check_least(0, **{name: value for name, value in numbers.items() if name != "best_loss"})
+        numbers.pop("best_loss", None)
+        check_least(0, **numbers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,12 +120,7 @@ class Checkpoint:
     @property
     def adapters(self) -> AdapterPart | None:
         """What it says of its adapters; None where it has none."""
-        if self.model.adapters is None:
-            return None
-        try:
-            return build(AdapterPart, self.model.adapters)
-        except InputError as error:
-            raise InputError(f"what it says of its adapters is damaged: {error}") from None
+        return build(AdapterPart, self.model.adapters) if self.model.adapters else None
 
     @property
     def config(self) -> GPTConfig:
@@ -132,8 +128,9 @@ class Checkpoint:
         return GPTConfig.from_dict(self.model.config)
 
     def all_weights(self) -> Weights:
-        """The weights; those of a run with adapters merged with the base in its folder."""
-        return with_base(self.path, self.config, self.adapters, self.weights)
+        """All weights of the model; those of a run with adapters merged with the base in its folder."""
+        found = with_base(self.path, self.config, self.adapters, self.weights)
+        return check_complete(self.config, found)
 
 
 def read(path: StrPath) -> Checkpoint:
@@ -141,8 +138,6 @@ def read(path: StrPath) -> Checkpoint:
     path = Path(path)
     texts = _metadata(path)
     try:
-        from safetensors.torch import load_file
-
         tensors = load_file(path)
         if texts.get("checksum") != _checksum(tensors, texts):
             raise InputError("its contents are not those of its checksum")
@@ -157,9 +152,6 @@ def read(path: StrPath) -> Checkpoint:
 
 def write(file: IO[bytes], tensors: Mapping[str, Tensor], model: ModelPart, run: RunPart | None) -> None:
     """Write a checkpoint, or without a `run` a snapshot, to an empty file with a name."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
     texts = {"format": "pt", "model": _text(model)}
     if run is not None:
         texts["run"] = _text(run)
@@ -167,29 +159,28 @@ def write(file: IO[bytes], tensors: Mapping[str, Tensor], model: ModelPart, run:
     texts["checksum"] = _checksum(weights, texts)
     try:
         save_file(weights, file.name, metadata=texts)
-    except SafetensorError as error:
-        if found := re.search(r"os error (\d+)", str(error)):
-            number = int(found[1])
-            raise OSError(number, os.strerror(number)) from None
-        raise
+    except SafetensorError as error:  # of the disk: what is written has been checked
+        found = re.search(r"os error (\d+)", str(error))
+        number = int(found[1]) if found else errno.EIO
+        raise OSError(number, os.strerror(number)) from None
 
 
 def checkpoints_of(run: Path, *, broken_first: bool = True) -> list[Path]:
     """The checkpoints of a run, the newest first, those whose header cannot be read before or after them."""
-    found = {path: _order(path) for path in _files(run)}
-    broken = (float("inf") if broken_first else -1.0, 0, 0.0)
-    return sorted(found, key=lambda path: found[path] or broken, reverse=True)
+    orders = _orders(run)
+    found = sorted(orders, key=orders.__getitem__, reverse=True)
+    return sorted(found, key=lambda path: orders[path] != _BROKEN) if broken_first else found
 
 
 def newest_run() -> Path | None:
     """The run in `runs/` with the newest checkpoint, by the clocks that wrote them."""
-    found = [(order[2], run) for run in RUNS.glob("*") for path in _files(run) if (order := _order(path))]
+    found = [(order[2], run) for run in RUNS.glob("*") for order in _orders(run).values()]
     return max(found)[1] if found else None
 
 
 def next_session(run: Path) -> int:
     """A number above that of every session in the run's checkpoints."""
-    return 1 + max((order[0] for path in _files(run) if (order := _order(path))), default=0)
+    return 1 + max((order[0] for order in _orders(run).values()), default=0)
 
 
 def snapshots_of(run: Path) -> list[Snapshot]:
@@ -211,18 +202,16 @@ def run_of(checkpoint: Path) -> Path | None:
     return checkpoint.parent.parent if inside else None
 
 
-def _files(run: Path) -> list[Path]:
-    """A pipe or a device may never end: only regular files."""
-    return [path for path in run.glob(f"checkpoints/*{SUFFIX}") if path.is_file()]
-
-
-def _order(path: Path) -> tuple[int, int, float] | None:
-    """Session, save and time of a checkpoint; None for one whose header cannot be read."""
-    try:
-        run = build(RunPart, parse_json(_metadata(path)["run"]))
-    except (InputError, OSError, KeyError, ValueError):
-        return None
-    return run.session, run.save, run.saved_at
+def _orders(run: Path) -> dict[Path, tuple[int, int, float]]:
+    """Session, save and time of each checkpoint of a run."""
+    found = {}
+    for path in run.glob(f"checkpoints/*{SUFFIX}"):
+        if path.is_file():  # a pipe or a device may never end
+            found[path] = _BROKEN
+            with suppress(ValueError, OSError):
+                part = build(RunPart, parse_json(_metadata(path).get("run", "")))
+                found[path] = part.session, part.save, part.saved_at
+    return found
 
 
 def _metadata(path: Path) -> dict[str, str]:
@@ -231,20 +220,16 @@ def _metadata(path: Path) -> dict[str, str]:
         raise InputError(f"no checkpoint at {path}")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if length > min(_MOST_HEADER, max(0, path.stat().st_size - 8)):
-            raise InputError(f"{path} is not a checkpoint, or a broken one")
-        header = file.read(length)
     try:
-        texts = parse_json(header.decode())["__metadata__"]
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f"{path} is not a checkpoint, or a broken one") from None
-    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
-        raise InputError(f"{path} is not a checkpoint, or a broken one")
-    if "model" not in texts:
-        what = "expected model.safetensors with a config.json beside it"
-        raise InputError(f"{path} is not a checkpoint written by 'gpt fit'; of another program, {what}")
-    if len(texts.get("run", "")) > _MOST_RUN:
-        raise InputError(f"{path}: its options take more than {_MOST_RUN:,} characters")
+        if length > _MOST_HEADER:
+            raise SafetensorError
+        with safe_open(path, "pt") as opened:
+            texts: dict[str, str] = opened.metadata() or {}
+        if "model" not in texts or len(texts.get("run", "")) > _MOST_RUN:
+            raise SafetensorError
+    except SafetensorError:
+        others = "of another program, give the folder with its config.json"
+        raise InputError(f"{path} is no checkpoint of gpt fit, or a broken one; {others}") from None
     return texts
 
 
@@ -253,12 +238,11 @@ def _text(part: ModelPart | RunPart) -> str:
 
 
 def _checksum(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
-    """Of names, shapes and bytes of all tensors, whose CRC-32 are computed on all cores, and of the texts."""
+    """Of names and bytes of all tensors, whose CRC-32 are computed on all cores, and of the texts."""
     names = sorted(tensors)
     with ThreadPoolExecutor() as pool:
         sums = list(pool.map(_crc, (tensors[name] for name in names)))
-    parts: list[Any] = [texts.get("model"), texts.get("run")]
-    parts += [[name, list(tensors[name].shape), sum_] for name, sum_ in zip(names, sums, strict=True)]
+    parts = [texts.get("model"), texts.get("run"), names, sums]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

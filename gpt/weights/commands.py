@@ -1,7 +1,6 @@
 """`gpt import` and `gpt export`: read other programs' weights, and write a model for other programs."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -10,13 +9,11 @@ from gpt.files import atomic_write, check_free
 from gpt.text.tokenizer import SMALLEST_SIZE
 from gpt.weights.checkpoint import run_of
 from gpt.weights.formats import book, gguf, hf, nanogpt
-from gpt.weights.formats.table import check_complete
 from gpt.weights.load import GPT, Found, find, read_weights
 from gpt.weights.tensors import read_json
 
 ExportFormat = Literal["hf", "nanogpt", "book", "gguf"]
 _WRITERS = {"hf": hf.write, "nanogpt": nanogpt.write, "book": book.write}
-_GELUS = "GELU's tanh approximation", "the exact GELU"
 _CARD = """---
 library_name: transformers
 pipeline_tag: text-generation
@@ -30,14 +27,12 @@ A GPT-2, trained and exported by minimal-gpt.
 | | |
 | --- | --- |
 """
-_EXACT_GELU = {"nanogpt": True, "book": False, "gguf": False}  # what the program always computes
 
 
 def import_weights(
     source: str,
     output: Path = Path("imported"),
     format: Literal["hf", "nanogpt", "book"] | None = None,
-    num_heads: int | None = None,
 ) -> None:
     """Turn another program's GPT-2 weights into a folder that every command takes as --checkpoint.
 
@@ -46,27 +41,24 @@ def import_weights(
             state dict of the book's GPTModel.
         output: the folder to write, new or empty.
         format: the expected format; any by default.
-        num_heads: for a state dict of the book whose shape is none of GPT-2's sizes.
     """
     check_free(output)
-    found = read_weights(source, num_heads)
-    if num_heads not in (None, found.config.num_heads):
-        raise InputError(f"{source} has {found.config.num_heads} heads, got --num_heads {num_heads}")
+    found = read_weights(source)
     if format is not None and found.format != format:
         raise InputError(f"{source} is in the format {found.format}, expected {format}")
     found = found.cropped()
     model = GPT.from_weights(found.config, found.weights)
     model.save_pretrained(output)
-    if found.own_tokenizer or found.template:
+    if found.own_tokenizer:
         hf.write_tokenizer(found.tokenizer, output, model.config.context_length, found.template)
     print(f"{output}/ holds {model.num_parameters():,} weights, read from the format {found.format}")
     if not found.own_tokenizer and found.config.vocab_size < SMALLEST_SIZE:
-        print(f"it has {found.config.vocab_size} ids and no tokenizer: nanoGPT keeps the alphabet of")
-        print("a character model in a pickle, which is not read. Python alone can use it, and continues ids:")
+        print("it has no tokenizer: nanoGPT keeps the alphabet of characters in a pickle, which is not read.")
+        print("Python alone can use it, and continues ids:")
         print(f"gpt.generate(GPT.from_pretrained({str(output)!r}), [[0]], max_new_tokens=20)")
-        return
-    print(f"next: gpt generate --checkpoint {output} --prompt 'The '")
-    print(f"or:   gpt fit --model.init_from {output} --data.corpus my.txt")
+    else:
+        print(f"next: gpt generate --checkpoint {output} --prompt 'The '")
+        print(f"or:   gpt fit --model.init_from {output} --data.corpus my.txt")
 
 
 def export_folder(checkpoint: str | None, output: Path, format: ExportFormat, push: str | None) -> None:
@@ -95,16 +87,13 @@ def _card(found: Found, path: Path, name: str) -> str:
 
 
 def write_export(found: Found, folder: Path, format: ExportFormat) -> None:
-    """Write weights in another format, with the tokenizer's files where the format does not imply them."""
+    """Write weights in another format, with the tokenizer's files where the weights have their own."""
     found = found.cropped()
-    found = replace(found, weights=check_complete(found.config, found.weights))
-    exact = found.config.exact_gelu
-    if _EXACT_GELU.get(format, exact) != exact:
-        here, there = _GELUS[exact], _GELUS[not exact]
-        print(f"note: {format} computes {there}, this model {here}: logits differ slightly", file=sys.stderr)
+    if format != "hf" and found.config.exact_gelu != (format == "nanogpt"):
+        what = "nanoGPT computes the GELU exactly, the others but hf by GPT-2's approximation"
+        print(f"note: {what}: logits differ slightly from this model's", file=sys.stderr)
     if format == "gguf":
         return gguf.write(found.config, found.weights, folder, found.tokenizer, found.template)
-    tokenizer = found.tokenizer if found.own_tokenizer or found.template or format == "hf" else None
     _WRITERS[format](found.config, found.weights, folder)
-    if tokenizer:
-        hf.write_tokenizer(tokenizer, folder, found.config.context_length, found.template)
+    if found.own_tokenizer or format == "hf":
+        hf.write_tokenizer(found.tokenizer, folder, found.config.context_length, found.template)

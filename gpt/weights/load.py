@@ -2,9 +2,8 @@
 
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -18,15 +17,15 @@ from gpt.plain import is_hub_name
 from gpt.progress import notice
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
-from gpt.weights.checkpoint import RUNS, SUFFIX, checkpoints_of, newest_run, read, run_of, snapshots_of
+from gpt.weights.checkpoint import RUNS, SUFFIX, Checkpoint, checkpoints_of, newest_run, read, snapshots_of
 from gpt.weights.formats import book, hf, nanogpt
 from gpt.weights.formats.table import Weights, check_complete, on_meta
-from gpt.weights.tensors import load_pickle, read_json, read_tensors, strip_prefixes
+from gpt.weights.tensors import read_json, read_pickle, read_tensors
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Format = Literal["gpt", "hf", "nanogpt", "book"]
 _SHORT_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2")
-_BESIDE = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_FILES = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
 _MASK_BYTES = 1 << 28  # of a context of 16,384 tokens
 
 
@@ -37,36 +36,26 @@ class Found:
     format: Format
     config: GPTConfig
     weights: Weights
-    own_tokenizer: Tokenizer | None = None  # where the weights come with one that is not GPT-2's
-    bytes_per_token: float | None = None  # of the text that the weights were trained on, where known
+    own_tokenizer: Tokenizer | None = None  # where the weights come with one
     template: Template | None = None  # of the examples that they were trained on
-
-    def __post_init__(self) -> None:
-        if self.own_tokenizer and self.vocab_size > self.config.vocab_size:
-            rows = f"{self.config.vocab_size} rows"
-            raise InputError(f"the tokenizer has {self.vocab_size} ids, but the weights have {rows}")
-
-    @property
-    def vocab_size(self) -> int:
-        """Ids of the tokenizer; rows past them are padding."""
-        return (self.own_tokenizer or Tokenizer()).n_vocab
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The weights' own, or GPT-2's of their size; InputError if they have fewer rows than any has ids."""
-        return self.own_tokenizer or Tokenizer(vocab_size=min(self.config.vocab_size, self.vocab_size))
+        return self.own_tokenizer or Tokenizer(vocab_size=min(self.config.vocab_size, Tokenizer().n_vocab))
 
     def cropped(self, context_length: int | None = None) -> "Found":
         """The same with `context_length` positions, and without rows that pad the vocabulary."""
-        tokens, most = min(self.vocab_size, self.config.vocab_size), self.config.context_length
+        rows, most = self.config.vocab_size, self.config.context_length
+        ids = self.own_tokenizer.n_vocab if self.own_tokenizer else min(rows, Tokenizer().n_vocab)
+        if ids > rows:
+            raise InputError(f"the tokenizer has {ids} ids, but the weights have {rows} rows")
         kept = most if context_length is None else context_length
         if kept > most:
             raise InputError(f"context_length {kept} is more than the weights' {most} positions: set {most}")
-        weights = dict(self.weights)
-        for name, rows in (("token_embedding", tokens), ("head", tokens), ("position_embedding", kept)):
-            if (tensor := weights.get(f"{name}.weight")) is not None and tensor.dim():
-                weights[f"{name}.weight"] = tensor[:rows]
-        config = replace(self.config, vocab_size=tokens, context_length=kept)
+        config = replace(self.config, vocab_size=ids, context_length=kept)
+        lengths = {"token_embedding.weight": ids, "head.weight": ids, "position_embedding.weight": kept}
+        weights = {name: tensor[: lengths.get(name)] for name, tensor in self.weights.items()}
         return replace(self, config=config, weights=weights)
 
 
@@ -124,31 +113,13 @@ def load(path: StrPath | None = None, device: Device = "cpu") -> tuple[GPT, Toke
     return load_with_template(path, device)[:2]
 
 
-def load_each(path: StrPath | None, device: Device, snapshots: bool) -> Iterator[tuple[str, GPT, Tokenizer]]:
-    """What `load` gives, or that of each snapshot of its run after the words "step N"."""
-    row = [("", file := find(path))]
-    if snapshots:
-        row = [(f"step {step:,}", one) for step, _, one in snapshots_of(run_of(file) or file)]
-    if not row:
-        raise InputError(f"{file} is of no run with snapshots: gpt fit keeps them (--snapshot_megabytes)")
-    for step, one in row:
-        yield step, *load(one, device)
-
-
 def start_from(path: StrPath, config: GPTConfig) -> GPT:
     """A model in training mode with the weights at `path`, and context length and dropout of `config`."""
-    found = read_once(str(path), config.context_length)
-    read_once.cache_clear()
+    found = read_weights(path).cropped(config.context_length)
     # A new model takes random numbers as a run from scratch does, so dropout's stay the same.
     model = GPT(replace(found.config, dropout=config.dropout))
-    model.load_state_dict(GPT.from_weights(found.config, found.weights).state_dict())
+    model.load_state_dict(found.weights, strict=False)  # complete, but for a head that is tied
     return model
-
-
-@lru_cache(maxsize=1)
-def read_once(path: str, context_length: int) -> Found:
-    """The cropped weights: a run needs their vocabulary before it needs the model."""
-    return read_weights(path).cropped(context_length)
 
 
 def choose_device(name: Device = "auto") -> torch.device:
@@ -169,17 +140,11 @@ def find(path: StrPath | None = None) -> Path:
     if path is None:
         path = newest_run()
         if path is None:
-            raise InputError(
-                f"no checkpoint under {RUNS}/: train a model with 'gpt fit' or name --checkpoint"
-            )
+            raise InputError(f"no checkpoint under {RUNS}/: train with 'gpt fit' or name --checkpoint")
         notice(f"taking the newest run, {path}")
     name, path = str(path).replace(os.sep, "/"), Path(path)
-    if not path.exists():
-        if name in _SHORT_NAMES or (is_hub_name(name) and path.parent != RUNS):
-            return _download(name)
-        raise InputError(f"no checkpoint at {path}, expected a file, a folder, gpt2 or the hub's OWNER/NAME")
-    if not path.is_dir() and not path.is_file():  # a device or a pipe may never end
-        raise InputError(f"{path} is neither a file nor a folder")
+    if not path.exists() and (name in _SHORT_NAMES or (is_hub_name(name) and path.parent != RUNS)):
+        return _download(name)
     if path.name == "config.yaml":
         raise InputError(f"{path} holds the options of a run: give the run's folder, {path.parent}")
     if path.is_file() or (path / "config.json").is_file() or (path / "ckpt.pt").is_file():
@@ -188,42 +153,39 @@ def find(path: StrPath | None = None) -> Path:
     found = [best] if best.is_file() else checkpoints_of(path, broken_first=False)
     found = found or [file for _, _, file in snapshots_of(path)[::-1]]
     if not found:
-        raise InputError(f"{path} holds neither a checkpoint of a run nor config.json")
+        raise InputError(f"no checkpoint at {path}, expected a file, a folder, gpt2 or the hub's OWNER/NAME")
     return found[0]
 
 
+@cache
 def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
 
     print(f"looking for {name} on the Hugging Face hub", file=sys.stderr)
     try:
-        for weights in ("model*.safetensors", "pytorch_model*.bin"):
-            files = [weights, f"{weights}.index.json".replace("*", ""), *_BESIDE]
-            folder = Path(snapshot_download(name, allow_patterns=files))
-            if any(folder.glob(weights)):
-                return folder
-    except (OSError, HFValidationError) as error:
+        return Path(snapshot_download(name, allow_patterns=_FILES))
+    except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"no file or folder {name}, and not available on the hub: {reason}") from None
-    raise InputError(f"{name} on the hub has neither safetensors nor a pytorch_model.bin")
 
 
-def read_weights(path: StrPath | None, num_heads: int | None = None) -> Found:
-    """Read what `find` takes; a state dict of the book lacks `num_heads`."""
+def read_weights(path: StrPath | None) -> Found:
+    """Read what `find` takes; else InputError."""
     path = find(path)
-    if path.name == "model.safetensors" and (path.parent / "config.json").is_file():
+    if path.name == "model.safetensors" and path.with_name("config.json").is_file():
         path = path.parent
-    if path.suffix == SUFFIX and path.is_file():
-        return _read_checkpoint(path)
-    if path.is_dir() and not (path / "config.json").is_file():
-        path = path / "ckpt.pt"  # nanoGPT's out_dir
+    for name in ("ckpt.pt", "model.pth"):  # in the folder of another program
+        if (path / name).is_file():
+            path = path / name
+    saved = read(path) if path.suffix == SUFFIX else None
     try:
-        found = _read_folder(path, num_heads) if path.is_dir() else _read_file(path, num_heads)
+        if saved is not None:
+            return _from_checkpoint(saved)
+        found = _read_folder(path) if path.is_dir() else _read_file(path)
         folder = path if path.is_dir() else path.parent
-        if found.own_tokenizer is None and (folder / "tokenizer.json").is_file():
-            found = replace(found, own_tokenizer=_own(Tokenizer.from_file(folder / "tokenizer.json")))
-        return found if found.template else replace(found, template=hf.read_template(folder))
+        table = folder / "tokenizer.json"
+        own = Tokenizer.from_file(table) if table.is_file() else None
+        return replace(found, own_tokenizer=own, template=hf.read_template(folder))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except (TypeError, AttributeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
@@ -231,41 +193,25 @@ def read_weights(path: StrPath | None, num_heads: int | None = None) -> Found:
         raise InputError(f"{path}: its settings are not a GPT-2's") from error
 
 
-def _read_checkpoint(path: Path) -> Found:
-    saved = read(path)
-    try:
-        own = _own(Tokenizer.from_dict(saved.model.tokenizer)) if saved.model.tokenizer else None
-        template = Template.from_dict(saved.model.template) if saved.model.template else None
-        weights = saved.all_weights()
-        return Found("gpt", saved.config, weights, own, saved.model.bytes_per_token, template)
-    except (InputError, TypeError, AttributeError, LookupError, ValueError) as error:
-        raise InputError(f"{path}: {error}") from None
+def _from_checkpoint(saved: Checkpoint) -> Found:
+    part = saved.model
+    own = Tokenizer.from_dict(part.tokenizer) if part.tokenizer else None
+    template = Template.from_dict(part.template) if part.template else None
+    return Found("gpt", saved.config, saved.all_weights(), own, template)
 
 
-def _read_folder(folder: Path, num_heads: int | None) -> Found:
-    values = read_json(folder / "config.json")
-    if "model_type" not in values and "n_heads" in values:
-        return Found("book", *book.read(read_tensors(folder), values, num_heads))
-    if values.get("model_type") == "minimal-gpt":
-        del values["model_type"]
-        return Found("gpt", GPTConfig.from_dict(values), read_tensors(folder))
-    config = hf.read_config(values)
-    return Found("hf", config, hf.import_weights(config, read_tensors(folder)))
+def _read_folder(folder: Path) -> Found:
+    values, state = read_json(folder / "config.json"), read_tensors(folder)
+    if values.get("model_type") != "minimal-gpt":
+        return Found("hf", *hf.read(values, state))
+    del values["model_type"]
+    config = GPTConfig.from_dict(values)
+    return Found("gpt", config, check_complete(config, state))
 
 
-def _read_file(path: Path, num_heads: int | None) -> Found:
-    saved = load_pickle(path)
-    if not isinstance(saved, dict):
-        raise InputError(f"expected a dictionary of tensors, got {type(saved).__name__}")
-    if "model_args" in saved and "model" in saved:
-        return Found("nanogpt", *nanogpt.read(saved))
-    state = strip_prefixes(saved.get("model_state_dict", saved))
-    if not any(name.startswith(("tok_emb.", "trf_blocks.")) for name in state):
-        raise InputError("expected a checkpoint of gpt fit or of nanoGPT, or the book's state dict")
-    beside = path.parent / "config.json"
-    values = read_json(beside) if beside.is_file() else {}
-    return Found("book", *book.read(state, values, num_heads))
-
-
-def _own(tokenizer: Tokenizer) -> Tokenizer | None:
-    return None if tokenizer.name == "gpt2" else tokenizer
+def _read_file(path: Path) -> Found:
+    saved, state = read_pickle(path)
+    if "model_args" in saved:
+        return Found("nanogpt", *nanogpt.read(saved, state))
+    beside = path.with_name("config.json")
+    return Found("book", *book.read(state, read_json(beside) if beside.is_file() else {}))

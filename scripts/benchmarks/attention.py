@@ -5,19 +5,21 @@ Shapes: B batch, T tokens, E width, H heads, K width of a head.
 
 from collections.abc import Callable
 from itertools import product
+from statistics import geometric_mean
 
 import torch
-from benchmarks.common import Report, geometric_mean, interleave, peak_memory, say, synchronize
+from benchmarks.common import Report, interleave, say, synchronize
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gpt.attention import MultiHeadAttention, MultiHeadAttentionWrapper, MultiHeadAttn
+from gpt.attention import MultiHeadAttention, MultiHeadAttentionWrapper
 
-WRAPPER, EXPLICIT, SPLIT = "wrapper (S6)", "split, explicit (S7)", "split (S7)"
-FUSED_EXPLICIT, FUSED, TORCH = "fused, explicit (S9)", "fused, SDPA", "torch.nn.MultiheadAttention"
-# These compute the weights explicitly. They are slow, and a rough figure is enough.
-SLOW = (WRAPPER, EXPLICIT, FUSED_EXPLICIT)
-RATIOS = {"split_vs_torch_mha": TORCH, "split_vs_fused": FUSED, "split_vs_wrapper": WRAPPER}
+SPLIT = "split (S7)"
+RATIOS = {
+    "split_vs_torch_mha": "torch.nn.MultiheadAttention",
+    "split_vs_fused": "fused, SDPA",
+    "split_vs_wrapper": "wrapper (S6)",
+}
 SIZES = {"GPT-2 small": (768, 12), "GPT-2 XL": (1600, 25)}
 
 
@@ -47,22 +49,20 @@ def run(quick: bool) -> Report:
     for size, tokens, precision in settings:
         setting = f"{size}, {tokens} tokens, {precision}"
         say(f"measuring {setting}")
-        candidates = build(*SIZES[size], tokens, precision)
-        timings = interleave(candidates, rounds=5 if quick else 15, every=dict.fromkeys(SLOW, 5))
+        timings = interleave(build(*SIZES[size], tokens, precision), rounds=3 if quick else 9)
         for name, other in RATIOS.items():
             faster[name].append(timings[SPLIT].times_faster_than(timings[other]))
         for name, timing in timings.items():
             figures = {"median ms": 1e3 * timing.median, "spread": f"{timing.spread:.1%}"}
-            memory = {"peak MB": peak_memory(candidates[name]) / 1e6}
             times = {"times the split's": timings[SPLIT].times_faster_than(timing)}
-            rows.append({"setting": setting, "module": name, **figures, **memory, **times})
+            rows.append({"setting": setting, "module": name, **figures, **times})
     return Report(
         title="Attention, forward and backward",
         rows=rows,
         ratios={name: geometric_mean(values) for name, values in faster.items()},
         notes=[
             "A ratio is the geometric mean over all settings, of which each has 1,024 tokens in all. bf16 is "
-            "autocast over fp32 weights. The wrapper and S9 have no output projection; one is added."
+            "autocast over fp32 weights."
         ],
     )
 
@@ -71,34 +71,32 @@ def build(width: int, heads: int, tokens: int, precision: str) -> dict[str, Call
     """A function for each module that runs forward and backward, on the GPU if there is one."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x = torch.randn(1024 // tokens, tokens, width, device=device, requires_grad=True)
-    with torch.device(device):
-        # S6 and S9 have no output projection. Adding one makes the work equal.
-        wrapper = nn.Sequential(
+    split = MultiHeadAttention(width, width, tokens, 0.0, heads, qkv_bias=True).to(device)
+    modules = {
+        "fused, SDPA": FusedAttention(width, heads),
+        "torch.nn.MultiheadAttention": nn.MultiheadAttention(width, heads, batch_first=True),
+        "wrapper (S6)": nn.Sequential(  # which has no output projection: with one the work is equal
             MultiHeadAttentionWrapper(width, width // heads, tokens, 0.0, heads, qkv_bias=True),
             nn.Linear(width, width),
-        )
-        fused_explicit = nn.Sequential(MultiHeadAttn(width, tokens, heads), nn.Linear(width, width))
-        split = MultiHeadAttention(width, width, tokens, 0.0, heads, qkv_bias=True)
-        fused = FusedAttention(width, heads)
-        torchs = nn.MultiheadAttention(width, heads, batch_first=True)
-    forward: dict[str, Callable[[], Tensor]] = {
-        SPLIT: lambda: split(x),
-        FUSED: lambda: fused(x),
-        # is_causal without weights is its fastest path; the mask is only checked for its shape.
-        TORCH: lambda: torchs(x, x, x, attn_mask=split.mask, is_causal=True, need_weights=False)[0],
-        EXPLICIT: lambda: split(x, need_weights=True)[0],
-        FUSED_EXPLICIT: lambda: fused_explicit(x),
-        WRAPPER: lambda: wrapper(x),
+        ),
     }
-    gradient, modules = torch.randn_like(x), (wrapper, fused_explicit, split, fused, torchs)
+    for module in modules.values():
+        module.to(device)
+    calls = {name: (lambda module=module: module(x)) for name, module in modules.items()}
+    calls[SPLIT] = lambda: split(x)
+    torchs = modules["torch.nn.MultiheadAttention"]
+    # is_causal without weights is its fastest path; the mask is only checked for its shape.
+    options = {"attn_mask": split.mask, "is_causal": True, "need_weights": False}
+    calls["torch.nn.MultiheadAttention"] = lambda: torchs(x, x, x, **options)[0]
+    gradient = torch.randn_like(x)
 
     def step(call: Callable[[], Tensor]) -> None:
         with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
             out = call()
         out.backward(gradient.to(out.dtype))
-        for module in modules:
+        for module in (split, *modules.values()):
             module.zero_grad()
         x.grad = None
         synchronize(device)
 
-    return {name: lambda call=call: step(call) for name, call in forward.items()}
+    return {name: lambda call=call: step(call) for name, call in calls.items()}

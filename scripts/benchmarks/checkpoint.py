@@ -26,19 +26,13 @@ def run(quick: bool) -> Report:
         for part in ("", "optimizer/exp_avg/", "optimizer/exp_avg_sq/")
         for name, weight in weights.items()
     }
-    empty: dict[str, Any] = dict.fromkeys(("tokenizer", "bytes_per_token", "template", "adapters"))
+    empty: dict[str, Any] = dict.fromkeys(("tokenizer", "template", "adapters"))
     parts = ModelPart(config=config.to_dict(), **empty), None
     with tempfile.TemporaryDirectory(dir=".") as folder:
         ours, bare = Path(folder) / "ours.safetensors", Path(folder) / "bare.ckpt"
 
-        def durable() -> None:
-            torch.save(saved, bare)
-            with bare.open("rb+") as file:
-                os.fsync(file.fileno())
-
         candidates = {
             "save, bare torch.save": lambda: torch.save(saved, bare),
-            "save, torch.save and fsync": durable,
             "save, this program": lambda: save(ours, saved, *parts),
             "load, bare torch.load": lambda: torch.load(bare, weights_only=True),
             "load, this program": lambda: [tensor.clone() for tensor in read(ours).tensors.values()],
@@ -51,7 +45,6 @@ def run(quick: bool) -> Report:
         rows=timed_rows(taken, size, "GB/s"),
         ratios={
             "save_vs_bare_torch": save_ours.times_faster_than(taken["save, bare torch.save"]),
-            "save_vs_torch_and_fsync": save_ours.times_faster_than(taken["save, torch.save and fsync"]),
             "load_vs_bare_torch": taken["load, this program"].times_faster_than(
                 taken["load, bare torch.load"]
             ),

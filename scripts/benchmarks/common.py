@@ -1,22 +1,21 @@
-"""Shared by all benchmarks: interleaved timing, peak memory, the machine, the report."""
+"""Shared by all benchmarks: interleaved timing, the machine, the report."""
 
-import json
-import math
 import os
 import platform
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpt.files import atomic_write, write_json
+import torch
+
+from gpt.files import write_json
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,54 +26,53 @@ class Seconds(float):
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Seconds of each repetition, by round."""
+    """Seconds of each round."""
 
-    seconds: dict[int, float]
+    seconds: list[float]
 
     @property
     def median(self) -> float:
-        return statistics.median(self.seconds.values())
+        return statistics.median(self.seconds)
 
     @property
     def spread(self) -> float:
         """Half the distance between the quartiles, relative to the median."""
         if len(self.seconds) < 2:
             return 0.0
-        low, _, high = statistics.quantiles(self.seconds.values(), n=4, method="inclusive")
+        low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
         return (high - low) / 2 / self.median
 
     def times_faster_than(self, other: "Timing") -> float:
-        """How many times as long `other` takes: the median over the rounds that contain both.
+        """How many times as long `other` takes: the median over the rounds.
 
         Candidates of one round run one after the other, so a slower machine affects both.
         """
-        both = self.seconds.keys() & other.seconds.keys()
-        return statistics.median(other.seconds[i] / self.seconds[i] for i in both)
+        return statistics.median(
+            theirs / ours for ours, theirs in zip(self.seconds, other.seconds, strict=True)
+        )
 
 
 def interleave(
     candidates: Mapping[str, Callable[[], object]],
     rounds: int,
-    every: Mapping[str, int] | None = None,
     before: Callable[[], object] = lambda: None,
 ) -> dict[str, Timing]:
     """Time all candidates in turn for `rounds` rounds; every second round runs in the opposite order.
 
-    Each candidate runs once before, untimed. `every` maps slow candidates to n: they run only in every
-    n-th round. `before` is called before each measurement, untimed. A candidate that uses a GPU must
-    synchronise it.
+    Each candidate runs once before, untimed. `before` is called before each measurement, untimed. A
+    candidate that uses a GPU must synchronise it.
     """
-    taken: dict[str, dict[int, float]] = {name: {} for name in candidates}
+    timings = {name: Timing(seconds=[]) for name in candidates}
     for call in candidates.values():
         call()
-    for i in range(rounds):
-        for name in list(candidates)[:: 1 if i % 2 else -1]:
-            if i % (every or {}).get(name, 1) == 0:
-                before()
-                began = time.perf_counter()
-                result = candidates[name]()
-                taken[name][i] = result if isinstance(result, Seconds) else time.perf_counter() - began
-    return {name: Timing(seconds=seconds) for name, seconds in taken.items()}
+    for number in range(rounds):
+        for name in candidates if number % 2 else reversed(candidates):
+            before()
+            began = time.perf_counter()
+            result = candidates[name]()
+            seconds = result if isinstance(result, Seconds) else time.perf_counter() - began
+            timings[name].seconds.append(seconds)
+    return timings
 
 
 def with_package(more: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -99,77 +97,31 @@ def run_python(arguments: list[str], folder: Path, environment: Mapping[str, str
     return done.stdout
 
 
-def geometric_mean(values: list[float]) -> float:
-    """The mean for ratios: the mean of 2 and 1/2 is 1."""
-    return math.exp(statistics.fmean(math.log(value) for value in values))
-
-
-def peak_memory(call: Callable[[], object]) -> int:
-    """The most bytes of tensors that `call` holds at once, without those that exist before."""
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        call()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profile:
-        call()
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.json"
-        profile.export_chrome_trace(str(trace))
-        events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-    changes = sorted(
-        (event["ts"], event["args"]["Bytes"]) for event in events if event.get("name") == "[memory]"
-    )
-    held = peak = 0
-    for _, change in changes:
-        held += change
-        peak = max(peak, held)
-    return peak
-
-
 def machine() -> dict[str, Any]:
     """The machine and the versions."""
-    import torch
-
-    cpu = platform.processor() or platform.machine()
-    information = Path("/proc/cpuinfo")
+    cpu, information = platform.machine(), Path("/proc/cpuinfo")
     if information.exists():
         lines = information.read_text(encoding="utf-8").splitlines()
         cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
     return {
         "cpu": cpu,
-        "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "system": platform.system(),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
 
 
-PEAKS = {  # dense FLOP/s from data sheets; float32 products run as TF32, as in every benchmark
-    "H100": {"bf16": 989e12, "fp32": 494e12},
-    "H200": {"bf16": 989e12, "fp32": 494e12},
-    "A100": {"bf16": 312e12, "fp32": 156e12},
-}
-
-
-def peak_flops(gpu: str, precision: str) -> float | None:
-    """The peak of a GPU by its device name, in "bf16" or "fp32"; None if it is not in `PEAKS`."""
-    return next((peaks[precision] for name, peaks in PEAKS.items() if name in gpu), None)
+def peak_flops(precision: str) -> float | None:
+    """This GPU's dense FLOP/s by its data sheet, "fp32" as TF32; None where it is not known."""
+    peaks = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
+    bfloat16 = next((peak for name, peak in peaks.items() if name in torch.cuda.get_device_name()), None)
+    return bfloat16 / 2 if bfloat16 and precision == "fp32" else bfloat16
 
 
 def synchronize(device: str) -> None:
     """Wait until a GPU has finished its work."""
     if device.startswith("cuda"):
-        import torch
-
         torch.cuda.synchronize()
 
 
@@ -207,10 +159,6 @@ class Report:
     """The table: one dictionary of column to value per line."""
     ratios: dict[str, float]
     """By target; above 1 means that this program is faster or better."""
-    bars: dict[str, dict[str, float]] = field(default_factory=dict)
-    """For a chart: bar length by candidate, for each group."""
-    unit: str = ""
-    """Unit of the bars."""
     notes: list[str] = field(default_factory=list)
 
     def markdown(self) -> str:
@@ -225,26 +173,7 @@ class Report:
 
     def write(self, path: Path) -> None:
         """The report as JSON."""
-        values = {"title": self.title, "machine": machine(), "ratios": self.ratios, "rows": self.rows}
-        write_json(path, {**values, "notes": self.notes})
-
-    def draw(self, path: Path) -> None:
-        """Write a bar chart with one diagram per group, as a PNG."""
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(7.0, 2.4 * len(self.bars) + 0.6), layout="constrained")
-        FigureCanvasAgg(figure)
-        grid = figure.subplots(len(self.bars), squeeze=False).flatten()
-        for axes, (group, lengths) in zip(grid, self.bars.items(), strict=True):
-            drawn = axes.barh(list(lengths), list(lengths.values()))
-            axes.bar_label(drawn, fmt="{:,.4g}", padding=3)
-            axes.set_title(group)
-            axes.set_xlabel(self.unit)
-            axes.margins(x=0.25)
-        figure.suptitle(self.title)
-        with atomic_write(path, "wb") as file:
-            figure.savefig(file, format="png", dpi=120)
+        write_json(path, {**asdict(self), "machine": machine()})
 
 
 def timed_rows(
@@ -258,4 +187,6 @@ def timed_rows(
 
 
 def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -78,7 +78,7 @@ def run(quick: bool, device: str = "cpu", llamacpp: Path | None = None) -> Repor
                 ratios[f"b1_{SHORT[kind]}_vs_{name.replace('.', '')}"] = ours.times_faster_than(other)
         fractions = [
             new * weights * BYTES[kind] / ours.seconds[i] / (memory_bytes(device) / seconds)
-            for i, seconds in memory.items()
+            for i, seconds in enumerate(memory)
         ]
         ratios[f"b1_{SHORT[kind]}_bandwidth_fraction"] = statistics.median(fractions)
     for batch, taken in (("b8", long), ("b8_short", eight), ("b16_short", sixteen)):
@@ -94,7 +94,7 @@ def run(quick: bool, device: str = "cpu", llamacpp: Path | None = None) -> Repor
         title=f"Generation, GPT-2 small, {new} new tokens, on {device}",
         rows=rows,
         ratios=ratios,
-        notes=[f"Memory read: {memory_bytes(device) / statistics.median(memory.values()) / 1e9:.1f} GB/s."],
+        notes=[f"Memory read: {memory_bytes(device) / statistics.median(memory) / 1e9:.1f} GB/s."],
     )
 
 

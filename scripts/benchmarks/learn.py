@@ -8,20 +8,18 @@ of the text and are scored once, at the end, on the whole last tenth.
 """
 
 import json
-import math
 import shutil
 import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from benchmarks.common import ROOT, Report, run_python, say
+from benchmarks.common import Report, run_python, say
 from benchmarks.learn_nanochat import train_nanochat
 
-from gpt.files import atomic_write
+from gpt.pictures.figures import save
 
-CONFIG = ROOT / "configs" / "tinyshakespeare.yaml"
 # The README of nanoGPT, "i only have a macbook": a small GPT on a CPU.
 NANOGPT_COMMAND = (
     "train.py config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 "
@@ -45,15 +43,12 @@ with torch.no_grad():
         nats += F.cross_entropy(model(x[None], y[None])[0][0], y, reduction="sum").item()
 print(nats / (len(ids) - 1) / np.log(2))
 """
-
-
 SEEDS = (1337, 1338, 1339)
 FRACTION = 0.13
-_SHORT = 20.0  # seconds of training, for which the recipe is too slow to start
-_SHORT_RECIPE = [
-    *("--model.optimizer.warmup_steps", "10"),
-    *("--model.optimizer.lr", "1.2e-2", "--model.optimizer.rest_lr", "1.2e-2"),
-]
+SHORT = 20.0  # seconds of training, for which the recipe is too slow to start
+SHORT_RECIPE = (
+    "--model.optimizer.warmup_steps 10 --model.optimizer.lr 1.2e-2 --model.optimizer.rest_lr 1.2e-2"
+)
 
 
 class Trained(NamedTuple):
@@ -64,7 +59,9 @@ class Trained(NamedTuple):
     outside: float = 0.0  # the seconds before and after training
 
 
-def run(quick: bool, nanogpt: Path, text: Path, nanochat: Path | None = None) -> Report:
+def run(
+    quick: bool, nanogpt: Path, text: Path, nanochat: Path | None = None, chart: Path | None = None
+) -> Report:
     """Run all of them; `quick` shortens each, as a smoke test."""
     seeds = SEEDS[:1] if quick else SEEDS
     with tempfile.TemporaryDirectory() as name:
@@ -74,32 +71,35 @@ def run(quick: bool, nanogpt: Path, text: Path, nanochat: Path | None = None) ->
         whole = text.read_text(encoding="utf-8")
         cut = int(0.9 * len(whole))  # as nanoGPT splits it
         texts = folder / "first.txt", folder / "last.txt"
-        for path, part in zip(texts, (whole[:cut], whole[cut:]), strict=True):
-            path.write_text(part, encoding="utf-8")
-        rows = [_row("nanoGPT", [peer])]
+        texts[0].write_text(whole[:cut], encoding="utf-8")
+        texts[1].write_text(whole[cut:], encoding="utf-8")
+        runs = {"nanoGPT": [peer]}
         if nanochat:
             say("nanochat")
             other = train_nanochat(nanochat.resolve(), *texts, folder, 60.0 if quick else peer.seconds)
-            rows.append(_row("nanochat", [Trained(*other)]))
+            runs["nanochat"] = [Trained(*other)]
         say("ours: a short run, for the time outside training")
         outside = _ours(*texts, folder / "short", 3, SEEDS[0]).outside
-        results = {}
         for share in (1.0, FRACTION):
-            say(f"ours, {share} of the time")
-            results[share] = [
-                _within(share * peer.seconds, outside, texts, folder / f"{share}-{seed}", seed)
-                for seed in seeds
-            ]
-            rows.append(_row(f"ours, {share} of the time", results[share]))
-    ours, short = (
-        statistics.fmean(each.bits_per_byte for each in results[share]) for share in (1.0, FRACTION)
-    )
+            name = f"ours, {share} of the time"
+            say(name)
+            where, budget = folder / f"{share}", share * peer.seconds
+            runs[name] = [_within(budget, outside, texts, where, seed) for seed in seeds]
+    mean = {name: statistics.fmean(one.bits_per_byte for one in found) for name, found in runs.items()}
+    ours, short = list(mean.values())[-2:]
     reached = FRACTION if short <= peer.bits_per_byte else 1.0
     ratios = {"learn_bits_per_byte": ours, "learn_time_to_peer_fraction": reached}
     if nanochat:
-        ratios["learn_bits_vs_nanochat"] = ours / other[0]
-    return Race(
-        title="tinyshakespeare: bits per byte on the last tenth",
+        ratios["learn_bits_vs_nanochat"] = ours / mean["nanochat"]
+    rows = [{"run": name, "seconds": max(one.seconds for one in found)} for name, found in runs.items()]
+    for row, found in zip(rows, runs.values(), strict=True):
+        bits = [one.bits_per_byte for one in found]
+        row |= {"bits per byte": mean[row["run"]], "spread": f"{min(bits):.3f} to {max(bits):.3f}"}
+    title = "tinyshakespeare: bits per byte on the last tenth"
+    if chart:
+        draw(title, rows, chart)
+    return Report(
+        title=title,
         rows=rows,
         ratios=ratios,
         notes=[
@@ -110,37 +110,26 @@ def run(quick: bool, nanogpt: Path, text: Path, nanochat: Path | None = None) ->
     )
 
 
-class Race(Report):
-    """Bits per byte against seconds."""
+def draw(title: str, rows: list[dict[str, Any]], path: Path) -> None:
+    """Bits per byte against seconds: a point for each run."""
+    from matplotlib.figure import Figure
 
-    def draw(self, path: Path) -> None:
-        """Write a picture with a point for each run."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(7.0, 3.6), layout="constrained")
-        axes = figure.subplots()
-        for row in self.rows:
-            ours = str(row["run"]).startswith("ours")
-            point = row["seconds"], row["bits per byte"]
-            axes.plot(*point, "o", markersize=9, color="#0072B2" if ours else "#888888")
-            label = f"{row['run']}: {point[1]:.3f} after {point[0]:.0f} s"
-            late = row["seconds"] > max(other["seconds"] for other in self.rows) / 2
-            place = {"xytext": (-11 if late else 11, 0), "ha": "right" if late else "left", "va": "center"}
-            axes.annotate(label, point, textcoords="offset points", **place)
-        axes.set(title=self.title, xlabel="seconds, whole process", ylabel="bits per byte (lower is better)")
-        axes.set_xlim(left=0)
-        axes.margins(y=0.15)
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-        with atomic_write(path, "wb") as file:
-            figure.savefig(file, format="png", dpi=120)
-
-
-def _row(name: str, runs: list[Trained]) -> dict[str, object]:
-    bits = [each.bits_per_byte for each in runs]
-    spread = f"{min(bits):.3f} to {max(bits):.3f}"
-    longest = max(each.seconds for each in runs)
-    return {"run": name, "seconds": longest, "bits per byte": statistics.fmean(bits), "spread": spread}
+    figure = Figure(figsize=(7.0, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for row in rows:
+        point = row["seconds"], row["bits per byte"]
+        color = "#0072B2" if row["run"].startswith("ours") else "#888888"
+        axes.plot(*point, "o", markersize=9, color=color)
+        label = f"{row['run']}: {point[1]:.3f} after {point[0]:.0f} s"
+        late = row["seconds"] > max(other["seconds"] for other in rows) / 2
+        place = {"xytext": (-11 if late else 11, 0), "ha": "right" if late else "left", "va": "center"}
+        axes.annotate(label, point, textcoords="offset points", **place)
+    axes.set(title=title, xlabel="seconds, whole process", ylabel="bits per byte (lower is better)")
+    axes.set_xlim(left=0)
+    axes.margins(y=0.15)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    save(figure, path)
 
 
 def _nanogpt(checkout: Path, text: Path, folder: Path, quick: bool) -> Trained:
@@ -172,27 +161,13 @@ def _ours(learned: Path, held_out: Path, folder: Path, limit: float, seed: int) 
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     environment = {"GPT_CACHE": str(folder / "cache")}
-    command = ["-m", "gpt.cli", "fit", "--config", str(CONFIG), "--data.corpus", str(learned), "--run", "r"]
-    command += [
-        "--data.val_fraction",
-        "0",
-        "--trainer.limit_val_batches",
-        "0",
-        "--seed_everything",
-        str(seed),
-    ]
-    command += [
-        *(_SHORT_RECIPE if limit < _SHORT else []),
-        "--trainer.max_steps",
-        "-1",
-        "--trainer.max_time",
-        json.dumps({"milliseconds": int(1000 * limit)}),
-    ]
+    command = f"fit --config tinyshakespeare --data.corpus {learned} --run r --seed_everything {seed}"
+    command += " --data.val_fraction 0 --trainer.limit_val_batches 0 --trainer.max_steps -1"
+    command += f" --trainer.max_time {limit:.2f}s {SHORT_RECIPE if limit < SHORT else ''}"
     began = time.perf_counter()
-    run_python(command, folder, environment)
+    run_python(["-m", "gpt.cli", *command.split()], folder, environment)
     seconds = time.perf_counter() - began
     summary = json.loads((folder / "runs" / "r" / "summary.json").read_text(encoding="utf-8"))
     score = ["-m", "gpt.cli", "evaluate", "--checkpoint", "runs/r", "--data", str(held_out)]
     bits = json.loads(run_python(score, folder, environment))["bits_per_byte"]
-    assert math.isfinite(bits)
     return Trained(bits, seconds, seconds - summary["train_seconds"])

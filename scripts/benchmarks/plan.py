@@ -71,11 +71,8 @@ def run(
         for column in rows[0]
         if column.endswith(", %") and any(row[column] for row in rows)
     }
-    bars = {f"{row['text']}, {row['minutes']:g}": {n: row[n] for n in ("planned", "reached")} for row in rows}
     notes = ["Seconds are whole processes. Each run of the grid is told its shape and the same minutes."]
-    return Report(
-        title="Runs by --minutes", rows=rows, ratios=worst, bars=bars, unit="bits/byte", notes=notes
-    )
+    return Report(title="Runs by --minutes", rows=rows, ratios=worst, notes=notes)
 
 
 def machine_name() -> str:

@@ -26,8 +26,6 @@ class Ended:
     statuses: list[int]
     err: str
     """stderr of rank 0."""
-    peak: int
-    """The most memory that one of them held, in bytes."""
 
     @property
     def status(self) -> int:
@@ -50,36 +48,24 @@ def run(
     for rank in range(processes):
         number = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {}
         running.append(_fork(folder, arguments, rank, shared | number, sabotage))
-    return _wait(folder, running, kill_after, as_one=True)
+    return _wait(folder, running, kill_after)
 
 
-def together(folder: Path, commands: list[list[str]], later: float = 0.0) -> list[tuple[int, str]]:
-    """Run independent commands side by side, each `later` seconds after the one before: status and stderr."""
-
-    def wait(number: int) -> None:
-        time.sleep(number * later)
-
-    running = [_fork(folder, command, number, {}, wait) for number, command in enumerate(commands)]
-    ended = _wait(folder, running, TIMEOUT, as_one=False)
-    return [(status, _text(folder / f"err.{number}")) for number, status in enumerate(ended.statuses)]
-
-
-def _wait(folder: Path, started: list[int], seconds: float, as_one: bool) -> Ended:
-    """Wait for all, which are killed after so many seconds; `as_one` also where one of them was killed."""
-    running, deadline, peak = set(started), time.monotonic() + seconds, 0
+def _wait(folder: Path, started: list[int], seconds: float) -> Ended:
+    """Wait for all, which are killed after so many seconds, or once one of them was killed."""
+    running, deadline = set(started), time.monotonic() + seconds
     while running:
         killed = time.monotonic() > deadline
         for pid in list(running):
-            ended, status, usage = os.wait4(pid, os.WNOHANG)
+            ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
-                peak = max(peak, 1024 * usage.ru_maxrss)
                 running.remove(pid)
-                killed = killed or (as_one and os.WIFSIGNALED(status))  # a power loss ends all of a machine
+                killed = killed or os.WIFSIGNALED(status)  # a power loss ends all of a machine
         for pid in running if killed else ():
             os.kill(pid, signal.SIGKILL)
         time.sleep(0.005)
     statuses = [int(_text(folder / f"status.{number}") or -9) for number in range(len(started))]
-    return Ended(statuses=statuses, err=_text(folder / "err.0"), peak=peak)
+    return Ended(statuses=statuses, err=_text(folder / "err.0"))
 
 
 def _text(file: Path) -> str:

@@ -15,12 +15,10 @@ FORBIDDEN = {
     *("socket.connect", "socket.getaddrinfo", "socket.bind", "socket.sendto", "pty.spawn"),
     *("pickle.find_class", "urllib.Request", "webbrowser.open"),
 }
-# Events that change the file system, with the positions of the paths they change.
+# Events that change the file system, with the position of the path they change.
 CHANGES = {
-    **dict.fromkeys(("os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.chmod", "os.chown"), (0,)),
-    **dict.fromkeys(("os.rename", "shutil.move"), (0, 1)),
-    **dict.fromkeys(("os.link", "os.symlink", "shutil.copyfile", "shutil.copytree"), (1,)),
-    "shutil.rmtree": (0,),
+    **dict.fromkeys(("os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.chmod", "shutil.rmtree"), 0),
+    **dict.fromkeys(("os.rename", "shutil.move", "os.link", "os.symlink", "shutil.copyfile"), 1),
 }
 _watching: list[tuple[Callable[[str], object], tuple[Path, ...]]] = []
 
@@ -56,7 +54,7 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
             writes = set(mode) & set("wax+")
         changed = [path] if writes else []
     else:
-        changed = [arguments[position] for position in CHANGES.get(event, ())]
+        changed = [arguments[CHANGES[event]]] if event in CHANGES else []
     for path in changed:
         if isinstance(path, str | bytes | os.PathLike) and _outside(Path(os.fsdecode(path)), writable):
             report(f"{event} {os.fsdecode(path)}")

@@ -1,10 +1,12 @@
 """Programs that talk to `gpt serve`."""
 
-from programs.common import NEW, PROMPT, Guest, Place, equal
+from programs.common import NEW, PROMPT, Place, equal, guest
+from programs.harness import compare_with_harness
 
 
+@guest("openai")
 def openai_client(place: Place) -> None:
-    """Completions, a stream, the list of models, and the error for chat without a template."""
+    """completions, stream, models, 400 for chat"""
     import openai
 
     client = openai.OpenAI(base_url=f"{place.address}/v1", api_key="none", max_retries=0)
@@ -21,26 +23,22 @@ def openai_client(place: Place) -> None:
     raise AssertionError("chat completions are not refused with 400")
 
 
+@guest("langchain-openai")
 def langchain(place: Place) -> None:
-    """One prompt, a stream, and twenty prompts in one request, which is its default."""
+    """invoke, stream, twenty prompts a request"""
     from langchain_openai import OpenAI
 
-    model = OpenAI(
-        base_url=f"{place.address}/v1",
-        api_key="none",
-        model="tiny",
-        temperature=0,
-        max_tokens=NEW,
-        max_retries=0,
-    )
+    where = {"base_url": f"{place.address}/v1", "api_key": "none", "max_retries": 0}
+    model = OpenAI(**where, model="tiny", temperature=0, max_tokens=NEW)
     equal(place.text, model.invoke(PROMPT))
     equal(place.text, "".join(model.stream(PROMPT)))
     texts = [replies[0].text for replies in model.generate([PROMPT] * 20).generations]
     equal([place.text] * 20, texts)
 
 
+@guest("litellm")
 def litellm(place: Place) -> None:
-    """A text completion and a stream."""
+    """text completion, stream"""
     import litellm
 
     asked = {
@@ -52,27 +50,11 @@ def litellm(place: Place) -> None:
     equal(place.text, "".join(part.choices[0].text or "" for part in streamed))
 
 
+@guest("lm_eval", "transformers", "aiohttp", "tenacity")
 def harness_over_http(place: Place) -> None:
-    """lm-evaluation-harness's `local-completions` with echo."""
-    from programs.harness import agree_with_ours, run
-
+    """`local-completions` over HTTP: log-probabilities as by forward"""
     arguments = {
         "base_url": f"{place.address}/v1/completions", "model": "tiny", "max_length": 128,
         "tokenizer_backend": "huggingface", "tokenizer": str(place.export("hf")),
     }  # fmt: skip
-    agree_with_ours(place, run(place, "local-completions", arguments))
-
-
-GUESTS = (
-    Guest("openai", "completions, stream, models, 400 for chat", ("openai",), ("openai",), openai_client),
-    Guest(
-        "LangChain", "invoke, stream, twenty prompts a request", ("langchain-openai",), ("langchain_openai",),
-        langchain,
-    ),
-    Guest("LiteLLM", "text completion, stream", ("litellm",), ("litellm",), litellm),
-    Guest(
-        "lm-evaluation-harness",
-        "`local-completions` over HTTP: log-probabilities and accuracy as by forward",
-        ("lm_eval",), ("lm_eval", "transformers", "aiohttp", "tenacity"), harness_over_http,
-    ),
-)  # fmt: skip
+    compare_with_harness(place, "local-completions", arguments)

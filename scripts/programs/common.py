@@ -21,21 +21,29 @@ NEW = 24
 
 @dataclass(frozen=True)
 class Guest:
-    """A check of one program.
+    """A check of one program, which raises where the program gives something else.
 
     Args:
-        program: its name.
+        packages: the distributions that it needs, of which the first is the program.
         what: what is compared with what.
-        packages: the distributions it is in.
-        modules: what must be importable.
-        check: raises where the program gives something else.
+        check: compares.
     """
 
-    program: str
-    what: str
     packages: tuple[str, ...]
-    modules: tuple[str, ...]
+    what: str
     check: Callable[["Place"], None]
+
+
+GUESTS: list[Guest] = []
+
+
+def guest(*packages: str) -> Callable[[Callable[["Place"], None]], None]:
+    """Adds a function to the checks; its docstring says what is compared."""
+
+    def add(check: Callable[["Place"], None]) -> None:
+        GUESTS.append(Guest(packages, (check.__doc__ or "").rstrip("."), check))
+
+    return add
 
 
 @dataclass

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from programs.common import Place
 
-QUESTIONS = 12
 TASK = """
 task: endings
 dataset_path: json
@@ -18,26 +17,24 @@ doc_to_text: "{{{{ctx}}}}"
 doc_to_choice: "{{{{endings}}}}"
 doc_to_target: label
 target_delimiter: " "
-metric_list: [{{metric: acc}}, {{metric: acc_norm}}]
+metric_list: [{{metric: acc}}]
 """
-WORDS = ("the", "cat", "sat", "on", "a", "mat", "saw", "one", "dog", "run", "to", "school", "with", "food")
+WORDS = "the cat sat on a mat saw one dog run to school with food"
 
 
 def questions() -> list[dict[str, Any]]:
     """Contexts of several lengths with four endings each."""
-    chance = random.Random(0)
-    return [
-        {
-            "ctx": " ".join(chance.choices(WORDS, k=chance.randint(4, 40))),
-            "endings": [" ".join(chance.choices(WORDS, k=chance.randint(1, 6))) for _ in range(4)],
-            "label": chance.randrange(4),
-        }
-        for _ in range(QUESTIONS)
-    ]
+    chance, words = random.Random(0), WORDS.split(" ")
+    found = []
+    for number in range(12):
+        context = " ".join(chance.choices(words, k=chance.randint(4, 40)))
+        endings = [" ".join(chance.choices(words, k=chance.randint(1, 6))) for _ in range(4)]
+        found.append({"ctx": context, "endings": endings, "label": number % 4})
+    return found
 
 
-def run(place: Place, kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The harness's results with the log-probabilities of every ending."""
+def compare_with_harness(place: Place, kind: str, arguments: dict[str, Any]) -> None:
+    """The harness's log-probability of every ending, with that of a forward pass, to 1e-4."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
@@ -47,35 +44,15 @@ def run(place: Place, kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
     file.write_text("".join(json.dumps(one) + "\n" for one in questions()), encoding="utf-8")
     (folder / "endings.yaml").write_text(TASK.format(file=file), encoding="utf-8")
     manager = TaskManager(include_path=str(folder), include_defaults=False)
-    found: dict[str, Any] = simple_evaluate(
-        model=kind,
-        model_args=arguments,
-        tasks=["endings"],
-        task_manager=manager,
-        log_samples=True,
-        device="cpu",
-    )
-    return found
-
-
-def agree_with_ours(place: Place, found: dict[str, Any]) -> None:
-    """Compare log-probabilities to 1e-4 with a forward pass, and accuracies with those that follow."""
-    model, tokenizer, right = place.model, place.tokenizer, []
+    how: dict[str, Any] = {"tasks": ["endings"], "task_manager": manager, "log_samples": True}
+    found = simple_evaluate(model=kind, model_args=arguments, device="cpu", **how)
+    model, encode = place.model, place.tokenizer.encode
     for sample in found["samples"]["endings"]:
-        endings, nats = sample["doc"]["endings"], []
-        for ending, reply in zip(endings, sample["filtered_resps"], strict=True):
-            before = tokenizer.encode(sample["doc"]["ctx"])
-            ids = before + tokenizer.encode(" " + ending)
+        before = encode(sample["doc"]["ctx"])
+        for ending, reply in zip(sample["doc"]["endings"], sample["filtered_resps"], strict=True):
+            ids = before + encode(" " + ending)
             with torch.no_grad():
                 scores = model(torch.tensor([ids[:-1]]))[0].log_softmax(-1)
-            ours = sum(scores[i - 1, ids[i]].item() for i in range(len(before), len(ids)))
+            ours = sum(scores[place - 1, ids[place]].item() for place in range(len(before), len(ids)))
             if abs(ours - float(reply[0])) > 1e-4:
                 raise AssertionError(f"{ending!r}: gpt gives {ours:.5f}, the harness {reply[0]}")
-            nats.append(-ours)
-        shares = [value / len(ending) for value, ending in zip(nats, endings, strict=True)]
-        chosen = (nats.index(min(nats)), shares.index(min(shares)))
-        right.append([one == sample["doc"]["label"] for one in chosen])
-    theirs = found["results"]["endings"]
-    for metric, ours in zip(("acc,none", "acc_norm,none"), zip(*right, strict=True), strict=True):
-        if abs(theirs[metric] - sum(ours) / len(ours)) > 1e-4:
-            raise AssertionError(f"{metric}: gpt gives {sum(ours) / len(ours)}, the harness {theirs[metric]}")

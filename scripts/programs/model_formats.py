@@ -1,11 +1,13 @@
 """Programs that load the weights that `gpt export` writes."""
 
 import torch
-from programs.common import NEW, PROMPT, Guest, Place, close, equal
+from programs.common import NEW, PROMPT, Place, close, equal, guest
+from programs.harness import compare_with_harness
 
 
+@guest("transformers")
 def transformers_text(place: Place) -> None:
-    """Logits, ids, greedy text and a padded batch in transformers."""
+    """export: ids, logits, greedy text, padding"""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = place.export("hf")
@@ -20,8 +22,9 @@ def transformers_text(place: Place) -> None:
     equal(batch.input_ids.shape, (2, len(place.prompt)))
 
 
+@guest("ctranslate2", "transformers")
 def ctranslate2_text(place: Place) -> None:
-    """CTranslate2's converter and greedy text."""
+    """its converter on the export, greedy text"""
     import ctranslate2
     from transformers import AutoTokenizer
 
@@ -35,8 +38,9 @@ def ctranslate2_text(place: Place) -> None:
     equal(place.new_ids, result.sequences_ids[0])
 
 
+@guest("llama-cpp-python", "gguf")
 def llama_cpp_text(place: Place) -> None:
-    """The ids of the prompt and the greedy text in llama.cpp, from our GGUF file."""
+    """GGUF file: ids, greedy text"""
     from llama_cpp import Llama
 
     model = Llama(str(place.export("gguf") / "model.gguf"), n_ctx=128, verbose=False)
@@ -49,29 +53,7 @@ def llama_cpp_text(place: Place) -> None:
     equal(place.new_ids, written)
 
 
+@guest("lm_eval", "transformers")
 def harness_on_the_export(place: Place) -> None:
-    """lm-evaluation-harness's `hf` on the export gives the accuracy of a forward pass."""
-    from programs.harness import agree_with_ours, run
-
-    agree_with_ours(place, run(place, "hf", {"pretrained": str(place.export("hf"))}))
-
-
-GUESTS = (
-    Guest(
-        "transformers", "export: ids, logits, greedy text, padding", ("transformers",), ("transformers",),
-        transformers_text,
-    ),
-    Guest(
-        "CTranslate2", "its converter on the export, greedy text", ("ctranslate2",),
-        ("ctranslate2", "transformers"), ctranslate2_text,
-    ),
-    Guest(
-        "llama.cpp", "GGUF file: ids, greedy text", ("llama-cpp-python",), ("llama_cpp", "gguf"),
-        llama_cpp_text,
-    ),
-    Guest(
-        "lm-evaluation-harness",
-        "`hf` on the export: log-probabilities and accuracy as by forward",
-        ("lm_eval",), ("lm_eval", "transformers"), harness_on_the_export,
-    ),
-)  # fmt: skip
+    """`hf` on the export: log-probabilities as by forward"""
+    compare_with_harness(place, "hf", {"pretrained": str(place.export("hf"))})

@@ -1,14 +1,10 @@
 """Programs that change, compile or export a PyTorch module."""
 
-import copy
-from collections.abc import Callable
-from functools import partial
-
 import torch
-from programs.common import NEW, Guest, Place, close, equal, greedy
+from programs.common import NEW, Place, close, equal, greedy, guest
 from torch import Tensor, nn
 
-from gpt import GPT, MultiHeadAttention
+from gpt import GPT
 from gpt.weights.adapters import LAYERS
 
 
@@ -19,14 +15,6 @@ def greedy_by_forward(model: nn.Module, ids: list[int], number: int = NEW) -> li
         for _ in range(number):
             ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
     return ids[-number:]
-
-
-def decodes_as_changed(change: Callable[[GPT], nn.Module | None], place: Place) -> None:
-    """`generate` must write what the changed model's forward says, and not what the unchanged one says."""
-    model = place.model
-    changed = change(model) or model
-    expected = greedy_by_forward(changed, place.prompt)
-    equal(greedy(model, place.prompt), expected)
 
 
 def add_lora(model: GPT) -> nn.Module:
@@ -40,21 +28,24 @@ def add_lora(model: GPT) -> nn.Module:
     return adapted.eval()
 
 
+@guest("peft")
 def peft_adapters(place: Place) -> None:
-    """Adapters count in generation, and merged they give the same text."""
-    decodes_as_changed(add_lora, place)
+    """LoRA adapters count in `generate`, and merge"""
     model = place.model
     adapted = add_lora(model)
     expected = greedy_by_forward(adapted, place.prompt)
-    merged = adapted.merge_and_unload()
-    equal(greedy(merged, place.prompt), expected)
+    equal(greedy(model, place.prompt), expected)
+    equal(greedy(adapted.merge_and_unload(), place.prompt), expected)
 
 
-def quantize_with_torchao(model: GPT) -> None:
-    """Int8 weights."""
+@guest("torchao")
+def torchao_weights(place: Place) -> None:
+    """int8 weights count in `generate`"""
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
+    model = place.model
     quantize_(model, Int8WeightOnlyConfig())
+    equal(greedy(model, place.prompt), greedy_by_forward(model, place.prompt))
 
 
 def tokens_of(length: int) -> Tensor:
@@ -62,43 +53,9 @@ def tokens_of(length: int) -> Tensor:
     return torch.randint(0, 2048, (1, length))
 
 
-def compiled(place: Place) -> None:
-    """One graph for several sequence lengths, for the attention module and for the model."""
-    attention = MultiHeadAttention(64, 64, 128, 0.0, 4, qkv_bias=True).eval()
-    for module, inputs in (
-        (attention, [torch.randn(2, length, 64) for length in (16, 33, 64)]),
-        (place.model, [tokens_of(length) for length in (16, 33, 64)]),
-    ):
-        fast = torch.compile(copy.deepcopy(module), fullgraph=True)
-        with torch.no_grad():
-            for one in inputs:
-                close(module(one), fast(one))
-
-
-def exported(place: Place) -> None:
-    """torch.export with a dynamic length."""
-    model, length = place.model, torch.export.Dim("length", min=2, max=128)
-    program = torch.export.export(model, (tokens_of(16),), dynamic_shapes=({1: length},))
-    with torch.no_grad():
-        for size in (5, 16, 100):
-            tokens = tokens_of(size)
-            close(model(tokens), program.module()(tokens))
-
-
-def packaged(place: Place) -> None:
-    """An AOTInductor package runs without Python."""
-    model = place.model
-    with torch.no_grad():
-        program = torch.export.export(model, (tokens_of(32),))
-        package = torch._inductor.aoti_compile_and_package(
-            program, package_path=str(place.folder / "model.pt2")
-        )
-        tokens = tokens_of(32)
-        close(model(tokens), torch._inductor.aoti_load_package(package)(tokens))
-
-
+@guest("onnx", "onnxruntime", "onnxscript")
 def onnx(place: Place) -> None:
-    """ONNX, run by onnxruntime."""
+    """export with a dynamic length, logits in onnxruntime"""
     import onnxruntime
 
     model, file = place.model, place.folder / "model.onnx"
@@ -114,8 +71,9 @@ def onnx(place: Place) -> None:
             close(model(tokens), torch.from_numpy(theirs), 1e-3)
 
 
+@guest("torch")
 def per_sample_gradients(place: Place) -> None:
-    """vmap(grad) of torch.func equals a loop over the samples."""
+    """vmap(grad) over the model"""
     from torch.func import functional_call, grad, vmap
 
     model, tokens = place.model, torch.randint(0, 2048, (3, 12))
@@ -129,24 +87,3 @@ def per_sample_gradients(place: Place) -> None:
     for i, row in enumerate(tokens):
         for name, gradient in grad(loss)(parameters, row).items():
             close(gradient, together[name][i])
-
-
-GUESTS = (
-    Guest(
-        "peft", "LoRA adapters count in `generate`, and merge", ("peft",), ("peft",), peft_adapters
-    ),
-    Guest(
-        "torchao", "int8 weights count in `generate`", ("torchao",), ("torchao",),
-        partial(decodes_as_changed, quantize_with_torchao),
-    ),
-    Guest(
-        "torch", "torch.compile(fullgraph=True), three lengths: attention, model", ("torch",), (), compiled,
-    ),
-    Guest("torch", "torch.export with a dynamic length", ("torch",), (), exported),
-    Guest("torch", "AOTInductor package", ("torch",), (), packaged),
-    Guest("torch", "vmap(grad) over the model", ("torch",), (), per_sample_gradients),
-    Guest(
-        "ONNX", "export with a dynamic length, logits in onnxruntime", ("onnx", "onnxruntime"),
-        ("onnx", "onnxruntime", "onnxscript"), onnx,
-    ),
-)  # fmt: skip

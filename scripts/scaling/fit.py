@@ -33,11 +33,11 @@ HUBER = 0.03
 MOST_PASSES = 14  # cells that read a text more often have learned it by heart: few plans go there
 PLANNED = 5  # a run by --minutes or by hand is what is predicted, and counts as so many cells
 USUAL = 1.0, 0.4  # times the law's learning rates; weight decay
-RECIPE = {"lr": 0.0076, "lr_power": -0.2, "rest_lr": 1.5, "weight_decay": USUAL[1]}  # docs/scaling.md
+RECIPE = {"lr": 0.0076, "lr_power": -0.2, "rest_lr": 1.5, "weight_decay": USUAL[1]}  # docs/planning.md
 
 
 def read() -> list[dict[str, Any]]:
-    """The rows of the tables as numbers, with the law's arguments; docs/scaling.md has those by hand."""
+    """The rows of the tables as numbers, with the law's arguments; docs/planning.md has those by hand."""
     rows: list[dict[str, Any]] = []
     for table in (TABLE, TABLE.with_name("by_hand.csv"), TABLE.with_name("planned.csv")):
         if table.exists():

@@ -67,27 +67,19 @@ def test_cross_attention_equals_torchs(x: Tensor, context: Tensor, name: str) ->
         torch.testing.assert_close(torch.autograd.grad(result.square().sum(), [x, context]), gradients)
 
 
-def test_masks_by_row_and_by_head(x: Tensor, context: Tensor) -> None:
+def test_a_query_without_a_key_gives_zeros(x: Tensor, context: Tensor) -> None:
     ours = from_torch(theirs(), KEYS, causal=False)
-    by_row = torch.rand(2, QUERIES, KEYS) < 0.4
-    by_head = by_row[:, None].repeat(1, HEADS, 1, 1)
-    by_row[0, 1], by_head[0, :, 1] = True, True  # a fully masked query
-    out = ours(x, context=context, attn_mask=by_row)
-    torch.testing.assert_close(ours(x, context=context, attn_mask=by_head), out)
-    for row in range(2):
-        alone = ours(x[row : row + 1], context=context[row : row + 1], attn_mask=by_row[row])
-        torch.testing.assert_close(alone[0], out[row])
+    pairs = torch.rand(2, QUERIES, KEYS) < 0.4
+    pairs[0, 1] = True
+    out = ours(x, context=context, attn_mask=pairs)
     assert (out[0, 1] == 0).all() and (out[0, 0] != 0).any()
 
 
-def test_state_dicts_and_devices(x: Tensor) -> None:
+def test_without_a_mask_it_has_the_state_dict_of_a_causal_one(x: Tensor) -> None:
     module = MultiHeadAttention(WIDTH, WIDTH, QUERIES, 0.0, HEADS, causal=False).double()
     causal = MultiHeadAttention(WIDTH, WIDTH, QUERIES, 0.0, HEADS).double()
-    assert module.mask is None and module.state_dict().keys() == causal.state_dict().keys()
-    with torch.device("meta"):
-        empty = MultiHeadAttention(WIDTH, WIDTH, QUERIES, 0.0, HEADS, causal=False)
-    empty.to_empty(device="cpu").load_state_dict(module.state_dict(), assign=True)
-    assert torch.equal(empty(x), module(x))
+    assert module.mask is None
+    causal.load_state_dict(module.state_dict())
     assert not torch.allclose(causal(x), module(x))
 
 
@@ -95,13 +87,9 @@ def test_arguments_that_exclude_each_other_are_refused(x: Tensor, context: Tenso
     causal = MultiHeadAttention(WIDTH, WIDTH, KEYS, 0.0, HEADS).double()
     both = MultiHeadAttention(WIDTH, WIDTH, KEYS, 0.0, HEADS, causal=False).double()
     cache = causal.new_cache(2)
-    ids = torch.zeros(2, KEYS, dtype=torch.long)
     for call, message in {
         lambda: causal(x, context=context): "a context needs attention with causal=False",
-        lambda: both(x, cache=cache): "a cache needs attention with causal=True",
-        lambda: both(x, context=context, cache=cache): "a cache needs attention with causal=True",
         lambda: both.new_cache(2): "a cache needs causal=True",
-        lambda: both(x, context=context, document_ids=ids): "document_ids are for self-attention",
         lambda: both(x, context=context[:1]): r"a context of shape \(2, tokens, 12\), got \(1, 7, 12\)",
         lambda: both(x, context=context[..., :6]): r"a context of shape \(2, tokens, 12\), got \(2, 7, 6\)",
         lambda: both(x, context=context.repeat(1, 2, 1)): "at most context_length 7 tokens",

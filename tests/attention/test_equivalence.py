@@ -65,9 +65,6 @@ class Case:
         if "attn_mask" in self.masks:
             pairs = self.masks["attn_mask"].numpy()
             masked |= pairs.reshape(batch, 1, length, length) if pairs.ndim == 3 else pairs
-        if "document_ids" in self.masks:
-            ids = self.masks["document_ids"].numpy()
-            masked |= ids.reshape(batch, 1, length, 1) != ids.reshape(batch, 1, 1, length)
         return masked
 
     def masks_between(self, start: int, end: int) -> dict[str, torch.Tensor]:
@@ -105,8 +102,6 @@ def cases(draw: st.DrawFn) -> Case:
     leading = draw(st.sampled_from([None, (), (batch,), (batch, num_heads)]))
     if leading is not None:
         masks["attn_mask"] = torch.rand(*leading, length, length) < draw(st.sampled_from([0.1, 0.6]))
-    if draw(st.booleans()):
-        masks["document_ids"] = torch.randint(0, 2, (batch, length)).cumsum(dim=1)
     cuts = draw(st.sets(st.integers(1, length)))
     chunks = sorted(cuts | {length})
     return Case(
@@ -159,14 +154,9 @@ def test_gradients_equal_finite_differences_of_the_reference(case: Case) -> None
         return float((out * weight_of_out.numpy()).sum())
 
     expected = (shifted(1e-5) - shifted(-1e-5)) / 2e-5
-    cache, start, pieces = case.module.new_cache(len(case.x)), 0, []
-    for end in case.chunks:
-        pieces.append(case.module(case.x[:, start:end], cache=cache, **case.masks_between(start, end)))
-        start = end
     outputs = {
         "SDPA": case.module(case.x, **case.masks),
         "explicit": case.module(case.x, need_weights=True, **case.masks)[0],
-        "in chunks": torch.cat(pieces, dim=1),
     }
     for name, out in outputs.items():
         gradients = torch.autograd.grad((out * weight_of_out).sum(), list(leaves.values()))

@@ -16,7 +16,6 @@ from gpt.data.module import TokenData
 from gpt.data.prepare import prepare
 from gpt.data.shards import META, Prepared
 from gpt.errors import InputError
-from gpt.pictures.inspect import inspect
 
 TEXT = "Nothing that a person gives may be lost.\n" * 50
 
@@ -180,7 +179,7 @@ def test_bytes_that_are_not_utf8_can_be_replaced_in_fit_too(tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX file names")
-def test_a_file_name_that_is_not_utf8(tmp_path, capsys):
+def test_a_file_name_that_is_not_utf8(tmp_path):
     (tmp_path / "texts").mkdir()
     path = os.path.join(os.fsencode(tmp_path), b"texts", b"caf\xe9.txt")
     with open(path, "wb") as file:
@@ -188,8 +187,6 @@ def test_a_file_name_that_is_not_utf8(tmp_path, capsys):
     for corpus in (os.fsdecode(path), str(tmp_path / "texts")):
         folder = prepare(corpus, vocab_size=300)
         assert Prepared(folder).meta.corpus == corpus
-    inspect(str(folder), windows=0)
-    assert "folder" in capsys.readouterr().out
 
 
 def test_a_corpus_edited_while_it_is_read_is_not_kept(tmp_path, monkeypatch, cache):
@@ -232,7 +229,6 @@ def flip(folder):
 )
 def test_damaged_data_in_the_cache_is_prepared_again(folder, capsys, damage):
     prepared = prepare(str(folder), vocab_size=300)
-    inspect(str(prepared), windows=0)  # leaves a picture there
     before = (prepared / "train.bin").read_bytes()
     damage(prepared)
     assert prepare(str(folder), vocab_size=300) == prepared

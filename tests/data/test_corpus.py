@@ -379,10 +379,10 @@ def test_every_open_names_its_encoding(tmp_path):
 import sys, warnings
 warnings.filterwarnings("error", category=EncodingWarning, module=r"gpt(\.|$)")
 from gpt.data import builtin
-from gpt.pictures.inspect import inspect
+from gpt.data.prepare import prepare
 builtin._source_files = lambda original=builtin._source_files: original()[:9]  # some of Python's own files
 for name in sys.argv[1:]:
-    inspect(name, vocab_size=300)
+    prepare(name, vocab_size=300)
 """
     done = run(code, *files, options=["-X", "warn_default_encoding"])
     assert done.returncode == 0, done.stderr

@@ -76,15 +76,12 @@ def data_of(novel, **options):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize(
-    ("workers", "options"),
-    [(0, {}), (2, {}), (0, {"limit_train_batches": 7}), (2, {"accumulate_grad_batches": 3})],
-)
-def test_a_resumed_run_sees_the_same_batches(novel, tmp_path, workers, options):
+@pytest.mark.parametrize("options", [{}, {"limit_train_batches": 7}, {"accumulate_grad_batches": 3}], ids=str)
+def test_a_resumed_run_sees_the_same_batches(novel, tmp_path, options):
     options["limit_val_batches"] = 0
 
     def data():
-        return data_of(novel, num_workers=workers, shift=True)
+        return data_of(novel, shift=True)
 
     batches = len(data().train_dataloader())
     assert 20 < batches < 60
@@ -161,20 +158,18 @@ def test_a_prepared_folder_is_a_corpus_and_its_vocabulary_is_checked(novel):
     ],
 )
 def test_an_update_is_divided_over_processes_and_batches(processes, most, batch_size, accumulate, novel):
-    data = data_of(novel, tokens_per_update=24 * 16)
+    data = data_of(novel, tokens_per_update=24 * 16, batch_size=most)
     data.trainer = trainer = SimpleNamespace(world_size=processes, accumulate_grad_batches=1)
     for _ in range(2):  # twice, as for a second fit
-        data.split_update(most)
+        data.setup("fit")
         assert (data.batch_size, trainer.accumulate_grad_batches) == (batch_size, accumulate)
 
 
 def test_processes_that_cannot_share_an_update_are_told_which_they_can(novel):
     data = data_of(novel, tokens_per_update=24 * 16)
     data.trainer = SimpleNamespace(world_size=5, accumulate_grad_batches=1)
-    with pytest.raises(
-        InputError, match="makes 24 windows, which 5 processes cannot share equally: give 400"
-    ):
-        data.split_update(4)
+    with pytest.raises(InputError, match="384 is no multiple of 80, a window on each process: give 400"):
+        data.setup("fit")
 
 
 TWO_PROCESSES = """

@@ -1,4 +1,3 @@
-import pickle
 import time
 from collections import Counter
 from pathlib import Path
@@ -217,19 +216,8 @@ def test_rows_cross_the_ends(stream):
         assert row == whole[start : start + 13]
 
 
-def test_a_stream_pickles_without_its_tokens(stream):
-    len(stream.tokens)
-    packed = pickle.dumps(stream)
-    assert len(packed) < 1000
-    assert (
-        pickle.loads(packed).rows(np.array([50]), 100).tolist() == stream.rows(np.array([50]), 100).tolist()
-    )
-
-
 def test_a_text_shorter_than_the_context_names_both_lengths():
     for make in (lambda: Grid(99, 100), lambda: Packed(np.array([0]), 99, 100)):
         with pytest.raises(InputError, match=r"99 tokens.* 100"):
             make()
     assert Grid(100, 100).count == Grid(100, 100, shift=True).count == 1
-    with pytest.raises(InputError, match="context_length"):
-        Grid(5, 0)

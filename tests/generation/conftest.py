@@ -1,5 +1,6 @@
 """Models whose greedy text is not one token over and over, and the slow way to write with them."""
 
+import shutil
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from gpt import GPT, GPTConfig
-from gpt.generation import Engine, Request, Sample, Token
+from gpt.generation import Engine, Request, Sample, Token, build
 
 
 def sharp(config: GPTConfig, seed: int = 0, std: float = 0.3) -> GPT:
@@ -22,6 +23,16 @@ def sharp(config: GPTConfig, seed: int = 0, std: float = 0.3) -> GPT:
 @pytest.fixture
 def model() -> GPT:
     return sharp(GPTConfig(vocab_size=300, context_length=64, emb_dim=32, num_heads=4, num_layers=2))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The compiled program, in a cache of its own."""
+    if shutil.which("g++") is None:
+        pytest.skip("there is no compiler")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPT_CACHE", str(tmp_path_factory.mktemp("built")))
+        yield build.build()
 
 
 def slow_greedy(model: GPT, prompt: list[int], count: int) -> list[int]:

@@ -1,7 +1,7 @@
 """What a person changes in a model counts in generation: greedy `generate` is greedy by `forward`."""
 
 import copy
-import types
+from types import MethodType
 
 import pytest
 import torch
@@ -9,9 +9,21 @@ from torch import nn
 from torch.nn.utils import prune
 
 from gpt import GPT, GPTConfig, MultiHeadAttention, generate
+from gpt.generation import decoding
+from gpt.generation.compiled import Compiled
+from gpt.generation.decoding import way_of
+from gpt.generation.forward import Forward
 from tests.generation.conftest import sharp, slow_greedy
 
-CONFIG = GPTConfig(vocab_size=300, context_length=32, emb_dim=32, num_heads=4, num_layers=2)
+CONFIG = GPTConfig(vocab_size=301, context_length=64, emb_dim=64, num_heads=4, num_layers=2)
+PROMPTS = [[5, 6, 7], list(range(10, 30))]
+PROGRAM = "gpt: PyTorch decodes, as the compiled program does not compute this model: "
+pytestmark = pytest.mark.usefixtures("built")
+
+
+@pytest.fixture(autouse=True)
+def _tells_again():
+    decoding._tell_once.cache_clear()
 
 
 class LinearWithLoRA(nn.Module):
@@ -32,11 +44,6 @@ class Doubled(nn.Linear):
         return 2 * super().forward(x)
 
 
-class Reversed(MultiHeadAttention):
-    def forward(self, x, **options):
-        return -super().forward(x, **options)
-
-
 class WithoutCache(MultiHeadAttention):
     def forward(self, x, *, cache=None, **options):
         return -super().forward(x)
@@ -52,96 +59,101 @@ class OwnFeatures(GPT):
         return super().features(tokens, **options).flip(-1)
 
 
-def linear_layers(model):
-    for block in model.blocks:
-        for layer in ("W_query", "W_key", "W_value", "out_proj"):
-            yield block.attention, layer
-        for layer in ("up", "down"):
-            yield block.feed_forward, layer
+class Capped(GPT):
+    def forward(self, tokens, **options):
+        return 5 * torch.tanh(super().forward(tokens, **options) / 5)
 
 
-def book_lora(model, names=("W_query", "W_key", "W_value", "out_proj", "up", "down")):
-    for parent, name in linear_layers(model):
-        if name in names:
-            setattr(parent, name, LinearWithLoRA(getattr(parent, name)))
+def own_class(path, kind):
+    return lambda model: setattr(model.get_submodule(path), "__class__", kind)
 
 
-def subclassed(kind):
+def replaced(path, make):
+    """`make` gets the module at `path`, and gives the one in its place."""
+
     def change(model):
-        for parent, name in linear_layers(model):
-            getattr(parent, name).__class__ = kind
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, make(model.get_submodule(path)))
 
     return change
 
 
-def attention(kind):
-    def change(model):
-        for block in model.blocks:
-            block.attention.__class__ = kind
-
-    return change
+def narrow(model):
+    model.blocks[0].feed_forward.up, model.blocks[0].feed_forward.down = nn.Linear(64, 96), nn.Linear(96, 64)
 
 
-def hooked(*path, pre=False):
-    """A hook on the module at `path`."""
-
-    def change(model):
-        module = model.get_submodule(".".join(path))
-        if pre:
-            module.register_forward_pre_hook(lambda module, args: (args[0] * 3, *args[1:]))
-        else:
-            module.register_forward_hook(lambda module, args, result: result.roll(1, dims=-1))
-
-    return change
+def method(model):
+    norm = model.final_norm
+    norm.forward = MethodType(lambda self, x: -nn.LayerNorm.forward(self, x), norm)
 
 
-def pruned(model):
-    for parent, name in linear_layers(model):
-        prune.l1_unstructured(getattr(parent, name), "weight", amount=0.6)
-
-
-def method_replaced(model):
-    layer = model.blocks[0].feed_forward.up
-    layer.forward = types.MethodType(lambda self, x: -nn.Linear.forward(self, x), layer)
-
-
-def own_class(kind):
-    def change(model):
-        model.__class__ = kind
-
-    return change
-
-
+# The last ones have no cache.
 CHANGES = {
-    "book-style LoRA": book_lora,
-    "a subclass of Linear": subclassed(Doubled),
-    "a subclass of MultiHeadAttention": attention(Reversed),
-    "attention that takes no cache": attention(WithoutCache),
-    "a hook on a projection": hooked("blocks", "0", "attention", "W_key"),
-    "a pre-hook on a layer": hooked("blocks", "1", "feed_forward", "down", pre=True),
-    "a hook on a block": hooked("blocks", "1"),
-    "pruning": pruned,
-    "a replaced method": method_replaced,
-    "an own forward without caches": own_class(PlainForward),
-    "own features": own_class(OwnFeatures),
+    "book-style LoRA": replaced("blocks.0.attention.W_value", LinearWithLoRA),
+    "a subclass of Linear": own_class("blocks.1.feed_forward.down", Doubled),
+    "a hook": lambda model: model.blocks[0].register_forward_hook(lambda *args: args[2] * 1.1),
+    "a pre-hook": lambda model: model.blocks[1].feed_forward.down.register_forward_pre_hook(
+        lambda module, args: (args[0] * 3,)
+    ),
+    "pruning": lambda model: prune.l1_unstructured(model.blocks[0].feed_forward.up, "weight", amount=0.6),
+    "a replaced method": method,
+    "own features": own_class("", OwnFeatures),
+    "capped logits": own_class("", Capped),
+    "another epsilon": lambda model: setattr(model.final_norm, "eps", 1.0),
+    "a norm without weights": replaced("final_norm", lambda _: nn.LayerNorm(64, elementwise_affine=False)),
+    "another GELU": replaced("blocks.0.feed_forward.activation", lambda _: nn.GELU()),
+    "an added layer": lambda model: setattr(model, "head", nn.Sequential(nn.Linear(64, 64), model.head)),
+    "an added parameter": lambda model: model.register_parameter("shift", nn.Parameter(torch.ones(64))),
+    "a narrow layer": narrow,
+    "a scaled embedding": replaced("token_embedding", lambda one: nn.Sequential(one, nn.Dropout(0.5))),
+    "attention without a cache": own_class("blocks.0.attention", WithoutCache),
+    "an own forward without caches": own_class("", PlainForward),
 }
 
 
-def check(model, *, first=10):
-    """Greedy generation is greedy by forward past the context, for two prompts of different lengths."""
-    prompts = [[5, 6, 7], list(range(first, first + 20))]
-    expected = [slow_greedy(model, prompt, 24) for prompt in prompts]
-    assert generate(model, prompts, max_new_tokens=24, temperature=0) == expected
-    assert expected != [slow_greedy(sharp(CONFIG), prompt, 24) for prompt in prompts]
-
-
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_change_counts(name):
+def test_a_changed_model_is_computed_by_its_own_forward(name, capsys):
+    """Past the context, also where the change comes after the program was in use."""
     model = sharp(CONFIG)
+    assert isinstance(way_of(model), Compiled)
+    assert capsys.readouterr().err == ""
     CHANGES[name](model)
+    model.eval()
     state = {key: value.clone() for key, value in model.state_dict().items()}
-    check(model)
+    written = generate(model, PROMPTS, max_new_tokens=60, temperature=0)
+    assert written == [slow_greedy(model, prompt, 60) for prompt in PROMPTS]
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    way, told = way_of(model), capsys.readouterr().err.splitlines()
+    assert isinstance(way, Forward) and told[0].startswith(PROGRAM)
+    assert way.cached == ("without" not in name or "norm" in name) == (len(told) == 1)
+
+
+@pytest.mark.parametrize("kind", ["SiLU", "a scaled residual"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_edits_of_freshly_made_models_are_seen(kind, dtype):
+    """Whose residual branches add little."""
+    config = GPTConfig(vocab_size=512, context_length=64, emb_dim=128, num_heads=2, num_layers=4)
+    model = GPT(config).to(dtype)
+    assert isinstance(way_of(model), Compiled)
+    for block in model.blocks:
+        if kind == "SiLU":
+            block.feed_forward.activation = nn.SiLU()
+        else:
+            block.register_forward_hook(lambda module, args, out: args[0] + (out - args[0]) / 2)
+    assert isinstance(way_of(model), Forward)
+
+
+def test_a_cache_that_changes_logits_is_not_used(capsys):
+    """As positions that are counted from the first token given."""
+    model, counted = sharp(CONFIG), torch.arange(64)
+    original = model.features
+    model.features = lambda tokens, positions=None, **options: original(
+        tokens, positions=counted[: tokens.shape[1]], **options
+    )
+    model.final_norm.eps = 1.0  # not the program's
+    written = generate(model, PROMPTS, max_new_tokens=20, temperature=0)
+    assert written == [slow_greedy(model, prompt, 20) for prompt in PROMPTS]
+    assert "each token reads its text anew" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
@@ -149,12 +161,16 @@ def test_peft_lora_counts(wrapped):
     peft = pytest.importorskip("peft", reason="peft is not installed")
     names = ["W_query", "W_key", "W_value", "out_proj", "up", "down"]
     model = sharp(CONFIG)
+    before = [slow_greedy(model, prompt, 24) for prompt in PROMPTS]
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=names, lora_dropout=0.5))
     for name, parameter in adapted.named_parameters():
         if "lora_" in name:
             nn.init.normal_(parameter, std=0.3)
     adapted.eval()
-    check(adapted if wrapped else model)
+    expected = [slow_greedy(model, prompt, 24) for prompt in PROMPTS]
+    assert expected != before
+    written = generate(adapted if wrapped else model, PROMPTS, max_new_tokens=24, temperature=0)
+    assert written == expected
 
 
 def test_compile_in_place_and_its_wrapper_are_the_model():

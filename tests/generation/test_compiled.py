@@ -9,9 +9,8 @@ import torch
 
 from gpt import GPT, GPTConfig
 from gpt.generation import Engine, Request, Sampling, build, for_decoding
-from gpt.generation.cache import Cache, Read
 from gpt.generation.compiled import Compiled, quantized
-from gpt.generation.decoding import decoder_of
+from gpt.generation.decoding import way_of
 from tests.generation.conftest import sharp, slow_greedy
 
 PRECISIONS = ["float32", "bfloat16", "int8"]
@@ -46,7 +45,7 @@ def program(tmp_path_factory, request):
 
 def ready(config: GPTConfig = CONFIG, precision: str | None = None, seed: int = 0, std: float = 0.3) -> GPT:
     model = for_decoding(sharp(config, seed, std), precision)
-    assert isinstance(decoder_of(model).way(model), Compiled)
+    assert isinstance(way_of(model), Compiled)
     return model
 
 
@@ -56,7 +55,6 @@ def write(model: GPT, prompts: list[list[int]], count: int, **options) -> list[t
     how = {"max_new_tokens": count, "sampling": GREEDY, "alternatives": 2}
     samples = [engine.add(Request(tokens=prompt, **how))[0] for prompt in prompts]
     texts = {id(sample): [] for sample in samples}
-    assert isinstance(engine._way, Compiled)
     for token in engine.run():
         texts[id(token.sample)].append((token.id, token.log_probability, token.alternatives))
     return [(sample.tokens, texts[id(sample)]) for sample in samples]
@@ -107,18 +105,6 @@ def test_a_row_depends_neither_on_the_others_nor_on_the_threads(precision):
             torch.set_num_threads(threads)
 
 
-def test_waiting_prompts_are_read_at_once(monkeypatch):
-    read, engine, compute = [], Engine(ready(), chunk=64), Compiled.read
-    monkeypatch.setattr(
-        Compiled, "read", lambda way, reads, *more: read.append(reads) or compute(way, reads, *more)
-    )
-    for prompt in PROMPTS:
-        engine.add(Request(tokens=prompt, max_new_tokens=2))
-    list(engine.run())
-    prompts = [[len(one.tokens) for one in reads if len(one.tokens) > 1 or not one.held] for reads in read]
-    assert [lengths for lengths in prompts if lengths] == [[3, 40, 1, 36], [20, 62]]
-
-
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_logits_are_the_models(precision):
     """At GPT-2's width of a head, a vocabulary that is no multiple of a vector, with and without biases.
@@ -146,38 +132,21 @@ def test_the_logits_are_the_models(precision):
 def test_ids_reach_the_program_as_whole_numbers():
     """With one of another type beside them it would take the bytes of numbers for addresses."""
     model = ready()
-    way, cache = decoder_of(model).way(model), Cache(CONFIG, torch.zeros(()))
-    whole, floats = (way.read([Read(0, 0, tokens, 2)], cache) for tokens in ([4, 5], [4.0, 5.0]))
-    assert torch.equal(whole, floats)
+    assert write(model, [[4, 5]], 3)[0][1] == write(model, [[4.0, 5.0]], 3)[0][1]
 
 
-def test_damaged_weights_are_noticed():
-    model = ready()
-    engine = Engine(model)
-    engine.add(Request(tokens=[1], max_new_tokens=9))
-    engine.step()
-    model.blocks[0].feed_forward.down.weight.data[:] = torch.nan
-    engine.step()
-    (error,) = engine.failed.values()
-    assert "not finite" in str(error)
-
-
-def test_no_memory_ends_one_text(monkeypatch):
-    """As the program says where an allocation fails; the texts beside it go on."""
-    engine, compute = Engine(ready()), Compiled.read
-
-    def read(way, reads, cache):
-        if any(40 in one.tokens for one in reads):
-            way._step = lambda *_: 1
-            try:
-                return compute(way, reads, cache)
-            finally:
-                way._step = build.program().step
-        return compute(way, reads, cache)
-
-    monkeypatch.setattr(Compiled, "read", read)
+def test_no_memory_ends_one_text_and_not_the_others():
+    engine = Engine(ready())
     (failing,) = engine.add(Request(tokens=[40] * 3, max_new_tokens=4, sampling=GREEDY))
     (whole,) = engine.add(Request(tokens=[2], max_new_tokens=4, sampling=GREEDY))
+    way = way_of(engine.model)
+    step = way._step
+
+    def refuse(*given):
+        first = ctypes.cast(given[2], ctypes.POINTER(ctypes.c_int64))[0]
+        return 1 if first == 40 else step(*given)
+
+    way._step = refuse
     engine.step()
     assert isinstance(engine.failed[failing], MemoryError)
     list(engine.run())
@@ -186,7 +155,7 @@ def test_no_memory_ends_one_text(monkeypatch):
 
 def test_an_allocation_that_fails_is_told():
     """A width for which no machine has memory."""
-    way = decoder_of(model := ready()).way(model)
+    way = way_of(ready())
     kind, narrow, rounds, layers, _, *sizes = way._shape
     shape = torch.tensor([kind, narrow, rounds, layers, 1 << 48, *sizes, 1, 1])
     given, logits = torch.zeros(7, dtype=torch.int64), torch.zeros(301)

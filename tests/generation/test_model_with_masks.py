@@ -1,9 +1,6 @@
 """What the model passes on to its attention: caches, padding, documents and positions."""
 
-import pytest
 import torch
-
-from gpt.errors import InputError
 
 
 def test_in_pieces_with_caches(model):
@@ -35,11 +32,3 @@ def test_documents_in_one_row(model):
     )
     torch.testing.assert_close(given[:, :9], model(first), atol=1e-4, rtol=0)
     torch.testing.assert_close(given[:, 9:], model(second), atol=1e-4, rtol=0)
-
-
-def test_more_than_the_context_is_refused_with_caches(model):
-    caches = [block.attention.new_cache(1) for block in model.blocks]
-    with torch.no_grad():
-        model(torch.zeros(1, 60, dtype=torch.long), caches=caches)
-    with pytest.raises(InputError, match=r"5 tokens after 60 cached .*context_length 64"):
-        model(torch.zeros(1, 5, dtype=torch.long), caches=caches)

@@ -41,66 +41,40 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
-def test_the_distribution_is_the_definitions(sampling):
+def test_draws_follow_the_distribution_of_the_definition(sampling):
+    """By chi-square at this fixed seed; 24.3 is the 99.9 % point with 7 degrees of freedom."""
     expected = reference(LOGITS[0].tolist(), sampling)
     torch.testing.assert_close(probabilities(LOGITS, sampling)[0], torch.tensor(expected))
-
-
-@pytest.mark.parametrize("sampling", SETTINGS, ids=str)
-def test_draws_follow_the_distribution_by_chi_square(sampling):
-    """At this fixed seed; 24.3 is the 99.9 % point of chi-square with 7 degrees of freedom."""
     draws, numbers = 20_000, random.Random(5)
-    ids = sample_tokens(
-        LOGITS.expand(draws, -1),
-        sampling,
-        seen=[[]] * draws,
-        numbers=torch.tensor([numbers.random() for _ in range(draws)]),
-    )
-    counts = torch.bincount(ids, minlength=8).tolist()
-    expected = [p * draws for p in reference(LOGITS[0].tolist(), sampling)]
-    assert all(count == 0 for count, e in zip(counts, expected, strict=True) if e == 0)
-    assert sum((c - e) ** 2 / e for c, e in zip(counts, expected, strict=True) if e > 0) < 24.3
-
-
-def test_a_nucleus_wider_than_the_first_look():
-    logits = torch.randn(2, 5000)
-    logits[1] *= 20  # a narrow one beside it
-    kept = filter_logits(logits, Sampling(top_p=0.9)).isfinite()
-    for row, of_row in zip(logits, kept, strict=True):
-        ordered = row.softmax(-1).sort(descending=True).values
-        count = int((ordered.cumsum(-1) < 0.9).sum()) + 1
-        assert abs(int(of_row.sum()) - count) <= 1  # the edge is where rounding decides
-    assert kept[0].sum() > 1024 > kept[1].sum()
+    uniform = torch.tensor([numbers.random() for _ in range(draws)])
+    ids = sample_tokens(LOGITS.expand(draws, -1), sampling, [[]] * draws, uniform)
+    pairs = [(n, p * draws) for n, p in zip(ids.bincount(minlength=8).tolist(), expected, strict=True)]
+    assert all(count == 0 for count, e in pairs if e == 0)
+    assert sum((count - e) ** 2 / e for count, e in pairs if e > 0) < 24.3
 
 
 def test_equally_likely_tokens_are_kept_together():
     logits = torch.tensor([[1.0, 2.0, 2.0, 0.0]])
-    assert filter_logits(logits, Sampling(top_k=1)).isfinite().tolist() == [[False, True, True, False]]
+    for sampling in (Sampling(top_k=1), Sampling(top_p=0.1)):
+        assert filter_logits(logits, sampling).isfinite().tolist() == [[False, True, True, False]]
 
 
-def test_a_temperature_of_0_takes_the_likeliest():
-    assert sample_tokens(
-        LOGITS, Sampling(temperature=0), seen=[[]], numbers=torch.tensor([0.99])
-    ).tolist() == [3]
-
-
-def test_a_tiny_temperature_is_nearly_0():
-    assert sample_tokens(
-        LOGITS, Sampling(temperature=1e-300), seen=[[]], numbers=torch.tensor([0.5])
-    ).tolist() == [3]
+@pytest.mark.parametrize("temperature", [0, 1e-300])
+def test_a_temperature_of_0_takes_the_likeliest(temperature):
+    sampling = Sampling(temperature=temperature)
+    assert sample_tokens(LOGITS, sampling, [[]], torch.tensor([0.5])).tolist() == [3]
 
 
 @pytest.mark.parametrize("number", [0.0, 1 - 2**-53])
 def test_the_ends_of_the_interval_draw_possible_tokens(number):
     logits = torch.full((1, 50257), -torch.inf)
     logits[0, 100:200] = 0.0
-    drawn = sample_tokens(logits, Sampling(), seen=[[]], numbers=torch.tensor([number])).item()
+    drawn = sample_tokens(logits, Sampling(), [[]], torch.tensor([number])).item()
     assert drawn == (100 if number == 0 else 199)
 
 
 def test_a_row_is_drawn_the_same_in_any_company():
-    logits = torch.randn(7, 300)
-    numbers = torch.rand(7)
+    logits, numbers = torch.randn(7, 300), torch.rand(7)
     sampling = Sampling(temperature=1.3, top_p=0.9, repetition_penalty=1.2)
     seen = [[i, i + 1] for i in range(7)]
     together = sample_tokens(logits, sampling, seen, numbers)
@@ -108,46 +82,28 @@ def test_a_row_is_drawn_the_same_in_any_company():
         assert sample_tokens(logits[i : i + 1], sampling, seen[i : i + 1], numbers[i : i + 1]) == together[i]
 
 
-def test_ids_without_a_logit_have_no_penalty():
-    """A prompt may hold ids of the model beyond those of the tokenizer, which are not drawn."""
-    given = penalize(LOGITS, Sampling(repetition_penalty=2.0), [[3, 300]], [2])
-    assert given[0, 3] == 1.5
-
-
 def test_the_penalty_lowers_tokens_seen_whatever_their_sign():
-    given = penalize(LOGITS, Sampling(repetition_penalty=2.0), [[3, 3, 6]], [3])
-    assert given[0, 3] == 1.5 and given[0, 6] == -6.0
-    others = [0, 1, 2, 4, 5, 7]
-    assert torch.equal(given[0, others], LOGITS[0, others])
+    """But not those of a prompt beyond the ids that are drawn."""
+    given = penalize(LOGITS, 2.0, [[3, 3, 6, 300]])
+    assert given.tolist() == [[2.0, -1.0, 0.5, 1.5, 0.0, 1.5, -6.0, 2.5]]
     assert LOGITS[0, 3] == 3.0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_broken_logits_give_no_token(temperature):
-    """The engine ends their text with an error: test_graphs.py."""
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_broken_logits_give_no_token(temperature, broken):
     logits = LOGITS.repeat(3, 1)
-    logits[1, 2] = torch.nan
+    logits[1, 2] = broken
     sampling, numbers = Sampling(temperature=temperature), torch.full((3,), 0.5)
-    whole, broken, last = sample_tokens(logits, sampling, seen=[[]] * 3, numbers=numbers).tolist()
-    assert broken == -1 and whole == last >= 0
+    first, second, third = sample_tokens(logits, sampling, [[]] * 3, numbers).tolist()
+    assert second == -1 and first == third >= 0
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("temperature", -1),
-        ("temperature", math.nan),
-        ("temperature", 100.5),
-        ("repetition_penalty", 100.5),
-        ("presence_penalty", 2.5),
-        ("frequency_penalty", -2.5),
-        ("top_p", 1.5),
-        ("min_p", 1.1),
-        ("top_k", 0),
-        ("top_p", 0.0),
-        ("top_p", math.nan),
-        ("min_p", -0.1),
-        ("repetition_penalty", 0.0),
+        *(("temperature", -1), ("temperature", math.nan), ("repetition_penalty", 0.0), ("top_p", 1.5)),
+        *(("top_p", 0.0), ("min_p", 1.1), ("top_k", 0)),
     ],
 )
 def test_a_value_out_of_range_is_named(name, value):
@@ -166,15 +122,13 @@ class OnGPU(torch.Tensor):
         return result.as_subclass(torch.Tensor) if function is torch.Tensor.cpu else result
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(top_p=0.8), Sampling(top_k=3, temperature=0.7)])
-def test_where_algorithms_must_be_deterministic_a_gpu_leaves_drawing_to_the_cpu(sampling):
-    logits = torch.randn(4, 50)
-    options = {"sampling": sampling, "seen": [[]] * 4, "numbers": torch.tensor([0.1, 0.4, 0.6, 0.9])}
-    expected = sample_tokens(logits, **options)
+def test_where_algorithms_must_be_deterministic_a_gpu_leaves_drawing_to_the_cpu():
+    logits, sampling = torch.randn(4, 50), Sampling(top_k=3, temperature=0.7)
+    more = sampling, [[]] * 4, torch.tensor([0.1, 0.4, 0.6, 0.9])
     with pytest.raises(RuntimeError, match="cumsum"):
-        sample_tokens(logits.as_subclass(OnGPU), **options)
+        sample_tokens(logits.as_subclass(OnGPU), *more)
     torch.use_deterministic_algorithms(True)
     try:
-        assert torch.equal(sample_tokens(logits.as_subclass(OnGPU), **options), expected)
+        assert torch.equal(sample_tokens(logits.as_subclass(OnGPU), *more), sample_tokens(logits, *more))
     finally:
         torch.use_deterministic_algorithms(False)

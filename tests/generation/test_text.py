@@ -36,22 +36,6 @@ def test_the_end_of_text_has_no_text():
     assert TextStream(BYTES).feed(BYTES.eot) == ""
 
 
-def test_a_stop_string_over_several_tokens():
-    given_out, stream = pieces("one STOP two", stop=("STOP",))
-    assert "".join(given_out) == "one "
-    assert stream.stopped
-
-
-def test_what_only_began_like_a_stop_string_is_given_out():
-    given_out, stream = pieces("one STOlen STO", stop=("STOP",))
-    assert "".join(given_out) == "one STOlen STO"
-    assert not stream.stopped
-
-
-def test_the_first_stop_string_in_the_text_counts():
-    assert "".join(pieces("a-b=c", stop=("=", "-"))[0]) == "a"
-
-
 def test_a_stop_string_inside_one_token():
     words = Tokenizer("gpt2")
     assert len(words.encode(" hello")) == 1

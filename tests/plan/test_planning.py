@@ -6,6 +6,7 @@ import random
 import time
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,9 +25,9 @@ from gpt.errors import InputError
 from gpt.plan import cost, recommend
 from gpt.plan.cost import _PROBES, Cost, Shape, fit_cost
 from gpt.plan.law import Law, Trial
-from gpt.plan.plan import Plan, choose
+from gpt.plan.plan import END_SECONDS, Plan, choose
 from gpt.plan.text import Text, measure
-from gpt.run.limits import Deadline, Limits
+from gpt.run.limits import Limits
 from gpt.run.options import Options, TrainerOptions
 from gpt.run.start import start
 from gpt.training.module import LanguageModel
@@ -219,13 +220,13 @@ def test_a_text_is_measured(tmp_path):
 def hurry(workplace, monkeypatch):
     """A process that begins now, on a machine that is not timed but thought three times as slow as it is."""
     slow = replace(MACHINE, seconds=tuple(3 * seconds for seconds in MACHINE.seconds))
-    for module in ("plan.recommend", "run.fit"):
+    for module in ("plan.recommend", "run.fit", "run.limits"):
         monkeypatch.setattr(f"gpt.{module}.STARTED", time.perf_counter())
     monkeypatch.setattr(recommend, "probe", lambda *_: slow)
     monkeypatch.setattr("gpt.plan.text.try_out", lambda *_: (text_of(1_000_000).trial, 0.01))
     monkeypatch.setattr(recommend, "_REST_OF_START", 0.5)
     monkeypatch.setattr("gpt.plan.plan.END_SECONDS", 1.0)
-    monkeypatch.setattr("gpt.run.fit.END_SECONDS", 1.0)
+    monkeypatch.setattr("gpt.run.limits.END_SECONDS", 1.0)
     draw = random.Random(0)
     words = ["".join(draw.choices("etaoinshrdlu", k=draw.randint(1, 8))) for _ in range(3000)]
     Path("text.txt").write_text(" ".join(draw.choices(words, k=100_000)), "utf-8")
@@ -370,7 +371,9 @@ def test_the_speed_decides_the_number_of_steps(monkeypatch, capsys, fast, extend
     monkeypatch.setattr("time.perf_counter", lambda: now)
     trainer = TrainerOptions(max_steps=600, val_check_interval=100)
     run, changes = RunPart(), dict[int, int]()
-    limits = Limits(Options(trainer=trainer), run, Deadline(at=60.0, validation=2.0, extends=extends))
+    monkeypatch.setattr("gpt.run.limits.STARTED", END_SECONDS)
+    plan = SimpleNamespace(minutes=1.0, validation=2.0, takes_all_of_it=extends)
+    limits = Limits(Options(trainer=trainer), run, plan)
     limits.count(0)
     limits.begin(warms_up=False, every=100)
     while not limits.is_over:

@@ -87,10 +87,9 @@ def assert_same(run: str, other: str) -> None:
         torch.testing.assert_close(two[name], weight, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_two_processes_do_what_one_does_and_go_on_with_each_others_runs(strategy, launch):
+def test_two_processes_do_what_one_does_and_go_on_with_each_others_runs(launch):
     launch(*ONE, "--run", "one", processes=1)
-    launch(*TWO, "--trainer.strategy", strategy, "--run", "two")
+    launch(*TWO, "--run", "two")
     assert sorted(os.listdir("runs")) == ["one", "two"]  # the processes agreed on the folder
     assert len(losses("two")) == 10 + 2
     assert_same("one", "two")
@@ -101,19 +100,16 @@ def test_two_processes_do_what_one_does_and_go_on_with_each_others_runs(strategy
     shutil.copytree("runs/one", "runs/from-one")
     shutil.copytree("runs/two", "runs/from-two")
 
-    told = launch(
-        *TWO, "--trainer.strategy", strategy, "--resume", "runs/from-one/checkpoints/step-5.safetensors"
-    )
+    told = launch(*TWO, "--resume", "runs/from-one/checkpoints/step-5.safetensors")
     assert "after step 5" in told
     assert_same("from-one", "one")
-    one = [*ONE, "--trainer.devices", "1", "--trainer.strategy", "auto"]
+    one = [*ONE, "--trainer.devices", "1"]
     launch(*one, "--resume", "runs/from-two/checkpoints/step-5.safetensors", processes=1)
     assert_same("from-two", "one")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_tokens_per_update_make_the_same_run_on_any_number_of_processes(strategy, launch):
+def test_tokens_per_update_make_the_same_run_on_any_number_of_processes(launch):
     """One process accumulates three batches of 12 windows, each of two processes two of 9."""
     options = [
         *PLAIN,
@@ -124,8 +120,7 @@ def test_tokens_per_update_make_the_same_run_on_any_number_of_processes(strategy
         "--data.batch_size",
         "12",
     ]
-    one = ["--trainer.devices", "1", "--trainer.strategy", "auto"]
-    two = ["--trainer.devices", "2", "--trainer.strategy", strategy]
+    one, two = ["--trainer.devices", "1"], ["--trainer.devices", "2"]
     launch(*options, *one, "--run", "one", processes=1)
     launch(*options, *two, "--run", "two")
     launch(*options, *two, "--run", "changing", terminate=([0], 3), status=143)
@@ -137,24 +132,6 @@ def test_tokens_per_update_make_the_same_run_on_any_number_of_processes(strategy
         assert losses(run) == pytest.approx(losses("one"), rel=1e-5)
         for name, weight in weights("one").items():
             torch.testing.assert_close(weights(run)[name], weight, rtol=0, atol=1e-4, msg=name)
-
-
-@pytest.mark.slow
-def test_bfloat16_weights_are_sharded_with_their_masters(launch):
-    """Their checkpoint is that of one process: it holds whole masters, and goes on there and back."""
-    options = ["--trainer.precision", "bf16-true", "--trainer.max_steps", "6", "--checkpoint_every", "2"]
-    fsdp2, one = ["--trainer.strategy", "fsdp2"], ["--trainer.strategy", "auto", "--trainer.devices", "1"]
-    launch(*TWO, *options, *fsdp2, "--run", "two")
-    launch(*ONE, *options, "--run", "one", processes=1)
-    launch(*ONE, *options, *one, "--resume", "runs/two/checkpoints/step-2.safetensors", processes=1)
-    launch(*TWO, *options, *fsdp2, "--resume", "runs/two/checkpoints/step-4.safetensors")
-    saved = [read(f"runs/{run}/checkpoints/last.safetensors").tensors for run in ("one", "two")]
-    masters = [name for name in saved[0] if name.endswith("/master")]
-    assert len(masters) > 10 and saved[0].keys() - saved[1].keys() == set()
-    for one, two in ((saved[0][name], saved[1][name]) for name in masters):
-        assert one.dtype == two.dtype == torch.float32
-        torch.testing.assert_close(one, two, rtol=0, atol=2e-3)
-    assert losses("two") == pytest.approx(losses("one"), rel=1e-3)
 
 
 def test_a_signal_stops_both_and_they_resume_exactly(launch):
@@ -243,13 +220,12 @@ def test_a_run_is_what_its_limits_say_on_any_number_of_processes(
         assert [int(row["step"]) for row in rows if row["val_loss"]] == validated
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_two_in_bfloat16_accumulate_and_recompute_as_one_does(strategy, launch):
+def test_two_in_bfloat16_accumulate_and_recompute_as_one_does(launch):
     """The same micro-batches of 9 windows, half of them on each: sums differ in their order alone."""
     options = [*PLAIN, "--data.tokens_per_update", str(36 * 16), "--data.batch_size", "9"]
     options += ["--trainer.precision", "bf16-mixed", "--model.checkpoint_activations", "true"]
     launch(*options, "--trainer.devices", "1", "--run", "one", processes=1)
-    launch(*options, "--trainer.devices", "2", "--trainer.strategy", strategy, "--run", "two")
+    launch(*options, "--trainer.devices", "2", "--run", "two")
     assert losses("two") == pytest.approx(losses("one"), rel=1e-4)
     for name, weight in weights("one").items():
         torch.testing.assert_close(weights("two")[name], weight, rtol=0, atol=1e-3, msg=name)

@@ -73,9 +73,6 @@ def update(
     """Two updates of two batches each, as Lightning runs them."""
     with torch.device("meta"):
         module = kind(CONFIG, OptimizerConfig(name=optimizer), loss_chunk=24, **options)
-    module.model.bfloat16_residual = True  # as `compile_model` sets them on a GPU
-    for block in module.model.blocks:
-        block.attention.one_product = True
     with pytest.MonkeyPatch.context() as patch:
         pretend_gpu(patch, precision, cuda)
         run_updates(module, processes)

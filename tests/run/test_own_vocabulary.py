@@ -102,7 +102,7 @@ def test_resuming_and_validating_use_the_same_ids(run, capsys):
     assert main(["validate", "--ckpt_path", "runs/own/checkpoints/last.safetensors"]) == 0
 
 
-def test_fine_tuning_keeps_it_and_warns_of_a_text_that_it_does_not_suit(run, capsys):
+def test_fine_tuning_keeps_it(run, capsys):
     _, tokenizer = load("runs/own")
     with open("chinese.txt", "w", encoding="utf-8") as file:
         file.write("道可道非常道名可名非常名" * 300)
@@ -117,7 +117,6 @@ def test_fine_tuning_keeps_it_and_warns_of_a_text_that_it_does_not_suit(run, cap
     ]
     assert main([*start, "--run", "tuned"]) == 0
     assert load("runs/tuned")[1] == tokenizer
-    assert "does not suit this text: 1.0" in capsys.readouterr().err
     assert main(["fit", "--resume", "runs/tuned", "--trainer.max_steps", "2"]) == 0
     assert load("runs/tuned")[1] == tokenizer
     capsys.readouterr()

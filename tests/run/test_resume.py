@@ -46,12 +46,6 @@ def test_resumed_from_a_step_it_ends_the_same(step, whole, workplace):
     assert result(run) == result(whole)
 
 
-def test_workers_change_nothing(whole, workplace):
-    run = interrupted(whole, 5)
-    assert main(["fit", "--resume", "auto", "--run", "cut", "--data.num_workers", "2"]) == 0
-    assert result(run) == result(whole)
-
-
 def test_resumed_from_the_best_its_validation_is_not_done_twice(whole, workplace, monkeypatch):
     run = interrupted(whole, 5)
 
@@ -107,7 +101,6 @@ def test_options_on_the_command_line_win_and_are_named(whole, workplace, capsys)
     [
         ("--model.config.emb_dim", "64"),
         ("--model.optimizer.name", "adamw"),
-        ("--trainer.precision", "bf16-true"),  # which has master weights
     ],
 )
 def test_what_the_weights_do_not_allow_is_refused(option, value, whole, workplace, capsys):
@@ -186,7 +179,7 @@ class Code:
 @pytest.mark.parametrize(
     "save", [torch.save, lambda value, path: Path(path).write_bytes(pickle.dumps(value))]
 )
-@pytest.mark.parametrize("option", ["fit --resume", "fit --ckpt_path", "validate --ckpt_path"])
+@pytest.mark.parametrize("option", ["fit --resume", "validate --ckpt_path"])
 def test_code_in_a_checkpoint_is_refused_and_not_run(save, option, workplace, capsys):
     save({"state_dict": {}, "gpt": Code()}, "evil.safetensors")
     assert main([*option.split(), "evil.safetensors"]) == 2

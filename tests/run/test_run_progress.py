@@ -72,7 +72,9 @@ def test_on_a_terminal_a_bar_with_the_time_left(run, clock, monkeypatch):
 
 
 def test_validation_prints_its_figures_and_a_sample_as_it_is(run, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("gpt.generation.stream", lambda *_, **__: iter(["Once [bold]", " upon\n"]))
+    monkeypatch.setattr(
+        "gpt.generation.stream_samples", lambda *_, **__: [(0, "Once [bold]"), (0, " upon\n")]
+    )
     run.validated(0, {"val_loss": 2.5})
     run.sample(None, SimpleNamespace(tokenizer=None))
     assert capsys.readouterr().err == "step 0  val_loss 2.5\nOnce [bold] upon\n"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gpt import threads
-from gpt.threads import Sharing, seconds_waited, sharing_cores
+from gpt.threads import seconds_waited, share_cores, sharing_cores
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -44,32 +44,22 @@ def test_more_threads_than_cores_end_the_spinning():
     assert afterwards > 0.5
 
 
-@pytest.fixture
-def watched(monkeypatch):
-    """A callback, and a look of it after threads have waited for so many seconds in a second."""
-    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(threads, "sleeping_teams", Event)
-    waited = [0.0]
+def test_the_teams_stay_while_the_cores_are_busy(monkeypatch):
+    """Looks that find threads waiting for a core, for so many seconds in a second."""
+    shares, teams, waited = [0.1, 0.9, 0.1, 0.01, 0.9], [], [0.0]
+
+    class Looks:
+        def wait(self, seconds):
+            if shares:
+                waited[0] += shares.pop(0) * seconds
+                assert [one.is_set() for one in teams] == [[], [], [False], [False], [True]][-1 - len(shares)]
+                return False
+            return True
+
+    monkeypatch.setattr(threads, "sleeping_teams", lambda: teams.append(Event()) or teams[-1])
     monkeypatch.setattr(threads, "seconds_waited", lambda: waited[0])
-    callback = Sharing()
-
-    def look(share):
-        waited[0] += share * threads._BUSY_INTERVAL
-        callback.look()
-        return callback._teams
-
-    return look
-
-
-def test_the_teams_stay_while_the_cores_are_busy(watched):
-    assert watched(0.1) is None
-    teams = watched(0.9)
-    assert teams is not None
-    assert watched(0.1) is teams
-    assert not teams.is_set()
-    assert watched(0.01) is None
-    assert teams.is_set()
+    share_cores(Looks())
+    assert [one.is_set() for one in teams] == [True, True]  # the second at the end of the run
 
 
 @pytest.mark.parametrize("name", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY", None])

@@ -15,7 +15,7 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*LeafSpec")
-@pytest.mark.parametrize("program", PROGRAMS, ids=["token_data", "own_loaders", "plain_loop"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=["token_data", "plain_loop"])
 def test_a_program_of_the_docs_runs(program, tmp_path, monkeypatch, text_file):
     monkeypatch.chdir(tmp_path)
     text_file.rename("my-text.txt")

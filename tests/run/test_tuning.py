@@ -98,7 +98,7 @@ def test_a_chat_in_the_terminal(capsys, monkeypatch):
     assert said == f"{expected}> \n"
 
 
-def test_an_export_carries_the_template(tmp_path, capsys):
+def test_an_export_carries_the_template(tmp_path):
     """transformers gives the same text, and the template survives what it saves and an import of that."""
     transformers = pytest.importorskip("transformers")
     for form in ("hf", "gguf"):
@@ -112,14 +112,9 @@ def test_an_export_carries_the_template(tmp_path, capsys):
     with pytest.raises(Exception, match="unknown role"):
         theirs.apply_chat_template([{"role": "tool", "content": "x"}])
     theirs.save_pretrained(tmp_path / "hf")
-    assert (tmp_path / "hf" / "chat_template.jinja").is_file()
     assert main(["import", str(tmp_path / "hf"), "--output", str(tmp_path / "back")]) == 0
     for folder in ("hf", "back"):
         _, loaded, found = load_with_template(tmp_path / folder)
         assert (loaded, found) == (tokenizer, TEMPLATE)
-    assert "chat template" not in capsys.readouterr().err
-    (tmp_path / "hf" / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-8")
-    assert load_with_template(tmp_path / "hf")[2] is None
-    assert "has a chat template of another program, which is not read" in capsys.readouterr().err
     fields = pytest.importorskip("gguf").GGUFReader(tmp_path / "gguf" / "model.gguf").fields
     assert fields["tokenizer.chat_template"].contents() == TEMPLATE.to_jinja()

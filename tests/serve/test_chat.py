@@ -16,8 +16,8 @@ def chat(app=None, **form):
 
 
 def alone(ids: list[int], count: int) -> str:
-    (row,) = generate(MODEL, [ids], max_new_tokens=count, end=TOKENIZER.eot, temperature=0)
-    return TOKENIZER.decode([id_ for id_ in row[len(ids) :] if id_ != TOKENIZER.eot])
+    (row,) = generate(MODEL, [ids], max_new_tokens=count, temperature=0)
+    return TOKENIZER.decode(row[len(ids) :]).partition("<|endoftext|>")[0]
 
 
 def test_a_reply_follows_the_conversation_in_the_template():

@@ -28,7 +28,7 @@ def export(
     megabytes: float = 8,
 ) -> Path:
     """A file with the model, whose other settings are at their defaults."""
-    found = Found("gpt", model.config, model.state_dict(), tokenizer, None, template)
+    found = Found("gpt", model.config, model.state_dict(), tokenizer, template)
     write(path, found, "tiny", precision, snapshots, text, megabytes)
     return path
 

@@ -50,24 +50,6 @@ def test_jinja_renders_the_same_text(template):
     assert compiled.render(messages=messages, add_generation_prompt=True) == prompt
     reply = template.assistant.removesuffix("{content}")
     assert compiled.render(messages=messages) == prompt.removesuffix(reply)
-    assert Template.from_jinja(template.to_jinja()) == template
-
-
-def test_jinja_of_others_is_not_read():
-    ours = PLAIN.to_jinja()
-    assert Template.from_jinja("{% for message in messages %}{{ message['content'] }}{% endfor %}") is None
-    assert Template.from_jinja("") is Template.from_jinja(ours + " ") is None
-    for old, new in (("'A'", "'B'"), ("'S'", "'S{content}'"), ("'S'", "'\\x'"), ("'user'", "'tool'")):
-        changed = ours.replace(old, new, 1)
-        assert changed != ours and Template.from_jinja(changed) is None
-
-
-@pytest.mark.parametrize("quote", ["'", '"'])
-def test_a_megabyte_of_quotation_marks_is_read_once(quote):
-    """Minutes, where each mark begins a search for its end."""
-    ours, marks = DEFAULT_TEMPLATE.to_jinja(), ("\\" + quote) * 500_000
-    for text in (marks, ours + marks, ours.replace("'### R", "'" + marks, 1), ours[:200] + marks):
-        assert Template.from_jinja(text) is None
 
 
 @pytest.mark.parametrize(

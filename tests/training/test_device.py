@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gpt.training import device
-from gpt.training.device import allow_tf32, default_precision
+from gpt.training.device import default_precision
 
 
 @pytest.fixture
@@ -40,13 +40,3 @@ def machine(monkeypatch):
 def test_the_default_precision(parts, accelerator, precision, machine):
     machine(**parts)
     assert default_precision(accelerator) == precision
-
-
-def test_tf32_is_on_where_there_is_a_gpu(machine, monkeypatch):
-    chosen = []
-    monkeypatch.setattr(torch, "set_float32_matmul_precision", chosen.append)
-    machine()
-    allow_tf32()
-    machine(gpu=True)
-    allow_tf32()
-    assert chosen == ["high"]

@@ -93,29 +93,6 @@ def test_memory_holds_the_logits_of_one_chunk_and_no_second_buffer_for_their_gra
     assert of_one_chunk < memory.peak < 1.5 * of_one_chunk
 
 
-@pytest.mark.parametrize("disabled", [torch.no_grad, torch.inference_mode])
-def test_without_gradients_there_is_one_product_a_chunk(disabled):
-    features, weight, targets = leaves()
-    with disabled(), Memory() as memory:
-        found = linear_cross_entropy(features, weight, targets, chunk=10)
-    assert memory.calls["aten::mm.out"] == 5
-    assert memory.calls["aten::mm"] == 0
-    assert not found.requires_grad
-    assert torch.equal(found, linear_cross_entropy(features, weight, targets, chunk=10))
-
-
-def test_the_mean_is_exact_with_bfloat16_as_the_default_type():
-    """1 / 1000 in bfloat16 is 0.1 % off, and so would be the loss."""
-    features, weight = torch.randn(1000, 16), torch.randn(97, 16)
-    targets = torch.randint(0, 97, (1000,))
-    expected = linear_cross_entropy(features, weight, targets)
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        assert torch.equal(linear_cross_entropy(features, weight, targets), expected)
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
 def test_a_chunk_is_cut_for_the_cache_of_a_cpu_alone(monkeypatch):
     """Elsewhere each part would be a dozen kernels more, a thousand parts per batch."""
     parts, cross_entropy = [], loss.cross_entropy

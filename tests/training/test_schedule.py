@@ -9,7 +9,7 @@ def factors(**options):
     return [learning_rate_factor(step, total_steps=100, **options) for step in range(101)]
 
 
-@pytest.mark.parametrize("schedule", ["linear", "cosine", "wsd", "constant"])
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
 def test_warm_up_climbs_from_the_first_step_to_the_peak(schedule):
     values = factors(schedule=schedule, warmup_steps=10)
     assert values[:10] == pytest.approx([k / 10 for k in range(1, 11)])
@@ -28,15 +28,3 @@ def test_cosine_at_its_corners():
     assert values[25] == pytest.approx(0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi / 4)))
     assert values[50] == pytest.approx(0.6)
     assert values[100] == pytest.approx(0.2)
-
-
-def test_wsd_is_flat_and_then_falls():
-    values = factors(schedule="wsd", warmup_steps=5, decay_fraction=0.3)
-    assert values[5:71] == pytest.approx([1.0] * 66)
-    assert values[85] == pytest.approx(0.5)
-    assert values[100] == pytest.approx(0.0)
-
-
-def test_past_the_end_it_stays():
-    assert learning_rate_factor(500, total_steps=100, schedule="linear", final=0.1) == pytest.approx(0.1)
-    assert learning_rate_factor(0, total_steps=0, schedule="cosine") == 1.0

@@ -4,75 +4,68 @@ import numpy as np
 import pytest
 import torch
 
-from gpt import GPT, Tokenizer
+from gpt import GPT
 from gpt.cli import main
 from gpt.weights.commands import write_export
 from gpt.weights.load import Found
 
-HEADER = {"context_length": 24, "embedding_length": 48, "block_count": 2, "feed_forward_length": 192}
 
-
-@pytest.mark.parametrize("changes", [{}, {"tie_embeddings": False}, {"qkv_bias": False}])
-def test_the_file_read_back(changes, config, tmp_path):
+@pytest.mark.parametrize("more", [True, False])
+def test_the_file_read_back(more, config, tmp_path):
+    """With a tied head and biases of all matrices, and without."""
     gguf = pytest.importorskip("gguf")
-    model = GPT(type(config).from_dict({**config.to_dict(), **changes}))
+    from transformers import AutoTokenizer
+
+    model = GPT(type(config).from_dict({**config.to_dict(), "tie_embeddings": more, "qkv_bias": more}))
     torch.nn.init.normal_(model.blocks[0].attention.out_proj.bias)
-    write_export(Found("gpt", model.config, model.state_dict()), tmp_path, "gguf")
-    assert [file.name for file in tmp_path.iterdir()] == ["model.gguf"]
-    reader = gguf.GGUFReader(tmp_path / "model.gguf")
+    found = Found("gpt", model.config, model.state_dict())
+    write_export(found, tmp_path / "gguf", "gguf")
+    assert [file.name for file in (tmp_path / "gguf").iterdir()] == ["model.gguf"]
+    reader = gguf.GGUFReader(tmp_path / "gguf" / "model.gguf")
     value = {name: field.contents() for name, field in reader.fields.items()}
-    assert value["general.architecture"] == "gpt2"
-    assert {name: value[f"gpt2.{name}"] for name in HEADER} == HEADER
-    assert value["gpt2.attention.head_count"] == 3
-    assert value["gpt2.attention.layer_norm_epsilon"] == pytest.approx(1e-5)
+    expected = {
+        "general.architecture": "gpt2",
+        "gpt2.context_length": 24,
+        "gpt2.embedding_length": 48,
+        "gpt2.block_count": 2,
+        "gpt2.feed_forward_length": 192,
+        "gpt2.attention.head_count": 3,
+        "gpt2.attention.layer_norm_epsilon": pytest.approx(1e-5),
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.token_type": [1] * 299 + [3],
+        "tokenizer.ggml.bos_token_id": 299,
+        "tokenizer.ggml.eos_token_id": 299,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    assert expected == {name: value[name] for name in expected}
+    write_export(found, tmp_path / "hf", "hf")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert value["tokenizer.ggml.tokens"] == theirs.convert_ids_to_tokens(range(300))
+    assert len(value["tokenizer.ggml.merges"]) == 300 - 257
+
     tensors = {tensor.name: tensor.data for tensor in reader.tensors}
-    assert ("output.weight" in tensors) == (not model.config.tie_embeddings)
-    assert len(tensors) == 2 + 2 * 12 + 2 + (not model.config.tie_embeddings)
-    attention, feed_forward = model.blocks[1].attention, model.blocks[1].feed_forward
-    query_key_value = torch.cat([getattr(attention, f"W_{x}").weight for x in ("query", "key", "value")])
+    assert len(tensors) == 2 + 2 * 12 + 2 + ("output.weight" in tensors) == 29 - more
+    block = model.blocks[1]
     expected = {
         "token_embd.weight": model.token_embedding.weight,
         "position_embd.weight": model.position_embedding.weight,
-        "blk.1.attn_qkv.weight": query_key_value,
+        "blk.1.attn_qkv.weight": torch.cat(
+            [getattr(block.attention, f"W_{x}").weight for x in ("query", "key", "value")]
+        ),
         "blk.0.attn_output.bias": model.blocks[0].attention.out_proj.bias,
-        "blk.1.ffn_up.weight": feed_forward.up.weight,
-        "blk.1.ffn_down.weight": feed_forward.down.weight,
+        "blk.1.ffn_up.weight": block.feed_forward.up.weight,
+        "blk.1.ffn_down.weight": block.feed_forward.down.weight,
         "output_norm.bias": model.final_norm.bias,
     }
     for name, tensor in expected.items():
         np.testing.assert_array_equal(tensors[name], tensor.detach().numpy(), err_msg=name)
-    assert not model.config.qkv_bias or tensors["blk.1.attn_qkv.bias"].shape == (144,)
-
-
-def test_the_tokenizer_is_gpt2s_with_a_small_vocabulary(model, tmp_path):
-    gguf = pytest.importorskip("gguf")
-    from transformers import AutoTokenizer
-
-    write_export(Found("gpt", model.config, model.state_dict()), tmp_path / "gguf", "gguf")
-    write_export(Found("gpt", model.config, model.state_dict()), tmp_path / "hf", "hf")
-    fields = gguf.GGUFReader(tmp_path / "gguf" / "model.gguf").fields
-    value = {name.removeprefix("tokenizer.ggml."): field.contents() for name, field in fields.items()}
-    assert (value["model"], value["pre"]) == ("gpt2", "gpt-2")
-    theirs = AutoTokenizer.from_pretrained(tmp_path / "hf")
-    assert value["tokens"] == theirs.convert_ids_to_tokens(range(300))
-    assert len(value["merges"]) == 300 - 257
-    assert value["token_type"] == [1] * 299 + [3]
-    assert value["bos_token_id"] == value["eos_token_id"] == Tokenizer(vocab_size=300).eot
-    assert value["add_bos_token"] is False
 
 
 def test_a_missing_package_is_one_line(model, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "gguf", None)
-    model.save_pretrained(tmp_path / "m")
-    command = [
-        "export",
-        "--checkpoint",
-        str(tmp_path / "m"),
-        "--format",
-        "gguf",
-        "--output",
-        str(tmp_path / "o"),
-    ]
-    assert main(command) == 2
+    monkeypatch.chdir(tmp_path)
+    model.save_pretrained("m")
+    assert main(["export", "--checkpoint", "m", "--format", "gguf", "--output", "o"]) == 2
     assert "pip install -e '.[gguf]'" in capsys.readouterr().err
     assert not (tmp_path / "o").exists()

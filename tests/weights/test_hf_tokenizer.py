@@ -2,22 +2,18 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpt import Tokenizer
-from gpt.text.table import byte_letters, merges
 from gpt.text.template import DEFAULT_TEMPLATE
 from gpt.weights.formats.hf import write_tokenizer
 
 SIZES = (257, 300, 2048, 50257)
 TEXTS = [
-    "",
-    " ",
     "Hello, world! It's 12345 o'clock.  \n\n\tdef f(x):\n    return x ** 2\n",
     "naïve café — “quotes” … 你好 мир 🤖👩‍👩‍👧 \u00a0\u200b\x00\x7f",
-    "  leading and trailing   ",
-    "'S 'll I'VE we'd\r\n",
+    "  leading and trailing 'S 'll I'VE we'd\r\n",
 ]
 
 
@@ -34,20 +30,16 @@ def pair(size: int):
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("text", TEXTS)
-def test_transformers_gives_the_same_ids(size, text):
-    ours, theirs = pair(size)
-    ids = ours.encode(text)
-    assert theirs(text)["input_ids"] == ids
-    assert theirs.decode(ids) == text
-
-
-@pytest.mark.parametrize("size", SIZES)
 @given(text=st.text(st.characters(codec="utf-8"), max_size=200))
+@example(TEXTS[0])
+@example(TEXTS[1])
+@example(TEXTS[2])
 @settings(max_examples=100, deadline=None)
 def test_transformers_gives_the_same_ids_for_any_text(size, text):
     ours, theirs = pair(size)
-    assert theirs(text, split_special_tokens=True)["input_ids"] == ours.encode(text)
+    ids = ours.encode(text)
+    assert theirs(text, split_special_tokens=True)["input_ids"] == ids
+    assert theirs.decode(ids) == text
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -67,19 +59,7 @@ def test_transformers_gives_the_same_ids_of_a_chat(size, tmp_path):
     ours = Tokenizer("gpt2", vocab_size=size)
     write_tokenizer(ours, tmp_path, 1024, DEFAULT_TEMPLATE)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
-    texts = {"system": TEXTS[2], "user": TEXTS[4], "assistant": TEXTS[3]}
+    texts = dict(zip(("system", "assistant", "user"), TEXTS, strict=True))
     messages = [{"role": role, "content": texts[role]} for role in ("system", "user", "assistant", "user")]
     ids = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert ids == DEFAULT_TEMPLATE.prompt(ours, messages)
-
-
-def test_merges_of_a_small_table():
-    tokens = [bytes([b]) for b in range(256)] + [b"ab", b"bc", b"abc", b"abab"]
-    assert merges(tokens) == [(b"a", b"b"), (b"b", b"c"), (b"ab", b"c"), (b"ab", b"ab")]
-
-
-def test_every_byte_has_its_own_printable_letter():
-    letters = byte_letters()
-    assert len(set(letters)) == 256
-    assert all(letter.isprintable() and not letter.isspace() for letter in letters)
-    assert (letters[ord(" ")], letters[ord("\n")], letters[ord("A")]) == ("Ġ", "Ċ", "A")

@@ -1,14 +1,11 @@
 import os
 import pickle
-import subprocess
-import sys
+from dataclasses import replace
 from fnmatch import fnmatch
-from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
-from other_programs import huggingface_model
 from safetensors.torch import load_file, save_file
 
 from gpt import GPT, GPTConfig, Tokenizer
@@ -21,17 +18,22 @@ from gpt.weights.load import Found, find, read_weights
 FORMATS = ("hf", "nanogpt", "book")
 
 
-@pytest.mark.parametrize(("first", "second"), [*product(FORMATS, FORMATS)])
-def test_round_trips_of_every_pair_keep_each_weight(first, second, model, tokens, tmp_path):
-    write_export(Found("gpt", model.config, model.state_dict()), tmp_path / "a", first)
-    found = read_weights(tmp_path / "a")
-    write_export(found, tmp_path / "b", second)
-    read_back = GPT.from_pretrained(tmp_path / "b")
-    assert read_back.config == model.config
-    for (name, expected), tensor in zip(
-        model.state_dict().items(), read_back.state_dict().values(), strict=True
-    ):
-        assert torch.equal(tensor, expected), name
+def test_export_and_import_are_inverse(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    model.save_pretrained("mine")
+    for format in FORMATS:
+        assert main(["export", "--checkpoint", "mine", "--format", format, "--output", format]) == 0
+        assert main(["import", format, "--format", format, "--output", f"from-{format}"]) == 0
+        read_back = GPT.from_pretrained(f"from-{format}")
+        assert read_back.config == replace(model.config, exact_gelu=format == "nanogpt")
+        for name, expected in model.state_dict().items():
+            assert torch.equal(read_back.state_dict()[name], expected), name
+    assert "nanoGPT computes the GELU exactly" in capsys.readouterr().err
+    assert main(["import", "hf", "--output", "mine"]) == 2
+    assert capsys.readouterr().err == "gpt import: mine exists already: choose another name\n"
+    assert main(["export", "--checkpoint", "mine", "--output", "hf"]) == 2
+    assert main(["import", "hf", "--format", "book", "--output", "new"]) == 2
+    assert "in the format hf, expected book" in capsys.readouterr().err
 
 
 class Bomb:
@@ -40,20 +42,15 @@ class Bomb:
 
 
 @pytest.mark.parametrize("legacy", [True, False])
-@pytest.mark.parametrize("name", ["ckpt.pt", "model.pth", "folder/pytorch_model.bin"])
-def test_no_code_of_a_pickle_is_run(legacy, name, tmp_path, monkeypatch):
+def test_no_code_of_a_pickle_is_run(legacy, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    file = tmp_path / name
-    if file.parent != tmp_path:
-        huggingface_model().save_pretrained(file.parent)
-        (file.parent / "model.safetensors").unlink()
     bomb = {"model": Bomb(), "model_args": {}, "tok_emb.weight": Bomb()}
-    torch.save(bomb, file, _use_new_zipfile_serialization=not legacy)
+    torch.save(bomb, "ckpt.pt", _use_new_zipfile_serialization=not legacy)
     with pytest.raises(InputError, match="not a file of tensors"):
-        GPT.from_pretrained(file if file.parent == tmp_path else file.parent)
-    assert not (tmp_path / "exploded").exists()
+        GPT.from_pretrained("ckpt.pt")
+    assert not Path("exploded").exists()
     pickle.loads(pickle.dumps(Bomb()))  # an ordinary unpickler runs it
-    assert (tmp_path / "exploded").exists()
+    assert Path("exploded").exists()
 
 
 @pytest.mark.parametrize(
@@ -61,12 +58,10 @@ def test_no_code_of_a_pickle_is_run(legacy, name, tmp_path, monkeypatch):
     [
         (b"", "not a file of tensors"),
         (b"junk" * 100, "not a file of tensors"),
-        (torch.zeros(3), "got Tensor"),
+        (torch.zeros(3), "expected a dictionary of tensors"),
         ({"a": 1}, "expected a dictionary of tensors"),
-        ({"weight": torch.zeros(3)}, "expected a checkpoint of gpt fit or of nanoGPT, or the book's"),
-        ({"model": [], "model_args": {}}, "model_args lacks"),
+        ({"weight": torch.zeros(3)}, "no checkpoint of gpt fit or nanoGPT, and no state dict of the book's"),
         ({"model": {}, "model_args": 3}, "settings"),
-        ({"model_state_dict": 4}, "expected a dictionary of tensors"),
     ],
 )
 def test_an_unknown_file_is_one_line(content, message, tmp_path):
@@ -77,37 +72,12 @@ def test_an_unknown_file_is_one_line(content, message, tmp_path):
     assert "\n" not in str(raised.value) and str(file) in str(raised.value)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"model_type": "minimal-gpt", "emb_dim": "wide"}'])
-def test_a_broken_configuration_is_one_line(content, tmp_path):
-    (tmp_path / "config.json").write_text(content, encoding="utf-8")
-    with pytest.raises(InputError) as raised:
-        GPT.from_pretrained(tmp_path)
-    assert "\n" not in str(raised.value) and str(tmp_path) in str(raised.value)
-
-
 @pytest.mark.parametrize("name", ["runs/none", "none.ckpt", "here/name", "a/b/c", "../name", "gpt3"])
 def test_a_name_that_can_only_be_a_path_never_asks_the_network(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("here").mkdir()
     with pytest.raises(InputError, match="no checkpoint at"):
         find(name)
-
-
-def test_a_hub_name_is_read_from_the_hubs_cache(tmp_path):
-    cached = tmp_path / "models--openai-community--gpt2"
-    huggingface_model().save_pretrained(cached / "snapshots" / "abc")
-    (cached / "refs").mkdir()
-    (cached / "refs" / "main").write_text("abc", encoding="utf-8")
-    program = "from gpt import GPT; print(GPT.from_pretrained('openai-community/gpt2').config.emb_dim)"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        check=False,
-    )
-    assert done.stdout.strip() == "48", done.stderr
 
 
 def test_a_cropped_model_gives_the_logits_of_the_first_tokens(model, config, tokens):
@@ -117,50 +87,31 @@ def test_a_cropped_model_gives_the_logits_of_the_first_tokens(model, config, tok
     assert (cropped.config.vocab_size, cropped.config.context_length) == (260, 10)
     tokens = tokens[:, :10] % 260
     torch.testing.assert_close(cropped(tokens), model(tokens)[..., :260], atol=1e-5, rtol=0)
-    assert Found("gpt", config, {}).cropped().config.vocab_size == 300
     with pytest.raises(InputError, match="context_length 25 is more than the weights' 24 positions: set 24"):
         Found("gpt", config, {}).cropped(context_length=25)
-
-
-def test_export_and_import_are_inverse(model, tokens, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    model.save_pretrained("mine")
-    for format in FORMATS:
-        assert main(["export", "--checkpoint", "mine", "--format", format, "--output", format]) == 0
-        assert main(["import", format, "--format", format, "--output", f"from-{format}"]) == 0
-        assert torch.equal(GPT.from_pretrained(f"from-{format}")(tokens), model(tokens))
-    capsys.readouterr()
-    assert main(["import", "hf", "--output", "mine"]) == 2
-    assert capsys.readouterr().err == "gpt import: mine exists already: choose another name\n"
-    assert main(["export", "--checkpoint", "mine", "--output", "hf"]) == 2
-    assert main(["import", "hf", "--format", "book", "--output", "new"]) == 2
-    assert "in the format hf, expected book" in capsys.readouterr().err
+    with pytest.raises(InputError, match="the tokenizer has 260 ids, but the weights have 259 rows"):
+        Found("gpt", replace(config, vocab_size=259), {}, tokenizer).cropped()
 
 
 def test_a_padded_vocabulary_is_exported_without_the_padding(tmp_path):
     padded = GPT(GPTConfig(vocab_size=50304, context_length=4, emb_dim=8, num_heads=2, num_layers=1)).eval()
-    for format in FORMATS:
-        write_export(Found("gpt", padded.config, padded.state_dict()), tmp_path / format, format)
-        exported = GPT.from_pretrained(tmp_path / format)
-        assert exported.config.vocab_size == 50257
-        tokens = torch.tensor([[50256, 5]])
-        torch.testing.assert_close(exported(tokens), padded(tokens)[..., :50257], atol=1e-5, rtol=0)
+    write_export(Found("gpt", padded.config, padded.state_dict()), tmp_path, "hf")
+    exported = GPT.from_pretrained(tmp_path)
+    assert exported.config.vocab_size == 50257
+    tokens = torch.tensor([[50256, 5]])
+    torch.testing.assert_close(exported(tokens), padded(tokens)[..., :50257], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("layer", ["W_query", "W_key", "out_proj"])
-@pytest.mark.parametrize("format", [*FORMATS, "gguf"])
-def test_weights_that_are_missing_are_not_exported_as_zeros(layer, format, model, tmp_path, capsys):
-    if format == "gguf":
-        pytest.importorskip("gguf")
+def test_weights_that_are_missing_are_not_exported_as_zeros(model, tmp_path, capsys):
     model.save_pretrained(tmp_path / "m")
     state = load_file(tmp_path / "m" / "model.safetensors")
-    del state[f"blocks.0.attention.{layer}.weight"]
+    del state["blocks.0.attention.W_query.weight"]
     save_file(state, tmp_path / "m" / "model.safetensors")
-    command = ["export", "--checkpoint", str(tmp_path / "m"), "--output", str(tmp_path / "o")]
-    assert main([*command, "--format", format]) == 2
-    error = capsys.readouterr().err
-    assert f"the weights lack blocks.0.attention.{layer}.weight" in error
-    assert not (tmp_path / "o").exists()
+    for format in (*FORMATS, "gguf"):
+        command = ["export", "--checkpoint", str(tmp_path / "m"), "--output", str(tmp_path / "o")]
+        assert main([*command, "--format", format]) == 2
+        assert "the weights lack blocks.0.attention.W_query.weight" in capsys.readouterr().err
+        assert not (tmp_path / "o").exists()
 
 
 def test_the_file_that_is_named_is_read(model, tmp_path):
@@ -168,29 +119,16 @@ def test_the_file_that_is_named_is_read(model, tmp_path):
     model.save_pretrained(tmp_path / "m")
     other = tmp_path / "m" / "other.safetensors"
     other.write_bytes((tmp_path / "m" / "model.safetensors").read_bytes())
-    (tmp_path / "alone").mkdir()
-    alone = tmp_path / "alone" / "model.safetensors"
-    alone.write_bytes(other.read_bytes())
-    for path in (other, alone):
-        with pytest.raises(InputError, match=r"expected model\.safetensors with a config\.json beside it"):
-            read_weights(path)
+    with pytest.raises(InputError, match=r"of another program, give the folder with its config\.json"):
+        read_weights(other)
     assert read_weights(tmp_path / "m" / "model.safetensors").config == model.config
-
-
-def test_heads_that_contradict_the_weights_are_refused(model, tmp_path, capsys):
-    model.save_pretrained(tmp_path / "m")
-    command = ["import", str(tmp_path / "m"), "--output", str(tmp_path / "o"), "--num_heads"]
-    assert main([*command, "6"]) == 2
-    assert f"m has {model.config.num_heads} heads, got --num_heads 6" in capsys.readouterr().err
-    assert not (tmp_path / "o").exists()
-    assert main([*command, str(model.config.num_heads)]) == 0
 
 
 def test_the_tokenizer_of_a_hub_model_comes_along(model, tmp_path, monkeypatch):
     """As from a folder: without it the ids would be read as GPT-2's."""
     tokenizer = Tokenizer("own", table=[*(bytes([byte]) for byte in range(256)), b"ab", b"cd"])
     hub, cache = tmp_path / "hub", tmp_path / "cache"
-    write_export(Found("gpt", model.config, model.state_dict(), tokenizer, None, DEFAULT_TEMPLATE), hub, "hf")
+    write_export(Found("gpt", model.config, model.state_dict(), tokenizer, DEFAULT_TEMPLATE), hub, "hf")
 
     def snapshot_download(name, allow_patterns):
         cache.mkdir(exist_ok=True)

@@ -6,50 +6,42 @@ import torch
 from torch import Tensor
 from torch.optim import Muon
 
-from gpt.training.device import suits_bfloat16
 from gpt.training.optimizers.combined import Closure, closure_loss
-from gpt.training.optimizers.shares import by_shape, local, transform_shared
 
 
 class StackedMuon(Muon):
-    """`torch.optim.Muon` that orthogonalises all matrices of one shape in one batched product.
+    """`torch.optim.Muon` that orthogonalises all matrices of one shape in one batched product, in `dtype`.
 
-    The update is the same up to rounding and takes far fewer calls, which dominate a small model's step. Each
-    of several processes orthogonalises a share of the matrices, sharded ones (FSDP2) too. By default that is
-    in bfloat16 except on a CPU, of which many are slow at it, and on a GPU that only emulates it.
+    The update is the same up to rounding and takes far fewer calls, which dominate a small model's step.
     """
 
-    def __init__(self, params: Any, *, bfloat16: bool | None = None, **options: Any) -> None:
+    def __init__(self, params: Any, *, dtype: torch.dtype = torch.float32, **options: Any) -> None:
         super().__init__(params, **options)
-        usual = suits_bfloat16(self.param_groups[0]["params"][0].device)
-        self.dtype = torch.bfloat16 if (usual if bfloat16 is None else bfloat16) else torch.float32
+        self.dtype = dtype
 
     @torch.no_grad()
     def step(self, closure: Closure = None) -> Any:
         loss = closure_loss(closure)
         for group in self.param_groups:
-            if updated := [parameter for parameter in group["params"] if parameter.grad is not None]:
-                self._update(updated, group)
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            for shape in dict.fromkeys(weight.shape for weight in weights):
+                self._update([weight for weight in weights if weight.shape == shape], group)
         return loss
 
-    def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        def orthogonal(stack: Tensor) -> Tensor:
-            return orthogonalise(stack, group["ns_coefficients"], group["ns_steps"], group["eps"])
-
-        for parameter in parameters:
-            if not self.state[parameter]:
-                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        momenta = [local(self.state[parameter]["momentum_buffer"]) for parameter in parameters]
-        gradients = [local(parameter.grad) for parameter in parameters]
+    def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
+        """Step the weights of one shape."""
+        for weight in weights:
+            if not self.state[weight]:
+                self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+        momenta = [self.state[weight]["momentum_buffer"] for weight in weights]
+        gradients: Any = [weight.grad for weight in weights]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov's
-        updates = transform_shared(parameters, [momentum.to(self.dtype) for momentum in ahead], orthogonal)
-        weights = [local(parameter) for parameter in parameters]
+        stack = torch.stack(ahead).to(self.dtype)  # (N, R, C)
+        updates = orthogonalise(stack, group["ns_coefficients"], group["ns_steps"], group["eps"])
+        scale = 0.2 * max(stack.shape[1:]) ** 0.5  # gives AdamW's size (Liu et al. 2025)
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-        for same in by_shape(parameters):
-            scale = 0.2 * max(parameters[same[0]].shape) ** 0.5  # gives AdamW's size (Liu et al. 2025)
-            changed, by = [weights[n] for n in same], [updates[n].to(weights[n].dtype) for n in same]
-            torch._foreach_add_(changed, by, alpha=-group["lr"] * scale)
+        torch._foreach_add_(weights, list(updates.to(weights[0].dtype)), alpha=-group["lr"] * scale)
 
 
 def orthogonalise(matrices: Tensor, coefficients: tuple[float, ...], steps: int, eps: float) -> Tensor:

@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 
 from gpt.errors import InputError, check_least
 from gpt.training.optimizers.combined import CombinedOptimizer
-from gpt.training.optimizers.master_weights import MasterWeights
 from gpt.training.optimizers.muon import StackedMuon
 from gpt.training.schedule import Schedule
 
@@ -46,13 +45,11 @@ class OptimizerConfig:
     """How it falls afterwards, see `learning_rate_factor`. Elsewhere: lr_scheduler_type."""
     final_lr_fraction: float = 0.0
     """Fraction of the peak at the last update. Rare. Elsewhere: min_lr."""
-    decay_fraction: float = 0.2
-    """Fraction of the updates over which "wsd" decays. Rare."""
 
     def __post_init__(self) -> None:
         names = "lr", "rest_lr", "weight_decay", "embedding_weight_decay", "warmup_steps"
         check_least(0, **{name: getattr(self, name) for name in names})
-        for name in ("momentum", "final_lr_fraction", "decay_fraction"):
+        for name in ("momentum", "final_lr_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} must be in [0, 1], got {getattr(self, name)}")
         if not all(0 <= beta < 1 for beta in self.betas):
@@ -60,19 +57,13 @@ class OptimizerConfig:
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig, precision: str = "") -> Optimizer:
-    """The optimizer of a GPT's weights, with float32 masters where the weights are bfloat16.
+    """The optimizer of a GPT's weights.
 
-    Muon orthogonalises in bfloat16 where the Trainer's `precision` names it, else as `StackedMuon` does.
+    Muon orthogonalises in bfloat16 where the Trainer's `precision` names it, else in float32.
     """
-    bfloat16 = "bf16" in precision or None
+    dtype = torch.bfloat16 if "bf16" in precision else torch.float32
     # A tied head counts once; with adapters, the other weights are fixed.
     named: dict[str, Tensor] = {name: w for name, w in model.named_parameters() if w.requires_grad}
-    if any(weight.dtype == torch.bfloat16 for weight in named.values()):
-        return MasterWeights(named, lambda masters: _build(masters, config, bfloat16))
-    return _build(named, config, bfloat16)
-
-
-def _build(named: dict[str, Tensor], config: OptimizerConfig, bfloat16: bool | None) -> Optimizer:
     matrices = [weight for name, weight in named.items() if name.startswith("blocks.") and weight.dim() == 2]
     embeddings = [w for name, w in named.items() if not name.startswith("blocks.") and w.dim() == 2]
     vectors = [weight for weight in named.values() if weight.dim() != 2]  # norms and biases
@@ -83,6 +74,6 @@ def _build(named: dict[str, Tensor], config: OptimizerConfig, bfloat16: bool | N
         {"params": vectors, "lr": rest_lr, "weight_decay": 0.0},
     ]
     if config.name == "adamw":
-        return AdamW([main, *rest], betas=config.betas, fused=True)
-    muon = StackedMuon([main], bfloat16=bfloat16, momentum=config.momentum, adjust_lr_fn="match_rms_adamw")
+        return CombinedOptimizer(AdamW([main, *rest], betas=config.betas, fused=True))
+    muon = StackedMuon([main], dtype=dtype, momentum=config.momentum, adjust_lr_fn="match_rms_adamw")
     return CombinedOptimizer(muon, AdamW(rest, betas=config.betas, fused=True))

@@ -1,6 +1,5 @@
 """GGUF, the file of llama.cpp: weights, configuration and tokenizer in one, written by the `gguf` package."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from gpt.config import GPTConfig
@@ -9,7 +8,7 @@ from gpt.files import atomic_write
 from gpt.text.table import END_OF_TEXT, to_json
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
-from gpt.weights.formats import nanogpt
+from gpt.weights.formats import hf
 from gpt.weights.formats.table import Weights, from_gpt
 
 
@@ -25,14 +24,12 @@ def write(
         raise InputError(f"llama.cpp has no words like the pattern {tokenizer.pattern!r} of this vocabulary")
     table = to_json(tokenizer.tokens, tokenizer.pattern)["model"]
     writer = gguf.GGUFWriter(None, "gpt2")
-    writer.add_name("minimal-gpt")
     writer.add_block_count(config.num_layers)
     writer.add_context_length(config.context_length)
     writer.add_embedding_length(config.emb_dim)
     writer.add_feed_forward_length(4 * config.emb_dim)
     writer.add_head_count(config.num_heads)
     writer.add_layer_norm_eps(1e-5)
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([*table["vocab"], END_OF_TEXT])
@@ -44,7 +41,7 @@ def write(
     if template:
         writer.add_chat_template(template.to_jinja())
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, config.num_layers)  # from Hugging Face's
-    for name, tensor in from_gpt(replace(config, qkv_bias=True), weights, nanogpt.ROWS).items():
+    for name, tensor in from_gpt(config, weights, hf.NAMES).items():
         layer, _, parameter = name.rpartition(".")
         writer.add_tensor(f"{names[layer]}.{parameter}", tensor.float().numpy())
     with atomic_write(folder / "model.gguf", "wb") as file:

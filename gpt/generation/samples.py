@@ -1,10 +1,8 @@
-"""What the engine works on: requests, their samples and tokens, and texts that are read chunk by chunk.
+"""What the engine works on: requests, their samples, which are read chunk by chunk, and tokens.
 
 Shapes: N tokens, V vocab_size.
 """
 
-import random
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,15 +11,16 @@ from torch import Tensor
 
 from gpt.errors import InputError, check_least
 from gpt.generation.cache import Read
-from gpt.generation.sampling import Sampling
+from gpt.generation.sampling import Sampling, uniform
 from gpt.generation.text import TextStream
+from gpt.text.tokenizer import Tokenizer
 
 # The log-probability of a token in nats, and the likeliest ids in its place with theirs.
 Score = tuple[float | None, tuple[tuple[int, float], ...]]
 UNSCORED: Score = (None, ())
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Request:
     """A prompt and how to continue it; InputError for an empty prompt or a number out of its range."""
 
@@ -29,7 +28,7 @@ class Request:
     max_new_tokens: int  # each sample ends after this many tokens at the latest
     sampling: Sampling = field(default_factory=Sampling)  # how tokens are drawn
     seed: int | None = None  # sample k's random numbers depend on it and on k alone; None takes a random one
-    samples: int = 1  # how many texts to write; the prompt is read once for all
+    samples: int = 1  # how many texts to write; the prompt is read once for those that run together
     end: int | None = None  # a sample ends after this token
     stop: Sequence[str] = ()  # a text ends before these strings; for an engine with a tokenizer
     alternatives: int | None = None  # return log-probabilities of each token and of this many likeliest ones
@@ -38,32 +37,15 @@ class Request:
     def __post_init__(self) -> None:
         if not len(self.tokens):
             raise InputError("expected a prompt of at least one token")
-        check_least(0, max_new_tokens=self.max_new_tokens, alternatives=self.alternatives)
+        check_least(0 if self.echo else 1, max_new_tokens=self.max_new_tokens)
         check_least(1, samples=self.samples)
-
-
-@dataclass(eq=False)
-class Sample:
-    """One text that is being written."""
-
-    request: Request
-    k: int  # which sample of the request's prompt it is
-    tokens: list[int]  # the prompt, then the new tokens
-    random: random.Random
-    text: TextStream | None  # None without a tokenizer
-    finished: str | None = None  # `stop`, `length`, `cancelled` or `error`; None while it runs
-
-    @property
-    def new_tokens(self) -> int:
-        """How many tokens were added."""
-        return len(self.tokens) - len(self.request.tokens)
 
 
 @dataclass(frozen=True)
 class Token:
     """A token that a step adds to a sample."""
 
-    sample: Sample
+    sample: "Sample"
     id: int
     text: str  # what is known of the sample's text from this token on, often none; "" without a tokenizer
     log_probability: float | None  # before penalties, temperature and filters, in nats; None if not requested
@@ -78,74 +60,84 @@ def window_start(length: int, context_length: int) -> int:
     return max(0, -(-(length - context_length) // shift) * shift)
 
 
-class Text:
-    """A row of the cache, for the samples whose tokens are the same so far: one, once it runs.
+class Sample:
+    """Sample `k` of a request: one text that is being written, in a row of the cache once it runs.
 
-    Its last window is read, or every window of a prompt whose tokens are to be scored.
+    The last window of a prompt is read, or every window where its tokens are to be scored.
     """
 
     row: int
     logits: Tensor  # (1, V), of the token after the last one read
 
-    def __init__(self, samples: Sequence[Sample], context: int) -> None:
-        self.samples, self.context = deque(samples), context
-        request, length = samples[0].request, len(samples[0].tokens)
-        # How many alternatives to the tokens of the prompt are wanted; None without scores.
-        self.scored = request.alternatives if request.echo else None
-        # The first token of the window, and the next one to read.
-        self.start = self.read = window_start(length, context) if self.scored is None else 0
-        self.scores = [UNSCORED] * (length if self.scored is None else 1)  # nothing predicts the first
+    def __init__(
+        self, request: Request, k: int, seed: int, tokenizer: Tokenizer | None, context: int
+    ) -> None:
+        self.request, self.k, self.context = request, k, context
+        self.tokens = list(request.tokens)  # the prompt, then the new tokens
+        self.finished: str | None = None  # `stop`, `length`, `cancelled` or `error`; None while it runs
+        self.numbers = uniform(seed, k)
+        self.text = TextStream(tokenizer, request.stop) if tokenizer else None
+        # The first token of the window, and the next one to read; what is known of the prompt's tokens.
+        scored, length = request.echo and request.alternatives is not None, len(self.tokens)
+        self.start = self.read = 0 if scored else window_start(length, context)
+        self.scores = [UNSCORED] * (1 if scored else length)  # nothing predicts the first
 
     @property
-    def sample(self) -> Sample:
-        """One of its samples."""
-        return self.samples[0]
+    def new_tokens(self) -> int:
+        """How many tokens were added."""
+        return len(self.tokens) - len(self.request.tokens)
 
     @property
     def unread(self) -> int:
         """How many tokens are left to read."""
-        return len(self.sample.tokens) - self.read
-
-    @property
-    def columns(self) -> int:
-        """Columns to reserve: the text and at most as many new tokens."""
-        length = min(len(self.sample.tokens), self.context)
-        left = self.sample.request.max_new_tokens - self.sample.new_tokens
-        return min(length + min(left, length), self.context)
-
-    @property
-    def runs(self) -> bool:
-        """Whether one token is left to read, the last that was drawn."""
-        return self.unread == 1
+        return len(self.tokens) - self.read
 
     @property
     def held(self) -> int:
         """How many tokens of the window are read."""
         return self.read - self.start
 
-    def part(self, most: int, cached: bool) -> Read:
-        """At most so many tokens to read next, or without a cache the window up to them."""
-        first = self.read if cached else self.start
-        end = min(self.read + (most if cached else self.context), self.start + self.context)
-        tokens = self.sample.tokens[first:end]
-        scored = 1 if self.scored is None else first + len(tokens) - self.read
-        return Read(self.row, first - self.start, tokens, scored)
+    @property
+    def _is_scored(self) -> bool:
+        """Whether every token of the prompt is scored, or none is to be."""
+        return len(self.scores) == len(self.request.tokens)
+
+    def part(self, most: int) -> Read:
+        """At most so many tokens to read next."""
+        tokens = self.tokens[self.start : min(self.read + most, self.start + self.context)]
+        return Read(self.row, tokens, self.held, 1 if self._is_scored else len(tokens) - self.held)
 
     def take(self, part: Read, logits: Tensor) -> None:
         """The logits (N, V) of the scored tokens of a part."""
-        end = self.start + part.held + len(part.tokens)
-        if self.scored is not None:
+        end = self.start + len(part.tokens)
+        if not self._is_scored:
             # The logits at a position predict the next token; earlier windows may have scored it.
             known = len(self.scores)
-            targets = self.sample.tokens[known : end + 1]
-            self.scores += scores(logits[known - 1 - self.read :][: len(targets)], targets, self.scored)
-        self.read, self.logits = end, logits if len(logits) == 1 else logits[-1:]
+            targets, count = self.tokens[known : end + 1], self.request.alternatives or 0
+            self.scores += scores(logits[known - 1 - self.read :][: len(targets)], targets, count)
+        self.read, self.logits = end, logits[-1:]
         self.slide()
 
     def slide(self) -> None:
         """Move the window where it is full and there is a token after it."""
         if self.unread > 0 and self.read == self.start + self.context:
             self.start = self.read = window_start(self.read + 1, self.context)
+
+    def token(self, place: int, score: Score = UNSCORED) -> Token:
+        """One of its tokens with its text, which may end there."""
+        request, id_ = self.request, self.tokens[place]
+        new, text = place + 1 - len(request.tokens), ""
+        if new > 0 and id_ == request.end:
+            self.finished = "stop"
+        elif new >= request.max_new_tokens:
+            self.finished = "length"
+        if self.text:
+            text = self.text.feed(id_, echoed=new <= 0)
+            if self.text.stopped:
+                self.finished = "stop"
+            if self.finished:
+                text += self.text.close()
+        return Token(self, id_, text, *score, finished=self.finished, echoed=new <= 0)
 
 
 def scores(logits: Tensor, ids: Sequence[int], count: int) -> list[Score]:
