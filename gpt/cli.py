@@ -31,8 +31,7 @@ COMMANDS = {
     "import": ("weights.commands:import_weights", "read GPT-2 weights of another program", "gpt2"),
     "export": ("share.export:export_weights", "write a model for another program", "--format html"),
 }
-LIGHTNING = ("fit", "validate")
-OWN_PARSERS = (*LIGHTNING, "plan")
+OWN_PARSERS = ("fit", "validate", "plan")
 _USAGE = """usage: gpt COMMAND [OPTIONS]
 
 Train a small GPT and generate text with it. 'gpt COMMAND --help' lists a command's options.

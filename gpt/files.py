@@ -4,8 +4,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -68,13 +67,6 @@ def file_sha256(path: StrPath) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def file_hashes(paths: Iterable[Any]) -> dict[Any, str]:
-    """The SHA-256 of each of several files, on all cores."""
-    paths = list(paths)
-    with ThreadPoolExecutor() as pool:
-        return dict(zip(paths, pool.map(file_sha256, paths), strict=True))
 
 
 def write_json(path: StrPath, value: Any) -> None:

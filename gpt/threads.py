@@ -28,8 +28,7 @@ def sharing_cores() -> Iterator[None]:
     the cores are busy, this keeps teams of threads that sleep. The threads that compute, and so the results,
     stay the same. With another OpenMP nothing changes.
     """
-    chosen = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & {*os.environ}
-    if sys.platform != "linux" or chosen or torch.get_num_threads() == 1:
+    if sys.platform != "linux" or torch.get_num_threads() == 1:
         yield
         return
     ended = threading.Event()

@@ -4,8 +4,8 @@
 
 Every block runs word for word, `make train` with its whole training. Then the environment that it made
 trains for four steps, generates, and serves if the extra is there. Where PyTorch's own package index does not
-answer, pip does not wait for it and uv does not ask it. Needs git, make and a package index, from which uv
-comes. Exit status 1 if a block fails.
+answer, pip does not wait for it and uv does not ask it. Needs git, make, uv and a package index. Exit status
+1 if a block fails.
 """
 
 import os
@@ -52,25 +52,18 @@ def main() -> int:
     """Run the blocks and print what each took."""
     cpu_index, failed = cpu_index_answers(), 0
     with tempfile.TemporaryDirectory() as temporary:
-        tools = Path(temporary, "tools")
-        subprocess.run([sys.executable, "-m", "venv", tools], check=True)
-        subprocess.run([tools / "bin" / "python", "-m", "pip", "install", "--quiet", "uv"], check=True)
-        environment = {**os.environ, "PATH": f"{tools / 'bin'}{os.pathsep}{os.environ['PATH']}"}
-        environment["GPT_CACHE"] = str(Path(temporary, "cache"))
+        environment = {**os.environ, "GPT_CACHE": str(Path(temporary, "cache"))}
         if not cpu_index:
             environment["PIP_RETRIES"] = "0"
-            environment.setdefault("UV_FIND_LINKS", environment.get("PIP_FIND_LINKS", ""))
         for number, block in enumerate(blocks(), start=1):
             folder = Path(temporary, str(number))
             subprocess.run(["git", "clone", "--quiet", ROOT, folder], check=True)
-            print(f"--- block {number}\n{block}", flush=True)
             script = f"{prepared(block, cpu_index)}\n{USE}"
             status = subprocess.run(
                 ["sh", "-ec", script], cwd=folder, env=environment, check=False
             ).returncode
             print(f"--- block {number}: status {status}", flush=True)
             failed += status != 0
-    print(f"{number - failed} passed, {failed} failed")
     return int(failed > 0)
 
 

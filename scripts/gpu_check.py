@@ -46,7 +46,6 @@ from torch.nn.functional import cross_entropy
 from gpt import GPT, GPTConfig, Tokenizer, generate
 from gpt.files import write_json
 from gpt.generation import Engine, Request, Sampling, for_decoding
-from gpt.generation.decoding import decoder_of
 from gpt.serve.app import create_app
 from gpt.training.compilation import compile_model
 from gpt.training.module import LanguageModel
@@ -218,7 +217,7 @@ def written(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
 
 
 def generation(place: Place) -> Measured:
-    """Greedy ids equal the CPU's; CUDA graphs change no token, also in two threads; speed."""
+    """Greedy ids equal the CPU's; two engines in two threads; speed."""
     config, new = place.config(), 4 if place.dry else 64
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest")
@@ -229,12 +228,11 @@ def generation(place: Place) -> Measured:
     model.to(place.device)
     assert generate(model, prompts, **options) == expected, "greedy ids differ from the CPU's"
     model = model if place.dry else model.bfloat16()
-    alone = written(Engine(model, graphs=False), prompts)
+    alone = written(Engine(model), prompts)
     with ThreadPoolExecutor() as pool:
         found = list(pool.map(written, [Engine(model), Engine(model)], [prompts] * 2))
-    assert found == [alone, alone], "graphs change tokens"
-    graphs = sum(bool(one) for store in decoder_of(model).caches for one in store.recorded.values())
-    measured = {"graphs": graphs}
+    assert found == [alone, alone], "two threads change tokens"
+    measured = {}
     for batch in (1, 8):
         seconds = []
         for _ in range(4):
@@ -242,7 +240,6 @@ def generation(place: Place) -> Measured:
             generate(model, prompts[:batch], **options)  # ids on the host, so the GPU has finished
             seconds.append(time.perf_counter() - began)
         measured[f"tokens/s, batch {batch}"] = batch * new / statistics.median(seconds[1:])
-    assert graphs or place.dry, "no graph was recorded"
     return measured
 
 
@@ -290,15 +287,16 @@ def float16(place: Place, optimizer: str) -> Measured:
 
 
 def memory(place: Place) -> Measured:
-    """A micro-batch that does not fit is halved until one does, and the run trains with that."""
-    most, context = (16, SHAPE["context_length"]) if place.dry else (480, 1024)  # needs about 300 GB
-    update = (f"--data.batch_size={most}", f"--data.tokens_per_update={most * context}")
-    short = ("--trainer.devices=1", "--model.compile=false")
-    run = place.fit("memory", "gpt2-small", 1, *update, *short)
-    saved = (run / "config.yaml").read_text(encoding="utf-8")
-    (found,) = (int(line.split()[1]) for line in saved.splitlines() if line.startswith("  batch_size:"))
-    assert place.dry or 0 < found < most, f"{found} windows"
-    return {"windows": found}
+    """A batch that does not fit is one line, which asks for a smaller one."""
+    update = f"--data.tokens_per_update={480 * (16 if place.dry else 1024)}"
+    try:
+        place.fit("memory", "gpt2-small", 1, update, "--data.batch_size=480")  # about 300 GB
+    except RuntimeError as error:
+        assert "memory" in str(error) and "Traceback" not in str(error), error
+        return {}
+    if place.dry:
+        raise NeedsGPU
+    raise AssertionError("480 windows fit")
 
 
 def serving(place: Place) -> Measured:
@@ -341,7 +339,6 @@ CASES: dict[str, Callable[[Place], Measured]] = {
     "precision: tf32": partial(precision, dtype=None, tf32=True, limit=1e-2),
     "precision: bf16": partial(precision, dtype=torch.bfloat16, tf32=True, limit=6e-2),
     "precision: fp16": partial(precision, dtype=torch.float16, tf32=True, limit=1e-2),
-    "synchronisation: adamw": partial(synchronisation, name="adamw"),
     "synchronisation: muon": partial(synchronisation, name="muon"),
     "generation": generation,
     "resuming: deterministic": partial(resuming, deterministic="true", compiled="false"),
@@ -355,7 +352,6 @@ CASES: dict[str, Callable[[Place], Measured]] = {
     "memory": memory,
     "serving": serving,
     "training: gpt2-small": lambda place: training(place, "gpt2-small", "--model.compile=true"),
-    "training: not compiled": lambda place: training(place, "gpt2-small", "--model.compile=false"),
     "training: quick": lambda place: training(place, "quick"),
     "sizes: gpt2-medium": lambda place: training(place, "gpt2-medium"),
     "sizes: gpt2-large": lambda place: training(place, "gpt2-large"),

@@ -3,10 +3,8 @@
 A small GPT is exported and served; each program that is installed then has to give what `gpt` gives. Prints a
 table; the exit status is 1 if a check fails. Install the programs, or some of them, first:
 
-    pip install openai langchain-openai litellm 'lm_eval[api]' transformers peft torchao ctranslate2 \\
+    pip install openai langchain-openai litellm lm_eval transformers peft torchao ctranslate2 \\
         onnx onnxruntime onnxscript llama-cpp-python gguf
-
-`--write docs/guests.md` replaces the table of that page.
 """
 
 import argparse
@@ -15,7 +13,6 @@ import logging
 import os
 import sys
 import tempfile
-import traceback
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from importlib.metadata import PackageNotFoundError, version
@@ -27,10 +24,8 @@ from programs.common import GUESTS, Guest, Place, make_place
 
 from gpt.files import write_json
 
-BEGIN, END = "<!-- table of scripts/guests.py -->", "<!-- end of the table -->"
 
-
-def visit(guest: Guest, place: Place, verbose: bool) -> dict[str, str]:
+def visit(guest: Guest, place: Place) -> dict[str, str]:
     """A row of the table: the program, what was compared, and the result with the reason."""
     try:
         programs = ", ".join(f"{package} {version(package)}" for package in guest.packages)
@@ -42,9 +37,6 @@ def visit(guest: Guest, place: Place, verbose: bool) -> dict[str, str]:
             warnings.simplefilter("ignore")
             guest.check(place)
     except Exception as error:
-        if verbose:
-            print(output.getvalue(), file=sys.stderr)
-            traceback.print_exc()
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         result = f"FAILED: {reason[:150]}"
     return {"program": programs, "what was checked": guest.what, "result": result}
@@ -57,8 +49,6 @@ def main() -> int:
     )
     parser.add_argument("--only", metavar="WORD", help="only checks with this word in the table")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="replace the table in this Markdown page")
-    parser.add_argument("--verbose", action="store_true", help="print the output and tracebacks of failures")
     options = parser.parse_args()
     chosen = [one for one in GUESTS if (options.only or "").lower() in f"{one.packages} {one.what}".lower()]
     if not chosen:
@@ -67,17 +57,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, make_place(Path(folder)) as place:
         for guest in chosen:
             torch.manual_seed(0)
-            rows.append(visit(guest, place, options.verbose))
+            rows.append(visit(guest, place))
             print(*rows[-1].values(), sep=": ", file=sys.stderr, flush=True)
     table = "| program | what was checked | result |\n| --- | --- | --- |\n"
     table += "".join(f"| {' | '.join(row.values())} |\n" for row in rows)
     print(table, end="")
     if options.json:
         write_json(options.json, rows)
-    if options.write:
-        page = options.write.read_text(encoding="utf-8")
-        before, after = page.partition(BEGIN)[0], page.partition(END)[2]
-        options.write.write_text(f"{before}{BEGIN}\n\n{table}\n{END}{after}", encoding="utf-8")
     return int(any(row["result"].startswith("FAILED") for row in rows))
 
 

@@ -41,10 +41,7 @@ BODIES = (
     *(b"", b"[" * 50_000, b'{"a":' * 20_000, b"\xff\xfe{}", b'{"prompt": [' + b"[]," * 60_000 + b"[]]}"),
     *(b'{"max_tokens": ' + b"9" * 5000 + b"}", b"x" * 2_000_000),
 )
-HEADS = (
-    *("POST /v1/chat/completions", "POST /v1/models/../../etc/passwd", "POST //evil.example/", "BREW /"),
-    *("GET /about", "POST /" + "a" * 5000, "POST /attention", "", "GET *"),
-)
+HEADS = ("POST /v1/models/../../etc/passwd", "POST //evil.example/", "BREW /", "POST /" + "a" * 5000, "")
 HEADERS = ("Content-Length: -1", "Transfer-Encoding: chunked", "Host: evil.example", "X" * 3000 + ": y")
 
 
@@ -56,7 +53,6 @@ def good_form(chance: random.Random) -> dict[str, Any]:
         "temperature": chance.choice((0, 0, 0.7, 1.5)),
         "stream": chance.random() < 0.3,
         "n": chance.choice((1, 1, 1, 3)),
-        "seed": chance.randrange(1000),
     }
 
 
@@ -149,8 +145,8 @@ def siege(number: int, wild: float, precision: str) -> dict[str, Any]:
         if app.state.service.cost:
             problems.append(f"requests that cost {app.state.service.cost} are still open")
     for prompt, new, text in replies:
-        ids = generate(model, [prompt], max_new_tokens=new, temperature=0, end=tokenizer.eot)[0]
-        expected = tokenizer.decode(id_ for id_ in ids[len(prompt) :] if id_ != tokenizer.eot)
+        ids = generate(model, [prompt], max_new_tokens=new, temperature=0)[0]
+        expected = tokenizer.decode(ids[len(prompt) :]).partition("<|endoftext|>")[0]
         if text != expected:
             problems.append(f"not as alone: {prompt} {text!r}")
     if number >= 1000 and memory[-1] > 1.05 * memory[len(memory) // 2]:

@@ -1,8 +1,7 @@
 """Inject faults into training: `python scripts/torture.py --kills 50`.
 
-Kills runs with SIGKILL in steps, saves and validations, damages checkpoints and feeds hostile files. Resumed
-runs must equal an undisturbed one. Prints a table of injected, survived and lost faults; the exit status is 1
-if any was lost.
+Kills runs with SIGKILL in steps, saves and validations, and damages checkpoints. Resumed runs must equal an
+undisturbed one. Prints a table of injected, survived and lost faults; the exit status is 1 if any was lost.
 
 Needs POSIX, because runs are forked.
 """
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from faults import hostile
 from faults.fingerprint import fingerprint
 from faults.forked import run
 
@@ -132,20 +130,11 @@ class Faults:
         last.write_bytes(data)
         return self.resumed(["fit", "--resume", "auto", "--run", "run"])
 
-    def hostile(self) -> str | None:
-        """Give a command a file in which one place says something else."""
-        intact = self.folder / "intact"
-        if not intact.exists():
-            run(self.folder, [*RUN, "--trainer.max_steps", "4"])
-            (self.runs / "run").rename(intact)
-        return hostile.meet(self.folder, intact, self.chance)
-
 
 KINDS: dict[str, tuple[int, str, Callable[[Faults], str | None]]] = {
     "kills": (50, "SIGKILL, one process", Faults.kill),
     "kills2": (0, "SIGKILL, two processes", Faults.kill_two),
     "damages": (20, "damaged checkpoint", Faults.damage),
-    "hostile_files": (50, "hostile file", Faults.hostile),
 }
 
 

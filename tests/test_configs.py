@@ -17,8 +17,10 @@ CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_a_config_parses_and_builds(path):
-    weights = ["--model.init_from", "gpt2"] if path.stem == "lora" else []  # adapters need some
+def test_a_config_parses_and_builds(path, tmp_path, model):
+    model.save_pretrained(tmp_path / "weights")
+    tunes = path.stem in ("chat", "finetune", "lora")
+    weights = ["--model.init_from", str(tmp_path / "weights")] if tunes else []
     options = start("fit", ["--config", str(path), *weights]).options
     from_scratch = replace(options.model, lora=LoRAConfig(), init_from=None)
     with torch.device("meta"):

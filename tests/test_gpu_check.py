@@ -39,8 +39,7 @@ def test_the_dry_run(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     rows = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["rows"]
     results = {row["case"]: row["result"] for row in rows}
-    needs_gpu = ["synchronisation: adamw", "synchronisation: muon"]
-    assert [case for case, result in results.items() if result == "needs a GPU"] == needs_gpu
+    assert results["synchronisation: muon"] == "needs a GPU"
     assert set(results.values()) == {"ok", "needs a GPU"} and len(results) > 20
     assert all(f"| {case} | {result} |" in done.stdout for case, result in results.items())
 

@@ -1,4 +1,4 @@
-"""Run every command and every program that README and docs show, with shortened training.
+"""Run every command and every program that README, docs and the notebook show, with shortened training.
 
 Blocks that install are left to `make test-install`.
 """
@@ -67,14 +67,22 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
+def run(folder: Path, *command: str) -> str:
+    """What a command prints on stderr."""
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment |= {"HF_HUB_CACHE": str(folder / "hub"), "HF_HUB_OFFLINE": "1"}
+    how = {"capture_output": True, "encoding": "utf-8", "timeout": 300}
+    done = subprocess.run(command, cwd=folder, env=environment, check=False, **how)
+    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    return done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
 def test_every_block_runs_in_order(folder):
     """One test, because a block uses what the blocks before it wrote."""
     assert len(BLOCKS) >= 6
-    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    environment |= {"HF_HUB_CACHE": str(folder / "hub"), "HF_HUB_OFFLINE": "1"}
     for language, block in BLOCKS:
         if INSTALLS.search(block) or "-m pytest" in block:  # the tests in a copy: attention/test_reuse.py
             continue
@@ -85,16 +93,33 @@ def test_every_block_runs_in_order(folder):
         block = block.replace("git clone REPOSITORY", f"git clone --quiet '{ROOT}'")
         block = block.replace("curl ", r"curl --write-out '%{stderr}status %{http_code}\n' ")
         block = re.sub(r"^make ", "make --dry-run ", block, flags=re.M)
-        command = ["sh", "-ec", block] if language == "bash" else [sys.executable, "-c", block]
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env=environment,
-            check=False,
-            capture_output=True,
-            encoding="utf-8",
-            timeout=300,
+        err = (
+            run(folder, "sh", "-ec", block)
+            if language == "bash"
+            else run(folder, sys.executable, "-c", block)
         )
-        assert done.returncode == 0, f"{block}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-        assert "curl " not in block or "status 200" in done.stderr, done.stdout + done.stderr[-2000:]
+        assert "curl " not in block or "status 200" in err
     assert (folder / "runs" / "mine" / "summary.json").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="Colab has a POSIX shell")
+def test_every_cell_of_the_notebook_runs(folder, tmp_path, monkeypatch):
+    """But for the first, which clones and installs, and what needs Colab."""
+    cells = json.loads((ROOT / "docs" / "colab.ipynb").read_text("utf-8"))["cells"]
+    first, *cells = ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    assert "git clone" in first and "pip install" in first
+    for name in ("bin", "docs"):
+        (tmp_path / name).symlink_to((folder / name).resolve())
+    monkeypatch.chdir(tmp_path)
+    names = {"Image": lambda path: Path(path).read_bytes(), "display": lambda *shown: None}
+    for cell in cells:
+        python = []
+        for line in cell.splitlines():
+            if line.startswith("!"):
+                run(tmp_path, "sh", "-ec", line[1:])
+            elif not line.startswith("from IPython"):
+                python.append(line)
+        exec("\n".join(python), names)
+    kept = tmp_path / "saved" / "mine"  # which is the Drive on Colab
+    assert (kept / "exported" / "model.safetensors").is_file()

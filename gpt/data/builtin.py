@@ -6,7 +6,6 @@ text is the Python Software Foundation's (PSF licence) and differs between versi
 """
 
 import ast
-import hashlib
 import re
 import sysconfig
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ def python_docs() -> Iterator[str]:
     """The documents of `python-docs`: the reference's topics, then the modules, in order of name."""
     from pydoc_data.topics import topics
 
-    seen: set[bytes] = set()
+    seen: set[str] = set()
     for text in [*(topics[name] for name in sorted(topics)), *map(_docstrings, _source_files())]:
         if document := _without_repeats(text, seen):
             yield document
@@ -36,21 +35,13 @@ def python_stdlib() -> Iterator[str]:
             yield text
 
 
-CORPORA = {"python-docs": python_docs, "python-stdlib": python_stdlib}
+_CORPORA = {"python-docs": python_docs, "python-stdlib": python_stdlib}
 
 
 @cache
 def texts(name: str) -> list[str]:
     """The documents of the corpus of this name."""
-    return list(CORPORA[name]())
-
-
-def library_fingerprint() -> str:
-    """A hash of the files that both corpora are made of."""
-    digest = hashlib.sha256()
-    for path in [*_source_files(), _LIBRARY / "pydoc_data" / "topics.py"]:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return list(_CORPORA[name]())
 
 
 def _source_files() -> list[Path]:
@@ -69,16 +60,15 @@ def _docstrings(path: Path) -> str:
     return "\n\n".join(text for node in nodes if (text := ast.get_docstring(node)))
 
 
-def _without_repeats(text: str, seen: set[bytes]) -> str:
+def _without_repeats(text: str, seen: set[str]) -> str:
     """`text` without the paragraphs that are in `seen`; the kept ones are added to `seen`."""
     kept = []
     for paragraph in re.split(r"\n(?:[ \t]*\n)+", text):
         words = " ".join(paragraph.split())
         if len(words) >= _SHORTEST_PARAGRAPH:
-            key = hashlib.blake2b(words.encode("utf-8", "replace"), digest_size=16).digest()
-            if key in seen:
+            if words in seen:
                 continue
-            seen.add(key)
+            seen.add(words)
         if words:
             kept.append(paragraph.rstrip())
     return "\n\n".join(kept).strip("\n")

@@ -24,9 +24,9 @@ def training_text(run: Path | None, tokenizer: Tokenizer) -> NDArray[Any]:
         raise InputError("the training text is not known: give a run, or a checkpoint in its folder")
     try:
         data = parse_yaml((run / "config.yaml").read_text(encoding="utf-8"))["data"]
-        options = {name: data[name] for name in ("val_fraction", "most_bytes", "text_column", "errors")}
+        options = {name: data[name] for name in ("val_fraction", "most_bytes", "text_column")}
         template = Template.from_dict(data["template"])
-        folder = prepare_for(tokenizer, data["corpus"], verify=False, template=template, **options)
+        folder = prepare_for(tokenizer, data["corpus"], template=template, **options)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"the training text of {run} is not at hand: {error}") from None
     ids = Prepared(folder).stream("train").tokens

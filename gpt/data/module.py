@@ -39,16 +39,14 @@ class DataOptions:
     most_bytes: int | None = None
     """Of a longer text, read parts of all of it, of about so many bytes together."""
     vocabulary: str | None = None
-    """gpt2, gpt2:SIZE, learn, learn:SIZE, learn:SIZE:marks, learn:chars, or a .tiktoken or tokenizer.json
-    file; by default GPT-2's of the model's size."""
+    """gpt2, gpt2:SIZE, learn, learn:SIZE, learn:chars, or a tokenizer.json file; by default GPT-2's of the
+    model's size."""
     shift: bool = False
     """Cut the text, unless it is examples, at another offset each epoch."""
     isolate: bool = False
     """Keep attention within a document. Rare."""
     text_column: str | None = None
     """The column of the text, or the columns of examples, as in `gpt prepare`. Rare."""
-    errors: str | None = None
-    """`strict` stops at bytes that are not UTF-8, `replace` puts U+FFFD in their place. Rare."""
     template: Template = DEFAULT_TEMPLATE
     """The text around the messages of examples, which are packed."""
 
@@ -82,16 +80,13 @@ class TokenData(pl.LightningDataModule):
         self.context_length, self.batch_size, self.seed = context_length, self.options.batch_size, seed
         self.place = 0
         """The place in the text: windows that all processes together have taken before training begins."""
-        self._by_size = self.options.vocabulary is None
 
     @cached_property
     def prepared(self) -> Prepared:
-        """The files on disk, prepared on first use; checksums would take longer than the first steps."""
-        names = "val_fraction", "most_bytes", "text_column", "errors", "template"
+        """The files on disk, prepared on first use."""
+        names = "val_fraction", "most_bytes", "text_column", "template"
         options: dict[str, Any] = {name: getattr(self.options, name) for name in names}
-        folder = prepare_for(
-            self.vocabulary, self.options.corpus, verify=False, by_size=self._by_size, **options
-        )
+        folder = prepare_for(self.vocabulary, self.options.corpus, **options)
         prepared = Prepared(folder)
         prepared.check_examples(self.context_length, self.options.isolate)
         return prepared
@@ -108,7 +103,7 @@ class TokenData(pl.LightningDataModule):
 
     def use(self, tokenizer: Tokenizer) -> None:
         """Encode with this tokenizer, whatever the options are."""
-        self.vocabulary, self._by_size = tokenizer, False
+        self.vocabulary = tokenizer
         for name in ("prepared", "byte_lengths"):
             self.__dict__.pop(name, None)
 
@@ -215,6 +210,7 @@ def _loading() -> dict[str, Any]:
     """Options of a DataLoader of whole batches, read from a memory map by this process."""
     return {
         "batch_size": None,
+        "collate_fn": tuple,  # a batch is one already
         "pin_memory": torch.cuda.is_available(),
         "generator": torch.Generator(),  # the default is the global one, which dropout uses
     }

@@ -14,19 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt.data.split import SPLITS
-from gpt.errors import InputError, check_least
-from gpt.files import file_hashes
+from gpt.errors import InputError
 from gpt.plain import build, parse_json
 from gpt.progress import notice
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
 
 META = "meta.json"
-FORMAT = 3
-FILES = [f"{split}{kind}.bin" for split in SPLITS for kind in ("", "-documents")]
+FORMAT = 4
 INDEX_DTYPE = np.dtype("<i8")
 _STRETCHES = 64
-_CHECKED_TOKENS = 1 << 22  # of each split, when a folder is opened; `verify` covers all
 
 
 def token_dtype(vocab_size: int, examples: bool = False) -> np.dtype[Any]:
@@ -63,13 +60,14 @@ class Stream:
 
         The token before the first is `<|endoftext|>`; past the last, rows are filled with zeros.
         """
+        tokens = self.tokens
+        found = [tokens[max(start - 1, 0) : start + length] for start in starts.tolist()]
+        if min(map(len, found)) == length + 1:
+            return np.concatenate(found).reshape(-1, length + 1)
         rows = np.zeros((len(starts), length + 1), self.dtype)
         rows[starts == 0, 0] = self.eot
-        tokens = self.tokens
-        for row, start in zip(rows, starts.tolist(), strict=True):
-            begin = max(start - 1, 0)
-            found = tokens[begin : start + length]
-            row[begin - start + 1 :][: len(found)] = found
+        for row, part, start in zip(rows, found, starts, strict=True):
+            row[int(start == 0) :][: len(part)] = part
         return rows
 
 
@@ -80,9 +78,9 @@ class Counts:
     tokens: int = 0
     documents: int = 0
     bytes: int = 0
-
-    def __post_init__(self) -> None:
-        check_least(0, **vars(self))
+    scored_tokens: int = 0
+    scored_bytes: int = 0
+    sha256: str = ""  # of its file of tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,19 +90,15 @@ class Meta:
     format: int
     key: str
     """Of all that decides what is in the folder: text, tokenizer and options."""
-    corpus: str
-    empty_documents: int
     tokenizer: dict[str, Any]
-    template: dict[str, Any] | None
-    """Around the messages of examples; a text has none."""
-    splits: dict[str, Any]
+    template: dict[str, str] | None
+    """Around the messages, if the documents are examples."""
+    splits: dict[str, dict[str, Any]]
     """The `Counts` of each."""
-    sha256: dict[str, Any]
-    """Of each file."""
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:
-            raise InputError(f"it has format {self.format}, expected {FORMAT}")
+            raise InputError(f"it has format {self.format}, not {FORMAT}")
 
 
 class Prepared:
@@ -120,29 +114,20 @@ class Prepared:
             self.template = None if template is None else Template.from_dict(template)
             self.dtype = token_dtype(self.tokenizer.n_vocab, self.template is not None)
             for split, counts in self.counts.items():
-                self._check(split, counts)
+                self._check(f"{split}.bin", counts.tokens * self.dtype.itemsize)
+                self._check(f"{split}-documents.bin", counts.documents * INDEX_DTYPE.itemsize)
         except FileNotFoundError as error:
-            raise InputError(f"{folder} is not prepared data: it has no {META}; run gpt prepare") from error
+            raise InputError(f"{folder} is not prepared data, it lacks {error.filename}") from error
         except ValueError as error:
             raise InputError(f"{folder} is not what gpt prepare writes: {error}; prepare it again") from error
 
-    def _check(self, split: str, counts: Counts) -> None:
-        sizes = counts.tokens * self.dtype.itemsize, counts.documents * INDEX_DTYPE.itemsize
-        for name, expected in zip((f"{split}.bin", f"{split}-documents.bin"), sizes, strict=True):
-            path = self.folder / name
-            if (size := path.stat().st_size if path.exists() else 0) != expected:
-                raise InputError(f"{name} has {size} bytes, expected {expected}")
-        largest = self.first_ids(_CHECKED_TOKENS, split).max(initial=0)
-        if largest >= (ids := self.tokenizer.n_vocab):
-            raise InputError(f"the {split} split has id {largest}, outside the vocabulary of {ids}")
+    def _check(self, name: str, expected: int) -> None:
+        if (size := (self.folder / name).stat().st_size) != expected:
+            raise InputError(f"{name} has {size} bytes, expected {expected}")
 
     def stream(self, split: str) -> Stream:
         """The tokens of `train` or `val`."""
         return Stream(self.folder / f"{split}.bin", self.dtype, self.tokenizer.eot)
-
-    def first_ids(self, most: int, split: str = "train") -> NDArray[np.int64]:
-        """The ids that a split begins with."""
-        return token_ids(self.stream(split).tokens[:most])
 
     def spread_ids(self, most: int, split: str) -> NDArray[np.int64]:
         """About so many ids of a split, in stretches from all of it."""
@@ -153,14 +138,7 @@ class Prepared:
 
     def document_starts(self, split: str) -> NDArray[np.int64]:
         """The position in `stream(split)` of each document's first token."""
-        starts = np.fromfile(self.folder / f"{split}-documents.bin", INDEX_DTYPE)
-        if np.any(np.diff(starts, prepend=-1, append=self.counts[split].tokens) <= 0):
-            raise InputError(f"the documents of {self.folder} are not in order; prepare it again")
-        return starts
-
-    def document_lengths(self, split: str) -> NDArray[np.int64]:
-        """Tokens in each document of a split, `<|endoftext|>` counted."""
-        return np.diff(self.document_starts(split), append=self.counts[split].tokens)
+        return np.fromfile(self.folder / f"{split}-documents.bin", INDEX_DTYPE)
 
     def count(self, split: str, what: str) -> int:
         """How many `documents`, `bytes` (of UTF-8 text) or `tokens` a split has."""
@@ -174,11 +152,8 @@ class Prepared:
 
     def scored(self, split: str) -> tuple[int, int]:
         """How many tokens of a split are scored, and the bytes of UTF-8 text that they stand for."""
-        if self.template is None:
-            return self.count(split, "tokens"), self.count(split, "bytes")
-        tokens = self.stream(split).tokens
-        scored = tokens[tokens >= 0]
-        return len(scored), int(self.tokenizer.byte_lengths()[scored].sum())
+        counts = self.counts[split]
+        return counts.scored_tokens, counts.scored_bytes
 
     def check_examples(self, context_length: int, isolate: bool) -> None:
         """Warn of examples that no window holds; an InputError if `isolate` would cut others."""
@@ -187,16 +162,9 @@ class Prepared:
         replies = int((self.stream("train").tokens == self.tokenizer.eot).sum())
         if isolate and replies > self.count("train", "documents"):
             raise InputError("isolate would separate the turns of a conversation: leave it out")
-        lengths = np.concatenate([self.document_lengths(split) for split in SPLITS])
-        if long := int((lengths > context_length).sum()):
+        longest = np.diff(self.document_starts("train"), append=self.count("train", "tokens")).max(initial=0)
+        if longest > context_length:
             notice(
-                f"{long:,} of {len(lengths):,} examples are longer than the context_length of "
-                f"{context_length}: they are cut, so a completion may lack its prompt; "
-                f"the longest has {lengths.max():,} tokens"
+                f"an example has {longest:,} tokens: what is longer than the context_length of "
+                f"{context_length} is cut, so a completion may lack its prompt"
             )
-
-    def verify(self) -> None:
-        """Compare each file's checksum with the recorded one: an InputError names a file that was altered."""
-        for path, found in file_hashes(self.folder / name for name in FILES).items():
-            if found != self.meta.sha256.get(path.name):
-                raise InputError(f"{path} was altered: its checksum differs; prepare it again")

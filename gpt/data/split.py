@@ -12,12 +12,12 @@ from itertools import groupby
 
 from gpt.data.corpus import Corpus, evenly_spread
 from gpt.data.documents import Piece
-from gpt.data.formats import word_start
 from gpt.errors import InputError
+from gpt.text.tokenizer import split_at_words
 
 SPLITS = ("train", "val")
 SAMPLE_BYTES = 32 << 20  # of text in memory at once
-_LEARNED_BYTES = 8 << 20
+LEARNED_BYTES = 8 << 20
 _LEAST_UNIT = 1 << 10  # bytes, where so much is held out
 _HASHES = 1 << 64
 
@@ -47,11 +47,10 @@ class Rule:
         """The rule that holds out no more than its share of these pieces, and one unit of two at least."""
         sizes: dict[int, int] = {}
         for _, units in _units(pieces, self.longest):
-            for drawn, data in units:
-                sizes[drawn] = sizes.get(drawn, 0) + len(data)
-        lowest = sorted((drawn, size) for drawn, size in sizes.items() if size)
+            for drawn, text in units:
+                sizes[drawn] = sizes.get(drawn, 0) + len(text.encode())
         total, held, below = max(1, sum(sizes.values())), 0, 0
-        for drawn, size in lowest[:-1]:
+        for drawn, size in sorted(sizes.items())[:-1]:
             if not self.share or (held and held + size > self.share * total):
                 break
             held, below = held + size, drawn + 1
@@ -72,18 +71,19 @@ class Divided:
         if val_fraction is not None and not 0.0 <= val_fraction < 1.0:
             raise InputError(f"val_fraction must be in [0, 1), got {val_fraction}")
         self.source, self.most_bytes = source, most_bytes
-        most, size = most_bytes or 1 << 62, source.size()
+        most, whole = most_bytes or 1 << 62, source.size()
         self._all: list[Piece] | None = None  # of what is read, if it fits into memory
-        if min(most, size or 0) <= SAMPLE_BYTES:
-            pieces = list(source.pieces(min(most, SAMPLE_BYTES)))
+        if min(most, whole or 0) <= SAMPLE_BYTES:
+            limit = min(most, SAMPLE_BYTES)
+            pieces = list(source.pieces(limit))
             read = sum(len(piece.text.encode()) for piece in pieces)
-            if size is None and read < min(most, SAMPLE_BYTES):
-                size = read
-            if size is not None or most <= SAMPLE_BYTES:
+            if whole is None and read < limit:
+                whole = read
+            if most <= SAMPLE_BYTES or (whole is not None and read <= limit):  # Parquet can hold more
                 self._all = pieces
-        self.drawn = most_bytes if most < (size or 1 << 62) else None
+        self.drawn = most_bytes if most < (whole or 1 << 62) else None
         """`most_bytes`, if not all of the text is read."""
-        self.size = read if self._all is not None else min(most, size or SAMPLE_BYTES)
+        self.size = read if self._all is not None else min(most, whole or SAMPLE_BYTES)
         """Bytes of UTF-8 text in both parts, of a large text about so many."""
         self.rule = Rule.of(self.size, val_fraction)
         if self._all is not None:
@@ -106,7 +106,7 @@ class Divided:
 
     def to_learn_from(self) -> list[str]:
         """Text to learn a vocabulary from: parts of all that is trained on, more of a larger text."""
-        share = max(_LEARNED_BYTES, self.size / 16) / max(1, min(self.size, SAMPLE_BYTES))
+        share = max(LEARNED_BYTES, self.size / 16) / max(1, min(self.size, SAMPLE_BYTES))
         train = (piece.text for piece in self.sample() if piece.split == "train")
         return [text for number, text in enumerate(train) if evenly_spread(number) < share]
 
@@ -119,36 +119,25 @@ def divide(pieces: Iterable[Piece], rule: Rule) -> Iterator[Piece]:
             begun.clear()
         for held_out, run in groupby(units, key=lambda unit: unit[0] < rule.below):
             split = SPLITS[held_out]
-            text = b"".join(data for _, data in run).decode()
-            yield Piece(text, split not in begun, piece.scored, split)
+            yield Piece("".join(text for _, text in run), split not in begun, piece.scored, split)
             begun.add(split)
 
 
-def _units(pieces: Iterable[Piece], longest: int) -> Iterator[tuple[Piece, list[tuple[int, bytes]]]]:
-    """Each piece with the hashes and the UTF-8 text of its units; an example has one for all its pieces."""
+def _units(pieces: Iterable[Piece], longest: int) -> Iterator[tuple[Piece, list[tuple[int, str]]]]:
+    """Each piece with the hashes and the texts of its units; an example has one for all its pieces."""
     example: int | None = None
     for piece in pieces:
-        data = piece.text.encode()
         if piece.first:
-            example = None if piece.scored else _hash(data)
+            example = None if piece.scored else _hash(piece.text)
         if example is not None:
-            yield piece, [(example, data)]
+            yield piece, [(example, piece.text)]
         else:
-            units = enumerate(_cut(data, longest))
+            characters = longest * len(piece.text) // len(piece.text.encode())
+            units = enumerate(split_at_words(piece.text, max(2, characters)))
             yield piece, [(_hash(unit, number), unit) for number, unit in units]
 
 
-def _cut(data: bytes, longest: int) -> Iterator[bytes]:
-    begin = 0
-    while len(data) - begin > longest:
-        end = word_start(data, begin + max(1, longest // 2), begin + longest)
-        yield data[begin:end]
-        begin = end
-    if data[begin:] or not data:
-        yield data[begin:]
-
-
-def _hash(unit: bytes, number: int = 0) -> int:
+def _hash(unit: str, number: int = 0) -> int:
     """By the text and, of parts of a piece, their number: a text that repeats one line is divided too."""
-    data = unit + b"%d" % number if number else unit
-    return int.from_bytes(hashlib.sha256(data).digest()[:8], "big")
+    text = f"{unit}{number}" if number else unit
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")

@@ -123,10 +123,10 @@ def make_batch(stream: Stream, spans: Spans, context_length: int, isolate: bool)
     """
     starts, lengths = spans
     rows = stream.rows(starts, context_length)  # (B, T + 1)
-    x, y = token_ids(rows[:, :-1]), rows[:, 1:].astype(np.int64)
-    if rows.dtype.kind == "i":  # examples
-        y[y < 0] = IGNORE_INDEX
-    if lengths.min() < context_length:
+    tokens = token_ids(rows)
+    x, y = tokens[:, :-1], tokens[:, 1:]  # views: they share memory, unless one is changed
+    if rows.dtype.kind == "i" or lengths.min() < context_length:
+        y = np.where(rows < 0, IGNORE_INDEX, tokens)[:, 1:]
         padding = np.arange(context_length) >= lengths[:, None]
         x[padding], y[padding] = 0, IGNORE_INDEX
     batch = [x, y]

@@ -24,7 +24,6 @@ def evaluate(
     split: Literal["train", "val"] | None = None,
     val_fraction: float | None = None,
     most_bytes: int | None = None,
-    stride: int | None = None,
     device: Device = "auto",
 ) -> None:
     """Score a model on a text: nats per token, perplexity and bits per byte as JSON, each token once.
@@ -36,8 +35,6 @@ def evaluate(
             train on or hold out, by default the entire text.
         val_fraction: of other text, as in gpt fit, if split is given.
         most_bytes: of other text, as in gpt fit: parts of all of a longer text are scored.
-        stride: tokens by which the window moves; fewer than the context length give each token more context,
-            as perplexities are usually reported, and take longer. By default windows do not overlap.
         device: where the model runs; auto takes a GPU if there is one.
     """
     if data is None:
@@ -50,7 +47,6 @@ def evaluate(
         split,
         val_fraction=val_fraction,
         most_bytes=most_bytes,
-        stride=stride,
         template=template,
     )
     print(json.dumps({"data": data, **found}, indent=2))
@@ -64,7 +60,6 @@ def score_text(
     *,
     val_fraction: float | None = None,
     most_bytes: int | None = None,
-    stride: int | None = None,
     template: Template | None = None,
 ) -> dict[str, Any]:
     """Nats per token, perplexity, and bits per byte of UTF-8 text, with the standard error of the latter.
@@ -85,7 +80,7 @@ def score_text(
     starts = prepared.document_starts(part) if prepared.template else None
     lengths, found = tokenizer.byte_lengths(), []
     with progress(f"scoring {data}", size) as advance:
-        for one in score_windows(model, stream, lengths, stride=stride, document_starts=starts):
+        for one in score_windows(model, stream, lengths, starts):
             found.append(one)
             advance(int(one[1].sum()))
     nats, sizes = map(np.concatenate, zip(*found, strict=True))

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 from gpt.data.shards import Stream
 from gpt.data.windows import IGNORE_INDEX, each_token_once, make_batch
-from gpt.errors import InputError
 from gpt.model import GPT
 
 ERROR_BLOCKS = 32
@@ -43,30 +42,19 @@ def score_windows(
     model: GPT,
     stream: Stream,
     byte_lengths: NDArray[np.int64],
-    *,
-    stride: int | None = None,
     document_starts: NDArray[np.int64] | None = None,
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
     """The nats of each window of a stream and the bytes that they are of, (B,) both, batch by batch.
 
-    All tokens that are to be scored are, each once; `<|endoftext|>` precedes the first. Windows of the
-    model's context length T start `stride` tokens apart, which is 1 .. T or an InputError, and score what
-    earlier ones have not. Without a stride, they end where documents end if `document_starts` are given.
-    `byte_lengths` are the tokenizer's. The model is in evaluation mode.
+    All tokens that are to be scored are, each once; `<|endoftext|>` precedes the first. Windows have the
+    model's context length and end where documents end if `document_starts` are given. `byte_lengths` are the
+    tokenizer's. The model is in evaluation mode.
     """
     length = model.config.context_length
     starts, lengths = each_token_once(len(stream), length, document_starts)
-    if stride is not None:
-        if not 1 <= stride <= length:
-            raise InputError(f"stride must be 1 to the context_length {length}, got {stride}")
-        starts = np.arange(0, max(0, len(stream) - length) + stride, stride)
-        lengths = np.minimum(len(stream) - starts, length)
-    scored_until = np.append(0, (starts + lengths)[:-1])
     for first in range(0, len(starts), _WINDOWS):
         batch = slice(first, first + _WINDOWS)
-        x, y = make_batch(stream, (starts[batch], lengths[batch]), length, isolate=False)  # (B, T) each
-        before = starts[batch, None] + np.arange(length) < scored_until[batch, None]
-        targets = y.masked_fill(torch.from_numpy(before), IGNORE_INDEX)
+        x, targets = make_batch(stream, (starts[batch], lengths[batch]), length, isolate=False)  # (B, T)
         nats = score(model, x, targets)
         yield nats.sum(dim=1).numpy(), target_bytes(targets, byte_lengths)
 

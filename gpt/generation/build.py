@@ -23,7 +23,6 @@ from gpt.progress import notice
 
 SOURCE = Path(__file__).with_name("step.cpp")
 _OPTIONS = ["-O2", "-std=gnu++17", "-fPIC", "-shared"]
-_COMPILERS = "g++", "clang++", "c++"
 _LIMIT = 120.0  # seconds for the compiler, which takes about three
 _SOON = 1.0  # seconds that a command runs before it is worth the compiler's work
 _one_at_a_time = threading.Lock()
@@ -68,7 +67,9 @@ def _build_quietly() -> None:
 
 def _compile(path: Path) -> None:
     """Compile with OpenMP, or else without, which means one thread; InputError for neither."""
-    compiler = shlex.split(os.environ.get("CXX", "")) or [next(filter(shutil.which, _COMPILERS), "g++")]
+    compiler = shlex.split(os.environ.get("CXX", "")) or [
+        next(filter(shutil.which, ("g++", "clang++", "c++")), "g++")
+    ]
     # A processor's own instructions have one option on ARM and another elsewhere.
     arm = platform.machine().lower() in ("arm64", "aarch64")
     options = [*_OPTIONS, "-mcpu=native" if arm else "-march=native"]

@@ -29,16 +29,16 @@ class Cache:
     """Memory (layers, 2, N, H, L, K) for rows of keys and values, of the device and type of `like`."""
 
     def __init__(self, config: GPTConfig, like: Tensor) -> None:
-        heads = config.num_heads
+        heads, self.most = config.num_heads, config.context_length
         self.store = like.new_zeros(config.num_layers, 2, 0, heads, 0, config.emb_dim // heads)
 
     def reserve(self, rows: int, columns: int) -> None:
-        """Have memory for so many, or for twice what it was: all is copied, longer than a step takes."""
-        more = []
-        for held, wanted in ((self.store.shape[4], columns), (self.store.shape[2], rows)):
-            more.append(max(wanted - held, held) if wanted > held else 0)
-        if any(more):
-            self.store = F.pad(self.store, (0, 0, 0, more[0], 0, 0, 0, more[1]))
+        """Have memory for so many, and for later: all is copied, which takes longer than a step."""
+        held_rows, held_columns = self.store.shape[2], self.store.shape[4]
+        more_rows = max(rows - held_rows, held_rows) if rows > held_rows else 0
+        more_columns = min(2 * columns, self.most) - held_columns if columns > held_columns else 0
+        if more_rows or more_columns:
+            self.store = F.pad(self.store, (0, 0, 0, more_columns, 0, 0, 0, more_rows))
 
     def copy(self, source: int, target: int, columns: int) -> None:
         """Copy so many columns of a row to another one."""

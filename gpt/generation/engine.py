@@ -8,8 +8,7 @@ positions from 0, because positions are learned for places in the window. So the
 half a context and a whole one, and a token costs at most about twice as much. `window_start` is the rule.
 """
 
-import random
-from collections import deque
+import os
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -46,7 +45,7 @@ class Engine:
         self.tokenizer, self.max_samples, self._chunk = tokenizer, max_samples, chunk
         self._drawn = tokenizer.n_vocab if tokenizer else None  # so many of the ids may be drawn
         self.failed: dict[Sample, Exception] = {}  # those that ended with an error in the last step
-        self._waiting: deque[Sample] = deque()
+        self._waiting: list[Sample] = []
         self._rows: list[Sample] = []  # those with a row of the cache
         # What computes all texts of now, so that none changes over, and into which memory.
         self._way: Way
@@ -71,9 +70,9 @@ class Engine:
         for id_ in request.tokens:
             if id_ not in range(size):
                 raise InputError(f"token id {id_} is outside the vocabulary of vocab_size {size}")
-        seed = random.SystemRandom().getrandbits(64) if request.seed is None else request.seed
-        common = seed, self.tokenizer, self.model.config.context_length
-        samples = [Sample(request, k, *common) for k in range(request.samples)]
+        seed = int.from_bytes(os.urandom(8), "little") if request.seed is None else request.seed
+        common = self.tokenizer, self.model.config.context_length
+        samples = [Sample(request, k, seed, *common) for k in range(request.samples)]
         self._waiting += samples
         return samples
 

@@ -85,7 +85,7 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     """The distribution that is sampled at a temperature above 0: logits (N, V) -> probabilities (N, V)."""
     # The likeliest token's logit becomes 0, so that no temperature, however low, divides into infinity.
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / max(sampling.temperature, 1e-30)
-    return filter_logits(logits, sampling).softmax(dim=-1)
+    return filter_logits(logits, sampling).softmax(-1)
 
 
 def penalize(logits: Tensor, penalty: float, seen: Sequence[Sequence[int]]) -> Tensor:
@@ -121,10 +121,9 @@ def filter_logits(logits: Tensor, sampling: Sampling) -> Tensor:
 def _nucleus_edge(logits: Tensor, top_p: float) -> Tensor:
     """The smallest logit in the smallest set that reaches probability `top_p`: (N, V) -> (N, 1)."""
     # On a CPU NumPy sorts a vocabulary in a tenth of PyTorch's time.
-    on_cpu = logits.is_cpu
-    ordered = torch.from_numpy(numpy.sort(logits.numpy())) if on_cpu else logits.sort().values
+    ordered = torch.from_numpy(numpy.sort(logits.numpy())) if logits.is_cpu else logits.sort().values
     ordered = ordered.flip(-1)
-    mass = ordered.softmax(dim=-1)
-    likelier = mass.cumsum(dim=-1) - mass
-    kept = (likelier < top_p).sum(dim=-1, keepdim=True).clamp(min=1)  # (N, 1)
+    mass = ordered.softmax(-1)
+    likelier = mass.cumsum(-1) - mass
+    kept = (likelier < top_p).sum(-1, keepdim=True).clamp(min=1)  # (N, 1)
     return ordered.gather(-1, kept - 1)

@@ -15,8 +15,10 @@ from gpt.config import GPTConfig
 from gpt.model import GPT
 from gpt.training.loss import linear_cross_entropy
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
+from gpt.training.output import report
 
 _TIMED = 3  # steps of each shape, after one that is not timed
+_BUSY = 0.8  # of its cores' time that a process gets: on an idle machine all of it
 _TRAINER = 1.05  # a step by the Trainer with a run's callbacks, over a bare one
 
 
@@ -91,7 +93,13 @@ def probe(device: torch.device, precision: str) -> Cost:
     """Time a few steps of each of a handful of shapes: some seconds on two cores."""
     memory = _free_memory(device)
     large = [shape for shape in _LARGE if device.type == "cuda" and shape.memory() < memory]
+    began, computed = time.perf_counter(), time.process_time()
     timed = [(shape, _TRAINER * _time_step(shape, device, precision)) for shape in [*_PROBES, *large]]
+    # Threads compute, or wait for each other without rest: less than all of the time went to other programs.
+    got = (time.process_time() - computed) / (time.perf_counter() - began) / torch.get_num_threads()
+    if device.type == "cpu" and got < _BUSY:
+        what = f"other programs took {1 - got:.0%} of the cores while steps were timed"
+        report(f"{what}: the plan is for what they left, and becomes longer when they end", prefix="")
     return fit_cost(timed, memory)
 
 

@@ -22,13 +22,14 @@ CHOICES: dict[str, tuple[int, ...]] = {
 _HEADS, _WINDOWS = "model.config.num_heads", "data.batch_size"
 GIVEN = (*CHOICES, "model.config.vocab_size", _HEADS, _WINDOWS, "data.val_fraction")
 _BATCH_TOKENS = tuple(1536 << i for i in range(9))
-_MOST_PASSES = 20  # over a text: the law knows nothing of more, which learn it by heart
-_MOST_VALIDATIONS = 4
+_VALIDATIONS = 5  # of the planned steps: points enough to see whether the curve still falls
+_LONGER = 0.01  # of the bits per byte: by so much must half of the steps be better to be taken
+_RISES = 3  # validations in a row that are each worse than the one before end a run
 _SAMPLE_SECONDS = 0.7  # the text that is written at each
 _FEWEST_WINDOWS = 6  # of a batch: fewer look at too few places of the text
 _FEWEST_STEPS = 50
 _MOST_WEIGHTS = 5  # for each byte of text: few cells of the law have more
-_OCCURRENCES = 100  # tokens of text for each id, on average: with 84, 4,096 ids were 3 % worse than 2,048
+_OCCURRENCES = 100  # tokens of text for each id, on average: with 84, 4,096 tokens were 3 % worse than 2,048
 _DOUBT = 0.05  # of the bits per byte: by so much must a run be better that the law was not measured for
 END_SECONDS = 2.0  # after the last validation: a checkpoint, the loss curve, the end of the process
 _COMPILED_MINUTES = 10  # in less, most of a GPU's time would go into compiling, which is not planned for
@@ -46,25 +47,26 @@ class Plan:
     seconds: float  # of the whole process
     validation: float  # seconds of one
     bits_per_byte: float
+    law_error: float  # of the bits per byte, as a share of them
+    is_whole: bool  # takes all of the time, not a part until held-out text shows whether more gains
     extrapolates: bool  # the law was not measured so far
 
     def __str__(self) -> str:
-        shape, far = self.shape, " (extrapolated)" * self.extrapolates
-        rest = (
-            "" if self.takes_all_of_it else f" of {60 * self.minutes:.0f}: longer gains nothing on this text"
-        )
+        shape = self.shape
+        far = " (extrapolated)" if self.extrapolates else ""
+        rest = "" if self.is_whole else f" of {60 * self.minutes:.0f}, and longer while held-out text gains"
         return (
-            f"the plan is {shape.emb_dim} x {shape.num_layers} (width x layers), {shape.vocab_size} ids, "
+            f"the plan is {shape.emb_dim} x {shape.num_layers} (width x layers), "
+            f"a {shape.vocab_size}-token vocabulary, "
             f"{self.steps} steps of {shape.batch_size} x {shape.context_length} tokens, "
-            f"{self.bits_per_byte:.4g}{self.error} bits per byte{far} in {self.seconds:.0f} s{rest}"
+            f"{self.bits_per_byte:.4g} ± {self.error:.2g} bits per byte{far} in {self.seconds:.0f} s{rest}"
             f"{self.part}"
         )
 
     @property
-    def error(self) -> str:
-        """The standard error of the bits per byte, as far as it comes from what is held out."""
-        error = self.text.error * self.bits_per_byte
-        return f" ± {error:.2g}" if math.isfinite(error) else ""
+    def error(self) -> float:
+        """The standard error of the bits per byte: that of the law on new texts, and of what is held out."""
+        return self.bits_per_byte * math.hypot(self.law_error, self.text.error)
 
     @property
     def part(self) -> str:
@@ -82,14 +84,10 @@ class Plan:
         """Over the text that is not held out."""
         return self.tokens * self.text.bytes_per_token[self.shape.vocab_size] / self.text.train_bytes
 
-    @property
-    def takes_all_of_it(self) -> bool:
-        """Whether the run needs the whole time, and not less because the text has no more to give."""
-        return self.seconds > 0.9 * 60 * self.minutes
-
     def compared(self, seconds: float, summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         """What was planned and what was reached, for summary.json."""
         planned = {"seconds": self.seconds, "tokens": self.tokens, "bits_per_byte": self.bits_per_byte}
+        planned["error"] = self.error
         reached = {"seconds": seconds, "tokens": summary["tokens"]}
         return {"planned": planned, "reached": {**reached, "bits_per_byte": summary["val_bits_per_byte"]}}
 
@@ -97,8 +95,8 @@ class Plan:
         """The run as options of `gpt fit`."""
         config = {**asdict(self.shape), "num_heads": self.num_heads}
         data = {"vocabulary": "learn", "batch_size": config.pop("batch_size"), "shift": True}
-        every = math.ceil(self.steps / (_validations(self.minutes) - 0.5))  # the last step has one anyway
-        lr, rest_lr = law.learning_rates(self.steps)
+        every = math.ceil(self.steps / _VALIDATIONS)
+        lr, rest_lr = law.learning_rates(self.steps, self.shape.emb_dim)
         optimizer = {"lr": lr, "rest_lr": rest_lr, "schedule": "linear"}
         optimizer["warmup_steps"] = min(50, self.steps // 10)
         optimizer |= {"weight_decay": law.weight_decay, "embedding_weight_decay": 0.2}
@@ -106,7 +104,8 @@ class Plan:
         return {
             "run": "planned",
             "checkpoint_every": max(every, 100),
-            "model": {"config": config, "optimizer": optimizer, "loss_chunk": 2048, **compiled},
+            "early_stopping": _RISES,
+            "model": {"config": config, "optimizer": optimizer, **compiled},
             "data": {**data, "most_bytes": self.text.most_bytes},
             "trainer": {"max_steps": self.steps, "val_check_interval": every, "devices": 1},
         }
@@ -127,41 +126,40 @@ def choose(
     shape, per_token = _candidates(text, given, cost.memory)
     validation = _SAMPLE_SECONDS + cost.validation(shape, text.val_fraction * text.size / per_token)
     around = start + END_SECONDS + text.tokenizing
-    around = around + _validations(minutes) * validation
+    around = around + _VALIDATIONS * validation
     step = cost.step(shape)
     needed = 1.05 * (around + _FEWEST_STEPS * step).min() / 60
     if minutes < needed:
         enough = float(f"{1.05 * needed:.2g}")  # not rounded to less
         raise InputError(f"{minutes:g} minutes do not suffice to start: give at least {enough:g}")
     in_time = np.floor((60 * minutes - around) / step)
-    most = np.maximum(_MOST_PASSES * text.train_bytes / per_token / shape.tokens, 2 * _FEWEST_STEPS)
-    # All of it or a part, (parts, candidates): more may do nothing but learn the text by heart.
-    steps = np.maximum(np.minimum(in_time, most) * 0.5 ** np.arange(0, 16, 0.5)[:, None], _FEWEST_STEPS)
+    # All of it, half, a quarter, (parts, candidates): more may do nothing but learn the text by heart. A run
+    # goes on after its part while held-out text gains, so of two that promise the same it takes the longer.
+    halved = np.arange(24)[:, None]
+    steps = np.maximum(np.floor(in_time * 0.5**halved), _FEWEST_STEPS)
     seen = steps * shape.tokens * per_token
-    measured = {"blocks": shape.blocks, "context": shape.context_length, "batch": shape.tokens}
-    measured |= {"seen": seen, "unique": text.train_bytes}
-    bits = law.bits_per_byte(text.trial, table=shape.table, per_token=per_token, **measured)
-    covered = law.covers(**measured)
-    wanted = np.where(in_time >= _FEWEST_STEPS, bits * np.where(covered, 1, 1 + _DOUBT), np.inf)
+    chosen = {"blocks": shape.blocks, "context": shape.context_length, "batch": shape.tokens}
+    amounts = {"table": shape.table, "per_token": per_token, "seen": seen, "unique": text.train_bytes}
+    bits = law.bits_per_byte(text.trial, **chosen, **amounts)
+    unknown = law.outside(**chosen)
+    wanted = bits * np.where(unknown, 1 + _DOUBT, 1) * (1 + _LONGER * halved)
+    wanted = np.where(in_time >= _FEWEST_STEPS, wanted, np.inf)
     part, i = map(int, np.unravel_index(wanted.argmin(), bits.shape))
-    kind = {"trial": text.trial.bits_per_byte, "repeats": text.trial.repeats, "per_token": per_token[i]}
-    chosen = Shape(**{name: int(sizes[i]) for name, sizes in vars(shape).items()})
+    unknown = unknown | law.outside(**amounts, trial=text.trial.bits_per_byte, repeats=text.trial.repeats)
+    best = Shape(**{name: int(sizes[i]) for name, sizes in vars(shape).items()})
     return Plan(
         minutes=minutes,
-        shape=chosen,
-        num_heads=int(given.get(_HEADS, 0)) or _heads(chosen.emb_dim),
+        shape=best,
+        num_heads=int(given.get(_HEADS, 0)) or _heads(best.emb_dim),
         steps=int(steps[part, i]),
         text=text,
         seconds=float(around[i] + int(steps[part, i]) * step[i]),
         validation=float(validation[i]),
         bits_per_byte=float(bits[part, i]),
-        extrapolates=not (covered[part, i] and law.covers(table=chosen.table, **kind)),
+        law_error=law.error,
+        is_whole=part == 0,
+        extrapolates=bool(unknown[part, i]),
     )
-
-
-def _validations(minutes: float) -> int:
-    """How many a run has."""
-    return int(min(max(1.0, minutes), _MOST_VALIDATIONS))
 
 
 def _heads(width: int) -> int:

@@ -73,7 +73,7 @@ def measure(
     Args:
         corpus, vocabulary, vocab_size, val_fraction, most_bytes: as `TokenData` takes them, None for what is
             not given.
-        reading: its `text_column` and `errors`.
+        reading: its `text_column`.
     """
     if (Path(corpus) / META).is_file():
         prepared = Prepared(Path(corpus))
@@ -99,10 +99,11 @@ def measure(
     if isinstance(wanted, Tokenizer):
         tokenizers = [wanted]
     else:
-        table = learn(divided.to_learn_from(), replace(wanted, at_most=True)).tokens
+        learned = learn(divided.to_learn_from(), replace(wanted, at_most=True))
         free = vocabulary in (None, "learn") and vocab_size is None
-        sizes = [n for n in _SIZES if free and n <= len(table) + 1] or [len(table) + 1]
-        tokenizers = [Tokenizer("own", table=table[: n - 1], pattern=wanted.pattern) for n in sizes]
+        sizes = [n for n in _SIZES if free and n <= learned.n_vocab] or [learned.n_vocab]
+        table, pattern = learned.tokens, learned.pattern
+        tokenizers = [Tokenizer("own", table=table[: n - 1], pattern=pattern) for n in sizes]
     began = time.perf_counter()
     tokenizers[0].encode_array(train)
     seconds = (time.perf_counter() - began) / len(_utf8(train))  # for a byte, on one thread

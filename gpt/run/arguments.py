@@ -13,6 +13,7 @@ import re
 from argparse import SUPPRESS
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +58,6 @@ class Given:
     recipe: bool
     """Whether it names one."""
     print_config: bool
-
-
-class Wide(DefaultHelpFormatter):
-    """Help of a hundred columns, in whatever terminal."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=8, width=100)
 
 
 def scan(arguments: list[str], command: str) -> Given:
@@ -128,11 +122,12 @@ def _parsed(words: list[str], command: str = "fit", explains: bool = False) -> V
 
 def _parser(command: str, explains: bool) -> ArgumentParser:
     first, what, example = _COMMANDS[command]
+    wide: Any = partial(DefaultHelpFormatter, max_help_position=8, width=100)  # in whatever terminal
     parser = ArgumentParser(
         usage=f"gpt {command} [{first.upper()}] [--NAME VALUE]...",
         description=what,
         epilog=f"example: gpt {command} {example}",
-        formatter_class=Wide,
+        formatter_class=wide,
         parser_mode="json",  # of a value; YAML can grow
         print_config=None,  # it would print one command line's options alone
         allow_abbrev=False,

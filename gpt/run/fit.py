@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import yaml
@@ -58,6 +58,10 @@ def fit(begun: Start) -> None:
     """Train; a run that a signal ended exits with the status that the signal has in a shell."""
     report(*begun.notes)
     trainer, loop, module, data = assemble(begun)
+    if begun.minutes and begun.options.model.init_from and loop.options.trainer.limit_val_batches:
+        as_they_are = new_trainer(loop.options, callbacks=[])
+        found = as_they_are.validate(module, datamodule=data, verbose=False)[0]
+        report(f"the weights as they are: {found['val_bits_per_byte']:.4g} bits per byte")
     try:
         with sharing_cores():
             trainer.fit(module, datamodule=data)
@@ -86,7 +90,7 @@ def fit(begun: Start) -> None:
 def assemble(begun: Start) -> tuple[Trainer, Loop, LanguageModel, TokenData]:
     """All parts of a run, its text prepared: what is wrong with it is found before there is a folder."""
     options, module, data = build(begun.options, begun.checkpoint)
-    loop = Loop(options, module, data, begun.folder, begun.checkpoint, begun.plan)
+    loop = Loop(options, module, data, begun)
     trainer = new_trainer(options, callbacks=[loop])
     data.setup("fit")
     data.train_dataloader()
@@ -96,11 +100,10 @@ def assemble(begun: Start) -> tuple[Trainer, Loop, LanguageModel, TokenData]:
 def validate(begun: Start) -> None:
     """Print the figures of a checkpoint on the text that is held out."""
     options, module, data = build(begun.options, begun.checkpoint)
-    trainer = new_trainer(options, callbacks=[])
+    plain = replace(options.trainer, limit_val_batches=1.0)
+    trainer = new_trainer(replace(options, trainer=plain), callbacks=[])
     trainer.validate(module, datamodule=data, verbose=False)
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    if not metrics:
-        raise InputError("the run had no validation: give --trainer.limit_val_batches 1.0")
     if trainer.is_global_zero:
         print(json.dumps(metrics, indent=2))
 

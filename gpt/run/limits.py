@@ -28,9 +28,12 @@ class Limits:
     checkpoint says, unless its options were changed; limits count over all resumes.
     """
 
-    def __init__(self, options: Options, run: RunPart, plan: Plan | None = None) -> None:
+    def __init__(
+        self, options: Options, run: RunPart, plan: Plan | None = None, minutes: float | None = None
+    ) -> None:
         self.options, self.patience = options.trainer, options.early_stopping
-        self.run, self.plan, self.seconds = run, plan, options.trainer.max_seconds
+        self.run, self.plan, self.minutes = run, plan, minutes
+        self.seconds = options.trainer.max_seconds
         if self.options.max_steps == self.options.max_epochs == -1 and self.seconds is None:
             raise InputError("the run needs an end: give --trainer.max_steps, max_epochs or max_time")
         self.reason = ""
@@ -40,6 +43,7 @@ class Limits:
         self._corrected = 0.0  # when, in seconds
         self._validating = 0.0  # seconds of all validations
         self._validation = plan.validation if plan else 0.0  # seconds of the last
+        self._whole = plan is None or plan.is_whole
 
     def count(self, steps_per_epoch: int) -> None:
         """Turn epochs into updates; a run that has a total already keeps it in the place of max_steps."""
@@ -67,9 +71,11 @@ class Limits:
         first = ", whichever comes first" if plans[1:] else ""
         report(f"planned: {', '.join(plans)}{first}", prefix="")
         elapsed, self._every = self.run.seconds, every
-        if self.plan:
-            self.seconds = elapsed + STARTED + 60 * self.plan.minutes - END_SECONDS - time.perf_counter()
-        self._marks = [] if warms_up or self.plan else [(self.run.step, elapsed)]
+        if self.minutes is not None:
+            self.seconds = elapsed + STARTED + 60 * self.minutes - END_SECONDS - time.perf_counter()
+            if self.seconds <= elapsed:
+                raise InputError("the time is over before the first step: give more --minutes")
+        self._marks = [] if warms_up or self.minutes else [(self.run.step, elapsed)]
         self._keep_time(elapsed)
         self.stopped_early = self._is_stalled()
 
@@ -85,14 +91,34 @@ class Limits:
         self._validation = seconds
         self._validating += seconds
 
-    def validated(self, loss: float) -> None:
-        """Note the loss of a validation, in nats per token."""
+    def validated(self, loss: float, before: float | None, elapsed: float) -> bool:
+        """Note the loss of a validation, in nats per token, and that of the last one, after so many seconds.
+
+        Whether updates follow a planned part of the time, because the loss is the lowest at its end.
+        """
         run = self.run
-        if math.isfinite(loss) and (run.best_loss is None or loss < run.best_loss):
-            run.best_loss, run.best_step, run.stalled = loss, run.step, 0
-        else:
-            run.stalled += 1
+        best = math.inf if run.best_loss is None else run.best_loss
+        # A planned run may be above its best for long, while its rate is high: it ends where the curve rises.
+        falls = loss < (best if self.minutes is None or before is None else before)
+        run.stalled = 0 if falls else run.stalled + 1
+        if loss < best:
+            run.best_loss, run.best_step = loss, run.step
         self.stopped_early = self._is_stalled()
+        if self._whole or self.stopped_early or run.step < run.total:
+            return False
+        allowed = self._estimate((self.seconds or 0.0) - elapsed)
+        if run.best_step < run.step or allowed < 1.2 * run.step:
+            self.reason = f"held-out text was best after step {run.best_step}: longer gained nothing"
+            return False
+        self._whole = allowed < 3 * run.step  # no later part would be as long
+        self._limit(allowed if self._whole else 2 * run.step)
+        report(f"after step {run.step}: held-out text still gains, {run.total} steps")
+        return True
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether the last validation decides if updates follow."""
+        return not self._whole
 
     @property
     def is_over(self) -> bool:
@@ -124,7 +150,7 @@ class Limits:
             if run.step == estimate < self._most:
                 self.reason = f"max_time {_clock(allowed)}"
             return False
-        if not self.plan.takes_all_of_it:
+        if not self._whole:
             estimate = min(estimate, run.total)
         off = abs(estimate - run.total) * (run.seconds_per_step or 0.0)
         if elapsed <= self._corrected + _EVERY * allowed or off <= _OFF * allowed:
@@ -154,7 +180,7 @@ class Limits:
         steps = int(left / speed)
         for _ in range(2):  # those within the updates that they leave; max_time does not count the last
             ahead = (step + steps) // self._every - (step - 1) // self._every
-            validations = ahead + (1 if self.plan else 0)
+            validations = ahead + (1 if self.minutes else 0)
             steps = int((left - validations * self._validation) / speed)
         # A run that was held up for a moment has not become slower: it stops where no update fits any more.
         return step + max(int(left >= self._fastest), steps)

@@ -24,7 +24,6 @@ from lightning.pytorch import Callback, Trainer
 from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.files import atomic_write, file_sha256
-from gpt.plan.plan import Plan
 from gpt.run.checkpoint import (
     LOSSES,
     Checkpoints,
@@ -41,10 +40,11 @@ from gpt.run.options import Options
 from gpt.run.record import Record
 from gpt.run.signals import remembered, told
 from gpt.run.snapshots import Snapshots
+from gpt.run.start import Start
 from gpt.training.module import VALIDATED, LanguageModel, steps_per_epoch
 from gpt.training.output import report
 from gpt.weights.adapters import without_adapters
-from gpt.weights.checkpoint import Checkpoint, ModelPart, RunPart, next_session
+from gpt.weights.checkpoint import ModelPart, RunPart, next_session
 from gpt.weights.formats.table import Weights
 from gpt.weights.load import GPT
 
@@ -55,30 +55,20 @@ class Loop(Callback):
     `run` is where it stands: what a checkpoint holds, and the parts of the run count in it.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        module: LanguageModel,
-        data: TokenData,
-        existing: Path | None,
-        checkpoint: Checkpoint | None,
-        plan: Plan | None,
-    ) -> None:
+    def __init__(self, options: Options, module: LanguageModel, data: TokenData, begun: Start) -> None:
+        checkpoint = begun.checkpoint
         self.options, self.module, self.data = options, module, data
         self.checkpoint = checkpoint
         self.run = (checkpoint.run if checkpoint else None) or RunPart()
-        self.limits = Limits(options, self.run, plan)
+        self.limits = Limits(options, self.run, begun.plan, begun.minutes)
         plain = options.trainer
         accumulate = 1 if options.data.tokens_per_update else plain.accumulate_grad_batches
         self.every = -(-plain.val_check_interval // accumulate)
         """Updates between two validations."""
-        if plain.val_check_interval % accumulate:
-            whole = self.every * accumulate
-            report(f"validation every {whole} batches, not {plain.val_check_interval}: after whole updates")
         if not plain.limit_val_batches:
             self.every = sys.maxsize
         module.logs_itself, module.first_step, module.planned_steps = False, self.run.step, 1
-        self._new, self._existing = folder_of(options.run), existing
+        self._new, self._existing = folder_of(options.run), begun.folder
         self._model_part: ModelPart
         self._open = ExitStack()  # the folder and the signals
 
@@ -193,13 +183,15 @@ class Loop(Callback):
         """Record the loss, and write a sample."""
         found = trainer.callback_metrics
         figures = {name: float(found[name]) for name in VALIDATED if name in found}
+        before = self.run.validation.get("val_loss")
         self.record.validated(self.tokens, figures)
         self.record.sample(self.module.model, self.data)
-        self.limits.validated(figures["val_loss"])
+        elapsed = self.record.elapsed()
+        self.record.paused(elapsed - self._paused)
+        self.limits.paused(self._agreed(elapsed - self._paused))
+        if self.limits.validated(figures["val_loss"], before, elapsed):
+            self.module.plan(self.run.total)
         trainer.should_stop |= self.limits.is_over
-        seconds = self.record.elapsed() - self._paused
-        self.record.paused(seconds)
-        self.limits.paused(self._agreed(seconds))
         self._keep(trainer, validated=True)
 
     def _keep(self, trainer: Trainer, validated: bool = False) -> None:
@@ -266,7 +258,7 @@ class Loop(Callback):
         """Tell Lightning whether it validates after this batch, and whether training ends."""
         # Lightning asks whether this number divides the batches so far.
         trainer.val_check_batch = 1 if validate else sys.maxsize
-        trainer.should_stop |= self.limits.is_over
+        trainer.should_stop |= self.limits.is_over and not (validate and self.limits.may_go_on)
 
     def _save(self, trainer: Trainer) -> None:
         """Save on all processes together, so that all of them stop if the first one's disk is full."""
@@ -301,7 +293,7 @@ class Loop(Callback):
 def corpus_hash(data: TokenData) -> str:
     """Identifies a text by its tokens, whatever folder it is in."""
     meta = data.prepared.meta
-    return hashlib.sha256(json.dumps([meta.tokenizer, meta.sha256], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([meta.tokenizer, meta.splits], sort_keys=True).encode()).hexdigest()
 
 
 def _scaler(trainer: Trainer) -> Any:

@@ -38,13 +38,12 @@ def build(options: Options, checkpoint: Checkpoint | None) -> tuple[Options, Lan
         tokenizer = found.tokenizer
     data = _token_data(options, tokenizer)
     model, config = options.model, options.model.config
-    if tokenizer is None and checkpoint is None:
-        if data.prepared.template:
-            report("examples alone teach new weights little: tune trained ones with --model.init_from")
-        if options.data.vocabulary is not None:
-            config = replace(config, vocab_size=data.tokenizer.n_vocab)
+    if tokenizer is None and checkpoint is None and options.data.vocabulary is not None:
+        config = replace(config, vocab_size=data.tokenizer.n_vocab)
     model = replace(model, config=config)
     options = replace(options, model=model)
+    if not data.prepared.count("val", "tokens"):
+        options = replace(options, trainer=replace(options.trainer, limit_val_batches=0.0))
     if checkpoint:  # it has the weights, or the adapters
         model = replace(model, init_from=str(base_folder(checkpoint.path)) if model.lora.rank else None)
     seed_everything(options.seed_everything, verbose=False)

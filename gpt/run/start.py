@@ -16,6 +16,7 @@ from gpt.run.folder import folder_of_checkpoint, folder_to_restart
 from gpt.run.options import Options
 from gpt.training.output import report
 from gpt.weights.checkpoint import RUNS, Checkpoint, RunPart, checkpoints_of, newest_run, read
+from gpt.weights.load import read_weights
 
 AUTO_OR_NEW = "auto_or_new"
 _MOST_MINUTES = 1_000_000
@@ -23,10 +24,14 @@ _CHOSEN_ANEW = ("resume", "ckpt_path", "minutes")  # by each start
 _FIXED = ("model.config.", "model.optimizer.name", "model.lora.rank", "model.init_from")  # by the weights
 _LIMITS = {"trainer.max_steps", "trainer.max_epochs", "trainer.max_time"}
 _UNPLANNED = (
-    *("resume", "ckpt_path", "model.init_from", "data.tokens_per_update", *sorted(_LIMITS)),
+    *("resume", "ckpt_path", "data.tokens_per_update", *sorted(_LIMITS)),
     *(f"trainer.{name}" for name in ("limit_val_batches", "devices", "num_nodes", "strategy")),
     "trainer.accumulate_grad_batches",
 )
+# What a tuning takes for GPT-2 small, if it is not given; smaller weights take more steps at higher rates.
+_GPT2_SMALL, _TUNING_RATE, _MOST_RATE, _TUNING_STEPS = 124e6, 5e-5, 6e-3, 200
+_TUNING_CONTEXT, _TUNING_TOKENS = 256, 1024  # positions, and tokens of a batch: a gigabyte of activations
+_PATIENCE = 3  # validations in a row, each worse than the one before, end a tuning for a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +47,8 @@ class Start:
     """What to tell of a run that is resumed."""
     plan: Plan | None = None
     """What --minutes has planned."""
+    minutes: float | None = None
+    """When the process has to end, after its start."""
     print_config: bool = False
 
 
@@ -61,16 +68,24 @@ def start(command: str, arguments: list[str]) -> Start:
         checkpoint, skipped = find(wanted, asked.get("run"))
         if checkpoint is not None:
             return _resumed(given, checkpoint, skipped)
-    plan, below = None, Values()
+    plan, below, time = None, Values(), None
+    weights = asked.get("model.init_from")
     if minutes is not None:
-        plan = _plan(minutes, asked)
+        time = seconds_of("minutes", minutes) / 60
+        if not 0 <= time <= _MOST_MINUTES:
+            raise InputError(f"--minutes {minutes}: expected a time, such as 90s, 10m or 8h")
+    if time is not None and weights is None:
+        plan = _plan(time, asked)
         below = typed(plan.options(Law.load()))
     elif not given.recipe:
         tuning = "lora" if "model.lora.rank" in asked else "finetune"
-        below = recipe(tuning if "model.init_from" in asked else "quick")
-    options = _options({**below, **values})
+        below = recipe(tuning if weights else "quick")
+    values = {**below, **values}
+    if weights is not None:
+        values = {**_of_weights(weights, values, time), **values}
+    options = _options(values)
     folder = folder_to_restart(options.run) if wanted else None
-    return Start(options=options, folder=folder, plan=plan, print_config=given.print_config)
+    return Start(options=options, folder=folder, plan=plan, minutes=time, print_config=given.print_config)
 
 
 def find(resume: str, run: str | None = None) -> tuple[Checkpoint | None, tuple[Path, ...]]:
@@ -163,10 +178,30 @@ def _check_here(source: str, values: Values, given: Set[str]) -> None:
             raise InputError(f"{source}: {what}, and {how}")
 
 
-def _plan(minutes: str, asked: Values) -> Plan:
-    time = seconds_of("minutes", minutes) / 60
-    if not 0 <= time <= _MOST_MINUTES:
-        raise InputError(f"--minutes {minutes}: expected a time, such as 90s, 10m or 8h")
+def _of_weights(path: str, values: Values, minutes: float | None) -> Values:
+    """What suits weights of this size, for options that nothing else decides: small ones learn faster."""
+    config = read_weights(path).config
+    weights = config.emb_dim * (12 * config.num_layers * config.emb_dim + config.vocab_size)
+    smaller = max(1.0, _GPT2_SMALL / weights)
+    steps = round(_TUNING_STEPS * smaller**0.5)
+    rate = min(_TUNING_RATE * smaller ** (2 / 3), _MOST_RATE)
+    context = values.get("model.config.context_length", min(_TUNING_CONTEXT, config.context_length))
+    found = {
+        "model.config.context_length": context,
+        "model.optimizer.lr": 10 * rate if values.get("model.lora.rank") else rate,  # adapters begin at zero
+        "data.batch_size": max(1, _TUNING_TOKENS // context),
+        "trainer.val_check_interval": steps // 4,
+    }
+    if minutes is not None:
+        found["trainer.max_time"] = f"{60 * minutes}s"
+        if values.get("data.val_fraction") != 0:
+            found["early_stopping"] = _PATIENCE
+    elif not _LIMITS & values.keys():
+        found["trainer.max_steps"] = steps
+    return found
+
+
+def _plan(time: float, asked: Values) -> Plan:
     if asked.get("trainer.deterministic"):  # before cuBLAS multiplies anything
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     plan = planner({name: asked[name] for name in asked.keys() & {*PLANNED_AROUND}})(time)

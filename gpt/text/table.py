@@ -1,10 +1,9 @@
-"""Tables of tokens, the bytes of each by rank: patterns of words, checks, and the files that hold one.
+"""Tables of tokens, the bytes of each by rank: patterns of words, checks, and the file that holds one.
 
 tiktoken's rule: within a word, the pair whose token has the lowest rank is merged first; a word that is a
 token is not merged.
 """
 
-import json
 from base64 import b64decode, b64encode
 from functools import cache
 from itertools import pairwise
@@ -12,25 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from gpt.errors import InputError
+from gpt.plain import parse_json
 
 END_OF_TEXT = "<|endoftext|>"
 _LARGEST_FILE = 64 << 20  # bytes
-_LONGEST_TOKEN = 1024  # bytes; GPT-2's longest has 128
 _MOST_MERGING = 1 << 28  # bytes of tokens squared: about half a minute
 
 # The words that merges do not cross, as tiktoken's regular expressions: GPT-2's (Radford et al. 2019, the
-# released encoder.py) in the possessive form, which is faster; the same with combining marks, as Hindi, Thai
-# and Arabic write vowels; every character.
+# released encoder.py) in the possessive form, which is faster; every character.
 PATTERNS = {
     "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s",
-    "marks": r"'(?:[sdmt]|ll|ve|re)| ?[\p{L}\p{M}]++| ?\p{N}++| ?[^\s\p{L}\p{M}\p{N}]++|\s++$|\s+(?!\S)|\s",
     "chars": r"[\s\S]",
 }
 # The same words for Hugging Face's regular expressions, where `$` also matches before a line end.
-_GPT2_REGEX = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LIBRARY_PATTERNS = {
-    "gpt2": _GPT2_REGEX,
-    "marks": _GPT2_REGEX.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"^\s\p{L}", r"^\s\p{L}\p{M}"),
+    "gpt2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     "chars": PATTERNS["chars"],
 }
 
@@ -42,12 +37,8 @@ def check_table(tokens: list[bytes], pattern: str) -> None:
     known = set(tokens)
     if missing := [byte for byte in range(256) if bytes([byte]) not in known]:
         raise InputError(f"the vocabulary lacks the byte {missing[0]}: it could not encode every text")
-    for token in tokens:
-        if token not in known:
-            raise InputError(f"the vocabulary has the token {token!r:.80} twice")
-        known.remove(token)
-        if not 1 <= len(token) <= _LONGEST_TOKEN:
-            raise InputError(f"a token has {len(token):,} bytes, expected 1 to {_LONGEST_TOKEN:,}")
+    if len(known) < len(tokens):
+        raise InputError("the vocabulary has a token twice")
 
 
 def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes] | None]:
@@ -74,59 +65,42 @@ def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes] | None]:
 
 
 def read_table(path: Path) -> tuple[list[bytes], str]:
-    """The tokens by rank, and the pattern's name, of a `.tiktoken` file or a byte-level `tokenizer.json`."""
-    if path.stat().st_size > _LARGEST_FILE:
-        raise InputError(f"{path} has more than {_LARGEST_FILE:,} bytes, the limit of a vocabulary")
-    data = path.read_bytes()
-    if path.suffix == ".model" or b"<unk>" in data[:64]:
-        raise InputError(
-            f"{path} is a sentencepiece model, which changes blanks and unknown characters, so that texts do "
-            "not come back; expected a .tiktoken file or a byte-level BPE tokenizer.json"
-        )
+    """The tokens by rank, and the pattern's name, of a `tokenizer.json` of byte-level BPE."""
     try:
-        tokens, pattern, listed = (
-            _from_json(data) if data[:1] == b"{" else (unpack(data.decode()), "gpt2", None)
-        )
+        if path.stat().st_size > _LARGEST_FILE:
+            raise InputError(f"it has more than {_LARGEST_FILE:,} bytes")
+        found = parse_json(path.read_text(encoding="utf-8"))
+        model = found["model"]
+        if model.get("type") != "BPE" or model.get("byte_fallback"):
+            raise InputError("expected BPE without byte_fallback")
+        changes = "continuing_subword_prefix", "end_of_word_suffix"
+        if found.get("normalizer") or any(map(model.get, changes)):
+            raise InputError("it changes texts before encoding them: they would not come back")
+        special = {token["content"] for token in found.get("added_tokens", [])}
+        vocabulary = {name: i for name, i in model["vocab"].items() if name not in special}
+        if sorted(vocabulary.values()) != [*range(len(vocabulary))]:
+            raise InputError("the ids of its tokens are not numbered from 0 on, special tokens after them")
+        tokens = [unspell(name) for name in sorted(vocabulary, key=vocabulary.__getitem__)]
+        pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
+        listed = [(unspell(first), unspell(second)) for first, second in pairs]
+        pattern = _pattern_of(found["pre_tokenizer"])
         check_table(tokens, pattern)
         made = merges(tokens)
         if None in made and pattern != "chars":
-            token = [token for token in tokens if len(token) > 1][made.index(None)]
-            raise InputError(f"the token {token!r:.80} cannot be reached by merges of tokens of lower rank")
-        if listed is not None and listed != [pair for pair in made if pair]:
+            raise InputError("a token cannot be reached by merges of tokens of lower rank")
+        if listed != [pair for pair in made if pair]:
             raise InputError("its merges do not make its tokens in the order of their ids")
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise InputError(f"{path} is neither a .tiktoken file nor a tokenizer.json: {error}") from None
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
+        raise InputError(f"{path} is no tokenizer.json of byte-level BPE that can be used: {error}") from None
     return tokens, pattern
 
 
-def _from_json(data: bytes) -> tuple[list[bytes], str, list[tuple[bytes, bytes]]]:
-    """The tokens by id, the pattern's name, and the listed merges."""
-    found = json.loads(data)
-    model = found["model"]
-    if model.get("type") != "BPE" or model.get("byte_fallback"):
-        raise InputError("expected byte-level BPE, without byte_fallback")
-    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix") or found.get("normalizer"):
-        raise InputError("it changes texts before encoding them: they would not come back")
-    special = {token["content"] for token in found.get("added_tokens", [])}
-    vocabulary = {name: i for name, i in model["vocab"].items() if name not in special}
-    last = len(vocabulary) - 1
-    if sorted(vocabulary.values()) != [*range(last + 1)]:
-        raise InputError(f"the ids of its tokens are not 0 to {last}, special tokens after them")
-    tokens = [unspell(name) for name in sorted(vocabulary, key=vocabulary.__getitem__)]
-    pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
-    listed = [(unspell(first), unspell(second)) for first, second in pairs]
-    return tokens, _pattern_of(found["pre_tokenizer"]), listed
-
-
 def _pattern_of(pre_tokenizer: dict[str, Any]) -> str:
-    steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
-    byte_level = steps[-1]
+    *splits, byte_level = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
     if byte_level["type"] == "ByteLevel" and not byte_level.get("add_prefix_space"):
-        if len(steps) == 1 and byte_level.get("use_regex", True):
+        if not splits and byte_level.get("use_regex", True):
             return "gpt2"
-        regexes = [step["pattern"].get("Regex") for step in steps[:-1] if step["type"] == "Split"]
+        regexes = [step["pattern"].get("Regex") for step in splits if step["type"] == "Split"]
         for name, regex in LIBRARY_PATTERNS.items():
             if regexes == [regex] and not byte_level.get("use_regex", True):
                 return name
@@ -158,15 +132,8 @@ def pack(tokens: list[bytes]) -> str:
 
 
 def unpack(table: str) -> list[bytes]:
-    """The tokens by rank: each line has one in base64, and its rank, by default the line's number."""
-    ranks: dict[int, bytes] = {}
-    lines = table.splitlines()
-    for number, line in enumerate(lines):
-        token, *rank = line.split()
-        ranks[int(rank[0]) if rank else number] = b64decode(token, validate=True)
-    if sorted(ranks) != list(range(len(lines))):
-        raise InputError(f"the ranks are not 0 to {len(lines) - 1}, each once")
-    return [ranks[rank] for rank in range(len(lines))]
+    """The inverse of `pack`; a rank may follow on each line, as in tiktoken's files."""
+    return [b64decode(line.partition(" ")[0], validate=True) for line in table.splitlines()]
 
 
 def spell(token: bytes) -> str:

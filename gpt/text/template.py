@@ -2,10 +2,11 @@
 
 import reprlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gpt.errors import InputError
+from gpt.plain import build
 from gpt.text.table import END_OF_TEXT
 from gpt.text.tokenizer import Tokenizer
 
@@ -36,7 +37,7 @@ class Template:
 
     def __post_init__(self) -> None:
         for role, text in vars(self).items():
-            if not isinstance(text, str) or text.count(_PLACE) != 1 or len(text) > _LONGEST:
+            if text.count(_PLACE) != 1 or len(text) > _LONGEST:
                 raise InputError(
                     f"the template's {role} must be a text with one {_PLACE}, got {reprlib.repr(text)}"
                 )
@@ -48,9 +49,7 @@ class Template:
     @classmethod
     def from_dict(cls, saved: Any) -> "Template":
         """The inverse of `dataclasses.asdict`; an InputError for anything else."""
-        if not isinstance(saved, dict) or saved.keys() != asdict(cls()).keys():
-            raise InputError(f"not a saved template: {reprlib.repr(saved)}")
-        return cls(**saved)
+        return build(cls, saved)
 
     def to_jinja(self) -> str:
         """The template for transformers and llama.cpp, which encode a reply and the text before it in one."""

@@ -4,7 +4,6 @@ Byte-pair encoding of bytes (Radford et al. 2019, section 2.2), by tiktoken. Any
 has the 256 single bytes encodes every text without loss, since a token is merged from tokens of lower rank.
 """
 
-import hashlib
 import lzma
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,12 +18,11 @@ from numpy.typing import NDArray
 from gpt.errors import InputError
 from gpt.text.table import END_OF_TEXT, PATTERNS, check_table, pack, read_table, unpack
 
-_TABLE_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 _FULL_SIZE = 50257
 SMALLEST_SIZE = 257  # ids of the smallest vocabulary: the 256 bytes and `<|endoftext|>`
 
-# A blank after a non-blank always begins a word of the patterns: text cut there gives the same tokens.
-_WORD_START = re.compile(r"(?<=\S)[ \n]")
+# These always begin a word of the patterns: text cut there gives the same tokens.
+_LINE_END, _BLANK = re.compile(r"(?<=\S)\n"), re.compile(r"(?<=\S) ")
 
 _LONGEST_CALL = 1 << 16  # characters: tiktoken's regular expression can panic on millions without a blank
 
@@ -48,17 +46,15 @@ class Tokenizer:
     ) -> None:
         if name not in ("gpt2", "own") or (name == "own") != (table is not None):
             raise InputError(f"unknown tokenizer {name!r}, expected gpt2")
-        self.name, self.n_vocab, self.pattern = name, vocab_size, "gpt2"
-        self._own = None if table is None else list(table)
-        if self._own is not None:
-            check_table(self._own, pattern)
-            self.n_vocab, self.pattern = len(self._own) + 1, pattern
-            content = f"{PATTERNS[pattern]} {pack(self._own)}"
+        self.name, self.pattern = name, pattern
+        if table is not None:
+            self.tokens = list(table)  # the bytes of each by id, without `<|endoftext|>`
+            check_table(self.tokens, pattern)
         elif SMALLEST_SIZE <= vocab_size <= _FULL_SIZE:
-            content = f"{_TABLE_SHA256} {PATTERNS['gpt2']} {vocab_size}"
+            self.tokens = _table()[: vocab_size - 1]
         else:
             raise InputError(f"vocab_size must be {SMALLEST_SIZE} to {_FULL_SIZE}, got {vocab_size}")
-        self.fingerprint = hashlib.sha256(content.encode()).hexdigest()  # of everything that decides the ids
+        self.n_vocab = len(self.tokens) + 1
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "Tokenizer":
@@ -66,48 +62,33 @@ class Tokenizer:
         try:
             if saved["name"] == "gpt2":
                 return cls("gpt2", saved["vocab_size"])
-            tokenizer = cls(saved["name"], table=unpack(saved["table"]), pattern=saved["pattern"])
+            return cls(saved["name"], table=unpack(saved["table"]), pattern=saved["pattern"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InputError(f"not a saved tokenizer: {type(error).__name__} {error}") from None
-        if tokenizer.n_vocab != saved["vocab_size"]:
-            raise InputError(f"the tokenizer has {tokenizer.n_vocab} ids, but claims {saved['vocab_size']!r}")
-        return tokenizer
 
     @classmethod
     def from_file(cls, path: Path) -> "Tokenizer":
         """The tokenizer in a file of `read_table`: GPT-2's if the table is a prefix of its ranks."""
         table, pattern = read_table(path)
-        own = cls("own", table=table, pattern=pattern)
-        if pattern == "gpt2" and own.n_vocab <= _FULL_SIZE and _table()[: own.eot] == table:
-            return cls("gpt2", own.n_vocab)
-        return own
+        if pattern == "gpt2" and table == _table()[: len(table)]:
+            return cls("gpt2", len(table) + 1)
+        return cls("own", table=table, pattern=pattern)
 
     def to_dict(self) -> dict[str, Any]:
         """Strings and numbers, for JSON and for checkpoints."""
         saved: dict[str, Any] = {"name": self.name, "vocab_size": self.n_vocab}
-        return saved if self._own is None else {**saved, "pattern": self.pattern, "table": pack(self._own)}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Tokenizer.from_dict, (self.to_dict(),)
+        return saved if self.name == "gpt2" else saved | {"pattern": self.pattern, "table": pack(self.tokens)}
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Tokenizer) and self.fingerprint == other.fingerprint
+        return isinstance(other, Tokenizer) and vars(self) == vars(other)
 
     def __hash__(self) -> int:
-        return hash(self.fingerprint)
-
-    def __repr__(self) -> str:
-        return f"Tokenizer({self.name!r}, vocab_size={self.n_vocab})"
+        return hash((self.name, self.n_vocab))
 
     @property
     def eot(self) -> int:
         """The id of `<|endoftext|>`."""
         return self.n_vocab - 1
-
-    @property
-    def tokens(self) -> list[bytes]:
-        """The bytes of each token by id, without `<|endoftext|>`."""
-        return _table()[: self.eot] if self._own is None else self._own
 
     @property
     @lru_cache(maxsize=8)  # noqa: B019 (shared by equal tokenizers)
@@ -135,8 +116,8 @@ class Tokenizer:
         """The ids of plain text, (tokens,)."""
         encode = self.encoding.encode_to_numpy
         text = whole_characters(text)
-        parts = [encode(part, disallowed_special=()) for part in split_at_words(text, _LONGEST_CALL)]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        parts = split_at_words(text, _LONGEST_CALL)
+        return np.concatenate([encode(part, disallowed_special=()) for part in parts])
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`; bytes that are not UTF-8, such as half a character, become U+FFFD."""
@@ -146,7 +127,7 @@ class Tokenizer:
         """The bytes of `ids`; an InputError for one outside the vocabulary."""
         ids = [int(i) for i in ids]
         if outside := [i for i in ids if not 0 <= i < self.n_vocab]:
-            raise InputError(f"token id {outside[0]} is outside the vocabulary of {self.n_vocab} ids")
+            raise InputError(f"token id {outside[0]} is outside the {self.n_vocab}-token vocabulary")
         return self.encoding.decode_bytes(ids)
 
     def byte_lengths(self) -> NDArray[np.int64]:
@@ -164,14 +145,16 @@ def whole_characters(text: str) -> str:
 
 
 def split_at_words(text: str, longest: int) -> Iterator[str]:
-    """Cut `text` into parts of at most `longest` characters, at the first word in the second half of each.
+    """Cut `text` into parts of at most `longest` characters, two at least.
 
-    Encoded one by one they give the ids of `text`; where half a part has no blank, ids that decode to it.
+    It is cut at the first line end in the second half of each part, else at the first blank: encoded one by
+    one the parts give the ids of `text`. Where there is neither, they give ids that decode to it.
     """
     start = 0
     while len(text) - start > longest:
-        word = _WORD_START.search(text, start + longest // 2, start + longest)
-        stop = word.start() if word else start + longest
+        half = start + longest // 2, start + longest
+        word = _LINE_END.search(text, *half) or _BLANK.search(text, *half)
+        stop = word.start() if word else half[1]
         yield text[start:stop]
         start = stop
     yield text[start:]
@@ -181,8 +164,4 @@ def split_at_words(text: str, longest: int) -> Iterator[str]:
 def _table() -> list[bytes]:
     """GPT-2's tokens by rank."""
     packed = files("gpt").joinpath("assets", "r50k_base.tiktoken.xz").read_bytes()
-    table = lzma.decompress(packed)
-    if (found := hashlib.sha256(table).hexdigest()) != _TABLE_SHA256:
-        name = "gpt/assets/r50k_base.tiktoken.xz"
-        raise InputError(f"{name} is damaged, its SHA-256 is {found}: install the package again")
-    return unpack(table.decode())
+    return unpack(lzma.decompress(packed).decode())

@@ -12,7 +12,7 @@ import torch
 from gpt import model
 from gpt.config import GPTConfig
 from gpt.errors import InputError
-from gpt.files import StrPath, atomic_write, write_json
+from gpt.files import StrPath, write_json
 from gpt.plain import is_hub_name
 from gpt.progress import notice
 from gpt.text.template import Template
@@ -20,7 +20,7 @@ from gpt.text.tokenizer import Tokenizer
 from gpt.weights.checkpoint import RUNS, SUFFIX, Checkpoint, checkpoints_of, newest_run, read, snapshots_of
 from gpt.weights.formats import book, hf, nanogpt
 from gpt.weights.formats.table import Weights, check_complete, on_meta
-from gpt.weights.tensors import read_json, read_pickle, read_tensors
+from gpt.weights.tensors import read_json, read_pickle, read_tensors, write_tensors
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Format = Literal["gpt", "hf", "nanogpt", "book"]
@@ -49,7 +49,7 @@ class Found:
         rows, most = self.config.vocab_size, self.config.context_length
         ids = self.own_tokenizer.n_vocab if self.own_tokenizer else min(rows, Tokenizer().n_vocab)
         if ids > rows:
-            raise InputError(f"the tokenizer has {ids} ids, but the weights have {rows} rows")
+            raise InputError(f"the tokenizer has {ids} tokens, but the weights have {rows} rows")
         kept = most if context_length is None else context_length
         if kept > most:
             raise InputError(f"context_length {kept} is more than the weights' {most} positions: set {most}")
@@ -64,12 +64,7 @@ class GPT(model.GPT):
 
     def save_pretrained(self, path: StrPath) -> None:
         """Write `model.safetensors` and `config.json` into the folder `path`, a tied head once."""
-        from safetensors.torch import save
-
-        state = check_complete(self.config, self.state_dict())
-        weights = {name: tensor.contiguous() for name, tensor in state.items()}
-        with atomic_write(Path(path) / "model.safetensors", "wb") as file:
-            file.write(save(weights, metadata={"format": "pt"}))
+        write_tensors(Path(path), check_complete(self.config, self.state_dict()))
         write_json(Path(path) / "config.json", {"model_type": "minimal-gpt", **self.config.to_dict()})
 
     @classmethod

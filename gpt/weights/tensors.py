@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 
 from gpt.errors import InputError
+from gpt.files import atomic_write
 from gpt.plain import parse_json
 from gpt.weights.formats.table import Weights
 
@@ -23,9 +26,6 @@ _GLOBALS = re.compile(
 
 def read_tensors(folder: Path) -> Weights:
     """The tensors of model.safetensors in a folder."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     path = folder / "model.safetensors"
     if not path.is_file():
         raise InputError(f"there is no {path.name} beside config.json")
@@ -33,6 +33,13 @@ def read_tensors(folder: Path) -> Weights:
         return load_file(path)
     except SafetensorError as error:
         raise InputError(f"{path.name} is not a safetensors file, or it is broken: {error}") from None
+
+
+def write_tensors(folder: Path, tensors: Weights) -> None:
+    """Write model.safetensors into a folder."""
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    with atomic_write(folder / "model.safetensors", "wb") as file:
+        file.write(save(whole, metadata={"format": "pt"}))
 
 
 def read_json(path: Path) -> dict[str, Any]:

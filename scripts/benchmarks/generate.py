@@ -22,7 +22,7 @@ from benchmarks.common import Report, Seconds, Timing, interleave, say, synchron
 from gpt import GPT, GPTConfig, Tokenizer, generate
 from gpt.generation import Engine, Request, Sampling, build, for_decoding
 from gpt.generation.compiled import Compiled
-from gpt.generation.decoding import decoder_of, suits_program
+from gpt.generation.decoding import suits_program, way_of
 from gpt.weights.formats import gguf
 
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # of a weight
@@ -102,7 +102,7 @@ def build_program(model: GPT) -> None:
     """Build the compiled program where the model suits it, and compare the two."""
     if suits_program(model):
         build.build()
-        say(f"uses the compiled program: {isinstance(decoder_of(model).way(model), Compiled)}")
+        say(f"uses the compiled program: {isinstance(way_of(model), Compiled)}")
 
 
 def small_model(rounds: int) -> dict[str, Timing]:
@@ -177,12 +177,11 @@ def over_a_text(model: GPT, quick: bool) -> dict[str, float]:
     steps, engines = 10 if quick else 60, {}
     for name, length in (("early", 100), ("late", 200 if quick else 1000)):
         engine = engines[name] = Engine(model)
-        engine._ahead = 1  # a token in each call, on a GPU too
         prompt = torch.randint(0, model.config.vocab_size, (length - steps // 2,)).tolist()
         sampling = Sampling(temperature=0)
         engine.add(Request(tokens=prompt, max_new_tokens=steps + 2, sampling=sampling))
-        while not engine.running:
-            engine.step()
+        while not engine.step():
+            pass
     cost = interleave({name: engine.step for name, engine in engines.items()}, steps)
     prompt = torch.randint(0, model.config.vocab_size, (1, 64 if quick else 512))
 

@@ -126,9 +126,6 @@ def draw(title: str, rows: list[dict[str, Any]], path: Path) -> None:
         axes.annotate(label, point, textcoords="offset points", **place)
     axes.set(title=title, xlabel="seconds, whole process", ylabel="bits per byte (lower is better)")
     axes.set_xlim(left=0)
-    axes.margins(y=0.15)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
     save(figure, path)
 
 

@@ -1,24 +1,17 @@
 """`benchmark.py step`: one training step of GPT-2 small, beside other implementations of the same model.
 
-Each candidate is a process of its own, this file, so that its peak memory can be measured. They step in
-turns. A peer runs eager or compiled, whichever is faster on this machine.
+The candidates step in turns. A peer runs eager or compiled, whichever is faster on this machine.
 """
 
-import json
-import resource
-import subprocess
 import sys
-import time
-from contextlib import ExitStack
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # where this file is a worker
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 import torch
-from benchmarks.common import Report, Seconds, Timing, interleave, peak_flops, say, synchronize, timed_rows
+from benchmarks.common import Report, Timing, interleave, peak_flops, say, synchronize, timed_rows
 from scale import flops_per_token
 from torch.nn.functional import cross_entropy
 
@@ -31,33 +24,6 @@ from gpt.training.optimizers import OptimizerConfig, build_optimizer
 VOCABULARY = 50257
 
 
-class Worker:
-    """A process that takes one training step per request."""
-
-    def __init__(self, peer: str, precision: str, compiled: bool, **more: Any) -> None:
-        self.name = f"{peer}, {precision}{', compiled' if compiled else ''}"
-        candidate = {"peer": peer, "precision": precision, "compiled": compiled, **more}
-        command = [sys.executable, __file__, json.dumps(candidate)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.process = subprocess.Popen(command, **pipes, text=True, encoding="utf-8")
-
-    def ask(self, word: str) -> float:
-        """Send a word and read the number that answers it."""
-        try:
-            print(word, file=self.process.stdin, flush=True)
-            return float(self.process.stdout.readline())
-        except (BrokenPipeError, ValueError):
-            raise SystemExit(f"{self.name} failed: see its message above") from None
-
-    def __enter__(self) -> "Worker":
-        self.ask("step")  # the first compiles
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-
 def run(
     quick: bool,
     device: str = "cpu",
@@ -68,56 +34,45 @@ def run(
     """Measure every available peer in float32 and in bfloat16."""
     on_gpu = device.startswith("cuda")
     batch, context = batch or (32 if on_gpu else 4), 1024 if on_gpu else 256
-    shape: dict[str, Any] = {"device": device, "batch": batch, "context": context}
     folders = {"transformers": "" if find_spec("transformers") else None, "nanogpt": nanogpt, "book": book}
-    peers = {peer: str(folder) for peer, folder in folders.items() if folder is not None}
+    if on_gpu:
+        torch.set_float32_matmul_precision("high")  # TF32, for every candidate alike
+    keep_freed_memory()  # likewise
     rows: list[dict[str, Any]] = []
     ratios: dict[str, float] = {}
     for precision in ("fp32", "bf16"):
-        how = {"precision": precision, **shape}
-        candidates = [{"peer": "ours", "compiled": on_gpu or not quick, "folder": "", **how}]
-        for peer, folder in peers.items():
-            one = {"peer": peer, "compiled": False, "folder": folder, **how}
-            candidates.append(one if quick else faster(one, {**one, "compiled": True}))
+        build = partial(step_of, precision=precision, device=device, batch=batch, context=context)
+        candidates = {"ours": partial(build, "ours", on_gpu or not quick)}
+        for peer, folder in folders.items():
+            if folder is not None:
+                kinds = {kind: partial(build, peer, kind, str(folder)) for kind in (False, True)}
+                candidates[peer] = kinds[False if quick else faster(kinds)]
         timings: dict[str, Timing] = {}
-        memory: dict[str, float] = {}
         # A GPU's memory may not hold all of them, and its speed hardly varies.
-        for some in [[one] for one in candidates] if on_gpu else [candidates]:
-            with ExitStack() as stack:
-                workers = {(w := stack.enter_context(Worker(**one))).name: w for one in some}
-                say(f"stepping {'; '.join(workers)}")
-                calls = {name: lambda w=worker: Seconds(w.ask("step")) for name, worker in workers.items()}
-                timings |= interleave(calls, 3 if quick else 9)
-                memory |= {name: worker.ask("memory") for name, worker in workers.items()}
-        for row in timed_rows(timings, batch * context, "tokens/s"):
-            rows.append({**row, "peak memory (MB)": round(memory[row["candidate"]] / 1e6)})
-        mine, *others = timings
+        for some in [[peer] for peer in candidates] if on_gpu else [list(candidates)]:
+            say(f"{precision}: stepping {', '.join(some)}")
+            timings |= interleave({peer: candidates[peer]() for peer in some}, 3 if quick else 9)
+        rows += timed_rows(timings, batch * context, "tokens/s", precision=precision)
+        others = [timings["ours"].times_faster_than(timings[peer]) for peer in timings if peer != "ours"]
         if others:
-            times = [timings[mine].times_faster_than(timings[name]) for name in others]
-            ratios[f"step_{precision}_vs_best_peer"] = min(times)
-            ratios["step_memory_vs_leanest_peer"] = min(memory[name] for name in others) / memory[mine]
+            ratios[f"step_{precision}_vs_best_peer"] = min(others)
         if on_gpu and (peak := peak_flops(precision)):
-            best = batch * context / timings[mine].median
+            best = batch * context / timings["ours"].median
             ratios[f"step_{precision}_mfu"] = best * flops_per_token(GPTConfig(), context) / peak
     return Report(
         title=f"A training step of GPT-2 small, {batch} x {context} tokens, on {device}",
         rows=rows,
         ratios=ratios,
-        notes=[
-            "Forward, backward, clipping and update with fused AdamW. bf16 is autocast; the memory of it has "
-            "the ratio."
-        ],
+        notes=["Forward, backward, clipping and update with fused AdamW. bf16 is autocast."],
     )
 
 
-def faster(*candidates: dict[str, Any]) -> dict[str, Any]:
-    """The one that steps faster on its own."""
-    seconds = []
-    for candidate in candidates:
-        with Worker(**candidate) as worker:
-            say(f"trying {worker.name}")
-            seconds.append(min(worker.ask("step") for _ in range(3)))
-    return candidates[seconds.index(min(seconds))]
+def faster(kinds: dict[bool, Callable[[], Callable[[], object]]]) -> bool:
+    """Whether the compiled one is."""
+    seconds = {}
+    for kind, build in kinds.items():
+        seconds[kind] = interleave({"alone": build()}, 3)["alone"].median
+    return seconds[True] < seconds[False]
 
 
 def model_of(peer: str, context: int, folder: str) -> Any:
@@ -139,19 +94,14 @@ def model_of(peer: str, context: int, folder: str) -> Any:
     return GPTModel({**sizes, "n_heads": 12, "n_layers": 12, "drop_rate": 0.0, "qkv_bias": True})
 
 
-def work(
-    peer: str, precision: str, compiled: bool, device: str, batch: int, context: int, folder: str
-) -> None:
-    """Build the candidate; answer "step" with the seconds of one, and "memory" with the peak in bytes."""
-    answers, sys.stdout = sys.stdout, sys.stderr  # some peers print while they are built
+def step_of(
+    peer: str, compiled: bool, folder: str = "", *, precision: str, device: str, batch: int, context: int
+) -> Callable[[], None]:
+    """A function that takes one step."""
     torch.manual_seed(0)
-    on_gpu = device.startswith("cuda")
-    if on_gpu:
-        torch.set_float32_matmul_precision("high")  # TF32, for every candidate alike
     tokens = torch.randint(0, VOCABULARY, (batch, context + 1), device=device)
     x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     if peer == "ours":  # what `gpt fit` trains
-        keep_freed_memory()
         recipe = OptimizerConfig(name="adamw")
         module = LanguageModel(GPTConfig(context_length=context), recipe)
         module.to(device)
@@ -173,28 +123,13 @@ def work(
         logits = out.logits if peer == "transformers" else out
         return cross_entropy(logits.flatten(0, 1), y.flatten())
 
-    autocast = torch.autocast(device.partition(":")[0], torch.bfloat16, enabled=precision == "bf16")
-
-    def step() -> float:
-        began = time.perf_counter()
-        with autocast:
+    def step() -> None:
+        with torch.autocast(device.partition(":")[0], torch.bfloat16, enabled=precision == "bf16"):
             found = loss()
         found.backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0, foreach=True)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         synchronize(device)
-        return time.perf_counter() - began
 
-    for line in sys.stdin:
-        if line.strip() == "step":
-            answer: float = step()
-        elif on_gpu:
-            answer = torch.cuda.max_memory_allocated()
-        else:
-            answer = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(answer, file=answers, flush=True)
-
-
-if __name__ == "__main__":
-    work(**json.loads(sys.argv[1]))
+    return step

@@ -24,10 +24,13 @@ from gpt.attention import (
     SelfAttention_v1,
     SelfAttention_v2,
     attention_scores,
+    attention_scores_by_loop,
     context_vectors,
     mask_by_infinity,
+    mask_by_renormalising,
     normalise_by_sum,
     scores_of_heads,
+    softmax_naive,
 )
 from gpt.attention.kernels import attend
 
@@ -109,9 +112,11 @@ def without_weights() -> Tensor:
     title("S1  Self-attention without weights to train")
     scores = attention_scores(INPUTS)  # (T, T)
     compare("S1 scores of token 2", scores[1])
+    agree("the loop over dot products and the matrix product", attention_scores_by_loop(INPUTS), scores)
     compare("S1 weights of token 2, by sum", normalise_by_sum(scores)[1])
     weights = torch.softmax(scores, dim=-1)  # (T, T)
     compare("S1 weights of token 2, by softmax", weights[1])
+    agree("the naive softmax and torch's", softmax_naive(scores), weights)
     compare("S1 context vector of token 2", context_vectors(weights, INPUTS)[1])
     return weights
 
@@ -135,13 +140,20 @@ def linear_layers() -> Tensor:
     torch.manual_seed(789)
     v2 = SelfAttention_v2(3, 2)
     compare("S3 context vectors", v2(INPUTS))
+    v1 = SelfAttention_v1(3, 2)
+    for name in ("W_query", "W_key", "W_value"):
+        setattr(v1, name, nn.Parameter(getattr(v2, name).weight.T))
+    agree("v1 with v2's weights transposed and v2", v1(INPUTS), v2(INPUTS))
     return torch.softmax(scores_of(v2), dim=-1)
 
 
 def causal_masks() -> Tensor:
     title("S4  The causal mask: later tokens hidden")
     torch.manual_seed(789)
-    weights = torch.softmax(mask_by_infinity(scores_of(SelfAttention_v2(3, 2))), dim=-1)
+    scores = scores_of(SelfAttention_v2(3, 2))
+    weights = torch.softmax(mask_by_infinity(scores), dim=-1)
+    renormalised = mask_by_renormalising(torch.softmax(scores, dim=-1))
+    agree("zeroing and renormalising, and -inf before the softmax", renormalised, weights)
     compare("S4 weights of token 2", weights[1, :2])
     compare("S4 weights of token 6", weights[5])
     return nn.Dropout(0.5)(weights)  # half of them zero, the others doubled; which depends on the platform
@@ -151,8 +163,9 @@ def causal_attention() -> Tensor:
     title("S5  CausalAttention: a batch, the mask in a buffer, dropout")
     torch.manual_seed(123)
     system = CausalAttention(3, 2, context_length=6, dropout=0.0)
-    print(f"    output of shape {tuple(system(BATCH).shape)}")  # (B, T, K)
-    return torch.softmax(mask_by_infinity(scores_of(system)), dim=-1)
+    weights = torch.softmax(mask_by_infinity(scores_of(system)), dim=-1)
+    agree("it and S3 with the mask of S4", system(BATCH)[0], weights @ system.W_value(INPUTS))
+    return weights
 
 
 def stacked_heads() -> Tensor:
@@ -171,6 +184,7 @@ def split_heads() -> Tensor:
     split = MultiHeadAttention(3, 2, context_length=6, dropout=0.0, num_heads=2)
     out, weights = split(BATCH, need_weights=True)  # (B, T, H * K), (B, H, T, T)
     compare("S7 two heads of width 1", out[0])
+    agree("the written-out and the fused computation", split(BATCH), out)
     return weights[0, 0]
 
 
@@ -179,29 +193,32 @@ def products_of_heads() -> Tensor:
     scores = scores_of_heads(HEADS, HEADS)  # (1, H, T, T)
     compare("S8 head 1, token 1", scores[0, 0, 0])
     compare("S8 head 2, token 1", scores[0, 1, 0])
+    agree("it and each head alone", scores[0], torch.stack([head @ head.T for head in HEADS[0]]))
     return torch.softmax(scores[0, 0], dim=-1)
 
 
 def fused_projection() -> Tensor:
     title("S9  MultiHeadAttn: query, key and value from one projection")
     torch.manual_seed(123)
-    fused = MultiHeadAttn(n_embd=4, block_size=6, n_heads=2)
-    query, key, _ = fused.c_attn(torch.randn(2, 6, 4)).split(4, dim=-1)  # (B, T, H * K) each
-    print("    the parts are those of S7, side by side")
-    return torch.softmax(mask_by_infinity(query[0, :, :2] @ key[0, :, :2].T / 2**0.5), dim=-1)
+    split = identity_projection(MultiHeadAttention(4, 4, context_length=6, dropout=0.0, num_heads=2))
+    fused, x = MultiHeadAttn(n_embd=4, block_size=6, n_heads=2), torch.randn(2, 6, 4)
+    parts = split.W_query.weight, split.W_key.weight, split.W_value.weight
+    fused.c_attn.weight = nn.Parameter(torch.cat(parts))
+    fused.c_attn.bias = nn.Parameter(torch.zeros(12))  # S7 has none here
+    agree("it and S7 with the same weights", fused(x), split(x))
+    return split(x, need_weights=True)[1][0, 0]
 
 
 def the_same_numbers() -> Tensor:
     title("S10 S6 and S7 with the same weights give the same numbers")
     torch.manual_seed(123)
     wrapper = MultiHeadAttentionWrapper(3, 2, context_length=6, dropout=0.0, num_heads=2)
-    split = MultiHeadAttention(3, 4, context_length=6, dropout=0.0, num_heads=2)
+    split = identity_projection(MultiHeadAttention(3, 4, context_length=6, dropout=0.0, num_heads=2))
     for name in ("W_query", "W_key", "W_value"):
         stacked = torch.cat([getattr(head, name).weight for head in wrapper.heads])
         getattr(split, name).weight = nn.Parameter(stacked)
-    split.out_proj.weight, split.out_proj.bias = nn.Parameter(torch.eye(4)), nn.Parameter(torch.zeros(4))
     out, weights = split(BATCH, need_weights=True)  # (B, T, H * K), (B, H, T, T)
-    print(f"    the largest difference is {(wrapper(BATCH) - out).abs().max().item():.1g}")
+    agree("S6 and S7 with the same weights", wrapper(BATCH), out)
     print("    S7 is faster than S6: see scripts/benchmark.py attention")
     return weights[0, 0]
 
@@ -233,6 +250,13 @@ def picture(maps: dict[str, Tensor], path: Path) -> None:
     save(figure, path)
 
 
+def identity_projection(split: MultiHeadAttention) -> MultiHeadAttention:
+    """S6 and S9 have no output projection: make S7's do nothing."""
+    split.out_proj.weight = nn.Parameter(torch.eye(split.d_out))
+    split.out_proj.bias = nn.Parameter(torch.zeros(split.d_out))
+    return split
+
+
 def title(text: str) -> None:
     print(f"\n{text}")
 
@@ -249,6 +273,13 @@ def compare(name: str, value: Tensor) -> None:
     tolerance = 1.1e-4 if name.startswith("S8") else 6e-5
     if not torch.allclose(rows, torch.tensor(printed), atol=tolerance, rtol=0):
         raise SystemExit(f"error: {name} differ from the chapter's")
+
+
+def agree(what: str, one: Tensor, other: Tensor) -> None:
+    """Print that two ways give the same numbers; stop if they do not."""
+    if not torch.allclose(one, other, atol=1e-6):
+        raise SystemExit(f"error: {what} do not agree")
+    print(f"    {what} agree")
 
 
 if __name__ == "__main__":

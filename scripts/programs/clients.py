@@ -1,7 +1,6 @@
 """Programs that talk to `gpt serve`."""
 
 from programs.common import NEW, PROMPT, Place, equal, guest
-from programs.harness import compare_with_harness
 
 
 @guest("openai")
@@ -48,13 +47,3 @@ def litellm(place: Place) -> None:
     equal(place.text, litellm.text_completion(**asked).choices[0].text)
     streamed = litellm.text_completion(**asked, stream=True)
     equal(place.text, "".join(part.choices[0].text or "" for part in streamed))
-
-
-@guest("lm_eval", "transformers", "aiohttp", "tenacity")
-def harness_over_http(place: Place) -> None:
-    """`local-completions` over HTTP: log-probabilities as by forward"""
-    arguments = {
-        "base_url": f"{place.address}/v1/completions", "model": "tiny", "max_length": 128,
-        "tokenizer_backend": "huggingface", "tokenizer": str(place.export("hf")),
-    }  # fmt: skip
-    compare_with_harness(place, "local-completions", arguments)

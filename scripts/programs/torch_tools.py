@@ -69,21 +69,3 @@ def onnx(place: Place) -> None:
         theirs = session.run(None, {session.get_inputs()[0].name: tokens.numpy()})[0]
         with torch.no_grad():
             close(model(tokens), torch.from_numpy(theirs), 1e-3)
-
-
-@guest("torch")
-def per_sample_gradients(place: Place) -> None:
-    """vmap(grad) over the model"""
-    from torch.func import functional_call, grad, vmap
-
-    model, tokens = place.model, torch.randint(0, 2048, (3, 12))
-    parameters = dict(model.named_parameters())
-
-    def loss(weights: dict[str, Tensor], row: Tensor) -> Tensor:
-        logits = functional_call(model, weights, (row[None, :-1],))
-        return nn.functional.cross_entropy(logits[0], row[1:])
-
-    together = vmap(grad(loss), in_dims=(None, 0))(parameters, tokens)
-    for i, row in enumerate(tokens):
-        for name, gradient in grad(loss)(parameters, row).items():
-            close(gradient, together[name][i])

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpt.data import formats, writer
 from gpt.data.corpus import find_corpus
 from gpt.data.prepare import prepare
 from gpt.data.shards import META, Prepared
@@ -62,7 +61,6 @@ def test_tokens_are_those_of_the_documents_in_order(rows, texts):
         assert prepared.count(split, "tokens") == len(ids)
         assert [ids[start - 1] for start in prepared.document_starts(split)[1:]] == [499] * (documents - 1)
     assert Prepared(folder).dtype == np.uint16
-    Prepared(folder).verify()
 
 
 @given(documents=st.lists(st.text(max_size=80), min_size=1, max_size=12), size=st.sampled_from([257, 50257]))
@@ -82,7 +80,6 @@ def test_every_text_survives(tmp_path_factory, documents, size):
     found = [tokenizer.decode_bytes(ids) for ids in split_at(both, tokenizer.eot)]
     assert len(kept) <= len(found) <= 2 * len(kept)
     assert sorted(b"".join(found)) == sorted("".join(kept).encode())
-    assert Prepared(done).meta.empty_documents == len(documents) - len(kept)
 
 
 @pytest.mark.parametrize("workers", [2, 5])
@@ -93,17 +90,6 @@ def test_bytes_do_not_depend_on_workers_or_blocks(rows, tmp_path, monkeypatch, w
     monkeypatch.setattr(os, "cpu_count", lambda: workers)
     many = prepare(str(rows), tmp_path / "many", vocab_size=500)
     assert contents(one) == contents(many)
-
-
-def test_long_documents_come_in_pieces(tmp_path, monkeypatch):
-    text = "It is a truth universally acknowledged, that.\n" * 300
-    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
-    options = {"vocab_size": 500, "val_fraction": 0.0}
-    whole = prepare(str(tmp_path / "a.txt"), tmp_path / "whole", **options)
-    monkeypatch.setattr(formats, "PART_BYTES", 1000)
-    parts = prepare(str(tmp_path / "a.txt"), tmp_path / "parts", **options)
-    assert tokens(parts, "train") == tokens(whole, "train")
-    assert len(split_at(tokens(parts, "train"), 499)) == 1
 
 
 @pytest.mark.slow
@@ -121,33 +107,19 @@ def test_a_disk_that_is_full_at_a_write_is_one_line(tmp_path):
     command = [sys.executable, "-c", code, str(tmp_path / "a.jsonl"), "--output", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 2
-    assert done.stderr.count("\n") == 1 and "out: File too large" in done.stderr
+    assert done.stderr.count("\n") == 1 and "File too large" in done.stderr
 
 
-def test_val_fraction_zero_keeps_everything_for_training(rows, texts):
-    prepared = Prepared(prepare(str(rows), vocab_size=500, val_fraction=0.0))
-    assert prepared.count("train", "documents") == len(texts)
-    assert (
-        prepared.count("val", "tokens")
-        == len(prepared.stream("val"))
-        == len(prepared.document_starts("val"))
-        == 0
-    )
-
-
-def test_prepared_data_is_found_again_until_something_changes(rows, tmp_path):
+def test_prepared_data_is_found_again_until_something_changes(rows):
     options = {"vocab_size": 500}
     first = prepare(str(rows), **options)
     stamp = (first / META).stat().st_mtime_ns
     assert prepare(str(rows), **options) == first
     assert (first / META).stat().st_mtime_ns == stamp
-    same_text = tmp_path / "copy.jsonl"
-    same_text.write_bytes(rows.read_bytes())
-    assert prepare(str(same_text), **options).name.split("-")[-1] == first.name.split("-")[-1]
     others = {
         prepare(str(rows), vocab_size=501),
         prepare(str(rows), **options, val_fraction=0.2),
-        prepare(str(rows), **options, text_column="text", errors="replace"),
+        prepare(str(rows), **options, most_bytes=10**9),
     }
     rows.write_text(rows.read_text(encoding="utf-8").replace("the", "The", 1), encoding="utf-8")
     others.add(prepare(str(rows), **options))
@@ -205,22 +177,6 @@ def test_killed_at_any_point_it_is_complete_or_not_there(tmp_path):
     assert [path.name for path in tmp_path.glob(".out*")] == [".out.lock"]
 
 
-def test_a_full_disk_leaves_nothing(rows, tmp_path, monkeypatch):
-    write, calls = writer.SplitWriter._write, []
-
-    def full(self, ids):
-        calls.append(ids)
-        if len(calls) == 12:
-            raise OSError(28, os.strerror(28))
-        write(self, ids)
-
-    monkeypatch.setattr(writer.SplitWriter, "_write", full)
-    with pytest.raises(InputError, match=r"cannot write .*out: No space left on device"):
-        prepare(str(rows), tmp_path / "out", vocab_size=500)
-    assert [path.name for path in tmp_path.glob("*out*")] == [".out.lock"]
-    prepare(str(rows), tmp_path / "out", vocab_size=500)
-
-
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_corpus(tmp_path):
     if not Path("/proc/self/status").exists():
@@ -246,49 +202,26 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
         (lambda f: (f / META).unlink(), "not prepared data"),
         (lambda f: (f / META).write_text("{", encoding="utf-8"), "not what gpt prepare writes: Expecting"),
         (lambda f: (f / META).write_bytes(b"\xff"), "not what gpt prepare writes: .*decode"),
+        (lambda f: (f / META).write_text("[" * 100_000, encoding="utf-8"), "nested too deeply"),
         (lambda f: os.truncate(f / "train.bin", 10), "train.bin has 10 bytes, expected"),
-        (lambda f: (f / "val.bin").unlink(), "val.bin has 0 bytes"),
+        (lambda f: (f / "val.bin").unlink(), "lacks .*val.bin"),
         (lambda f: edit(f, format=99), "format 99"),
         (lambda f: edit(f, "tokenizer", vocab_size=10**15), "vocab_size must be"),
         (lambda f: edit(f, "tokenizer", vocab_size="many"), "not a saved tokenizer"),
         (lambda f: edit(f, "splits", "train", tokens=10**15), "train.bin has .* expected 2000000000000000"),
         (lambda f: edit(f, "splits", "train", bytes=1e30), "bytes is 1e\\+30, expected int"),
-        (lambda f: edit(f, "splits", "train", bytes=-1), "bytes must be at least 0, got -1"),
-        (lambda f: edit(f, "splits", "train", tokens=-1), "tokens must be at least 0, got -1"),
-        (lambda f: edit(f, "splits", "val", tokens=10**15), "val.bin has .* expected 2000000000000000"),
-        (lambda f: edit(f, "splits", "train", documents=1e3), "documents is 1000.0, expected int"),
         (lambda f: edit(f, "splits", "val", documents=1000), "val-documents.bin has .* expected 8000"),
-        (lambda f: edit(f, splits={}), "expected tokens, documents, bytes, got None"),
-        (lambda f: edit(f, sha256=[]), r"sha256 is \[\], expected dict"),
-        (lambda f: edit(f, corpus=None), "corpus is None, expected str"),
-        (lambda f: edit(f, more=None), "expected format, key, .* got {"),
-        (lambda f: edit(f, key=None), "key is None"),
-        (lambda f: edit(f, empty_documents="x"), "empty_documents is 'x'"),
-        (lambda f: (f / META).write_text("[" * 100_000, encoding="utf-8"), "nested too deeply"),
-        (lambda f: put(f / "train.bin", 501), "train.*id 501, outside the vocabulary of 500"),
+        (lambda f: edit(f, splits={}), "expected tokens, documents, bytes, .* got None"),
     ],
 )
-def test_damaged_folders_are_refused(rows, tmp_path, damage, message):
-    folder = prepare(str(rows), tmp_path / "out", vocab_size=500, val_fraction=0.3)
+def test_a_damaged_folder_is_refused_and_in_the_cache_made_again(rows, damage, message):
+    folder = prepare(str(rows), vocab_size=500, val_fraction=0.3)
+    before = contents(folder)
     damage(folder)
     with pytest.raises(InputError, match=message):
         Prepared(folder)
-
-
-def test_document_starts_must_be_in_order(rows, tmp_path):
-    folder = prepare(str(rows), tmp_path / "out", vocab_size=500, val_fraction=0.3)
-    starts = np.fromfile(folder / "train-documents.bin", "<i8")
-    starts[3] = 10**15
-    starts.tofile(folder / "train-documents.bin")
-    with pytest.raises(InputError, match=r"documents of .* not in order"):
-        Prepared(folder).document_starts("train")
-
-
-def test_an_altered_shard_is_found_by_its_checksum(rows, tmp_path):
-    folder = prepare(str(rows), tmp_path / "out", vocab_size=500, val_fraction=0.3)
-    put(folder / "val.bin", 3)
-    with pytest.raises(InputError, match=r"val.bin was altered"):
-        Prepared(folder).verify()
+    assert prepare(str(rows), vocab_size=500, val_fraction=0.3) == folder
+    assert contents(folder) == before
 
 
 def edit(folder, *keys, **changes):
@@ -300,33 +233,15 @@ def edit(folder, *keys, **changes):
     (folder / META).write_text(json.dumps(meta), encoding="utf-8")
 
 
-def put(path, value):
-    data = np.fromfile(path, "<u2")
-    assert data[5] != value
-    data[5] = value
-    data.tofile(path)
-
-
 def test_a_folder_of_something_else_is_not_touched(rows, tmp_path):
     done = prepare(str(rows), tmp_path / "done", vocab_size=500)
-    before = contents(done)
-    with pytest.raises(InputError, match="other options"):
-        prepare(str(rows), done, vocab_size=501)
-    assert contents(done) == before
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "diary.txt").write_text("dear diary", encoding="utf-8")
-    with pytest.raises(InputError, match=r"holds other files \(diary.txt\)"):
-        prepare(str(rows), tmp_path / "mine", vocab_size=500)
-    assert contents(tmp_path / "mine") == {"diary.txt": b"dear diary"}
-
-
-def test_mended_text_can_be_prepared_where_it_failed(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"some text \xff and more")
-    with pytest.raises(InputError, match="byte 10"):
-        prepare(str(path), tmp_path / "out", vocab_size=300)
-    path.write_bytes(b"some text   and more")
-    assert tokens(prepare(str(path), tmp_path / "out", vocab_size=300), "train")
+    for folder in (done, tmp_path / "mine"):
+        before = contents(folder)
+        with pytest.raises(InputError, match=r"holds other files, or other text or options: delete it"):
+            prepare(str(rows), folder, vocab_size=501)
+        assert contents(folder) == before
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.0])

@@ -17,10 +17,8 @@ from gpt.evaluation.scoring import score_windows
 TOKENIZER = Tokenizer("gpt2", vocab_size=300)
 
 
-def total_nats(model, stream, tokenizer, **options):
-    return sum(
-        float(nats.sum()) for nats, _ in score_windows(model, stream, tokenizer.byte_lengths(), **options)
-    )
+def total_nats(model, stream, tokenizer):
+    return sum(float(nats.sum()) for nats, _ in score_windows(model, stream, tokenizer.byte_lengths()))
 
 
 @pytest.fixture
@@ -65,17 +63,14 @@ def test_a_uniform_model_by_hand(config, tmp_path):
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 40, 48])
-@pytest.mark.parametrize("stride", [1, 5, 16, None])
-def test_every_token_once_with_the_context_of_its_window(length, stride, model, stream_of, monkeypatch):
+def test_every_token_once_with_the_context_of_its_window(length, model, stream_of, monkeypatch):
     ids = torch.randint(0, 300, (length,)).tolist()
-    step, expected, scored = stride or 16, 0.0, 0
-    for begin in range(0, length, step):
-        for target in range(scored, min(begin + 16, length)):
-            expected += nats_after(model, [299, *ids][begin : target + 1], ids[target])
-        scored = min(begin + 16, length)
+    expected = 0.0
+    for target in range(length):
+        expected += nats_after(model, [299, *ids][target // 16 * 16 : target + 1], ids[target])
     for windows in (1, 3, 8):
         monkeypatch.setattr(scoring, "_WINDOWS", windows)
-        found = total_nats(model, stream_of(ids), TOKENIZER, stride=stride)
+        found = total_nats(model, stream_of(ids), TOKENIZER)
         assert found == pytest.approx(expected, rel=1e-5)
 
 
@@ -100,7 +95,7 @@ def test_a_split_is_scored_as_validation_scores_it(model, text_file):
 
 def test_the_command(model, text_file, tmp_path, capsys):
     model.save_pretrained(tmp_path / "model")
-    options = ["--checkpoint", str(tmp_path / "model"), "--data", str(text_file), "--stride", "4"]
+    options = ["--checkpoint", str(tmp_path / "model"), "--data", str(text_file)]
     assert main(["evaluate", *options]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["split"] == "all"
@@ -112,8 +107,6 @@ def test_the_command(model, text_file, tmp_path, capsys):
     ("options", "message"),
     [
         ([], "--data"),
-        (["--data", "TEXT", "--stride", "17"], "stride must be 1 to the context_length 16, got 17"),
-        (["--data", "TEXT", "--stride", "0"], "stride must be 1"),
         (["--data", "nowhere"], "no corpus 'nowhere'"),
         (["--data", "EMPTY"], "is empty"),
         (["--data", "TRAIN"], "has no text to score in its split val"),

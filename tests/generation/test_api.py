@@ -50,9 +50,8 @@ def test_the_model_is_left_in_its_mode(model):
         ([[1], []], {}, "at least one token"),
         (torch.tensor([[1]]), {"temperature": -1}, "temperature"),
         (torch.tensor([[1]]), {"max_new_tokens": 0}, "max_new_tokens"),
-        (torch.tensor([[300]]), {}, "300"),
         ([[1, 2.5]], {}, "token id 2.5"),
-        ([["a"]], {}, "token id a"),
+        ([[300]], {}, "token id 300"),
     ],
 )
 def test_bad_arguments_are_named(model, tokens, options, message):

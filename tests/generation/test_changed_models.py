@@ -102,7 +102,6 @@ CHANGES = {
     "another epsilon": lambda model: setattr(model.final_norm, "eps", 1.0),
     "a norm without weights": replaced("final_norm", lambda _: nn.LayerNorm(64, elementwise_affine=False)),
     "another GELU": replaced("blocks.0.feed_forward.activation", lambda _: nn.GELU()),
-    "an added layer": lambda model: setattr(model, "head", nn.Sequential(nn.Linear(64, 64), model.head)),
     "an added parameter": lambda model: model.register_parameter("shift", nn.Parameter(torch.ones(64))),
     "a narrow layer": narrow,
     "a scaled embedding": replaced("token_embedding", lambda one: nn.Sequential(one, nn.Dropout(0.5))),

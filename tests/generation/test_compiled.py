@@ -79,16 +79,6 @@ def test_what_was_read_before_counts_bit_for_bit(precision):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_the_scores_of_a_prompt_are_those_it_was_written_with(precision):
-    fast = ready(precision=precision)
-    ((tokens, scored),) = write(fast, [[4, 5, 6]], 50)
-    engine = Engine(fast, chunk=16)
-    engine.add(Request(tokens=tokens, max_new_tokens=0, echo=True, alternatives=2))
-    echoed = list(engine.run())
-    assert [(token.id, token.log_probability, token.alternatives) for token in echoed[3:]] == scored
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_row_depends_neither_on_the_others_nor_on_the_threads(precision):
     """Rows that join late, leave early and slide; at GPT-2's width of a head too."""
     for config in (

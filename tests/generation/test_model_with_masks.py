@@ -21,14 +21,3 @@ def test_a_batch_padded_on_the_left(model):
     given = model(tokens, positions=positions, key_padding_mask=padding)
     for row, prompt in zip(given, prompts, strict=True):
         torch.testing.assert_close(row[-len(prompt) :], model(prompt[None])[0], atol=1e-4, rtol=0)
-
-
-def test_documents_in_one_row(model):
-    first, second = torch.randint(0, 300, (1, 9)), torch.randint(0, 300, (1, 5))
-    given = model(
-        torch.cat([first, second], dim=1),
-        positions=torch.cat([torch.arange(9), torch.arange(5)]),
-        document_ids=torch.tensor([[0] * 9 + [1] * 5]),
-    )
-    torch.testing.assert_close(given[:, :9], model(first), atol=1e-4, rtol=0)
-    torch.testing.assert_close(given[:, 9:], model(second), atol=1e-4, rtol=0)

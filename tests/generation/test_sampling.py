@@ -30,9 +30,7 @@ def reference(logits: list[float], sampling: Sampling) -> list[float]:
 
 SETTINGS = [
     Sampling(),
-    Sampling(temperature=0.5),
     Sampling(top_k=3),
-    Sampling(top_k=100),
     Sampling(top_p=0.01),
     Sampling(top_p=0.6),
     Sampling(min_p=0.2),

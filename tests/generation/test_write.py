@@ -69,15 +69,9 @@ def test_int8_says_what_it_needs(checkpoint, capsys):
 
 def test_prompts_are_asked_for_until_the_end(checkpoint, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n\nYou\n"))
-    out = run(capsys, "--checkpoint", checkpoint, "--interactive", "--seed", "1")
-    assert out.count("> ") == 4  # three lines, the empty one passed over, and the end
-    assert "> Hi" in out and "> You" in out
-
-
-def test_a_prompt_before_those_that_are_asked_for(checkpoint, capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("You\n"))
     out = run(capsys, "--checkpoint", checkpoint, "--interactive", "--prompt", "Once", "--seed", "1")
-    assert out.startswith("Once") and "> You" in out
+    assert out.startswith("Once") and "> Hi" in out and "> You" in out
+    assert out.count("> ") == 4  # three lines, the empty one passed over, and the end
 
 
 def test_prompts_that_are_not_utf8_and_no_input_at_all(checkpoint, capsys, monkeypatch):

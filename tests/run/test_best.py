@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tiny_runs import TEXT, fit
+from tiny_runs import fit
 
 from gpt.cli import main
 from gpt.weights.checkpoint import read
@@ -47,15 +47,7 @@ def test_another_text_begins_the_best_again(workplace, capsys):
     assert read(CHECKPOINTS / "best-step-4.safetensors").run.step == 4
 
 
-def test_the_same_text_elsewhere_is_the_same_text(workplace, capsys):
-    assert fit(*RUN) == 0
-    (workplace / "copy.txt").write_text(TEXT, encoding="utf-8")
-    assert main(["fit", "--resume", "runs/r", "--data.corpus", "copy.txt", "--trainer.max_steps", "5"]) == 0
-    assert "the text is not the one" not in capsys.readouterr().err
-
-
-def test_a_validation_in_the_middle_of_an_update_waits_for_its_end(workplace, capsys):
+def test_a_validation_in_the_middle_of_an_update_waits_for_its_end(workplace):
     """Two batches an update, a validation every three: best.safetensors has the counters of whole updates."""
     assert fit(*RUN, "--trainer.val_check_interval", "3") == 0
-    assert "validation every 4 batches, not 3" in capsys.readouterr().err
     assert read(CHECKPOINTS / "best.safetensors").run.place == 2 * 37 * best()[0]

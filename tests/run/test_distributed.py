@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_runs import TINY
-from torch.distributed import run as torchrun
 
 from gpt.weights.checkpoint import read, snapshots_of
 
@@ -156,68 +154,6 @@ def test_a_full_disk_of_one_process_stops_both(launch):
     assert read("runs/full/checkpoints/last.safetensors").run.step == 5
     launch("fit", "--resume", "auto", "--run", "full")
     assert read("runs/full/checkpoints/last.safetensors").run.step == 10
-
-
-def test_torchrun_takes_the_documented_line_and_other_options_of_gpt_fit():
-    text = (Path(__file__).parents[2] / "docs" / "hardware.md").read_text(encoding="utf-8")
-    _, _, line = text.rpartition("\ntorchrun ")
-    words = shlex.split(line.partition("\nsrun")[0].replace("\\\n", " ") + " --run mine")
-    parsed = torchrun.parse_args(words)
-    assert (parsed.nnodes, parsed.nproc_per_node, parsed.training_script) == ("4", "8", "gpt.cli")
-    given = [word for word in parsed.training_script_args if word != "--"]
-    assert given == words[words.index("fit") :]
-
-
-@pytest.mark.slow
-def test_torchrun_starts_it(workplace):
-    ended = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"),
-            *("-m", "gpt.cli", "--", *TWO, "--run", "two", "--trainer.max_steps", "2"),
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
-        check=False,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-        timeout=180,
-    )
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    assert os.listdir("runs") == ["two"]
-
-
-# Text for 4 full updates of 144 windows and a part of another: an epoch has 5, or 10 of 72 windows.
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("steps", "epochs", "time", "tokens_per_update", "updates", "validated"),
-    [
-        ("6", "-1", "null", 384, 6, [3, 6]),
-        ("7", "1", "00:10:00:00", 1152, 7, [3, 6, 7]),
-        ("-1", "1", "00:10:00:00", 2304, 5, [3, 5]),
-        ("100", "2", "null", 2304, 10, [3, 6, 9, 10]),
-    ],
-)
-def test_a_run_is_what_its_limits_say_on_any_number_of_processes(
-    steps, epochs, time, tokens_per_update, updates, validated, launch
-):
-    limits = "--trainer.max_steps", steps, "--trainer.max_epochs", epochs, "--trainer.max_time", time
-    recipe = "--model.optimizer.schedule", "linear", "--model.optimizer.warmup_steps", "0"
-    size = "--data.tokens_per_update", str(tokens_per_update), "--trainer.val_check_interval", "3"
-    rate = "--model.optimizer.name", "adamw", "--model.optimizer.lr", "0.01"
-    for processes in (1, 2):
-        run = f"of-{processes}"
-        devices = "--trainer.devices", str(processes)
-        launch(*PLAIN, *limits, *recipe, *size, *rate, *devices, "--run", run, processes=processes)
-        with open(f"runs/{run}/metrics.csv", encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-        trained = [row for row in rows if row["train_loss"]]
-        rates = [float(row["learning_rate"]) for row in trained]
-        assert rates == pytest.approx([0.01 * (1 - step / updates) for step in range(1, updates + 1)])
-        assert [int(row["tokens"]) for row in trained] == [
-            tokens_per_update * step for step in range(1, updates + 1)
-        ]
-        assert [int(row["step"]) for row in rows if row["val_loss"]] == validated
 
 
 def test_two_in_bfloat16_accumulate_and_recompute_as_one_does(launch):

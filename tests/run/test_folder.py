@@ -62,11 +62,3 @@ def test_the_config_of_another_program_is_not_overwritten_nor_its_files_removed(
     assert {name: Path(name).read_text(encoding="utf-8") for name in files} == files
     assert sorted(os.listdir("project")) == [".x.tmp", "checkpoints", "config.yaml"]
     assert read("runs/new/checkpoints/last.safetensors").run.step == 3
-
-
-def test_a_run_does_not_begin_among_the_files_of_another_program(workplace, capsys):
-    Path("runs/theirs").mkdir(parents=True)
-    Path("runs/theirs/config.yaml").write_text("theirs: 1\n", encoding="utf-8")
-    assert fit("--run", "theirs", "--resume", "auto_or_new") == 2
-    assert "runs/theirs holds config.yaml and is no run's folder" in capsys.readouterr().err
-    assert os.listdir("runs/theirs") == ["config.yaml"]

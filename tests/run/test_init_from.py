@@ -1,5 +1,4 @@
 import csv
-from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +7,7 @@ import yaml
 from gpt import GPT, GPTConfig
 from gpt.cli import main
 from gpt.weights.commands import write_export
-from gpt.weights.load import Found, load, start_from
+from gpt.weights.load import Found, load
 
 SHAPE = GPTConfig(vocab_size=300, context_length=24, emb_dim=32, num_heads=2, num_layers=2, qkv_bias=False)
 FAST = [
@@ -57,15 +56,6 @@ def test_one_command_starts_a_run_from_weights_and_resumes_it(weights, text_file
     assert "the run that is resumed began with weights" in capsys.readouterr().err
 
 
-def test_prepared_text_of_another_vocabulary_of_that_size_is_refused(weights, text_file, capsys):
-    learned = ["--vocabulary", "learn:300", "--output", "prepared"]
-    assert main(["prepare", str(text_file), *learned, "--val_fraction", "0.1"]) == 0
-    options = ["--model.init_from", "weights", "--data.corpus", "prepared", *FAST]
-    capsys.readouterr()
-    assert main(["fit", *options, "--trainer.max_steps", "1"]) == 2
-    assert "vocabulary" in capsys.readouterr().err and not Path("runs").exists()
-
-
 def test_a_tuned_run_goes_on_without_the_weights_it_began_with(weights, text_file, tmp_path):
     options = ["--model.init_from", "weights", "--data.corpus", str(text_file), *FAST]
     assert main(["fit", *options, "--trainer.max_steps", "4"]) == 0
@@ -73,35 +63,3 @@ def test_a_tuned_run_goes_on_without_the_weights_it_began_with(weights, text_fil
     assert main(["fit", "--resume", "runs/tuned", "--trainer.max_steps", "6"]) == 0
     assert rows("tuned")[-1]["step"] == "6"
     assert main(["validate", "--ckpt_path", "runs/tuned/checkpoints/last.safetensors"]) == 0
-
-
-def test_one_run_starts_where_another_ended(weights, text_file):
-    options = ["--data.corpus", str(text_file), *FAST, "--trainer.max_steps", "2"]
-    assert main(["fit", "--model.init_from", "weights", *options]) == 0
-    assert main(["fit", "--model.init_from", "runs/tuned", *options, *STILL]) == 0
-    first, second = load("runs/tuned")[0].state_dict(), load("runs/tuned-2")[0].state_dict()
-    assert all(torch.equal(second[name], tensor) for name, tensor in first.items())
-    assert not torch.equal(first["final_norm.bias"], weights.state_dict()["final_norm.bias"])
-
-
-def test_the_model_to_train_is_in_training_mode_with_the_dropout_asked_for(weights):
-    model = start_from("weights", GPTConfig(context_length=8, dropout=0.3))
-    assert model.training
-    assert (model.config.dropout, model.config.context_length) == (0.3, 8)
-    assert model.blocks[0].dropout.p == 0.3
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--model.init_from", "nowhere"], "no checkpoint at nowhere"),
-        (
-            ["--model.init_from", "weights", "--model.config.context_length", "25"],
-            "more than the weights' 24",
-        ),
-    ],
-)
-def test_bad_weights_are_one_line(options, message, weights, text_file, capsys):
-    assert main(["fit", "--data.corpus", str(text_file), *FAST, *options]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1

@@ -117,20 +117,3 @@ def test_lightnings_broadcast_before_each_batch_is_left_out(monkeypatch):
     skip_sigterm_broadcast(trainer)
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor()
     assert len(calls) == 1
-
-
-def test_reading_a_loss_is_noticed(reads):
-    class Reading(LanguageModel):
-        def loss(self, batch):
-            found = super().loss(batch)
-            found.item()
-            return found
-
-    with pytest.raises(RuntimeError, match="meta tensor"):
-        update(Reading, torch.bfloat16)
-
-
-def test_the_guard_itself_is_noticed_too(monkeypatch, reads):
-    monkeypatch.setattr(guard, "read", lambda flags: flags.tolist())
-    with pytest.raises(RuntimeError, match="meta tensor"):
-        update(LanguageModel, torch.bfloat16)

@@ -2,7 +2,6 @@
 
 import shutil
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,12 @@ import torch
 import yaml
 from faults.watched import watched
 from rewritten import rewritten
-from tiny_runs import TEXT, TINY, fit, result
+from tiny_runs import TEXT, TINY, fit
 
 from gpt.cli import main
 from gpt.errors import InputError
 from gpt.plain import seconds_of
-from gpt.run.fit import new_trainer
-from gpt.run.options import OPTIONS, Options, TrainerOptions
+from gpt.run.options import OPTIONS, TrainerOptions
 from gpt.run.start import is_local_text
 from gpt.training.module import LanguageModel
 from gpt.weights.checkpoint import read
@@ -84,16 +82,6 @@ def test_a_hostile_option_of_a_checkpoint_is_refused_and_nothing_happens(
 
 
 @pytest.mark.parametrize(
-    "name", ["a class", "a name to import", "a plugin", "a class as the model", "a file as a group"]
-)
-def test_a_file_of_ones_own_names_no_class_either(name, hostile_folder, capsys):
-    Path("mine.yaml").write_text(yaml.safe_dump(HOSTILE[name]), encoding="utf-8")
-    assert main([*TINY, "--config", "mine.yaml"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-    assert not Path("pwned").exists()
-
-
-@pytest.mark.parametrize(
     "text",
     [
         "trainer: !!python/object/apply:subprocess.Popen [[touch, pwned]]\n",
@@ -126,14 +114,6 @@ def test_a_corpus_that_is_given_again_takes_the_place_of_a_refused_one(trained, 
     assert read(path).run.step == 3
 
 
-def test_a_file_cannot_lead_a_resumed_run_elsewhere(trained, workplace, capsys):
-    shutil.copytree(trained, "runs/mine")
-    Path("mine.yaml").write_text("data: {corpus: 'hub:owner/name'}\n", encoding="utf-8")
-    more = ["--config", "mine.yaml", "--trainer.max_steps", "3"]
-    assert main(["fit", "--resume", "runs/mine", *more]) == 2
-    assert "nothing that a file names is fetched: give it yourself, --data.corpus" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("corpus", "local"),
     [
@@ -144,27 +124,6 @@ def test_a_file_cannot_lead_a_resumed_run_elsewhere(trained, workplace, capsys):
 )
 def test_a_name_in_a_file_leads_to_plain_text_here_or_nowhere(corpus, local, hostile_folder):
     assert is_local_text(corpus) == local
-
-
-def test_a_runs_config_repeats_the_run(trained, workplace):
-    config = workplace / "copied" / "config.yaml"
-    shutil.copytree(trained, config.parent)
-    assert main(["fit", "--config", str(config), "--run", "again"]) == 0
-    assert main(["fit", f"--config={config}", "--run", "once-more"]) == 0
-    assert result(Path("runs/again"))[:2] == result(trained)[:2]
-    assert result(Path("runs/once-more"))[:2] == result(trained)[:2]
-
-
-@pytest.mark.parametrize("command", ["--resume", "--ckpt_path"])
-def test_options_that_claim_a_huge_model(command, trained, workplace, capsys):
-    """A billion layers in the options and two in the file: refused before a model is built."""
-    last = trained / "checkpoints" / "last.safetensors"
-    layers = {"num_layers": 200_000_000}
-    options = changed(read(last).run.options, {"model": {"config": layers}})
-    config = {**read(last).model.config, **layers}
-    huge = str(rewritten(last, "huge.safetensors", run={"options": options}, model={"config": config}))
-    assert main(["fit" if command == "--resume" else "validate", command, huge]) == 2
-    assert "huge.safetensors: num_layers must be at most 10000" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -194,17 +153,6 @@ def test_values_that_no_run_could_follow_are_refused(values, message):
 )
 def test_a_time_is_written_in_several_ways(text, seconds):
     assert seconds_of("minutes", text) == seconds
-
-
-def test_the_options_reach_the_trainer():
-    plain = replace(
-        TrainerOptions(), accelerator="cpu", precision="32-true", devices=1, limit_val_batches=0.0
-    )
-    plain = replace(plain, accumulate_grad_batches=3, gradient_clip_val=0.5)
-    trainer = new_trainer(replace(Options(), trainer=plain), callbacks=[])
-    assert (trainer.limit_val_batches, trainer.accumulate_grad_batches) == (0.0, 3)
-    assert (trainer.gradient_clip_val, trainer.precision) == (0.5, "32-true")
-    assert trainer.num_devices == 1
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda", "mps"])

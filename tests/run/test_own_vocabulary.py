@@ -4,12 +4,10 @@ import json
 
 import pytest
 import torch
-from rewritten import rewritten
 
 from gpt.cli import main
 from gpt.data.module import TokenData
 from gpt.text.tokenizer import Tokenizer
-from gpt.weights.checkpoint import read
 from gpt.weights.load import load
 
 PROSE = " ".join(f"word{i * i % 1009} и слово" for i in range(1500))
@@ -84,24 +82,6 @@ def test_exports_have_the_same_ids(run, capsys):
     assert load("nanogpt")[1] == load("book/model.pth")[1] == tokenizer
 
 
-def test_resuming_and_validating_use_the_same_ids(run, capsys):
-    assert main(["fit", "--resume", "runs/own", "--trainer.max_steps", "3"]) == 0
-    _, tokenizer = load("runs/own/checkpoints/last.safetensors")
-    assert main([*TINY, *LEARN, "--run", "straight", "--trainer.max_steps", "3"]) == 0
-    resumed, straight = (
-        load(f"runs/{name}/checkpoints/last.safetensors")[0].state_dict() for name in ("own", "straight")
-    )
-    assert tokenizer == load("runs/straight")[1]
-    assert resumed.keys() == straight.keys()
-    capsys.readouterr()
-    with open("other.txt", "w", encoding="utf-8") as file:
-        file.write(PROSE.replace("word", "another"))
-    options = ["--data.corpus", "other.txt", "--trainer.max_steps", "4"]
-    assert main(["fit", "--resume", "runs/own", *options]) == 0  # another text keeps the model's vocabulary
-    assert load("runs/own/checkpoints/last.safetensors")[1] == tokenizer
-    assert main(["validate", "--ckpt_path", "runs/own/checkpoints/last.safetensors"]) == 0
-
-
 def test_fine_tuning_keeps_it(run, capsys):
     _, tokenizer = load("runs/own")
     with open("chinese.txt", "w", encoding="utf-8") as file:
@@ -122,18 +102,3 @@ def test_fine_tuning_keeps_it(run, capsys):
     capsys.readouterr()
     assert main([*start, *LEARN, "--run", "wrong"]) == 2
     assert "--data.vocabulary: weights to start from keep their own" in capsys.readouterr().err
-
-
-def test_a_table_that_does_not_fit_is_one_line(run, capsys):
-    path = run / "checkpoints" / "best.safetensors"
-    tokenizer = Tokenizer.from_dict(read(path).model.tokenizer)
-    wrong = Tokenizer("own", table=[*tokenizer.tokens, b"zzzz"], pattern="gpt2")
-    for given, message in (
-        (wrong.to_dict(), "the tokenizer has 301 ids, but the weights have 300 rows"),
-        ({**wrong.to_dict(), "table": "?"}, "not a saved tokenizer"),
-        ({**wrong.to_dict(), "pattern": "(a+)+"}, "unknown pattern of words"),
-        ({"name": "own"}, "not a saved tokenizer"),
-    ):
-        wrong_one = str(rewritten(path, path.with_name("wrong.safetensors"), model={"tokenizer": given}))
-        assert main(["generate", "--checkpoint", wrong_one, "--prompt", "a"]) == 2
-        assert message in capsys.readouterr().err

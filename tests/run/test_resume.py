@@ -1,6 +1,5 @@
 """A run that resumes any of its checkpoints ends as the one that was never interrupted."""
 
-import os
 import pickle
 import shutil
 from pathlib import Path
@@ -12,7 +11,6 @@ from safetensors.torch import load_file
 from tiny_runs import fit, result, run_in
 
 from gpt.cli import main
-from gpt.run.loop import Loop
 from gpt.weights.checkpoint import Checkpoint, read
 
 
@@ -32,52 +30,11 @@ def interrupted(whole: Path, step: int, name: str = "cut") -> Path:
     return run
 
 
-def test_the_run_spans_epochs(whole):
-    """Nine steps are an epoch: those below begin in each, end one, and come before a validation."""
-    run = read(whole / "checkpoints" / "step-18.safetensors").run
-    assert run.step == 2 * 9
-    assert run.place == 36 * 37
-
-
 @pytest.mark.parametrize("step", [1, 7, 9, 14, 18, 19])
 def test_resumed_from_a_step_it_ends_the_same(step, whole, workplace):
     run = interrupted(whole, step)
     assert main(["fit", "--resume", str(run)]) == 0
     assert result(run) == result(whole)
-
-
-def test_resumed_from_the_best_its_validation_is_not_done_twice(whole, workplace, monkeypatch):
-    run = interrupted(whole, 5)
-
-    def power_fails(self, trainer, module, original=Loop.on_validation_end):
-        original(self, trainer, module)
-        raise OSError("no power")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Loop, "on_validation_end", power_fails)
-        assert main(["fit", "--resume", "auto"]) == 2
-    os.remove(run / "checkpoints" / "last.safetensors")
-    assert read(run / "checkpoints" / "best.safetensors").run.step == 7
-    assert main(["fit", "--resume", "auto"]) == 0
-    assert result(run) == result(whole)
-
-
-def test_a_finished_run_stays_as_it_is(whole, workplace, capsys):
-    shutil.copytree(whole, "runs/done")
-    assert main(["fit", "--resume", "runs/done"]) == 0
-    assert "all 20 steps are done" in capsys.readouterr().err
-    assert result(Path("runs/done")) == result(whole)
-
-
-def test_a_finished_run_can_be_given_more_steps(whole, workplace):
-    shutil.copytree(whole, "runs/more")
-    before = result(Path("runs/more"))[1]
-    options = ["--trainer.max_steps", "24", "--model.optimizer.schedule", "constant"]
-    assert main(["fit", "--resume", "runs/more", *options]) == 0
-    rows = result(Path("runs/more"))[1]
-    assert rows[: len(before)] == before
-    assert [row["step"] for row in rows[len(before) :]] == ["21", "24", "24"]
-    assert read("runs/more/checkpoints/last.safetensors").run.step == 24
 
 
 def test_options_on_the_command_line_win_and_are_named(whole, workplace, capsys):
@@ -151,14 +108,6 @@ def test_auto_refuses_if_there_is_nothing_to_resume(workplace, capsys):
     assert fit("--resume", "auto_or_new") == 2
     assert "--run" in capsys.readouterr().err
     assert not Path("runs").exists()
-
-
-def test_auto_or_new_begins_and_then_resumes(workplace, capsys):
-    options = ["--run", "mine", "--resume", "auto_or_new", "--checkpoint_every", "1"]
-    assert fit(*options, "--trainer.max_steps", "2") == 0
-    assert fit(*options, "--trainer.max_steps", "3") == 0
-    assert "after step 2" in capsys.readouterr().err
-    assert [folder.name for folder in Path("runs").iterdir()] == ["mine"]
 
 
 def test_only_broken_checkpoints_are_never_overwritten(workplace, capsys):

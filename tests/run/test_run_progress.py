@@ -1,6 +1,5 @@
 """What a run shows of its progress on stderr: figures and samples."""
 
-import io
 import time
 from types import SimpleNamespace
 
@@ -9,11 +8,6 @@ import torch
 
 from gpt.run.record import Record
 from gpt.weights.checkpoint import RunPart
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 @pytest.fixture
@@ -57,20 +51,6 @@ def test_a_resumed_run_counts_from_its_step_and_a_new_plan_is_followed(run, cloc
     assert capsys.readouterr().err == "training: 70 of 90 steps, loss 3.250, 128 tokens/s, 10 s left\n"
 
 
-def test_on_a_terminal_a_bar_with_the_time_left(run, clock, monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr("sys.stderr", terminal := Terminal())
-    run.begin(0)
-    advance(run, clock, 50)
-    run.close()
-    shown = terminal.getvalue()
-    assert "50/100" in shown
-    assert "loss 3.250, 128 tokens/s" in shown
-    assert "left" in shown
-    assert shown.rstrip().endswith("\x1b[?25h")  # the cursor is visible again
-
-
 def test_validation_prints_its_figures_and_a_sample_as_it_is(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         "gpt.generation.stream_samples", lambda *_, **__: [(0, "Once [bold]"), (0, " upon\n")]
@@ -78,12 +58,3 @@ def test_validation_prints_its_figures_and_a_sample_as_it_is(run, tmp_path, monk
     run.validated(0, {"val_loss": 2.5})
     run.sample(None, SimpleNamespace(tokenizer=None))
     assert capsys.readouterr().err == "step 0  val_loss 2.5\nOnce [bold] upon\n"
-
-
-@pytest.mark.parametrize(("show", "first"), [(False, True), (True, False)])
-def test_other_processes_show_nothing_nor_does_a_run_that_is_told_so(clock, tmp_path, capsys, show, first):
-    run = Record(tmp_path, RunPart(total=100), every=10, show=show, first=first)
-    run.begin(0)
-    advance(run, clock, 40)
-    run.validated(40 * 64, {"val_loss": 2.5})
-    assert capsys.readouterr().err == ""

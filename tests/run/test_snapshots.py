@@ -10,9 +10,9 @@ from tiny_runs import fit, result, run_in
 
 from gpt.cli import main
 from gpt.run import checkpoint
-from gpt.run.snapshots import Snapshots, thin
+from gpt.run.snapshots import thin
 from gpt.weights.checkpoint import read, snapshots_of
-from gpt.weights.load import find, load
+from gpt.weights.load import load
 
 OPTIONS = ("--checkpoint_every", "1", "--keep_checkpoints", "100", "--trainer.max_steps", "21")
 STEPS = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 21]
@@ -45,12 +45,6 @@ def test_a_snapshot_has_the_steps_weights_in_bfloat16_and_its_loss(whole):
     assert tokenizer.n_vocab == 300 and model.config.emb_dim == 32
 
 
-def test_the_run_is_the_one_without_snapshots(whole, workplace):
-    assert fit("--run", "none", *OPTIONS, "--snapshot_megabytes", "0") == 0
-    assert not Path("runs/none/snapshots").exists()
-    assert result(Path("runs/none")) == result(whole)
-
-
 def test_a_resumed_run_keeps_one_row(whole, workplace):
     """The snapshots after the checkpoint are removed, and made again."""
     run = workplace / "runs" / "cut"
@@ -65,19 +59,6 @@ def test_a_resumed_run_keeps_one_row(whole, workplace):
     assert result(run) == result(whole)
 
 
-def test_more_steps_continue_the_row(whole, workplace):
-    run = workplace / "runs" / "more"
-    shutil.copytree(whole, run)
-    more = ["--trainer.max_steps", "25", "--model.optimizer.schedule", "constant"]
-    assert main(["fit", "--resume", str(run), *more]) == 0
-    assert steps_of(run) == [*STEPS, 24, 25]
-
-
-def test_a_run_without_a_checkpoint_is_its_newest_snapshot(whole, workplace):
-    shutil.copytree(whole / "snapshots", "runs/young/snapshots")
-    assert find("runs/young").name.startswith("step-21-")
-
-
 def test_the_closest_go_first(tmp_path):
     steps = [1, 2, 3, 4, 5, 6, 8, 12, 16, 1000]
     (tmp_path / "snapshots").mkdir()
@@ -87,21 +68,6 @@ def test_the_closest_go_first(tmp_path):
     assert steps_of(tmp_path) == [1, 2, 4, 8, 16, 1000]
     thin(snapshots_of(tmp_path), 0)
     assert steps_of(tmp_path) == [1, 1000]
-
-
-def test_a_budget_bounds_their_bytes_and_a_large_model_has_none(whole, workplace, monkeypatch):
-    size = sum(file.stat().st_size for file in whole.glob("snapshots/*")) / len(STEPS)
-    for megabytes, kept in ((9.5 * size / 1e6, 9), (5 * size / 1e6, 0)):
-        monkeypatch.setattr("gpt.run.snapshots.Snapshots.__init__", _with(megabytes))
-        assert fit("--run", f"r{kept}", *OPTIONS) == 0
-        assert len(list(Path(f"runs/r{kept}").glob("snapshots/*"))) == kept
-
-
-def _with(megabytes, original=Snapshots.__init__):
-    def init(self, folder, _, *parts):
-        original(self, folder, megabytes, *parts)
-
-    return init
 
 
 def test_a_full_disk_costs_the_snapshot_and_not_the_run(workplace, monkeypatch):

@@ -2,10 +2,13 @@
 
 import io
 import json
+import time
 
 import pytest
+import torch
 from tiny_runs import TINY
 
+from gpt import STARTED, generate
 from gpt.cli import main
 from gpt.data.module import TokenData
 from gpt.run.lightning_private import silence_warnings
@@ -37,16 +40,6 @@ def _in_folder(folder, monkeypatch):
     monkeypatch.chdir(folder)
 
 
-def test_new_weights_are_told_from_trained_ones(folder, capsys):
-    line = "tune trained ones with --model.init_from"
-    few = [*OPTIONS, "--data.corpus", "pairs.jsonl", "--trainer.max_steps", "1", "--run", "few"]
-    assert main([*TINY, *few]) == 0
-    assert capsys.readouterr().err.count(line) == 1
-    assert main([*TINY, *few, "--model.init_from", "runs/a"]) == 0
-    assert main(["fit", "--resume", "runs/few", "--trainer.max_steps", "2"]) == 0
-    assert line not in capsys.readouterr().err
-
-
 def test_the_checkpoint_carries_the_template():
     assert load_with_template("runs/a")[2] == TEMPLATE
 
@@ -76,6 +69,34 @@ def test_a_resumed_run_and_a_further_one_keep_the_template(capsys):
     assert main(["fit", "--config", "chat", *options, "--trainer.max_steps", "2", "--run", "further"]) == 0
     assert load_with_template("runs/further")[2] == TEMPLATE
     assert "next: gpt generate --checkpoint runs/further --interactive" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_small_weights_learn_the_rows_by_heart(capsys):
+    """Rate, context and steps suit the weights, and no row is held out."""
+    with open("pairs.jsonl", encoding="utf-8") as file, open("few.jsonl", "w", encoding="utf-8") as few:
+        few.writelines([next(file) for _ in range(10)])
+    options = ["--model.init_from", "runs/a", "--data.corpus", "few.jsonl", "--trainer.accelerator", "cpu"]
+    options += ["--data.batch_size", "8", "--trainer.max_steps", "400"]
+    assert main(["fit", "--config", "chat", *options, "--run", "heart"]) == 0
+    model, tokenizer, template = load_with_template("runs/heart")
+    assert template and model.config.context_length == 32
+    right = 0
+    for number in range(10):
+        prompt = template.prompt(tokenizer, [{"role": "user", "content": f"Say {number}"}])
+        ids = generate(model, torch.tensor([prompt]), max_new_tokens=12, temperature=0.0)[0].tolist()
+        right += tokenizer.decode(ids[len(prompt) :]).startswith(f"{number} it is<|endoftext|>")
+    assert right >= 9
+
+
+def test_weights_are_tuned_for_a_time(capsys):
+    """They are scored as they are, and the run ends in time; a plan from scratch is not made."""
+    options = ["--model.init_from", "runs/a", "--data.corpus", "pairs.jsonl", "--trainer.accelerator", "cpu"]
+    began = time.perf_counter()
+    minutes = (began - STARTED + 12) / 60
+    assert main(["fit", *options, "--minutes", str(minutes), "--run", "timed"]) == 0
+    assert time.perf_counter() - began < 15
+    assert "the weights as they are: " in capsys.readouterr().err
 
 
 def test_a_chat_in_the_terminal(capsys, monkeypatch):

@@ -185,6 +185,7 @@ def test_a_model_tuned_on_examples_chats_and_what_it_copies_is_underlined(start)
     ids = TOKENIZER.encode("UHi\nA")
     (reply,) = gpt_generate(MODEL, [[TOKENIZER.eot, *ids]], max_new_tokens=30, temperature=0)
     reply = reply[1 + len(ids) :]
+    reply = reply[: reply.index(TOKENIZER.eot) + 1] if TOKENIZER.eot in reply else reply
     copied = Copied(np.array(reply[:8], np.uint16), TOKENIZER, 5)
     with listening(new_app(template=template, copied=copied)) as address:
         browser = start(390, 900)

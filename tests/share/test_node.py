@@ -78,8 +78,7 @@ VOCABULARIES = {
     "gpt2": Tokenizer,
     "a prefix": lambda: Tokenizer(vocab_size=1000),
     "learned": lambda: learn([LETTERS], Learned(n_vocab=320)),
-    "learned with marks": lambda: learn([LETTERS], Learned(n_vocab=320, pattern="marks")),
-    "characters": lambda: learn([LETTERS], Learned(n_vocab=None, pattern="chars")),
+    "characters": lambda: learn([LETTERS], Learned(None)),
 }
 
 
@@ -87,7 +86,7 @@ VOCABULARIES = {
 def test_ids_are_the_tokenizers(vocabulary, tmp_path):
     tokenizer = VOCABULARIES[vocabulary]()
     tiny = GPTConfig(vocab_size=tokenizer.n_vocab, context_length=4, emb_dim=2, num_heads=1, num_layers=1)
-    texts = [*strings(10_000 if vocabulary in ("gpt2", "learned with marks") else 1_000), "", "a" * 3000]
+    texts = [*strings(10_000 if vocabulary in ("gpt2", "learned") else 1_000), "", "a" * 3000]
     path = export(tmp_path / "it.html", sharp(tiny), tokenizer)
     assert run(path, ["encode", texts])[0] == [tokenizer.encode(text) for text in texts]
 

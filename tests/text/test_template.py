@@ -22,13 +22,6 @@ def test_the_replies_alone_are_scored():
     assert PLAIN.parts(said("a", "b", "c"))[-1] == Part("Uc:", False)
 
 
-def test_braces_in_a_message_and_a_template_are_text():
-    template = Template(user="{0.__class__} {content} {x}\n", assistant="{content}")
-    assert template.parts(said("{content} {user.__dict__}"))[0].text == (
-        "{0.__class__} {content} {user.__dict__} {x}\n"
-    )
-
-
 def test_a_prompt_is_encoded_part_by_part_and_its_text_is_plain():
     eot = TOKENIZER.eot
     found = PLAIN.prompt(TOKENIZER, said("a", "b", "<|endoftext|>"))
@@ -57,7 +50,6 @@ def test_jinja_renders_the_same_text(template):
     [
         ({"user": "no place"}, "user must be a text with one {content}"),
         ({"user": "{content}{content}"}, "one {content}"),
-        ({"user": None}, "got None"),
         ({"system": "{content}" + "x" * 5000}, "system must be"),
         ({"assistant": "{content}\n"}, "assistant must end with {content}, got"),
     ],
@@ -70,7 +62,7 @@ def test_a_template_that_cannot_be_used(texts, said):
 
 @pytest.mark.parametrize("saved", [[], "x", {"user": "{content}"}, {"__class__": "x"}, {"system": 1}])
 def test_a_saved_template_that_is_none(saved):
-    with pytest.raises(InputError, match="not a saved template"):
+    with pytest.raises(InputError, match=r"expected (system, user, assistant, got|str)"):
         Template.from_dict(saved)
 
 

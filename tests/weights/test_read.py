@@ -89,7 +89,7 @@ def test_a_cropped_model_gives_the_logits_of_the_first_tokens(model, config, tok
     torch.testing.assert_close(cropped(tokens), model(tokens)[..., :260], atol=1e-5, rtol=0)
     with pytest.raises(InputError, match="context_length 25 is more than the weights' 24 positions: set 24"):
         Found("gpt", config, {}).cropped(context_length=25)
-    with pytest.raises(InputError, match="the tokenizer has 260 ids, but the weights have 259 rows"):
+    with pytest.raises(InputError, match="the tokenizer has 260 tokens, but the weights have 259 rows"):
         Found("gpt", replace(config, vocab_size=259), {}, tokenizer).cropped()
 
 

@@ -4,16 +4,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
-
 from gpt.config import GPTConfig
 from gpt.errors import InputError
-from gpt.files import atomic_write, write_json
+from gpt.files import write_json
 from gpt.text.table import END_OF_TEXT, to_json
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
 from gpt.weights.formats.table import Weights, from_gpt, to_gpt
-from gpt.weights.tensors import read_json
+from gpt.weights.tensors import read_json, write_tensors
 
 NAMES = {
     "transformer.wte.weight": "token_embedding.weight",
@@ -88,8 +86,7 @@ def read(values: dict[str, Any], state: Weights) -> tuple[GPTConfig, Weights]:
 def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
     """Write weights without a tied head, and the configuration, for transformers."""
     state = from_gpt(config, weights, NAMES, _TRANSPOSED)
-    with atomic_write(folder / "model.safetensors", "wb") as file:
-        file.write(save(state, metadata={"format": "pt"}))
+    write_tensors(folder, state)
     settings = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
