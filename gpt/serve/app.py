@@ -164,6 +164,8 @@ class _Service:
 
     async def chat(self, request: Request) -> Response:
         form = CompletionRequest.model_validate_json(await self.limits.read_body(request))
+        if form.logprobs is not None:
+            raise InputError("logprobs are for completions: a chat has none")
         form.messages = form.messages or []
         return await self.answer(form, request, chat=True)
 

@@ -95,8 +95,6 @@ class CompletionRequest(_Prompted):
         max_tokens = next(count for count in given if count is not None)
         if not (max_tokens or self.echo):
             raise InputError("max_tokens must be at least 1 without echo, got 0")
-        if self.messages is not None and self.logprobs is not None:
-            raise InputError("logprobs are for completions: a chat has none")
         names = {field.name for field in fields(Sampling)}
         sampling = Sampling(**self.model_dump(include=names, exclude_none=True))
         return [
