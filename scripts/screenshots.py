@@ -1,6 +1,8 @@
-"""Record the slider of an exported page, docs/demo.gif: `python scripts/screenshots.py docs/demo.html`.
+"""Take a picture of a page with a model, `python scripts/screenshots.py http://127.0.0.1:8000` or `file:///...`.
 
-Needs selenium, and the Debian packages chromium and chromium-driver.
+Needs selenium, and the Debian packages chromium and chromium-driver. docs/page.png shows a text, a token's
+alternatives, and the attention of the head and the token where one earlier token has the largest weight. With
+`--slider`, docs/demo.gif shows what each moment of the training makes of the prompt.
 """
 
 import argparse
@@ -9,53 +11,121 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+
+from gpt.files import atomic_write
 
 SWITCHES = """headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking
 disable-component-update disable-sync hide-scrollbars"""
+SLIDE = """
+const slider = document.getElementById("moment");
+slider.value = arguments[0];
+slider.dispatchEvent(new Event("input"));
+"""
+# Chooses the head and the token, and returns its mark.
+CHOOSE = """
+const done = arguments[0];
+(async () => {
+  let best = [0];
+  for (const [mark, token] of text.marks) {
+    const tokens = text.tokens.slice(0, token.index).map((other) => other.id);
+    const { weights } = await backend.ask("attention", { prompt: text.form.prompt, tokens });
+    weights.forEach((layer, l) => layer.forEach((head, h) => {
+      const most = Math.max(0, ...head.slice(1, -2));
+      if (most > best[0]) best = [most, mark, [l, h]];
+    }));
+  }
+  place = best[2];
+  done(best[1]);
+})();
+"""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("page", type=Path, help="a file that gpt export --format html wrote")
+    parser.add_argument("address", help="of a server, or of an exported file")
     parser.add_argument("--prompt", default="Return the ", help="what is typed in")
-    parser.add_argument("--output", type=Path, default=Path("docs/demo.gif"))
+    parser.add_argument("--slider", action="store_true", help="record the slider over the training")
+    parser.add_argument("--output", type=Path, default=Path("docs"), help="the folder for the picture")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as profile:
-        record(options.page.resolve().as_uri(), options.prompt, options.output, profile)
+        browser = open_page(options.address, profile, 800 if options.slider else 1100, 900)
+        try:
+            browser.find_element("id", "prompt").send_keys(options.prompt)
+            if options.slider:
+                record(browser, options.output / "demo.gif")
+            else:
+                picture(browser, options.output / "page.png")
+        finally:
+            browser.quit()
 
 
-def record(address: str, prompt: str, path: Path, profile: str) -> None:
-    """What each snapshot of the training makes of the prompt."""
+def record(browser: Any, path: Path) -> None:
+    """Write an animation of the slider."""
     from PIL import Image
+
+    browser.execute_script("document.querySelector('.settings').style.display = 'none'")
+    browser.execute_script("document.querySelector('main').style.gridTemplateColumns = '1fr'")
+    wait(browser.find_element("id", "training").is_displayed)
+    frames = []
+    for place in range(int(browser.find_element("id", "moment").get_property("max"))):
+        browser.execute_script(SLIDE, place)
+        time.sleep(0.2)
+        wait(browser.find_element("id", "generate").is_enabled)
+        frames.append(Image.open(io.BytesIO(browser.get_screenshot_as_png())).quantize(64))
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=1500, loop=0, optimize=True)
+
+
+def picture(browser: Any, path: Path) -> None:
+    """Write the page after a text was made and a token chosen, as a PNG."""
+    from selenium.webdriver import ActionChains
+
+    browser.find_element("id", "seed").send_keys("1")
+    browser.find_element("id", "generate").click()
+    wait(browser.find_element("id", "generate").is_enabled)
+    browser.set_script_timeout(120)
+    browser.execute_script("arguments[0].click()", browser.execute_async_script(CHOOSE))
+    wait(browser.find_element("id", "attention").is_displayed)
+    size = browser.execute_script("return document.documentElement.scrollHeight")
+    emulate(browser, 1100, size)
+    browser.execute_script("scrollTo(0, 0)")
+    tokens = browser.find_elements("css selector", "#text .token")
+    ActionChains(browser).move_to_element(tokens[12]).perform()
+    time.sleep(0.3)
+    with atomic_write(path, "wb") as file:
+        file.write(browser.get_screenshot_as_png())
+
+
+def wait(condition: Any) -> None:
+    """Wait until something on the page is so."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, "the page does not get there"
+        time.sleep(0.1)
+
+
+def open_page(address: str, profile: str, width: int, height: int) -> Any:
+    """A browser that shows an address."""
     from selenium.webdriver import Chrome, ChromeOptions
     from selenium.webdriver.chrome.service import Service
 
     options = ChromeOptions()
     options.binary_location = shutil.which("chromium") or ""
-    for switch in (*SWITCHES.split(), "window-size=800,900", f"user-data-dir={profile}"):
+    for switch in (*SWITCHES.split(), f"user-data-dir={profile}"):
         options.add_argument(f"--{switch}")
     # named, or selenium looks online for one
-    with Chrome(options, Service(shutil.which("chromedriver"))) as browser:
-        browser.get(address)
-        browser.find_element("id", "prompt").send_keys(prompt)
-        browser.execute_script("document.querySelector('.settings').style.display = 'none'")
-        browser.execute_script("document.querySelector('main').style.gridTemplateColumns = '1fr'")
-        while not browser.find_element("id", "training").is_displayed():
-            time.sleep(0.1)
-        last, frames = int(browser.find_element("id", "moment").get_property("max")), []
-        for place in range(last):
-            browser.execute_script(
-                "const s = document.getElementById('moment'); s.value = arguments[0];"
-                "s.dispatchEvent(new Event('input'))",
-                place,
-            )
-            time.sleep(0.2)
-            while not browser.find_element("id", "generate").is_enabled():
-                time.sleep(0.1)
-            frames.append(Image.open(io.BytesIO(browser.get_screenshot_as_png())).quantize(64))
-    frames[0].save(path, save_all=True, append_images=frames[1:], duration=1500, loop=0, optimize=True)
+    browser = Chrome(options, Service(shutil.which("chromedriver")))
+    emulate(browser, width, height)
+    browser.get(address)
+    return browser
+
+
+def emulate(browser: Any, width: int, height: int) -> None:
+    """Give the page so many pixels."""
+    sizes = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", sizes)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What of a generated text stands word for word in the training text."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,7 @@ from gpt.plain import parse_yaml
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
 
-_MOST_PLACES = 256  # of a gram that are compared: a passage that stands in more is found in these
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
-_READING = ("val_fraction", "most_bytes", "text_column")
-Run = tuple[int, int]  # from the first of some ids up to the one after the last
 
 
 def training_text(run: Path | None, tokenizer: Tokenizer) -> NDArray[Any]:
@@ -26,67 +24,52 @@ def training_text(run: Path | None, tokenizer: Tokenizer) -> NDArray[Any]:
         raise InputError("the training text is not known: give a run, or a checkpoint in its folder")
     try:
         data = parse_yaml((run / "config.yaml").read_text(encoding="utf-8"))["data"]
-        options = {name: data[name] for name in _READING}
-        options["template"] = Template.from_dict(data["template"])
-        prepared = Prepared(prepare_for(tokenizer, data["corpus"], **options))
-        ids = prepared.stream("train").tokens
+        options = {name: data[name] for name in ("val_fraction", "most_bytes", "text_column")}
+        template = Template.from_dict(data["template"])
+        folder = prepare_for(tokenizer, data["corpus"], template=template, **options)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"the training text of {run} is not at hand: {error}") from None
-    return ids if prepared.template is None else np.maximum(ids, ~ids)  # also what is not scored
+    ids = Prepared(folder).stream("train").tokens
+    return ids if ids.dtype.kind == "u" else np.maximum(ids, ~ids).view("u4")  # also what is not scored
 
 
 class Copied:
-    """Finds the runs of at least `least` ids that stand in a text, (tokens,); InputError for less than 2.
+    """Finds what of some ids stands in a text, (tokens,), in runs of at least `least` (N).
 
-    The index has the hash of each gram of half of `least` ids that begins at every few places of the text,
-    so that each such run contains one. What has an equal hash is compared.
+    It keeps a sorted hash of 64 bits for every N tokens of the text in a row, 8 bytes each. A run is copied
+    where every N of its tokens in a row stand in the text. InputError for N below 2.
     """
 
-    def __init__(self, text: NDArray[Any], tokenizer: Tokenizer, least: int) -> None:
+    def __init__(self, text: NDArray[Any], tokenizer: Tokenizer, least: int = 12) -> None:
         check_least(2, copied_tokens=least)
-        self.text, self.tokenizer, self.least, self._gram = text, tokenizer, least, (least + 1) // 2
-        self._stride = least - self._gram + 1
-        hashes = self._hashes(text, self._stride)
-        self._order = hashes.argsort().astype(np.uint32)
-        self._sorted = hashes[self._order]
+        self.tokenizer, self.least = tokenizer, least
+        self.hashes = self._hashes(text)
+        self.hashes.sort()
 
-    def runs(self, ids: Sequence[int]) -> list[Run]:
-        """The longest runs of the ids, in their order; none is within another."""
-        given, ends = np.asarray(ids, np.int64), dict[int, int]()
-        hashes = self._hashes(given, 1)
-        bounds = (self._sorted.searchsorted(hashes, side) for side in ("left", "right"))
-        for at, (first, last) in enumerate(zip(*bounds, strict=True)):
-            for place in self._order[first : min(last, first + _MOST_PLACES)] * np.int64(self._stride):
-                start = at - _common(given[:at][::-1], self.text[:place][::-1])
-                ends[start] = max(ends.get(start, 0), at + _common(given[at:], self.text[place:]))
-        found: list[Run] = []
-        for start, end in sorted(ends.items()):
-            if end - start >= self.least and (not found or end > found[-1][1]):
-                found.append((start, end))
-        return found
+    def runs(self, ids: Sequence[int]) -> list[list[int]]:
+        """The first id of each run and the one after its last, in their order; none is within another."""
+        hashes = self._hashes(np.asarray(ids, np.uint64))
+        known = self.hashes.searchsorted(hashes, "right") > self.hashes.searchsorted(hashes)
+        changes = np.flatnonzero(np.diff(known, prepend=False, append=False)).reshape(-1, 2)
+        changes[:, 1] += self.least - 1
+        return changes.tolist()
 
     def mark(self, text: str) -> str:
-        """The text with [[ ]] around its runs, and a line that counts them."""
+        """The text with [[ ]] around what is copied, and a line that counts it."""
         ids = self.tokenizer.encode(text)
         runs = self.runs(ids)
         copied = {place for run in runs for place in range(*run)}
-        for place, opens in sorted(((run[end], not end) for run in runs for end in (0, 1)), reverse=True):
-            before = len(self.tokenizer.decode_bytes(ids[:place]).decode(errors="ignore"))
-            text = text[:before] + ("[[" if opens else "]]") + text[before:]
+        changes = [place for place in range(len(ids) + 1) if (place in copied) != (place - 1 in copied)]
+        cuts = [len(self.tokenizer.decode_bytes(ids[:place]).decode(errors="ignore")) for place in changes]
+        parts = [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
+        parts[1::2] = [f"[[{part}]]" for part in parts[1::2]]
         longest = max((end - start for start, end in runs), default=0)
-        return f"{text}\n{len(copied)} of {len(ids)} tokens are copied, the longest run {longest}"
+        return f"{''.join(parts)}\n{len(copied)} of {len(ids)} tokens are copied, the longest run {longest}"
 
-    def _hashes(self, ids: NDArray[Any], stride: int) -> NDArray[np.uint64]:
-        """Of the grams that begin at every `stride`-th place."""
-        last = max(0, len(ids) - self._gram + 1)
-        hashes = np.zeros(-(-last // stride), np.uint64)
-        for k in range(self._gram):
-            hashes = hashes * _FACTOR + ids[k : last + k : stride].astype(np.uint64)
+    def _hashes(self, ids: NDArray[Any]) -> NDArray[np.uint64]:
+        count = max(0, len(ids) - self.least + 1)
+        hashes = np.zeros(count, np.uint64)
+        for k in range(self.least):
+            hashes *= _FACTOR
+            hashes += ids[k : k + count]
         return hashes
-
-
-def _common(one: NDArray[Any], other: NDArray[Any]) -> int:
-    """How many of their first values are equal."""
-    length = min(len(one), len(other))
-    differing = np.flatnonzero(one[:length] != other[:length])
-    return int(differing[0]) if len(differing) else length

@@ -70,9 +70,9 @@ class Engine:
         for id_ in request.tokens:
             if id_ not in range(size):
                 raise InputError(f"token id {id_} is outside the vocabulary of vocab_size {size}")
-        seed = os.urandom(8) if request.seed is None else request.seed
+        seed = int.from_bytes(os.urandom(8), "little") if request.seed is None else request.seed
         common = self.tokenizer, self.model.config.context_length
-        samples = [Sample(request, k, f"{seed!r}/{k}", *common) for k in range(request.samples)]
+        samples = [Sample(request, k, seed, *common) for k in range(request.samples)]
         self._waiting += samples
         return samples
 
@@ -148,7 +148,7 @@ class Engine:
                 torch.cat([sample.logits for sample in some])[:, : self._drawn].float(),
                 sampling,
                 seen=[sample.tokens for sample in some],
-                numbers=torch.tensor([sample.random.random() for sample in some]),
+                numbers=torch.tensor([next(sample.numbers) for sample in some]),
             )
             drawn += ids.tolist()
         return drawn

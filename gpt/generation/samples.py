@@ -3,7 +3,6 @@
 Shapes: N tokens, V vocab_size.
 """
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from gpt.errors import InputError, check_least
 from gpt.generation.cache import Read
-from gpt.generation.sampling import Sampling
+from gpt.generation.sampling import Sampling, uniform
 from gpt.generation.text import TextStream
 from gpt.text.tokenizer import Tokenizer
 
@@ -71,12 +70,12 @@ class Sample:
     logits: Tensor  # (1, V), of the token after the last one read
 
     def __init__(
-        self, request: Request, k: int, seed: str, tokenizer: Tokenizer | None, context: int
+        self, request: Request, k: int, seed: int, tokenizer: Tokenizer | None, context: int
     ) -> None:
         self.request, self.k, self.context = request, k, context
         self.tokens = list(request.tokens)  # the prompt, then the new tokens
         self.finished: str | None = None  # `stop`, `length`, `cancelled` or `error`; None while it runs
-        self.random = random.Random(seed)
+        self.numbers = uniform(seed, k)
         self.text = TextStream(tokenizer, request.stop) if tokenizer else None
         # The first token of the window, and the next one to read; what is known of the prompt's tokens.
         scored, length = request.echo and request.alternatives is not None, len(self.tokens)

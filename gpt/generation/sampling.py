@@ -4,8 +4,9 @@ Shapes: N rows, V vocab_size.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy
 import torch
@@ -36,6 +37,21 @@ class Sampling:
         for name, (low, high) in _RANGES.items():
             if (value := getattr(self, name)) is not None and not low <= value <= high:
                 raise InputError(f"{name} must be {low} to {high}, got {value}")
+
+
+def uniform(seed: int, sample: int) -> Iterator[float]:
+    """The numbers in [0, 1) of a seed's sample, each a hash of seed, sample and its own place.
+
+    A page in a browser computes the same (gpt/share/sampling.js). The mixing is lowbias32 (Wellons 2018).
+    """
+    for place in count():
+        bits = 0
+        for part in (seed, seed >> 32, sample, place):
+            bits = ((bits ^ part) + 0x9E3779B9) & 0xFFFFFFFF
+            bits = (bits ^ bits >> 16) * 0x7FEB352D & 0xFFFFFFFF
+            bits = (bits ^ bits >> 15) * 0x846CA68B & 0xFFFFFFFF
+            bits ^= bits >> 16
+        yield (bits >> 8) / 2**24
 
 
 def sample_tokens(

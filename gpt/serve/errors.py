@@ -10,8 +10,6 @@ from starlette.exceptions import HTTPException
 from gpt.errors import InputError
 
 _MOST = 512  # errors of a body; a list of more would hold up the others
-# After 408 and 413 the rest of the body is not read, so the connection cannot be used again.
-_HEADERS = {503: {"retry-after": "1"}, 408: {"connection": "close"}, 413: {"connection": "close"}}
 
 
 def server_failed(error: Exception) -> HTTPException:
@@ -38,4 +36,4 @@ def error_body(error: Exception) -> tuple[dict[str, Any], int]:
 def error_reply(error: Exception) -> JSONResponse:
     """The HTTP response to any exception."""
     body, status = error_body(error)
-    return JSONResponse(body, status, _HEADERS.get(status))
+    return JSONResponse(body, status, {"retry-after": "1"} if status == 503 else None)

@@ -3,7 +3,6 @@
 import asyncio
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,20 @@ from gpt.weights.checkpoint import snapshots_of
 
 
 class History:
-    """The snapshots of the run of the model that is served, `own`.
+    """The model that is served, `own`, and the snapshots of its run.
 
-    At most `most` are in memory, the one used last the longest. One is read at a time, and to its end also
-    when those who wait for it leave.
+    At most `most` snapshots are in memory, the one used last the longest. They are read one after another.
     """
 
     def __init__(self, own: EngineThread, run: Path, load: Callable[[Path], EngineThread], most: int) -> None:
         self.own, self.run, self.load, self.most = own, run, load, most
         self.engines: dict[Path, EngineThread] = {}
         self._one_at_a_time = asyncio.Lock()
-        self._reader = ThreadPoolExecutor(1, "snapshots")  # a reading whose client left holds up the next
+
+    def end(self) -> None:
+        """End all engines."""
+        for engine in (self.own, *self.engines.values()):
+            engine.end()
 
     def curve(self) -> dict[str, Any]:
         """The steps of the snapshots, and (step, nats per token of its batch) where the loss is finite."""
@@ -40,26 +42,23 @@ class History:
         """
         if step is None:
             return self.own
-        files = {one[0]: one[2] for one in await asyncio.to_thread(snapshots_of, self.run)}
-        if step not in files:
-            raise HTTPException(404, f"there is no snapshot of step {step}")
-        file = files[step]
         async with self._one_at_a_time:
-            engine = self.engines.pop(file, None)
-            if engine is None:
+            file = next((file for one, _, file in snapshots_of(self.run) if one == step), None)
+            if file is None:
+                raise HTTPException(404, f"there is no snapshot of step {step}")
+            if file not in self.engines:
                 self._make_room()
                 try:
-                    loop = asyncio.get_running_loop()
-                    engine = await loop.run_in_executor(self._reader, self.load, file)
+                    self.engines[file] = await asyncio.to_thread(self.load, file)
                 except (InputError, OSError):
                     raise HTTPException(500, f"the snapshot of step {step} cannot be read") from None
-            self.engines[file] = engine
-            return engine
+            self.engines[file] = self.engines.pop(file)  # the last one used is the last one
+            return self.engines[file]
 
     def _make_room(self) -> None:
-        """Stop the engine that was used the longest time ago, if there are `most`."""
+        """End the engine that was used the longest time ago, if there are `most`."""
         if len(self.engines) >= self.most:
             idle = next((file for file, engine in self.engines.items() if not engine.open), None)
             if idle is None:
                 raise HTTPException(503, "too many snapshots are in use, try again later")
-            self.engines.pop(idle).stop()
+            self.engines.pop(idle).end()

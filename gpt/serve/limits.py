@@ -1,6 +1,7 @@
 """What one client may ask for, so that others are served too, and what is checked before every request."""
 
 import hmac
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import anyio
@@ -8,9 +9,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gpt import generation
 from gpt.errors import check_least
 from gpt.serve.errors import error_reply
 
+CALL_COST = 1 << 14  # of a look at the attention, in the units of `cost`
 _PUBLIC = ("/", "/health")  # paths that need no key: the page, which asks for it, and what a supervisor polls
 
 
@@ -19,15 +22,11 @@ class Limits:
     """The largest values that are accepted; InputError for a limit below one."""
 
     body_bytes: int = 1 << 20  # of a request
-    new_tokens: int = 4096  # of a completion
-    cost: int = 1 << 18  # of a request, see `gpt.serve.engine_thread.cost`
+    cost: int = 1 << 18  # of a request, see `cost`
     open_cost: int = 1 << 20  # of all requests that are open; more are refused
-    running: int = 16  # completions that are decoded together
-    seconds: int = 300  # for a request, including waiting
-    read_seconds: int = 30  # for the body of a request to arrive
+    seconds: int = 300  # for the body of a request to arrive, and then for its answer
     drain_seconds: int = 30  # for open requests to end when the server shuts down
     last_seconds: int = 5  # after either, for the client to take the error that ends its answer
-    connections: int = 256  # that are open together
     attention_tokens: int = 256  # whose attention is computed
     snapshots: int = 4  # of a run that are in memory
 
@@ -38,16 +37,28 @@ class Limits:
         """The body of a request, which may declare no length; HTTPException if it is too large or slow."""
         body = bytearray()
         try:
-            with anyio.fail_after(self.read_seconds):
+            with anyio.fail_after(self.seconds):
                 async for part in request.stream():
                     body += part
                     if len(body) > self.body_bytes:
                         raise HTTPException(413, f"the body is over {self.body_bytes} bytes")
-        except TimeoutError:
-            raise HTTPException(408, "the body did not arrive in time") from None
-        except ClientDisconnect:
-            raise HTTPException(499, "the client disconnected") from None
+        except (TimeoutError, ClientDisconnect):
+            raise HTTPException(408, "the body did not arrive") from None
         return bytes(body)
+
+
+def cost(requests: Sequence[generation.Request]) -> int:
+    """What requests take of memory and time, in units of about 200 bytes.
+
+    A token of the answer is one; log-probabilities add one for its own and one for each alternative. A token
+    of a prompt is one, and what every sample needs besides is 64.
+    """
+    total = 0
+    for one in requests:
+        tokens = one.max_new_tokens + (len(one.tokens) if one.echo else 0)
+        entries = 1 if one.alternatives is None else 2 + one.alternatives
+        total += len(one.tokens) + one.samples * (64 + tokens * entries)
+    return total
 
 
 def guard(app: ASGIApp, api_key: str | None) -> ASGIApp:

@@ -2,99 +2,25 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from gpt.errors import InputError
 from gpt.generation import Request, Sampling, Token
-from gpt.serve.engine_thread import cost
-from gpt.serve.limits import Limits
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
 
 Ids = Annotated[list[int], Field(fail_fast=True)]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
-_CHEAPER = "ask for fewer prompts, completions or tokens, or without echo or logprobs"
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
+_Zero = Annotated[float, Field(ge=0, le=0)]  # clients send the default
 _PROMPTS = Field(max_length=1024, fail_fast=True)
 
 
 class _Form(BaseModel):
     model_config = ConfigDict(extra="forbid")
-
-
-class CompletionRequest(_Form):
-    """The fields of the OpenAI form, then the engine's own; a field without support here is refused.
-
-    `Sampling` checks the ranges of its fields.
-    """
-
-    model: str | None = None
-    prompt: str | Annotated[list[str], _PROMPTS] | Ids | Annotated[list[Ids], _PROMPTS] = ""
-    max_tokens: int | None = Field(default=16, ge=0)
-    temperature: float | None = None
-    top_p: float | None = None
-    n: int | None = Field(default=1, ge=1, lt=2**31)
-    stream: bool | None = False
-    stream_options: dict[str, bool | None] | None = None
-    logprobs: int | None = Field(default=None, ge=0, le=5)  # as in OpenAI's API
-    echo: bool | None = False
-    stop: Stop | Annotated[list[Stop], Field(max_length=4, fail_fast=True)] | None = None
-    presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
-    best_of: Literal[1] | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
-    user: str | None = None
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
-    suffix: Literal[""] | None = None
-
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    snapshot: Natural | None = None  # whose model answers, that of the server without one
-
-    def requests(self, tokenizer: Tokenizer, limits: Limits, template: Template | None) -> list[Request]:
-        """One request of the engine for each prompt; InputError for what limits or the vocabulary forbid."""
-        n, max_tokens = self.n or 1, self._max_tokens(limits)
-        if not (max_tokens or self.echo):
-            raise InputError("max_tokens must be at least 1 without echo, got 0")
-        if max_tokens > limits.new_tokens:
-            raise InputError(f"max_tokens must be at most {limits.new_tokens}, got {max_tokens}")
-        names = {field.name for field in fields(Sampling)}
-        sampling = Sampling(**self.model_dump(include=names, exclude_none=True))
-        requests = [
-            Request(
-                tokens=prompt or [tokenizer.eot],
-                max_new_tokens=max_tokens,
-                sampling=sampling,
-                seed=self.seed,
-                samples=n,
-                end=tokenizer.eot,
-                stop=[self.stop] if isinstance(self.stop, str) else self.stop or [],
-                alternatives=self.logprobs,
-                echo=bool(self.echo),
-            )
-            for prompt in self._prompts(tokenizer, template)
-        ]
-        if (total := cost(requests)) > limits.cost:
-            raise InputError(f"the request costs {total}, expected at most {limits.cost}: {_CHEAPER}")
-        return requests
-
-    def _max_tokens(self, limits: Limits) -> int:
-        return 16 if self.max_tokens is None else self.max_tokens
-
-    def _prompts(self, tokenizer: Tokenizer, template: Template | None) -> list[list[int]]:
-        """The ids of each prompt: `prompt` is one or several, each as text or ids."""
-        given: Any = self.prompt
-        if given == []:
-            raise InputError("expected at least one prompt, got an empty list")
-        if isinstance(given, str) or isinstance(given[0], int):
-            given = [given]
-        prompts = [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
-        tokenizer.decode_bytes([id_ for prompt in prompts for id_ in prompt])  # raises for an unknown id
-        return prompts
 
 
 class _Text(_Form):
@@ -108,61 +34,100 @@ class _Message(BaseModel):
     role: str
     content: str | Annotated[list[_Text], _PROMPTS]
 
-
-class ConversationRequest(_Form):
-    """The body of `POST /conversation`, which the page sends: it completes the ids that it gets."""
-
-    messages: Annotated[list[_Message], _PROMPTS]
-
-    def ids(self, tokenizer: Tokenizer, template: Template) -> list[int]:
-        """The ids that a reply follows; `developer` is a newer name of the role `system`."""
-        messages = []
-        for role, content in ((message.role, message.content) for message in self.messages):
-            text = content if isinstance(content, str) else "".join(part.text for part in content)
-            messages.append({"role": "system" if role == "developer" else role, "content": text})
-        if messages and messages[-1]["role"] == "assistant":
-            raise InputError("the last message is the assistant's, expected one to reply to")
-        return template.prompt(tokenizer, messages)
+    def plain(self) -> dict[str, str]:
+        """The message of a template; `developer` is a newer name of the role `system`."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
-class ChatRequest(CompletionRequest, ConversationRequest):
-    """The body of `POST /v1/chat/completions`: that of a completion, but for the following."""
+class _Prompted(_Form):
+    prompt: str | Annotated[list[str], _PROMPTS] | Ids | Annotated[list[Ids], _PROMPTS] = ""
+    messages: Annotated[list[_Message], _PROMPTS] | None = None  # of a chat, in place of a prompt
+    snapshot: Natural | None = None  # whose model answers, that of the server without one
 
+    def prompts(self, tokenizer: Tokenizer, template: Template | None) -> list[list[int]]:
+        """The ids of each prompt, of which none is empty: `prompt` is one or several, each as text or ids."""
+        given: Any = self.prompt
+        if self.messages is not None:
+            if template is None:
+                raise InputError("the model was not tuned on examples: it has no template for a chat")
+            messages = [message.plain() for message in self.messages]
+            if messages and messages[-1]["role"] == "assistant":
+                raise InputError("the last message is the assistant's, expected one to reply to")
+            return [template.prompt(tokenizer, messages)]
+        if given == []:
+            raise InputError("expected at least one prompt, got an empty list")
+        if isinstance(given, str) or isinstance(given[0], int):
+            given = [given]
+        prompts = [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
+        tokenizer.decode_bytes(chain.from_iterable(prompts))  # raises for an unknown id
+        return [prompt or [tokenizer.eot] for prompt in prompts]
+
+
+class CompletionRequest(_Prompted):
+    """The fields of the OpenAI form, then the engine's own; a field without support here is refused.
+
+    `Sampling` checks the ranges of its fields.
+    """
+
+    model: str | None = None
     max_tokens: int | None = Field(default=None, ge=0)
     max_completion_tokens: int | None = Field(default=None, ge=0)
-    logprobs: Annotated[None, BeforeValidator(lambda value: value or None)] = None
-    prompt: Literal[""] = ""
-    echo: Literal[False] = False
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = Field(default=1, ge=1, lt=2**31)
+    stream: bool | None = False
+    stream_options: dict[str, bool | None] | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=5)  # as in OpenAI's API
+    echo: bool | None = False
+    stop: Stop | Annotated[list[Stop], Field(max_length=4, fail_fast=True)] | None = None
+    presence_penalty: _Zero | None = None
+    frequency_penalty: _Zero | None = None
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
 
-    def _max_tokens(self, limits: Limits) -> int:
-        given = (self.max_completion_tokens, self.max_tokens, limits.new_tokens)
-        return next(count for count in given if count is not None)
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
 
-    def _prompts(self, tokenizer: Tokenizer, template: Template | None) -> list[list[int]]:
-        assert template is not None
-        return [self.ids(tokenizer, template)]
+    def requests(self, tokenizer: Tokenizer, template: Template | None) -> list[Request]:
+        """One request of the engine for each prompt; InputError for what the vocabulary forbids."""
+        given = (self.max_completion_tokens, self.max_tokens, 16 if self.messages is None else 1024)
+        max_tokens = next(count for count in given if count is not None)
+        if not (max_tokens or self.echo):
+            raise InputError("max_tokens must be at least 1 without echo, got 0")
+        names = {field.name for field in fields(Sampling)}
+        sampling = Sampling(**self.model_dump(include=names, exclude_none=True))
+        return [
+            Request(
+                tokens=prompt,
+                max_new_tokens=max_tokens,
+                sampling=sampling,
+                seed=self.seed,
+                samples=self.n or 1,
+                end=tokenizer.eot,
+                stop=[self.stop] if isinstance(self.stop, str) else self.stop or [],
+                alternatives=self.logprobs,
+                echo=bool(self.echo),
+            )
+            for prompt in self.prompts(tokenizer, template)
+        ]
 
 
-class IdsRequest(_Form):
-    """The body of `POST /copied`, which the page sends."""
-
-    tokens: Ids = []
-
-    def ids(self, tokenizer: Tokenizer) -> list[int]:
-        """The ids; InputError for one outside the vocabulary."""
-        tokenizer.decode_bytes(self.tokens)  # raises for it
-        return self.tokens
-
-
-class AttentionRequest(IdsRequest):
+class AttentionRequest(_Prompted):
     """The body of `POST /attention`, which the page sends: it shows the attention of the last token."""
 
-    prompt: str = ""  # which the tokens follow
-    snapshot: Natural | None = None
+    tokens: Ids = []  # which follow the prompt
 
-    def ids(self, tokenizer: Tokenizer) -> list[int]:
-        """All ids, at least one; InputError for one outside the vocabulary."""
-        return tokenizer.encode(self.prompt) + super().ids(tokenizer) or [tokenizer.eot]
+    def ids(self, tokenizer: Tokenizer, template: Template | None) -> list[int]:
+        """All ids; InputError for one outside the vocabulary."""
+        tokenizer.decode_bytes(self.tokens)  # raises for it
+        return self.prompts(tokenizer, template)[0] + self.tokens
+
+
+class CopiedRequest(_Form):
+    """The body of `POST /copied`, which the page sends."""
+
+    tokens: Annotated[list[Natural], Field(fail_fast=True)]
 
 
 def log_probabilities(tokenizer: Tokenizer, tokens: Sequence[Token], offset: int) -> dict[str, Any]:

@@ -8,18 +8,16 @@ from fastapi import FastAPI
 
 from gpt.serve.limits import Limits
 
+_CONNECTIONS = 256  # that are open together
+
 
 class Server(uvicorn.Server):
     """A server of `create_app`'s application; `options` are those of `uvicorn.Config`."""
 
     def __init__(self, app: FastAPI, limits: Limits, **options: Any) -> None:
-        options = {"http": "h11", "log_level": "warning", **options}
+        options = {"http": "h11", "log_level": "warning", "limit_concurrency": _CONNECTIONS, **options}
         graceful = limits.drain_seconds + limits.last_seconds
-        super().__init__(
-            uvicorn.Config(
-                app, limit_concurrency=limits.connections, timeout_graceful_shutdown=graceful, **options
-            )
-        )
+        super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=graceful, **options))
         self.drain_seconds, self.end = limits.drain_seconds, app.state.end
 
     async def shutdown(self, sockets: Any = None) -> None:

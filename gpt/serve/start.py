@@ -24,12 +24,9 @@ def serve(
     precision: Precision | None = None,
     device: Device = "auto",
     api_key: str | None = None,
-    max_running: int = 16,
-    max_new_tokens: int = 4096,
     max_seconds: int = 300,
     drain_seconds: int = 30,
     show_copied: bool = False,
-    copied_tokens: int = 12,
 ) -> None:
     """Serve a model over HTTP as OpenAI's completions, with a page at /.
 
@@ -41,12 +38,9 @@ def serve(
         precision: of the weights; bfloat16 and int8 are faster on a CPU. The model's own if left out.
         device: where the model runs; auto takes a GPU if there is one.
         api_key: what clients must send; $GPT_API_KEY if left out. Without a key everyone is let in.
-        max_running: how many completions are decoded together.
-        max_new_tokens: the most tokens of a completion.
         max_seconds: the most time for a request.
         drain_seconds: how long requests may go on after SIGTERM or Ctrl-C; then their clients get an error.
         show_copied: mark on the page what stands word for word in the run's training text.
-        copied_tokens: the shortest run of tokens that counts as copied.
     """
     try:
         from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -56,19 +50,14 @@ def serve(
         from gpt.serve.server import Server
     except ImportError:
         raise InputError("gpt serve needs more packages: pip install -e '.[serve]'") from None
-    limits = Limits(
-        running=max_running,
-        new_tokens=max_new_tokens,
-        seconds=max_seconds,
-        drain_seconds=drain_seconds,
-    )
+    limits = Limits(seconds=max_seconds, drain_seconds=drain_seconds)
     api_key = api_key or os.environ.get("GPT_API_KEY") or None
     path = find(checkpoint)
     loaded, tokenizer, template = load_with_template(path, device)
     model = for_decoding(loaded, precision)
     run, address = run_of(path.resolve()), f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     name = name or (run.name if run else path.resolve().stem)
-    copied = Copied(training_text(run, tokenizer), tokenizer, copied_tokens) if show_copied else None
+    copied = Copied(training_text(run, tokenizer), tokenizer) if show_copied else None
     listener = _listener(host, port)
     app = create_app(
         model,

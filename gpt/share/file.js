@@ -2,23 +2,20 @@
 const backend = {
   own: "the model in this file",
   worker: new Worker(URL.createObjectURL(new Blob([$("engine").textContent, "answer(self, FILE);"]))),
-  calls: new Map(),  // of each call that is open, what takes its messages
-  count: 0,
 
   async *call(path, form, signal) {
     if (path !== "load") await this.loaded;
-    const id = this.count++, messages = [];
+    const { port1, port2 } = new MessageChannel(), messages = [];
     let wake = null;
-    this.calls.set(id, message => { messages.push(message); wake?.(); });
-    signal?.addEventListener("abort", () => this.worker.postMessage({ id, stop: true }));
-    this.worker.postMessage({ id, path, form });
+    port1.onmessage = ({ data }) => { messages.push(data); wake?.(); };
+    signal?.addEventListener("abort", () => port1.postMessage("stop"));
+    this.worker.postMessage({ path, form }, [port2]);
     for (;;) {
       while (!messages.length) await new Promise(resolve => { wake = resolve; });
       const { value, error, done } = messages.shift();
-      if (done) this.calls.delete(id);
       if (error) throw new Error(error);
-      if (value !== undefined) yield value;
       if (done) return;
+      yield value;
     }
   },
 
@@ -32,17 +29,16 @@ const backend = {
   async load() {
     if (typeof FILE === "undefined") throw new Error("This file is damaged: get it again.");  // the browser refused it
     $("progress").hidden = false;
-    for (const index of FILE.blocks.keys()) {
+    for (let index = 0; index < FILE.blocks; index++) {
       while (document.readyState === "loading" && !$("block" + (index + 1))) await new Promise(resume => setTimeout(resume, 20));
       const block = $("block" + index);
-      await this.ask("load", { index, text: block?.textContent ?? "" });
+      await this.ask("load", { text: block?.textContent ?? "" });
       block?.remove();
-      $("progress").value = (index + 1) / FILE.blocks.length;
+      $("progress").value = (index + 1) / FILE.blocks;
     }
     $("progress").hidden = true;
   },
 };
-backend.worker.onmessage = ({ data }) => backend.calls.get(data.id)?.(data);
 backend.worker.onerror = showError;
 backend.loaded = backend.load();
 start();

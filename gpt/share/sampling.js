@@ -27,13 +27,14 @@ function nucleusEdge(logits, probability) {
   return sorted[last < 0 ? sorted.length - 1 : last];
 }
 
-// Numbers in [0, 1), the same for the same seed: a counter whose bits are mixed (the finalizer of MurmurHash3).
-function generator(seed) {
-  let count = Math.trunc(seed / 2 ** 32) ^ seed;
-  return () => {
-    let bits = count = count + 0x9e3779b9 | 0;
-    bits = Math.imul(bits ^ bits >>> 16, 0x85ebca6b);
-    bits = Math.imul(bits ^ bits >>> 13, 0xc2b2ae35);
-    return ((bits ^ bits >>> 16) >>> 0) / 2 ** 32;
-  };
+// Number `count` in [0, 1) of a seed's only text, the same as `uniform` in gpt/generation/sampling.py.
+function uniform(seed, count) {
+  let bits = 0;
+  for (const part of [seed, Math.floor(seed / 2 ** 32), 0, count]) {
+    bits = (bits ^ part) + 0x9e3779b9 | 0;
+    bits = Math.imul(bits ^ bits >>> 16, 0x7feb352d);
+    bits = Math.imul(bits ^ bits >>> 15, 0x846ca68b);
+    bits ^= bits >>> 16;
+  }
+  return (bits >>> 8) / 2 ** 24;
 }

@@ -9,23 +9,21 @@ class Tokenizer {
     this.eot = this.ranks.size;
   }
 
-  encode(text) { return (text.match(this.words) ?? []).flatMap(word => this.merged(word)); }
+  encode(text) {
+    if (!text.isWellFormed()) throw new Error("the text has half a character (a lone surrogate): remove it");
+    return (text.match(this.words) ?? []).flatMap(word => this.merged(word));
+  }
 
   // The ids of a word: the pair whose token has the lowest rank is merged first.
   merged(word) {
     const parts = Array.from(new TextEncoder().encode(word), byte => String.fromCharCode(byte));
     const whole = this.ranks.get(parts.join(""));
     if (whole !== undefined) return [whole];
-    const rankAt = i => this.ranks.get(parts[i] + parts[i + 1]) ?? Infinity;
-    const pairs = parts.slice(1).map((_, i) => rankAt(i));
     for (;;) {
-      let at = 0;
-      for (let i = 1; i < pairs.length; i++) if (pairs[i] < pairs[at]) at = i;
-      if (!(pairs[at] < Infinity)) return parts.map(part => this.ranks.get(part));
+      const ranks = parts.slice(1).map((part, i) => this.ranks.get(parts[i] + part) ?? Infinity);
+      const least = ranks.reduce((one, other) => Math.min(one, other), Infinity), at = ranks.indexOf(least);
+      if (least === Infinity) return parts.map(part => this.ranks.get(part));
       parts.splice(at, 2, parts[at] + parts[at + 1]);
-      pairs.splice(at, 1);
-      if (at > 0) pairs[at - 1] = rankAt(at - 1);
-      if (at < pairs.length) pairs[at] = rankAt(at);
     }
   }
 

@@ -16,7 +16,6 @@ from benchmarks.common import listening  # noqa: F401 - for the tests
 
 from gpt import GPT, GPTConfig, Tokenizer
 from gpt.serve.app import create_app
-from gpt.serve.limits import Limits
 from tests.generation.conftest import sharp
 
 MODEL = sharp(GPTConfig(vocab_size=257, context_length=64, emb_dim=32, num_heads=4, num_layers=2))
@@ -43,8 +42,7 @@ def slow(seconds: float = 0.05) -> GPT:
 
 
 def new_app(model: GPT = MODEL, **options: Any):
-    limits = options.pop("limits", Limits(new_tokens=2000))
-    return create_app(model, TOKENIZER, name="tiny", limits=limits, **options)
+    return create_app(model, TOKENIZER, name="tiny", **options)
 
 
 def talk(app: Any, use: Callable[[Any], Awaitable[Any]]) -> Any:
@@ -63,3 +61,13 @@ def talk(app: Any, use: Callable[[Any], Awaitable[Any]]) -> Any:
 
 def post(app: Any, **form: Any) -> Any:
     return talk(app, lambda client: client.post("/v1/completions", json={"model": "tiny", **form}))
+
+
+def idle(app: Any) -> bool:
+    """Whether soon no request is open and nothing is decoded."""
+    service, deadline = app.state.service, time.monotonic() + 5
+    while service.cost or service.history.own.open or service.history.own._engine.busy:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True

@@ -1,15 +1,12 @@
-import asyncio
 import json
-import time
 
 import numpy as np
 import pytest
 
 from gpt.data.copied import Copied
-from gpt.generation import Request, Sampling, generate
+from gpt.generation import generate
 from gpt.serve.limits import Limits
-from tests.generation.conftest import complete
-from tests.serve.server import MODEL, TOKENIZER, hooked, httpx, listening, new_app, post, slow, talk
+from tests.serve.server import MODEL, TOKENIZER, httpx, idle, listening, new_app, post, slow, talk
 
 
 def alone(prompt: str, count: int, **options) -> str:
@@ -27,33 +24,6 @@ def test_a_completion_is_the_models():
     assert choice["text"] == alone("Hi", 20, temperature=0)
     assert choice["finish_reason"] == "length" and choice["logprobs"] is None
     assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 20, "total_tokens": 22}
-
-
-def test_several_prompts_and_samples_have_their_places():
-    body = post(new_app(), prompt=["Hi", "You"], n=3, max_tokens=8, seed=5).json()
-    assert [choice["index"] for choice in body["choices"]] == list(range(6))
-    for first, prompt in ((0, "Hi"), (3, "You")):
-        request = Request(
-            tokens=TOKENIZER.encode(prompt), max_new_tokens=8, samples=3, seed=5, end=TOKENIZER.eot,
-            sampling=Sampling(top_p=1.0),
-        )  # fmt: skip
-        for k, completion in enumerate(complete(MODEL, [request])[0]):
-            ids = [token.id for token in completion.tokens if token.id != TOKENIZER.eot]
-            assert body["choices"][first + k]["text"] == TOKENIZER.decode(ids)
-
-
-def test_log_probabilities():
-    body = post(new_app(), prompt="Hi", max_tokens=6, temperature=0, logprobs=3).json()
-    given = body["choices"][0]["logprobs"]
-    request = Request(
-        tokens=TOKENIZER.encode("Hi"), max_new_tokens=6, sampling=Sampling(temperature=0), alternatives=3
-    )
-    tokens = complete(MODEL, [request])[0][0].tokens
-    assert given["token_ids"] == [token.id for token in tokens]
-    assert given["token_logprobs"] == pytest.approx([token.log_probability for token in tokens])
-    assert all(3 <= len(top) <= 4 for top in given["top_logprobs"])
-    text, offsets = body["choices"][0]["text"], given["text_offset"]
-    assert offsets[0] == 0 and offsets == sorted(offsets) and offsets[-1] <= len(text)
 
 
 def test_a_stop_string_ends_the_text():
@@ -81,23 +51,6 @@ def test_the_stream_adds_up_to_the_answer():
         assert [i for one in mine for i in one["logprobs"]["text_offset"]] == choice["logprobs"][
             "text_offset"
         ]
-
-
-def test_requests_at_once_are_each_what_they_are_alone():
-    """Twenty-four through sixteen places, of mixed length, joining and leaving."""
-    prompts = ["x" * (1 + 7 * i % 60) for i in range(24)]
-    counts = [3 + 11 * i % 50 for i in range(24)]
-
-    async def use(client):
-        forms = [
-            {"model": "tiny", "prompt": p, "max_tokens": c, "temperature": 0}
-            for p, c in zip(prompts, counts, strict=True)
-        ]
-        answers = await asyncio.gather(*(client.post("/v1/completions", json=form) for form in forms))
-        return [answer.json()["choices"][0]["text"] for answer in answers]
-
-    expected = [alone(p, c, temperature=0) for p, c in zip(prompts, counts, strict=True)]
-    assert talk(new_app(), use) == expected
 
 
 def test_the_openai_client_works_unchanged():
@@ -135,7 +88,7 @@ def test_the_openai_client_works_unchanged():
         ({"temperature": -1}, "temperature"),
         ({"max_tokens": 0}, "max_tokens must be at least 1 without echo, got 0"),
         ({"n": 3278}, "the request costs 262242, expected at most 262144: ask for fewer"),
-        ({"max_tokens": 5000}, "max_tokens must be at most 2000, got 5000"),
+        ({"max_tokens": 10**9}, "the request costs 1000000066, expected at most 262144"),
         ({"prompt": []}, "at least one prompt"),
         ({"prompt": [300]}, "300"),
         ({str(n): n for n in range(513)}, "the body has 513 errors"),
@@ -158,15 +111,13 @@ def test_what_is_no_request_at_all():
         kind = {"content-type": "application/json"}
         return [
             (await client.post(url, content=b"{", headers=kind)).status_code,
-            (await client.post(url, content=b"\xff\xfe", headers=kind)).status_code,
-            (await client.post(url, content=b"[]", headers=kind)).status_code,
             (await client.post(url, content=b"{}", headers={"content-type": "text/plain"})).status_code,
             (await client.get(url)).status_code,
             (await client.get("/nothing")).status_code,
             (await client.post(url, json={"model": "other"})).status_code,
         ]
 
-    assert talk(new_app(), use) == [400, 400, 400, 415, 405, 404, 404]
+    assert talk(new_app(), use) == [400, 415, 405, 404, 404]
 
 
 def test_a_body_over_the_limit_is_refused_declared_or_not():
@@ -184,19 +135,6 @@ def test_a_body_over_the_limit_is_refused_declared_or_not():
     assert talk(new_app(limits=Limits(body_bytes=1000)), use) == (413, 413)
 
 
-def test_the_key_is_asked_for_where_it_matters():
-    async def use(client):
-        async def status(path, key=None):
-            headers = {"authorization": key} if key else {}
-            return (await client.get(path, headers=headers)).status_code
-
-        assert [await status(path) for path in ("/", "/health", "/metrics")] == [200, 200, 401]
-        keys = (None, "Bearer wrong", "secret", "Bearer secretx", "Bearer secret")
-        return [await status("/v1/models", key) for key in keys]
-
-    assert talk(new_app(api_key="secret"), use) == [401, 401, 401, 401, 200]
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_takes_too_long_is_ended(stream):
     app = new_app(slow(), limits=Limits(seconds=1))
@@ -205,58 +143,7 @@ def test_a_request_that_takes_too_long_is_ended(stream):
         assert '"code": 504' in response.text.split("\n\n")[-3]
     else:
         assert response.status_code == 504
-    assert app.state.engine.open == 0 and app.state.engine.running == 0
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_failing_engine_tells_no_secrets_and_goes_on(stream):
-    faults = [RuntimeError("secret path")]
-
-    def fail_once(tokens):
-        if faults:
-            raise faults.pop()
-
-    app = new_app(hooked(fail_once))
-
-    async def use(client):
-        form = {"model": "tiny", "prompt": "Hi", "max_tokens": 3, "temperature": 0}
-        broken = await client.post("/v1/completions", json={**form, "stream": stream})
-        return broken, await client.post("/v1/completions", json=form)
-
-    broken, sound = talk(app, use)
-    assert "secret" not in broken.text and "Traceback" not in broken.text
-    assert "the server failed" in broken.text
-    assert broken.status_code == (200 if stream else 500)
-    assert sound.json()["choices"][0]["text"] == alone("Hi", 3, temperature=0)
-
-
-def test_the_metrics_count():
-    async def use(client):
-        form = {"model": "tiny", "prompt": "Hiya", "max_tokens": 5, "temperature": 0}
-        for _ in range(3):
-            await client.post("/v1/completions", json=form)
-        await client.post("/v1/completions", json={**form, "n": 0})
-        return (await client.get("/metrics")).text
-
-    lines = talk(new_app(), use).splitlines()
-    for line in (
-        'gpt_requests_total{status="200"} 3',
-        'gpt_requests_total{status="400"} 1',
-        "gpt_prompt_tokens_total 12",
-        "gpt_generated_tokens_total 15",
-        "gpt_running_samples 0",
-        "gpt_open_requests 0",
-    ):
-        assert line in lines
-    times = {name: float(value) for name, value in map(str.split, lines) if "seconds" in name}
-    assert 0 < times["gpt_first_token_seconds_total"] < times["gpt_request_seconds_total"]
-
-
-def test_the_page_names_no_other_host():
-    page = talk(new_app(), lambda client: client.get("/"))
-    assert page.headers["content-type"].startswith("text/html")
-    assert "default-src 'none'" in page.headers["content-security-policy"]
-    assert "://" not in page.text
+    assert idle(app)
 
 
 def test_attention_of_the_last_token():
@@ -280,11 +167,7 @@ def test_a_client_that_goes_away_frees_its_place(stream):
         else:
             with pytest.raises(httpx.ReadTimeout):
                 client.post("/v1/completions", json=form, timeout=0.3)
-        deadline = time.monotonic() + 5
-        while app.state.engine.open or app.state.engine.running:
-            assert time.monotonic() < deadline, "the engine still writes for nobody"
-            time.sleep(0.02)
-        assert 'gpt_requests_total{status="499"} 1' in client.get("/metrics").text
+        assert idle(app)
 
 
 def test_the_page_learns_what_is_copied():
@@ -292,10 +175,11 @@ def test_the_page_learns_what_is_copied():
 
     async def use(client):
         about = (await client.get("/about")).json()
-        forms = [{"tokens": TOKENIZER.encode("it is learned badly")}, {"tokens": [999]}, {"tokens": ["x"]}]
+        forms = [{"tokens": TOKENIZER.encode("it is learned badly")}, {"tokens": [-1]}, {"tokens": ["x"]}]
         return about, [await client.post("/copied", json=form) for form in forms]
 
     about, (found, *refused) = talk(new_app(copied=copied), use)
-    assert about["copied"] and found.json() == {"runs": copied.runs(TOKENIZER.encode("it is learned badly"))}
+    assert about == {"id": "tiny", "chat": False, "copied": True, "snapshots": [], "train": []}
+    assert found.json() == {"runs": copied.runs(TOKENIZER.encode("it is learned badly"))}
     assert [answer.status_code for answer in refused] == [400, 400]
     assert talk(new_app(), lambda client: client.post("/copied", json={"tokens": []})).status_code == 404

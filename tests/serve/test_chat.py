@@ -31,14 +31,14 @@ def test_a_reply_follows_the_conversation_in_the_template():
     ids = [TOKENIZER.eot, *TOKENIZER.encode("SxUHi\nA"), *TOKENIZER.encode("Yes"), TOKENIZER.eot]
     ids += TOKENIZER.encode("U<|endoftext|>\nA")
     (choice,) = body["choices"]
-    assert body["object"] == "chat.completion" and body["id"].startswith("chatcmpl-")
+    assert body["object"] == "chat.completion" and len(body["id"]) == 32
     assert choice["message"] == {"role": "assistant", "content": alone(ids, 9)}
     assert choice["finish_reason"] in ("stop", "length") and choice["logprobs"] is None
     assert body["usage"]["prompt_tokens"] == len(ids)
 
 
 def test_the_stream_adds_up_to_the_reply():
-    form = {"messages": HI, "max_completion_tokens": 12, "seed": 2, "n": 2, "logprobs": False}
+    form = {"messages": HI, "max_completion_tokens": 12, "seed": 2, "n": 2}
     whole = chat(**form).json()
     response = chat(**form, stream=True, stream_options={"include_usage": True})
     lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
@@ -56,15 +56,12 @@ def test_the_stream_adds_up_to_the_reply():
 @pytest.mark.parametrize(
     ("form", "said"),
     [
-        ({}, "messages: Field required"),
         ({"messages": []}, "expected a list of messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "message 1 has the role 'tool'"),
         ({"messages": [{"role": "user"}]}, "messages.0.content: Field required"),
         ({"messages": [*HI, {"role": "assistant", "content": "x"}]}, "the last message is the assistant's"),
-        ({"messages": HI, "logprobs": True}, "logprobs: Input should be null"),
-        ({"messages": HI, "prompt": "x"}, "prompt: Input should be ''"),
+        ({"messages": HI, "logprobs": 1}, "a chat has none"),
         ({"messages": HI, "tools": []}, "tools: Extra inputs are not permitted"),
-        ({"messages": HI, "max_tokens": 10**6}, "max_tokens must be at most 2000"),
     ],
 )
 def test_what_cannot_be_answered(form, said):
@@ -72,34 +69,3 @@ def test_what_cannot_be_answered(form, said):
     assert response.status_code == 400
     error = response.json()["error"]
     assert said in error["message"] and error["type"] == "invalid_request_error"
-
-
-def test_a_model_without_a_template():
-    response = chat(new_app(), messages=HI)
-    assert response.status_code == 400
-    assert "not tuned on examples" in response.json()["error"]["message"]
-
-
-def test_the_page_gets_the_ids_that_a_reply_follows():
-    turns = [*HI, {"role": "assistant", "content": "Yes"}, *HI]
-
-    async def use(client):
-        ids = (await client.post("/conversation", json={"messages": turns})).json()["tokens"]
-        form = {"max_tokens": 9, "temperature": 0}
-        text = await client.post("/v1/completions", json={**form, "prompt": ids})
-        reply = await client.post("/v1/chat/completions", json={**form, "messages": turns})
-        return ids, text.json()["choices"][0]["text"], reply.json()["choices"][0]["message"]["content"]
-
-    ids, text, reply = talk(new_app(template=TEMPLATE), use)
-    assert ids == TEMPLATE.prompt(TOKENIZER, turns) and text == reply
-    assert (
-        talk(new_app(), lambda client: client.post("/conversation", json={"messages": turns})).status_code
-        == 404
-    )
-
-
-@pytest.mark.parametrize("chats", [False, True])
-def test_the_page_learns_whether_the_model_chats(chats):
-    app = new_app(template=TEMPLATE if chats else None)
-    about = talk(app, lambda client: client.get("/about")).json()
-    assert about == {"id": "tiny", "chat": chats, "copied": False}

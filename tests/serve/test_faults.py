@@ -8,11 +8,10 @@ from threading import get_ident
 import pytest
 import torch
 
-from gpt import Tokenizer
 from gpt.serve.limits import Limits
 from gpt.serve.requests import log_probabilities
 from gpt.serve.start import serve
-from tests.serve.server import MODEL, TOKENIZER, hooked, new_app, slow, talk
+from tests.serve.server import MODEL, TOKENIZER, hooked, idle, new_app, slow, talk
 from tests.serve.test_app import alone
 
 GOOD = {"prompt": "Hi", "max_tokens": 30, "temperature": 0}
@@ -38,7 +37,7 @@ def poisoned_model():
 
 def refusing(tokens):
     """A model that raises when it reads a Z."""
-    if poisoned(tokens):
+    if poisoned(tokens) and tokens.shape[1] < 8:  # not the text by which the engine compares
         raise RuntimeError("a fault of this prompt")
 
 
@@ -64,23 +63,12 @@ def test_a_poisoned_request_changes_nothing_for_the_one_beside_it(make, poison, 
     good, bad = talk(new_app(make()), use)
     assert good.json()["choices"][0]["text"] == alone("Hi", 30, temperature=0)
     for answer in bad:
+        assert "a fault of this prompt" not in answer.text
         if stream and status == 500:
             assert json.loads(answer.text.split("\n\n")[-3].removeprefix("data: "))["error"]
         else:
             assert answer.status_code == status
     assert bool(caplog.records) == (status == 500)  # what the server did wrong is in its log
-
-
-def test_a_step_that_does_not_return_is_reported():
-    async def use(client):
-        task = asyncio.create_task(client.post("/v1/completions", json=GOOD))
-        await asyncio.sleep(1.5)
-        health = await client.get("/health")
-        return health, (await task).status_code
-
-    health, status = talk(new_app(slow(2.5), limits=Limits(seconds=1)), use)
-    assert health.status_code == 503 and "more than 1 s" in health.json()["status"]
-    assert status == 504
 
 
 def test_attention_does_not_starve_completions():
@@ -101,21 +89,6 @@ def test_attention_does_not_starve_completions():
     completion, answers = talk(new_app(slow(0.01)), use)
     assert completion.json()["choices"][0]["text"] == alone("Hi", 10, temperature=0)
     assert set(answers) == {200} and len(answers) < 32 + 25
-
-
-def test_texts_are_encoded_beside_the_event_loop(monkeypatch):
-    """A megabyte takes up to a second, in which the others' tokens would wait."""
-    threads, encode = [], Tokenizer.encode
-    monkeypatch.setattr(
-        Tokenizer, "encode", lambda *args, **more: threads.append(get_ident()) or encode(*args, **more)
-    )
-
-    async def use(client):
-        for path in ("/attention", "/v1/completions"):
-            assert (await client.post(path, json={"prompt": "Hi"})).status_code == 200
-        return get_ident()
-
-    assert talk(new_app(), use) not in threads and len(threads) == 2
 
 
 def talk_raw(app, receive, send, then=lambda: asyncio.sleep(0)):
@@ -144,8 +117,8 @@ def test_a_body_that_trickles_is_ended():
     async def send(message):
         sent.append(message)
 
-    talk_raw(new_app(limits=Limits(read_seconds=1)), trickle, send)
-    assert sent[0]["status"] == 408 and (b"connection", b"close") in sent[0]["headers"]
+    talk_raw(new_app(limits=Limits(seconds=1)), trickle, send)
+    assert sent[0]["status"] == 408
 
 
 def test_a_stream_that_nobody_reads_is_ended():
@@ -161,7 +134,7 @@ def test_a_stream_that_nobody_reads_is_ended():
             await asyncio.Event().wait()  # the client takes nothing more
 
     talk_raw(app, receive, send, lambda: asyncio.sleep(0.1))
-    assert len(sent) == 3 and not app.state.engine.open
+    assert len(sent) == 3 and idle(app)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -214,25 +187,6 @@ def test_all_that_is_open_has_a_cost(monkeypatch):
     assert talk(app, use) == ([200, 200, 503], 200)
 
 
-@pytest.mark.parametrize("more", [{}, {"stream": True}], ids=["whole", "stream"])
-def test_a_client_that_leaves_before_the_answer_begins_is_not_worked_for(more):
-    app = new_app(slow(0.01))
-    body = json.dumps({"prompt": "Hi", "max_tokens": 2000, "n": 9, **more}).encode()
-    messages = [{"type": "http.request", "body": body}]
-
-    async def receive():
-        return messages.pop() if messages else {"type": "http.disconnect"}
-
-    async def send(message):
-        for _ in range(100):  # the client is gone
-            if not app.state.engine.open:
-                return
-            await asyncio.sleep(0.02)
-
-    talk_raw(app, receive, send, lambda: asyncio.sleep(0.1))
-    assert not app.state.engine.open and not app.state.engine.running
-
-
 BRACKETS = b"[" * 200_000 + b"]" * 200_000
 
 
@@ -242,7 +196,7 @@ BRACKETS = b"[" * 200_000 + b"]" * 200_000
         b'{"prompt": [' + b"[]," * 340_000 + b"[]]}",
         b'{"prompt": [' + b"{}," * 340_000 + b"{}]}",
         b'{"prompt": ' + BRACKETS + b"}",
-        b'{"prompt": "Hi", "logit_bias": {' + b",".join(b'"a%d":1' % i for i in range(80_000)) + b"}}",
+        b'{"prompt": "Hi", "stream_options": {' + b",".join(b'"a%d":7' % i for i in range(80_000)) + b"}}",
         b'{"prompt": "Hi", "seed": ' + b"9" * 1_000_000 + b"}",
         b'{"prompt": "Hi", "temperature": NaN}',
         b'{"prompt": "\\ud800"}',
@@ -269,7 +223,7 @@ def test_every_path_but_the_page_and_the_health_needs_the_key():
         paths = [
             "/",
             "/health",
-            "/metrics",
+            "/about",
             "/v1/models",
             "/v1/models/tiny",
             "/attention",

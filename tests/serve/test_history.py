@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from gpt.generation import for_decoding, generate
-from gpt.serve.engine_thread import EngineThread
 from gpt.serve.history import History
 from gpt.weights.load import load
 from tests.serve.server import MODEL, TOKENIZER, new_app, post, talk
@@ -31,16 +30,14 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
-def get(app, path="/training"):
+def get(app, path="/about"):
     return talk(app, lambda client: client.get(path))
 
 
 def test_the_losses_are_those_of_the_snapshots(run):
     add_snapshot(run, 80, other(80), TOKENIZER, float("nan"))
-    assert get(new_app(run=run)).json() == {
-        "snapshots": [1, 16, 64, 80],
-        "train": [[1, 6.0], [16, 5.0], [64, 3.5]],
-    }
+    about = get(new_app(run=run)).json()
+    assert about["snapshots"] == [1, 16, 64, 80] and about["train"] == [[1, 6.0], [16, 5.0], [64, 3.5]]
     assert get(new_app(run=run, api_key="secret")).status_code == 401
 
 
@@ -92,9 +89,9 @@ def test_few_are_in_memory_and_none_that_is_in_use_goes(run):
     class Engine:
         """Stands in for a thread with a model."""
 
-        open, stopped = 0, False
+        open, stopped = (), False
 
-        def stop(self):
+        def end(self):
             self.stopped = True
 
     async def main():
@@ -104,10 +101,10 @@ def test_few_are_in_memory_and_none_that_is_in_use_goes(run):
         assert await history.engine(1) is first and len(loaded) == 2
         third = await history.engine(64)  # the one that was used last stays
         assert second.stopped and not first.stopped
-        first.open = 1
+        first.open = {1}
         again = await history.engine(16)
         assert third.stopped and not first.stopped
-        again.open = 1
+        again.open = {1}
         with pytest.raises(Exception, match="too many snapshots are in use") as caught:
             await history.engine(64)
         assert caught.value.status_code == 503
@@ -115,50 +112,29 @@ def test_few_are_in_memory_and_none_that_is_in_use_goes(run):
     asyncio.run(main())
 
 
-def test_snapshots_are_read_one_at_a_time(run):
-    """Also when those who asked for one leave; a reading in a thread cannot be stopped."""
+def test_snapshots_are_read_one_at_a_time_and_once_for_all_who_wait(run):
     read, at_once = [], []
 
     def slowly(path):
         at_once.append(path)
         assert len(at_once) == 1
-        time.sleep(0.2)
-        read.append(path.name)
-        at_once.pop()
-        return SimpleNamespace(open=0, stop=lambda: None)
+        time.sleep(0.05)
+        read.append(at_once.pop())
+        return SimpleNamespace(open=(), end=lambda: None)
 
     async def main():
         history = History(None, run, slowly, 2)
-        leaving = [asyncio.create_task(history.engine(step)) for step in (1, 16) * 8]
-        await asyncio.sleep(0.1)
-        for task in leaving:
-            task.cancel()
-        first, again, second = await asyncio.gather(*map(history.engine, (1, 1, 16)))
-        assert first is again is not second
-        assert len(read) == 3  # that of the first who left, and one for each
+        engines = await asyncio.gather(*map(history.engine, (1, 16) * 8))
+        assert len(set(map(id, engines))) == len(read) == 2
 
     asyncio.run(main())
-
-
-def test_the_work_of_snapshots_is_counted(run, monkeypatch):
-    monkeypatch.setattr(EngineThread, "running", 3)
-    monkeypatch.setattr(EngineThread, "open", 5)
-
-    async def use(client):
-        before = await client.get("/metrics")
-        await client.post("/attention", json={"prompt": "Hi", "snapshot": 1})
-        return [text.text.splitlines() for text in (before, await client.get("/metrics"))]
-
-    before, after = talk(new_app(run=run), use)
-    assert {"gpt_running_samples 3", "gpt_open_requests 5"} <= set(before)
-    assert {"gpt_running_samples 6", "gpt_open_requests 10"} <= set(after)
 
 
 def test_new_snapshots_appear_while_the_server_runs(run):
     async def use(client):
         assert (await client.post("/v1/completions", json={**FORM, "snapshot": 80})).status_code == 404
         add_snapshot(run, 80, other(80), TOKENIZER)
-        assert (await client.get("/training")).json()["snapshots"] == [1, 16, 64, 80]
+        assert (await client.get("/about")).json()["snapshots"] == [1, 16, 64, 80]
         return (await client.post("/v1/completions", json={**FORM, "snapshot": 80})).status_code
 
     assert talk(new_app(run=run), use) == 200

@@ -18,10 +18,9 @@ pytestmark = marks
 
 DRAWN = """
 const styles = (selector) => [...document.querySelectorAll(selector)].map((one) => one.getAttribute("style"));
-const circle = document.querySelector("#curve circle");
 return [
   document.querySelector("#text").textContent, styles("#text .token"), styles("#grid button"),
-  [circle.getAttribute("cx"), circle.getAttribute("cy")],
+  document.querySelector("#point").getAttribute("d").slice(1, -2).split(" "),
 ];
 """
 
@@ -74,7 +73,7 @@ def test_stop_ends_the_text_and_frees_the_server(start):
         find(browser, "#halt").click()
         wait_for(lambda: find(browser, "#generate").is_enabled())
         shown = len(find_all(browser, "#text .token"))
-        wait_for(lambda: app.state.engine.open == 0)
+        wait_for(lambda: app.state.service.cost == 0)
         assert 3 < shown < 200
         assert len(find_all(browser, "#text .token")) == shown
         assert find(browser, "#error").text == ""
@@ -103,8 +102,6 @@ def trained(run, *steps: int) -> None:
             for weight in model.parameters():
                 weight += torch.randn(weight.shape, generator=generator) * weight.std() * step / 8
         add_snapshot(run, step, model, TOKENIZER, 6 / (1 + step))
-    rows = (f"{step},{6 / (1 + step)},\n" for step in range(4, max(steps), 4))
-    (run / "metrics.csv").write_text(f"step,train_loss,val_loss\n{''.join(rows)}", encoding="utf-8")
 
 
 def test_the_slider_moves_text_shades_attention_and_point_together(start, tmp_path):
@@ -114,7 +111,7 @@ def test_the_slider_moves_text_shades_attention_and_point_together(start, tmp_pa
         browser.get(address)
         wait_for(lambda: find(browser, "#training").is_displayed())
         served = generate(browser, "Hello you", 20)
-        assert "served" in find(browser, "#when").text and not find_all(browser, "#curve circle")
+        assert "served" in find(browser, "#when").text and not find(browser, "#point").get_attribute("d")
         assert not find(browser, "#attention").is_displayed()
 
         def state() -> list:
@@ -126,12 +123,10 @@ def test_the_slider_moves_text_shades_attention_and_point_together(start, tmp_pa
             return found
 
         def at(place: int) -> list:
-            before = find(browser, "#chosen").get_property("textContent")
             browser.execute_script("document.getElementById('chosen').textContent = ''")
             set_slider(browser, "moment", place)
             wait_for(lambda: find(browser, "#chosen").get_property("textContent"))
             wait_for(lambda: find(browser, "#generate").is_enabled())
-            assert before != "" or place == 0
             return state()
 
         first, last = at(0), at(2)
@@ -139,16 +134,8 @@ def test_the_slider_moves_text_shades_attention_and_point_together(start, tmp_pa
         for one, other in zip(first, last, strict=True):
             assert one != other
         assert first[0].startswith("Hello you") and last[0].startswith("Hello you") and served != first[0]
-        assert len(find_all(browser, "#text .token.prompt")) == len(TOKENIZER.encode("Hello you"))
         assert float(first[3][0]) < float(last[3][0]) and float(first[3][1]) < float(last[3][1])  # down
         assert at(0) == first  # the same random numbers
-
-        find_all(browser, "#grid button")[6].click()  # the head and the token stay
-        find_all(browser, "#text .token")[5].click()
-        wait_for(lambda: find(browser, ".token.chosen").get_property("textContent"))
-        at(1)
-        assert find(browser, "#which").text.startswith("Layer 1, head 2")
-        assert find(browser, "#seen").get_property("textContent") == "Hello"
 
         set_slider(browser, "moment", 3)  # the served checkpoint again
         wait_for(lambda: find(browser, "#generate").is_enabled())
@@ -157,7 +144,7 @@ def test_the_slider_moves_text_shades_attention_and_point_together(start, tmp_pa
         assert not [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
 
 
-def test_the_page_follows_a_run_and_plays_it(start, tmp_path):
+def test_the_page_follows_a_run(start, tmp_path):
     trained(tmp_path, 1, 4)
     with listening(new_app(run=tmp_path)) as address:
         browser = start(1100, 1000)
@@ -172,29 +159,6 @@ def test_the_page_follows_a_run_and_plays_it(start, tmp_path):
         next(tmp_path.glob("snapshots/step-4-*")).unlink()  # thinned: the slider stays at its step
         wait_for(lambda: find(browser, "#moment").get_property("max") == "2")
         assert find(browser, "#when").text.startswith("step 6,")
-        trained(tmp_path, 1, 4, 6)
-
-        wait_for(lambda: find(browser, "#moment").get_property("max") == "3")
-        seen = []
-        find(browser, "#play").click()
-        while find(browser, "#play").text == "Pause":
-            if (now := find(browser, "#when").text.split(",")[0]) not in seen:
-                seen.append(now)
-        assert seen == ["step 1", "step 4", "step 6"]
-
-
-def test_a_damaged_snapshot_is_an_error_on_the_page(start, tmp_path):
-    trained(tmp_path, 1, 4)
-    next(tmp_path.glob("snapshots/step-4-*")).write_bytes(b"half")
-    with listening(new_app(run=tmp_path)) as address:
-        browser = start(1100, 1000)
-        browser.get(address)
-        wait_for(lambda: find(browser, "#training").is_displayed())
-        set_slider(browser, "moment", 1)
-        wait_for(lambda: "step 4 cannot be read" in find(browser, "#error").text)
-        set_slider(browser, "moment", 0)
-        wait_for(lambda: find_all(browser, "#text .token"))
-        assert find(browser, "#error").text == ""
 
 
 @pytest.mark.parametrize("width", [320, 390])

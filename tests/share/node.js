@@ -2,7 +2,7 @@
 // and prints the results, a list. A name is a method of the file's Writer, or one of those below.
 "use strict";
 const html = require("fs").readFileSync(process.argv[2], "utf8");
-require("vm").runInThisContext(html.match(/<script id="engine">([^]*?)<\/script>/)[1] + ";globalThis.here = { FILE, Writer, draw, generator, TextStream }");
+require("vm").runInThisContext(html.match(/<script id="engine">([^]*?)<\/script>/)[1] + ";globalThis.here = { FILE, Writer, draw, uniform, TextStream }");
 const writer = new here.Writer(here.FILE);
 
 const others = {
@@ -12,10 +12,10 @@ const others = {
     return [...ids.map(id => stream.feed(id, false)), stream.close()];
   },
   draws: (logits, settings, seen, numbers) => numbers.map(number => here.draw(Float32Array.from(logits), settings, seen, number)),
-  numbers: (seed, count) => Array.from({ length: count }, here.generator(seed)),
+  numbers: (seed, count) => Array.from({ length: count }, (_, number) => here.uniform(seed, number)),
   logits: async (ids, snapshot) => {
     const rows = [];
-    for (let end = 1; end <= ids.length; end++) rows.push(Array.from(await writer.read(ids.slice(0, end), snapshot)));
+    for (let end = 1; end <= ids.length; end++) rows.push(Array.from(await writer.read(writer.window(ids.slice(0, end)), snapshot)));
     return rows;
   },
   last: async (ids, snapshot) => Array.from(await writer.read(ids, snapshot)),
@@ -29,19 +29,19 @@ const others = {
     for await (const choice of writer.complete(form, () => false)) {
       choices.push(choice);
       ids.push(...choice.logprobs.token_ids);
-      await Promise.all([ids.slice(0, 2), [9, 8, 7, ids.length]].map(tokens => writer.attention({ prompt: "", tokens })));
+      await Promise.all([ids.slice(0, 2), [9, 8, 7, ids.length]].map(prompt => writer.attention({ prompt, tokens: [] })));
     }
     return choices;
   },
-  broken: async (index, text) => {
-    try { await writer.load({ index, text }); } catch (error) { return error.message; }
+  broken: async (method, given) => {
+    try { await writer[method](given); } catch (error) { return error.message; }
   },
 };
 
 async function main() {
   const blocks = [...html.matchAll(/<script type="text\/plain" id="block\d+">(.*?)<\/script>/g)].map(found => found[1]);
   const asked = JSON.parse(require("fs").readFileSync(0, "utf8"));
-  if (asked[0]?.[0] !== "broken") blocks.forEach((text, index) => writer.load({ index, text }));
+  for (const text of blocks) if (asked[0]?.[0] !== "broken") await writer.load({ text });
   const results = [];
   for (const [name, ...given] of asked) results.push(await (others[name] ? others[name](...given) : writer[name](...given)));
   process.stdout.write(JSON.stringify(results));
