@@ -75,10 +75,7 @@ def write_json(path: StrPath, value: Any) -> None:
         file.write(f"{json.dumps(value, indent=2, ensure_ascii=False)}\n".encode("utf-8", "backslashreplace"))
 
 
-def check_free(path: Path, overwrite: bool | None = None) -> None:
-    """An InputError where an output would replace something; `overwrite` is None for an output folder."""
-    if overwrite is not None and path.is_dir():
-        raise InputError(f"{path} is a folder: choose the name of a file")
-    if any(path.iterdir()) if path.is_dir() else os.path.lexists(path) and not overwrite:
-        advice = "" if overwrite is None else ", or replace it with --overwrite"
-        raise InputError(f"{path} exists already: choose another name{advice}")
+def check_free(path: Path) -> None:
+    """An InputError where an output would replace something; an empty folder may be filled."""
+    if any(path.iterdir()) if path.is_dir() else os.path.lexists(path):
+        raise InputError(f"{path} exists already: choose another name")

@@ -39,7 +39,7 @@ class DataOptions:
     most_bytes: int | None = None
     """Of a longer text, read parts of all of it, of about so many bytes together."""
     vocabulary: str | None = None
-    """gpt2, gpt2:SIZE, learn, learn:SIZE, learn:chars, or a tokenizer.json file; by default GPT-2's of the
+    """gpt2, gpt2:SIZE, learn, learn:SIZE, or a tokenizer.json file; by default GPT-2's of the
     model's size."""
     shift: bool = False
     """Cut the text, unless it is examples, at another offset each epoch."""

@@ -49,7 +49,7 @@ def prepare(
         corpus: a file, folder, pattern, URL or prepared folder, a recipe's name, or the hub's OWNER/NAME.
         output: the folder to write; by default one in the cache, named by text, tokenizer and options.
         vocabulary: gpt2, gpt2:SIZE (a prefix of it), learn:SIZE (learned from the training part of the text),
-            learn (at most `vocab_size` tokens), learn:chars, a tokenizer.json file; by default GPT-2's first
+            learn (at most `vocab_size` tokens), a tokenizer.json file; by default GPT-2's first
             `vocab_size`.
         vocab_size: tokens of a vocabulary of which `vocabulary` gives no number: GPT-2's has 50257.
         val_fraction: the fraction of the text to hold out; by default a tenth of a text up to a megabyte, of
@@ -116,7 +116,7 @@ def _write(folder: Path, divided: Divided, tokenizer: Tokenizer, key: str) -> Me
     pieces = divided.pieces()
     begin = list(islice(pieces, 1))
     if not begin:
-        raise InputError("the corpus is empty: it has no text")
+        raise InputError(f"the corpus is empty: {divided.source.files[0]} has no text")
     examples = not begin[0].scored
     dtype = token_dtype(tokenizer.n_vocab, examples)
     with ExitStack() as stack:
@@ -229,7 +229,7 @@ def _check_vocabulary(folder: Path, wanted: Tokenizer | Learned) -> Path:
     """A prepared folder has the tokenizer that is wanted, or a learned one of its size."""
     found = Prepared(folder).tokenizer
     if isinstance(wanted, Learned):
-        fits = wanted.at_most or wanted.n_vocab in (None, found.n_vocab)
+        fits = wanted.at_most or wanted.n_vocab == found.n_vocab
     else:
         fits = found == wanted
     if not fits:

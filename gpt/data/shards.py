@@ -140,29 +140,20 @@ class Prepared:
         """The position in `stream(split)` of each document's first token."""
         return np.fromfile(self.folder / f"{split}-documents.bin", INDEX_DTYPE)
 
-    def count(self, split: str, what: str) -> int:
-        """How many `documents`, `bytes` (of UTF-8 text) or `tokens` a split has."""
-        return int(getattr(self.counts[split], what))
-
     @property
     def held_out(self) -> float:
         """The share of the text in `val`, of its bytes."""
         train, val = (counts.bytes for counts in self.counts.values())
         return val / max(1, train + val)
 
-    def scored(self, split: str) -> tuple[int, int]:
-        """How many tokens of a split are scored, and the bytes of UTF-8 text that they stand for."""
-        counts = self.counts[split]
-        return counts.scored_tokens, counts.scored_bytes
-
     def check_examples(self, context_length: int, isolate: bool) -> None:
         """Warn of examples that no window holds; an InputError if `isolate` would cut others."""
         if self.template is None:
             return
         replies = int((self.stream("train").tokens == self.tokenizer.eot).sum())
-        if isolate and replies > self.count("train", "documents"):
+        if isolate and replies > self.counts["train"].documents:
             raise InputError("isolate would separate the turns of a conversation: leave it out")
-        longest = np.diff(self.document_starts("train"), append=self.count("train", "tokens")).max(initial=0)
+        longest = np.diff(self.document_starts("train"), append=self.counts["train"].tokens).max(initial=0)
         if longest > context_length:
             notice(
                 f"an example has {longest:,} tokens: what is longer than the context_length of "

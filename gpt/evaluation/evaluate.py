@@ -74,22 +74,22 @@ def score_text(
     part, fraction = (split, val_fraction) if split else ("train", 0.0)  # without a split nothing is held out
     reading: dict[str, Any] = {"val_fraction": fraction, "most_bytes": most_bytes, "template": template}
     prepared = Prepared(prepare_for(tokenizer, data, **reading))
-    stream, (tokens, size) = prepared.stream(part), prepared.scored(part)
-    if not size:  # of `<|endoftext|>` alone no bits per byte can be computed
+    stream, counts = prepared.stream(part), prepared.counts[part]
+    if not counts.scored_bytes:  # of `<|endoftext|>` alone no bits per byte can be computed
         raise InputError(f"{data} has no text to score in its split {part}")
     starts = prepared.document_starts(part) if prepared.template else None
     lengths, found = tokenizer.byte_lengths(), []
-    with progress(f"scoring {data}", size) as advance:
+    with progress(f"scoring {data}", counts.scored_bytes) as advance:
         for one in score_windows(model, stream, lengths, starts):
             found.append(one)
             advance(int(one[1].sum()))
     nats, sizes = map(np.concatenate, zip(*found, strict=True))
-    per_token = float(nats.sum()) / tokens
+    per_token = float(nats.sum()) / counts.scored_tokens
     bits, error = bits_per_byte(nats, sizes)
     return {
         "split": split or "all",
-        "tokens": tokens,
-        "bytes": size,
+        "tokens": counts.scored_tokens,
+        "bytes": counts.scored_bytes,
         "nats_per_token": per_token,
         "perplexity": math.exp(min(per_token, 700.0)),
         "bits_per_byte": bits,

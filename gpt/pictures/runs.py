@@ -56,18 +56,17 @@ class Metrics:
         return [point[0] for point in points], [point[1] for point in points]
 
 
-def plot(runs: list[str], output: Path = Path("runs.png"), x: X = "step", overwrite: bool = False) -> None:
+def plot(runs: list[str], output: Path = Path("runs.png"), x: X = "step") -> None:
     """Draw the losses of runs in one picture.
 
     Args:
         runs: run folders, or metrics.csv files.
         output: the picture to write, .png or .svg.
         x: the x axis: step, tokens or seconds.
-        overwrite: replace an existing picture.
     """
     if not runs:
         raise InputError("name the runs to draw: gpt plot runs/quick runs/quick-2")
-    check_free(output, overwrite)
+    check_free(output)
     save(compare([Metrics.read(run) for run in runs], x), output)
     print(f"{output} shows {len(runs)} {'run' if len(runs) == 1 else 'runs'}")
 

@@ -157,7 +157,7 @@ def table(times: list[float], plan_for: Callable[[float], Plan], plans: list[Pla
             *(f"{minutes:g}", f"{shape.emb_dim} x {shape.num_layers}", short(shape.blocks + shape.table)),
             *(f"{shape.vocab_size}", f"{shape.context_length}", f"{shape.batch_size}", f"{plan.steps}"),
             *(short(plan.tokens), f"{plan.passes:.3g}"),
-            f"{plan.bits_per_byte:.3f} ± {plan.error:.2f}{'*' * plan.extrapolates}",
+            f"{plan.bits_per_byte:.3f} ± {plan.error:.2f}{'*' if plan.extrapolates else ''}",
         )
         yield "  ".join(cell.rjust(len(name)) for cell, name in zip(cells, names, strict=True))
     if extrapolates:

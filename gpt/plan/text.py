@@ -77,10 +77,10 @@ def measure(
     """
     if (Path(corpus) / META).is_file():
         prepared = Prepared(Path(corpus))
-        if not prepared.count("val", "bytes"):
+        if not prepared.counts["val"].bytes:
             raise InputError(f"a plan needs held-out text to predict: prepare {corpus} with a --val_fraction")
         train, val = (prepared.tokenizer.decode(prepared.spread_ids(_SAMPLE // 4, split)) for split in SPLITS)
-        size = sum(prepared.count(split, "bytes") for split in SPLITS)
+        size = sum(prepared.counts[split].bytes for split in SPLITS)
         return _describe([prepared.tokenizer], train, val, size=size, val_fraction=prepared.held_out)
     source = find_corpus(corpus, **reading)
     divided = Divided(source, val_fraction, most_bytes)
@@ -102,8 +102,7 @@ def measure(
         learned = learn(divided.to_learn_from(), replace(wanted, at_most=True))
         free = vocabulary in (None, "learn") and vocab_size is None
         sizes = [n for n in _SIZES if free and n <= learned.n_vocab] or [learned.n_vocab]
-        table, pattern = learned.tokens, learned.pattern
-        tokenizers = [Tokenizer("own", table=table[: n - 1], pattern=pattern) for n in sizes]
+        tokenizers = [Tokenizer("own", table=learned.tokens[: n - 1]) for n in sizes]
     began = time.perf_counter()
     tokenizers[0].encode_array(train)
     seconds = (time.perf_counter() - began) / len(_utf8(train))  # for a byte, on one thread

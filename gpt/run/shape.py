@@ -42,7 +42,7 @@ def build(options: Options, checkpoint: Checkpoint | None) -> tuple[Options, Lan
         config = replace(config, vocab_size=data.tokenizer.n_vocab)
     model = replace(model, config=config)
     options = replace(options, model=model)
-    if not data.prepared.count("val", "tokens"):
+    if not data.prepared.counts["val"].tokens:
         options = replace(options, trainer=replace(options.trainer, limit_val_batches=0.0))
     if checkpoint:  # it has the weights, or the adapters
         model = replace(model, init_from=str(base_folder(checkpoint.path)) if model.lora.rank else None)

@@ -57,7 +57,7 @@ def start(command: str, arguments: list[str]) -> Start:
     given = scan(arguments, command)
     values = {**given.files, **given.own}
     asked = {name: value for name, value in values.items() if value is not None}
-    minutes, wanted = asked.get("minutes"), asked.get("resume" if command == "fit" else "ckpt_path")
+    minutes, wanted = asked.get("minutes"), asked.get("resume", asked.get("ckpt_path"))
     if command == "validate" and wanted is None:
         raise InputError("nothing to validate: give a checkpoint or a run's folder with --ckpt_path")
     others = ", ".join(f"--{name}" for name in _UNPLANNED if name in asked)

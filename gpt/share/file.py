@@ -17,8 +17,7 @@ from gpt.errors import InputError
 from gpt.files import atomic_write
 from gpt.generation.compiled import quantized
 from gpt.share.page import page_of
-from gpt.share.words import javascript
-from gpt.text.table import pack
+from gpt.text.table import WORDS, pack
 from gpt.weights.checkpoint import Snapshot, most_crowded
 from gpt.weights.formats.table import Weights, check_complete
 from gpt.weights.load import Found, read_weights
@@ -57,7 +56,7 @@ def write(
         "config": found.config.to_dict(),
         "template": asdict(found.template) if found.template else None,
         "table": pack(found.tokenizer.tokens),
-        "words": javascript(found.tokenizer.pattern),
+        "words": _in_javascript(WORDS),
         "text": None if text is None else _letters(text),
         "precision": precision,
         "tensors": tensors,
@@ -95,3 +94,10 @@ def _packed(config: GPTConfig, weights: Weights, precision: Precision) -> tuple[
 def _letters(ids: NDArray[Any]) -> str:
     """A letter for each id. Half a surrogate pair is none."""
     return np.where(ids < 0xD800, ids, ids + 0x800).astype("<u2").tobytes().decode("utf-16-le")
+
+
+def _in_javascript(words: str) -> str:
+    """A regular expression of tiktoken's with the flag `v`. JavaScript has no possessive repetitions, here
+    others match the same, and counts other characters as blanks.
+    """
+    return words.replace("++", "+").replace(r"\s", r"\p{White_Space}").replace(r"\S", r"\P{White_Space}")

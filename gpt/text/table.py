@@ -1,4 +1,4 @@
-"""Tables of tokens, the bytes of each by rank: patterns of words, checks, and the file that holds one.
+"""Tables of tokens, the bytes of each by rank: their words, checks, and the file that holds one.
 
 tiktoken's rule: within a word, the pair whose token has the lowest rank is merged first; a word that is a
 token is not merged.
@@ -17,23 +17,15 @@ END_OF_TEXT = "<|endoftext|>"
 _LARGEST_FILE = 64 << 20  # bytes
 _MOST_MERGING = 1 << 28  # bytes of tokens squared: about half a minute
 
-# The words that merges do not cross, as tiktoken's regular expressions: GPT-2's (Radford et al. 2019, the
-# released encoder.py) in the possessive form, which is faster; every character.
-PATTERNS = {
-    "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s",
-    "chars": r"[\s\S]",
-}
-# The same words for Hugging Face's regular expressions, where `$` also matches before a line end.
-LIBRARY_PATTERNS = {
-    "gpt2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-    "chars": PATTERNS["chars"],
-}
+# The words that merges do not cross, as tiktoken's regular expression: GPT-2's (Radford et al. 2019, the
+# released encoder.py) in the possessive form, which is faster.
+WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+# The same for Hugging Face's regular expressions, where `$` also matches before a line end.
+LIBRARY_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
-def check_table(tokens: list[bytes], pattern: str) -> None:
+def check_table(tokens: list[bytes]) -> None:
     """An InputError where a table cannot encode every text, or has two ids for the same bytes."""
-    if pattern not in PATTERNS:
-        raise InputError(f"unknown pattern of words {pattern!r}, expected {', '.join(PATTERNS)}")
     known = set(tokens)
     if missing := [byte for byte in range(256) if bytes([byte]) not in known]:
         raise InputError(f"the vocabulary lacks the byte {missing[0]}: it could not encode every text")
@@ -64,8 +56,8 @@ def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes] | None]:
     return pairs
 
 
-def read_table(path: Path) -> tuple[list[bytes], str]:
-    """The tokens by rank, and the pattern's name, of a `tokenizer.json` of byte-level BPE."""
+def read_table(path: Path) -> list[bytes]:
+    """The tokens by rank of a `tokenizer.json` of byte-level BPE with GPT-2's words."""
     try:
         if path.stat().st_size > _LARGEST_FILE:
             raise InputError(f"it has more than {_LARGEST_FILE:,} bytes")
@@ -83,33 +75,30 @@ def read_table(path: Path) -> tuple[list[bytes], str]:
         tokens = [unspell(name) for name in sorted(vocabulary, key=vocabulary.__getitem__)]
         pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
         listed = [(unspell(first), unspell(second)) for first, second in pairs]
-        pattern = _pattern_of(found["pre_tokenizer"])
-        check_table(tokens, pattern)
+        if not _has_our_words(found["pre_tokenizer"]):
+            raise InputError("it cuts text into other words than GPT-2")
+        check_table(tokens)
         made = merges(tokens)
-        if None in made and pattern != "chars":
+        if None in made:
             raise InputError("a token cannot be reached by merges of tokens of lower rank")
-        if listed != [pair for pair in made if pair]:
+        if listed != made:
             raise InputError("its merges do not make its tokens in the order of their ids")
     except (ValueError, TypeError, AttributeError, LookupError) as error:
         raise InputError(f"{path} is no tokenizer.json of byte-level BPE that can be used: {error}") from None
-    return tokens, pattern
+    return tokens
 
 
-def _pattern_of(pre_tokenizer: dict[str, Any]) -> str:
+def _has_our_words(pre_tokenizer: dict[str, Any]) -> bool:
     *splits, byte_level = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
-    if byte_level["type"] == "ByteLevel" and not byte_level.get("add_prefix_space"):
-        if not splits and byte_level.get("use_regex", True):
-            return "gpt2"
-        regexes = [step["pattern"].get("Regex") for step in splits if step["type"] == "Split"]
-        for name, regex in LIBRARY_PATTERNS.items():
-            if regexes == [regex] and not byte_level.get("use_regex", True):
-                return name
-    raise InputError("its pattern of words is none of " + ", ".join(PATTERNS))
+    if byte_level["type"] != "ByteLevel" or byte_level.get("add_prefix_space"):
+        return False
+    regexes = [step.get("pattern", {}).get("Regex") for step in splits]
+    return regexes == ([] if byte_level.get("use_regex", True) else [LIBRARY_WORDS])
 
 
-def to_json(tokens: list[bytes], pattern: str) -> dict[str, Any]:
+def to_json(tokens: list[bytes]) -> dict[str, Any]:
     """The `tokenizer.json` from which Hugging Face's libraries give the same ids."""
-    split = {"type": "Split", "pattern": {"Regex": LIBRARY_PATTERNS[pattern]}, "behavior": "Isolated"}
+    split = {"type": "Split", "pattern": {"Regex": LIBRARY_WORDS}, "behavior": "Isolated"}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     special = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt.errors import InputError
-from gpt.text.table import END_OF_TEXT, PATTERNS, check_table, pack, read_table, unpack
+from gpt.text.table import END_OF_TEXT, WORDS, check_table, pack, read_table, unpack
 
 _FULL_SIZE = 50257
 SMALLEST_SIZE = 257  # ids of the smallest vocabulary: the 256 bytes and `<|endoftext|>`
 
-# These always begin a word of the patterns: text cut there gives the same tokens.
+# These always begin a word: text cut there gives the same tokens.
 _LINE_END, _BLANK = re.compile(r"(?<=\S)\n"), re.compile(r"(?<=\S) ")
 
 _LONGEST_CALL = 1 << 16  # characters: tiktoken's regular expression can panic on millions without a blank
@@ -34,7 +34,6 @@ class Tokenizer:
         name: `gpt2`, or `own` for a table of its own.
         vocab_size: ids in all, 257 .. 50257: the first ranks of the table, then `<|endoftext|>`.
         table: the tokens by rank, if the name is `own`; it decides vocab_size.
-        pattern: the words that merges do not cross, a name of `gpt.text.table.PATTERNS`.
     """
 
     def __init__(
@@ -42,14 +41,13 @@ class Tokenizer:
         name: str = "gpt2",
         vocab_size: int = _FULL_SIZE,
         table: Sequence[bytes] | None = None,
-        pattern: str = "gpt2",
     ) -> None:
         if name not in ("gpt2", "own") or (name == "own") != (table is not None):
             raise InputError(f"unknown tokenizer {name!r}, expected gpt2")
-        self.name, self.pattern = name, pattern
+        self.name = name
         if table is not None:
             self.tokens = list(table)  # the bytes of each by id, without `<|endoftext|>`
-            check_table(self.tokens, pattern)
+            check_table(self.tokens)
         elif SMALLEST_SIZE <= vocab_size <= _FULL_SIZE:
             self.tokens = _table()[: vocab_size - 1]
         else:
@@ -62,22 +60,22 @@ class Tokenizer:
         try:
             if saved["name"] == "gpt2":
                 return cls("gpt2", saved["vocab_size"])
-            return cls(saved["name"], table=unpack(saved["table"]), pattern=saved["pattern"])
+            return cls(saved["name"], table=unpack(saved["table"]))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InputError(f"not a saved tokenizer: {type(error).__name__} {error}") from None
 
     @classmethod
     def from_file(cls, path: Path) -> "Tokenizer":
         """The tokenizer in a file of `read_table`: GPT-2's if the table is a prefix of its ranks."""
-        table, pattern = read_table(path)
-        if pattern == "gpt2" and table == _table()[: len(table)]:
+        table = read_table(path)
+        if table == _table()[: len(table)]:
             return cls("gpt2", len(table) + 1)
-        return cls("own", table=table, pattern=pattern)
+        return cls("own", table=table)
 
     def to_dict(self) -> dict[str, Any]:
         """Strings and numbers, for JSON and for checkpoints."""
         saved: dict[str, Any] = {"name": self.name, "vocab_size": self.n_vocab}
-        return saved if self.name == "gpt2" else saved | {"pattern": self.pattern, "table": pack(self.tokens)}
+        return saved if self.name == "gpt2" else saved | {"table": pack(self.tokens)}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tokenizer) and vars(self) == vars(other)
@@ -98,7 +96,7 @@ class Tokenizer:
 
         return tiktoken.Encoding(
             name=f"{self.name}-{self.n_vocab}",
-            pat_str=PATTERNS[self.pattern],
+            pat_str=WORDS,
             mergeable_ranks={token: rank for rank, token in enumerate(self.tokens)},
             special_tokens={END_OF_TEXT: self.eot},
             explicit_n_vocab=self.n_vocab,

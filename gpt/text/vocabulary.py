@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpt.errors import InputError
-from gpt.text.table import LIBRARY_PATTERNS, byte_letters, unspell
+from gpt.text.table import LIBRARY_WORDS, byte_letters, unspell
 from gpt.text.tokenizer import SMALLEST_SIZE, Tokenizer, split_at_words
 
 _LONGEST_TOKEN = 128  # bytes, as in GPT-2's table
@@ -22,11 +22,11 @@ _learned: dict[tuple[str, int], list[bytes]] = {}  # by the text: a run has the 
 class Learned:
     """A vocabulary to learn from the corpus; an InputError for fewer than 257 tokens."""
 
-    n_vocab: int | None  # None for each character
+    n_vocab: int
     at_most: bool = False  # a text that supports fewer ids gets those
 
     def __post_init__(self) -> None:
-        if self.n_vocab is not None and self.n_vocab < SMALLEST_SIZE:
+        if self.n_vocab < SMALLEST_SIZE:
             raise InputError(f"a vocabulary has at least {SMALLEST_SIZE} tokens, got learn:{self.n_vocab}")
 
 
@@ -36,8 +36,6 @@ def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
         return Tokenizer("gpt2", vocab_size)
     if name == "learn":
         return Learned(vocab_size, at_most=True)
-    if name == "learn:chars":
-        return Learned(None)
     if name == "gpt2":
         return Tokenizer()
     if found := re.fullmatch(r"(gpt2|learn):(\d{1,9})", name):
@@ -45,7 +43,7 @@ def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
         return Tokenizer("gpt2", size) if found[1] == "gpt2" else Learned(size)
     if not os.path.isfile(name):
         raise InputError(
-            f"unknown vocabulary {name!r}: expected gpt2, gpt2:SIZE, learn, learn:SIZE, learn:chars "
+            f"unknown vocabulary {name!r}: expected gpt2, gpt2:SIZE, learn, learn:SIZE "
             "or a tokenizer.json file"
         )
     return Tokenizer.from_file(Path(name))
@@ -54,10 +52,6 @@ def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
 def learn(texts: Iterable[str], wanted: Learned) -> Tokenizer:
     """The vocabulary of the most frequent pairs; an InputError if too few stand twice, unless `at_most`."""
     texts = list(texts)
-    if wanted.n_vocab is None:
-        characters = sorted(set().union(*texts) - {chr(byte) for byte in range(128)})
-        table = [*(bytes([byte]) for byte in range(256)), *(c.encode() for c in characters)]
-        return Tokenizer("own", table=table, pattern="chars")
     size = max(wanted.n_vocab, _USUAL_SIZE)
     key = hashlib.sha256("".join(texts).encode()).hexdigest(), size
     if key not in _learned:
@@ -75,7 +69,7 @@ def _train(texts: list[str], size: int) -> list[bytes]:
     from tokenizers import Tokenizer as Library
 
     library = Library(models.BPE())
-    words = pre_tokenizers.Split(Regex(LIBRARY_PATTERNS["gpt2"]), "isolated")
+    words = pre_tokenizers.Split(Regex(LIBRARY_WORDS), "isolated")
     parts = pre_tokenizers.Split(Regex(rf"[\s\S]{{1,{_LONGEST_WORD}}}"), "isolated")
     as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     library.pre_tokenizer = pre_tokenizers.Sequence([words, parts, as_bytes])

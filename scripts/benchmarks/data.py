@@ -98,7 +98,7 @@ def windows(folder: Path, batch_size: int, length: int, rounds: int) -> tuple[li
     say(f"windows of {batch_size} x {length}")
     prepared, shard, draw = Prepared(folder), folder / "train.bin", np.random.default_rng(0)
     batches = max(20, 4_000_000 // (batch_size * length))
-    grid = Grid(prepared.count("train", "tokens"), length)
+    grid = Grid(prepared.counts["train"].tokens, length)
 
     def ours() -> None:
         loader = TrainLoader(TrainWindows(prepared.stream("train"), grid, batch_size))

@@ -143,7 +143,7 @@ def _cell(part: str, text: str, corpus: str, minutes: float, shape: tuple[int, .
         summary = json.loads((done / "summary.json").read_text(encoding="utf-8"))
         config = yaml.safe_load((done / "config.yaml").read_text(encoding="utf-8"))
         prepared = Prepared(next(Path(folder, "cache").rglob(META)).parent)
-        train_bytes = prepared.count("train", "bytes")
+        train_bytes = prepared.counts["train"].bytes
     taken = {**config["model"]["config"], "batch_size": config["data"]["batch_size"]}
     bits = summary["val_bits_per_byte"]
     values = {

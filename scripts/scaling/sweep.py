@@ -195,12 +195,12 @@ def measure(cell: Cell, corpus: Path, held_out: Path) -> dict[str, float]:
     tokens_scored, tokens = sum(count for _, count in scored), len(data.prepared.stream("train"))
     return {
         "parameters": model.num_parameters(),
-        "train_bytes": data.prepared.count("train", "bytes"),
+        "train_bytes": data.prepared.counts["train"].bytes,
         "bytes_per_token": data.bytes_per_token,
-        "held_out_bytes_per_token": prepared.count("train", "bytes") / tokens_scored,
+        "held_out_bytes_per_token": prepared.counts["train"].bytes / tokens_scored,
         "passes": cell.steps * cell.batch_tokens / tokens,
         **{f"trial_{name}": value for name, value in asdict(trial(corpus, held_out)).items()},
-        "bits_per_byte": nats / math.log(2) / prepared.count("train", "bytes"),
+        "bits_per_byte": nats / math.log(2) / prepared.counts["train"].bytes,
     }
 
 

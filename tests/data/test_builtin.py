@@ -50,6 +50,6 @@ def test_repeats_are_dropped_and_short_paragraphs_kept():
 def test_the_share_of_two_megabytes_is_held_out(documents):
     prepared = Prepared(prepare("python-docs", vocab_size=2048))
     size = sum(len(text.encode()) for text in documents)
-    assert sum(prepared.count(split, "bytes") for split in ("train", "val")) == size
-    assert 0.95 * 100 * size**0.5 < prepared.count("val", "bytes") <= 100 * size**0.5
-    assert prepared.count("val", "documents") >= 20
+    assert sum(prepared.counts[split].bytes for split in ("train", "val")) == size
+    assert 0.95 * 100 * size**0.5 < prepared.counts["val"].bytes <= 100 * size**0.5
+    assert prepared.counts["val"].documents >= 20

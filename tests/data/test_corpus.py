@@ -168,7 +168,7 @@ def test_a_file_name_that_is_not_utf8(tmp_path):
     path = os.path.join(os.fsencode(tmp_path), b"caf\xe9.txt")
     with open(path, "wb") as file:
         file.write(b"some text")
-    assert Prepared(prepare(os.fsdecode(path), vocab_size=300)).count("train", "documents") == 1
+    assert Prepared(prepare(os.fsdecode(path), vocab_size=300)).counts["train"].documents == 1
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ def test_the_tokens_of_every_format(name, kind, tmp_path):
     prepared = Prepared(prepare(write_rows(tmp_path / name, rows), vocab_size=300, val_fraction=0.2))
     expected = [stored((f"### Instruction:\n{p}\n\n### Response:\n", False), (c, True)) for p, c in PAIRS]
     assert sorted(documents(prepared)) == sorted(expected)
-    assert prepared.dtype == "<i4" and prepared.count("val", "documents") > 0
+    assert prepared.dtype == "<i4" and prepared.counts["val"].documents > 0
 
 
 def test_a_conversation_with_a_template_of_its_own(tmp_path):
@@ -94,7 +94,10 @@ def test_a_conversation_with_a_template_of_its_own(tmp_path):
     assert documents(prepared) == [stored(*parts)]
     assert prepared.template == template
     tokens = len(TOKENIZER.encode("Hello")) + len(TOKENIZER.encode("So.")) + 2
-    assert prepared.scored("train") == (tokens, len("HelloSo."))
+    assert (prepared.counts["train"].scored_tokens, prepared.counts["train"].scored_bytes) == (
+        tokens,
+        len("HelloSo."),
+    )
     assert prepare(path, vocab_size=300, val_fraction=0) != prepared.folder
 
 
@@ -122,7 +125,7 @@ def test_every_completion_is_a_target_once_behind_its_whole_prompt(pairs):
     expected = [[id_ for id_ in part if id_ >= 0] for part in documents(data.prepared)]
     uncut = {f"### Instruction:\n{prompt}\n\n### Response:\n{completion}" for prompt, completion in PAIRS}
     for loader, split in ((data.train_dataloader(), "train"), (data.val_dataloader(), "val")):
-        found, count = [], data.prepared.count(split, "documents")
+        found, count = [], data.prepared.counts[split].documents
         for x, y in loader:
             for inputs, targets in zip(x.tolist(), y.tolist(), strict=True):
                 completion, begun = [], 0
@@ -148,7 +151,9 @@ def test_what_is_left_out_and_what_is_cut(tmp_path, capsys):
     batches = list(data.train_dataloader())
     assert len(documents(data.prepared)) == 40
     assert min(int((y != IGNORE_INDEX).sum()) for _, y in batches) > 0
-    assert sum(int((y != IGNORE_INDEX).sum()) for _, y in batches) == data.prepared.scored("train")[0]
+    assert (
+        sum(int((y != IGNORE_INDEX).sum()) for _, y in batches) == data.prepared.counts["train"].scored_tokens
+    )
     assert "what is longer than the context_length of 64 is cut" in capsys.readouterr().err
 
 

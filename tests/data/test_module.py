@@ -99,7 +99,7 @@ def test_a_resumed_run_sees_the_same_batches(novel, tmp_path, options):
 def test_an_epoch_has_every_window_once_across_loader_iterations(novel):
     data = data_of(novel, batch_size=5)
     loader = data.train_dataloader()
-    windows = data.prepared.count("train", "tokens") // 16
+    windows = data.prepared.counts["train"].tokens // 16
     assert windows % 5
     rows = torch.cat([y for _ in range(5) for _, y in loader])
     for epoch in range(4):
@@ -117,10 +117,10 @@ def test_a_small_corpus_trains_or_names_both_lengths(tmp_path):
     path = tmp_path / "small.txt"
     path.write_text(text, encoding="utf-8")
     data = data_of(str(path), context_length=128, batch_size=12)
-    assert data.prepared.count("train", "tokens") + data.prepared.count("val", "tokens") in (301, 302)
+    assert data.prepared.counts["train"].tokens + data.prepared.counts["val"].tokens in (301, 302)
     model = fit(tmp_path, data, 2, val_check_interval=1)
     assert math.isfinite(model.nats)
-    assert model.targets == 2 * data.prepared.count("val", "tokens")
+    assert model.targets == 2 * data.prepared.counts["val"].tokens
     with pytest.raises(InputError, match=r"27\d tokens, fewer than the context_length of 512"):
         data_of(str(path), context_length=512).train_dataloader()
 
@@ -129,10 +129,10 @@ def test_validation_covers_the_bytes_held_out(novel):
     data = data_of(novel, val_fraction=0.2)
     targets = torch.cat([y.flatten() for _, y in data.val_dataloader()])
     targets = targets[targets >= 0]
-    assert len(targets) == data.prepared.count("val", "tokens")
+    assert len(targets) == data.prepared.counts["val"].tokens
     text = data.tokenizer.decode_bytes(targets[:-1].tolist())
     assert targets[-1] == data.tokenizer.eot
-    assert len(text) == data.prepared.scored("val")[1]
+    assert len(text) == data.prepared.counts["val"].scored_bytes
 
 
 def test_a_prepared_folder_is_a_corpus_and_its_vocabulary_is_checked(novel):
@@ -215,7 +215,7 @@ def test_two_processes_share_an_epoch_without_overlap(novel, tmp_path):
         tuple(row) for batch in zip(*(r["seen"] for r in ranks), strict=True) for x in batch for row in x
     ]
     alone = data_of(novel, batch_size=6, val_fraction=0.11)
-    count = alone.prepared.count("train", "tokens") // 16
+    count = alone.prepared.counts["train"].tokens // 16
     assert ranks[0]["batches"] == ranks[1]["batches"] == -(-count // 6) < 30
     expected = [
         tuple(row)
@@ -224,7 +224,7 @@ def test_two_processes_share_an_epoch_without_overlap(novel, tmp_path):
     ]
     assert windows == expected
     assert len(set(windows[:count])) == count
-    assert sum(rank["targets"] for rank in ranks) == alone.prepared.count("val", "tokens")
+    assert sum(rank["targets"] for rank in ranks) == alone.prepared.counts["val"].tokens
 
 
 def repeat(loader):

@@ -56,9 +56,9 @@ def test_tokens_are_those_of_the_documents_in_order(rows, texts):
             expected += tokenizer.encoding.encode_ordinary(piece.text)
         assert ids == [*expected, 499]
         prepared = Prepared(folder)
-        assert prepared.count(split, "documents") == documents
-        assert prepared.count(split, "bytes") == sum(len(piece.text.encode()) for piece in chosen)
-        assert prepared.count(split, "tokens") == len(ids)
+        assert prepared.counts[split].documents == documents
+        assert prepared.counts[split].bytes == sum(len(piece.text.encode()) for piece in chosen)
+        assert prepared.counts[split].tokens == len(ids)
         assert [ids[start - 1] for start in prepared.document_starts(split)[1:]] == [499] * (documents - 1)
     assert Prepared(folder).dtype == np.uint16
 

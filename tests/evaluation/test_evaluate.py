@@ -86,10 +86,10 @@ def test_a_split_is_scored_as_validation_scores_it(model, text_file):
     folder = prepare(str(text_file), vocab_size=300)
     for source, split in ((str(text_file), "val"), (str(folder), None)):
         result = score_text(model, TOKENIZER, source, split)
-        assert result["tokens"] == targets == Prepared(folder).count("val", "tokens")
+        assert result["tokens"] == targets == Prepared(folder).counts["val"].tokens
         assert result["nats_per_token"] == pytest.approx(nats / targets, rel=1e-5)
         assert result["bits_per_byte"] == pytest.approx(
-            nats / math.log(2) / data.prepared.scored("val")[1], rel=1e-5
+            nats / math.log(2) / data.prepared.counts["val"].scored_bytes, rel=1e-5
         )
 
 

@@ -63,7 +63,6 @@ def test_the_command_writes_png_and_svg(run, tmp_path, capsys):
     assert imread(tmp_path / "a.png").shape == (540, 960, 4)
     assert main(["plot", *runs, "--output", str(tmp_path / "a.png")]) == 2
     assert "a.png exists already" in capsys.readouterr().err
-    assert main(["plot", *runs, "--output", str(tmp_path / "a.png"), "--overwrite"]) == 0
     assert main(["plot", *runs, "--output", str(tmp_path / "deep" / "a.svg")]) == 0
     assert "<svg" in (tmp_path / "deep" / "a.svg").read_text(encoding="utf-8")
     assert "shows 2 runs" in capsys.readouterr().out

@@ -437,7 +437,7 @@ def test_a_plan_and_its_run_have_the_same_text_and_vocabulary(tmp_path, monkeypa
     options = {"vocabulary": "learn", "vocab_size": size, "most_bytes": found.most_bytes}
     run = Prepared(prepare(str(tmp_path / name), **options))
     assert run.tokenizer.n_vocab == size
-    sizes = [run.count(split, "bytes") for split in SPLITS]
+    sizes = [run.counts[split].bytes for split in SPLITS]
     assert sum(sizes) == found.size and found.most_bytes == most_bytes
     assert run.held_out == pytest.approx(found.val_fraction, abs=1e-9)
     divided = Divided(find_corpus(str(tmp_path / name)), None, most_bytes)

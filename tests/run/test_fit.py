@@ -85,7 +85,7 @@ def test_held_out_loss_and_bits_per_byte_are_those_of_the_text(run):
     data = config["data"]
     text = str(run.parents[1] / "text.txt")
     prepared = Prepared(prepare(text, vocab_size=300, val_fraction=data["val_fraction"]))
-    count = prepared.count("val", "tokens")
+    count = prepared.counts["val"].tokens
     tokens = prepared.stream("val").rows(np.array([0]), count)[0, 1:].astype("int64")
     tokenizer = Tokenizer("gpt2", 300)
     model, _ = load(run / "checkpoints" / "last.safetensors")

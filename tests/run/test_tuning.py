@@ -49,7 +49,8 @@ def test_evaluation_is_validation(capsys):
     data = TokenData("pairs.jsonl", vocab_size=300, context_length=32, template=TEMPLATE)
     assert main(["evaluate", "--checkpoint", "runs/a", "--data", "pairs.jsonl", "--split", "val"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["tokens"], found["bytes"]) == data.prepared.scored("val")
+    counts = data.prepared.counts["val"]
+    assert (found["tokens"], found["bytes"]) == (counts.scored_tokens, counts.scored_bytes)
     assert (
         main(
             ["validate", "--ckpt_path", "runs/a/checkpoints/best.safetensors", "--trainer.accelerator", "cpu"]

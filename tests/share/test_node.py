@@ -78,7 +78,6 @@ VOCABULARIES = {
     "gpt2": Tokenizer,
     "a prefix": lambda: Tokenizer(vocab_size=1000),
     "learned": lambda: learn([LETTERS], Learned(n_vocab=320)),
-    "characters": lambda: learn([LETTERS], Learned(None)),
 }
 
 

@@ -20,9 +20,7 @@ def write(
         import gguf
     except ImportError:
         raise InputError("this format needs the gguf package: pip install -e '.[gguf]'") from None
-    if tokenizer.pattern != "gpt2":
-        raise InputError(f"llama.cpp has no words like the pattern {tokenizer.pattern!r} of this vocabulary")
-    table = to_json(tokenizer.tokens, tokenizer.pattern)["model"]
+    table = to_json(tokenizer.tokens)["model"]
     writer = gguf.GGUFWriter(None, "gpt2")
     writer.add_block_count(config.num_layers)
     writer.add_context_length(config.context_length)

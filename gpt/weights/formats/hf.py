@@ -107,7 +107,7 @@ def write_tokenizer(
 
     They encode `<|endoftext|>` in a text as `Tokenizer.encode` does with `allow_special`.
     """
-    write_json(folder / "tokenizer.json", to_json(tokenizer.tokens, tokenizer.pattern))
+    write_json(folder / "tokenizer.json", to_json(tokenizer.tokens))
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), END_OF_TEXT),
