@@ -66,7 +66,7 @@ def run(quick: bool, device: str = "cpu", llamacpp: Path | None = None) -> Repor
                 others[f"llama.cpp, {kind}"] = partial(llama_seconds, llamacpp, file, new)
         one = race(1, PROMPT, others)
     longest = 64 if quick else 512
-    eight, sixteen, long = race(8, PROMPT, {}), race(16, PROMPT, {}), race(8, longest, {})
+    eight, long = race(8, PROMPT, {}), race(8, longest, {})
 
     ratios: dict[str, float] = {}
     weights = model.num_parameters() - model.position_embedding.weight.numel()  # that each token reads
@@ -81,7 +81,7 @@ def run(quick: bool, device: str = "cpu", llamacpp: Path | None = None) -> Repor
             for i, seconds in enumerate(memory)
         ]
         ratios[f"b1_{SHORT[kind]}_bandwidth_fraction"] = statistics.median(fractions)
-    for batch, taken in (("b8", long), ("b8_short", eight), ("b16_short", sixteen)):
+    for batch, taken in (("b8", long), ("b8_short", eight)):
         other = taken["transformers, bfloat16"]
         ratios[f"{batch}_bf16_vs_transformers"] = taken["this program, bfloat16"].times_faster_than(other)
     if device == "cpu":
@@ -173,7 +173,7 @@ def read_memory(device: str) -> float:
 
 
 def over_a_text(model: GPT, quick: bool) -> dict[str, float]:
-    """The 1,000th token beside the 100th, and a forward pass over 512 tokens beside the first token."""
+    """The 1,000th token beside the 100th."""
     steps, engines = 10 if quick else 60, {}
     for name, length in (("early", 100), ("late", 200 if quick else 1000)):
         engine = engines[name] = Engine(model)
@@ -183,15 +183,4 @@ def over_a_text(model: GPT, quick: bool) -> dict[str, float]:
         while not engine.step():
             pass
     cost = interleave({name: engine.step for name, engine in engines.items()}, steps)
-    prompt = torch.randint(0, model.config.vocab_size, (1, 64 if quick else 512))
-
-    def forward() -> None:
-        with torch.inference_mode():
-            model(prompt.to(model.position_embedding.weight.device)).sum().item()
-
-    first: Candidates = {"first": partial(generate, model, prompt, max_new_tokens=1, temperature=0)}
-    taken = interleave({**first, "forward": forward}, 3 if quick else 7)
-    return {
-        "late_vs_early": cost["late"].median / cost["early"].median,
-        "forward_vs_first_token": taken["first"].times_faster_than(taken["forward"]),
-    }
+    return {"late_vs_early": cost["late"].median / cost["early"].median}
