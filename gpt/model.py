@@ -123,7 +123,9 @@ class GPT(nn.Module):
         if tokens.device.type != "cpu" or torch.compiler.is_compiling():
             return
         try:
-            low, high, size = int(tokens.min()), int(tokens.max()), self.config.vocab_size
+            low = int(tokens.min())
+            high = int(tokens.max())
+            size = self.config.vocab_size
         except RuntimeError:  # values cannot be read under torch.vmap
             return
         if not 0 <= low <= high < size:

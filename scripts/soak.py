@@ -107,7 +107,10 @@ def siege(number: int, wild: float, precision: str) -> dict[str, Any]:
     torch.manual_seed(0)
     config = GPTConfig(vocab_size=300, context_length=32, emb_dim=32, num_heads=2, num_layers=1)
     model, tokenizer = for_decoding(GPT(config), precision), Tokenizer("gpt2", vocab_size=300)
-    counts, problems, memory, replies = Counter[str](), [], [], []
+    counts = Counter[str]()
+    problems = []
+    memory = []
+    replies = []
     app = create_app(model, tokenizer, name="tiny", limits=LIMITS)
     with listening(app, LIMITS, log_level="critical") as address:
         port = int(address.rpartition(":")[2])

@@ -73,7 +73,9 @@ class Faults:
     """One fault a call, in a folder with a text: what went wrong, or None."""
 
     def __init__(self, folder: Path, chance: random.Random) -> None:
-        self.folder, self.chance, self.runs = folder, chance, folder / "runs"
+        self.folder = folder
+        self.chance = chance
+        self.runs = folder / "runs"
         self.found: dict[int, Any] = {}
 
     def undisturbed(self, processes: int = 1) -> Any:

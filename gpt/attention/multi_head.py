@@ -50,7 +50,9 @@ class MultiHeadAttention(nn.Module):
         check_least(1, d_in=d_in, d_out=d_out, context_length=context_length)
         if num_heads < 1 or d_out % num_heads:
             raise InputError(f"d_out {d_out} is not divisible by num_heads {num_heads}")
-        self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
+        self.d_in = d_in
+        self.d_out = d_out
+        self.context_length = context_length
         self.num_heads, self.head_dim = num_heads, d_out // num_heads
         self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)

@@ -77,7 +77,9 @@ class TokenData(pl.LightningDataModule):
         self.options = DataOptions(corpus=corpus, **options)
         check_least(1, context_length=context_length)
         self.vocabulary = find_vocabulary(self.options.vocabulary, vocab_size)
-        self.context_length, self.batch_size, self.seed = context_length, self.options.batch_size, seed
+        self.context_length = context_length
+        self.batch_size = self.options.batch_size
+        self.seed = seed
         self.place = 0
         """The place in the text: windows that all processes together have taken before training begins."""
 

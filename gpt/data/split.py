@@ -49,7 +49,9 @@ class Rule:
         for _, units in _units(pieces, self.longest):
             for drawn, text in units:
                 sizes[drawn] = sizes.get(drawn, 0) + len(text.encode())
-        total, held, below = max(1, sum(sizes.values())), 0, 0
+        total = max(1, sum(sizes.values()))
+        held = 0
+        below = 0
         for drawn, size in sorted(sizes.items())[:-1]:
             if not self.share or (held and held + size > self.share * total):
                 break

@@ -52,7 +52,9 @@ class Rows(KeyValueCache):
     """
 
     def __init__(self, keys: Tensor, values: Tensor, columns: Tensor) -> None:
-        self.keys, self.values, self.columns = keys, values, columns
+        self.keys = keys
+        self.values = values
+        self.columns = columns
         self.length = keys.shape[2] - columns.shape[1]
 
     def update(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

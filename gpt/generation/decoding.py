@@ -29,7 +29,9 @@ _LENGTH = 17  # tokens of a text, or more where weights times tokens are no more
 _WORK = 400_000_000
 # How much logits may differ, as roots of mean squares: between kernels of float32 3e-6 of them were seen, of
 # bfloat16 0.034, and int8's rounding changes 0.073; another activation changes 0.07 and more.
-_EXACT, _ROUNDED, _INT8 = 2e-5, 0.05, 0.15
+_EXACT = 2e-5
+_ROUNDED = 0.05
+_INT8 = 0.15
 _tell_once = functools.cache(notice)
 _in_int8 = WeakSet[GPT]()
 # The state of each model in which it was found out how to compute it: by the program, or else with a cache?

@@ -42,7 +42,9 @@ class Engine:
         self, model: GPT, tokenizer: Tokenizer | None = None, *, max_samples: int = 64, chunk: int = 512
     ) -> None:
         self.model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper computes what is in it
-        self.tokenizer, self.max_samples, self._chunk = tokenizer, max_samples, chunk
+        self.tokenizer = tokenizer
+        self.max_samples = max_samples
+        self._chunk = chunk
         self._drawn = tokenizer.n_vocab if tokenizer else None  # so many of the ids may be drawn
         self.failed: dict[Sample, Exception] = {}  # those that ended with an error in the last step
         self._waiting: list[Sample] = []

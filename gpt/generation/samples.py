@@ -72,7 +72,9 @@ class Sample:
     def __init__(
         self, request: Request, k: int, seed: int, tokenizer: Tokenizer | None, context: int
     ) -> None:
-        self.request, self.k, self.context = request, k, context
+        self.request = request
+        self.k = k
+        self.context = context
         self.tokens = list(request.tokens)  # the prompt, then the new tokens
         self.finished: str | None = None  # `stop`, `length`, `cancelled` or `error`; None while it runs
         self.numbers = uniform(seed, k)

@@ -49,7 +49,9 @@ class Shape:
 
     def work(self) -> NDArray[np.float64]:
         """How much of each kind of work a step has, (kinds, ...); the first four grow with its tokens."""
-        n, d, layers = self.tokens, self.emb_dim, self.num_layers
+        n = self.tokens
+        d = self.emb_dim
+        layers = self.num_layers
         per_token = (self.blocks, self.table, layers * self.context_length * d, layers * d)
         per_step = (np.ones_like(d), layers, layers * d**3, self.table)  # calls; Muon; AdamW's embeddings
         return np.stack([*(n * amount for amount in per_token), *per_step]).astype(np.float64)

@@ -32,7 +32,9 @@ class Limits:
         self, options: Options, run: RunPart, plan: Plan | None = None, minutes: float | None = None
     ) -> None:
         self.options, self.patience = options.trainer, options.early_stopping
-        self.run, self.plan, self.minutes = run, plan, minutes
+        self.run = run
+        self.plan = plan
+        self.minutes = minutes
         self.seconds = options.trainer.max_seconds
         if self.options.max_steps == self.options.max_epochs == -1 and self.seconds is None:
             raise InputError("the run needs an end: give --trainer.max_steps, max_epochs or max_time")
@@ -47,7 +49,9 @@ class Limits:
 
     def count(self, steps_per_epoch: int) -> None:
         """Turn epochs into updates; a run that has a total already keeps it in the place of max_steps."""
-        planned, steps, epochs = self.run.total, self.options.max_steps, self.options.max_epochs
+        planned = self.run.total
+        steps = self.options.max_steps
+        epochs = self.options.max_epochs
         self._limit(sys.maxsize, "")
         if steps > 0:
             self._limit(planned if planned and self.seconds is None else steps)

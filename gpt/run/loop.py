@@ -57,7 +57,9 @@ class Loop(Callback):
 
     def __init__(self, options: Options, module: LanguageModel, data: TokenData, begun: Start) -> None:
         checkpoint = begun.checkpoint
-        self.options, self.module, self.data = options, module, data
+        self.options = options
+        self.module = module
+        self.data = data
         self.checkpoint = checkpoint
         self.run = (checkpoint.run if checkpoint else None) or RunPart()
         self.limits = Limits(options, self.run, begun.plan, begun.minutes)
@@ -67,7 +69,9 @@ class Loop(Callback):
         """Updates between two validations."""
         if not plain.limit_val_batches:
             self.every = sys.maxsize
-        module.logs_itself, module.first_step, module.planned_steps = False, self.run.step, 1
+        module.logs_itself = False
+        module.first_step = self.run.step
+        module.planned_steps = 1
         self._new, self._existing = folder_of(options.run), begun.folder
         self._model_part: ModelPart
         self._open = ExitStack()  # the folder and the signals
@@ -76,7 +80,9 @@ class Loop(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """With the model on its device: open the folder, and restore all but what the first batch needs."""
-        run, first, broadcast = self.run, trainer.is_global_zero, trainer.strategy.broadcast
+        run = self.run
+        first = trainer.is_global_zero
+        broadcast = trainer.strategy.broadcast
         self._first, self._broadcast = first, broadcast
         found = run.step, run.session, run.save
         if found != (theirs := broadcast(found)):
@@ -147,7 +153,9 @@ class Loop(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
         """After each batch; most of it after an update."""
-        module, run, limits = self.module, self.run, self.limits
+        module = self.module
+        run = self.run
+        limits = self.limits
         self.record.batch(module.last_loss)
         made = trainer.global_step
         if module.first_step + made == run.step:  # gradients accumulate, no update yet
@@ -196,7 +204,9 @@ class Loop(Callback):
 
     def _keep(self, trainer: Trainer, validated: bool = False) -> None:
         """Keep what an update made, with its validation where one was due: none is ever owed."""
-        run, guard, over = self.run, self.module.guard, self.limits.is_over
+        run = self.run
+        guard = self.module.guard
+        over = self.limits.is_over
 
         # 4. A snapshot of the weights.
         if self.snapshots.is_due(run.step, last=over):

@@ -40,7 +40,9 @@ class Record:
     """
 
     def __init__(self, folder: Path, run: RunPart, every: int, show: bool, first: bool = True) -> None:
-        self.folder, self.run, self.every = folder, run, every
+        self.folder = folder
+        self.run = run
+        self.every = every
         self.first, self.show = first, show and first
         self.loss_sum: Tensor | float = 0.0
         self._loggers: list[Logger] = []
@@ -53,7 +55,9 @@ class Record:
         """Start the clocks and the progress bar; continue the files, with loggers of these names too."""
         run = self.run
         self._at = time.perf_counter()
-        self._started, self._tokens, self._shown = self._at - run.seconds, tokens, run.step
+        self._started = self._at - run.seconds
+        self._tokens = tokens
+        self._shown = run.step
         self.loss_sum = loss_sum
         if self.first:
             self._loggers = [_logger(name, self.folder, run.step) for name in loggers if name != "csv"]
@@ -79,9 +83,13 @@ class Record:
 
     def update(self, tokens: int, loss: float, rate: float, norm: float) -> None:
         """Write the row of an interval, whose mean loss is given, after so many tokens of the run."""
-        run, before, self._at = self.run, self._at, time.perf_counter()
+        run = self.run
+        before = self._at
+        self._at = time.perf_counter()
         speed = (tokens - self._tokens) / (self._at - before)
-        self._tokens, self.loss_sum, run.batches = tokens, 0.0, 0
+        self._tokens = tokens
+        self.loss_sum = 0.0
+        run.batches = 0
         figures = {"train_loss": loss, "learning_rate": rate, "gradient_norm": norm}
         self._row(tokens, {**figures, "tokens_per_second": speed})
         self._advance(run.step - self._shown, f"loss {loss:.3f}, {speed:,.0f} tokens/s", run.total)

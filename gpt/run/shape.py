@@ -29,7 +29,9 @@ def build(options: Options, checkpoint: Checkpoint | None) -> tuple[Options, Lan
 
     InputError where options contradict the weights that are given.
     """
-    options, tokenizer, found = _of_machine(options), None, None
+    options = _of_machine(options)
+    tokenizer = None
+    found = None
     if checkpoint is not None:
         saved = checkpoint.model.tokenizer
         tokenizer = Tokenizer.from_dict(saved) if saved else None

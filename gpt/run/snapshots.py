@@ -20,7 +20,9 @@ class Snapshots:
 
     def __init__(self, folder: Path, megabytes: int, step: int, trained: int) -> None:
         """Begin after `step` with `trained` weights."""
-        self.folder, self.most, self.saved = folder, megabytes * 1_000_000, step
+        self.folder = folder
+        self.most = megabytes * 1_000_000
+        self.saved = step
         self.keeps_any = self.most >= 8 * 2 * trained
 
     def forget_after(self, step: int) -> None:

@@ -29,7 +29,10 @@ _UNPLANNED = (
     "trainer.accumulate_grad_batches",
 )
 # What a tuning takes for GPT-2 small, if it is not given; smaller weights take more steps at higher rates.
-_GPT2_SMALL, _TUNING_RATE, _MOST_RATE, _TUNING_STEPS = 124e6, 5e-5, 6e-3, 200
+_GPT2_SMALL = 124e6
+_TUNING_RATE = 5e-5
+_MOST_RATE = 6e-3
+_TUNING_STEPS = 200
 _TUNING_CONTEXT, _TUNING_TOKENS = 256, 1024  # positions, and tokens of a batch: a gigabyte of activations
 _PATIENCE = 3  # validations in a row, each worse than the one before, end a tuning for a time
 
@@ -68,7 +71,9 @@ def start(command: str, arguments: list[str]) -> Start:
         checkpoint, skipped = find(wanted, asked.get("run"))
         if checkpoint is not None:
             return _resumed(given, checkpoint, skipped)
-    plan, below, time = None, Values(), None
+    plan = None
+    below = Values()
+    time = None
     weights = asked.get("model.init_from")
     if minutes is not None:
         time = seconds_of("minutes", minutes) / 60
@@ -135,7 +140,9 @@ def _options(values: Values) -> Options:
 
 def _resumed(given: Given, checkpoint: Checkpoint, skipped: tuple[Path, ...]) -> Start:
     """The options that the checkpoint carries, below those that are given."""
-    path, run, folder = checkpoint.path, checkpoint.run or RunPart(), folder_of_checkpoint(checkpoint.path)
+    path = checkpoint.path
+    run = checkpoint.run or RunPart()
+    folder = folder_of_checkpoint(checkpoint.path)
     if folder and (other := given.own.get("run", folder.name)) != folder.name:
         raise InputError(f"--run {other} is not the run that is resumed, {folder}: leave --run out")
     values = {**given.files, **given.own}

@@ -212,7 +212,10 @@ class _Answer:
     def __init__(
         self, name: str, tokenizer: Tokenizer, handle: Handle, form: CompletionRequest, chat: bool
     ) -> None:
-        self.tokenizer, self.handle, self.form, self.chat = tokenizer, handle, form, chat
+        self.tokenizer = tokenizer
+        self.handle = handle
+        self.form = form
+        self.chat = chat
         self.lengths = [0] * handle.unread  # of the texts so far
         self.new_tokens = 0
         kind = "text_completion"

@@ -20,7 +20,10 @@ class History:
     """
 
     def __init__(self, own: EngineThread, run: Path, load: Callable[[Path], EngineThread], most: int) -> None:
-        self.own, self.run, self.load, self.most = own, run, load, most
+        self.own = own
+        self.run = run
+        self.load = load
+        self.most = most
         self.engines: dict[Path, EngineThread] = {}
         self._one_at_a_time = asyncio.Lock()
 

@@ -79,7 +79,9 @@ def _packed(config: GPTConfig, weights: Weights, precision: Precision) -> tuple[
 
     Rows are padded to whole lanes. The scales of a matrix in int8 follow it.
     """
-    tensors, parts, end = {}, list[bytes](), 0
+    tensors = {}
+    parts = list[bytes]()
+    end = 0
     for name, values in check_complete(config, weights).items():
         tensors[name] = [end, *(1, *values.shape)[-2:]]
         stored = [values.to(torch.float16 if precision == "float16" else torch.float32)]

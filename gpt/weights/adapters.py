@@ -60,7 +60,9 @@ def merge(base: Weights, adapters: Weights, part: AdapterPart) -> Weights:
     places = {name.removesuffix(_A).removesuffix(_B) for name in adapters}
     for place in places:
         try:
-            a, b, weight = adapters[place + _A], adapters[place + _B], base[f"{place}.weight"]
+            a = adapters[place + _A]
+            b = adapters[place + _B]
+            weight = base[f"{place}.weight"]
         except KeyError as error:
             raise InputError(f"its adapters, or the weights that they change, lack {error}") from None
         if (*b.shape, *a.shape) != (len(weight), part.rank, part.rank, *weight.shape[1:]):

@@ -28,7 +28,9 @@ class FusedAttention(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.qkv, self.out_proj, self.heads = nn.Linear(width, 3 * width), nn.Linear(width, width), heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out_proj = nn.Linear(width, width)
+        self.heads = heads
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, E) -> (B, T, E)."""

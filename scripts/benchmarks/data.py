@@ -73,7 +73,9 @@ def run(quick: bool) -> Report:
 def tokenizing(folder: Path, rounds: int) -> tuple[list[dict[str, Any]], float]:
     """Text files to checked files of tokens, and tiktoken alone on the same texts in memory."""
     say("tokenizing")
-    threads, texts, source = os.cpu_count() or 1, list(python_stdlib()) * 3, folder / "library"
+    threads = os.cpu_count() or 1
+    texts = list(python_stdlib()) * 3
+    source = folder / "library"
     source.mkdir()
     for number, text in enumerate(texts):
         (source / f"{number:05}.txt").write_bytes(text.encode())
@@ -96,7 +98,9 @@ def tokenizing(folder: Path, rounds: int) -> tuple[list[dict[str, Any]], float]:
 def windows(folder: Path, batch_size: int, length: int, rounds: int) -> tuple[list[dict[str, Any]], float]:
     """Batches from the loader, and from random slices of a memmap, on one core."""
     say(f"windows of {batch_size} x {length}")
-    prepared, shard, draw = Prepared(folder), folder / "train.bin", np.random.default_rng(0)
+    prepared = Prepared(folder)
+    shard = folder / "train.bin"
+    draw = np.random.default_rng(0)
     batches = max(20, 4_000_000 // (batch_size * length))
     grid = Grid(prepared.counts["train"].tokens, length)
 
@@ -129,7 +133,9 @@ def peak_memory(folder: Path, megabytes: int, vocabulary: str) -> dict[str, Any]
     """Peak memory and speed of preparing so much of the standard library's source, repeated."""
     say(f"memory of preparing {megabytes} MB, {vocabulary}")
     library = "\n".join(python_stdlib()).encode()
-    source, out, left = folder / "source", folder / "prepared", int(megabytes * 1e6)
+    source = folder / "source"
+    out = folder / "prepared"
+    left = int(megabytes * 1e6)
     source.mkdir()
     for number in range(-(-left // len(library))):
         (source / f"{number:04}.txt").write_bytes(library[:left])
@@ -148,7 +154,9 @@ def input_wait(steps: int, rounds: int) -> float:
     loader = TokenData(vocab_size=2048, context_length=128, batch_size=12, shift=True).train_dataloader()
 
     def measure() -> float:
-        waited, batches, began = 0.0, iter(loader), time.perf_counter()
+        waited = 0.0
+        batches = iter(loader)
+        began = time.perf_counter()
         for _ in range(steps):
             asked = time.perf_counter()
             x, y = next(batches)

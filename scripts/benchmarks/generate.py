@@ -36,7 +36,9 @@ def run(quick: bool, device: str = "cpu", llamacpp: Path | None = None) -> Repor
     """Measure speed, memory bandwidth, late tokens and the first token."""
     torch.manual_seed(0)
     config, rounds = GPTConfig(num_layers=2 if quick else 12), 2 if quick else 5
-    model, new, rows = GPT(config).eval().to(device), 8 if quick else 64, []
+    model = GPT(config).eval().to(device)
+    new = 8 if quick else 64
+    rows = []
     theirs = {kind: their_model(config, getattr(torch, kind)).to(device) for kind in ("float32", "bfloat16")}
     ready = {}
     for kind in BYTES if device == "cpu" else theirs:

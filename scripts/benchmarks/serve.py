@@ -20,7 +20,9 @@ CLIENTS = 16
 def run(quick: bool, device: str = "cpu") -> Report:
     """Measure tokens per second of 16 concurrent requests, and of the same requests in sequence."""
     torch.manual_seed(0)
-    numbers, new, forms = random.Random(0), 8 if quick else 32, []
+    numbers = random.Random(0)
+    new = 8 if quick else 32
+    forms = []
     for _ in range(CLIENTS):
         prompt = [numbers.randrange(50257) for _ in range(numbers.randint(8, 64))]
         forms.append({"prompt": prompt, "max_tokens": new, "temperature": 0})

@@ -49,7 +49,9 @@ def read() -> list[dict[str, Any]]:
                     numbers["error"] = RUN_ERROR if "part" in row else SWEEP_ERROR
                     rows.append(numbers)
     for row in rows:
-        width, layers, context = row["emb_dim"], row["num_layers"], row["context_length"]
+        width = row["emb_dim"]
+        layers = row["num_layers"]
+        context = row["context_length"]
         row["blocks"] = 12 * layers * width**2
         row["table"] = row["parameters"] - row["blocks"] - width * (13 * layers + context + 2)
         row["unique"], row["batch"] = row["train_bytes"], row["batch_tokens"]
@@ -87,7 +89,9 @@ def fit(rows: list[dict[str, Any]], rounds: int = 60) -> np.ndarray:
         huber = np.where(error < HUBER, error**2, 2 * HUBER * error - HUBER**2).sum()
         return float(huber + (((logs - start) / width) ** 2).sum())
 
-    logs, damping, best = start, 1.0, objective(start)
+    logs = start
+    damping = 1.0
+    best = objective(start)
     for _ in range(rounds):
         error = residuals(logs)
         jacobian = np.stack([(residuals(logs + d) - error) / 1e-5 for d in 1e-5 * np.eye(len(logs))], axis=1)
@@ -97,7 +101,9 @@ def fit(rows: list[dict[str, Any]], rounds: int = 60) -> np.ndarray:
         while damping < 1e9:
             tried = logs - np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), gradient)
             if (value := objective(tried)) < best:
-                logs, best, damping = tried, value, max(damping / 5, 1e-6)
+                logs = tried
+                best = value
+                damping = max(damping / 5, 1e-6)
                 break
             damping *= 4
     return logs
@@ -129,7 +135,9 @@ def main() -> None:
         f"{len(usual)} cells: median error {np.median(np.abs(error)):.1%}, nine in ten below "
         f"{np.quantile(np.abs(error), 0.9):.1%}"
     )
-    errors, weights, runs = list[float](), list[float](), {}
+    errors = list[float]()
+    weights = list[float]()
+    runs = {}
     for name in sorted({row["family"] for row in usual}):
         rest, left = ([row for row in usual if (row["family"] == name) is own] for own in (False, True))
         guessed, reached = predict(fit(rest), left), np.array([row["bits_per_byte"] for row in left])
