@@ -103,8 +103,6 @@ def read_text(name: str, parts: Iterable[int] | None, longest: int = _LONGEST_LI
                 place = position + error.start
                 advice = "cannot be decoded; iconv converts it"
                 raise InputError(f"is not UTF-8 text: byte {place} {advice}") from None
-            if "\0" in text:  # of an archive, or UTF-16
-                raise InputError("is not UTF-8 text: it has a NUL character")
             yield text if position else text.removeprefix("\ufeff")
             position += len(data)
 
