@@ -66,7 +66,7 @@ def _build_quietly() -> None:
 
 def _compile(path: Path) -> None:
     """Compile with OpenMP, or else without, which means one thread; InputError for neither."""
-    compiler = shlex.split(os.environ.get("CXX") or "c++")  # the system's own, GCC or clang
+    compiler = shlex.split(os.environ.get("CXX", "")) or ["c++"]  # the system's own, GCC or clang
     # A processor's own instructions have one option on ARM and another elsewhere.
     arm = platform.machine().lower() in ("arm64", "aarch64")
     options = [*_OPTIONS, "-mcpu=native" if arm else "-march=native"]

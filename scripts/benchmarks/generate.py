@@ -53,17 +53,20 @@ def run(quick: bool, device: str = "cpu", llamacpp: Path | None = None) -> Repor
         build_program(ready[kind])
 
     def race(count: int, longest: int, kinds: Collection[str], more: Candidates) -> dict[str, Timing]:
-        """Time all on prompts of which the shortest is half as long as the longest; their rows are added."""
+        """Time all on prompts of which the shortest is half as long as the longest; their rows are added.
+
+        PyTorch's ways are timed in the first of the kinds.
+        """
         setting = f"prompts to {longest}, batch {count}"
         say(setting)
         lengths = [longest - i * longest // (2 * count) for i in range(count)]
         prompts = [torch.randint(0, config.vocab_size, (length,)).tolist() for length in lengths]
-        candidates: Candidates = {}
-        for kind in kinds:
-            candidates[f"this program, {kind}"] = partial(our_text, ready[kind], prompts, new)
-            if kind in theirs:
-                candidates[f"by PyTorch, {kind}"] = partial(our_text, plain[kind], prompts, new, False)
-                candidates[f"transformers, {kind}"] = partial(their_text, theirs[kind], prompts, new)
+        first = next(iter(kinds))
+        candidates: Candidates = {
+            f"this program, {kind}": partial(our_text, ready[kind], prompts, new) for kind in kinds
+        }
+        candidates[f"by PyTorch, {first}"] = partial(our_text, plain[first], prompts, new, False)
+        candidates[f"transformers, {first}"] = partial(their_text, theirs[first], prompts, new)
         taken = interleave({**candidates, **more}, 2 if quick else ROUNDS[count])
         rows.extend(timed_rows(taken, count * new, "tokens/s", setting=setting))
         return taken
