@@ -156,6 +156,7 @@ def test_a_full_disk_of_one_process_stops_both(launch):
     assert read("runs/full/checkpoints/last.safetensors").run.step == 10
 
 
+@pytest.mark.slow
 def test_two_in_bfloat16_accumulate_and_recompute_as_one_does(launch):
     """The same micro-batches of 9 windows, half of them on each: sums differ in their order alone."""
     options = [*PLAIN, "--data.tokens_per_update", str(36 * 16), "--data.batch_size", "9"]
