@@ -67,9 +67,10 @@ def launch(forks: subprocess.Popen, workplace: Path) -> Launch:
 
 
 def losses(run: str) -> list[float]:
-    """Of training in nats, of validation in bits per byte."""
+    """Of training and of validation, and its bits per byte."""
+    names = "train_loss", "val_loss", "val_bits_per_byte"
     with open(f"runs/{run}/metrics.csv", encoding="utf-8", newline="") as file:
-        return [float(row["train_loss"] or row["val_bits_per_byte"]) for row in csv.DictReader(file)]
+        return [float(row[name]) for row in csv.DictReader(file) for name in names if row[name]]
 
 
 def weights(run: str, name: str = "last.safetensors") -> dict[str, torch.Tensor]:
@@ -89,7 +90,7 @@ def test_two_processes_do_what_one_does_and_go_on_with_each_others_runs(launch):
     launch(*ONE, "--run", "one", processes=1)
     launch(*TWO, "--run", "two")
     assert sorted(os.listdir("runs")) == ["one", "two"]  # the processes agreed on the folder
-    assert len(losses("two")) == 10 + 2
+    assert len(losses("two")) == 10 + 2 * 2
     assert_same("one", "two")
     *_, (step, _, path) = snapshots_of(Path("runs/two"))
     assert step == 10
@@ -126,7 +127,7 @@ def test_tokens_per_update_make_the_same_run_on_any_number_of_processes(launch):
     assert read("runs/changing/checkpoints/last.safetensors").run.step == 7
     launch("fit", "--resume", "runs/changing", *two)
     for run in ("two", "changing"):
-        assert len(losses(run)) == 10 + 2
+        assert len(losses(run)) == 10 + 2 * 2
         assert losses(run) == pytest.approx(losses("one"), rel=1e-5)
         for name, weight in weights("one").items():
             torch.testing.assert_close(weights(run)[name], weight, rtol=0, atol=1e-4, msg=name)
