@@ -90,13 +90,14 @@ def test_small_weights_learn_the_rows_by_heart(capsys):
     assert right >= 9
 
 
+@pytest.mark.slow
 def test_weights_are_tuned_for_a_time(capsys):
     """They are scored as they are, and the run ends in time; a plan from scratch is not made."""
     options = ["--model.init_from", "runs/a", "--data.corpus", "pairs.jsonl", "--trainer.accelerator", "cpu"]
     began = time.perf_counter()
-    minutes = (began - STARTED + 8) / 60
+    minutes = (began - STARTED + 12) / 60
     assert main(["fit", *options, "--minutes", str(minutes), "--run", "timed"]) == 0
-    assert time.perf_counter() - began < 11
+    assert time.perf_counter() - began < 15
     assert "the weights as they are: " in capsys.readouterr().err
 
 
