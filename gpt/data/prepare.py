@@ -48,8 +48,8 @@ def prepare(
     Args:
         corpus: a file, folder, pattern, URL or prepared folder, a recipe's name, or the hub's OWNER/NAME.
         output: the folder to write; by default one in the cache, named by text, tokenizer and options.
-        vocabulary: gpt2, gpt2:SIZE (a prefix of it), learn:SIZE (learned from the training part of the text),
-            learn (at most `vocab_size` tokens), a tokenizer.json file; by default GPT-2's first
+        vocabulary: gpt2, gpt2:SIZE (a prefix of it), learn:SIZE (at most so many, learned from the training part
+            of the text), learn (at most `vocab_size`), a tokenizer.json file; by default GPT-2's first
             `vocab_size`.
         vocab_size: tokens of a vocabulary of which `vocabulary` gives no number: GPT-2's has 50257.
         val_fraction: the fraction of the text to hold out; by default a tenth of a text up to a megabyte, of
@@ -226,13 +226,9 @@ def _is_done(folder: Path, key: str) -> bool:
 
 
 def _check_vocabulary(folder: Path, wanted: Tokenizer | Learned) -> Path:
-    """A prepared folder has the tokenizer that is wanted, or a learned one of its size."""
+    """A prepared folder keeps its tokenizer: an InputError if another one is wanted."""
     found = Prepared(folder).tokenizer
-    if isinstance(wanted, Learned):
-        fits = wanted.at_most or wanted.n_vocab == found.n_vocab
-    else:
-        fits = found == wanted
-    if not fits:
+    if not isinstance(wanted, Learned) and found != wanted:
         raise InputError(
             f"{folder} was prepared with vocab_size {found.n_vocab}, not {wanted.n_vocab}, or with another "
             "vocabulary: take the vocabulary learn, which takes it as it is, or prepare the text again"

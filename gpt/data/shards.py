@@ -23,7 +23,7 @@ from gpt.text.tokenizer import Tokenizer
 META = "meta.json"
 FORMAT = 4
 INDEX_DTYPE = np.dtype("<i8")
-_STRETCHES = 64
+_STRETCH = 1 << 12  # tokens
 
 
 def token_dtype(vocab_size: int, examples: bool = False) -> np.dtype[Any]:
@@ -130,21 +130,14 @@ class Prepared:
         return Stream(self.folder / f"{split}.bin", self.dtype, self.tokenizer.eot)
 
     def spread_ids(self, most: int, split: str) -> NDArray[np.int64]:
-        """About so many ids of a split, in stretches from all of it."""
-        stream = self.stream(split)
-        stretch = max(1, min(most, len(stream)) // _STRETCHES)
-        starts = np.linspace(0, max(0, len(stream) - stretch), _STRETCHES).astype(np.int64)
-        return token_ids(stream.rows(starts, stretch)[:, 1:]).ravel()
+        """At most so many ids of a split, in stretches from all of it."""
+        tokens = self.stream(split).tokens
+        starts = range(0, len(tokens), max(_STRETCH, _STRETCH * len(tokens) // most))
+        return token_ids(np.concatenate([tokens[start : start + _STRETCH] for start in starts]))
 
     def document_starts(self, split: str) -> NDArray[np.int64]:
         """The position in `stream(split)` of each document's first token."""
         return np.fromfile(self.folder / f"{split}-documents.bin", INDEX_DTYPE)
-
-    @property
-    def held_out(self) -> float:
-        """The share of the text in `val`, of its bytes."""
-        train, val = (counts.bytes for counts in self.counts.values())
-        return val / max(1, train + val)
 
     def check_examples(self, context_length: int, isolate: bool) -> None:
         """Warn of examples that no window holds; an InputError if `isolate` would cut others."""

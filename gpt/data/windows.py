@@ -8,13 +8,13 @@ Shapes: B windows in a batch of this process, T context_length, N windows in an 
 
 import math
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from gpt.data.shards import Stream, token_ids
 from gpt.errors import InputError
@@ -137,7 +137,7 @@ def make_batch(stream: Stream, spans: Spans, context_length: int, isolate: bool)
 
 
 @dataclass
-class TrainWindows(Dataset[Batch]):
+class TrainWindows:
     """Training batches by number: `dataset[k]` is batch k of this process, for any k from 0 on.
 
     Window g of a run, counted over all processes, is number g % N of epoch g // N. Batch k of a process is
@@ -192,7 +192,7 @@ def each_token_once(
 
 
 @dataclass
-class EvalWindows(Dataset[Batch]):
+class EvalWindows:
     """A split once, in order; all processes have equally many batches, the last filled up with padding."""
 
     stream: Stream
@@ -209,6 +209,9 @@ class EvalWindows(Dataset[Batch]):
 
     def __len__(self) -> int:
         return math.ceil(self._spans.shape[1] / (self.batch_size * self.world_size))
+
+    def __iter__(self) -> Iterator[Batch]:
+        return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, batch: int) -> Batch:
         first = (batch * self.world_size + self.rank) * self.batch_size

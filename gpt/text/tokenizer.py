@@ -42,16 +42,14 @@ class Tokenizer:
         vocab_size: int = _FULL_SIZE,
         table: Sequence[bytes] | None = None,
     ) -> None:
-        if name not in ("gpt2", "own") or (name == "own") != (table is not None):
+        if name != ("gpt2" if table is None else "own"):
             raise InputError(f"unknown tokenizer {name!r}, expected gpt2")
-        self.name = name
-        if table is not None:
-            self.tokens = list(table)  # the bytes of each by id, without `<|endoftext|>`
-            check_table(self.tokens)
-        elif SMALLEST_SIZE <= vocab_size <= _FULL_SIZE:
-            self.tokens = _table()[: vocab_size - 1]
-        else:
+        if not SMALLEST_SIZE <= vocab_size <= _FULL_SIZE:
             raise InputError(f"vocab_size must be {SMALLEST_SIZE} to {_FULL_SIZE}, got {vocab_size}")
+        self.name = name
+        self.tokens = list(_table()[: vocab_size - 1] if table is None else table)
+        """The bytes of each by id, without `<|endoftext|>`."""
+        check_table(self.tokens)
         self.n_vocab = len(self.tokens) + 1
 
     @classmethod
