@@ -171,15 +171,15 @@ def _at_hand(name: str) -> str:
 
 
 def _download(url: str) -> str:
-    if not url.startswith(tuple(f"{protocol}://" for protocol in _PROTOCOLS)) or "::" in url:
-        expected = ", ".join(_PROTOCOLS)  # fsspec reads templates of others
-        raise InputError(f"{url}: expected a path, or a URL of {expected} without ::")
+    protocol = url.partition("://")[0]
+    if protocol not in _PROTOCOLS:  # fsspec reads templates of others
+        raise InputError(f"{url}: expected a path, or a URL of {', '.join(_PROTOCOLS)}")
     key = hashlib.sha256(url.encode()).hexdigest()[:16]
     path = cache_folder() / "downloads" / key / (Path(urlsplit(url).path).name or "text")
     if not path.is_file():
         import fsspec
 
         notice(f"downloading {url} to {path}")
-        with named(url), fsspec.open(url, "rb") as far, atomic_write(path, "wb") as near:
+        with named(url), fsspec.filesystem(protocol).open(url, "rb") as far, atomic_write(path, "wb") as near:
             shutil.copyfileobj(far, near)
     return str(path)

@@ -33,17 +33,14 @@ def file_format(name: str) -> str:
     if name.startswith(("hub:", "builtin:")):
         return name.partition(":")[0]
     stem, ending = os.path.splitext(name.lower())
-    return _FORMATS.get(os.path.splitext(stem)[1] if is_compressed(name) else ending, "text")
+    if ending in _DECOMPRESSED:
+        ending = os.path.splitext(stem)[1]
+    return _FORMATS.get(ending, "text")
 
 
-def is_compressed(name: str) -> bool:
-    """Whether the file's ending is one of a compression."""
-    return os.path.splitext(name.lower())[1] in _DECOMPRESSED
-
-
-def _opened(name: str) -> Any:
-    """The bytes of a file, decompressed according to its ending."""
-    return _DECOMPRESSED.get(os.path.splitext(name.lower())[1], open)(name, "rb")
+def _opener(name: str) -> Any:
+    """What opens a file, or decompresses it according to its ending."""
+    return _DECOMPRESSED.get(os.path.splitext(name.lower())[1], open)
 
 
 @contextmanager
@@ -64,7 +61,7 @@ def part_sizes(name: str) -> list[int]:
     None of what has to be read to know its size.
     """
     kind = file_format(name)
-    if kind == "hub" or is_compressed(name):
+    if kind == "hub" or _opener(name) is not open:
         return []
     if kind == "builtin":
         return [sum(map(len, builtin.texts(name)))]
@@ -85,7 +82,7 @@ def read_text(name: str, parts: Iterable[int] | None, longest: int = _LONGEST_LI
 
     Part k begins with the first line after k * PART_BYTES, where one does in the next `longest` bytes.
     """
-    with _opened(name) as file:
+    with _opener(name)(name, "rb") as file:
         position = 0
         for number in count() if parts is None else parts:
             begin, end = number * PART_BYTES, (number + 1) * PART_BYTES

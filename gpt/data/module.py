@@ -7,9 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from gpt.data.prepare import prepare_for
 from gpt.data.shards import Prepared
@@ -99,11 +97,6 @@ class TokenData(pl.LightningDataModule):
         """The tokenizer of the prepared files."""
         return self.prepared.tokenizer
 
-    @cached_property
-    def byte_lengths(self) -> NDArray[np.int64]:
-        """UTF-8 bytes of text that each id stands for, (n_vocab,)."""
-        return self.tokenizer.byte_lengths()
-
     def setup(self, stage: str) -> None:
         """Tokenize the corpus, unless another process has, and divide an update into batches."""
         _ = self.prepared
@@ -128,34 +121,43 @@ class TokenData(pl.LightningDataModule):
     @property
     def windows_per_update(self) -> int:
         """Windows that all processes together take for an update."""
-        accumulate = self.trainer.accumulate_grad_batches if self.trainer else 1
-        return self.batch_size * self._place()[1] * accumulate
+        _, processes, accumulate = self._place()
+        return self.batch_size * processes * accumulate
 
     def train_dataloader(self) -> "TrainLoader":
         """(x, y) of (B, T) int64, y one token ahead of x; with `isolate` document ids too."""
         stream, length = self.prepared.stream("train"), self.context_length
+        if len(stream) < length:
+            raise InputError(
+                f"the training text has {len(stream)} tokens, fewer than the context_length of {length}: "
+                "give more text or a smaller context_length"
+            )
         windows: Grid | Packed
         if self.prepared.template:  # examples
             starts = self.prepared.document_starts("train")
             windows = Packed(starts, len(stream), length, stream.tokens >= 0)
         else:
             windows = Grid(len(stream), length, self.seed, self.options.shift)
-        rank, processes = self._place()
+        rank, processes, accumulate = self._place()
         dataset = TrainWindows(
             stream, windows, self.batch_size, self.seed, rank, processes, self.options.isolate
         )
-        accumulate = self.trainer.accumulate_grad_batches if self.trainer else 1
         return TrainLoader(dataset, accumulate, self.place)
 
     def val_dataloader(self) -> EvalWindows:
         """The whole split once, in order: padding has the target IGNORE_INDEX."""
-        stream, place = self.prepared.stream("val"), self._place()
+        stream, (rank, processes, _) = self.prepared.stream("val"), self._place()
         starts = self.prepared.document_starts("val") if self.prepared.template else None
-        return EvalWindows(stream, self.context_length, self.batch_size, *place, self.options.isolate, starts)
+        return EvalWindows(
+            stream, self.context_length, self.batch_size, rank, processes, self.options.isolate, starts
+        )
 
-    def _place(self) -> tuple[int, int]:
-        """This process among those that train together, and their number."""
-        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+    def _place(self) -> tuple[int, int, int]:
+        """This process among those that train together, their number, and the batches of an update."""
+        trainer: Any = self.trainer
+        if trainer is None:
+            return 0, 1, 1
+        return trainer.global_rank, trainer.world_size, trainer.accumulate_grad_batches
 
 
 class TrainLoader:

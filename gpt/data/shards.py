@@ -1,4 +1,4 @@
-"""A prepared folder: for each split its tokens and an index of document starts, and `meta.json`.
+"""A prepared folder: for each split its tokens and an index of document starts, and `META`.
 
 Tokens are little-endian uint16 or uint32, one document after another, each followed by `<|endoftext|>`; those
 of examples are int32, with -1 - id for a token that is not scored.
@@ -20,8 +20,7 @@ from gpt.progress import notice
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
 
-META = "meta.json"
-FORMAT = 4
+META = "meta-4.json"  # with a number that changes with the format
 INDEX_DTYPE = np.dtype("<i8")
 _STRETCH = 1 << 12  # tokens
 
@@ -85,9 +84,8 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Meta:
-    """What `meta.json` holds."""
+    """What the file `META` holds."""
 
-    format: int
     key: str
     """Of all that decides what is in the folder: text, tokenizer and options."""
     tokenizer: dict[str, Any]
@@ -95,10 +93,6 @@ class Meta:
     """Around the messages, if the documents are examples."""
     splits: dict[str, dict[str, Any]]
     """The `Counts` of each."""
-
-    def __post_init__(self) -> None:
-        if self.format != FORMAT:
-            raise InputError(f"it has format {self.format}, not {FORMAT}")
 
 
 class Prepared:
@@ -111,14 +105,12 @@ class Prepared:
             self.counts = {split: build(Counts, self.meta.splits.get(split)) for split in SPLITS}
             self.tokenizer = Tokenizer.from_dict(self.meta.tokenizer)
             template = self.meta.template
-            self.template = None if template is None else Template.from_dict(template)
+            self.template = None if template is None else build(Template, template)
             self.dtype = token_dtype(self.tokenizer.n_vocab, self.template is not None)
             for split, counts in self.counts.items():
                 self._check(f"{split}.bin", counts.tokens * self.dtype.itemsize)
                 self._check(f"{split}-documents.bin", counts.documents * INDEX_DTYPE.itemsize)
-        except FileNotFoundError as error:
-            raise InputError(f"{folder} is not prepared data, it lacks {error.filename}") from error
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise InputError(f"{folder} is not what gpt prepare writes: {error}; prepare it again") from error
 
     def _check(self, name: str, expected: int) -> None:

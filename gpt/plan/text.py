@@ -53,6 +53,7 @@ class Text:
     error: float = 0.0  # of bits per byte on what is held out, its standard error as a share of them
     tokenizing: float = 0.0  # seconds, 0 for a text that is tokenized and divided already
     most_bytes: int | None = None  # of a longer text are read
+    in_order: bool = False  # and these are its first, as of a compressed file
 
     @property
     def train_bytes(self) -> float:
@@ -96,7 +97,12 @@ def measure(
     if not val or not divided.rule.below:
         raise InputError("a plan needs held-out text to predict: leave --data.val_fraction out")
     wanted = find_vocabulary(vocabulary or "learn", vocab_size or _SIZES[-1])
-    known = {"size": divided.size, "val_fraction": divided.rule.share, "most_bytes": divided.drawn}
+    known: dict[str, Any] = {
+        "size": divided.size,
+        "val_fraction": divided.rule.share,
+        "most_bytes": divided.drawn,
+    }
+    known["in_order"] = source.size() is None
     if isinstance(wanted, Tokenizer):
         tokenizers = [wanted]
     else:

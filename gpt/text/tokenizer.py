@@ -97,7 +97,6 @@ class Tokenizer:
             pat_str=WORDS,
             mergeable_ranks={token: rank for rank, token in enumerate(self.tokens)},
             special_tokens={END_OF_TEXT: self.eot},
-            explicit_n_vocab=self.n_vocab,
         )
 
     def encode(self, text: str, allow_special: bool = False) -> list[int]:
@@ -126,6 +125,7 @@ class Tokenizer:
             raise InputError(f"token id {outside[0]} is outside the {self.n_vocab}-token vocabulary")
         return self.encoding.decode_bytes(ids)
 
+    @lru_cache(maxsize=8)  # noqa: B019 (shared by equal tokenizers)
     def byte_lengths(self) -> NDArray[np.int64]:
         """UTF-8 bytes of text that each id stands for, (n_vocab,); 0 for `<|endoftext|>`."""
         return np.array([*map(len, self.tokens), 0], dtype=np.int64)

@@ -3,11 +3,10 @@
 import hashlib
 import os
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt.errors import InputError
+from gpt.errors import InputError, check_least
 from gpt.text.table import byte_letters, unspell
 from gpt.text.tokenizer import SMALLEST_SIZE, Tokenizer, split_at_words
 
@@ -25,8 +24,7 @@ class Learned:
     n_vocab: int  # at most: a text has those that stand in it twice
 
     def __post_init__(self) -> None:
-        if self.n_vocab < SMALLEST_SIZE:
-            raise InputError(f"a vocabulary has at least {SMALLEST_SIZE} tokens, got learn:{self.n_vocab}")
+        check_least(SMALLEST_SIZE, vocab_size=self.n_vocab)
 
 
 def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
@@ -48,9 +46,8 @@ def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
     return Tokenizer.from_file(Path(name))
 
 
-def learn(texts: Iterable[str], wanted: Learned) -> Tokenizer:
+def learn(texts: list[str], wanted: Learned) -> Tokenizer:
     """The vocabulary of the most frequent pairs, as far as they stand in the texts twice."""
-    texts = list(texts)
     size = max(wanted.n_vocab, _USUAL_SIZE)
     key = hashlib.sha256("".join(texts).encode()).hexdigest(), size
     if key not in _learned:

@@ -59,7 +59,7 @@ def test_one_thread_and_two_learn_the_same_table(tmp_path):
         "import argparse, pickle, typing; from pathlib import Path; from hashlib import sha256;"
         "from gpt.text.vocabulary import Learned, learn;"
         "texts = [Path(each.__file__).read_text(encoding='utf-8') for each in (argparse, pickle, typing)];"
-        "print(sha256(repr(learn(iter(texts), Learned(600)).tokens).encode()).hexdigest())"
+        "print(sha256(repr(learn(texts, Learned(600)).tokens).encode()).hexdigest())"
     )
     found = set()
     for threads in ("1", "2"):
@@ -147,7 +147,7 @@ def test_names():
             for name in ("gpt3", "learn:many", "gpt2:")
         ),
         ("learn:" + "9" * 5000, "unknown vocabulary"),
-        ("learn:256", "at least 257 tokens, got learn:256"),
+        ("learn:256", "vocab_size must be at least 257, got 256"),
         ("gpt2:99999", "50257, got 99999"),
     ):
         with pytest.raises(InputError, match=message):
