@@ -35,12 +35,12 @@ def python_stdlib() -> Iterator[str]:
             yield text
 
 
-_CORPORA = {"python-docs": python_docs, "python-stdlib": python_stdlib}
+_CORPORA = {"builtin:python-docs": python_docs, "builtin:python-stdlib": python_stdlib}
 
 
 @cache
 def texts(name: str) -> list[str]:
-    """The documents of the corpus of this name."""
+    """The documents of the corpus of this name in a recipe."""
     return list(_CORPORA[name]())
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from gpt.data.prepare import prepare_for
 from gpt.data.shards import Prepared
 from gpt.errors import InputError, check_least
-from gpt.plain import parse_yaml
+from gpt.plain import build, parse_yaml
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
 
@@ -25,7 +25,7 @@ def training_text(run: Path | None, tokenizer: Tokenizer) -> NDArray[Any]:
     try:
         data = parse_yaml((run / "config.yaml").read_text(encoding="utf-8"))["data"]
         options = {name: data[name] for name in ("val_fraction", "most_bytes", "text_column")}
-        template = Template.from_dict(data["template"])
+        template = build(Template, data["template"])
         folder = prepare_for(tokenizer, data["corpus"], template=template, **options)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"the training text of {run} is not at hand: {error}") from None

@@ -5,20 +5,18 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from glob import escape, glob
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from gpt.data import builtin
 from gpt.data.documents import Piece, cut, read_documents
 from gpt.data.formats import (
     PART_BYTES,
     file_format,
-    file_size,
-    is_compressed,
     named,
-    part_count,
+    part_sizes,
     read_rows,
     read_text,
 )
@@ -30,6 +28,8 @@ from gpt.text.template import DEFAULT_TEMPLATE, Template
 
 _PROTOCOLS = ("https", "http", "s3", "gs", "hf")
 _LARGEST_RECIPE = 1 << 16  # bytes
+_FEWEST_PARTS = 8  # to draw from, if there are so many
+_ORDERED = 8
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
@@ -44,22 +44,21 @@ class Corpus:
     text_column: str = "text"
     template: Template = DEFAULT_TEMPLATE
 
+    @cached_property
+    def _part_sizes(self) -> list[list[int]]:
+        """Of each file, see `part_sizes`."""
+        return [part_sizes(name) for name in self.files]
+
     def size(self) -> int | None:
         """Bytes of the files; None if unknown before reading, as of what is compressed or on the hub."""
-        size = 0
-        for name in self.files:
-            kind, _, rest = name.partition(":")
-            if kind == "hub" or is_compressed(name):
-                return None
-            size += sum(map(len, builtin.texts(rest))) if kind == "builtin" else file_size(name)
-        return size
+        return sum(map(sum, self._part_sizes)) if all(self._part_sizes) else None
 
     def pieces(self, most_bytes: int | None = None) -> Iterator[Piece]:
         """The documents in order, in pieces; with `most_bytes`, parts of about so many bytes in all.
 
         Files are read at places spread over all of them, and with more bytes at the same places and others.
-        Of rows that can only be read in order, some are taken. What has no known size, such as a compressed
-        file, is read from its beginning on.
+        Of rows that can only be read in order, some of the first `_ORDERED` times as many bytes are taken.
+        What has no known size, such as a compressed file, is read from its beginning on.
         """
         read = 0
         for piece in self._pieces(most_bytes):
@@ -70,35 +69,35 @@ class Corpus:
 
     def _pieces(self, most_bytes: int | None) -> Iterator[Piece]:
         share = most_bytes / (self.size() or most_bytes) if most_bytes else 1.0
+        count = sum(map(len, self._part_sizes))
+        of_parts = min(1.0, max(share, _FEWEST_PARTS / max(1, count)))
         passed = 0  # parts of the files before
-        for name in self.files:
+        for name, sizes in zip(self.files, self._part_sizes, strict=True):
+            places = [number for number in range(len(sizes)) if evenly_spread(passed + number) < of_parts]
+            passed += len(sizes)
+            if sizes and not places:
+                continue
+            parts = places if share < 1.0 else None
             with named(name):
-                parts: list[int] | None = None
-                if share < 1.0 and (count := part_count(name)):
-                    parts = [part for part in range(count) if evenly_spread(passed + part) < share]
-                    passed += count
-                if parts == []:
-                    continue
                 if file_format(name) == "text":
                     texts = filter(None, read_text(name, parts))
                     yield from (Piece(text, first=not number) for number, text in enumerate(texts))
-                    continue
-                rows = enumerate(self._rows(name, parts))
-                drawn = (row for number, row in rows if parts or evenly_spread(number) < share)
-                yield from cut(read_documents(drawn, self.text_column, self.template))
+                else:
+                    rows = enumerate(self._rows(name, parts))
+                    of_rows = max(share / of_parts, 1 / _ORDERED)
+                    drawn = (row for number, row in rows if evenly_spread(number) < of_rows)
+                    yield from cut(read_documents(drawn, self.text_column, self.template))
 
     def _rows(self, name: str, parts: list[int] | None) -> Iterator[dict[str, Any]]:
         kind, _, rest = name.partition(":")
-        if kind == "builtin":
-            yield from ({self.text_column: text} for text in builtin.texts(rest))
-        elif kind == "hub":
-            from datasets import load_dataset
-
-            found = load_dataset(rest, self.subset, split="train", revision=self.revision, streaming=True)
-            for table in found.with_format("arrow").iter(batch_size=256):
-                yield from table.to_pylist()
-        else:
+        if kind != "hub":
             yield from read_rows(name, parts)
+            return
+        from datasets import load_dataset
+
+        found = load_dataset(rest, self.subset, split="train", revision=self.revision, streaming=True)
+        for table in found.with_format("arrow").iter(batch_size=256):
+            yield from table.to_pylist()
 
 
 def evenly_spread(number: int) -> float:
@@ -112,15 +111,12 @@ def find_corpus(name: str, **options: Any) -> Corpus:
     The options are fields of `Corpus` in place of the recipe's or the defaults, unless None.
     """
     path = Path(name)
-    if name and path.is_dir():
-        corpus = Corpus(files=_folder_files(path))
-    elif path.is_file() and path.suffix == ".yaml":
+    if path.is_file() and path.suffix == ".yaml":
         corpus = _read_recipe(path)
     elif path.is_file() or "://" in name:
         corpus = Corpus(files=(name,))
-    elif any(mark in name for mark in "*?["):
-        found = sorted(file for file in glob(name, recursive=True) if not os.path.isdir(file))
-        corpus = Corpus(files=tuple(found))
+    elif name and (path.is_dir() or any(mark in name for mark in "*?[")):
+        corpus = Corpus(files=_files(f"{escape(name)}/**/*" if path.is_dir() else name))
     elif name in recipes():
         corpus = _read_recipe(recipes()[name])
     elif is_hub_name(name):
@@ -153,16 +149,14 @@ def _read_recipe(path: Path) -> Corpus:
         raise InputError(f"{path} is not a recipe: it needs a mapping under `corpus` ({error})") from error
 
 
-def _folder_files(folder: Path) -> tuple[str, ...]:
-    """The files of a folder that are not hidden."""
-    names = sorted(glob(f"{escape(str(folder))}/**/*", recursive=True), key=lambda name: Path(name).parts)
-    files = [name for name in names if not os.path.isdir(name)]
-    texts = [name for name in files if file_format(name) == "text"]
-    rows = [name for name in files if file_format(name) != "text"]
-    if rows and texts:
+def _files(pattern: str) -> tuple[str, ...]:
+    """The files of a pattern, in order; those of a folder that are not hidden."""
+    files = sorted(name for name in glob(pattern, recursive=True) if not os.path.isdir(name))
+    kinds = {file_format(name) == "text": name for name in files}
+    if len(kinds) > 1:
         raise InputError(
-            f"the folder {folder} mixes files of rows ({rows[0]}) with texts ({texts[0]}): "
-            f"name one kind with a pattern, such as '{folder}/**/*{Path(rows[0]).suffix}'"
+            f"{pattern} mixes files of rows ({kinds[False]}) with texts ({kinds[True]}): "
+            f"name one kind with a pattern, such as '**/*{Path(kinds[False]).suffix}'"
         )
     return tuple(files)
 
@@ -177,15 +171,15 @@ def _at_hand(name: str) -> str:
 
 
 def _download(url: str) -> str:
-    if not url.startswith(tuple(f"{protocol}://" for protocol in _PROTOCOLS)) or "::" in url:
-        expected = ", ".join(_PROTOCOLS)  # fsspec reads templates of others
-        raise InputError(f"{url}: expected a path, or a URL of {expected} without ::")
+    protocol = url.partition("://")[0]
+    if protocol not in _PROTOCOLS:  # fsspec reads templates of others
+        raise InputError(f"{url}: expected a path, or a URL of {', '.join(_PROTOCOLS)}")
     key = hashlib.sha256(url.encode()).hexdigest()[:16]
     path = cache_folder() / "downloads" / key / (Path(urlsplit(url).path).name or "text")
     if not path.is_file():
         import fsspec
 
         notice(f"downloading {url} to {path}")
-        with named(url), fsspec.open(url, "rb") as far, atomic_write(path, "wb") as near:
+        with named(url), fsspec.filesystem(protocol).open(url, "rb") as far, atomic_write(path, "wb") as near:
             shutil.copyfileobj(far, near)
     return str(path)

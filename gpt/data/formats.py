@@ -1,4 +1,4 @@
-"""Files as text or rows: JSON lines, CSV, Parquet; plain or compressed.
+"""Files as text or rows: JSON lines, CSV, Parquet, what comes with Python; plain or compressed.
 
 Memory does not grow with a file: text is read in parts, rows one by one, and what must be whole, a line of
 JSON or a field of CSV, has a limit. InputErrors say what a file is, behind its name (`named`).
@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
+from gpt.data import builtin
 from gpt.errors import InputError
 
 PART_BYTES = 1 << 18  # of a file, which can be read without what is before it
@@ -25,25 +26,21 @@ _FORMATS |= {".parquet": "parquet"}
 _DECOMPRESSED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _LONGEST = 64 << 20  # bytes of a row: of a line of JSON, a field of CSV
 _LONGEST_LINE = 1 << 16  # bytes of a line of text that is not cut up
-_FEWEST_GROUPS = 20  # of a Parquet file's rows, to draw from
 
 
 def file_format(name: str) -> str:
-    """`text`, or what rows are in: `json`, `csv`, `parquet`, for those of the hub and the library `rows`."""
+    """`text`, or what rows are in: `json`, `csv`, `parquet`, `hub`, `builtin`."""
     if name.startswith(("hub:", "builtin:")):
-        return "rows"
+        return name.partition(":")[0]
     stem, ending = os.path.splitext(name.lower())
-    return _FORMATS.get(os.path.splitext(stem)[1] if is_compressed(name) else ending, "text")
+    if ending in _DECOMPRESSED:
+        ending = os.path.splitext(stem)[1]
+    return _FORMATS.get(ending, "text")
 
 
-def is_compressed(name: str) -> bool:
-    """Whether the file's ending is one of a compression."""
-    return os.path.splitext(name.lower())[1] in _DECOMPRESSED
-
-
-def _opened(name: str) -> Any:
-    """The bytes of a file, decompressed according to its ending."""
-    return _DECOMPRESSED.get(os.path.splitext(name.lower())[1], open)(name, "rb")
+def _opener(name: str) -> Any:
+    """What opens a file, or decompresses it according to its ending."""
+    return _DECOMPRESSED.get(os.path.splitext(name.lower())[1], open)
 
 
 @contextmanager
@@ -58,27 +55,26 @@ def named(name: str) -> Iterator[None]:
         raise InputError(f"cannot read {name} ({type(error).__name__}: {line})") from error
 
 
-def file_size(name: str) -> int:
-    """The bytes of a file, of Parquet without its compression."""
-    if file_format(name) != "parquet":
-        return os.stat(name).st_size
-    from pyarrow.parquet import read_metadata
+def part_sizes(name: str) -> list[int]:
+    """The bytes of the parts of a file that can be read without the others, of Parquet uncompressed.
 
-    found = read_metadata(name)
-    return sum(found.row_group(number).total_byte_size for number in range(found.num_row_groups))
-
-
-def part_count(name: str) -> int:
-    """The parts of a file that can be read without the others; 0 of one that is read in order."""
+    None of what has to be read to know its size.
+    """
     kind = file_format(name)
+    if kind == "hub" or _opener(name) is not open:
+        return []
+    if kind == "builtin":
+        return [sum(map(len, builtin.texts(name)))]
     if kind == "parquet":
-        from pyarrow.parquet import ParquetFile
+        from pyarrow.parquet import read_metadata
 
-        groups = int(ParquetFile(name).num_row_groups)
-        return groups if groups >= _FEWEST_GROUPS else 0
-    if kind in ("csv", "rows"):  # a quotation has line breaks
-        return 0
-    return -(-os.stat(name).st_size // PART_BYTES)
+        with named(name):
+            found = read_metadata(name)
+        return [found.row_group(number).total_byte_size for number in range(found.num_row_groups)]
+    size = os.stat(name).st_size
+    if kind == "csv":  # a quotation has line breaks
+        return [size]
+    return [min(PART_BYTES, size - start) for start in range(0, max(1, size), PART_BYTES)]
 
 
 def read_text(name: str, parts: Iterable[int] | None, longest: int = _LONGEST_LINE) -> Iterator[str]:
@@ -86,7 +82,7 @@ def read_text(name: str, parts: Iterable[int] | None, longest: int = _LONGEST_LI
 
     Part k begins with the first line after k * PART_BYTES, where one does in the next `longest` bytes.
     """
-    with _opened(name) as file:
+    with _opener(name)(name, "rb") as file:
         position = 0
         for number in count() if parts is None else parts:
             begin, end = number * PART_BYTES, (number + 1) * PART_BYTES
@@ -119,12 +115,16 @@ def _rest_of_line(file: Any, longest: int) -> bytes:
 def read_rows(name: str, parts: Sequence[int] | None) -> Iterator[dict[str, Any]]:
     """The rows of a file, or those in some of its parts."""
     kind = file_format(name)
+    if kind == "builtin":
+        yield from ({"text": text} for text in builtin.texts(name))
+        return
     if kind == "parquet":
         from pyarrow.parquet import ParquetFile
 
         for batch in ParquetFile(name).iter_batches(256, row_groups=parts):
             yield from batch.to_pylist()
         return
+    parts = None if kind == "csv" else parts
     lines = (line for text in read_text(name, parts, _LONGEST) for line in io.StringIO(text))
     if kind == "csv":
         yield from _csv_rows(lines, "\t" if ".tsv" in name.lower() else ",")

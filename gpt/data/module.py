@@ -7,10 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Sampler
 
 from gpt.data.prepare import prepare_for
 from gpt.data.shards import Prepared
@@ -62,6 +59,7 @@ class TokenData(pl.LightningDataModule):
         vocab_size: size of the vocabulary where no `vocabulary` is named; GPT-2's whole one has 50257.
         context_length: tokens in a window.
         seed: selects the order of the windows.
+        tokenizer: encodes the text in place of the vocabulary.
         options: the other fields of `DataOptions`.
     """
 
@@ -71,12 +69,13 @@ class TokenData(pl.LightningDataModule):
         vocab_size: int = 2048,
         context_length: int = 128,
         seed: int = 0,
+        tokenizer: Tokenizer | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         self.options = DataOptions(corpus=corpus, **options)
         check_least(1, context_length=context_length)
-        self.vocabulary = find_vocabulary(self.options.vocabulary, vocab_size)
+        self.vocabulary = tokenizer or find_vocabulary(self.options.vocabulary, vocab_size)
         self.context_length = context_length
         self.batch_size = self.options.batch_size
         self.seed = seed
@@ -98,23 +97,8 @@ class TokenData(pl.LightningDataModule):
         """The tokenizer of the prepared files."""
         return self.prepared.tokenizer
 
-    @cached_property
-    def byte_lengths(self) -> NDArray[np.int64]:
-        """UTF-8 bytes of text that each id stands for, (n_vocab,)."""
-        return self.tokenizer.byte_lengths()
-
-    def use(self, tokenizer: Tokenizer) -> None:
-        """Encode with this tokenizer, whatever the options are."""
-        self.vocabulary = tokenizer
-        for name in ("prepared", "byte_lengths"):
-            self.__dict__.pop(name, None)
-
-    def prepare_data(self) -> None:
-        """Tokenize the corpus, on one process of each machine, unless it is prepared already."""
-        _ = self.prepared  # kept: hashing the corpus again for `setup` would read it whole
-
     def setup(self, stage: str) -> None:
-        """Open the prepared files on every process, and divide an update into batches."""
+        """Tokenize the corpus, unless another process has, and divide an update into batches."""
         _ = self.prepared
         if stage == "fit" and self.trainer is not None and self.options.tokens_per_update is not None:
             self._divide(self.options.tokens_per_update)
@@ -137,40 +121,46 @@ class TokenData(pl.LightningDataModule):
     @property
     def windows_per_update(self) -> int:
         """Windows that all processes together take for an update."""
-        accumulate = self.trainer.accumulate_grad_batches if self.trainer else 1
-        return self.batch_size * self._place()[1] * accumulate
+        _, processes, accumulate = self._place()
+        return self.batch_size * processes * accumulate
 
     def train_dataloader(self) -> "TrainLoader":
         """(x, y) of (B, T) int64, y one token ahead of x; with `isolate` document ids too."""
         stream, length = self.prepared.stream("train"), self.context_length
+        if len(stream) < length:
+            raise InputError(
+                f"the training text has {len(stream)} tokens, fewer than the context_length of {length}: "
+                "give more text or a smaller context_length"
+            )
         windows: Grid | Packed
         if self.prepared.template:  # examples
             starts = self.prepared.document_starts("train")
             windows = Packed(starts, len(stream), length, stream.tokens >= 0)
         else:
             windows = Grid(len(stream), length, self.seed, self.options.shift)
-        rank, processes = self._place()
+        rank, processes, accumulate = self._place()
         dataset = TrainWindows(
             stream, windows, self.batch_size, self.seed, rank, processes, self.options.isolate
         )
-        accumulate = self.trainer.accumulate_grad_batches if self.trainer else 1
         return TrainLoader(dataset, accumulate, self.place)
 
-    def val_dataloader(self) -> "DataLoader[Batch]":
+    def val_dataloader(self) -> EvalWindows:
         """The whole split once, in order: padding has the target IGNORE_INDEX."""
-        stream, place = self.prepared.stream("val"), self._place()
+        stream, (rank, processes, _) = self.prepared.stream("val"), self._place()
         starts = self.prepared.document_starts("val") if self.prepared.template else None
-        dataset = EvalWindows(
-            stream, self.context_length, self.batch_size, *place, self.options.isolate, starts
+        return EvalWindows(
+            stream, self.context_length, self.batch_size, rank, processes, self.options.isolate, starts
         )
-        return DataLoader(dataset, **_loading())
 
-    def _place(self) -> tuple[int, int]:
-        """This process among those that train together, and their number."""
-        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+    def _place(self) -> tuple[int, int, int]:
+        """This process among those that train together, their number, and the batches of an update."""
+        trainer: Any = self.trainer
+        if trainer is None:
+            return 0, 1, 1
+        return trainer.global_rank, trainer.world_size, trainer.accumulate_grad_batches
 
 
-class TrainLoader(DataLoader[Batch]):
+class TrainLoader:
     """Batches of consecutive numbers: each iteration continues where the last one stopped.
 
     It begins at the `place`, in windows. An epoch's batches are rounded up to a multiple of `multiple_of`, so
@@ -178,41 +168,25 @@ class TrainLoader(DataLoader[Batch]):
     """
 
     def __init__(self, dataset: TrainWindows, multiple_of: int = 1, place: int = 0) -> None:
-        self._numbers = _Consecutive(math.ceil(len(dataset) / multiple_of) * multiple_of)
+        self.dataset = dataset
+        self._count = math.ceil(len(dataset) / multiple_of) * multiple_of
         self._windows_per_batch = dataset.batch_size * dataset.world_size
         self.load_state_dict({"windows": place})
-        super().__init__(dataset, sampler=self._numbers, **_loading())
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Batch]:
+        pin = torch.cuda.is_available()  # a GPU copies these while it computes
+        for _ in range(self._count):
+            batch = self.dataset[self._next]
+            self._next += 1
+            yield tuple(part.pin_memory() for part in batch) if pin else batch
 
     def state_dict(self) -> dict[str, int]:
         """The windows that all processes have taken."""
-        return {"windows": self._numbers.next * self._windows_per_batch}
+        return {"windows": self._next * self._windows_per_batch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue after the windows that `state_dict` counted, with another batch size too."""
-        self._numbers.next = state["windows"] // self._windows_per_batch
-
-
-@dataclass
-class _Consecutive(Sampler[int]):
-    """The numbers of an epoch's batches, from `next` on."""
-
-    count: int
-    next: int = 0
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __iter__(self) -> Iterator[int]:
-        for _ in range(self.count):
-            self.next += 1
-            yield self.next - 1
-
-
-def _loading() -> dict[str, Any]:
-    """Options of a DataLoader of whole batches, read from a memory map by this process."""
-    return {
-        "batch_size": None,
-        "collate_fn": tuple,  # a batch is one already
-        "pin_memory": torch.cuda.is_available(),
-        "generator": torch.Generator(),  # the default is the global one, which dropout uses
-    }
+        self._next = state["windows"] // self._windows_per_batch

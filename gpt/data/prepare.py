@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gpt.data.corpus import find_corpus
 from gpt.data.documents import Piece
-from gpt.data.shards import FORMAT, INDEX_DTYPE, META, Counts, Meta, Prepared, token_dtype
+from gpt.data.shards import INDEX_DTYPE, META, Counts, Meta, Prepared, token_dtype
 from gpt.data.split import SPLITS, Divided
 from gpt.errors import InputError, check_least
 from gpt.files import cache_folder, write_json
@@ -48,9 +48,8 @@ def prepare(
     Args:
         corpus: a file, folder, pattern, URL or prepared folder, a recipe's name, or the hub's OWNER/NAME.
         output: the folder to write; by default one in the cache, named by text, tokenizer and options.
-        vocabulary: gpt2, gpt2:SIZE (a prefix of it), learn:SIZE (learned from the training part of the text),
-            learn (at most `vocab_size` tokens), a tokenizer.json file; by default GPT-2's first
-            `vocab_size`.
+        vocabulary: gpt2, gpt2:SIZE (a prefix of it), learn:SIZE (at most so many, of the training part of the
+            text), learn (at most `vocab_size`), a tokenizer.json file; by default GPT-2's first `vocab_size`.
         vocab_size: tokens of a vocabulary of which `vocabulary` gives no number: GPT-2's has 50257.
         val_fraction: the fraction of the text to hold out; by default a tenth of a text up to a megabyte, of
             a longer one 100 times the root of its bytes.
@@ -87,7 +86,7 @@ def prepare_for(
     source = find_corpus(corpus, **reading)
     found = [os.stat(file) for file in source.files if os.path.exists(file)]
     stamps = [(one.st_size, one.st_mtime_ns, one.st_ino) for one in found]  # an edit changes them
-    parts = FORMAT, sys.version, source, stamps, vars(vocabulary), val_fraction, most_bytes
+    parts = META, sys.version, source, stamps, vars(vocabulary), val_fraction, most_bytes
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
     folder = Path(output) if output is not None else cache_folder() / key
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +134,6 @@ def _write(folder: Path, divided: Divided, tokenizer: Tokenizer, key: str) -> Me
         for writer in writers.values():
             writer.end()
     return Meta(
-        format=FORMAT,
         key=key,
         tokenizer=tokenizer.to_dict(),
         template=as_dict(divided.source.template) if examples else None,
@@ -226,13 +224,9 @@ def _is_done(folder: Path, key: str) -> bool:
 
 
 def _check_vocabulary(folder: Path, wanted: Tokenizer | Learned) -> Path:
-    """A prepared folder has the tokenizer that is wanted, or a learned one of its size."""
+    """A prepared folder keeps its tokenizer: an InputError if another one is wanted."""
     found = Prepared(folder).tokenizer
-    if isinstance(wanted, Learned):
-        fits = wanted.at_most or wanted.n_vocab == found.n_vocab
-    else:
-        fits = found == wanted
-    if not fits:
+    if not isinstance(wanted, Learned) and found != wanted:
         raise InputError(
             f"{folder} was prepared with vocab_size {found.n_vocab}, not {wanted.n_vocab}, or with another "
             "vocabulary: take the vocabulary learn, which takes it as it is, or prepare the text again"

@@ -1,4 +1,4 @@
-"""A prepared folder: for each split its tokens and an index of document starts, and `meta.json`.
+"""A prepared folder: for each split its tokens and an index of document starts, and `META`.
 
 Tokens are little-endian uint16 or uint32, one document after another, each followed by `<|endoftext|>`; those
 of examples are int32, with -1 - id for a token that is not scored.
@@ -20,10 +20,9 @@ from gpt.progress import notice
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
 
-META = "meta.json"
-FORMAT = 4
+META = "meta-4.json"  # with a number that changes with the format
 INDEX_DTYPE = np.dtype("<i8")
-_STRETCHES = 64
+_STRETCH = 1 << 12  # tokens
 
 
 def token_dtype(vocab_size: int, examples: bool = False) -> np.dtype[Any]:
@@ -85,9 +84,8 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Meta:
-    """What `meta.json` holds."""
+    """What the file `META` holds."""
 
-    format: int
     key: str
     """Of all that decides what is in the folder: text, tokenizer and options."""
     tokenizer: dict[str, Any]
@@ -95,10 +93,6 @@ class Meta:
     """Around the messages, if the documents are examples."""
     splits: dict[str, dict[str, Any]]
     """The `Counts` of each."""
-
-    def __post_init__(self) -> None:
-        if self.format != FORMAT:
-            raise InputError(f"it has format {self.format}, not {FORMAT}")
 
 
 class Prepared:
@@ -111,14 +105,12 @@ class Prepared:
             self.counts = {split: build(Counts, self.meta.splits.get(split)) for split in SPLITS}
             self.tokenizer = Tokenizer.from_dict(self.meta.tokenizer)
             template = self.meta.template
-            self.template = None if template is None else Template.from_dict(template)
+            self.template = None if template is None else build(Template, template)
             self.dtype = token_dtype(self.tokenizer.n_vocab, self.template is not None)
             for split, counts in self.counts.items():
                 self._check(f"{split}.bin", counts.tokens * self.dtype.itemsize)
                 self._check(f"{split}-documents.bin", counts.documents * INDEX_DTYPE.itemsize)
-        except FileNotFoundError as error:
-            raise InputError(f"{folder} is not prepared data, it lacks {error.filename}") from error
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise InputError(f"{folder} is not what gpt prepare writes: {error}; prepare it again") from error
 
     def _check(self, name: str, expected: int) -> None:
@@ -131,20 +123,13 @@ class Prepared:
 
     def spread_ids(self, most: int, split: str) -> NDArray[np.int64]:
         """About so many ids of a split, in stretches from all of it."""
-        stream = self.stream(split)
-        stretch = max(1, min(most, len(stream)) // _STRETCHES)
-        starts = np.linspace(0, max(0, len(stream) - stretch), _STRETCHES).astype(np.int64)
-        return token_ids(stream.rows(starts, stretch)[:, 1:]).ravel()
+        tokens = self.stream(split).tokens
+        starts = range(0, len(tokens), max(_STRETCH, _STRETCH * len(tokens) // most))
+        return token_ids(np.concatenate([tokens[start : start + _STRETCH] for start in starts]))
 
     def document_starts(self, split: str) -> NDArray[np.int64]:
         """The position in `stream(split)` of each document's first token."""
         return np.fromfile(self.folder / f"{split}-documents.bin", INDEX_DTYPE)
-
-    @property
-    def held_out(self) -> float:
-        """The share of the text in `val`, of its bytes."""
-        train, val = (counts.bytes for counts in self.counts.values())
-        return val / max(1, train + val)
 
     def check_examples(self, context_length: int, isolate: bool) -> None:
         """Warn of examples that no window holds; an InputError if `isolate` would cut others."""

@@ -8,16 +8,15 @@ Shapes: B windows in a batch of this process, T context_length, N windows in an 
 
 import math
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from gpt.data.shards import Stream, token_ids
-from gpt.errors import InputError
 
 IGNORE_INDEX = -100  # the target of a position that is not scored, as in `cross_entropy`
 Batch = tuple[Tensor, ...]  # x, y, and with `isolate` the document of each token: (B, T) int64 each
@@ -60,7 +59,6 @@ class Grid:
     """Windows of T targets side by side; with `shift`, equally many at another offset each epoch."""
 
     def __init__(self, tokens: int, context_length: int, seed: int = 0, shift: bool = False) -> None:
-        _check_length(tokens, context_length)
         self.context_length, self.seed = context_length, seed
         self.count = max(1, (tokens - (context_length - 1 if shift else 0)) // context_length)
         self._offsets = min(tokens - self.count * context_length + 1, context_length) if shift else 1
@@ -85,7 +83,6 @@ class Packed:
         context_length: int,
         scored: NDArray[np.bool_] | None = None,
     ) -> None:
-        _check_length(tokens, context_length)
         self.context_length = context_length
         document_ends = np.append(document_starts[1:], tokens)
         bounds, begin = array("q"), 0  # where windows begin
@@ -105,14 +102,6 @@ class Packed:
         """Where the windows of these numbers lie, the same in every epoch."""
         kept = self._kept[windows]
         return self._bounds[kept], self._bounds[kept + 1] - self._bounds[kept]
-
-
-def _check_length(tokens: int, context_length: int) -> None:
-    if tokens < context_length:
-        raise InputError(
-            f"the training text has {tokens} tokens, fewer than the context_length of {context_length}: "
-            "give more text or a smaller context_length"
-        )
 
 
 def make_batch(stream: Stream, spans: Spans, context_length: int, isolate: bool) -> Batch:
@@ -137,7 +126,7 @@ def make_batch(stream: Stream, spans: Spans, context_length: int, isolate: bool)
 
 
 @dataclass
-class TrainWindows(Dataset[Batch]):
+class TrainWindows:
     """Training batches by number: `dataset[k]` is batch k of this process, for any k from 0 on.
 
     Window g of a run, counted over all processes, is number g % N of epoch g // N. Batch k of a process is
@@ -184,7 +173,7 @@ def each_token_once(
     tokens: int, context_length: int, document_starts: NDArray[np.int64] | None = None
 ) -> Spans:
     """Windows of all of a stream in order, packed where `document_starts` are given, else side by side."""
-    if document_starts is not None and tokens > context_length:
+    if document_starts is not None:
         packed = Packed(document_starts, tokens, context_length)
         return packed.spans(np.arange(packed.count), 0)
     starts = np.arange(0, tokens, context_length)
@@ -192,7 +181,7 @@ def each_token_once(
 
 
 @dataclass
-class EvalWindows(Dataset[Batch]):
+class EvalWindows:
     """A split once, in order; all processes have equally many batches, the last filled up with padding."""
 
     stream: Stream
@@ -209,6 +198,9 @@ class EvalWindows(Dataset[Batch]):
 
     def __len__(self) -> int:
         return math.ceil(self._spans.shape[1] / (self.batch_size * self.world_size))
+
+    def __iter__(self) -> Iterator[Batch]:
+        return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, batch: int) -> Batch:
         first = (batch * self.world_size + self.rank) * self.batch_size

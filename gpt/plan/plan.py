@@ -71,8 +71,8 @@ class Plan:
     @property
     def part(self) -> str:
         """How much of a longer text it reads."""
-        most = self.text.most_bytes
-        return f"; of the text it reads {most / 1e6:,.0f} MB" if most else ""
+        most, first = self.text.most_bytes, "the first " if self.text.in_order else ""
+        return f"; of the text it reads {first}{most / 1e6:,.0f} MB" if most else ""
 
     @property
     def tokens(self) -> int:

@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ class Text:
     error: float = 0.0  # of bits per byte on what is held out, its standard error as a share of them
     tokenizing: float = 0.0  # seconds, 0 for a text that is tokenized and divided already
     most_bytes: int | None = None  # of a longer text are read
+    in_order: bool = False  # and these are its first, as of a compressed file
 
     @property
     def train_bytes(self) -> float:
@@ -77,11 +78,12 @@ def measure(
     """
     if (Path(corpus) / META).is_file():
         prepared = Prepared(Path(corpus))
-        if not prepared.counts["val"].bytes:
+        sizes = [prepared.counts[split].bytes for split in SPLITS]
+        if not sizes[1]:
             raise InputError(f"a plan needs held-out text to predict: prepare {corpus} with a --val_fraction")
         train, val = (prepared.tokenizer.decode(prepared.spread_ids(_SAMPLE // 4, split)) for split in SPLITS)
-        size = sum(prepared.counts[split].bytes for split in SPLITS)
-        return _describe([prepared.tokenizer], train, val, size=size, val_fraction=prepared.held_out)
+        held_out = sizes[1] / sum(sizes)
+        return _describe([prepared.tokenizer], train, val, size=sum(sizes), val_fraction=held_out)
     source = find_corpus(corpus, **reading)
     divided = Divided(source, val_fraction, most_bytes)
     if divided.size < _SHORTEST:
@@ -95,11 +97,16 @@ def measure(
     if not val or not divided.rule.below:
         raise InputError("a plan needs held-out text to predict: leave --data.val_fraction out")
     wanted = find_vocabulary(vocabulary or "learn", vocab_size or _SIZES[-1])
-    known = {"size": divided.size, "val_fraction": divided.rule.share, "most_bytes": divided.drawn}
+    known: dict[str, Any] = {
+        "size": divided.size,
+        "val_fraction": divided.rule.share,
+        "most_bytes": divided.drawn,
+    }
+    known["in_order"] = source.size() is None
     if isinstance(wanted, Tokenizer):
         tokenizers = [wanted]
     else:
-        learned = learn(divided.to_learn_from(), replace(wanted, at_most=True))
+        learned = learn(divided.to_learn_from(), wanted)
         free = vocabulary in (None, "learn") and vocab_size is None
         sizes = [n for n in _SIZES if free and n <= learned.n_vocab] or [learned.n_vocab]
         tokenizers = [Tokenizer("own", table=learned.tokens[: n - 1]) for n in sizes]
@@ -131,7 +138,7 @@ def try_out(train: str, val: str) -> tuple[Trial, float]:
 
     Also the standard error of the bits per byte, as a share of them; infinite if `val` is very short.
     """
-    tokenizer = learn([train], Learned(n_vocab=1024, at_most=True))
+    tokenizer = learn([train], Learned(1024))
     known, new = (torch.from_numpy(tokenizer.encode_array(part).astype("int64")) for part in (train, val))
     if len(new) < 2:
         raise InputError("a plan needs held-out text to predict, a token of it is too little: hold out more")

@@ -1,6 +1,7 @@
 """The modules of a run: what its text, the weights that it begins with, and the machine decide."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from gpt.run.limits import COMPILED_SECONDS
 from gpt.run.options import Options
 from gpt.text.template import DEFAULT_TEMPLATE
 from gpt.text.tokenizer import Tokenizer
-from gpt.text.vocabulary import Learned
 from gpt.threads import cores
 from gpt.training.device import default_precision
 from gpt.training.module import LanguageModel
@@ -86,11 +86,12 @@ def _token_data(options: Options, tokenizer: Tokenizer | None) -> TokenData:
     """The text of a run, encoded with the tokenizer of its weights where they have one."""
     config, seed = options.model.config, options.seed_everything
     sizes: dict[str, Any] = {"vocab_size": config.vocab_size, "context_length": config.context_length}
-    data = TokenData(**as_dict(options.data), **sizes, seed=seed)
-    same = isinstance(data.vocabulary, Learned) and data.tokenizer == tokenizer
-    if tokenizer and not same:
-        data.use(tokenizer)
-    data.prepare_data()
+    new = partial(TokenData, **as_dict(options.data), **sizes, seed=seed)
+    learns = (options.data.vocabulary or "").startswith("learn")
+    data = new(tokenizer=None if learns else tokenizer)
+    if tokenizer and data.tokenizer != tokenizer:  # it was learned from another text
+        data = new(tokenizer=tokenizer)
+    _ = data.prepared
     return data
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gpt.errors import InputError
-from gpt.plain import build
 from gpt.text.table import END_OF_TEXT
 from gpt.text.tokenizer import Tokenizer
 
@@ -45,11 +44,6 @@ class Template:
             raise InputError(
                 f"the template's assistant must end with {_PLACE}, got {reprlib.repr(self.assistant)}"
             )
-
-    @classmethod
-    def from_dict(cls, saved: Any) -> "Template":
-        """The inverse of `dataclasses.asdict`; an InputError for anything else."""
-        return build(cls, saved)
 
     def to_jinja(self) -> str:
         """The template for transformers and llama.cpp, which encode a reply and the text before it in one."""

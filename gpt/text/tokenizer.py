@@ -42,16 +42,14 @@ class Tokenizer:
         vocab_size: int = _FULL_SIZE,
         table: Sequence[bytes] | None = None,
     ) -> None:
-        if name not in ("gpt2", "own") or (name == "own") != (table is not None):
+        if name != ("gpt2" if table is None else "own"):
             raise InputError(f"unknown tokenizer {name!r}, expected gpt2")
-        self.name = name
-        if table is not None:
-            self.tokens = list(table)  # the bytes of each by id, without `<|endoftext|>`
-            check_table(self.tokens)
-        elif SMALLEST_SIZE <= vocab_size <= _FULL_SIZE:
-            self.tokens = _table()[: vocab_size - 1]
-        else:
+        if not SMALLEST_SIZE <= vocab_size <= _FULL_SIZE:
             raise InputError(f"vocab_size must be {SMALLEST_SIZE} to {_FULL_SIZE}, got {vocab_size}")
+        self.name = name
+        self.tokens = list(_table()[: vocab_size - 1] if table is None else table)
+        """The bytes of each by id, without `<|endoftext|>`."""
+        check_table(self.tokens)
         self.n_vocab = len(self.tokens) + 1
 
     @classmethod
@@ -99,7 +97,6 @@ class Tokenizer:
             pat_str=WORDS,
             mergeable_ranks={token: rank for rank, token in enumerate(self.tokens)},
             special_tokens={END_OF_TEXT: self.eot},
-            explicit_n_vocab=self.n_vocab,
         )
 
     def encode(self, text: str, allow_special: bool = False) -> list[int]:
@@ -128,6 +125,7 @@ class Tokenizer:
             raise InputError(f"token id {outside[0]} is outside the {self.n_vocab}-token vocabulary")
         return self.encoding.decode_bytes(ids)
 
+    @lru_cache(maxsize=8)  # noqa: B019 (shared by equal tokenizers)
     def byte_lengths(self) -> NDArray[np.int64]:
         """UTF-8 bytes of text that each id stands for, (n_vocab,); 0 for `<|endoftext|>`."""
         return np.array([*map(len, self.tokens), 0], dtype=np.int64)

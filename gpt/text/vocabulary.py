@@ -3,16 +3,15 @@
 import hashlib
 import os
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt.errors import InputError
-from gpt.text.table import LIBRARY_WORDS, byte_letters, unspell
+from gpt.errors import InputError, check_least
+from gpt.text.table import byte_letters, unspell
 from gpt.text.tokenizer import SMALLEST_SIZE, Tokenizer, split_at_words
 
 _LONGEST_TOKEN = 128  # bytes, as in GPT-2's table
-_LONGEST_WORD = 256  # characters: the time to learn grows with the square of a word,
+_LONGEST_WORD = 256  # bytes: the time to learn grows with the square of a word,
 _PART = 1 << 14  # and that to cut a word with the square of the text it is in
 _USUAL_SIZE = 1 << 15  # tokens: so many take a tenth longer to learn than 4,096
 _learned: dict[tuple[str, int], list[bytes]] = {}  # by the text: a run has the vocabulary of its plan
@@ -22,12 +21,10 @@ _learned: dict[tuple[str, int], list[bytes]] = {}  # by the text: a run has the 
 class Learned:
     """A vocabulary to learn from the corpus; an InputError for fewer than 257 tokens."""
 
-    n_vocab: int
-    at_most: bool = False  # a text that supports fewer ids gets those
+    n_vocab: int  # at most: a text has those that stand in it twice
 
     def __post_init__(self) -> None:
-        if self.n_vocab < SMALLEST_SIZE:
-            raise InputError(f"a vocabulary has at least {SMALLEST_SIZE} tokens, got learn:{self.n_vocab}")
+        check_least(SMALLEST_SIZE, vocab_size=self.n_vocab)
 
 
 def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
@@ -35,7 +32,7 @@ def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
     if name is None:
         return Tokenizer("gpt2", vocab_size)
     if name == "learn":
-        return Learned(vocab_size, at_most=True)
+        return Learned(vocab_size)
     if name == "gpt2":
         return Tokenizer()
     if found := re.fullmatch(r"(gpt2|learn):(\d{1,9})", name):
@@ -49,17 +46,14 @@ def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
     return Tokenizer.from_file(Path(name))
 
 
-def learn(texts: Iterable[str], wanted: Learned) -> Tokenizer:
-    """The vocabulary of the most frequent pairs; an InputError if too few stand twice, unless `at_most`."""
-    texts = list(texts)
+def learn(texts: list[str], wanted: Learned) -> Tokenizer:
+    """The vocabulary of the most frequent pairs, as far as they stand in the texts twice."""
     size = max(wanted.n_vocab, _USUAL_SIZE)
     key = hashlib.sha256("".join(texts).encode()).hexdigest(), size
     if key not in _learned:
         _learned[key] = _train(texts, size)
-    table = _learned[key][: wanted.n_vocab - 1]  # of any size the beginning is the same
-    if len(table) < wanted.n_vocab - 1 and not wanted.at_most:
-        raise InputError(f"the text supports at most {len(table) + 1} tokens, got learn:{wanted.n_vocab}")
-    return Tokenizer("own", table=table)
+    # Of any size the beginning is the same.
+    return Tokenizer("own", table=_learned[key][: wanted.n_vocab - 1])
 
 
 def _train(texts: list[str], size: int) -> list[bytes]:
@@ -69,10 +63,9 @@ def _train(texts: list[str], size: int) -> list[bytes]:
     from tokenizers import Tokenizer as Library
 
     library = Library(models.BPE())
-    words = pre_tokenizers.Split(Regex(LIBRARY_WORDS), "isolated")
-    parts = pre_tokenizers.Split(Regex(rf"[\s\S]{{1,{_LONGEST_WORD}}}"), "isolated")
-    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    library.pre_tokenizer = pre_tokenizers.Sequence([words, parts, as_bytes])
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    parts = pre_tokenizers.Split(Regex(f".{{1,{_LONGEST_WORD}}}"), "isolated")
+    library.pre_tokenizer = pre_tokenizers.Sequence([words, parts])
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         min_frequency=2,

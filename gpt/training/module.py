@@ -136,11 +136,11 @@ class LanguageModel(LightningModule):
     def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
         batches = self.trainer.num_val_batches[0] * self.trainer.world_size
         parts = min(len(batch[0]), math.ceil(ERROR_BLOCKS / max(1, batches)))  # for the standard error
-        lengths = getattr(self.trainer.datamodule, "byte_lengths", None)  # type: ignore[attr-defined]
+        tokenizer = getattr(self.trainer.datamodule, "tokenizer", None)  # type: ignore[attr-defined]
         for part in zip(*(torch.tensor_split(tensor, parts) for tensor in batch), strict=True):
             tokens = int((part[1] != IGNORE_INDEX).sum())
             loss = float(self.cross_entropy(part)) if tokens else 0.0  # of padding alone
-            size = 0 if lengths is None else int(target_bytes(part[1].cpu(), lengths).sum())
+            size = int(target_bytes(part[1].cpu(), tokenizer.byte_lengths()).sum()) if tokenizer else 0
             self._val_sums.append([loss * tokens, tokens, size])
 
     def on_validation_epoch_end(self) -> None:

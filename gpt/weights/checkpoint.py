@@ -48,7 +48,7 @@ class ModelPart:
     tokenizer: dict[str, Any] | None
     """For `Tokenizer.from_dict`."""
     template: dict[str, Any] | None
-    """For `Template.from_dict`: of the examples, if the run was trained on any."""
+    """The fields of a `Template`: of the examples, if the run was trained on any."""
     adapters: dict[str, Any] | None
     """The fields of `AdapterPart`, of a run that trains adapters: its checkpoints hold them alone."""
 

@@ -13,7 +13,7 @@ from gpt import model
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import StrPath, write_json
-from gpt.plain import is_hub_name
+from gpt.plain import build, is_hub_name
 from gpt.progress import notice
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
@@ -191,7 +191,7 @@ def read_weights(path: StrPath | None) -> Found:
 def _from_checkpoint(saved: Checkpoint) -> Found:
     part = saved.model
     own = Tokenizer.from_dict(part.tokenizer) if part.tokenizer else None
-    template = Template.from_dict(part.template) if part.template else None
+    template = build(Template, part.template) if part.template else None
     return Found("gpt", saved.config, saved.all_weights(), own, template)
 
 

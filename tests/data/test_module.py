@@ -137,7 +137,6 @@ def test_validation_covers_the_bytes_held_out(novel):
 
 def test_a_prepared_folder_is_a_corpus_and_its_vocabulary_is_checked(novel):
     data = data_of(novel)
-    data.prepare_data()
     data.setup("fit")
     again = data_of(str(data.prepared.folder))
     assert torch.equal(next(iter(again.train_dataloader()))[0], next(iter(data.train_dataloader()))[0])

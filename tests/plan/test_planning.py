@@ -1,7 +1,9 @@
 """Plans for a time: the shapes they choose, the options they keep, and a run that ends when promised."""
 
+import gzip
 import json
 import math
+import os
 import random
 import time
 from dataclasses import fields, replace
@@ -440,7 +442,7 @@ def test_a_plan_and_its_run_have_the_same_text_and_vocabulary(tmp_path, monkeypa
     assert run.tokenizer.n_vocab == size
     sizes = [run.counts[split].bytes for split in SPLITS]
     assert sum(sizes) == found.size and found.most_bytes == most_bytes
-    assert run.held_out == pytest.approx(found.val_fraction, abs=1e-9)
+    assert sizes[1] / sum(sizes) == pytest.approx(found.val_fraction, abs=1e-9)
     divided = Divided(find_corpus(str(tmp_path / name)), None, most_bytes)
     val = "".join(piece.text for piece in divided.sample() if piece.split == "val")
     assert found.bytes_per_token[size] == pytest.approx(len(val) / len(run.tokenizer.encode(val)))
@@ -459,38 +461,76 @@ def test_the_standard_error_is_that_of_all_that_is_held_out(tmp_path):
     planned = replace(choose(found, MACHINE, Law.load(), 1, {}), bits_per_byte=2.0, law_error=0.03)
     assert planned.error == pytest.approx(2 * math.hypot(0.03, found.error))
     assert f"2 ± {planned.error:.2g} bits per byte" in str(planned)
-    assert "of the text it reads 34 MB" in str(replace(planned, text=replace(found, most_bytes=1 << 25)))
+    large = replace(found, most_bytes=1 << 25)
+    assert "of the text it reads 34 MB" in str(replace(planned, text=large))
+    assert "it reads the first 34 MB" in str(replace(planned, text=replace(large, in_order=True)))
 
 
-def kinds_of_text():
+def test_a_plan_knows_that_a_compressed_text_is_read_in_order(hurry):
+    Path("text.gz").write_bytes(gzip.compress(Path("text.txt").read_bytes()))
+    assert measure("text.gz", most_bytes=100_000).in_order
+    assert not measure("text.txt", most_bytes=100_000).in_order
+
+
+def words_of(size):
+    """Lines of words and numbers, so many bytes of them."""
+    draw = random.Random(3)
+    words = ["".join(draw.choices("etaoinshrdlu", k=draw.randint(1, 8))) for _ in range(3000)]
+    lines = [" ".join(draw.choices(words, k=20)) for _ in range(2000)]
+    text = "".join(f"{number} {lines[number * 7919 % 2000]}\n" for number in range(size // 80))
+    return text[:size]
+
+
+def write_kind(kind):
+    """The file of a text of this kind."""
     draw = random.Random(2)
+    if kind == "sparse 5 GB":
+        with open("kind.txt", "wb") as file:
+            file.write(words_of(10_000).encode())
+            file.truncate(5 << 30)
+        return "kind.txt"
     signs = "\u5929\u5730\u7384\u9ec4\u5b87\u5b99\u6d2a\u8352\u65e5\u6708\u76c8\u6603"
     stamps = (
         f"12:{i // 60 % 60:02}:{i % 60:02} INFO worker-{i % 7} took {i * i % 997} ms\n" for i in range(4000)
     )
-    return {
-        "dna": "".join(draw.choices("ACGT", k=100_000)),
-        "logs": "".join(stamps),
-        "chinese": "".join(draw.choices(signs, k=40_000)),
+    records = [{"id": i, "name": f"n{i * i % 997}", "at": [i % 60, i % 7]} for i in range(4000)]
+    rows = (json.dumps({"text": f"{i} is number {i * i % 997}"}) + "\n" for i in range(100_000))
+    texts = {
+        "dna": lambda: "".join(draw.choices("ACGT", k=100_000)),
+        "logs": lambda: "".join(stamps),
+        "minified": lambda: json.dumps(records, separators=(",", ":")),
+        "chinese": lambda: "".join(draw.choices(signs, k=40_000)),
+        "2 KB": lambda: words_of(2_000),
+        "one document": lambda: json.dumps({"text": words_of(200_000)}),
+        "100,000 documents": lambda: "".join(rows),
+        "40 MB": lambda: words_of(40_000_000),
     }
+    name = "kind.jsonl" if "document" in kind else "kind.txt"
+    Path(name).write_text(texts[kind](), "utf-8")
+    return name
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [kind if kind == "dna" else pytest.param(kind, marks=pytest.mark.slow) for kind in kinds_of_text()],
-)
-def test_any_text_has_a_plan_and_its_run(hurry, capsys, kind):
-    """In `gpt plan` and in `gpt fit`, in the smallest form: words of any length, one line, no blanks."""
-    Path("kind.txt").write_text(kinds_of_text()[kind], "utf-8")
-    small = ["--model.config.emb_dim", "32", "--model.config.num_layers", "1", "--data.corpus", "kind.txt"]
-    assert main(["plan", "--minutes", "1", *small]) == 0
+KINDS = ("logs", "minified", "chinese", "2 KB", "one document", "100,000 documents", "40 MB", "sparse 5 GB")
+
+
+@pytest.mark.parametrize("kind", ["dna", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS)])
+def test_any_text_has_a_plan_and_its_run(hurry, monkeypatch, capsys, kind):
+    """In `gpt plan` and in `gpt fit`, in the smallest form: of any size, words of any length, no blanks."""
+    monkeypatch.setattr(recommend, "_READ", 8e6 / (os.cpu_count() or 1))
+    corpus = write_kind(kind)
+    small = ["--model.config.emb_dim", "32", "--model.config.num_layers", "1", "--data.corpus", corpus]
+    assert main(["plan", "--minutes", "3", *small]) == 0
     assert len(capsys.readouterr().out.splitlines()) >= 2
-    given = start("fit", ["--minutes", "1", *small])
+    given = start("fit", ["--minutes", "3", *small])
+    size = os.stat(corpus).st_size
+    assert 0 < given.plan.text.size <= size
+    assert (given.plan.text.most_bytes is not None) == (size > 30_000_000)
+    assert ("of the text it reads" in str(given.plan)) == (size > 30_000_000)
     steps = ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2"]
     options = given.plan.options(Law.load())
     options["trainer"] |= {"max_steps": 2, "val_check_interval": 2}
     Path("plan.yaml").write_text(yaml.safe_dump(options), "utf-8")
-    assert main(["fit", "--config", "plan.yaml", *PLAIN, "--data.corpus", "kind.txt", *steps]) == 0
+    assert main(["fit", "--config", "plan.yaml", *PLAIN, "--data.corpus", corpus, *steps]) == 0
     summary = json.loads(Path("runs/planned/summary.json").read_text("utf-8"))
     assert summary["steps"] == 2 and 0 < summary["val_bits_per_byte"] < 30
     assert summary["val_standard_error"] is None or summary["val_standard_error"] >= 0

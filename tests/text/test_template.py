@@ -2,6 +2,7 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gpt.errors import InputError
+from gpt.plain import build
 from gpt.text.template import DEFAULT_TEMPLATE, Part, Template
 from gpt.text.tokenizer import Tokenizer
 
@@ -63,7 +64,7 @@ def test_a_template_that_cannot_be_used(texts, said):
 @pytest.mark.parametrize("saved", [[], "x", {"user": "{content}"}, {"__class__": "x"}, {"system": 1}])
 def test_a_saved_template_that_is_none(saved):
     with pytest.raises(InputError, match=r"expected (system, user, assistant, got|str)"):
-        Template.from_dict(saved)
+        build(Template, saved)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,6 @@ def test_packed_batches_weigh_equally_whatever_their_padding(tmp_path, monkeypat
     lines = [json.dumps({"prompt": "fox", "completion": "fox " * (1 + 5 * (k % 4))}) for k in range(40)]
     (tmp_path / "text.jsonl").write_text("\n".join(lines), encoding="utf-8")
     data = TokenData("text.jsonl", vocab_size=300, context_length=16, batch_size=1, val_fraction=0.2)
-    data.prepare_data()
     data.setup("fit")
     dataset = data.train_dataloader().dataset
     batches = [dataset[k] for k in range(4)]

@@ -7,6 +7,7 @@ from typing import Any
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import write_json
+from gpt.plain import build
 from gpt.text.table import END_OF_TEXT, to_json
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
@@ -125,4 +126,4 @@ def read_template(folder: Path) -> Template | None:
     """The template that `write_tokenizer` wrote; the Jinja of another program is not read."""
     file = folder / "tokenizer_config.json"
     saved = read_json(file).get(_TEMPLATE) if file.is_file() else None
-    return Template.from_dict(saved) if saved else None
+    return build(Template, saved) if saved else None
