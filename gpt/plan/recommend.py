@@ -67,10 +67,14 @@ def plan(arguments: list[str]) -> None:
     plans: list[Plan] = []
     for line in table(times, planner(given), plans):
         print(line, flush=True)
-    weights = given["model.init_from"] or (_USUAL if cached(_USUAL) else None)
-    if weights:
-        for line in beside(weights, given, plans):
-            print(line, flush=True)
+    named = given["model.init_from"]
+    if named or cached(_USUAL):
+        try:
+            for line in beside(named or _USUAL, given, plans):
+                print(line, flush=True)
+        except InputError:  # a prepared folder has the vocabulary of other weights
+            if named:
+                raise
 
 
 def planner(given: Mapping[str, Any]) -> Callable[[float], Plan]:
@@ -127,10 +131,14 @@ def most_bytes(cost: Cost, minutes: float, shape: Shape = _SMALL) -> int:
 
 def beside(weights: str, given: Mapping[str, Any], plans: list[Plan]) -> Iterator[str]:
     """Lines on weights beside the plans: they are scored as they are, and tuning makes them better."""
-    reading = {name: given[f"data.{name}"] for name in ("val_fraction", "text_column")}
-    reading["most_bytes"] = plans[-1].text.most_bytes
-    context = given["model.config.context_length"] or TUNED_CONTEXT
-    bits, error = score_sample(weights, given["data.corpus"], context, **reading)
+    bits, error = score_sample(
+        weights,
+        given["data.corpus"],
+        given["model.config.context_length"] or TUNED_CONTEXT,
+        val_fraction=given["data.val_fraction"],
+        text_column=given["data.text_column"],
+        most_bytes=plans[-1].text.most_bytes,
+    )
     yield f"{weights} as it is: {bits:.3f} ± {error:.2f} bits per byte"
     for plan in plans:
         yield f"{weights} tuned for {plan.minutes:g} minutes: at most {bits:.3f}"

@@ -204,14 +204,13 @@ def _of_weights(path: str, values: Values, minutes: float | None) -> Values:
     }
     if minutes is not None:
         found |= _of_machine(config, {**found, **values}, minutes)
-    adapters = {**found, **values}.get("model.lora.rank")
-    found["model.optimizer.lr"] = 10 * rate if adapters else rate  # adapters begin at zero
-    if minutes is not None:
         found["trainer.max_time"] = f"{60 * minutes}s"
         if values.get("data.val_fraction") != 0:
             found["early_stopping"] = _PATIENCE
     elif not _LIMITS & values.keys():
         found["trainer.max_steps"] = steps
+    adapters = {**found, **values}.get("model.lora.rank")
+    found["model.optimizer.lr"] = 10 * rate if adapters else rate  # adapters begin at zero
     return found
 
 

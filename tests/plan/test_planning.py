@@ -272,9 +272,14 @@ def test_weights_at_hand_stand_beside_the_plans(weights, monkeypatch, capsys):
     assert main(options) == 0
     found = capsys.readouterr().out.splitlines()
     assert found[3:] == [line.replace("weights", "gpt2") for line in named[3:]]
+    prepare("text.txt", "own", vocabulary="learn:400")
+    assert main(["plan", "own", "--minutes", "1,10"]) == 0
+    assert "gpt2" not in capsys.readouterr().out
+    assert main(["plan", "own", "--minutes", "1", "--model.init_from", weights]) == 2
+    assert "own was prepared with vocab_size 400" in capsys.readouterr().err
     (Path("hub") / "models--gpt2").rename("elsewhere")
     assert main(options) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert "gpt2" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
