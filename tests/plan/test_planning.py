@@ -333,9 +333,9 @@ def test_a_tuning_reads_what_it_can_train_on_and_validates_for_a_part_of_the_tim
     assert found.trainer.val_check_interval == 5
     slow = tuned("--data.batch_size", "1")
     assert slow.data.most_bytes == 1 << 16
-    monkeypatch.setattr("gpt.run.start._TUNING_STEPS", 4)
-    steps = 4 * (124e6 / (32 * (12 * 32 + 300))) ** 0.5 / 4
-    assert tuned().trainer.val_check_interval == max(round(steps), round(2 * 100 * 2**10.5 / 4096))
+    assert tuned().trainer.val_check_interval > 1000  # small weights take many steps
+    monkeypatch.setattr("gpt.run.start._TUNING_STEPS", 1)
+    assert tuned().trainer.val_check_interval == round(2 * 100 * 2**10.5 / 4096)
     assert tuned("--data.most_bytes", "9999").data.most_bytes == 9999
 
 
