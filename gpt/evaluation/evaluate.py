@@ -75,9 +75,10 @@ def score_text(
     part, fraction = (split, val_fraction) if split else ("train", 0.0)  # without a split nothing is held out
     reading: dict[str, Any] = {"val_fraction": fraction, "most_bytes": most_bytes, "template": template}
     prepared = Prepared(prepare_for(tokenizer, data, **reading))
-    counts, found = prepared.counts[part], []
+    counts = prepared.counts[part]
     if not counts.scored_bytes:  # of `<|endoftext|>` alone no bits per byte can be computed
         raise InputError(f"{data} has no text to score in its split {part}")
+    found = []
     with progress(f"scoring {data}", counts.scored_bytes) as advance:
         for one in score_windows(model, prepared, part):
             found.append(one)

@@ -92,6 +92,7 @@ def test_small_weights_learn_the_rows_by_heart(capsys):
     assert right >= 9
 
 
+@pytest.mark.slow
 def test_weights_are_tuned_for_a_time(capsys, monkeypatch):
     """They are scored as they are, and the run ends in time; a plan from scratch is not made."""
     monkeypatch.setattr(recommend, "probe", lambda *_: Cost(seconds=(1e-10,) * 8, memory=1e12))
