@@ -4,6 +4,7 @@ Shapes: B rows, T tokens in a row, N scored tokens, D emb_dim, V vocab_size.
 """
 
 import math
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from gpt.data.shards import Stream
+from gpt.data.shards import Prepared
 from gpt.data.windows import IGNORE_INDEX, each_token_once, make_batch
 from gpt.model import GPT
 
@@ -40,19 +41,18 @@ def bits_per_byte(nats: NDArray[np.float64], sizes: NDArray[np.int64]) -> tuple[
 
 
 def score_windows(
-    model: GPT,
-    stream: Stream,
-    byte_lengths: NDArray[np.int64],
-    document_starts: NDArray[np.int64] | None = None,
+    model: GPT, prepared: Prepared, split: str, most: int = sys.maxsize
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
-    """The nats of each window of a stream and the bytes that they are of, (B,) both, batch by batch.
+    """The nats of each window of a split and the bytes that they are of, (B,) both, batch by batch.
 
-    All tokens that are to be scored are, each once; `<|endoftext|>` precedes the first. Windows have the
-    model's context length and end where documents end if `document_starts` are given. `byte_lengths` are the
-    tokenizer's. The model is in evaluation mode.
+    All tokens that are to be scored are, each once, or about `most`, from all of the split; `<|endoftext|>`
+    precedes the first. Windows have the model's context length, and end where examples end. The model is in
+    evaluation mode.
     """
-    length = model.config.context_length
-    starts, lengths = each_token_once(len(stream), length, document_starts)
+    stream, length = prepared.stream(split), model.config.context_length
+    documents = prepared.document_starts(split) if prepared.template else None
+    byte_lengths, every = prepared.tokenizer.byte_lengths(), -(-len(stream) // most)
+    starts, lengths = (all[::every] for all in each_token_once(len(stream), length, documents))
     for first in range(0, len(starts), _WINDOWS):
         batch = slice(first, first + _WINDOWS)
         x, targets = make_batch(stream, (starts[batch], lengths[batch]), length, isolate=False)  # (B, T)

@@ -1,9 +1,11 @@
 """What a training step costs on this machine: a few shapes are timed, the rest is arithmetic."""
 
-import os
+import re
 import statistics
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,7 +61,8 @@ class Shape:
     def memory(self) -> Any:
         """About the bytes of a step: weights, gradients and moments, activations, a chunk's logits."""
         activations = self.tokens * self.emb_dim * (36 * self.num_layers + 8)
-        return 16 * (self.blocks + self.table) + 2 * activations + 8 * 1024 * self.vocab_size
+        logits = np.minimum(self.tokens, 8192) * self.vocab_size  # in a GPU's chunk, a CPU's is smaller
+        return 16 * (self.blocks + self.table) + 2 * activations + 8 * logits
 
 
 # Narrow and wide, shallow and deep, with few and many ids, short and long windows and batches.
@@ -128,8 +131,7 @@ def _time_step(shape: Shape, device: torch.device, precision: str) -> float:
     for _ in range(1 + _TIMED):
         began = time.perf_counter()
         train_step(model, optimizer, x, x, dtype)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        torch.get_device_module(device).synchronize()
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds[1:])
 
@@ -150,6 +152,7 @@ def _free_memory(device: torch.device) -> float:
     """Most of the bytes that are free on the device; infinite where the system does not say."""
     if device.type == "cuda":
         return 0.9 * torch.cuda.mem_get_info(device)[0]
-    if "SC_AVPHYS_PAGES" not in getattr(os, "sysconf_names", {}):
-        return float("inf")
-    return 0.7 * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError):  # what holds files to read them again is free too
+        if found := re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text("utf-8")):
+            return 0.7 * 1024 * int(found[1])
+    return float("inf")

@@ -54,25 +54,22 @@ class Plan:
     def __str__(self) -> str:
         shape = self.shape
         far = " (extrapolated)" if self.extrapolates else ""
+        most = self.text.most_bytes
+        first = "the first " if self.text.in_order else ""
+        part = f"; of the text it reads {first}{most / 1e6:,.0f} MB" if most else ""
         rest = "" if self.is_whole else f" of {60 * self.minutes:.0f}, and longer while held-out text gains"
         return (
             f"the plan is {shape.emb_dim} x {shape.num_layers} (width x layers), "
             f"a {shape.vocab_size}-token vocabulary, "
             f"{self.steps} steps of {shape.batch_size} x {shape.context_length} tokens, "
             f"{self.bits_per_byte:.4g} ± {self.error:.2g} bits per byte{far} in {self.seconds:.0f} s{rest}"
-            f"{self.part}"
+            f"{part}"
         )
 
     @property
     def error(self) -> float:
         """The standard error of the bits per byte: that of the law on new texts, and of what is held out."""
         return self.bits_per_byte * math.hypot(self.law_error, self.text.error)
-
-    @property
-    def part(self) -> str:
-        """How much of a longer text it reads."""
-        most, first = self.text.most_bytes, "the first " if self.text.in_order else ""
-        return f"; of the text it reads {first}{most / 1e6:,.0f} MB" if most else ""
 
     @property
     def tokens(self) -> int:
@@ -112,7 +109,7 @@ class Plan:
 
 
 def choose(
-    text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str, float], start: float = 8.0
+    text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str, Any], start: float = 8.0
 ) -> Plan:
     """The plan that reaches the fewest bits per byte.
 
@@ -129,9 +126,7 @@ def choose(
     around = around + _VALIDATIONS * validation
     step = cost.step(shape)
     needed = 1.05 * (around + _FEWEST_STEPS * step).min() / 60
-    if minutes < needed:
-        enough = float(f"{1.05 * needed:.2g}")  # not rounded to less
-        raise InputError(f"{minutes:g} minutes do not suffice to start: give at least {enough:g}")
+    check_time(minutes, needed)
     in_time = np.floor((60 * minutes - around) / step)
     # All of it, half, a quarter, (parts, candidates): more may do nothing but learn the text by heart. A run
     # goes on after its part while held-out text gains, so of two that promise the same it takes the longer.
@@ -150,7 +145,7 @@ def choose(
     return Plan(
         minutes=minutes,
         shape=best,
-        num_heads=int(given.get(_HEADS, 0)) or _heads(best.emb_dim),
+        num_heads=given.get(_HEADS) or _heads(best.emb_dim),
         steps=int(steps[part, i]),
         text=text,
         seconds=float(around[i] + int(steps[part, i]) * step[i]),
@@ -162,21 +157,28 @@ def choose(
     )
 
 
+def check_time(minutes: float, needed: float) -> None:
+    """InputError for fewer minutes than are needed."""
+    if minutes < needed:
+        enough = float(f"{1.05 * needed:.2g}")  # not rounded to less
+        raise InputError(f"{minutes:g} minutes do not suffice to start: give at least {enough:g}")
+
+
 def _heads(width: int) -> int:
     """The most heads, at least 32 wide and in wide models 64, that divide a width."""
     most = max(1, width // (64 if width >= 384 else 32))
     return next(heads for heads in range(most, 0, -1) if width % heads == 0)
 
 
-def _candidates(text: Text, given: Mapping[str, float], memory: float) -> tuple[Shape, Any]:
+def _candidates(text: Text, given: Mapping[str, Any], memory: float) -> tuple[Shape, Any]:
     """All shapes that fit the text, the options and the memory, and the bytes of their tokens."""
-    choices = [(int(given[name]),) if name in given else values for name, values in CHOICES.items()]
+    choices = [(given[name],) if name in given else values for name, values in CHOICES.items()]
     grid = np.meshgrid(list(text.bytes_per_token), *choices, _BATCH_TOKENS, indexing="ij")
     vocab_size, context, width, layers, tokens = (axis.ravel() for axis in grid)
-    windows = np.full_like(tokens, int(given[_WINDOWS])) if _WINDOWS in given else tokens // context
+    windows = np.full_like(tokens, given[_WINDOWS]) if _WINDOWS in given else tokens // context
     shape = Shape(vocab_size, context, width, layers, windows)
     per_token = np.vectorize(text.bytes_per_token.__getitem__, otypes=[float])(vocab_size)
-    fits = (width % int(given.get(_HEADS, 1)) == 0) & (shape.memory() < memory)
+    fits = (width % given.get(_HEADS, 1) == 0) & (shape.memory() < memory)
     fits &= (windows >= _FEWEST_WINDOWS) | (_WINDOWS in given)
     fits &= context * per_token < text.train_bytes / 4
     supported = text.train_bytes / per_token >= _OCCURRENCES * vocab_size

@@ -1,15 +1,13 @@
-"""`gpt plan`: what a text needs and what it can give, in a table by the time one has; nothing is trained."""
+"""`gpt plan`: what a text needs and what it can give, in a table by the time one has."""
 
 import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from jsonargparse import ArgumentParser
 
 from gpt import STARTED
@@ -17,42 +15,49 @@ from gpt.data.corpus import find_corpus
 from gpt.data.shards import META
 from gpt.data.split import LEARNED_BYTES
 from gpt.errors import InputError
+from gpt.evaluation.evaluate import score_sample
 from gpt.pictures.figures import save
 from gpt.pictures.runs import short
 from gpt.plain import seconds_of
 from gpt.plan.cost import Cost, Shape, probe
 from gpt.plan.law import Law
-from gpt.plan.plan import GIVEN, Plan, choose
+from gpt.plan.plan import GIVEN, Plan, check_time, choose
 from gpt.plan.text import Text, measure
 from gpt.training.device import default_precision, keep_freed_memory
+from gpt.weights.load import cached, choose_device
 
-PLANNED_AROUND = (
+TUNED_CONTEXT = 256
+"""Positions that are tuned, if the weights have so many and no other number is given."""
+BYTES_PER_TOKEN = 4
+"""About so many, where they are not counted."""
+
+_PLANNED_AROUND = (  # options of `gpt fit` that a plan keeps
     *("data.corpus", *GIVEN, "data.vocabulary", "data.text_column", "data.most_bytes"),
     *("trainer.accelerator", "trainer.precision"),
 )
-"""Options of `gpt fit` that a plan keeps."""
-
 _REST_OF_START = 3.0  # seconds from the plan to the first step, without tokenizing
 _SMALL = Shape(2048, 64, 128, 2, 24)
-_BYTES_PER_TOKEN = 4
-_LEAST_READ = 1 << 22
+_LEAST_READ = 1 << 22  # on a busy machine a short text is still read whole
 _READ = 8e6  # bytes in a minute by each core: more would be tokenized for longer than is trained on it
 _LEAST_SECONDS = 15.0  # to start, to time some steps, to try out the text, and to end, on two cores
+_USUAL = "gpt2"  # weights, if they are at hand and none are named
 _LEARNING = 1e-6  # seconds to learn a vocabulary, for each byte that it is learned from
 
 
 def plan(arguments: list[str]) -> None:
     """Print which model to train on a text in the time one has, and the bits per byte to expect.
 
-    Times some steps on this machine, reads the text, and trains nothing. `gpt fit --minutes M` takes the same
-    options and trains the plan.
+    Times some steps on this machine, reads the text, and tries out how hard it is. `gpt fit --minutes M`
+    takes the same options and trains the plan.
     """
     parser = ArgumentParser("gpt plan", description=plan.__doc__, exit_on_error=False, allow_abbrev=False)
     parser.epilog = "example: gpt plan --data.corpus my.txt"
     what = "the times to plan for, from the start of gpt fit to its end"
     parser.add_argument("--minutes", default="1,10,60,480", help=what)
     parser.add_argument("--picture", help="a .png or .svg of the bits per byte to expect in these times")
-    for name in PLANNED_AROUND:
+    what = f"weights to tune instead, as in gpt fit; {_USUAL} if it was downloaded before"
+    parser.add_argument("--model.init_from", help=what)
+    for name in _PLANNED_AROUND:
         kind = float if name == "data.val_fraction" else int if name in (*GIVEN, "data.most_bytes") else str
         parser.add_argument(f"--{name}", type=kind, help="as in gpt fit: the rest is planned around it")
     parser.set_defaults({"data.corpus": "python-docs"})
@@ -61,32 +66,39 @@ def plan(arguments: list[str]) -> None:
         words = ["--data.corpus", *words]
     given = vars(parser.parse_args(words).as_flat())
     times = sorted({seconds_of("minutes", part) / 60 for part in given["minutes"].split(",")})
-    picture, plans = given.pop("picture"), list[Plan]()
+    plans: list[Plan] = []
     for line in table(times, planner(given), plans):
         print(line, flush=True)
-    if picture:
-        draw(plans, picture)
+    if given["picture"]:
+        draw(plans, given["picture"])
+    named = given["model.init_from"]
+    if named or cached(_USUAL):
+        try:
+            for line in beside(named or _USUAL, given, plans):
+                print(line, flush=True)
+        except InputError:  # a prepared folder has the vocabulary of other weights
+            if named:
+                raise
 
 
 def planner(given: Mapping[str, Any]) -> Callable[[float], Plan]:
     """Time this machine once: what reads the text and plans for some minutes around these options."""
     given = {name: value for name, value in given.items() if value is not None}
-    limits = {"data.val_fraction": (0, 0.99)}
-    numbers = {name: number(name, given[name], *limits.get(name, (1,))) for name in GIVEN if name in given}
-    reading = {name: given.get(f"data.{name}") for name in ("vocabulary", "text_column")}
-    reading["vocab_size"] = int(numbers.get("model.config.vocab_size", 0)) or None
-    reading["val_fraction"] = numbers.get("data.val_fraction")
+    numbers = {name: given[name] for name in GIVEN if name in given}
+    for name, value in numbers.items():
+        least, most = (0, 0.99) if name == "data.val_fraction" else (1, 1_000_000)
+        if not least <= value <= most:
+            raise InputError(f"--{name} {value}: expected a number from {least:,} to {most:,}")
+    names = ("data.vocabulary", "model.config.vocab_size", "data.val_fraction", "data.text_column")
+    reading = {name.rpartition(".")[2]: given.get(name) for name in names}
     corpus = given.get("data.corpus", "python-docs")
     is_prepared = (Path(corpus) / META).is_file()
     size = None if is_prepared else find_corpus(corpus, text_column=reading["text_column"]).size()
-    accelerator = given.get("trainer.accelerator", "auto")
     law = Law.load()
 
     @cache
     def timed() -> tuple[Cost, float]:
-        keep_freed_memory()
-        device = torch.device("cuda" if torch.cuda.is_available() and accelerator != "cpu" else "cpu")
-        cost = probe(device, str(given.get("trainer.precision", default_precision(accelerator))))
+        cost = time_machine(given)
         return cost, time.perf_counter() - STARTED + _REST_OF_START
 
     @cache
@@ -97,24 +109,31 @@ def planner(given: Mapping[str, Any]) -> Callable[[float], Plan]:
 
     def plan_for(minutes: float) -> Plan:
         learned = min(size or 0, LEARNED_BYTES) * _LEARNING
-        if 60 * minutes < (least := _LEAST_SECONDS + learned):  # said before anything is measured
-            enough = math.ceil(least / 6) / 10
-            raise InputError(f"{minutes:g} minutes do not suffice to start: give at least {enough:g}")
+        check_time(minutes, (_LEAST_SECONDS + learned) / 60)  # before anything is measured
         cost, start = timed()
-        most = int(given.get("data.most_bytes") or most_bytes(cost, minutes))
+        most = given.get("data.most_bytes") or most_bytes(cost, minutes)
         text, seconds = measured(None if size is not None and size <= most else most)
         return choose(text, cost, law, minutes, numbers, start + seconds)
 
     return plan_for
 
 
+def time_machine(given: Mapping[str, Any]) -> Cost:
+    """What steps cost where a run with these options computes."""
+    keep_freed_memory()
+    accelerator = given.get("trainer.accelerator", "auto")
+    precision = given.get("trainer.precision") or default_precision(accelerator)
+    return probe(choose_device(accelerator), precision)
+
+
 def draw(plans: Sequence[Plan], picture: str) -> None:
     """Bits per byte over minutes, with the standard errors of the predictions."""
     from matplotlib.figure import Figure
 
+    minutes = [plan.minutes for plan in plans]
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
-    minutes, bits = ([getattr(plan, name) for plan in plans] for name in ("minutes", "bits_per_byte"))
+    bits = [plan.bits_per_byte for plan in plans]
     axes.errorbar(minutes, bits, [plan.error for plan in plans], marker="o", capsize=4)
     axes.set(xscale="log", xlabel="minutes", ylabel="bits per byte of held-out text")
     axes.set_xticks(minutes, [f"{time:g}" for time in minutes])
@@ -122,19 +141,29 @@ def draw(plans: Sequence[Plan], picture: str) -> None:
     save(figure, picture)
 
 
-def most_bytes(cost: Cost, minutes: float) -> int:
-    """The text that a small model reads in some minutes: a power of two, so that it is the same again."""
-    seconds = float(cost.step(_SMALL)) / _SMALL.tokens / _BYTES_PER_TOKEN
+def most_bytes(cost: Cost, minutes: float, shape: Shape = _SMALL, least: int = _LEAST_READ) -> int:
+    """The text that a model reads in some minutes: a power of two, so that it is the same again."""
+    seconds = float(cost.step(shape)) / shape.tokens / BYTES_PER_TOKEN
     most = min(60 * minutes / seconds, minutes * (os.cpu_count() or 1) * _READ)
-    return 1 << round(math.log2(max(_LEAST_READ, most)))
+    return 1 << round(math.log2(max(least, most)))
 
 
-def number(name: str, value: Any, least: float = 0, most: float = 1_000_000) -> float:
-    """The value of an option; an InputError if it is no number from `least` to `most`."""
-    with suppress(TypeError, ValueError):
-        if least <= float(value) <= most:
-            return float(value)
-    raise InputError(f"--{name} {value}: expected a number from {least:,} to {most:,}")
+def beside(weights: str, given: Mapping[str, Any], plans: list[Plan]) -> Iterator[str]:
+    """Lines on weights beside the plans: they are scored as they are, and tuning makes them better."""
+    bits, error = score_sample(
+        weights,
+        given["data.corpus"],
+        given["model.config.context_length"] or TUNED_CONTEXT,
+        val_fraction=given["data.val_fraction"],
+        text_column=given["data.text_column"],
+        most_bytes=plans[-1].text.most_bytes,
+    )
+    yield f"{weights} as it is: {bits:.3f} ± {error:.2f} bits per byte"
+    times = ", ".join(f"{plan.minutes:g}" for plan in plans)
+    yield f"{weights} tuned for {times} minutes: less than {bits:.3f}; how much less is not predicted"
+    lower = [f"{plan.minutes:g} minutes" for plan in plans if plan.bits_per_byte + plan.error < bits]
+    scratch = f"with {lower[0]} or more train from scratch, with less " if lower else ""
+    yield f"{scratch}tune {weights}: --model.init_from {weights}"
 
 
 def table(times: list[float], plan_for: Callable[[float], Plan], plans: list[Plan]) -> Iterator[str]:
@@ -142,7 +171,6 @@ def table(times: list[float], plan_for: Callable[[float], Plan], plans: list[Pla
     names = ["minutes", "width x layers", "parameters", "vocabulary", "context", "batch", "steps", "tokens"]
     names += ["passes", "  bits/byte  "]
     yield "  ".join(names)
-    extrapolates = False
     for minutes in times:
         try:
             plan = plan_for(minutes)
@@ -152,7 +180,7 @@ def table(times: list[float], plan_for: Callable[[float], Plan], plans: list[Pla
             yield str(error)
             continue
         plans.append(plan)
-        shape, extrapolates = plan.shape, extrapolates or plan.extrapolates
+        shape = plan.shape
         cells = (
             *(f"{minutes:g}", f"{shape.emb_dim} x {shape.num_layers}", short(shape.blocks + shape.table)),
             *(f"{shape.vocab_size}", f"{shape.context_length}", f"{shape.batch_size}", f"{plan.steps}"),
@@ -160,5 +188,5 @@ def table(times: list[float], plan_for: Callable[[float], Plan], plans: list[Pla
             f"{plan.bits_per_byte:.3f} ± {plan.error:.2f}{'*' if plan.extrapolates else ''}",
         )
         yield "  ".join(cell.rjust(len(name)) for cell, name in zip(cells, names, strict=True))
-    if extrapolates:
+    if any(plan.extrapolates for plan in plans):
         yield "* extrapolated: the law was not measured so far, see docs/planning.md"

@@ -5,12 +5,15 @@ from collections.abc import Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from gpt.config import GPTConfig
+from gpt.data.split import held_out_bytes
 from gpt.errors import InputError
 from gpt.files import shipped
 from gpt.plain import as_dict, seconds_of, shown
+from gpt.plan.cost import Shape
 from gpt.plan.law import Law
 from gpt.plan.plan import Plan
-from gpt.plan.recommend import PLANNED_AROUND, planner
+from gpt.plan.recommend import BYTES_PER_TOKEN, TUNED_CONTEXT, most_bytes, planner, time_machine
 from gpt.run.arguments import Given, Values, flat, options_of, recipe, scan, typed
 from gpt.run.folder import folder_of_checkpoint, folder_to_restart
 from gpt.run.options import Options, TrainerOptions
@@ -34,7 +37,9 @@ _GPT2_SMALL = 124e6
 _TUNING_RATE = 5e-5
 _MOST_RATE = 6e-3
 _TUNING_STEPS = 200
-_TUNING_CONTEXT, _TUNING_TOKENS = 256, 1024  # positions, and tokens of a batch: a gigabyte of activations
+_TUNING_TOKENS = 1024  # of a batch: a gigabyte of activations
+_LEAST_TUNED = 1 << 16  # bytes of text that a tuning for a time reads
+_ADAPTERS = 8  # their rank, where there is no memory for all weights
 _PATIENCE = 3  # validations in a row, each worse than the one before, end a tuning for a time
 
 
@@ -198,26 +203,52 @@ def _of_weights(path: str, values: Values, minutes: float | None) -> Values:
     smaller = max(1.0, _GPT2_SMALL / weights)
     steps = round(_TUNING_STEPS * smaller**0.5)
     rate = min(_TUNING_RATE * smaller ** (2 / 3), _MOST_RATE)
-    context = values.get("model.config.context_length", min(_TUNING_CONTEXT, config.context_length))
+    context = values.get("model.config.context_length", min(TUNED_CONTEXT, config.context_length))
     found = {
         "model.config.context_length": context,
-        "model.optimizer.lr": 10 * rate if values.get("model.lora.rank") else rate,  # adapters begin at zero
         "data.batch_size": max(1, _TUNING_TOKENS // context),
         _INTERVAL: steps // 5,
     }
     if minutes is not None:
+        found |= _of_machine(config, {**found, **values}, minutes)
         found["trainer.max_time"] = f"{60 * minutes}s"
         if values.get("data.val_fraction") != 0:
             found["early_stopping"] = _PATIENCE
     elif not _LIMITS & values.keys():
         found["trainer.max_steps"] = steps
+    adapters = {**found, **values}.get("model.lora.rank")
+    found["model.optimizer.lr"] = 10 * rate if adapters else rate  # adapters begin at zero
+    return found
+
+
+def _of_machine(config: GPTConfig, values: Values, minutes: float) -> Values:
+    """What speed and memory decide of a tuning for a time.
+
+    As much text is read as can be trained on once, and a seventh of the time at most goes into validation.
+    """
+    cost = time_machine(values)
+    sizes = (
+        values["model.config.context_length"],
+        config.emb_dim,
+        config.num_layers,
+        values["data.batch_size"],
+    )
+    shape = Shape(config.vocab_size, *sizes)
+    most = most_bytes(cost, minutes, shape, _LEAST_TUNED)
+    batches = held_out_bytes(most) / BYTES_PER_TOKEN / shape.tokens  # to validate, each a third of a step
+    every = max(values["trainer.val_check_interval"], round(2 * batches))
+    found = {"data.most_bytes": most, "trainer.val_check_interval": every}
+    if shape.memory() > cost.memory and "model.lora.rank" not in values:
+        found["model.lora.rank"] = _ADAPTERS
+        what = f"all weights would take {shape.memory() / 1e9:.1f} GB of memory"
+        report(f"{what}, and {cost.memory / 1e9:.1f} GB are free: adapters are trained")
     return found
 
 
 def _plan(time: float, asked: Values) -> Plan:
     if asked.get("trainer.deterministic"):  # before cuBLAS multiplies anything
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    plan = planner({name: asked[name] for name in asked.keys() & {*PLANNED_AROUND}})(time)
+    plan = planner(asked)(time)
     report(str(plan))
     return plan
 

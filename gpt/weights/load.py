@@ -118,12 +118,16 @@ def start_from(path: StrPath, config: GPTConfig) -> GPT:
 
 
 def choose_device(name: Device = "auto") -> torch.device:
-    """The device of that name, else InputError; `auto` takes a CUDA GPU, else Apple's MPS, else the CPU."""
+    """The device of that name, else InputError; `auto` takes a CUDA GPU, else Apple's MPS, else the CPU.
+
+    So does `gpu`, which is what a Trainer calls the first two.
+    """
     found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     usable = [device for device, available in found.items() if available]
-    if name not in ("auto", *usable):
+    best = ("auto", "gpu")
+    if name not in (*best, *usable):
         raise InputError(f"there is no device {name} here, expected auto or one of {', '.join(usable)}")
-    return torch.device(usable[0] if name == "auto" else name)
+    return torch.device(usable[0] if name in best else name)
 
 
 def find(path: StrPath | None = None) -> Path:
@@ -139,7 +143,7 @@ def find(path: StrPath | None = None) -> Path:
         notice(f"taking the newest run, {path}")
     name, path = str(path).replace(os.sep, "/"), Path(path)
     if not path.exists() and (name in _SHORT_NAMES or (is_hub_name(name) and path.parent != RUNS)):
-        return _download(name)
+        return (cached(name) if name in _SHORT_NAMES else None) or _download(name)
     if path.name == "config.yaml":
         raise InputError(f"{path} holds the options of a run: give the run's folder, {path.parent}")
     if path.is_file() or (path / "config.json").is_file() or (path / "ckpt.pt").is_file():
@@ -150,6 +154,14 @@ def find(path: StrPath | None = None) -> Path:
     if not found:
         raise InputError(f"no checkpoint at {path}, expected a file, a folder, gpt2 or the hub's OWNER/NAME")
     return found[0]
+
+
+def cached(name: str) -> Path | None:
+    """The folder of a model of the hub, if it was downloaded before; nothing is fetched."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "model.safetensors")
+    return Path(found).parent if isinstance(found, str) else None
 
 
 @cache

@@ -1,5 +1,6 @@
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ TOKENIZER = Tokenizer("gpt2", vocab_size=300)
 
 
 def total_nats(model, stream, tokenizer):
-    return sum(float(nats.sum()) for nats, _ in score_windows(model, stream, tokenizer.byte_lengths()))
+    prepared = SimpleNamespace(stream=lambda split: stream, template=None, tokenizer=tokenizer)
+    return sum(float(nats.sum()) for nats, _ in score_windows(model, prepared, "val"))
 
 
 @pytest.fixture
@@ -125,3 +127,14 @@ def test_bad_input_is_one_line(options, message, model, text_file, tmp_path, cap
     assert main(["evaluate", "--checkpoint", str(tmp_path / "model"), *options]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("gpt evaluate: ") and message in last
+
+
+def test_a_sample_has_windows_from_all_of_a_split(model, stream_of):
+    """Each is scored as it is among all of them; of 96 tokens in windows of 16, every third, for 32."""
+    stream = stream_of(list(range(1, 97)))
+    prepared = SimpleNamespace(stream=lambda split: stream, template=None, tokenizer=TOKENIZER)
+    everything, some = (
+        np.concatenate([nats for nats, _ in score_windows(model, prepared, "val", most)]) for most in (96, 32)
+    )
+    assert len(everything) == 6
+    assert some == pytest.approx(everything[::3])

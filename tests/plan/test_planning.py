@@ -34,6 +34,7 @@ from gpt.run.start import start
 from gpt.training.module import LanguageModel
 from gpt.training.optimizers import OptimizerConfig
 from gpt.weights.checkpoint import RunPart
+from gpt.weights.load import GPT
 
 # Seconds of a step of each probe, recorded with one thread of an AMD EPYC with bfloat16 instructions.
 RECORDED = (0.0064, 0.0429, 0.0791, 0.0567, 0.0701, 0.2393, 0.1439)
@@ -154,6 +155,7 @@ def hurry(workplace, monkeypatch):
     monkeypatch.setattr(recommend, "_LEAST_SECONDS", 3.0)
     monkeypatch.setattr("gpt.plan.plan.END_SECONDS", 1.0)
     monkeypatch.setattr("gpt.run.limits.END_SECONDS", 1.0)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(workplace / "hub"))
     draw = random.Random(0)
     words = ["".join(draw.choices("etaoinshrdlu", k=draw.randint(1, 8))) for _ in range(3000)]
     Path("text.txt").write_text(" ".join(draw.choices(words, k=100_000)), "utf-8")
@@ -244,6 +246,128 @@ def test_a_table_for_several_times(hurry, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("0.001 minutes do not suffice to start: give at least 0.")
     assert lines[2].split()[0] == "1"
+
+
+@pytest.fixture
+def weights(hurry):
+    """Small weights in a folder, and in the hub's cache as a download of gpt2 leaves them."""
+    config = GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=2, num_layers=1)
+    model = GPT(config)
+    torch.nn.init.zeros_(model.token_embedding.weight)  # each of 300 tokens is as probable
+    for folder in (hurry / "weights", hurry / "hub/models--gpt2/snapshots/1"):
+        model.save_pretrained(folder)
+    (hurry / "hub/models--gpt2/refs").mkdir()
+    (hurry / "hub/models--gpt2/refs/main").write_text("1", "utf-8")
+    return "weights"
+
+
+def test_weights_at_hand_stand_beside_the_plans(weights, monkeypatch, capsys):
+    """Named, or downloaded before; as they are by the figure of gpt evaluate, and nothing is fetched."""
+    monkeypatch.setattr("huggingface_hub.snapshot_download", None)
+    Path("text.txt").write_text(Path("text.txt").read_text("utf-8")[:40_000], "utf-8")
+    options = ["plan", "text.txt", "--minutes", "1,10"]
+    assert main([*options, "--model.init_from", weights]) == 0
+    named = capsys.readouterr().out.splitlines()
+    assert main(["evaluate", "--checkpoint", weights, "--data", "text.txt", "--split", "val"]) == 0
+    bits = json.loads(capsys.readouterr().out)["bits_per_byte"]
+    assert named[3].startswith(f"weights as it is: {bits:.3f} ± ")
+    assert (
+        named[4] == f"weights tuned for 1, 10 minutes: less than {bits:.3f}; how much less is not predicted"
+    )
+    assert main(options) == 0
+    found = capsys.readouterr().out.splitlines()
+    assert found[3:] == [line.replace("weights", "gpt2") for line in named[3:]]
+    prepare("text.txt", "own", vocabulary="learn:400")
+    assert main(["plan", "own", "--minutes", "1,10"]) == 0
+    assert "gpt2" not in capsys.readouterr().out
+    assert main(["plan", "own", "--minutes", "1", "--model.init_from", weights]) == 2
+    assert "own was prepared with vocab_size 400" in capsys.readouterr().err
+    (Path("hub") / "models--gpt2").rename("elsewhere")
+    assert main(options) == 0
+    assert "gpt2" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("bits", "take"),
+    [
+        (1.0, "tune w: --model.init_from w"),
+        (9.0, "with 1 minutes or more train from scratch, with less tune w: --model.init_from w"),
+    ],
+)
+def test_what_is_expected_to_be_better_is_recommended(hurry, monkeypatch, capsys, bits, take):
+    monkeypatch.setattr(recommend, "score_sample", lambda *_, **options: (bits, 0.01))
+    assert main(["plan", "text.txt", "--minutes", "1,10", "--model.init_from", "w"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == take
+
+
+def test_within_the_error_of_a_prediction_weights_are_tuned(hurry, monkeypatch):
+    """They get better with each minute, and a plan may stay above what it promises."""
+    found = plan(2_000_000, 1)
+    monkeypatch.setattr(recommend, "score_sample", lambda *_, **options: (bits, 0.01))
+    given = dict.fromkeys(["data.val_fraction", "data.text_column", "model.config.context_length"])
+    for far, scratch in ((0.9, False), (1.1, True)):
+        bits = found.bits_per_byte + far * found.error
+        *_, take = recommend.beside("w", {**given, "data.corpus": "text.txt"}, [found])
+        assert ("train from scratch" in take) is scratch
+
+
+def tuned(*options: str) -> Options:
+    return start("fit", ["--minutes", "10", "--model.init_from", "weights", *PLAIN, *options]).options
+
+
+def test_memory_decides_between_all_weights_and_adapters(weights, monkeypatch, capsys):
+    whole = tuned()
+    assert whole.model.lora.rank == 0 and "adapters" not in capsys.readouterr().err
+    monkeypatch.setattr(recommend, "probe", lambda *_: replace(MACHINE, memory=1e6))
+    small = tuned()
+    assert small.model.lora.rank == 8
+    assert small.model.optimizer.lr == pytest.approx(10 * whole.model.optimizer.lr)
+    assert " GB are free: adapters are trained" in capsys.readouterr().err
+    assert tuned("--model.lora.rank", "0").model.lora.rank == 0
+    assert "adapters" not in capsys.readouterr().err
+
+
+def test_a_tuning_reads_what_it_can_train_on_and_validates_for_a_part_of_the_time(weights, monkeypatch):
+    """Steps of a second have 1,024 tokens, 4,096 bytes: 600 of them have two megabytes, and of these 145,000
+    bytes are held out, 35 batches.
+    """
+    per_step = tuple(float(kind == 4) for kind in range(8))
+    monkeypatch.setattr(recommend, "probe", lambda *_: cost.Cost(seconds=per_step, memory=1e12))
+    found = tuned("--trainer.val_check_interval", "5")
+    assert found.data.most_bytes == 1 << 21
+    assert found.trainer.val_check_interval == 5
+    slow = tuned("--data.batch_size", "1")
+    assert slow.data.most_bytes == 1 << 16
+    assert tuned().trainer.val_check_interval > 1000  # small weights take many steps
+    monkeypatch.setattr("gpt.run.start._TUNING_STEPS", 1)
+    assert tuned().trainer.val_check_interval == round(2 * 100 * 2**10.5 / 4096)
+    assert tuned("--data.most_bytes", "9999").data.most_bytes == 9999
+
+
+@pytest.mark.parametrize(("accelerator", "device"), [("auto", "mps"), ("gpu", "mps"), ("cpu", "cpu")])
+def test_a_plan_times_the_device_of_the_run(hurry, monkeypatch, accelerator, device):
+    """On a Mac that is its GPU."""
+    timed = []
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    monkeypatch.setattr(recommend, "probe", lambda *chosen: timed.append(chosen) or MACHINE)
+    start("fit", ["--minutes", "1", "--data.corpus", "text.txt", "--trainer.accelerator", accelerator])
+    ((chosen, precision),) = timed
+    assert chosen.type == device
+    assert precision == "32-true" or device == "cpu"
+
+
+def test_a_steps_memory_has_the_logits_of_a_gpus_chunk():
+    """Those of 8,192 rows, whatever the batch: half and twice as many tokens."""
+    few, many, more = (cost.Shape(30_000, 64, 32, 1, windows) for windows in (64, 128, 256))
+    rest = 2 * 64 * 64 * 32 * (36 + 8)  # the activations of 64 windows
+    assert many.memory() - few.memory() == pytest.approx(8 * 4096 * 30_000 + rest)
+    assert more.memory() - many.memory() == pytest.approx(2 * rest)
+
+
+def test_memory_that_holds_files_is_free(monkeypatch):
+    text = "MemTotal: 9000 kB\nMemFree:  10 kB\nMemAvailable:   2000 kB\n"
+    monkeypatch.setattr(Path, "read_text", lambda *_: text)
+    assert cost._free_memory(torch.device("cpu")) == pytest.approx(0.7 * 2000 * 1024)
 
 
 @pytest.mark.parametrize(
