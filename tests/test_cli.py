@@ -25,7 +25,7 @@ def test_help_imports_nothing_heavy():
 def test_the_package_loads_neither_lightning_nor_datasets():
     code = (
         "import sys; from gpt import GPT, GPTConfig, MultiHeadAttention, Tokenizer, generate;"
-        "import gpt.generation; from gpt import generate; assert callable(generate);"
+        "import gpt.generation, gpt.plan.recommend; from gpt import generate; assert callable(generate);"
         "heavy = {'lightning', 'datasets', 'transformers', 'matplotlib'} & set(sys.modules);"
         "assert not heavy, heavy"
     )

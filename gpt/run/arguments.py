@@ -12,12 +12,11 @@ import os
 import re
 from argparse import SUPPRESS
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from docstring_parser import parse_from_object
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter
 
 from gpt.errors import InputError
@@ -47,29 +46,18 @@ _COMMANDS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Given:
-    """What a command line gives."""
+def scan(arguments: list[str], command: str) -> tuple[Values, Values]:
+    """The options on a command line, with `config` and `print_config`, and those in the files that it names.
 
-    own: Values
-    """What stands on it itself."""
-    files: Values
-    """What stands in the files that it names."""
-    recipe: bool
-    """Whether it names one."""
-    print_config: bool
-
-
-def scan(arguments: list[str], command: str) -> Given:
-    """The options on a command line; an InputError for an unknown one, or a value of another type."""
+    An InputError for an unknown one, or a value of another type.
+    """
     explains = bool({"-h", "--help"} & {*arguments})
     if arguments and not arguments[0].startswith("-"):
         arguments = [f"--{_COMMANDS[command][0]}={arguments[0]}", *arguments[1:]]
     own, files = _parsed(arguments, command, explains), Values()
-    configs, print_config = own.pop("config", []), own.pop("print_config", False)
-    for config in configs:
+    for config in own.get("config", []):
         files |= typed(_read_config(config))
-    return Given(own=own, files=files, recipe=bool(configs), print_config=print_config)
+    return own, files
 
 
 def typed(values: Mapping[Any, Any]) -> Values:
@@ -138,15 +126,14 @@ def _parser(command: str, explains: bool) -> ArgumentParser:
     printing = "print all options as a file, and train nothing"
     parser.add_argument("--print_config", action="store_true", help=printing)
     groups = {prefix: parser.add_argument_group(title) for prefix, title in _GROUPS.items()}
-    texts, defaults = (_texts(), recipe("quick")) if explains else ({}, {})
+    defaults = recipe("quick") if explains else {}
     for name, option in OPTIONS.items():
-        text = texts.get(name, "")
         alone: Any = {"nargs": "?", "const": True} if option.kind is bool else {}
         groups.get(name.rpartition(".")[0], parser).add_argument(
             f"--{name}",
             type=option.kind,
             default=defaults.get(name, option.default),
-            help=SUPPRESS if " Rare." in text else text.split(". ")[0].rstrip("."),
+            help=SUPPRESS if " Rare." in option.text else option.text.split(". ")[0].rstrip("."),
             **alone,
         )
     return parser
@@ -155,24 +142,13 @@ def _parser(command: str, explains: bool) -> ArgumentParser:
 def _unknown(name: str) -> InputError:
     """That there is no such option, with the one that was probably meant."""
     names: dict[str, list[str]] = {}
-    for option, text in _texts().items():
-        for known in {option, _last(option), *re.findall(r"\w+", text.partition(" Elsewhere: ")[2])}:
-            names.setdefault(known, []).append(option)
+    for ours, option in OPTIONS.items():
+        for known in {ours, _last(ours), *re.findall(r"\w+", option.text.partition(" Elsewhere: ")[2])}:
+            names.setdefault(known, []).append(ours)
     near = [known for known in (name, _last(name)) if known in names]
     near = near or difflib.get_close_matches(name, names, 1)
     meant = f"; did you mean {' or '.join(f'--{option}' for option in names[near[0]])}?" if near else ""
     return InputError(f"there is no option --{name[:80]}{meant} (see 'gpt fit --help')")
-
-
-def _texts() -> dict[str, str]:
-    """What the source says below each field."""
-    groups = {option.group: parse_from_object(option.group).params for option in OPTIONS.values()}
-    found = {
-        (group, param.arg_name): " ".join((param.description or "").split())
-        for group, params in groups.items()
-        for param in params
-    }
-    return {name: found[option.group, _last(name)] for name, option in OPTIONS.items()}
 
 
 def _last(name: str) -> str:

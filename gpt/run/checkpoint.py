@@ -1,9 +1,11 @@
 """Writing a run's checkpoints, each of which is whole or not there, and continuing from one."""
 
+import errno
 import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +16,7 @@ from gpt.errors import InputError
 from gpt.files import atomic_write
 from gpt.training.module import LanguageModel
 from gpt.weights.adapters import adapters_of
-from gpt.weights.checkpoint import SUFFIX, Checkpoint, ModelPart, RunPart, checkpoints_of, read, write
+from gpt.weights.checkpoint import SUFFIX, ModelPart, RunPart, checkpoints_of, read, write
 from gpt.weights.formats.table import Weights
 
 LOSSES = "losses"  # what is saved beside a process's generators: the sum since the last row of metrics.csv
@@ -34,21 +36,17 @@ class Checkpoints:
         self.last, self.best = (folder / f"checkpoints/{name}{SUFFIX}" for name in ("last", "best"))
         self._saved, self._at = 0, time.monotonic()  # the newest one: its step, and when
 
-    def begin(self, resumed: Checkpoint | None, other_text: bool) -> None:
-        """Set aside what is of another future or text, and what a kill left half-written."""
-        run = resumed.run if resumed else None
-        self._saved = run.step if run else 0
+    def begin(self, resumed: Path | None, run: RunPart, other_text: bool) -> None:
+        """Set aside what is of another future or text, and make good what a kill left undone."""
+        self._saved = run.step
         for file in self.folder.rglob(".*.tmp"):
             file.unlink(missing_ok=True)
-        if resumed is None or self.last.resolve() != resumed.path.resolve():
+        last, path = self.last.resolve(), resumed.resolve() if resumed else None
+        if path and path.parent == last.parent and run.best_step == run.step > _step_of(self.best):
+            also_called(path, self.best)
+        if path != last:
             _set_aside(self.last, "step-")
-        _set_aside(self.best, "best-step-", -1 if other_text else self._saved)
-
-    def complete(self, resumed: Checkpoint) -> None:
-        """Name it the best, if it is and a kill came before that."""
-        run, inside = resumed.run, resumed.path.resolve().parent == self.best.resolve().parent
-        if run and inside and run.best_step == run.step > _step_of(self.best):
-            also_called(resumed.path, self.best)
+        _set_aside(self.best, "best-step-", -1 if other_text else run.step)
 
     def is_late(self, run: RunPart) -> bool:
         """Whether a minute and a hundredth of the run have passed since the last one."""
@@ -57,11 +55,16 @@ class Checkpoints:
 
     def save(self, tensors: Weights, model: ModelPart, run: RunPart) -> None:
         """Write the newest; an OSError leaves all files as they were."""
-        if self.last.is_file():
-            also_called(self.last, self.last.with_name(f"step-{self._saved}{SUFFIX}"))
-        save(self.last, tensors, model, run)
-        if run.best_step == run.step:
-            also_called(self.last, self.best)
+        try:
+            if self.last.is_file():
+                also_called(self.last, self.last.with_name(f"step-{self._saved}{SUFFIX}"))
+            save(self.last, tensors, model, run)
+            if run.best_step == run.step:
+                also_called(self.last, self.best)
+        except OSError as error:
+            number = error.errno or errno.EIO
+            why = f"{os.strerror(number)}; the earlier checkpoints are intact"
+            raise OSError(number, why, str(self.last)) from error
         self._saved, self._at = run.step, time.monotonic()
         newest_first = checkpoints_of(self.folder, broken_first=False)
         older = [file for file in newest_first if file.name.startswith("step-")]
@@ -78,7 +81,6 @@ def save(path: Path, tensors: Weights, model: ModelPart, run: RunPart | None) ->
 def also_called(file: Path, name: Path) -> None:
     """Give a file a further name; at any moment that is the name of this file or of what had it before."""
     temporary = name.with_name(f".{name.name}.tmp")
-    temporary.unlink(missing_ok=True)
     try:
         os.link(file, temporary)
     except OSError:  # a file system without links
@@ -110,10 +112,7 @@ def load_optimizer(module: LanguageModel, optimizer: Optimizer, tensors: Weights
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
     """The states of torch's generators of this process, which dropout uses."""
-    state = {"cpu": torch.get_rng_state()}
-    if device.type != "cpu":
-        state[device.type] = torch.get_device_module(device).get_rng_state()
-    return state
+    return {kind: module.get_rng_state() for kind, module in _generators(device).items()}
 
 
 def state_of(tensors: Weights, rank: int) -> dict[str, Tensor]:
@@ -126,12 +125,19 @@ def set_random_state(state: dict[str, Tensor], seed: int, rank: int, device: tor
 
     A device of another kind than the saved one keeps its own state.
     """
-    if "cpu" in state:
-        torch.set_rng_state(state["cpu"])
-        if device.type != "cpu" and device.type in state:
-            torch.get_device_module(device).set_rng_state(state[device.type])
-    elif rank > 0:
+    if not state and rank > 0:
         torch.manual_seed(int(np.random.SeedSequence((seed, rank)).generate_state(1, np.uint64)[0]))
+    for kind, module in _generators(device).items():
+        if kind in state:
+            module.set_rng_state(state[kind])
+
+
+def _generators(device: torch.device) -> dict[str, Any]:
+    """The modules with torch's generators, by the kinds of their devices."""
+    found: dict[str, Any] = {"cpu": torch}
+    if device.type != "cpu":
+        found[device.type] = torch.get_device_module(device)
+    return found
 
 
 def _below(prefix: str, tensors: Weights) -> Weights:

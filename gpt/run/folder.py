@@ -11,6 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from gpt.errors import InputError
+from gpt.plain import shown
 from gpt.weights.checkpoint import RUNS, run_of
 
 
@@ -34,7 +35,7 @@ def opened(new: Path, existing: Path | None) -> Iterator[Path]:
 def folder_of(name: str) -> Path:
     """`runs/NAME`; a name that is no folder's raises an InputError."""
     if not name or name.startswith(".") or set(name) & set("/\\") or not name.isprintable():
-        raise InputError(f"expected a plain folder name for --run, got {name!r}")
+        raise InputError(f"expected a plain folder name for --run, got {shown(name)}")
     return RUNS / name
 
 

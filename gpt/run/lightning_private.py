@@ -1,7 +1,6 @@
 """The private part of Lightning that is used; tried with 2.6.6, and pyproject.toml allows 2.6 alone."""
 
 import logging
-import os
 import warnings
 from typing import Any
 
@@ -29,11 +28,6 @@ def cluster() -> list[Any]:
     if SLURMEnvironment.detect() and not TorchElasticEnvironment.detect():
         return [SLURMEnvironment(auto_requeue=False)]
     return []
-
-
-def started_processes() -> int:
-    """Processes that torchrun has started on this machine; 1 without it."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if TorchElasticEnvironment.detect() else 1
 
 
 def silence_warnings() -> None:

@@ -39,7 +39,6 @@ class Limits:
         if self.options.max_steps == self.options.max_epochs == -1 and self.seconds is None:
             raise InputError("the run needs an end: give --trainer.max_steps, max_epochs or max_time")
         self.reason = ""
-        self.stopped_early = False
         self._fastest = run.seconds_per_step or 0.0  # the seconds of the shortest update but the first
         self._marks: list[tuple[int, float]] = []  # recent updates, with the seconds without validations
         self._corrected = 0.0  # when, in seconds
@@ -81,7 +80,6 @@ class Limits:
                 raise InputError("the time is over before the first step: give more --minutes")
         self._marks = [] if warms_up or self.minutes else [(self.run.step, elapsed)]
         self._keep_time(elapsed)
-        self.stopped_early = self._is_stalled()
 
     def update(self, elapsed: float) -> bool:
         """Count an update; whether the total of a planned run has changed, for its schedule."""
@@ -95,10 +93,10 @@ class Limits:
         self._validation = seconds
         self._validating += seconds
 
-    def validated(self, loss: float, before: float | None, elapsed: float) -> bool:
+    def validated(self, loss: float, before: float | None, elapsed: float) -> None:
         """Note the loss of a validation, in nats per token, and that of the last one, after so many seconds.
 
-        Whether updates follow a planned part of the time, because the loss is the lowest at its end.
+        Updates follow a planned part of the time, where the loss is the lowest at its end.
         """
         run = self.run
         best = math.inf if run.best_loss is None else run.best_loss
@@ -107,22 +105,20 @@ class Limits:
         run.stalled = 0 if falls else run.stalled + 1
         if loss < best:
             run.best_loss, run.best_step = loss, run.step
-        self.stopped_early = self._is_stalled()
         if self._whole or self.stopped_early or run.step < run.total:
-            return False
+            return
         allowed = self._estimate((self.seconds or 0.0) - elapsed)
         if run.best_step < run.step or allowed < 1.2 * run.step:
             self.reason = f"held-out text was best after step {run.best_step}: longer gained nothing"
-            return False
+            return
         self._whole = allowed < 3 * run.step  # no later part would be as long
         self._limit(allowed if self._whole else 2 * run.step)
         report(f"after step {run.step}: held-out text still gains, {run.total} steps")
-        return True
 
     @property
-    def may_go_on(self) -> bool:
-        """Whether the last validation decides if updates follow."""
-        return not self._whole
+    def stopped_early(self) -> bool:
+        """Whether so many validations as are allowed have not improved."""
+        return self.patience is not None and self.run.stalled >= self.patience
 
     @property
     def is_over(self) -> bool:
@@ -139,9 +135,6 @@ class Limits:
     def _limit(self, steps: int, reason: str | None = None) -> None:
         self._most = self.run.total = steps
         self.reason = f"max_steps {steps}" if reason is None else reason
-
-    def _is_stalled(self) -> bool:
-        return self.patience is not None and self.run.stalled >= self.patience
 
     def _keep_time(self, elapsed: float) -> bool:
         """Plan for the updates that the time allows; a planned run only where it would miss it by far."""

@@ -6,12 +6,11 @@ the optimizer and the schedule. Then this callback, the only one of a run, plans
 validates, if it is told to; and at last the callback keeps and saves.
 """
 
-import errno
 import hashlib
 import json
-import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -41,10 +40,11 @@ from gpt.run.record import Record
 from gpt.run.signals import remembered, told
 from gpt.run.snapshots import Snapshots
 from gpt.run.start import Start
+from gpt.training.guard import scaler_of
 from gpt.training.module import VALIDATED, LanguageModel, steps_per_epoch
 from gpt.training.output import report
 from gpt.weights.adapters import without_adapters
-from gpt.weights.checkpoint import ModelPart, RunPart, next_session
+from gpt.weights.checkpoint import ModelPart, next_session
 from gpt.weights.formats.table import Weights
 from gpt.weights.load import GPT
 
@@ -52,16 +52,17 @@ from gpt.weights.load import GPT
 class Loop(Callback):
     """A run, from the update that its checkpoint was saved after, or from the first.
 
-    `run` is where it stands: what a checkpoint holds, and the parts of the run count in it.
+    `run` is where it stands: what a checkpoint holds, and the parts of the run count in it. The first process
+    alone has files: `checkpoints`, `snapshots`, and the `model_part` of both.
     """
 
     def __init__(self, options: Options, module: LanguageModel, data: TokenData, begun: Start) -> None:
-        checkpoint = begun.checkpoint
         self.options = options
         self.module = module
         self.data = data
-        self.checkpoint = checkpoint
-        self.run = (checkpoint.run if checkpoint else None) or RunPart()
+        self.begun = begun
+        self.run = begun.run
+        self.tensors: Weights = begun.checkpoint.tensors if begun.checkpoint else {}
         self.limits = Limits(options, self.run, begun.plan, begun.minutes)
         plain = options.trainer
         accumulate = 1 if options.data.tokens_per_update else plain.accumulate_grad_batches
@@ -72,8 +73,8 @@ class Loop(Callback):
         module.logs_itself = False
         module.first_step = self.run.step
         module.planned_steps = 1
-        self._new, self._existing = folder_of(options.run), begun.folder
-        self._model_part: ModelPart
+        self.trainer: Trainer
+        self.folder = folder_of(options.run)
         self._open = ExitStack()  # the folder and the signals
 
     # -- before the first batch
@@ -81,73 +82,75 @@ class Loop(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """With the model on its device: open the folder, and restore all but what the first batch needs."""
         run = self.run
-        first = trainer.is_global_zero
-        broadcast = trainer.strategy.broadcast
-        self._first, self._broadcast = first, broadcast
+        self.trainer = trainer
         found = run.step, run.session, run.save
-        if found != (theirs := broadcast(found)):
+        if found != (theirs := trainer.strategy.broadcast(found)):
             what = f"process {trainer.global_rank} resumes step, session, save {found}, process 0 {theirs}"
             raise InputError(f"{what}: all processes need to see the same files")
-        self.limits.count(steps_per_epoch(self.data) if self.options.trainer.max_epochs > 0 else 0)
+        self.limits.count(steps_per_epoch(self.data))
         self.module.planned_steps = run.total
-        self.folder = self._open_folder()
-        self.checkpoints = Checkpoints(self.folder, self.options.keep_checkpoints)
-        if first and self.checkpoint:
-            self.checkpoints.complete(self.checkpoint)
-        self.limits.check_left()
-
         corpus = corpus_hash(self.data)
         other_text = run.corpus not in ("", corpus)
         run.corpus = corpus
-        if other_text:
-            report("the text is not the one that this run was trained on: the best checkpoint begins again")
-        trained = sum(weight.numel() for weight in self.module.parameters() if weight.requires_grad)
-        self.snapshots = Snapshots(self.folder, self.options.snapshot_megabytes, run.step, trained)
-        if first:
-            self.snapshots.forget_after(run.step)
-            self.checkpoints.begin(self.checkpoint, other_text)
-        has_best = self.checkpoints.best.is_file()
-        run.session, has_best = broadcast((next_session(self.folder) if first else 0, has_best))
+        run.options = asdict(self.options)
+        self.folder, has_best = self._on_first(lambda: self._begin(other_text))
         if not has_best:
             run.best_loss = None
         if other_text:
             run.stalled = 0
+        self.data.place = run.place - run.place % (self.data.batch_size * trainer.world_size)  # whole batches
+        load_optimizer(self.module, trainer.optimizers[0], self.tensors)
 
-        run.options = asdict(self.options)
-        if first:
-            with atomic_write(self.folder / "config.yaml") as file:
-                file.write(yaml.safe_dump(run.options, sort_keys=False, allow_unicode=True))
-        self._model_part = ModelPart(
-            config=self.module.config.to_dict(),
+    def _begin(self, other_text: bool) -> tuple[Path, bool]:
+        """Open the folder, leave in it what is of this run's past, and tell whether that has a best."""
+        run, module, resumed = self.run, self.module, self.begun.checkpoint
+        folder = self._open.enter_context(opened(self.folder, self.begun.folder))
+        self.checkpoints = Checkpoints(folder, self.options.keep_checkpoints)
+        self.checkpoints.begin(resumed.path if resumed else None, run, other_text)
+        self.limits.check_left()
+        if other_text:
+            report("the text is not the one that this run was trained on: the best checkpoint begins again")
+        trained = sum(weight.numel() for weight in module.parameters() if weight.requires_grad)
+        self.snapshots = Snapshots(folder, self.options.snapshot_megabytes, trained)
+        self.snapshots.forget_after(run.step)
+        run.session = next_session(folder)
+        with atomic_write(folder / "config.yaml") as file:
+            file.write(yaml.safe_dump(run.options, sort_keys=False, allow_unicode=True))
+        self.model_part = ModelPart(
+            config=module.config.to_dict(),
             tokenizer=self.data.tokenizer.to_dict(),
             template=self.data.prepared.meta.template,
-            adapters=self._adapters(trainer) if self.module.options.lora.rank else None,
+            adapters=self._adapters(folder / "base") if module.options.lora.rank else None,
         )
-        self.data.place = run.place - run.place % (self.data.batch_size * trainer.world_size)  # whole batches
-        if self.checkpoint:
-            load_optimizer(self.module, trainer.optimizers[0], self.checkpoint.tensors)
+        return folder, self.checkpoints.best.is_file()
+
+    def _adapters(self, base: Path) -> dict[str, Any]:
+        """Of a run with adapters; its fixed weights are written into the folder `base`, once."""
+        lora = self.module.options.lora
+        if self.begun.checkpoint is None or not base.is_dir():
+            weights = without_adapters(self.module.model.state_dict())
+            GPT.from_weights(self.module.config, weights).save_pretrained(base)
+        sha256 = file_sha256(base / "model.safetensors")
+        return {"rank": lora.rank, "scale": lora.alpha / lora.rank, "base": sha256}
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Restore what the first batch depends on."""
-        run, plain = self.run, self.options.trainer
+        run, plain, rank = self.run, self.options.trainer, trainer.global_rank
         skip_sigterm_broadcast(trainer)
         self._open.enter_context(remembered(self.module.guard))
-        self.limits.begin(bool(self.module.compile_blocks), self.every)
-        tensors = self.checkpoint.tensors if self.checkpoint else {}
-        state = state_of(tensors, trainer.global_rank)
+        self.limits.begin(self.module.is_compiled, self.every)
         show = plain.enable_progress_bar
-        self.record = Record(self.folder, run, self.options.log_every, show, self._first)
+        self.record = Record(self.folder, run, self.options.log_every, show, trainer.is_global_zero)
         self._open.callback(self.record.close)
-        losses = state.pop(LOSSES, torch.tensor(0.0)).to(self.module.device)
-        self.record.begin(self.tokens, losses, plain.logger.split(","))
+        state = state_of(self.tensors, rank)
+        self.record.loss_sum = state.pop(LOSSES, torch.tensor(0.0)).to(self.module.device)
+        self.record.begin(self.tokens, plain.logger.split(","))
         self.module.plan(run.total)
-        self._tell(trainer, validate=False)
-        set_random_state(
-            state, self.options.seed_everything, trainer.global_rank, trainer.strategy.root_device
-        )
-        if run.scale and (scaler := _scaler(trainer)):
+        trainer.val_check_batch = sys.maxsize
+        trainer.should_stop = self.limits.is_over
+        set_random_state(state, self.options.seed_everything, rank, trainer.strategy.root_device)
+        if run.scale and (scaler := scaler_of(trainer)):
             scaler.load_state_dict(run.scale)
-        self.checkpoint = None  # its tensors are in use no more
 
     # -- between two batches
 
@@ -159,7 +162,6 @@ class Loop(Callback):
         self.record.batch(module.last_loss)
         made = trainer.global_step
         if module.first_step + made == run.step:  # gradients accumulate, no update yet
-            self._tell(trainer, validate=False)
             return
         run.step, run.place = module.first_step + made, self.data.place + made * self.data.windows_per_update
 
@@ -171,17 +173,17 @@ class Loop(Callback):
 
         # 2. A row of metrics.csv.
         if self.record.is_due():
-            mean = torch.as_tensor(self.record.loss_sum, device=module.device) / run.batches
+            mean = self.record.loss_sum / run.batches
             loss = float(trainer.strategy.reduce(mean, reduce_op="mean"))  # over all processes
             rate, norm = trainer.optimizers[0].param_groups[0]["lr"], float(module.last_gradient_norm)
             self.record.update(self.tokens, loss, rate, norm)
 
         # 3. A validation; what is kept and saved follows it.
         validates = limits.is_over or run.step % self.every == 0
-        validates = validates and self.options.trainer.limit_val_batches > 0
-        self._tell(trainer, validates)
-        if not validates:
-            self._keep(trainer)
+        if validates and self.options.trainer.limit_val_batches:
+            trainer.val_check_batch = 1  # Lightning asks whether this number divides the batches so far
+        else:
+            self._keep()
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Note when."""
@@ -197,33 +199,32 @@ class Loop(Callback):
         elapsed = self.record.elapsed()
         self.record.paused(elapsed - self._paused)
         self.limits.paused(self._agreed(elapsed - self._paused))
-        if self.limits.validated(figures["val_loss"], before, elapsed):
-            self.module.plan(self.run.total)
-        trainer.should_stop |= self.limits.is_over
-        self._keep(trainer, validated=True)
+        self.limits.validated(figures["val_loss"], before, elapsed)
+        self.module.plan(self.run.total)
+        trainer.val_check_batch = sys.maxsize
+        self._keep(validated=True)
 
-    def _keep(self, trainer: Trainer, validated: bool = False) -> None:
+    def _keep(self, validated: bool = False) -> None:
         """Keep what an update made, with its validation where one was due: none is ever owed."""
         run = self.run
         guard = self.module.guard
+        first = self.trainer.is_global_zero
         over = self.limits.is_over
+        self.trainer.should_stop = over
 
         # 4. A snapshot of the weights.
-        if self.snapshots.is_due(run.step, last=over):
-            if self._first:
-                weights = gather(self.module)
-                self.snapshots.save(run.step, float(self.module.last_loss), weights, self._model_part)
-            self.snapshots.saved = run.step
+        if first and self.snapshots.is_due(run.step, last=over):
+            self.snapshots.save(run.step, float(self.module.last_loss), gather(self.module), self.model_part)
 
         # 5. A checkpoint.
         regular = run.step % self.options.checkpoint_every == 0
         if over or validated or regular or guard.agreed or guard.agreed_save:
-            self._save(trainer)
-        guard.wants_save = self._first and self.checkpoints.is_late(run)
+            self._save()
+        guard.wants_save = first and self.checkpoints.is_late(run)
 
         # 6. A signal that any process has received.
         if guard.agreed and not over:
-            raise told(guard.agreed, run.step, str(self.checkpoints.last), str(self.folder))
+            raise told(guard.agreed, run.step, self.folder)
 
     # -- parts
 
@@ -236,59 +237,30 @@ class Loop(Callback):
         """Give back what the run has taken, however it ended."""
         self._open.close()
 
-    def _open_folder(self) -> Path:
-        """Reserve and lock the folder, in the first process for all."""
-        folder: Path | None = None
-        error: Exception | None = None
-        if self._first:
-            try:
-                folder = self._open.enter_context(opened(self._new, self._existing))
-            except (InputError, OSError) as reason:
-                error = reason
-        folder, error = self._broadcast((folder, error))
-        if folder is None:
-            raise error or InputError("the first process has no folder")
-        return folder
-
-    def _adapters(self, trainer: Trainer) -> dict[str, Any]:
-        """Of a run with adapters; its fixed weights are written into the folder, once."""
-        base, lora = self.folder / "base", self.module.options.lora
-        if self._first and (self.checkpoint is None or not base.is_dir()):
-            weights = without_adapters(self.module.model.state_dict())
-            GPT.from_weights(self.module.config, weights).save_pretrained(base)
-        trainer.strategy.barrier()
-        sha256 = file_sha256(base / "model.safetensors")
-        return {"rank": lora.rank, "scale": lora.alpha / lora.rank, "base": sha256}
-
     def _agreed(self, seconds: float) -> float:
         """A time; where it decides something, that of the first process."""
-        return self._broadcast(seconds) if self.limits.seconds is not None else seconds
+        return seconds if self.limits.seconds is None else self.trainer.strategy.broadcast(seconds)
 
-    def _tell(self, trainer: Trainer, validate: bool) -> None:
-        """Tell Lightning whether it validates after this batch, and whether training ends."""
-        # Lightning asks whether this number divides the batches so far.
-        trainer.val_check_batch = 1 if validate else sys.maxsize
-        trainer.should_stop |= self.limits.is_over and not (validate and self.limits.may_go_on)
-
-    def _save(self, trainer: Trainer) -> None:
-        """Save on all processes together, so that all of them stop if the first one's disk is full."""
-        tensors, number = self._gathered(trainer), 0
-        if self._first:
+    def _on_first(self, act: Callable[[], Any]) -> Any:
+        """What the first process gets, on all of them; where it fails, they all raise its error."""
+        found: Any = None
+        error: Exception | None = None
+        if self.trainer.is_global_zero:
             try:
-                run = replace(self.run, total=min(self.run.total, 1 << 53))  # as far as JSON's numbers go
-                self.checkpoints.save(tensors, self._model_part, run)
-            except OSError as error:
-                number = error.errno or errno.EIO
-        if number := self._broadcast(number):
-            why = f"{os.strerror(number)}; the earlier checkpoints are intact"
-            raise OSError(number, why, str(self.checkpoints.last))
+                found = act()
+            except Exception as reason:
+                error = reason
+        found, error = self.trainer.strategy.broadcast((found, error))
+        if error:
+            raise error
+        return found
 
-    def _gathered(self, trainer: Trainer) -> Weights:
-        """The tensors of a checkpoint, and in `run` all that it holds beside them; for all processes."""
-        run, scaler = self.run, _scaler(trainer)
-        tensors = gather(self.module, trainer.optimizers[0]) if self._first else {}
+    def _save(self) -> None:
+        """Write a checkpoint: the weights and the optimizer's state, every process's own, and `run`."""
+        run, trainer, scaler = self.run, self.trainer, scaler_of(self.trainer)
+        tensors = gather(self.module, trainer.optimizers[0]) if trainer.is_global_zero else {}
         own = random_state(trainer.strategy.root_device)
-        own[LOSSES] = torch.as_tensor(self.record.loss_sum).to("cpu")
+        own[LOSSES] = self.record.loss_sum.to("cpu")
         states = [own] * trainer.world_size
         if trainer.world_size > 1:
             torch.distributed.all_gather_object(states, own)
@@ -297,15 +269,11 @@ class Loop(Callback):
         run.scale = scaler.state_dict() if scaler else None
         run.save, run.saved_at = run.save + 1, time.time()
         self.record.note()
-        return tensors
+        saved = replace(run, total=min(run.total, 1 << 53))  # as far as JSON's numbers go
+        self._on_first(lambda: self.checkpoints.save(tensors, self.model_part, saved))
 
 
 def corpus_hash(data: TokenData) -> str:
     """Identifies a text by its tokens, whatever folder it is in."""
     meta = data.prepared.meta
     return hashlib.sha256(json.dumps([meta.tokenizer, meta.splits], sort_keys=True).encode()).hexdigest()
-
-
-def _scaler(trainer: Trainer) -> Any:
-    """The loss scale of float16, if the run has one."""
-    return getattr(trainer.precision_plugin, "scaler", None)

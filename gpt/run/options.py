@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, NamedTuple, get_type_hints
 
+from docstring_parser import parse_from_object
+
 from gpt.data.module import DataOptions
 from gpt.errors import InputError, check_least
 from gpt.plain import seconds_of, shown
@@ -63,7 +65,7 @@ class TrainerOptions:
             value = getattr(self, name)
             if value < -1 or value == 0:
                 raise InputError(f"{name} must be positive, or -1 for no limit, got {value}")
-        if self.max_time is not None and not 0 < seconds_of("max_time", self.max_time) < float("inf"):
+        if self.max_seconds is not None and not 0 < self.max_seconds < float("inf"):
             raise InputError(f"max_time must be positive, got {self.max_time}")
         check_least(0, gradient_clip_val=self.gradient_clip_val)
         counts = ("val_check_interval", "accumulate_grad_batches", "devices", "num_nodes")
@@ -127,22 +129,23 @@ class Options:
 
 
 class Option(NamedTuple):
-    """One option: its type, its default, and the dataclass that it is a field of."""
+    """One option: its type, its default, and what is written below it."""
 
     kind: Any
     default: Any
-    group: type
+    text: str
 
 
 def all_options(kind: type = Options, prefix: str = "") -> Iterator[tuple[str, Option]]:
     """Each option by its dotted name, in the order of the help."""
     hints = get_type_hints(kind)
+    texts = {param.arg_name: param.description or "" for param in parse_from_object(kind).params}
     for field in fields(kind):
         name, hint = f"{prefix}{field.name}", hints[field.name]
         if is_dataclass(hint):
             yield from all_options(hint, f"{name}.")  # type: ignore[arg-type]
         else:
-            yield name, Option(hint, field.default, kind)
+            yield name, Option(hint, field.default, " ".join(texts.get(field.name, "").split()))
 
 
 OPTIONS = dict(all_options())

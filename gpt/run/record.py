@@ -44,21 +44,20 @@ class Record:
         self.run = run
         self.every = every
         self.first, self.show = first, show and first
-        self.loss_sum: Tensor | float = 0.0
+        self.loss_sum = torch.tensor(0.0)
         self._loggers: list[Logger] = []
         self._advance: Callable[..., None] = lambda *_: None
         self._bar = ExitStack()
         self._tokens = self._shown = 0  # at the last row: tokens, and the update
         self._started = self._at = 0.0
 
-    def begin(self, tokens: int, loss_sum: Tensor | float = 0.0, loggers: Sequence[str] = ()) -> None:
+    def begin(self, tokens: int, loggers: Sequence[str] = ()) -> None:
         """Start the clocks and the progress bar; continue the files, with loggers of these names too."""
         run = self.run
         self._at = time.perf_counter()
         self._started = self._at - run.seconds
         self._tokens = tokens
         self._shown = run.step
-        self.loss_sum = loss_sum
         if self.first:
             self._loggers = [_logger(name, self.folder, run.step) for name in loggers if name != "csv"]
             for name, size in (("metrics.csv", run.csv), ("samples.txt", run.samples)):
@@ -88,7 +87,7 @@ class Record:
         self._at = time.perf_counter()
         speed = (tokens - self._tokens) / (self._at - before)
         self._tokens = tokens
-        self.loss_sum = 0.0
+        self.loss_sum = torch.zeros_like(self.loss_sum)
         run.batches = 0
         figures = {"train_loss": loss, "learning_rate": rate, "gradient_norm": norm}
         self._row(tokens, {**figures, "tokens_per_second": speed})

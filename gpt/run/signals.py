@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from gpt.training.guard import Guard
@@ -43,7 +44,8 @@ def remembered(guard: Guard) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def told(number: int, step: int, saved: str, run: str) -> Stopped:
+def told(number: int, step: int, run: Path) -> Stopped:
     """How a run ends that a signal stopped after `step`."""
+    saved = run / "checkpoints" / "last.safetensors"
     line = f"{signal.Signals(number).name}: stopped after step {step}, saved in {saved}"
     return Stopped(f"{line}; continue with 'gpt fit --resume {run}'", 128 + number)

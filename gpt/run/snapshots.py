@@ -18,11 +18,10 @@ class Snapshots:
     without what resuming needs.
     """
 
-    def __init__(self, folder: Path, megabytes: int, step: int, trained: int) -> None:
-        """Begin after `step` with `trained` weights."""
+    def __init__(self, folder: Path, megabytes: int, trained: int) -> None:
+        """Of `trained` weights."""
         self.folder = folder
         self.most = megabytes * 1_000_000
-        self.saved = step
         self.keeps_any = self.most >= 8 * 2 * trained
 
     def forget_after(self, step: int) -> None:
@@ -34,7 +33,7 @@ class Snapshots:
     def is_due(self, step: int, last: bool) -> bool:
         """Whether to keep the weights after this update."""
         regular = step % (1 << max(0, step.bit_length() - 3)) == 0
-        return self.keeps_any and step != self.saved and (regular or last)
+        return self.keeps_any and (regular or last)
 
     def save(self, step: int, loss: float, weights: Weights, model: ModelPart) -> None:
         """Keep the weights. A full disk ends the run at its next checkpoint, with a line."""

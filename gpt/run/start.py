@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Set
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpt.config import GPTConfig
@@ -14,12 +14,12 @@ from gpt.plan.cost import Shape
 from gpt.plan.law import Law
 from gpt.plan.plan import Plan
 from gpt.plan.recommend import BYTES_PER_TOKEN, TUNED_CONTEXT, most_bytes, planner, time_machine
-from gpt.run.arguments import Given, Values, flat, options_of, recipe, scan, typed
+from gpt.run.arguments import Values, options_of, recipe, scan, typed
 from gpt.run.folder import folder_of_checkpoint, folder_to_restart
 from gpt.run.options import Options, TrainerOptions
 from gpt.training.output import report
 from gpt.weights.checkpoint import RUNS, Checkpoint, RunPart, checkpoints_of, newest_run, read
-from gpt.weights.load import read_weights
+from gpt.weights.load import Found, read_weights
 
 AUTO_OR_NEW = "auto_or_new"
 _MOST_MINUTES = 1_000_000
@@ -50,6 +50,10 @@ class Start:
     options: Options
     checkpoint: Checkpoint | None = None
     """The one that is resumed or validated."""
+    run: RunPart = field(default_factory=RunPart)
+    """Where the run stands."""
+    weights: Found | None = None
+    """Those that a new run begins with."""
     folder: Path | None = None
     """That of the run, if it has one."""
     notes: tuple[str, ...] = ()
@@ -63,8 +67,8 @@ class Start:
 
 def start(command: str, arguments: list[str]) -> Start:
     """Read the command line, its files and the checkpoint that it names, and plan what --minutes asks for."""
-    given = scan(arguments, command)
-    values = {**given.files, **given.own}
+    own, files = scan(arguments, command)
+    values = {**files, **own}
     asked = {name: value for name, value in values.items() if value is not None}
     minutes, wanted = asked.get("minutes"), asked.get("resume", asked.get("ckpt_path"))
     if command == "validate" and wanted is None:
@@ -72,40 +76,43 @@ def start(command: str, arguments: list[str]) -> Start:
     others = ", ".join(f"--{name}" for name in _UNPLANNED if name in asked)
     if minutes is not None and others:
         raise InputError(f"--minutes plans a new run of one process to its end: leave {others} out")
-    _check_here("--config", given.files, given.own.keys())
+    _check_here("--config", files, own.keys())
     if wanted is not None:
-        checkpoint, skipped = find(wanted, asked.get("run"))
+        checkpoint, notes = find(wanted, asked.get("run"))
         if checkpoint is not None:
-            return _resumed(given, checkpoint, skipped)
+            return _resumed(own, values, checkpoint, notes)
     plan = None
     below = Values()
     time = None
-    weights = asked.get("model.init_from")
     if minutes is not None:
         time = seconds_of("minutes", minutes) / 60
         if not 0 <= time <= _MOST_MINUTES:
             raise InputError(f"--minutes {minutes}: expected a time, such as 90s, 10m or 8h")
+    weights = None
+    if "model.init_from" in asked:
+        weights = replace(read_weights(asked["model.init_from"]), weights={})  # which the model reads itself
     if time is not None and weights is None:
         plan = _plan(time, asked)
         below = typed(plan.options(Law.load()))
-    elif not given.recipe:
+    elif "config" not in own:
         tuning = "lora" if "model.lora.rank" in asked else "finetune"
         below = recipe(tuning if weights else "quick")
     values = {**below, **values}
     if weights is not None:
-        values = {**_of_weights(weights, values, time), **values}
-    steps = given.own.get("trainer.max_steps") or -1
-    if steps > 0 and _INTERVAL not in given.own:  # a short run has a curve, too
+        values = {**_of_weights(weights.config, values, time), **values}
+    steps = own.get("trainer.max_steps") or -1
+    if steps > 0 and _INTERVAL not in own:  # a short run has a curve, too
         fifth = steps * values.get("trainer.accumulate_grad_batches", 1) // 5
         usual = values.get(_INTERVAL, TrainerOptions.val_check_interval)
         values[_INTERVAL] = max(1, min(usual, fifth))
     options = _options(values)
     folder = folder_to_restart(options.run) if wanted else None
-    return Start(options=options, folder=folder, plan=plan, minutes=time, print_config=given.print_config)
+    shows = "print_config" in own
+    return Start(options=options, weights=weights, folder=folder, plan=plan, minutes=time, print_config=shows)
 
 
-def find(resume: str, run: str | None = None) -> tuple[Checkpoint | None, tuple[Path, ...]]:
-    """The checkpoint to resume from and newer ones that are broken; InputError if there is none intact.
+def find(resume: str, run: str | None = None) -> tuple[Checkpoint | None, tuple[str, ...]]:
+    """The checkpoint to resume from, a line for each newer one that is broken; InputError if none is intact.
 
     `resume` is a checkpoint, a run's folder, "auto" for the newest intact checkpoint of `run`, by default the
     newest run, or "auto_or_new", which gives None if `run` has no checkpoint.
@@ -120,17 +127,16 @@ def find(resume: str, run: str | None = None) -> tuple[Checkpoint | None, tuple[
     return (None, ()) if resume == AUTO_OR_NEW and not checkpoints_of(folder) else _newest(folder)
 
 
-def changes(before: Options, now: Options) -> dict[str, str]:
-    """What to tell of each option that differs; InputError for one that the weights depend on."""
-    old, new = flat(asdict(before)), flat(asdict(now))
+def changes(saved: Values, given: Values) -> Values:
+    """Each option that is given with another value; InputError for one that the weights depend on."""
     found = {}
-    for name in sorted(old.keys() - {"run"}):
-        if old[name] == new[name]:
+    for name in sorted(given.keys() & saved.keys() - {"run", *_CHOSEN_ANEW}):
+        if given[name] == saved[name]:
             continue
         if name.startswith(_FIXED) and name != "model.config.dropout":
-            what = f"the run that is resumed began with {old[name]}, on which its weights depend"
-            raise InputError(f"--{name} {new[name]}: {what}")
-        found[name] = f"{name}: {old[name]!r} -> {new[name]!r}"
+            what = f"the run that is resumed began with {str(saved[name])[:80]}, on which its weights depend"
+            raise InputError(f"--{name} {given[name]}: {what}")
+        found[name] = given[name]
     return found
 
 
@@ -149,14 +155,13 @@ def _options(values: Values) -> Options:
     return options
 
 
-def _resumed(given: Given, checkpoint: Checkpoint, skipped: tuple[Path, ...]) -> Start:
+def _resumed(own: Values, values: Values, checkpoint: Checkpoint, notes: tuple[str, ...]) -> Start:
     """The options that the checkpoint carries, below those that are given."""
     path = checkpoint.path
     run = checkpoint.run or RunPart()
     folder = folder_of_checkpoint(checkpoint.path)
-    if folder and (other := given.own.get("run", folder.name)) != folder.name:
+    if folder and (other := own.get("run", folder.name)) != folder.name:
         raise InputError(f"--run {other} is not the run that is resumed, {folder}: leave --run out")
-    values = {**given.files, **given.own}
     try:
         checkpoint.all_weights()  # which are checked
         saved = typed(run.options)
@@ -169,19 +174,20 @@ def _resumed(given: Given, checkpoint: Checkpoint, skipped: tuple[Path, ...]) ->
         raise InputError(f"{path}: {error}") from None
     _check_here(str(path), {"data.corpus": before.data.corpus}, values.keys())
     options = _options({**saved, **values})
-    changed = changes(before, options)
+    changed = changes(saved, values)
     if changed.keys() & _LIMITS:
         run.total = 0
     return Start(
         options=options,
         checkpoint=checkpoint,
+        run=run,
         folder=folder,
         notes=(
             f"resuming {path}, after step {run.step}",
-            *(f"skipped {broken}, which is broken" for broken in skipped),
-            *(f"changed {change}" for change in changed.values()),
+            *notes,
+            *(f"changed {name}: {shown(saved[name])} -> {shown(value)}" for name, value in changed.items()),
         ),
-        print_config=given.print_config,
+        print_config="print_config" in own,
     )
 
 
@@ -196,9 +202,8 @@ def _check_here(source: str, values: Values, given: Set[str]) -> None:
             raise InputError(f"{source}: {what}, and {how}")
 
 
-def _of_weights(path: str, values: Values, minutes: float | None) -> Values:
+def _of_weights(config: GPTConfig, values: Values, minutes: float | None) -> Values:
     """What suits weights of this size, for options that nothing else decides: small ones learn faster."""
-    config = read_weights(path).config
     weights = config.emb_dim * (12 * config.num_layers * config.emb_dim + config.vocab_size)
     smaller = max(1.0, _GPT2_SMALL / weights)
     steps = round(_TUNING_STEPS * smaller**0.5)
@@ -253,15 +258,14 @@ def _plan(time: float, asked: Values) -> Plan:
     return plan
 
 
-def _newest(folder: Path) -> tuple[Checkpoint, tuple[Path, ...]]:
-    broken: list[Path] = []
+def _newest(folder: Path) -> tuple[Checkpoint, tuple[str, ...]]:
+    notes: list[str] = []
     for path in checkpoints_of(folder):
         try:
-            return _of_a_run(path), tuple(broken)
+            return _of_a_run(path), tuple(notes)
         except InputError:
-            broken.append(path)
-    why = f", these are broken: {', '.join(file.name for file in broken)}" if broken else ""
-    raise InputError(f"no checkpoint in {folder} to resume{why}")
+            notes.append(f"skipped {path}, which is broken")
+    raise InputError(", ".join([f"no checkpoint in {folder} to resume", *notes]))
 
 
 def _of_a_run(path: Path) -> Checkpoint:

@@ -24,7 +24,7 @@ class Guard:
 
     def check(self, trainer: Trainer, loss: Tensor, norm: Tensor, step: int) -> None:
         """InputError unless update `step` may be made, by its last loss and its gradients' norm."""
-        scaled = getattr(trainer.precision_plugin, "scaler", None)  # it checks the gradients itself
+        scaled = scaler_of(trainer)  # it checks the gradients itself
         total = loss if scaled else loss + norm  # infinity and NaN survive addition
         broken = (~total.isfinite()).int()
         asked = [torch.full_like(broken, number) for number in (self.received, self.wants_save)]
@@ -38,6 +38,11 @@ class Guard:
         what = f"loss {float(loss):g}, gradient norm {float(norm):g} at step {step}"
         how = "the last checkpoint is good; lower the learning rate"
         raise InputError(f"{what}: stopped before weights changed, {how}")
+
+
+def scaler_of(trainer: Trainer) -> Any:
+    """The loss scale of float16, if the run has one."""
+    return getattr(trainer.precision_plugin, "scaler", None)
 
 
 def read(flags: Tensor) -> list[int]:

@@ -90,7 +90,6 @@ class LanguageModel(LightningModule):
             add_adapters(self.model, lora)
         self.model.checkpoint_activations = self.options.checkpoint_activations
         self.kernel = None  # of the loss, where `compile_model` compiles it
-        self.compile_blocks = self.options.compile
         self.guard = Guard()
         self.config = self.model.config
         self.first_step = 0
@@ -190,9 +189,9 @@ class LanguageModel(LightningModule):
 
     def on_fit_start(self) -> None:
         """Compile, if asked to or if it saves time."""
-        if self.compile_blocks is None:
-            self.compile_blocks = compilation.should_compile(self)
-        if self.compile_blocks:
+        asked = self.options.compile
+        self.is_compiled = compilation.should_compile(self) if asked is None else asked
+        if self.is_compiled:
             compilation.compile_model(self)
 
     def configure_gradient_clipping(

@@ -5,12 +5,12 @@ import os
 import sys
 from typing import Any, TextIO
 
-from lightning.pytorch.utilities import rank_zero_only
 
-
-@rank_zero_only
 def report(*lines: str, prefix: str = "gpt fit: ") -> None:
-    """Print lines on stderr, on the first process alone."""
+    """Print lines on stderr, on the first process alone: by what torchrun, Lightning or SLURM says of it."""
+    ranks = (os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+    if next(filter(None, ranks), "0") != "0":
+        return
     for line in lines:
         print(f"{prefix}{line}", file=sys.stderr)
 

@@ -88,9 +88,7 @@ def test_compilation_has_to_earn_its_time(device, steps, width, worth, text_file
     data = TokenData(str(text_file), context_length=width, batch_size=12)
     trainer = SimpleNamespace(datamodule=data, accumulate_grad_batches=1)
     model = SimpleNamespace(num_parameters=lambda: 1_071_872)
-    module = SimpleNamespace(
-        trainer=trainer, device=torch.device(device), planned_steps=steps, model=model, compile_blocks=None
-    )
+    module = SimpleNamespace(trainer=trainer, device=torch.device(device), planned_steps=steps, model=model)
     assert compilation.should_compile(module) == worth
 
 
