@@ -190,7 +190,7 @@ function watch() {
 
 // Ask what is served, and again while the run trains; the slider stays at its step, at the newest or at the right end.
 async function follow() {
-  const step = moment(), next = await backend.ask("about"), steps = next.snapshots;
+  const next = await backend.ask("about"), step = moment(), steps = next.snapshots;  // the slider may have moved meanwhile
   const newest = step !== undefined && step === about.snapshots.at(-1);
   if (!about) describe(about = next);
   about = next;

@@ -24,6 +24,13 @@ return [
 ];
 """
 
+MOVED_WHILE_ASKING = """
+follow().then(arguments[1]);
+const slider = document.getElementById("moment");
+slider.value = arguments[0];
+slider.dispatchEvent(new Event("input"));
+"""
+
 
 def test_type_generate_see_the_text(start):
     with listening(new_app()) as address:
@@ -136,6 +143,8 @@ def test_the_slider_moves_text_shades_attention_and_point_together(start, tmp_pa
         assert first[0].startswith("Hello you") and last[0].startswith("Hello you") and served != first[0]
         assert float(first[3][0]) < float(last[3][0]) and float(first[3][1]) < float(last[3][1])  # down
         assert at(0) == first  # the same random numbers
+        browser.execute_async_script(MOVED_WHILE_ASKING, 2)
+        assert find(browser, "#moment").get_property("value") == "2"
 
         set_slider(browser, "moment", 3)  # the served checkpoint again
         wait_for(lambda: find(browser, "#generate").is_enabled())
