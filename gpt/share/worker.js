@@ -21,7 +21,8 @@ class Writer {
     try {
       const letters = atob(text), packed = new Uint8Array(letters.length);
       for (let i = 0; i < packed.length; i++) packed[i] = letters.charCodeAt(i);  // Uint8Array.from takes ten times as long
-      const block = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
+      // Not from a Blob, which a worker of Safari's engine cannot read in a page from the disk.
+      const block = await new Response(new Response(packed).body.pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
       const loaded = this.model.growth === 1 ? new Uint8Array(block) : fromHalf(new Uint16Array(block));
       new loaded.constructor(this.model.bytes.buffer, this.loaded, loaded.length).set(loaded);
       this.loaded += loaded.byteLength;
