@@ -34,7 +34,7 @@ typecheck: setup
 imports: setup
 	$(BIN)/lint-imports
 
-# Fails where the package has grown; its goal is lower, see scripts/budget.py.
+# Fails where the package has grown beyond its limit, see scripts/budget.py.
 budget: setup
 	$(BIN)/python scripts/budget.py
 

@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (InputError, OSError) as error:
         if os.environ.get("GPT_TRACEBACK"):
             raise
-        told = " ".join(f"gpt {arguments[0]}: {one_line(error)}".split())
+        told = " ".join(f"gpt {arguments[0]}: {message(error)}".split())
         print("".join(one if one.isprintable() else ascii(one)[1:-1] for one in told), file=sys.stderr)
         return 2
     return 0
@@ -113,18 +113,19 @@ def _spell_out(arguments: list[str], function: Callable[..., object]) -> list[st
         arguments = [f"--{parameters[0].name}", *arguments]
     if parameters[0].annotation == list[str]:
         words = list(takewhile(lambda argument: not argument.startswith("-"), arguments))
-        arguments = [*([json.dumps(words)] if words else []), *arguments[len(words) :]]
+        if words:
+            arguments = [json.dumps(words), *arguments[len(words) :]]
     flags = {f"--{parameter.name}" for parameter in parameters if parameter.annotation is bool}
     pairs = zip(arguments, [*arguments[1:], "--"], strict=False)
     return [f"{now}=true" if now in flags and then.startswith("--") else now for now, then in pairs]
 
 
-def one_line(error: BaseException) -> str:
-    """An error's message without its line breaks."""
+def message(error: BaseException) -> str:
+    """What an error says, with the file's name where the system says it."""
     if isinstance(error, OSError) and error.strerror:
         name = error.filename2 or error.filename  # the second is what a file is renamed to
         return f"{name}: {error.strerror}" if name else error.strerror
-    return " ".join(str(error).split())
+    return str(error)
 
 
 if __name__ == "__main__":

@@ -117,9 +117,9 @@ class GPT(nn.Module):
         if tokens.dim() != 2 or not tokens.numel() or tokens.dtype not in (torch.int64, torch.int32):
             given = f"{tokens.dtype} of shape {tuple(tokens.shape)}"
             raise InputError(f"expected int64 token ids of shape (batch, tokens), at least one, got {given}")
-        count, most = cached + tokens.shape[1], self.config.context_length
-        if count > most:
-            raise InputError(f"{count} tokens are more than the context_length {most}")
+        count = cached + tokens.shape[1]
+        if count > self.config.context_length:
+            raise InputError(f"{count} tokens are more than the context_length {self.config.context_length}")
         if tokens.device.type != "cpu" or torch.compiler.is_compiling():
             return
         try:

@@ -63,7 +63,8 @@ def main() -> None:
         ended = run(
             Path(asked["folder"]), asked["arguments"], processes=asked["processes"], sabotage=sabotage
         )
-        print(json.dumps({"statuses": ended.statuses, "err": ended.err}), flush=True)
+        answer = {"folder": asked["folder"], "statuses": ended.statuses, "err": ended.err}
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

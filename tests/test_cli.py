@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from gpt.cli import COMMANDS, main, one_line
+from gpt.cli import COMMANDS, main, message
 from gpt.files import atomic_write
 
 
@@ -133,4 +133,4 @@ def test_a_failed_rename_names_the_target(tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(OSError) as error, atomic_write(tmp_path / "folder"):
         pass
-    assert one_line(error.value).startswith(f"{tmp_path / 'folder'}: ")
+    assert message(error.value).startswith(f"{tmp_path / 'folder'}: ")

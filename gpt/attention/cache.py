@@ -29,9 +29,9 @@ class KeyValueCache:
     def update(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Append T tokens, (B, H, T, K) each, and return all held so far, (B, H, S, K); errors as `check`."""
         self.check(key.shape)
-        start, end = self.length, self.length + key.shape[2]
-        self.keys[:, :, start:end] = key
-        self.values[:, :, start:end] = value
+        end = self.length + key.shape[2]
+        self.keys[:, :, self.length : end] = key
+        self.values[:, :, self.length : end] = value
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 

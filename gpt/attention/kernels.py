@@ -33,7 +33,8 @@ def attention(
     Returns the context vectors (B, H, T, V); the weights (B, H, T, S), dropout included, if needed; and, if
     there is a mask, which queries have no key left (..., T, 1): their weights and context vectors are zero.
     """
-    num_queries, num_keys = query.shape[2], key.shape[2]
+    num_queries = query.shape[2]
+    num_keys = key.shape[2]
     if masked is None and not need_weights:  # the common cases need no mask
         if causal is None or num_queries == 1:  # all keys are visible
             return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p), None, None
@@ -57,7 +58,8 @@ def attention(
         return *attend(query, key, value, dropout_p=dropout_p), None
     # A softmax over no keys is 0 / 0: such a query attends to all keys, and its result is set to zero.
     empty = masked.all(dim=-1, keepdim=True)  # (..., T, 1)
-    masked, weights = masked & ~empty, None
+    masked = masked & ~empty
+    weights = None
     if need_weights:
         context, weights = attend(query, key, value, masked, dropout_p)
         weights = weights.masked_fill(empty, 0.0)
@@ -94,9 +96,11 @@ def attend_in_blocks(
     batch, heads, length, width = query.shape
     query, key, value = (x.flatten(0, 1) for x in (query, key, value))  # (B * H, T, K or V)
     bias = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask, -torch.inf)  # (T, T)
-    contexts, end = [], 0
+    contexts = []
+    end = 0
     for queries in torch.split(query, block, dim=1) if block else (query,):
-        start, end = end, end + queries.shape[1]
+        start = end
+        end += queries.shape[1]
         keys = key[:, :end].transpose(1, 2)  # (B * H, K, end)
         scores = torch.baddbmm(bias[start:end, :end], queries, keys, alpha=1 / math.sqrt(width))
         weights = torch.softmax(scores, dim=-1).to(value.dtype)  # (B * H, block, end)

@@ -53,7 +53,8 @@ class MultiHeadAttention(nn.Module):
         self.d_in = d_in
         self.d_out = d_out
         self.context_length = context_length
-        self.num_heads, self.head_dim = num_heads, d_out // num_heads
+        self.num_heads = num_heads
+        self.head_dim = d_out // num_heads
         self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
@@ -91,7 +92,8 @@ class MultiHeadAttention(nn.Module):
         masked = self._combine_masks(x, num_keys, key_padding_mask, attn_mask)
         keys = x if context is None else context
         query = self._split(self.W_query(x))  # (B, H, T, K)
-        key, value = self._split(self.W_key(keys)), self._split(self.W_value(keys))  # (B, H, S, K)
+        key = self._split(self.W_key(keys))  # (B, H, S, K)
+        value = self._split(self.W_value(keys))  # (B, H, S, K)
         if cache is not None:
             key, value = cache.update(key, value)  # (B, H, S, K)
         dropout_p = self.dropout.p if self.training else 0.0
@@ -146,7 +148,10 @@ class MultiHeadAttention(nn.Module):
         if mask is not None:
             pairs = num_tokens, num_keys
             _check("attn_mask", mask, pairs, (batch, *pairs), (batch, self.num_heads, *pairs))
-            mask = {2: mask[None, None], 3: mask[:, None], 4: mask}[mask.dim()]
+            if mask.dim() == 2:
+                mask = mask[None]  # (1, T, S)
+            if mask.dim() == 3:
+                mask = mask[:, None]  # (B, 1, T, S)
         if mask is None or padding is None:
             return padding if mask is None else mask
         return mask | padding

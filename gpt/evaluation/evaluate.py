@@ -74,13 +74,14 @@ def score_text(
     part, fraction = (split, val_fraction) if split else ("train", 0.0)  # without a split nothing is held out
     reading: dict[str, Any] = {"val_fraction": fraction, "most_bytes": most_bytes, "template": template}
     prepared = Prepared(prepare_for(tokenizer, data, **reading))
-    stream, counts = prepared.stream(part), prepared.counts[part]
+    stream = prepared.stream(part)
+    counts = prepared.counts[part]
     if not counts.scored_bytes:  # of `<|endoftext|>` alone no bits per byte can be computed
         raise InputError(f"{data} has no text to score in its split {part}")
     starts = prepared.document_starts(part) if prepared.template else None
-    lengths, found = tokenizer.byte_lengths(), []
+    found = []
     with progress(f"scoring {data}", counts.scored_bytes) as advance:
-        for one in score_windows(model, stream, lengths, starts):
+        for one in score_windows(model, stream, tokenizer.byte_lengths(), starts):
             found.append(one)
             advance(int(one[1].sum()))
     nats, sizes = map(np.concatenate, zip(*found, strict=True))

@@ -31,7 +31,8 @@ def bits_per_byte(nats: NDArray[np.float64], sizes: NDArray[np.int64]) -> tuple[
     if not count:
         return float("nan"), float("inf")
     block = np.arange(len(sizes)) * count // len(sizes)
-    bits, size = np.bincount(block, nats) / math.log(2), np.bincount(block, sizes)
+    bits = np.bincount(block, nats) / math.log(2)
+    size = np.bincount(block, sizes)
     ratio = float(bits.sum() / size.sum())
     spread = float(np.square(bits - ratio * size).sum())
     error = math.sqrt(spread * count / (count - 1)) / float(size.sum()) if count > 1 else math.inf
@@ -79,6 +80,7 @@ def score(model: GPT, tokens: Tensor, targets: Tensor) -> Tensor:
     at_once = max(1, _LOGITS_AT_ONCE // model.config.vocab_size)
     tensors = (scored.nonzero().cpu(), features, targets[scored])
     for place, part, wanted in zip(*(torch.split(tensor, at_once) for tensor in tensors), strict=True):
-        logits, index = model.head(part).float(), place.unbind(1)  # (n, V); rows and columns of the targets
-        nats[index] = F.cross_entropy(logits, wanted, reduction="none").cpu().double()  # MPS has no float64
+        logits = model.head(part).float()  # (n, V)
+        losses = F.cross_entropy(logits, wanted, reduction="none")
+        nats[place.unbind(1)] = losses.cpu().double()  # MPS has no float64
     return nats

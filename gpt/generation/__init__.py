@@ -3,9 +3,7 @@
 from gpt.generation.api import generate, stream_samples
 from gpt.generation.decoding import for_decoding
 from gpt.generation.engine import Engine
-from gpt.generation.samples import Request, Sample, Token, window_start
+from gpt.generation.samples import Request, Sample, Token
 from gpt.generation.sampling import Sampling
-from gpt.generation.text import TextStream
 
-__all__ = ["Engine", "Request", "Sample", "Sampling", "TextStream", "Token", "for_decoding", "generate"]
-__all__ += ["stream_samples", "window_start"]
+__all__ = ["Engine", "Request", "Sample", "Sampling", "Token", "for_decoding", "generate", "stream_samples"]

@@ -6,7 +6,6 @@ import hashlib
 import os
 import platform
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,13 +25,14 @@ _OPTIONS = ["-O2", "-std=gnu++17", "-fPIC", "-shared"]
 _LIMIT = 120.0  # seconds for the compiler, which takes about three
 _SOON = 1.0  # seconds that a command runs before it is worth the compiler's work
 _one_at_a_time = threading.Lock()
-Program = ctypes.CDLL
 
 
-def program() -> Program | None:
+def program() -> ctypes.CDLL | None:
     """The built program; None where it is not there or cannot be loaded."""
-    path = _path()
-    return _load(path) if path.exists() else None
+    try:
+        return ctypes.CDLL(str(_path()))
+    except OSError:  # damaged, it is built anew
+        return None
 
 
 @contextmanager
@@ -47,12 +47,11 @@ def built_meanwhile(wanted: bool) -> Iterator[None]:
         timer.cancel()
 
 
-def build() -> Program:
+def build() -> ctypes.CDLL:
     """The program, built now unless it is there; InputError says why it cannot be."""
     with _one_at_a_time:
         if program() is None:
             _compile(_path())
-            _load.cache_clear()
     if library := program():
         return library
     raise InputError(f"the program cannot be loaded: {_path()}")
@@ -67,9 +66,7 @@ def _build_quietly() -> None:
 
 def _compile(path: Path) -> None:
     """Compile with OpenMP, or else without, which means one thread; InputError for neither."""
-    compiler = shlex.split(os.environ.get("CXX", "")) or [
-        next(filter(shutil.which, ("g++", "clang++", "c++")), "g++")
-    ]
+    compiler = shlex.split(os.environ.get("CXX", "")) or ["c++"]  # the system's own, GCC or clang
     # A processor's own instructions have one option on ARM and another elsewhere.
     arm = platform.machine().lower() in ("arm64", "aarch64")
     options = [*_OPTIONS, "-mcpu=native" if arm else "-march=native"]
@@ -134,11 +131,3 @@ def _path() -> Path:
 
 
 _private_folder = functools.cache(tempfile.TemporaryDirectory)  # until the process ends
-
-
-@functools.cache
-def _load(path: Path) -> Program | None:
-    try:
-        return ctypes.CDLL(str(path))
-    except OSError:  # damaged: it is built anew
-        return None

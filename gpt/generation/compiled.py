@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from gpt.config import GPTConfig
-from gpt.generation.build import Program
 from gpt.generation.cache import Cache, Read
 from gpt.model import GPT
 
@@ -29,7 +28,7 @@ class Compiled:
         int8: round the matrices to int8.
     """
 
-    def __init__(self, program: Program, model: GPT, *, int8: bool = False) -> None:
+    def __init__(self, program: ctypes.CDLL, model: GPT, *, int8: bool = False) -> None:
         config, narrow = model.config, model.head.weight.dtype == torch.bfloat16
         self.like = torch.zeros(())  # what caches are like
         self._step, self._vocab_size = program.step, config.vocab_size

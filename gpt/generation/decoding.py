@@ -3,10 +3,12 @@
 Results decide, because edited source, a hook, an adapter or a quantized layer cannot be told from names: the
 model's own `forward` reads a few texts, and a faster way is taken only if it gives the same logits.
 
-Shapes: R texts, P places that are compared, V vocab_size.
+Shapes: R texts, T tokens, P places that are compared, V vocab_size.
 """
 
+import ctypes
 import functools
+from collections.abc import Sequence
 from typing import Literal
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -27,6 +29,10 @@ Way = Compiled | Forward
 _PLACES = 4  # that are compared: the last ones of each text, after so many lengths of it
 _LENGTH = 17  # tokens of a text, or more where weights times tokens are no more than `_WORK`
 _WORK = 400_000_000
+# How the texts are read: so many tokens of each are left, and of so many are the logits. The program's bits
+# do not depend on it, so one way is enough there; a cache is asked for a prompt, a part and a token.
+_AT_ONCE = ((0, _PLACES),)
+_IN_PARTS = ((_PLACES, 1), (1, _PLACES - 1), (0, 1))
 # How much logits may differ, as roots of mean squares: between kernels of float32 3e-6 of them were seen, of
 # bfloat16 0.034, and int8's rounding changes 0.073; another activation changes 0.07 and more.
 _EXACT = 2e-5
@@ -78,60 +84,59 @@ def way_of(model: GPT) -> Way:
 
 
 @torch.inference_mode()
-def _find_out(model: GPT, program: build.Program | None) -> Compiled | bool:
+def _find_out(model: GPT, program: ctypes.CDLL | None) -> Compiled | bool:
     """The program, or whether `forward` with a cache computes what it does without."""
     if model.config.context_length < _PLACES + 2:
         return False
-    own, texts = Forward(model, cached=False), _texts(model)
-    given = [torch.tensor([text], device=own.like.device) for text in texts]
-    expected = torch.cat([own.logits(one, _PLACES) for one in given])  # (R, P, V)
+    own, tokens = Forward(model, cached=False), _tokens(model)
+    logits = own.logits(tokens.to(own.like.device), _PLACES + 1)
+    # As rows of a cache may differ in length, the last token of the second text is not read.
+    expected = torch.stack([logits[0, 1:], logits[1, :-1]]).double()  # (R, P, V)
+    texts = [tokens[0].tolist(), tokens[1, :-1].tolist()]
+
+    def check(way: Way, parts: Sequence[tuple[int, int]], tolerance: float) -> None:
+        """Read the texts in parts; ValueError where their last logits are not those expected."""
+        cache, found, held = Cache(model.config, way.like), [], [0] * len(texts)
+        cache.reserve(len(texts), len(texts[0]))
+        for left, scored in parts:
+            ends = [len(text) - left for text in texts]
+            reads = [Read(row, text[: ends[row]], held[row], scored) for row, text in enumerate(texts)]
+            found.append(way.read(reads, cache).view(len(texts), scored, -1))
+            held = ends
+        error = torch.cat(found, dim=1)[:, -_PLACES:] - expected
+        difference = error.square().mean().sqrt() / expected.square().mean().sqrt()
+        if not difference <= tolerance:
+            raise ValueError(f"its logits differ by {difference:.1g} of their size")
+
     exact = own.like.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
     tolerance = _EXACT if exact else _ROUNDED
     if program:
         try:
             way = Compiled(program, model)
-            _check(model, way, texts, expected, tolerance)
+            check(way, _AT_ONCE, tolerance)
             if model in _in_int8:
                 way = Compiled(program, model, int8=True)
-                _check(model, way, texts, expected, _INT8)
+                check(way, _AT_ONCE, _INT8)
             return way
         except Exception as error:
             _tell_once(f"PyTorch decodes, as the compiled program does not compute this model: {error}")
     try:
-        _check(model, Forward(model, cached=True), texts, expected, tolerance)
+        check(Forward(model, cached=True), _IN_PARTS, tolerance)
         return True
     except Exception as error:
         _tell_once(f"each token reads its text anew, as a cache does not suit this model: {error}")
         return False
 
 
-def _check(model: GPT, way: Way, texts: list[list[int]], expected: Tensor, tolerance: float) -> None:
-    """Read texts in two parts, then their last tokens; ValueError for other logits than expected."""
-    cache, found = Cache(model.config, way.like), []
-    cache.reserve(len(texts), len(texts[0]))
-    for left, scored in ((_PLACES, 1), (1, _PLACES - 1), (0, 1)):
-        reads = []
-        for row, text in enumerate(texts):
-            end = len(text) - left
-            reads.append(Read(row, text[:end], end - scored if left < _PLACES else 0, scored))
-        found.append(way.read(reads, cache).view(len(texts), scored, -1))
-    logits = torch.cat(found, dim=1)[:, 1:].double()  # (R, P, V); the first is of the first part
-    difference = (logits - expected).square().mean().sqrt() / expected.double().square().mean().sqrt()
-    if not difference <= tolerance:
-        raise ValueError(f"its logits differ by {difference:.1g} of their size")
+def _tokens(model: GPT) -> Tensor:
+    """Two texts (R, T), together 34 tokens or more where the context is long enough."""
+    length = min(model.config.context_length, max(_LENGTH, _WORK // model.num_parameters()))
+    return (torch.arange(2 * length) * 7919 % model.config.vocab_size).view(2, length)
 
 
-def _texts(model: GPT) -> list[list[int]]:
-    """Two texts of two lengths, together 33 tokens or more where the context is long enough."""
-    weights = sum(one.numel() for one in model.parameters())
-    length = min(model.config.context_length, max(_LENGTH, _WORK // weights))
-    ids = (torch.arange(2 * length) * 7919 % model.config.vocab_size).tolist()
-    return [ids[:length], ids[length:-1]]
-
-
-def _state(model: GPT, program: build.Program | None) -> list[tuple[int, ...]]:
+def _state(model: GPT, program: ctypes.CDLL | None) -> list[tuple[int, ...]]:
     """Another one after a tensor was written, or a tensor, layer, hook or attribute replaced."""
-    found: list[tuple[int, ...]] = [(id(program), model in _in_int8)]
+    found: list[tuple[int, ...]] = [(program is not None, model in _in_int8)]
     for module in model.modules():
         for value in (type(module), *vars(module).values()):
             for one in value.values() if isinstance(value, dict) else [value]:

@@ -8,7 +8,7 @@ positions from 0, because positions are learned for places in the window. So the
 half a context and a whole one, and a token costs at most about twice as much. `window_start` is the rule.
 """
 
-import os
+import secrets
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -58,11 +58,6 @@ class Engine:
         """Whether there is work for another step."""
         return bool(self._waiting or self._rows)
 
-    @property
-    def running(self) -> int:
-        """How many samples are read or written now."""
-        return len(self._rows)
-
     def add(self, request: Request) -> list[Sample]:
         """Add a request; its samples get their tokens from the next steps.
 
@@ -72,7 +67,7 @@ class Engine:
         for id_ in request.tokens:
             if id_ not in range(size):
                 raise InputError(f"token id {id_} is outside the vocabulary of vocab_size {size}")
-        seed = int.from_bytes(os.urandom(8), "little") if request.seed is None else request.seed
+        seed = secrets.randbits(64) if request.seed is None else request.seed
         common = self.tokenizer, self.model.config.context_length
         samples = [Sample(request, k, seed, *common) for k in range(request.samples)]
         self._waiting += samples
@@ -108,9 +103,7 @@ class Engine:
         if not self._rows:
             self._way = way_of(self.model)
             self._cache = Cache(self.model.config, self._way.like)
-        for sample in list(self._waiting):
-            if len(self._rows) == self.max_samples:
-                break
+        for sample in self._waiting[: self.max_samples - len(self._rows)]:
             twin = next((one for one in self._rows if one.request is sample.request), None)
             if twin and twin.unread > 1:
                 continue  # until the prompt is read

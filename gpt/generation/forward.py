@@ -25,8 +25,8 @@ class Forward:
 
     def __init__(self, model: GPT, *, cached: bool) -> None:
         self.model, self.cached = model, cached
-        weights = (one.detach() for one in model.parameters() if one.is_floating_point())
-        self.like = next(weights)  # what caches are like
+        # What caches are like.
+        self.like = next(one.detach() for one in model.parameters() if one.is_floating_point())
         # Compiled for training, the model would be compiled anew for each length of a text.
         self._is_compiled = any(one._compiled_call_impl for one in model.modules())
         if self.like.is_cuda:

@@ -79,9 +79,9 @@ def heat_map(weights: ArrayLike, labels: Sequence[str], title: str) -> Figure:
     axes = figure.add_subplot()
     image = _draw(axes, weights)
     step = math.ceil(len(labels) / MOST_LABELS)
-    positions, shown = range(0, len(labels), step), labels[::step]
-    axes.set_xticks(positions, shown, rotation=90, parse_math=False)
-    axes.set_yticks(positions, shown, parse_math=False)
+    positions = range(0, len(labels), step)
+    axes.set_xticks(positions, labels[::step], rotation=90, parse_math=False)
+    axes.set_yticks(positions, labels[::step], parse_math=False)
     axes.tick_params(length=0, labelsize=8)
     axes.set(title=title, xlabel="attends to", ylabel="token")
     figure.colorbar(image, ax=axes, label="attention weight", shrink=0.8)

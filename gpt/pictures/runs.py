@@ -68,7 +68,7 @@ def plot(runs: list[str], output: Path = Path("runs.png"), x: X = "step") -> Non
         raise InputError("name the runs to draw: gpt plot runs/quick runs/quick-2")
     check_free(output)
     save(compare([Metrics.read(run) for run in runs], x), output)
-    print(f"{output} shows {len(runs)} {'run' if len(runs) == 1 else 'runs'}")
+    print(f"{output} shows {', '.join(runs)}")
 
 
 def loss_curve(metrics: str | os.PathLike[str], picture: str | os.PathLike[str]) -> None:
@@ -77,27 +77,27 @@ def loss_curve(metrics: str | os.PathLike[str], picture: str | os.PathLike[str])
 
 
 def compare(runs: Sequence[Metrics], x: X = "step") -> "Figure":
-    """Training loss thin; validation loss thick, with markers, and its last value in the legend."""
+    """A colour for each run: training loss thin, validation loss with dots, its last value in the legend."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes, alone = figure.add_subplot(), len(runs) == 1
+    axes = figure.add_subplot()
     for run, colour in zip(runs, cycle(COLOURS)):
-        train, validation = run.points(x, "train_loss"), run.points(x, "val_loss")
-        label = "validation" if alone else run.name.replace("$", r"\$")
+        train = run.points(x, "train_loss")
+        validation = run.points(x, "val_loss")
+        label = run.name.replace("$", r"\$")
         if validation[1]:
             label = f"{label}: {validation[1][-1]:.3f}"
-        axes.plot(*train, color=colour, linewidth=1.0, alpha=0.45, label="training" if alone else None)
+        axes.plot(*train, color=colour, linewidth=1.0, alpha=0.45)
         axes.plot(*validation, color=colour, linewidth=2.0, marker="o", markersize=4.5, label=label)
-    axes.set_title(f"Loss of {runs[0].name if alone else f'{len(runs)} runs'}", parse_math=False)
+    axes.set_title("Loss in training (thin) and on held-out text (dots)")
     axes.set_xlabel("seconds of training" if x == "seconds" else x)
     axes.set_ylabel("loss (nats per token)")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(short)
-    heading = None if alone else "validation loss (thin lines: training)"
-    axes.legend(frameon=False, title=heading, alignment="left")
+    axes.legend(frameon=False)
     return figure
 
 

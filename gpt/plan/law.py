@@ -45,8 +45,8 @@ class Law:
     context: float  # of the bytes in a window
     context_power: float
     passes: float  # after about so many passes more of them teach nothing
-    batch: float  # tokens of a batch with which half of its work is lost after a million bytes
-    window: float  # tokens of a window with which half of it is lost: neighbours tell less than other text
+    batch: float  # batch size in tokens that halves a token's value after a million bytes
+    window: float  # window length in tokens that halves a token's value: neighbours tell less than other text
     overfit: float  # of each pass after the first and each weight for a byte of text
     table_overfit: float  # so many times a weight of the embeddings counts there
     overfit_repeats: float  # of how well the text repeats itself: what was learned by heart helps there

@@ -29,6 +29,7 @@ class TrainerOptions:
     """Training time over all resumes: 90s, 10m, 8h, or DD:HH:MM:SS."""
     val_check_interval: int = 500
     """Batches between two validations, rounded up to whole updates; with --data.tokens_per_update updates.
+    By default at most a fifth of --trainer.max_steps.
     Elsewhere: eval_interval, eval_steps, check_val_every_n_epoch."""
     limit_val_batches: float = 1.0
     """1.0 validates on all that is held out, 0 not at all."""

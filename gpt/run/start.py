@@ -13,7 +13,7 @@ from gpt.plan.plan import Plan
 from gpt.plan.recommend import PLANNED_AROUND, planner
 from gpt.run.arguments import Given, Values, flat, options_of, recipe, scan, typed
 from gpt.run.folder import folder_of_checkpoint, folder_to_restart
-from gpt.run.options import Options
+from gpt.run.options import Options, TrainerOptions
 from gpt.training.output import report
 from gpt.weights.checkpoint import RUNS, Checkpoint, RunPart, checkpoints_of, newest_run, read
 from gpt.weights.load import read_weights
@@ -22,6 +22,7 @@ AUTO_OR_NEW = "auto_or_new"
 _MOST_MINUTES = 1_000_000
 _CHOSEN_ANEW = ("resume", "ckpt_path", "minutes")  # by each start
 _FIXED = ("model.config.", "model.optimizer.name", "model.lora.rank", "model.init_from")  # by the weights
+_INTERVAL = "trainer.val_check_interval"
 _LIMITS = {"trainer.max_steps", "trainer.max_epochs", "trainer.max_time"}
 _UNPLANNED = (
     *("resume", "ckpt_path", "data.tokens_per_update", *sorted(_LIMITS)),
@@ -88,6 +89,11 @@ def start(command: str, arguments: list[str]) -> Start:
     values = {**below, **values}
     if weights is not None:
         values = {**_of_weights(weights, values, time), **values}
+    steps = given.own.get("trainer.max_steps") or -1
+    if steps > 0 and _INTERVAL not in given.own:  # a short run has a curve, too
+        fifth = steps * values.get("trainer.accumulate_grad_batches", 1) // 5
+        usual = values.get(_INTERVAL, TrainerOptions.val_check_interval)
+        values[_INTERVAL] = max(1, min(usual, fifth))
     options = _options(values)
     folder = folder_to_restart(options.run) if wanted else None
     return Start(options=options, folder=folder, plan=plan, minutes=time, print_config=given.print_config)
@@ -197,7 +203,7 @@ def _of_weights(path: str, values: Values, minutes: float | None) -> Values:
         "model.config.context_length": context,
         "model.optimizer.lr": 10 * rate if values.get("model.lora.rank") else rate,  # adapters begin at zero
         "data.batch_size": max(1, _TUNING_TOKENS // context),
-        "trainer.val_check_interval": steps // 4,
+        _INTERVAL: steps // 5,
     }
     if minutes is not None:
         found["trainer.max_time"] = f"{60 * minutes}s"

@@ -1,7 +1,7 @@
 """`benchmark.py generate`: greedy generation beside transformers and llama.cpp; GPT-2 small, random weights.
 
 Each round times every candidate once on the same prompts. A time covers the whole call including the prompt.
-The compiled program is built, and compared with the model, before.
+The compiled program is built, and compared with the model, before. Five minutes on two cores.
 """
 
 import copy
@@ -9,7 +9,7 @@ import json
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -20,44 +20,55 @@ import torch
 from benchmarks.common import Report, Seconds, Timing, interleave, say, synchronize, timed_rows
 
 from gpt import GPT, GPTConfig, Tokenizer, generate
-from gpt.generation import Engine, Request, Sampling, build, for_decoding
+from gpt.generation import build, for_decoding
 from gpt.generation.compiled import Compiled
 from gpt.generation.decoding import suits_program, way_of
 from gpt.weights.formats import gguf
 
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # of a weight
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "int8": "int8"}
-LLAMA = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
+LLAMA = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0"}
+PAIRS = (
+    ("this program", "llama.cpp", "vs_llamacpp"),
+    ("this program", "transformers", "vs_transformers"),
+    ("by PyTorch", "transformers", "pytorch_vs_transformers"),
+)
 PROMPT = 32
+ROUNDS = {1: 5, 8: 3}  # by the texts at a time
 Candidates = dict[str, Callable[[], object]]
 
 
 def run(quick: bool, device: str = "cpu", llamacpp: Path | None = None) -> Report:
-    """Measure speed, memory bandwidth, late tokens and the first token."""
+    """Measure the speed, and how much of the memory's it is."""
     torch.manual_seed(0)
-    config, rounds = GPTConfig(num_layers=2 if quick else 12), 2 if quick else 5
+    config = GPTConfig(num_layers=2 if quick else 12)
     model = GPT(config).eval().to(device)
     new = 8 if quick else 64
     rows = []
     theirs = {kind: their_model(config, getattr(torch, kind)).to(device) for kind in ("float32", "bfloat16")}
+    plain = {kind: for_decoding(copy.deepcopy(model), kind) for kind in theirs}
     ready = {}
     for kind in BYTES if device == "cpu" else theirs:
         ready[kind] = for_decoding(copy.deepcopy(model), kind)
         build_program(ready[kind])
 
-    def race(count: int, longest: int, more: Candidates) -> dict[str, Timing]:
-        """Time all on prompts of which the shortest is half as long as the longest; their rows are added."""
+    def race(count: int, longest: int, kinds: Collection[str], more: Candidates) -> dict[str, Timing]:
+        """Time all on prompts of which the shortest is half as long as the longest; their rows are added.
+
+        PyTorch's ways are timed in the first of the kinds, our own with short prompts alone.
+        """
         setting = f"prompts to {longest}, batch {count}"
         say(setting)
         lengths = [longest - i * longest // (2 * count) for i in range(count)]
         prompts = [torch.randint(0, config.vocab_size, (length,)).tolist() for length in lengths]
+        first = next(iter(kinds))
         candidates: Candidates = {
-            f"this program, {kind}": partial(generate, one, prompts, max_new_tokens=new, temperature=0)
-            for kind, one in ready.items()
+            f"this program, {kind}": partial(our_text, ready[kind], prompts, new) for kind in kinds
         }
-        for kind, one in theirs.items():
-            candidates[f"transformers, {kind}"] = partial(their_text, one, prompts, new)
-        taken = interleave({**candidates, **more}, rounds)
+        if longest == PROMPT:
+            candidates[f"by PyTorch, {first}"] = partial(our_text, plain[first], prompts, new, False)
+        candidates[f"transformers, {first}"] = partial(their_text, theirs[first], prompts, new)
+        taken = interleave({**candidates, **more}, 2 if quick else ROUNDS[count])
         rows.extend(timed_rows(taken, count * new, "tokens/s", setting=setting))
         return taken
 
@@ -66,37 +77,38 @@ def run(quick: bool, device: str = "cpu", llamacpp: Path | None = None) -> Repor
         if llamacpp and device == "cpu":
             for kind, file in their_files(llamacpp, Path(folder), model).items():
                 others[f"llama.cpp, {kind}"] = partial(llama_seconds, llamacpp, file, new)
-        one = race(1, PROMPT, others)
+        one = race(1, PROMPT, ready, others)
     longest = 64 if quick else 512
-    eight, long = race(8, PROMPT, {}), race(8, longest, {})
+    eight, long = (race(8, most, ["bfloat16"], {}) for most in (PROMPT, longest))
 
     ratios: dict[str, float] = {}
     weights = model.num_parameters() - model.position_embedding.weight.numel()  # that each token reads
     memory = one["reading memory once for each text"].seconds
+    for batch, taken in (("b1", one), ("b8", long), ("b8_short", eight)):
+        for kind, short in SHORT.items():
+            for ours, other, figure in PAIRS:
+                if {f"{ours}, {kind}", f"{other}, {kind}"} <= taken.keys():
+                    ratio = taken[f"{ours}, {kind}"].times_faster_than(taken[f"{other}, {kind}"])
+                    ratios[f"{batch}_{short}_{figure}"] = ratio
     for kind in ready:
-        ours = one[f"this program, {kind}"]
-        for name in ("transformers", "llama.cpp"):
-            if other := one.get(f"{name}, {kind}"):
-                ratios[f"b1_{SHORT[kind]}_vs_{name.replace('.', '')}"] = ours.times_faster_than(other)
         fractions = [
-            new * weights * BYTES[kind] / ours.seconds[i] / (memory_bytes(device) / seconds)
-            for i, seconds in enumerate(memory)
+            new * weights * BYTES[kind] / ours / (memory_bytes(device) / seconds)
+            for ours, seconds in zip(one[f"this program, {kind}"].seconds, memory, strict=True)
         ]
         ratios[f"b1_{SHORT[kind]}_bandwidth_fraction"] = statistics.median(fractions)
-    for batch, taken in (("b8", long), ("b8_short", eight)):
-        other = taken["transformers, bfloat16"]
-        ratios[f"{batch}_bf16_vs_transformers"] = taken["this program, bfloat16"].times_faster_than(other)
     if device == "cpu":
         ratios["int8_vs_bf16"] = one["this program, int8"].times_faster_than(one["this program, bfloat16"])
         small = small_model(2 if quick else 9)
         rows += timed_rows(small, 64, "tokens/s", setting="1.7 million weights, batch 1")
         ratios["small_program_vs_pytorch"] = small["with the program"].times_faster_than(small["by PyTorch"])
-    ratios |= over_a_text(ready["bfloat16"], quick)
     return Report(
         title=f"Generation, GPT-2 small, {new} new tokens, on {device}",
         rows=rows,
         ratios=ratios,
-        notes=[f"Memory read: {memory_bytes(device) / statistics.median(memory) / 1e9:.1f} GB/s."],
+        notes=[
+            f"Memory read: {memory_bytes(device) / statistics.median(memory) / 1e9:.1f} GB/s.",
+            f"Rounds: {len(memory)} with batch 1, {len(long.seconds)} with batch 8.",
+        ],
     )
 
 
@@ -112,13 +124,14 @@ def small_model(rounds: int) -> dict[str, Timing]:
     config = GPTConfig(vocab_size=2048, context_length=128, emb_dim=128, num_heads=4, num_layers=7)
     models = {"with the program": GPT(config).eval(), "by PyTorch": GPT(config).eval()}
     build_program(models["with the program"])
+    texts = {name: partial(our_text, one, [[1]], 64, "program" in name) for name, one in models.items()}
+    return interleave(texts, rounds)
 
-    def text(name: str) -> None:
-        there = nullcontext() if "program" in name else patch.object(build, "program", lambda: None)
-        with there:
-            generate(models[name], [[1, 2, 3]], max_new_tokens=64, temperature=0)
 
-    return interleave({name: partial(text, name) for name in models}, rounds)
+def our_text(model: GPT, prompts: list[list[int]], new: int, program: bool = True) -> None:
+    """Greedy text of this package, or as it is where the compiled program is not there."""
+    with nullcontext() if program else patch.object(build, "program", lambda: None):
+        generate(model, prompts, max_new_tokens=new, temperature=0)
 
 
 def their_files(programs: Path, folder: Path, model: GPT) -> dict[str, Path]:
@@ -172,17 +185,3 @@ def read_memory(device: str) -> float:
     if not _memory:
         _memory.append(torch.ones(memory_bytes(device) // 4, device=device))
     return _memory[0].sum().item()
-
-
-def over_a_text(model: GPT, quick: bool) -> dict[str, float]:
-    """The 1,000th token beside the 100th."""
-    steps, engines = 10 if quick else 60, {}
-    for name, length in (("early", 100), ("late", 200 if quick else 1000)):
-        engine = engines[name] = Engine(model)
-        prompt = torch.randint(0, model.config.vocab_size, (length - steps // 2,)).tolist()
-        sampling = Sampling(temperature=0)
-        engine.add(Request(tokens=prompt, max_new_tokens=steps + 2, sampling=sampling))
-        while not engine.step():
-            pass
-    cost = interleave({name: engine.step for name, engine in engines.items()}, steps)
-    return {"late_vs_early": cost["late"].median / cost["early"].median}

@@ -9,7 +9,7 @@ from gpt.data.shards import Prepared
 
 @pytest.fixture(scope="module")
 def documents():
-    return list(builtin.python_docs())
+    return builtin.texts("python-docs")
 
 
 def paragraphs(text):

@@ -28,7 +28,7 @@ def model() -> GPT:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """The compiled program, in a cache of its own."""
-    if shutil.which("g++") is None:
+    if shutil.which("c++") is None:
         pytest.skip("there is no compiler")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GPT_CACHE", str(tmp_path_factory.mktemp("built")))

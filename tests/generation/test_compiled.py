@@ -32,7 +32,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("AMD", "Intel", 
 @pytest.fixture(scope="module", params=["here", *SLOW], autouse=True)
 def program(tmp_path_factory, request):
     """The program, also as it is compiled for processors that can do less."""
-    if shutil.which("g++") is None:
+    if shutil.which("c++") is None:
         pytest.skip("there is no compiler")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GPT_CACHE", str(tmp_path_factory.mktemp("compiled")))

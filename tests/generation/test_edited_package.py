@@ -116,7 +116,7 @@ def test_an_edited_package_writes_what_its_model_computes(name, copy):
         source = path.read_text(encoding="utf-8")
         assert source.count(before) == 1
         path.write_text(source.replace(before, after) + ROTATED * ("_rotated" in after), encoding="utf-8")
-    build = ["build"] if shutil.which("g++") else []
+    build = ["build"] if shutil.which("c++") else []
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *build],
         cwd=copy,

@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from gpt import GPTConfig, Tokenizer
-from gpt.generation import Engine, Request, Sampling, window_start
+from gpt.generation import Engine, Request, Sampling
 from gpt.generation.cache import Cache
+from gpt.generation.samples import window_start
 from tests.generation.conftest import complete, sharp, slow_greedy
 
 GREEDY = Sampling(temperature=0)
@@ -99,7 +100,7 @@ def test_a_cancelled_sample_leaves_and_the_others_go_on(model):
         assert samples[victim].new_tokens < 20
         for i in {0, 1, 2} - {victim}:
             assert samples[i].tokens == alone[i]
-        assert engine.running == 0
+        assert not engine.busy
 
 
 def test_running_samples_get_tokens_while_a_long_prompt_is_read(model):

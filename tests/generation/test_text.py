@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from gpt import Tokenizer
 from gpt.errors import InputError
-from gpt.generation import TextStream
+from gpt.generation.text import TextStream
 
 BYTES = Tokenizer("gpt2", vocab_size=257)  # a token a byte: every character beyond ASCII spans tokens
 

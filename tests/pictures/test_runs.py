@@ -65,7 +65,7 @@ def test_the_command_writes_png_and_svg(run, tmp_path, capsys):
     assert "a.png exists already" in capsys.readouterr().err
     assert main(["plot", *runs, "--output", str(tmp_path / "deep" / "a.svg")]) == 0
     assert "<svg" in (tmp_path / "deep" / "a.svg").read_text(encoding="utf-8")
-    assert "shows 2 runs" in capsys.readouterr().out
+    assert f"a.svg shows {runs[0]}, {runs[1]}\n" in capsys.readouterr().out
 
 
 def test_the_curve_of_one_run(run, tmp_path):

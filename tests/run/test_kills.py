@@ -26,7 +26,7 @@ def ended(run: str) -> tuple:
     return result(folder), best.run.step, best.run.best_loss
 
 
-@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("links", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_kill_at_any_write_loses_nothing(links, workplace, monkeypatch):
     """Also between `last` and `best` of the last update, and where a file system knows no links."""
     assert fit("--run", "whole", *RUN) == 0

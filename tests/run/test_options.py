@@ -14,7 +14,7 @@ from tiny_runs import TEXT, TINY, fit
 from gpt.cli import main
 from gpt.errors import InputError
 from gpt.run.options import OPTIONS, TrainerOptions
-from gpt.run.start import is_local_text
+from gpt.run.start import is_local_text, start
 from gpt.training.module import LanguageModel
 from gpt.weights.checkpoint import read
 
@@ -60,6 +60,21 @@ def changed(options: dict, by: dict) -> dict:
         inner = isinstance(value, dict) and isinstance(found.get(name), dict)
         found[name] = changed(found[name], value) if inner else value
     return found
+
+
+@pytest.mark.parametrize(
+    ("words", "batches"),
+    [
+        ("", 400),
+        ("--trainer.max_steps 100000", 400),
+        ("--trainer.max_steps 50", 10),
+        ("--trainer.max_steps 50 --trainer.accumulate_grad_batches 4", 40),
+        ("--trainer.max_steps 2", 1),
+        ("--trainer.max_steps 50 --trainer.val_check_interval 50", 50),
+    ],
+)
+def test_a_short_run_is_validated_five_times(words, batches):
+    assert start("fit", words.split()).options.trainer.val_check_interval == batches
 
 
 @pytest.mark.parametrize("way", ["fit --resume", "validate --ckpt_path"])

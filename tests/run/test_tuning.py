@@ -90,6 +90,7 @@ def test_small_weights_learn_the_rows_by_heart(capsys):
     assert right >= 9
 
 
+@pytest.mark.slow
 def test_weights_are_tuned_for_a_time(capsys):
     """They are scored as they are, and the run ends in time; a plan from scratch is not made."""
     options = ["--model.init_from", "runs/a", "--data.corpus", "pairs.jsonl", "--trainer.accelerator", "cpu"]

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from gpt import GPTConfig, Tokenizer
-from gpt.generation import Sampling, TextStream
+from gpt.generation import Sampling
 from gpt.generation.sampling import sample_tokens, uniform
+from gpt.generation.text import TextStream
 from gpt.text.template import Template
 from gpt.text.vocabulary import Learned, learn
 from tests.generation.conftest import sharp, slow_greedy
