@@ -3,27 +3,20 @@ const backend = {
   own: "the model in this file",
   worker: new Worker(URL.createObjectURL(new Blob([$("engine").textContent, "answer(self, FILE);"]))),
 
-  async *call(path, form, signal) {
+  // The worker's answer, before which `take` gets each choice of a completion.
+  async ask(path, form, take, signal) {
     if (path !== "load") await this.loaded;
-    const { port1, port2 } = new MessageChannel(), messages = [];
-    let wake = null;
-    port1.onmessage = ({ data }) => { messages.push(data); wake?.(); };
+    const { port1, port2 } = new MessageChannel();
     signal?.addEventListener("abort", () => port1.postMessage("stop"));
     this.worker.postMessage({ path, form }, [port2]);
-    for (;;) {
-      while (!messages.length) await new Promise(resolve => { wake = resolve; });
-      const { value, error, done } = messages.shift();
-      if (error) throw new Error(error);
-      if (done) return;
-      yield value;
-    }
+    return new Promise((resolve, reject) => {
+      port1.onmessage = ({ data: { choice, error, value } }) => {
+        if (choice) take(choice); else if (error) reject(new Error(error)); else resolve(value);
+      };
+    });
   },
 
-  async ask(path, form) {
-    for await (const value of this.call(path, form)) return value;
-  },
-
-  complete(form, signal) { return this.call("complete", form, signal); },
+  complete(form, take, signal) { return this.ask("complete", form, take, signal); },
 
   // Hand the blocks to the worker as the browser reads them.
   async load() {

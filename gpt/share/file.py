@@ -64,12 +64,12 @@ def write(
         "bytes": len(data),
         "blocks": len(blocks),
     }
-    content = page_of(description, [b64encode(block).decode() for block in blocks])
+    content = page_of(description, [b64encode(block).decode() for block in blocks]).encode()
     size = f"{len(content) / 1e6:,.1f} MB"
     if len(content) > LARGEST:
         advice = "take int8, --snapshot_megabytes 0 and no text, or train a smaller model"
         raise InputError(f"the file would have {size}, more than {LARGEST / 1e6:.0f}: {advice}")
-    with atomic_write(path) as output:
+    with atomic_write(path, "wb") as output:
         output.write(content)
     return f"{path} has {size}: the model in {precision} and {len(models) - 1} snapshots of its training"
 

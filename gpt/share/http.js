@@ -15,7 +15,7 @@ const backend = {
 
   async ask(path, form) { return (await this.request(path, form)).json(); },
 
-  async *complete(form, signal) {
+  async complete(form, take, signal) {
     const response = await this.request("v1/completions", form, signal);
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     for (let buffer = ""; ;) {
@@ -28,7 +28,7 @@ const backend = {
         if (data === "[DONE]") return;
         const event = JSON.parse(data);
         if (event.error) throw new Error(event.error.message);
-        yield event.choices[0];
+        take(event.choices[0]);
       }
     }
   },

@@ -1,5 +1,5 @@
-// The page. It asks `backend`, a server or a worker: `ask(path, form)` gives an answer, `complete(form, signal)`
-// yields the choices of a completion, `own` says whose weights write where the slider is at its right end.
+// The page. It asks `backend`, a server or a worker: `ask(path, form)` gives an answer, `complete(form, take, signal)`
+// hands over the choices of a completion, `own` says whose weights write where the slider is at its right end.
 "use strict";
 const $ = id => document.getElementById(id);
 const make = (tag, className, textContent = "") => Object.assign(document.createElement(tag), { className, textContent });
@@ -71,11 +71,11 @@ async function generate() {
     if (!about) await follow();
     begin();
     const startTime = performance.now();
-    for await (const choice of backend.complete(text.form, running.signal)) {
+    await backend.complete(text.form, choice => {
       add(text, choice);
       const rate = text.tokens.length / ((performance.now() - startTime) / 1000);
       $("speed").textContent = `${text.tokens.length} tokens, ${rate.toFixed(1)} per second`;
-    }
+    }, running.signal);
     const mark = text.marks.find(([, token]) => token.index >= chosen) ?? text.marks.at(-1);
     if (watching && mark) await showAttention(text, ...mark);
     if (about.copied) await showCopied(text);

@@ -21,7 +21,8 @@ class Writer {
     try {
       const letters = atob(text), packed = new Uint8Array(letters.length);
       for (let i = 0; i < packed.length; i++) packed[i] = letters.charCodeAt(i);  // Uint8Array.from takes ten times as long
-      const block = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
+      // Not from a Blob, which a worker of Safari's engine cannot read in a page from the disk.
+      const block = await new Response(new Response(packed).body.pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
       const loaded = this.model.growth === 1 ? new Uint8Array(block) : fromHalf(new Uint16Array(block));
       new loaded.constructor(this.model.bytes.buffer, this.loaded, loaded.length).set(loaded);
       this.loaded += loaded.byteLength;
@@ -56,8 +57,8 @@ class Writer {
     return ids.slice(Math.max(0, Math.ceil((ids.length - context) / shift) * shift));
   }
 
-  // Yields the choices of a completion as the server streams them.
-  async *complete(form, stopped) {
+  // `take` gets the choices of a completion as the server streams them.
+  async complete(form, take, stopped) {
     const { snapshot, echo, stop, max_tokens, seed = Math.floor(Math.random() * 2 ** 52) } = form;
     if (!Number.isInteger(seed)) throw new Error(`the seed must be a whole number, got ${seed}`);
     const ids = this.ids(form), length = ids.length, text = new TextStream(this.tokenizer, stop);
@@ -70,7 +71,7 @@ class Writer {
       if (text.stopped) finish = "stop";
       else if (at + 1 >= length + max_tokens) finish ??= "length";
       if (finish) piece += text.close();
-      yield { text: piece, logprobs: this.scores(ids[at], logits), finish_reason: finish };
+      take({ text: piece, logprobs: this.scores(ids[at], logits), finish_reason: finish });
     }
   }
 
@@ -118,7 +119,7 @@ class Writer {
   }
 }
 
-// Answer a call of the page on the port that comes with it: values, then that it is done or failed.
+// Answer a call of the page on the port that comes with it: the choices of a completion, then a value or an error.
 function answer(port, file) {
   let writer;
   port.onmessage = async ({ data: { path, form }, ports: [call] }) => {
@@ -126,9 +127,8 @@ function answer(port, file) {
     call.onmessage = () => { stopped = true; };
     try {
       writer ??= new Writer(file);
-      if (path === "complete") for await (const value of writer.complete(form, () => stopped)) call.postMessage({ value });
-      else call.postMessage({ value: await writer[path](form) });
-      call.postMessage({ done: true });
+      const value = await writer[path](form, choice => call.postMessage({ choice }), () => stopped);
+      call.postMessage({ value });
     } catch (error) { call.postMessage({ error: error.message }); }
   };
 }

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from torch import Tensor, nn
+from torch.nn.utils import parametrize, prune
 
 from gpt.attention import KeyValueCache, MultiHeadAttention
 from gpt.errors import InputError
@@ -91,6 +92,21 @@ def test_one_compiled_module_takes_any_length(name: str, dynamic: bool | None) -
             masks["attn_mask"] = torch.rand(BATCH, HEADS, length, length) < 0.2
         torch.testing.assert_close(compiled(x, **masks), module(x, **masks))
     assert counter.frame_count <= 4
+
+
+@pytest.mark.parametrize("attached", ["hook", "pruning", "parametrization"])
+def test_what_is_attached_to_a_projection_counts_when_compiled(attached: str, x: Tensor) -> None:
+    module = build()
+    query, plain = module.W_query, module(x)
+    if attached == "hook":
+        query.register_forward_hook(lambda *call: call[2] * 3)
+    elif attached == "pruning":
+        prune.l1_unstructured(query, "weight", amount=0.6)
+    else:
+        parametrize.register_parametrization(query, "weight", nn.ReLU())
+    found = torch.compile(module, backend="aot_eager")(x)
+    torch.testing.assert_close(found, module(x))
+    assert not torch.allclose(found, plain, atol=1e-3)
 
 
 def test_compiled_decoding_makes_few_graphs(x: Tensor) -> None:

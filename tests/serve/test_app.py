@@ -89,6 +89,7 @@ def test_the_openai_client_works_unchanged():
         ({"max_tokens": 0}, "max_tokens must be at least 1 without echo, got 0"),
         ({"n": 3278}, "the request costs 262242, expected at most 262144: ask for fewer"),
         ({"max_tokens": 10**9}, "the request costs 1000000066, expected at most 262144"),
+        ({"prompt": [65] * 8192, "n": 128, "max_tokens": 1, "echo": True, "logprobs": 5}, "costs 7357312"),
         ({"prompt": []}, "at least one prompt"),
         ({"prompt": [300]}, "300"),
         ({str(n): n for n in range(513)}, "the body has 513 errors"),

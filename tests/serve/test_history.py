@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from gpt.generation import for_decoding, generate
 from gpt.serve.history import History
 from gpt.weights.load import load
-from tests.serve.server import MODEL, TOKENIZER, new_app, post, talk
+from tests.serve.server import MODEL, TOKENIZER, httpx, listening, new_app, post, talk
 from tests.snapshots import add_snapshot
 
 FORM = {"prompt": "Hi", "max_tokens": 12, "temperature": 0}
@@ -128,6 +129,33 @@ def test_snapshots_are_read_one_at_a_time_and_once_for_all_who_wait(run):
         assert len(set(map(id, engines))) == len(read) == 2
 
     asyncio.run(main())
+
+
+@pytest.mark.allow_hosts(["127.0.0.1"])
+def test_the_loads_of_clients_that_left_do_not_pile_up(run, monkeypatch):
+    read, at_once = [], []
+
+    def slowly(path):
+        at_once.append(path)
+        read.append(len(at_once))
+        time.sleep(0.2)
+        at_once.pop()
+        return load(path)
+
+    monkeypatch.setattr("gpt.serve.app.load", slowly)
+    with listening(new_app(run=run)) as address, httpx.Client(base_url=address) as client:
+
+        def ask(step, seconds):
+            return client.post("/v1/completions", json={**FORM, "snapshot": step}, timeout=seconds)
+
+        def leave(step):
+            with pytest.raises(httpx.ReadTimeout):
+                ask(step, 0.05)
+
+        with ThreadPoolExecutor() as clients:
+            list(clients.map(leave, (1, 16, 64) * 3))
+        assert ask(64, 30).status_code == 200
+    assert read == [1, 1, 1]  # each once, and none beside another
 
 
 def test_new_snapshots_appear_while_the_server_runs(run):

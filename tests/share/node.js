@@ -21,16 +21,17 @@ const others = {
   last: async (ids, snapshot) => Array.from(await writer.read(ids, snapshot)),
   text: async form => {
     const choices = [];
-    for await (const choice of writer.complete(form, () => false)) choices.push(choice);
+    await writer.complete(form, choice => choices.push(choice), () => false);
     return choices;
   },
   interrupted: async form => {
-    const choices = [], ids = [...form.prompt];
-    for await (const choice of writer.complete(form, () => false)) {
+    const choices = [], ids = [...form.prompt], looks = [];
+    await writer.complete(form, choice => {
       choices.push(choice);
       ids.push(...choice.logprobs.token_ids);
-      await Promise.all([ids.slice(0, 2), [9, 8, 7, ids.length]].map(prompt => writer.attention({ prompt, tokens: [] })));
-    }
+      looks.push(...[ids.slice(0, 2), [9, 8, 7, ids.length]].map(prompt => writer.attention({ prompt, tokens: [] })));
+    }, () => false);
+    await Promise.all(looks);
     return choices;
   },
   broken: async (method, given) => {

@@ -77,12 +77,14 @@ def test_a_padded_batch_of_an_export(model, tmp_path):
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     batch = tokenizer(["ab", "abcd"], padding=True, return_tensors="pt")
-    assert "token_type_ids" not in batch  # transformers 4 would add them to the embeddings
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    # Without it transformers 4 adds token types, and to the embeddings what stands in their rows.
+    assert settings["model_input_names"] == ["input_ids", "attention_mask"] and len(batch) == 2
     assert batch["input_ids"][0].tolist()[2:] == [299, 299] == [tokenizer.pad_token_id] * 2
     logits = theirs(**batch).logits[0, :2]
     torch.testing.assert_close(logits, model(batch["input_ids"][:1, :2])[0], atol=1e-4, rtol=0)
-    settings = theirs.generation_config
-    assert (settings.bos_token_id, settings.eos_token_id, settings.pad_token_id) == (299, 299, 299)
+    written = theirs.generation_config
+    assert (written.bos_token_id, written.eos_token_id, written.pad_token_id) == (299, 299, 299)
 
 
 @pytest.mark.parametrize(
