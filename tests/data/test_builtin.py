@@ -9,7 +9,7 @@ from gpt.data.shards import Prepared
 
 @pytest.fixture(scope="module")
 def documents():
-    return builtin.texts("python-docs")
+    return builtin.texts("builtin:python-docs")
 
 
 def paragraphs(text):

@@ -256,7 +256,7 @@ def test_a_url_is_downloaded_once(tmp_path, far_files):
 
 
 def test_size_is_known_for_what_can_be_drawn_from(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpt.data.builtin.texts", {"python-docs": ["abc", "de"]}.__getitem__)
+    monkeypatch.setattr("gpt.data.builtin.texts", {"builtin:python-docs": ["abc", "de"]}.__getitem__)
     write(tmp_path / "a.txt", "caf\u00e9")
     write(tmp_path / "b.txt.gz", gzip.compress(b"abc"))
     assert find_corpus(str(tmp_path / "a.txt")).size() == 5

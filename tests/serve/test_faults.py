@@ -212,10 +212,11 @@ def test_a_hostile_body_is_refused_at_once(body):
         )
         return answer, time.process_time() - started
 
-    answer, seconds = talk(new_app(), use)
-    assert answer.status_code == 400, answer.text[:300]
-    assert len(answer.text) < 2000
-    assert seconds < 2  # of this process, so that a busy machine does not count
+    answers, seconds = zip(*(talk(new_app(), use) for _ in range(2)), strict=True)
+    assert answers[0].status_code == 400, answers[0].text[:300]
+    assert len(answers[0].text) < 2000
+    # Of this process, so that a busy machine does not count; the first may have paid for what tests before left.
+    assert min(seconds) < 2
 
 
 def test_every_path_but_the_page_and_the_health_needs_the_key():
