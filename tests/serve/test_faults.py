@@ -215,7 +215,7 @@ def test_a_hostile_body_is_refused_at_once(body):
     answers, seconds = zip(*(talk(new_app(), use) for _ in range(2)), strict=True)
     assert answers[0].status_code == 400, answers[0].text[:300]
     assert len(answers[0].text) < 2000
-    # Of this process, so that a busy machine does not count; the first may have paid for what tests before left.
+    # Of this process, so that a busy machine does not count; the first may pay for what tests before left.
     assert min(seconds) < 2
 
 
