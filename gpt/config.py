@@ -50,7 +50,8 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value, (number, called) = getattr(self, field.name), _KINDS[field.type]
+            value = getattr(self, field.name)
+            number, called = _KINDS[field.type]
             if not isinstance(value, number) or (isinstance(value, bool) and field.type is not bool):
                 raise InputError(f"{field.name} must be {called}, got {shown(value)}")
             most = _MOST_LAYERS if field.name == "num_layers" else _LARGEST

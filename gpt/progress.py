@@ -45,7 +45,8 @@ def progress(
 
 
 def _plain_lines(label: str, total: int | None, before: int, unit: str) -> Callable[..., None]:
-    start = last = time.monotonic()
+    start = time.monotonic()
+    last = start
     done = before
 
     def advance(more: int, figures: str = "", total: int | None = total) -> None:
@@ -53,7 +54,8 @@ def _plain_lines(label: str, total: int | None, before: int, unit: str) -> Calla
         done += more
         if (now := time.monotonic()) - last < _SECONDS_BETWEEN_LINES:
             return
-        last, speed = now, (done - before) / (now - start)
+        last = now
+        speed = (done - before) / (now - start)
         count = f"{done} of {total} {unit}" if total else f"{done} {unit}"
         if unit == "bytes":
             count = f"{done / 1e6:.0f} MB, {speed / 1e6:.1f} MB/s"

@@ -10,7 +10,9 @@ from pathlib import Path
 import torch
 
 _INTERVAL = 0.5  # seconds between two looks at how busy the cores are
-_BUSY, _QUIET = 0.2, 0.05  # seconds, in a second, that threads wait for a core
+# Seconds, in a second, that threads wait for a core.
+_BUSY = 0.2
+_QUIET = 0.05
 
 
 def cores() -> int:
@@ -41,9 +43,11 @@ def sharing_cores() -> Iterator[None]:
 
 def share_cores(ended: threading.Event) -> None:
     """Start and end the teams, by how long threads have waited for a core since the last look."""
-    waited, teams = seconds_waited(), None
+    waited = seconds_waited()
+    teams = None
     while not ended.wait(_INTERVAL):
-        before, waited = waited, seconds_waited()
+        before = waited
+        waited = seconds_waited()
         share = (waited - before) / _INTERVAL
         if teams is None and share > _BUSY:
             teams = sleeping_teams()
@@ -58,7 +62,8 @@ def sleeping_teams() -> threading.Event:
     """Start teams of OpenMP threads, so that there are more threads than cores until the event is set."""
     size = torch.get_num_threads()
     number = max(0, 1 + (cores() - size) // (size - 1))
-    started, end = threading.Barrier(number + 1), threading.Event()
+    started = threading.Barrier(number + 1)
+    end = threading.Event()
 
     def hold() -> None:
         torch.ones(1 << 18).sum()  # large enough to be shared out to a team

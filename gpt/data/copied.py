@@ -42,7 +42,8 @@ class Copied:
 
     def __init__(self, text: NDArray[Any], tokenizer: Tokenizer, least: int = 12) -> None:
         check_least(2, copied_tokens=least)
-        self.tokenizer, self.least = tokenizer, least
+        self.tokenizer = tokenizer
+        self.least = least
         self.hashes = self._hashes(text)
         self.hashes.sort()
 

@@ -85,7 +85,8 @@ def read_text(name: str, parts: Iterable[int] | None, longest: int = _LONGEST_LI
     with _opener(name)(name, "rb") as file:
         position = 0
         for number in count() if parts is None else parts:
-            begin, end = number * PART_BYTES, (number + 1) * PART_BYTES
+            begin = number * PART_BYTES
+            end = (number + 1) * PART_BYTES
             if parts is not None and begin:
                 position = file.seek(begin)
                 position += len(_rest_of_line(file, longest))

@@ -126,7 +126,8 @@ class TokenData(pl.LightningDataModule):
 
     def train_dataloader(self) -> "TrainLoader":
         """(x, y) of (B, T) int64, y one token ahead of x; with `isolate` document ids too."""
-        stream, length = self.prepared.stream("train"), self.context_length
+        stream = self.prepared.stream("train")
+        length = self.context_length
         if len(stream) < length:
             raise InputError(
                 f"the training text has {len(stream)} tokens, fewer than the context_length of {length}: "
@@ -146,7 +147,8 @@ class TokenData(pl.LightningDataModule):
 
     def val_dataloader(self) -> EvalWindows:
         """The whole split once, in order: padding has the target IGNORE_INDEX."""
-        stream, (rank, processes, _) = self.prepared.stream("val"), self._place()
+        stream = self.prepared.stream("val")
+        rank, processes, _ = self._place()
         starts = self.prepared.document_starts("val") if self.prepared.template else None
         return EvalWindows(
             stream, self.context_length, self.batch_size, rank, processes, self.options.isolate, starts

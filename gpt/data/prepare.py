@@ -145,8 +145,10 @@ class _SplitWriter:
     """Writes the documents of a split; `<|endoftext|>` follows each, and each reply of an example."""
 
     def __init__(self, tokens: IO[bytes], starts: IO[bytes], dtype: np.dtype[Any], eot: int) -> None:
-        self._tokens, self._starts = tokens, starts
-        self._dtype, self._eot = dtype, np.array([eot])
+        self._tokens = tokens
+        self._starts = starts
+        self._dtype = dtype
+        self._eot = np.array([eot])
         self._open = False  # `<|endoftext|>` has to follow what was written last
         self._hash = hashlib.sha256()
         self.counts = Counts()
@@ -204,7 +206,8 @@ def _blocks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         size += len(piece.text)
         if size >= _BLOCK_CHARACTERS:
             yield block
-            block, size = [], 0
+            block = []
+            size = 0
     yield block
 
 

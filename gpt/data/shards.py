@@ -27,7 +27,9 @@ _STRETCH = 1 << 12  # tokens
 
 def token_dtype(vocab_size: int, examples: bool = False) -> np.dtype[Any]:
     """The narrowest integer type that holds every id; for `examples` it has a sign."""
-    return np.dtype("<i4" if examples else "<u2" if vocab_size <= 1 << 16 else "<u4")
+    if examples:
+        return np.dtype("<i4")
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
 def token_ids(stored: NDArray[Any]) -> NDArray[np.int64]:

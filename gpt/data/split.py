@@ -55,7 +55,8 @@ class Rule:
         for drawn, size in sorted(sizes.items())[:-1]:
             if not self.share or (held and held + size > self.share * total):
                 break
-            held, below = held + size, drawn + 1
+            held += size
+            below = drawn + 1
         return Rule(self.longest, below, held / total)
 
 
@@ -72,8 +73,10 @@ class Divided:
     ) -> None:
         if val_fraction is not None and not 0.0 <= val_fraction < 1.0:
             raise InputError(f"val_fraction must be in [0, 1), got {val_fraction}")
-        self.source, self.most_bytes = source, most_bytes
-        most, whole = most_bytes or 1 << 62, source.size()
+        self.source = source
+        self.most_bytes = most_bytes
+        most = most_bytes or 1 << 62
+        whole = source.size()
         self._all: list[Piece] | None = None  # of what is read, if it fits into memory
         if min(most, whole or 0) <= SAMPLE_BYTES:
             limit = min(most, SAMPLE_BYTES)

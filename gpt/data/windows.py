@@ -32,10 +32,12 @@ def permute(positions: NDArray[np.int64], size: int, key: tuple[int, ...]) -> ND
     """
     keys = np.random.SeedSequence(key).generate_state(8, np.uint64)  # of 8 rounds
     side = max(1, round(size**0.5))
-    a, b = np.uint64(side), np.uint64(-(-size // side))
+    a = np.uint64(side)
+    b = np.uint64(-(-size // side))
 
     def encrypt(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        left, right = values // b, values % b  # in Z_a and Z_b
+        left = values // b  # in Z_a
+        right = values % b  # in Z_b
         for even, odd in keys.reshape(-1, 2):
             left = (left + _mix(right, even) % a) % a
             right = (right + _mix(left, odd) % b) % b
@@ -59,7 +61,8 @@ class Grid:
     """Windows of T targets side by side; with `shift`, equally many at another offset each epoch."""
 
     def __init__(self, tokens: int, context_length: int, seed: int = 0, shift: bool = False) -> None:
-        self.context_length, self.seed = context_length, seed
+        self.context_length = context_length
+        self.seed = seed
         self.count = max(1, (tokens - (context_length - 1 if shift else 0)) // context_length)
         self._offsets = min(tokens - self.count * context_length + 1, context_length) if shift else 1
 
@@ -85,12 +88,14 @@ class Packed:
     ) -> None:
         self.context_length = context_length
         document_ends = np.append(document_starts[1:], tokens)
-        bounds, begin = array("q"), 0  # where windows begin
+        bounds = array("q")  # where windows begin
+        begin = 0
         while begin < tokens:
             bounds.append(begin)
             limit = min(begin + context_length, tokens)
             last = np.searchsorted(document_starts, limit, side="right") - 1  # the document at `limit`
-            start, end = int(document_starts[last]), int(document_ends[last])
+            start = int(document_starts[last])
+            end = int(document_ends[last])
             postpone = begin < start and limit < end <= start + context_length
             begin = start if postpone else limit
         self._bounds = np.array([*bounds, tokens], np.int64)
@@ -113,11 +118,14 @@ def make_batch(stream: Stream, spans: Spans, context_length: int, isolate: bool)
     starts, lengths = spans
     rows = stream.rows(starts, context_length)  # (B, T + 1)
     tokens = token_ids(rows)
-    x, y = tokens[:, :-1], tokens[:, 1:]  # views: they share memory, unless one is changed
+    # Views: they share memory, unless one is changed.
+    x = tokens[:, :-1]
+    y = tokens[:, 1:]
     if rows.dtype.kind == "i" or lengths.min() < context_length:
         y = np.where(rows < 0, IGNORE_INDEX, tokens)[:, 1:]
         padding = np.arange(context_length) >= lengths[:, None]
-        x[padding], y[padding] = 0, IGNORE_INDEX
+        x[padding] = 0
+        y[padding] = IGNORE_INDEX
     batch = [x, y]
     if isolate:
         document = np.cumsum(x == stream.eot, axis=1)
@@ -161,7 +169,8 @@ class TrainWindows:
         """Where the windows of these batches of this process lie: (len(batches), B) both."""
         first = (batches * self.world_size + self.rank) * self.batch_size
         epochs, positions = np.divmod(first[:, None] + np.arange(self.batch_size), self.windows.count)
-        starts, lengths = np.empty_like(positions), np.empty_like(positions)
+        starts = np.empty_like(positions)
+        lengths = np.empty_like(positions)
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
             order = permute(positions[here], self.windows.count, (self.seed, epoch, 0))

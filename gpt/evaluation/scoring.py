@@ -49,9 +49,11 @@ def score_windows(
     precedes the first. Windows have the model's context length, and end where examples end. The model is in
     evaluation mode.
     """
-    stream, length = prepared.stream(split), model.config.context_length
+    stream = prepared.stream(split)
+    length = model.config.context_length
     documents = prepared.document_starts(split) if prepared.template else None
-    byte_lengths, every = prepared.tokenizer.byte_lengths(), -(-len(stream) // most)
+    byte_lengths = prepared.tokenizer.byte_lengths()
+    every = -(-len(stream) // most)
     starts, lengths = (all[::every] for all in each_token_once(len(stream), length, documents))
     for first in range(0, len(starts), _WINDOWS):
         batch = slice(first, first + _WINDOWS)

@@ -42,7 +42,8 @@ def generate(
         return torch.tensor(rows, dtype=tokens.dtype, device=tokens.device)
     how: Any = {"max_new_tokens": max_new_tokens, "sampling": Sampling(**sampling), "seed": seed}
     prompts = [tuple(row) for row in tokens]
-    engine, samples = Engine(model), {}
+    engine = Engine(model)
+    samples = {}
     for prompt, count in Counter(prompts).items():  # a prompt of several rows is read once
         samples[prompt] = iter(engine.add(Request(tokens=prompt, samples=count, **how)))
     for _ in engine.run():
@@ -65,6 +66,7 @@ def stream_samples(
     are those of a `Request`: max_new_tokens, sampling, seed and stop.
     """
     ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-    engine, end = Engine(model, tokenizer), tokenizer.eot
+    engine = Engine(model, tokenizer)
+    end = tokenizer.eot
     engine.add(Request(tokens=ids or [end], samples=num_samples, end=end, **settings))
     return ((token.sample.k, token.text) for token in engine.run() if token.text)

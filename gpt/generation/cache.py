@@ -29,12 +29,14 @@ class Cache:
     """Memory (layers, 2, N, H, L, K) for rows of keys and values, of the device and type of `like`."""
 
     def __init__(self, config: GPTConfig, like: Tensor) -> None:
-        heads, self.most = config.num_heads, config.context_length
+        heads = config.num_heads
+        self.most = config.context_length
         self.store = like.new_zeros(config.num_layers, 2, 0, heads, 0, config.emb_dim // heads)
 
     def reserve(self, rows: int, columns: int) -> None:
         """Have memory for so many, and for later: all is copied, which takes longer than a step."""
-        held_rows, held_columns = self.store.shape[2], self.store.shape[4]
+        held_rows = self.store.shape[2]
+        held_columns = self.store.shape[4]
         more_rows = max(rows - held_rows, held_rows) if rows > held_rows else 0
         more_columns = min(2 * columns, self.most) - held_columns if columns > held_columns else 0
         if more_rows or more_columns:

@@ -29,9 +29,11 @@ class Compiled:
     """
 
     def __init__(self, program: ctypes.CDLL, model: GPT, *, int8: bool = False) -> None:
-        config, narrow = model.config, model.head.weight.dtype == torch.bfloat16
+        config = model.config
+        narrow = model.head.weight.dtype == torch.bfloat16
         self.like = torch.zeros(())  # what caches are like
-        self._step, self._vocab_size = program.step, config.vocab_size
+        self._step = program.step
+        self._vocab_size = config.vocab_size
         self._tensors = list(_tensors(model, int8))  # alive as long as their addresses
         self._model = torch.tensor([0 if one is None else one.data_ptr() for one in self._tensors])
         sizes = config.num_layers, config.emb_dim, config.num_heads, config.vocab_size, config.exact_gelu
@@ -39,10 +41,12 @@ class Compiled:
 
     def read(self, reads: Sequence[Read], cache: Cache) -> Tensor:
         """The logits (N, V) of the tokens to be scored; MemoryError where there is no memory for them."""
-        start, (layer, part, row, head, *_) = cache.store.data_ptr(), cache.store.stride()
+        start = cache.store.data_ptr()
+        layer, part, row, head, *_ = cache.store.stride()
         tokens = []
         for read in reads:
-            first, place = len(read.tokens) - read.scored, (start + 4 * row * read.row, layer, part, head)
+            first = len(read.tokens) - read.scored
+            place = (start + 4 * row * read.row, layer, part, head)
             tokens += [(read.tokens[i], i, *place, i >= first) for i in range(read.held, len(read.tokens))]
         shape = torch.tensor((*self._shape, torch.get_num_threads(), len(tokens)))
         given = torch.tensor(tokens, dtype=torch.int64)
@@ -58,13 +62,15 @@ def _tensors(model: GPT, int8: bool) -> Iterator[Tensor | None]:
 
     Of each layer it is the weight, the scales of a matrix in int8, and the bias; of float32 all but matrices.
     """
-    state, dtype = model.state_dict(), model.head.weight.dtype
+    state = model.state_dict()
+    dtype = model.head.weight.dtype
     plain = all(type(one) is Tensor and one.dtype == dtype for one in state.values())
     if not plain or dtype not in (torch.float32, torch.bfloat16):
         raise ValueError("its weights are not all float32 or all bfloat16")
     for name, shape in _layers(model.config):
         weight = state.pop(f"{name}.weight", torch.empty(0))
-        bias, scale = state.pop(f"{name}.bias", torch.zeros(shape[0])), None
+        bias = state.pop(f"{name}.bias", torch.zeros(shape[0]))
+        scale = None
         if weight.shape != shape or bias.shape != shape[:1]:
             raise ValueError("its layers are not those of GPT")
         weight = weight.float() if len(shape) == 1 else weight.contiguous()
@@ -77,7 +83,8 @@ def _tensors(model: GPT, int8: bool) -> Iterator[Tensor | None]:
 
 def _layers(config: GPTConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The names and the shapes of the weights of all layers, as `Model` of step.cpp has them."""
-    width, vocabulary = config.emb_dim, (config.vocab_size, config.emb_dim)
+    width = config.emb_dim
+    vocabulary = (config.vocab_size, width)
     yield "token_embedding", vocabulary
     yield "position_embedding", (config.context_length, width)
     yield "final_norm", (width,)

@@ -64,7 +64,8 @@ def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
 
 def suits_program(model: GPT) -> bool:
     """Whether the compiled program can read a model of this device and these widths."""
-    width, heads = model.config.emb_dim, model.config.num_heads
+    width = model.config.emb_dim
+    heads = model.config.num_heads
     return width % (2 * LANES) == 0 == width // heads % LANES and all(
         one.is_cpu for one in model.parameters()
     )
@@ -88,7 +89,8 @@ def _find_out(model: GPT, program: ctypes.CDLL | None) -> Compiled | bool:
     """The program, or whether `forward` with a cache computes what it does without."""
     if model.config.context_length < _PLACES + 2:
         return False
-    own, tokens = Forward(model, cached=False), _tokens(model)
+    own = Forward(model, cached=False)
+    tokens = _tokens(model)
     logits = own.logits(tokens.to(own.like.device), _PLACES + 1)
     # As rows of a cache may differ in length, the last token of the second text is not read.
     expected = torch.stack([logits[0, 1:], logits[1, :-1]]).double()  # (R, P, V)
@@ -96,7 +98,9 @@ def _find_out(model: GPT, program: ctypes.CDLL | None) -> Compiled | bool:
 
     def check(way: Way, parts: Sequence[tuple[int, int]], tolerance: float) -> None:
         """Read the texts in parts; ValueError where their last logits are not those expected."""
-        cache, found, held = Cache(model.config, way.like), [], [0] * len(texts)
+        cache = Cache(model.config, way.like)
+        found = []
+        held = [0] * len(texts)
         cache.reserve(len(texts), len(texts[0]))
         for left, scored in parts:
             ends = [len(text) - left for text in texts]

@@ -112,12 +112,14 @@ class Engine:
             self._rows.append(sample)
             self._cache.reserve(len(self._rows), 0)
             if twin and twin.start == 0:  # its window has not moved
-                sample.read, sample.scores = len(sample.tokens) - 1, twin.scores
+                sample.read = len(sample.tokens) - 1
+                sample.scores = twin.scores
                 self._cache.copy(twin.row, sample.row, sample.read)
 
     def _read(self, samples: Sequence[Sample]) -> None:
         """Read the next part of each at once; where that fails, each alone: an error ends one text."""
-        parts, budget = [], self._chunk
+        parts = []
+        budget = self._chunk
         for sample in samples:
             part = sample.part(max(1, budget))
             budget -= len(part.tokens) - part.held - 1
@@ -150,7 +152,8 @@ class Engine:
 
     def _add(self, sample: Sample, id_: int) -> list[Token]:
         """Add a token to a sample, after those of an echoed prompt, and end it where it is complete."""
-        tokens, request = [], sample.request
+        tokens = []
+        request = sample.request
         if request.echo and not sample.new_tokens:
             tokens = [sample.token(place, score) for place, score in enumerate(sample.scores)]
         if not sample.finished:
@@ -180,5 +183,6 @@ class Engine:
         last = self._rows.pop()
         if last is not sample:
             self._cache.copy(last.row, sample.row, last.held)
-            last.row, self._rows[sample.row] = sample.row, last
+            last.row = sample.row
+            self._rows[sample.row] = last
         self._cache.store[:, :, len(self._rows)] = 0  # masking cannot hide NaN

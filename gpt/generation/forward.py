@@ -24,7 +24,8 @@ class Forward:
     """
 
     def __init__(self, model: GPT, *, cached: bool) -> None:
-        self.model, self.cached = model, cached
+        self.model = model
+        self.cached = cached
         # What caches are like.
         self.like = next(one.detach() for one in model.parameters() if one.is_floating_point())
         # Compiled for training, the model would be compiled anew for each length of a text.
@@ -40,7 +41,8 @@ class Forward:
         return torch.cat([self._batch(list(group), cache) for _, group in groupby(reads, _kind)])
 
     def _batch(self, reads: Sequence[Read], cache: Cache) -> Tensor:
-        first, device = reads[0], self.like.device
+        first = reads[0]
+        device = self.like.device
         tokens = torch.tensor([read.tokens[read.held :] for read in reads], device=device)  # (N, T)
         if not self.cached:
             return self.logits(tokens, first.scored).flatten(0, 1)

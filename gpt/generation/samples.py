@@ -80,8 +80,10 @@ class Sample:
         self.numbers = uniform(seed, k)
         self.text = TextStream(tokenizer, request.stop) if tokenizer else None
         # The first token of the window, and the next one to read; what is known of the prompt's tokens.
-        scored, length = request.echo and request.alternatives is not None, len(self.tokens)
-        self.start = self.read = 0 if scored else window_start(length, context)
+        scored = request.echo and request.alternatives is not None
+        length = len(self.tokens)
+        self.start = 0 if scored else window_start(length, context)
+        self.read = self.start
         self.scores = [UNSCORED] * (1 if scored else length)  # nothing predicts the first
 
     @property
@@ -115,20 +117,25 @@ class Sample:
         if not self._is_scored:
             # The logits at a position predict the next token; earlier windows may have scored it.
             known = len(self.scores)
-            targets, count = self.tokens[known : end + 1], self.request.alternatives or 0
+            targets = self.tokens[known : end + 1]
+            count = self.request.alternatives or 0
             self.scores += scores(logits[known - 1 - self.read :][: len(targets)], targets, count)
-        self.read, self.logits = end, logits[-1:]
+        self.read = end
+        self.logits = logits[-1:]
         self.slide()
 
     def slide(self) -> None:
         """Move the window where it is full and there is a token after it."""
         if self.unread > 0 and self.read == self.start + self.context:
-            self.start = self.read = window_start(self.read + 1, self.context)
+            self.start = window_start(self.read + 1, self.context)
+            self.read = self.start
 
     def token(self, place: int, score: Score = UNSCORED) -> Token:
         """One of its tokens with its text, which may end there."""
-        request, id_ = self.request, self.tokens[place]
-        new, text = place + 1 - len(request.tokens), ""
+        request = self.request
+        id_ = self.tokens[place]
+        new = place + 1 - len(request.tokens)
+        text = ""
         if new > 0 and id_ == request.end:
             self.finished = "stop"
         elif new >= request.max_new_tokens:

@@ -16,7 +16,8 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
-        self.tokenizer, self.stopped = tokenizer, False
+        self.tokenizer = tokenizer
+        self.stopped = False
         self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
         if "" in self.stop:
             raise InputError("a stop string must have at least one character")

@@ -65,7 +65,8 @@ def write(
         sys.stdout.reconfigure(errors="replace")
     path = find(checkpoint)
     loaded, tokenizer, template = load_with_template(path, device)
-    model, mark = for_decoding(loaded, precision), None
+    model = for_decoding(loaded, precision)
+    mark = None
     if show_copied:
         mark = Copied(training_text(run_of(path.resolve()), tokenizer), tokenizer, copied_tokens).mark
     texts = partial(
@@ -107,7 +108,8 @@ def _show(
     texts = [""] * num_samples
     for k in range(num_samples):
         if num_samples > 1:
-            print(f"{'' if k == 0 else chr(10)}--- sample {k + 1}")
+            between = "\n" if k else ""
+            print(f"{between}--- sample {k + 1}")
         print(prompt + ("" if mark else texts[k]), end="", flush=True)
         for sample, piece in pieces:  # all of them while k is 0
             texts[sample] += piece

@@ -98,7 +98,8 @@ def probe(device: torch.device, precision: str) -> Cost:
     """Time a few steps of each of a handful of shapes: some seconds on two cores."""
     memory = _free_memory(device)
     large = [shape for shape in _LARGE if device.type == "cuda" and shape.memory() < memory]
-    began, computed = time.perf_counter(), time.process_time()
+    began = time.perf_counter()
+    computed = time.process_time()
     timed = [(shape, _TRAINER * _time_step(shape, device, precision)) for shape in [*_PROBES, *large]]
     # Threads compute, or wait for each other without rest: less than all of the time went to other programs.
     got = (time.process_time() - computed) / (time.perf_counter() - began) / torch.get_num_threads()

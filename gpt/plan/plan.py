@@ -19,7 +19,8 @@ CHOICES: dict[str, tuple[int, ...]] = {
 }
 """What a plan chooses from, besides the vocabulary and the batch; options given by hand take their place."""
 
-_HEADS, _WINDOWS = "model.config.num_heads", "data.batch_size"
+_HEADS = "model.config.num_heads"
+_WINDOWS = "data.batch_size"
 GIVEN = (*CHOICES, "model.config.vocab_size", _HEADS, _WINDOWS, "data.val_fraction")
 _BATCH_TOKENS = tuple(1536 << i for i in range(9))
 _VALIDATIONS = 5  # of the planned steps: points enough to see whether the curve still falls

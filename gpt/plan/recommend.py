@@ -58,7 +58,8 @@ def plan(arguments: list[str]) -> None:
     what = f"weights to tune instead, as in gpt fit; {_USUAL} if it was downloaded before"
     parser.add_argument("--model.init_from", help=what)
     for name in _PLANNED_AROUND:
-        kind = float if name == "data.val_fraction" else int if name in (*GIVEN, "data.most_bytes") else str
+        kind = int if name in (*GIVEN, "data.most_bytes") else str
+        kind = float if name == "data.val_fraction" else kind
         parser.add_argument(f"--{name}", type=kind, help="as in gpt fit: the rest is planned around it")
     parser.set_defaults({"data.corpus": "python-docs"})
     words = arguments[1:]
@@ -181,11 +182,12 @@ def table(times: list[float], plan_for: Callable[[float], Plan], plans: list[Pla
             continue
         plans.append(plan)
         shape = plan.shape
+        star = "*" if plan.extrapolates else ""
         cells = (
             *(f"{minutes:g}", f"{shape.emb_dim} x {shape.num_layers}", short(shape.blocks + shape.table)),
             *(f"{shape.vocab_size}", f"{shape.context_length}", f"{shape.batch_size}", f"{plan.steps}"),
             *(short(plan.tokens), f"{plan.passes:.3g}"),
-            f"{plan.bits_per_byte:.3f} ± {plan.error:.2f}{'*' if plan.extrapolates else ''}",
+            f"{plan.bits_per_byte:.3f} ± {plan.error:.2f}{star}",
         )
         yield "  ".join(cell.rjust(len(name)) for cell, name in zip(cells, names, strict=True))
     if any(plan.extrapolates for plan in plans):

@@ -36,10 +36,12 @@ _PART = 100_000  # characters
 _SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 _SHORTEST = 2_000  # bytes
 _AROUND_TOKENIZING = 1.5  # reading, dividing, writing and checksums, beside tokenizing
-_MOST_STEPS, _FEWEST_STEPS = 100, 20  # of the trial: about a second on two cores
+_MOST_STEPS = 100  # of the trial: about a second on two cores
+_FEWEST_STEPS = 20  # of the trial
 _MOST_PASSES = 4  # over the text: more would say how well it can be learned by heart
 _RECIPE = OptimizerConfig(lr=0.012, rest_lr=0.018, weight_decay=0.4, embedding_weight_decay=0.2)
-_KNOWN, _NEW = 1_000_000, 100_000  # bytes that are compressed, of the text and of what is held out
+_KNOWN = 1_000_000  # bytes of the text that are compressed
+_NEW = 100_000  # and of what is held out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,7 @@ class Text:
     size: int  # bytes, those held out too
     val_fraction: float  # is held out
     trial: Trial  # what a short training on it has reached
-    bytes_per_token: Mapping[int, float]  # of held-out text, by the ids of the vocabularies to choose from
+    bytes_per_token: Mapping[int, float]  # of held-out text, by the sizes of the vocabularies to choose from
     error: float = 0.0  # of bits per byte on what is held out, its standard error as a share of them
     tokenizing: float = 0.0  # seconds, 0 for a text that is tokenized and divided already
     most_bytes: int | None = None  # of a longer text are read
@@ -142,7 +144,8 @@ def try_out(train: str, val: str) -> tuple[Trial, float]:
     known, new = (torch.from_numpy(tokenizer.encode_array(part).astype("int64")) for part in (train, val))
     if len(new) < 2:
         raise InputError("a plan needs held-out text to predict, a token of it is too little: hold out more")
-    T, B = Trial.context, Trial.batch // Trial.context
+    T = Trial.context
+    B = Trial.batch // Trial.context
     known = F.pad(known, (0, max(0, T + 1 - len(known))))
     config = GPTConfig(vocab_size=tokenizer.n_vocab, context_length=T, emb_dim=64, num_heads=2, num_layers=1)
     with torch.random.fork_rng(devices=[]):
@@ -177,7 +180,8 @@ def try_out(train: str, val: str) -> tuple[Trial, float]:
 
 def repeats(train: str, val: str) -> float:
     """Bits that LZMA takes for each byte of `val` after `train`: few where it repeats what was there."""
-    known, new = _utf8(train)[-_KNOWN:], _utf8(val)[:_NEW]
+    known = _utf8(train)[-_KNOWN:]
+    new = _utf8(val)[:_NEW]
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 6}]
     alone, both = (len(lzma.compress(it, lzma.FORMAT_RAW, filters=filters)) for it in (known, known + new))
     return 8 * (both - alone) / len(new)

@@ -54,7 +54,8 @@ def scan(arguments: list[str], command: str) -> tuple[Values, Values]:
     explains = bool({"-h", "--help"} & {*arguments})
     if arguments and not arguments[0].startswith("-"):
         arguments = [f"--{_COMMANDS[command][0]}={arguments[0]}", *arguments[1:]]
-    own, files = _parsed(arguments, command, explains), Values()
+    own = _parsed(arguments, command, explains)
+    files = Values()
     for config in own.get("config", []):
         files |= typed(_read_config(config))
     return own, files
@@ -147,7 +148,8 @@ def _unknown(name: str) -> InputError:
             names.setdefault(known, []).append(ours)
     near = [known for known in (name, _last(name)) if known in names]
     near = near or difflib.get_close_matches(name, names, 1)
-    meant = f"; did you mean {' or '.join(f'--{option}' for option in names[near[0]])}?" if near else ""
+    options = " or ".join(f"--{option}" for option in names[near[0]]) if near else ""
+    meant = f"; did you mean {options}?" if near else ""
     return InputError(f"there is no option --{name[:80]}{meant} (see 'gpt fit --help')")
 
 

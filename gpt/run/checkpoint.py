@@ -32,16 +32,19 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
-        self.folder, self.keep = folder, keep
+        self.folder = folder
+        self.keep = keep
         self.last, self.best = (folder / f"checkpoints/{name}{SUFFIX}" for name in ("last", "best"))
-        self._saved, self._at = 0, time.monotonic()  # the newest one: its step, and when
+        self._saved = 0  # the step of the newest one
+        self._at = time.monotonic()  # when it was written
 
     def begin(self, resumed: Path | None, run: RunPart, other_text: bool) -> None:
         """Set aside what is of another future or text, and make good what a kill left undone."""
         self._saved = run.step
         for file in self.folder.rglob(".*.tmp"):
             file.unlink(missing_ok=True)
-        last, path = self.last.resolve(), resumed.resolve() if resumed else None
+        last = self.last.resolve()
+        path = resumed.resolve() if resumed else None
         if path and path.parent == last.parent and run.best_step == run.step > _step_of(self.best):
             also_called(path, self.best)
         if path != last:
@@ -65,7 +68,8 @@ class Checkpoints:
             number = error.errno or errno.EIO
             why = f"{os.strerror(number)}; the earlier checkpoints are intact"
             raise OSError(number, why, str(self.last)) from error
-        self._saved, self._at = run.step, time.monotonic()
+        self._saved = run.step
+        self._at = time.monotonic()
         newest_first = checkpoints_of(self.folder, broken_first=False)
         older = [file for file in newest_first if file.name.startswith("step-")]
         for file in older[self.keep - 1 :]:

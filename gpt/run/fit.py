@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> None:
             print(yaml.safe_dump(asdict(begun.options), sort_keys=False, allow_unicode=True), end="")
             return
         prepare_process()
-        run = {"fit": fit, "validate": validate}[command]
+        run = validate if command == "validate" else fit
         try:
             run(begun)
         except (MemoryError, RuntimeError) as error:
@@ -104,7 +104,9 @@ def build(begun: Start) -> tuple[Options, LanguageModel, TokenData]:
 
     InputError where options contradict the weights that are given.
     """
-    options, checkpoint, weights = _of_machine(begun.options), begun.checkpoint, begun.weights
+    options = _of_machine(begun.options)
+    checkpoint = begun.checkpoint
+    weights = begun.weights
     tokenizer = None
     if checkpoint:
         saved = checkpoint.model.tokenizer
@@ -129,7 +131,8 @@ def build(begun: Start) -> tuple[Options, LanguageModel, TokenData]:
 
 
 def _of_machine(options: Options) -> Options:
-    trainer, model = options.trainer, options.model
+    trainer = options.trainer
+    model = options.model
     precision: Any = trainer.precision or default_precision(trainer.accelerator)
     devices = trainer.devices or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # that torchrun has started
     if trainer.accelerator == "cpu" and devices > cores():
@@ -152,7 +155,8 @@ def _of_weights(options: Options, weights: Found) -> Options:
 
 def _token_data(options: Options, tokenizer: Tokenizer | None) -> TokenData:
     """The text of a run, encoded with the tokenizer of its weights where they have one."""
-    config, seed = options.model.config, options.seed_everything
+    config = options.model.config
+    seed = options.seed_everything
     sizes: dict[str, Any] = {"vocab_size": config.vocab_size, "context_length": config.context_length}
     new = partial(TokenData, **as_dict(options.data), **sizes, seed=seed)
     learns = (options.data.vocabulary or "").startswith("learn")
@@ -213,7 +217,8 @@ def summarize(trainer: Trainer, loop: Loop) -> None:
     """Print how it ended and what to do next."""
     plan = loop.begun.plan
     report(f"ended after step {loop.run.step}: {loop.limits.why()}", prefix="")
-    folder, seconds = loop.folder, time.perf_counter() - STARTED
+    folder = loop.folder
+    seconds = time.perf_counter() - STARTED
     summary = write_summary(folder, loop.run, trainer, loop.tokens, plan, seconds)
     print(json.dumps(summary, indent=2))
     if plan:

@@ -31,7 +31,8 @@ class Limits:
     def __init__(
         self, options: Options, run: RunPart, plan: Plan | None = None, minutes: float | None = None
     ) -> None:
-        self.options, self.patience = options.trainer, options.early_stopping
+        self.options = options.trainer
+        self.patience = options.early_stopping
         self.run = run
         self.plan = plan
         self.minutes = minutes
@@ -73,7 +74,8 @@ class Limits:
             plans.append(f"{_clock(self.seconds)} of training (max_time)")
         first = ", whichever comes first" if plans[1:] else ""
         report(f"planned: {', '.join(plans)}{first}", prefix="")
-        elapsed, self._every = self.run.seconds, every
+        elapsed = self.run.seconds
+        self._every = every
         if self.minutes is not None:
             self.seconds = elapsed + STARTED + 60 * self.minutes - END_SECONDS - time.perf_counter()
             if self.seconds <= elapsed:
@@ -104,7 +106,8 @@ class Limits:
         falls = loss < (best if self.minutes is None or before is None else before)
         run.stalled = 0 if falls else run.stalled + 1
         if loss < best:
-            run.best_loss, run.best_step = loss, run.step
+            run.best_loss = loss
+            run.best_step = run.step
         if self._whole or self.stopped_early or run.step < run.total:
             return
         allowed = self._estimate((self.seconds or 0.0) - elapsed)
@@ -133,12 +136,14 @@ class Limits:
         return self.reason
 
     def _limit(self, steps: int, reason: str | None = None) -> None:
-        self._most = self.run.total = steps
+        self._most = steps
+        self.run.total = steps
         self.reason = f"max_steps {steps}" if reason is None else reason
 
     def _keep_time(self, elapsed: float) -> bool:
         """Plan for the updates that the time allows; a planned run only where it would miss it by far."""
-        run, allowed = self.run, self.seconds
+        run = self.run
+        allowed = self.seconds
         if allowed is None:
             return False
         estimate = self._estimate(allowed - elapsed)
@@ -159,7 +164,8 @@ class Limits:
 
     def _measure(self, now: float) -> None:
         """The speed of the last part of the time, from the seconds without validations."""
-        marks, step = self._marks, self.run.step
+        marks = self._marks
+        step = self.run.step
         marks.append((step, now))
         if len(marks) > 2:
             self._fastest = min(self._fastest or now, now - marks[-2][1])
@@ -171,7 +177,8 @@ class Limits:
 
     def _estimate(self, left: float) -> int:
         """The last update before the time is over, with so many seconds left."""
-        step, speed = self.run.step, self.run.seconds_per_step
+        step = self.run.step
+        speed = self.run.seconds_per_step
         if speed is None:
             return sys.maxsize if left > 0 else step
         steps = int(left / speed)

@@ -103,7 +103,9 @@ class Loop(Callback):
 
     def _begin(self, other_text: bool) -> tuple[Path, bool]:
         """Open the folder, leave in it what is of this run's past, and tell whether that has a best."""
-        run, module, resumed = self.run, self.module, self.begun.checkpoint
+        run = self.run
+        module = self.module
+        resumed = self.begun.checkpoint
         folder = self._open.enter_context(opened(self.folder, self.begun.folder))
         self.checkpoints = Checkpoints(folder, self.options.keep_checkpoints)
         self.checkpoints.begin(resumed.path if resumed else None, run, other_text)
@@ -135,7 +137,9 @@ class Loop(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Restore what the first batch depends on."""
-        run, plain, rank = self.run, self.options.trainer, trainer.global_rank
+        run = self.run
+        plain = self.options.trainer
+        rank = trainer.global_rank
         skip_sigterm_broadcast(trainer)
         self._open.enter_context(remembered(self.module.guard))
         self.limits.begin(self.module.is_compiled, self.every)
@@ -163,7 +167,8 @@ class Loop(Callback):
         made = trainer.global_step
         if module.first_step + made == run.step:  # gradients accumulate, no update yet
             return
-        run.step, run.place = module.first_step + made, self.data.place + made * self.data.windows_per_update
+        run.step = module.first_step + made
+        run.place = self.data.place + made * self.data.windows_per_update
 
         # 1. How many updates, and whether this was the last.
         changed = limits.update(self._agreed(self.record.elapsed()))
@@ -175,7 +180,8 @@ class Loop(Callback):
         if self.record.is_due():
             mean = self.record.loss_sum / run.batches
             loss = float(trainer.strategy.reduce(mean, reduce_op="mean"))  # over all processes
-            rate, norm = trainer.optimizers[0].param_groups[0]["lr"], float(module.last_gradient_norm)
+            rate = trainer.optimizers[0].param_groups[0]["lr"]
+            norm = float(module.last_gradient_norm)
             self.record.update(self.tokens, loss, rate, norm)
 
         # 3. A validation; what is kept and saved follows it.
@@ -257,7 +263,9 @@ class Loop(Callback):
 
     def _save(self) -> None:
         """Write a checkpoint: the weights and the optimizer's state, every process's own, and `run`."""
-        run, trainer, scaler = self.run, self.trainer, scaler_of(self.trainer)
+        run = self.run
+        trainer = self.trainer
+        scaler = scaler_of(self.trainer)
         tensors = gather(self.module, trainer.optimizers[0]) if trainer.is_global_zero else {}
         own = random_state(trainer.strategy.root_device)
         own[LOSSES] = self.record.loss_sum.to("cpu")
@@ -267,7 +275,8 @@ class Loop(Callback):
         for rank, state in enumerate(states):
             tensors |= {f"random/{rank}/{name}": tensor for name, tensor in state.items()}
         run.scale = scaler.state_dict() if scaler else None
-        run.save, run.saved_at = run.save + 1, time.time()
+        run.save += 1
+        run.saved_at = time.time()
         self.record.note()
         saved = replace(run, total=min(run.total, 1 << 53))  # as far as JSON's numbers go
         self._on_first(lambda: self.checkpoints.save(tensors, self.model_part, saved))

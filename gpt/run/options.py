@@ -141,7 +141,8 @@ def all_options(kind: type = Options, prefix: str = "") -> Iterator[tuple[str, O
     hints = get_type_hints(kind)
     texts = {param.arg_name: param.description or "" for param in parse_from_object(kind).params}
     for field in fields(kind):
-        name, hint = f"{prefix}{field.name}", hints[field.name]
+        name = f"{prefix}{field.name}"
+        hint = hints[field.name]
         if is_dataclass(hint):
             yield from all_options(hint, f"{name}.")  # type: ignore[arg-type]
         else:

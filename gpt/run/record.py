@@ -43,13 +43,16 @@ class Record:
         self.folder = folder
         self.run = run
         self.every = every
-        self.first, self.show = first, show and first
+        self.first = first
+        self.show = show and first
         self.loss_sum = torch.tensor(0.0)
         self._loggers: list[Logger] = []
         self._advance: Callable[..., None] = lambda *_: None
         self._bar = ExitStack()
-        self._tokens = self._shown = 0  # at the last row: tokens, and the update
-        self._started = self._at = 0.0
+        self._tokens = 0  # at the last row
+        self._shown = 0  # the update of the last row
+        self._started = 0.0
+        self._at = 0.0
 
     def begin(self, tokens: int, loggers: Sequence[str] = ()) -> None:
         """Start the clocks and the progress bar; continue the files, with loggers of these names too."""
@@ -125,7 +128,8 @@ class Record:
         """Count what a checkpoint keeps: the seconds, and the files so far, which are on the disk then."""
         self.run.seconds = self.elapsed()
         if self.first:
-            self.run.csv, self.run.samples = self._size("metrics.csv"), self._size("samples.txt")
+            self.run.csv = self._size("metrics.csv")
+            self.run.samples = self._size("samples.txt")
 
     def close(self) -> None:
         """Take the progress bar away, and close the loggers."""

@@ -70,7 +70,8 @@ def start(command: str, arguments: list[str]) -> Start:
     own, files = scan(arguments, command)
     values = {**files, **own}
     asked = {name: value for name, value in values.items() if value is not None}
-    minutes, wanted = asked.get("minutes"), asked.get("resume", asked.get("ckpt_path"))
+    minutes = asked.get("minutes")
+    wanted = asked.get("resume", asked.get("ckpt_path"))
     if command == "validate" and wanted is None:
         raise InputError("nothing to validate: give a checkpoint or a run's folder with --ckpt_path")
     others = ", ".join(f"--{name}" for name in _UNPLANNED if name in asked)

@@ -54,7 +54,8 @@ def create_app(
     was tuned on there are no chats. The page shows the training of the `run`, and marks what the model has
     `copied`.
     """
-    limits, device = limits or Limits(), model.token_embedding.weight.device
+    limits = limits or Limits()
+    device = model.token_embedding.weight.device
 
     def read_snapshot(file: Path) -> EngineThread:
         return EngineThread(load(file)[0].to(device), tokenizer)
@@ -83,7 +84,8 @@ def create_app(
     for kind in (InputError, ValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, lambda _, error: error_reply(error))
     app.add_middleware(guard, api_key=api_key)
-    app.state.end, app.state.service = history.end, service
+    app.state.end = history.end
+    app.state.service = service
     return app
 
 
@@ -99,7 +101,8 @@ class _Service:
     copied: Copied | None
 
     def __post_init__(self) -> None:
-        self.started, self.cost = int(time.time()), 0  # of all that is open
+        self.started = int(time.time())
+        self.cost = 0  # of all that is open
 
     @contextmanager
     def admitted(self, cost: int) -> Iterator[None]:
@@ -178,7 +181,8 @@ class _Service:
             engine = await self.history.engine(form.snapshot)
             handle = engine.submit(requests)
             stack.callback(engine.cancel, handle)
-            seconds, loop = self.limits.seconds, asyncio.get_running_loop()
+            seconds = self.limits.seconds
+            loop = asyncio.get_running_loop()
             late = HTTPException(504, f"the request took more than {seconds} s")
             stack.callback(loop.call_later(seconds, handle.put, late).cancel)
             answer = _Answer(self.name, self.tokenizer, handle, form, chat)
@@ -199,7 +203,8 @@ class _EventStream(StreamingResponse):
 
     def __init__(self, answer: "_Answer", work: ExitStack, seconds: float) -> None:
         super().__init__(answer.events(), media_type="text/event-stream")
-        self.work, self.seconds = work, seconds
+        self.work = work
+        self.seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self.work, anyio.move_on_after(self.seconds):
@@ -257,7 +262,8 @@ class _Answer:
 
     def _choice(self, index: int, tokens: list[Token]) -> dict[str, Any]:
         """The entry of `choices` for the tokens after those of earlier entries."""
-        text, before = "".join(token.text for token in tokens), self.lengths[index]
+        text = "".join(token.text for token in tokens)
+        before = self.lengths[index]
         self.lengths[index] += len(text)
         logprobs = None if self.form.logprobs is None else log_probabilities(self.tokenizer, tokens, before)
         choice = {"index": index, "logprobs": logprobs, "finish_reason": tokens[-1].finished}
@@ -267,7 +273,8 @@ class _Answer:
         return {**choice, "delta" if self.form.stream else "message": {**role, "content": text}}
 
     def _usage(self) -> dict[str, int]:
-        read, written = sum(len(one.tokens) for one in self.handle.requests), self.new_tokens
+        read = sum(len(one.tokens) for one in self.handle.requests)
+        written = self.new_tokens
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 

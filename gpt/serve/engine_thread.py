@@ -61,7 +61,8 @@ class EngineThread:
         self._thread = ThreadPoolExecutor(1, "decoding")
         self._owners: dict[Sample, tuple[Handle, int]] = {}  # with the sample's index
         self._one_call = asyncio.Lock()
-        self._ended = self._step_ordered = False
+        self._ended = False
+        self._step_ordered = False
 
     def end(self) -> None:
         """Take nothing more, and stop after the present step; those who wait for a token get status 503."""
@@ -104,7 +105,8 @@ class EngineThread:
             try:
                 function(*arguments)
             except Exception as error:  # the next requests get a new engine
-                self._engine, self._owners = self._new_engine(), {}
+                self._engine = self._new_engine()
+                self._owners = {}
                 self._tell(server_failed(error))
             if self._engine.busy and not self._step_ordered:
                 self._step_ordered = True

@@ -69,7 +69,8 @@ def guard(app: ASGIApp, api_key: str | None) -> ASGIApp:
         handler = app
         if scope["type"] == "http":
             headers = dict(scope["headers"])
-            given, kind = headers.get(b"authorization", b""), headers.get(b"content-type", b"")
+            given = headers.get(b"authorization", b"")
+            kind = headers.get(b"content-type", b"")
             private = expected and scope["path"] not in _PUBLIC
             # Compared in constant time, so that timing does not reveal how much of a guess is right.
             if private and not hmac.compare_digest(given, expected):

@@ -18,7 +18,8 @@ class Server(uvicorn.Server):
         options = {"http": "h11", "log_level": "warning", "limit_concurrency": _CONNECTIONS, **options}
         graceful = limits.drain_seconds + limits.last_seconds
         super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=graceful, **options))
-        self.drain_seconds, self.end = limits.drain_seconds, app.state.end
+        self.drain_seconds = limits.drain_seconds
+        self.end = app.state.end
 
     async def shutdown(self, sockets: Any = None) -> None:
         """Take no more connections, let open requests end for a while, and tell the clients of the others."""

@@ -55,7 +55,8 @@ def serve(
     path = find(checkpoint)
     loaded, tokenizer, template = load_with_template(path, device)
     model = for_decoding(loaded, precision)
-    run, address = run_of(path.resolve()), f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    run = run_of(path.resolve())
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     name = name or (run.name if run else path.resolve().stem)
     copied = Copied(training_text(run, tokenizer), tokenizer) if show_copied else None
     listener = _listener(host, port)

@@ -41,7 +41,9 @@ def export_weights(
     if push is not None:
         raise InputError("--push is for --format hf: send the file as it is")
     path = find(checkpoint)
-    found, run = read_weights(path).cropped(), run_of(path.resolve())
+    found = read_weights(path).cropped()
+    run = run_of(path.resolve())
     text = training_text(run, found.tokenizer) if with_text else None
-    snapshots, name = snapshots_of(run) if run else [], (run or path).resolve().stem
+    snapshots = snapshots_of(run) if run else []
+    name = (run or path).resolve().stem
     print(write(output, found, name, precision, snapshots, text, snapshot_megabytes))

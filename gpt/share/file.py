@@ -42,7 +42,8 @@ def write(
     where it is larger than `LARGEST`.
     """
     data, tensors = _packed(found.config, found.weights, precision)
-    chosen, most = list(snapshots), int(megabytes * 750_000 / len(data))  # base64 has 4 bytes for 3
+    chosen = list(snapshots)
+    most = int(megabytes * 750_000 / len(data))  # base64 has 4 bytes for 3
     while len(chosen) > max(most, 2):
         del chosen[most_crowded(chosen)]
     models: list[dict[str, Any]] = [{"step": None}]

@@ -51,8 +51,9 @@ class Template:
         for role, text in vars(self).items():
             before, after = text.split(_PLACE)
             after = END_OF_TEXT if role == "assistant" else after
-            test = f"{'elif' if cases else 'if'} message['role'] == {role!r}"
-            cases += f"{{% {test} %}}{{{{ {before!a} + message['content'] + {after!a} }}}}"
+            word = "elif" if cases else "if"
+            content = f"{before!a} + message['content'] + {after!a}"
+            cases += f"{{% {word} message['role'] == {role!r} %}}{{{{ {content} }}}}"
         reply = self.assistant.removesuffix(_PLACE)
         return (
             f"{{{{ {END_OF_TEXT!r} }}}}{{% for message in messages %}}{cases}"
@@ -64,7 +65,8 @@ class Template:
         """The text of [{"role": ..., "content": ...}, ...] in parts, last what follows the last reply."""
         if not isinstance(messages, list) or not messages:
             raise InputError(f"expected a list of messages, got {reprlib.repr(messages)}")
-        parts, before = [], ""
+        parts = []
+        before = ""
         for number, message in enumerate(messages, start=1):
             if not isinstance(message, dict) or not isinstance(content := message.get("content"), str):
                 raise InputError(f"message {number} has no text as its content, got {reprlib.repr(message)}")
@@ -83,7 +85,9 @@ class Template:
         *parts, (rest, _) = self.parts(messages)
         ids = [tokenizer.eot]
         for text, scored in [*parts, Part(rest + self.assistant.removesuffix(_PLACE), False)]:
-            ids += tokenizer.encode(text) + [tokenizer.eot] * scored
+            ids += tokenizer.encode(text)
+            if scored:
+                ids.append(tokenizer.eot)
         return ids
 
 

@@ -19,10 +19,11 @@ from gpt.errors import InputError
 from gpt.text.table import END_OF_TEXT, WORDS, check_table, pack, read_table, unpack
 
 _FULL_SIZE = 50257
-SMALLEST_SIZE = 257  # ids of the smallest vocabulary: the 256 bytes and `<|endoftext|>`
+SMALLEST_SIZE = 257  # of a vocabulary: the 256 bytes and `<|endoftext|>`
 
 # These always begin a word: text cut there gives the same tokens.
-_LINE_END, _BLANK = re.compile(r"(?<=\S)\n"), re.compile(r"(?<=\S) ")
+_LINE_END = re.compile(r"(?<=\S)\n")
+_BLANK = re.compile(r"(?<=\S) ")
 
 _LONGEST_CALL = 1 << 16  # characters: tiktoken's regular expression can panic on millions without a blank
 
@@ -32,7 +33,7 @@ class Tokenizer:
 
     Args:
         name: `gpt2`, or `own` for a table of its own.
-        vocab_size: ids in all, 257 .. 50257: the first ranks of the table, then `<|endoftext|>`.
+        vocab_size: tokens in all, 257 .. 50257: the first ranks of the table, then `<|endoftext|>`.
         table: the tokens by rank, if the name is `own`; it decides vocab_size.
     """
 

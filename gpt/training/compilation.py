@@ -36,7 +36,8 @@ def compile_model(module: Any) -> None:
 
 def should_compile(module: Any) -> bool:
     """Whether a run, with the steps before it is resumed, is so long that compilation saves time."""
-    trainer, data = module.trainer, module.trainer.datamodule
+    trainer = module.trainer
+    data = module.trainer.datamodule
     if module.device.type not in _LEAST_FLOPS or not isinstance(data, TokenData):
         return False
     tokens = data.batch_size * data.context_length * trainer.accumulate_grad_batches * module.planned_steps

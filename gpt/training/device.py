@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # numbers of malloc.h
+# Numbers of malloc.h.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_MAX = -4
 
 
 def default_precision(accelerator: str | Any) -> str:

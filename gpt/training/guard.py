@@ -19,8 +19,10 @@ class Guard:
     """
 
     def __init__(self) -> None:
-        self.received = self.agreed = 0
-        self.wants_save = self.agreed_save = False
+        self.received = 0
+        self.agreed = 0
+        self.wants_save = False
+        self.agreed_save = False
 
     def check(self, trainer: Trainer, loss: Tensor, norm: Tensor, step: int) -> None:
         """InputError unless update `step` may be made, by its last loss and its gradients' norm."""

@@ -33,7 +33,8 @@ def linear_cross_entropy(
         kernel: `cross_entropy` compiled for a GPU; by default it runs as it is.
     """
     if not torch.is_grad_enabled():  # a Function asks only whether its inputs require gradients
-        features, weight = features.detach(), weight.detach()
+        features = features.detach()
+        weight = weight.detach()
     chunk = chunk or (8192 if features.is_cuda else 1024)
     return _LinearCrossEntropy.apply(features, weight, targets, chunk, kernel or _in_cache)  # type: ignore[no-untyped-call]
 
@@ -45,7 +46,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else features.dtype
         needs_features, needs_weight = ctx.needs_input_grad[:2]
         with torch.autocast(device, enabled=False):
-            rows, table = features.to(dtype), weight.to(dtype)  # (N, D), (V, D)
+            rows = features.to(dtype)  # (N, D)
+            table = weight.to(dtype)  # (V, D)
             if padding := -len(weight) % _MULTIPLE:
                 table = F.pad(table, (0, 0, 0, padding))  # (P, D)
             scored = (targets != IGNORE_INDEX)[:, None]  # (N, 1)
@@ -56,7 +58,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             weighted_rows = (rows * row_weights).to(dtype)  # (N, D)
             target = targets.clamp(min=0)[:, None]  # (N, 1)
             total = torch.zeros((), dtype=torch.float32, device=features.device)
-            features_grad, weight_grad = torch.empty_like(rows) if needs_features else None, None
+            features_grad = torch.empty_like(rows) if needs_features else None
+            weight_grad = None
             logits_buffer = rows.new_empty(min(chunk, len(rows)), len(table))  # (C, P)
             for start in range(0, len(rows), chunk):
                 part = slice(start, start + chunk)

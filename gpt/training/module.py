@@ -83,7 +83,8 @@ class LanguageModel(LightningModule):
             if isinstance(given := options.get(name), dict):  # of a Trainer's checkpoint
                 options[name] = kind(**given)
         self.options = ModelOptions(**options)
-        init_from, lora = self.options.init_from, self.options.lora
+        init_from = self.options.init_from
+        lora = self.options.lora
         config = self.options.config
         self.model = GPT(config) if init_from is None else start_from(init_from, config)
         if lora.rank:
@@ -98,7 +99,8 @@ class LanguageModel(LightningModule):
         """Updates until the schedule has ended, with those before; 0 until the Trainer is asked."""
         self.logs_itself = True
         """`gpt fit` records the training loss at less cost, and turns this off."""
-        self.last_loss = self.last_gradient_norm = torch.tensor(float("nan"))  # stay on the device until read
+        self.last_loss = torch.tensor(float("nan"))  # stays on the device until it is read
+        self.last_gradient_norm = self.last_loss
         saved = {**asdict(self.options), "config": self.config.to_dict()}
         self.save_hyperparameters(saved if lora.rank else {**saved, "init_from": None})
 
@@ -168,7 +170,8 @@ class LanguageModel(LightningModule):
         }
 
     def _rate_factor(self, step: int) -> float:
-        recipe, step = self.options.optimizer, self.first_step + step
+        recipe = self.options.optimizer
+        step = self.first_step + step
         shape = recipe.warmup_steps, recipe.schedule, recipe.final_lr_fraction
         return learning_rate_factor(step, self.planned_steps, *shape)
 

@@ -10,7 +10,9 @@ from gpt.weights.formats.table import Weights, check_complete
 from gpt.weights.tensors import read_tensors
 
 LAYERS = ("W_query", "W_key", "W_value", "out_proj", "up", "down")  # of a block: they get adapters
-_A, _B = ".lora_A.default.weight", ".lora_B.default.weight"  # as peft names them
+# As peft names them.
+_A = ".lora_A.default.weight"
+_B = ".lora_B.default.weight"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,8 @@ from gpt.weights.formats.table import Weights, check_complete
 RUNS = Path("runs")
 SUFFIX = ".safetensors"
 Snapshot = tuple[int, float, Path]  # a step, the loss of its batch in nats per token, the weights after it
-_MOST_HEADER, _MOST_RUN = 64 << 20, 1 << 20  # bytes
+_MOST_HEADER = 64 << 20  # bytes
+_MOST_RUN = 1 << 20  # bytes
 _BROKEN = (0, 0, 0.0)  # in place of session, save and time, where a header cannot be read
 
 

@@ -80,7 +80,8 @@ def export_folder(checkpoint: str | None, output: Path, format: ExportFormat, pu
 
 def _card(found: Found, path: Path, name: str) -> str:
     """The README.md of a model on the hub: its shape, and the name of its run's text with what it reached."""
-    told, run = found.config.to_dict(), run_of(path)
+    told = found.config.to_dict()
+    run = run_of(path)
     if run and (run / "summary.json").is_file():
         told |= read_json(run / "summary.json")
     return _CARD.format(name) + "".join(f"| {key} | {value} |\n" for key, value in told.items())

@@ -41,20 +41,21 @@ class Found:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The weights' own, or GPT-2's of their size; InputError if they have fewer rows than any has ids."""
+        """The weights' own, or GPT-2's of their size; InputError if they have too few rows for any."""
         return self.own_tokenizer or Tokenizer(vocab_size=min(self.config.vocab_size, Tokenizer().n_vocab))
 
     def cropped(self, context_length: int | None = None) -> "Found":
         """The same with `context_length` positions, and without rows that pad the vocabulary."""
-        rows, most = self.config.vocab_size, self.config.context_length
-        ids = self.own_tokenizer.n_vocab if self.own_tokenizer else min(rows, Tokenizer().n_vocab)
-        if ids > rows:
-            raise InputError(f"the tokenizer has {ids} tokens, but the weights have {rows} rows")
+        rows = self.config.vocab_size
+        most = self.config.context_length
+        size = self.own_tokenizer.n_vocab if self.own_tokenizer else min(rows, Tokenizer().n_vocab)
+        if size > rows:
+            raise InputError(f"the tokenizer has {size} tokens, but the weights have {rows} rows")
         kept = most if context_length is None else context_length
         if kept > most:
             raise InputError(f"context_length {kept} is more than the weights' {most} positions: set {most}")
-        config = replace(self.config, vocab_size=ids, context_length=kept)
-        lengths = {"token_embedding.weight": ids, "head.weight": ids, "position_embedding.weight": kept}
+        config = replace(self.config, vocab_size=size, context_length=kept)
+        lengths = {"token_embedding.weight": size, "head.weight": size, "position_embedding.weight": kept}
         weights = {name: tensor[: lengths.get(name)] for name, tensor in self.weights.items()}
         return replace(self, config=config, weights=weights)
 
@@ -141,7 +142,8 @@ def find(path: StrPath | None = None) -> Path:
         if path is None:
             raise InputError(f"no checkpoint under {RUNS}/: train with 'gpt fit' or name --checkpoint")
         notice(f"taking the newest run, {path}")
-    name, path = str(path).replace(os.sep, "/"), Path(path)
+    name = str(path).replace(os.sep, "/")
+    path = Path(path)
     if not path.exists() and (name in _SHORT_NAMES or (is_hub_name(name) and path.parent != RUNS)):
         return (cached(name) if name in _SHORT_NAMES else None) or _download(name)
     if path.name == "config.yaml":
@@ -208,7 +210,8 @@ def _from_checkpoint(saved: Checkpoint) -> Found:
 
 
 def _read_folder(folder: Path) -> Found:
-    values, state = read_json(folder / "config.json"), read_tensors(folder)
+    values = read_json(folder / "config.json")
+    state = read_tensors(folder)
     if values.get("model_type") != "minimal-gpt":
         return Found("hf", *hf.read(values, state))
     del values["model_type"]

@@ -40,4 +40,5 @@ class CombinedOptimizer(Optimizer):
     def _share(self) -> None:
         groups = iter(self.param_groups)
         for part in self.parts:
-            part.state, part.param_groups = self.state, [next(groups) for _ in part.param_groups]
+            part.state = self.state
+            part.param_groups = [next(groups) for _ in part.param_groups]
