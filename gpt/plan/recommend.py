@@ -58,8 +58,9 @@ def plan(arguments: list[str]) -> None:
     what = f"weights to tune instead, as in gpt fit; {_USUAL} if it was downloaded before"
     parser.add_argument("--model.init_from", help=what)
     for name in _PLANNED_AROUND:
-        kind = int if name in (*GIVEN, "data.most_bytes") else str
-        kind = float if name == "data.val_fraction" else kind
+        kind: type = int if name in (*GIVEN, "data.most_bytes") else str
+        if name == "data.val_fraction":
+            kind = float
         parser.add_argument(f"--{name}", type=kind, help="as in gpt fit: the rest is planned around it")
     parser.set_defaults({"data.corpus": "python-docs"})
     words = arguments[1:]
