@@ -117,7 +117,7 @@ def _write(folder: Path, divided: Divided, tokenizer: Tokenizer, key: str) -> Me
     if not begin:
         raise InputError(f"the corpus is empty: {divided.source.files[0]} has no text")
     examples = not begin[0].scored
-    dtype = token_dtype(tokenizer.n_vocab, examples)
+    dtype = token_dtype(examples)
     with ExitStack() as stack:
         writers = {}
         for split in SPLITS:

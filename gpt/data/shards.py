@@ -1,6 +1,6 @@
 """A prepared folder: for each split its tokens and an index of document starts, and `META`.
 
-Tokens are little-endian uint16 or uint32, one document after another, each followed by `<|endoftext|>`; those
+Tokens are little-endian uint16, one document after another, each followed by `<|endoftext|>`; those
 of examples are int32, with -1 - id for a token that is not scored.
 """
 
@@ -25,11 +25,9 @@ INDEX_DTYPE = np.dtype("<i8")
 _STRETCH = 1 << 12  # tokens
 
 
-def token_dtype(vocab_size: int, examples: bool = False) -> np.dtype[Any]:
-    """The narrowest integer type that holds every id; for `examples` it has a sign."""
-    if examples:
-        return np.dtype("<i4")
-    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+def token_dtype(examples: bool) -> np.dtype[Any]:
+    """The type that holds every id; for `examples` it has a sign."""
+    return np.dtype("<i4" if examples else "<u2")
 
 
 def token_ids(stored: NDArray[Any]) -> NDArray[np.int64]:
@@ -108,7 +106,7 @@ class Prepared:
             self.tokenizer = Tokenizer.from_dict(self.meta.tokenizer)
             template = self.meta.template
             self.template = None if template is None else build(Template, template)
-            self.dtype = token_dtype(self.tokenizer.n_vocab, self.template is not None)
+            self.dtype = token_dtype(self.template is not None)
             for split, counts in self.counts.items():
                 self._check(f"{split}.bin", counts.tokens * self.dtype.itemsize)
                 self._check(f"{split}-documents.bin", counts.documents * INDEX_DTYPE.itemsize)

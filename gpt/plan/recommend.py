@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from gpt.data.shards import META
 from gpt.data.split import LEARNED_BYTES
 from gpt.errors import InputError
 from gpt.evaluation.evaluate import score_sample
-from gpt.pictures.figures import save
+from gpt.pictures.plans import draw_plans
 from gpt.pictures.runs import short
 from gpt.plain import seconds_of
 from gpt.plan.cost import Cost, Shape, probe
@@ -72,7 +72,9 @@ def plan(arguments: list[str]) -> None:
     for line in table(times, planner(given), plans):
         print(line, flush=True)
     if given["picture"]:
-        draw(plans, given["picture"])
+        bits = [plan.bits_per_byte for plan in plans]
+        errors = [plan.error for plan in plans]
+        draw_plans([plan.minutes for plan in plans], bits, errors, given["picture"])
     named = given["model.init_from"]
     if named or cached(_USUAL):
         try:
@@ -126,21 +128,6 @@ def time_machine(given: Mapping[str, Any]) -> Cost:
     accelerator = given.get("trainer.accelerator", "auto")
     precision = given.get("trainer.precision") or default_precision(accelerator)
     return probe(choose_device(accelerator), precision)
-
-
-def draw(plans: Sequence[Plan], picture: str) -> None:
-    """Bits per byte over minutes, with the standard errors of the predictions."""
-    from matplotlib.figure import Figure
-
-    minutes = [plan.minutes for plan in plans]
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
-    bits = [plan.bits_per_byte for plan in plans]
-    axes.errorbar(minutes, bits, [plan.error for plan in plans], marker="o", capsize=4)
-    axes.set(xscale="log", xlabel="minutes", ylabel="bits per byte of held-out text")
-    axes.set_xticks(minutes, [f"{time:g}" for time in minutes])
-    axes.grid(alpha=0.25)
-    save(figure, picture)
 
 
 def most_bytes(cost: Cost, minutes: float, shape: Shape = _SMALL, least: int = _LEAST_READ) -> int:
