@@ -35,7 +35,7 @@ class Engine:
         model: any GPT; it computes in evaluation mode and is left unchanged.
         tokenizer: also write text; without it there are ids only. No ids beyond its own are drawn.
         max_samples: how many samples run at a time; others wait.
-        chunk: about so many tokens of prompts are read in a step, so that running samples go on in between.
+        chunk: about so many tokens of prompts are read in a step, and running samples continue in between.
     """
 
     def __init__(

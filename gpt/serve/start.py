@@ -39,7 +39,7 @@ def serve(
         device: where the model runs; auto takes a GPU if there is one.
         api_key: what clients must send; $GPT_API_KEY if left out. Without a key everyone is let in.
         max_seconds: the most time for a request.
-        drain_seconds: how long requests may go on after SIGTERM or Ctrl-C; then their clients get an error.
+        drain_seconds: how long requests may run after SIGTERM or Ctrl-C; then their clients get an error.
         show_copied: mark on the page what stands word for word in the run's training text.
     """
     try:
