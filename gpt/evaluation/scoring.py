@@ -54,7 +54,7 @@ def score_windows(
     documents = prepared.document_starts(split) if prepared.template else None
     byte_lengths = prepared.tokenizer.byte_lengths()
     every = -(-len(stream) // most)
-    starts, lengths = (all[::every] for all in each_token_once(len(stream), length, documents))
+    starts, lengths = (part[::every] for part in each_token_once(len(stream), length, documents))
     for first in range(0, len(starts), _WINDOWS):
         batch = slice(first, first + _WINDOWS)
         x, targets = make_batch(stream, (starts[batch], lengths[batch]), length, isolate=False)  # (B, T)

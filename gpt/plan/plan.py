@@ -22,8 +22,9 @@ CHOICES: dict[str, tuple[int, ...]] = {
 _HEADS = "model.config.num_heads"
 _WINDOWS = "data.batch_size"
 GIVEN = (*CHOICES, "model.config.vocab_size", _HEADS, _WINDOWS, "data.val_fraction")
+VALIDATIONS = 5
+"""Of all steps: points enough to see whether the curve still falls."""
 _BATCH_TOKENS = tuple(1536 << i for i in range(9))
-_VALIDATIONS = 5  # of the planned steps: points enough to see whether the curve still falls
 _LONGER = 0.01  # of the bits per byte: by so much must half of the steps be better to be taken
 _RISES = 3  # validations in a row that are each worse than the one before end a run
 _SAMPLE_SECONDS = 0.7  # the text that is written at each
@@ -93,7 +94,7 @@ class Plan:
         """The run as options of `gpt fit`."""
         config = {**asdict(self.shape), "num_heads": self.num_heads}
         data = {"vocabulary": "learn", "batch_size": config.pop("batch_size"), "shift": True}
-        every = math.ceil(self.steps / _VALIDATIONS)
+        every = math.ceil(self.steps / VALIDATIONS)
         lr, rest_lr = law.learning_rates(self.steps, self.shape.emb_dim)
         optimizer = {"lr": lr, "rest_lr": rest_lr, "schedule": "linear"}
         optimizer["warmup_steps"] = min(50, self.steps // 10)
@@ -124,13 +125,13 @@ def choose(
     shape, per_token = _candidates(text, given, cost.memory)
     validation = _SAMPLE_SECONDS + cost.validation(shape, text.val_fraction * text.size / per_token)
     around = start + END_SECONDS + text.tokenizing
-    around = around + _VALIDATIONS * validation
+    around = around + VALIDATIONS * validation
     step = cost.step(shape)
     needed = 1.05 * (around + _FEWEST_STEPS * step).min() / 60
     check_time(minutes, needed)
     in_time = np.floor((60 * minutes - around) / step)
-    # All of it, half, a quarter, (parts, candidates): more may do nothing but learn the text by heart. A run
-    # goes on after its part while held-out text gains, so of two that promise the same it takes the longer.
+    # All of it, half, a quarter, (parts, candidates): more may only learn the text by heart. A run is
+    # extended while its held-out loss falls, so of two parts that promise the same it takes the longer.
     halved = np.arange(24)[:, None]
     steps = np.maximum(np.floor(in_time * 0.5**halved), _FEWEST_STEPS)
     seen = steps * shape.tokens * per_token

@@ -103,8 +103,8 @@ def measure(
         "size": divided.size,
         "val_fraction": divided.rule.share,
         "most_bytes": divided.drawn,
+        "in_order": source.size() is None,
     }
-    known["in_order"] = source.size() is None
     if isinstance(wanted, Tokenizer):
         tokenizers = [wanted]
     else:

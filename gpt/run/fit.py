@@ -163,7 +163,6 @@ def _token_data(options: Options, tokenizer: Tokenizer | None) -> TokenData:
     data = new(tokenizer=None if learns else tokenizer)
     if tokenizer and data.tokenizer != tokenizer:  # it was learned from another text
         data = new(tokenizer=tokenizer)
-    _ = data.prepared
     return data
 
 

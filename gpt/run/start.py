@@ -12,7 +12,7 @@ from gpt.files import shipped
 from gpt.plain import as_dict, seconds_of, shown
 from gpt.plan.cost import Shape
 from gpt.plan.law import Law
-from gpt.plan.plan import Plan
+from gpt.plan.plan import VALIDATIONS, Plan
 from gpt.plan.recommend import BYTES_PER_TOKEN, TUNED_CONTEXT, most_bytes, planner, time_machine
 from gpt.run.arguments import Values, options_of, recipe, scan, typed
 from gpt.run.folder import folder_of_checkpoint, folder_to_restart
@@ -103,7 +103,7 @@ def start(command: str, arguments: list[str]) -> Start:
         values = {**_of_weights(weights.config, values, time), **values}
     steps = own.get("trainer.max_steps") or -1
     if steps > 0 and _INTERVAL not in own:  # a short run has a curve, too
-        fifth = steps * values.get("trainer.accumulate_grad_batches", 1) // 5
+        fifth = steps * values.get("trainer.accumulate_grad_batches", 1) // VALIDATIONS
         usual = values.get(_INTERVAL, TrainerOptions.val_check_interval)
         values[_INTERVAL] = max(1, min(usual, fifth))
     options = _options(values)
@@ -213,10 +213,10 @@ def _of_weights(config: GPTConfig, values: Values, minutes: float | None) -> Val
     found = {
         "model.config.context_length": context,
         "data.batch_size": max(1, _TUNING_TOKENS // context),
-        _INTERVAL: steps // 5,
+        _INTERVAL: steps // VALIDATIONS,
     }
     if minutes is not None:
-        found |= _of_machine(config, {**found, **values}, minutes)
+        found |= _for_a_time(config, {**found, **values}, minutes)
         found["trainer.max_time"] = f"{60 * minutes}s"
         if values.get("data.val_fraction") != 0:
             found["early_stopping"] = _PATIENCE
@@ -227,7 +227,7 @@ def _of_weights(config: GPTConfig, values: Values, minutes: float | None) -> Val
     return found
 
 
-def _of_machine(config: GPTConfig, values: Values, minutes: float) -> Values:
+def _for_a_time(config: GPTConfig, values: Values, minutes: float) -> Values:
     """What speed and memory decide of a tuning for a time.
 
     As much text is read as can be trained on once, and a seventh of the time at most goes into validation.
@@ -242,8 +242,8 @@ def _of_machine(config: GPTConfig, values: Values, minutes: float) -> Values:
     shape = Shape(config.vocab_size, *sizes)
     most = most_bytes(cost, minutes, shape, _LEAST_TUNED)
     batches = held_out_bytes(most) / BYTES_PER_TOKEN / shape.tokens  # to validate, each a third of a step
-    every = max(values["trainer.val_check_interval"], round(2 * batches))
-    found = {"data.most_bytes": most, "trainer.val_check_interval": every}
+    every = max(values[_INTERVAL], round(2 * batches))
+    found = {"data.most_bytes": most, _INTERVAL: every}
     if shape.memory() > cost.memory and "model.lora.rank" not in values:
         found["model.lora.rank"] = _ADAPTERS
         what = f"all weights would take {shape.memory() / 1e9:.1f} GB of memory"

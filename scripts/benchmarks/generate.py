@@ -45,6 +45,7 @@ def run(quick: bool, device: str = "cpu", llamacpp: Path | None = None) -> Repor
     config = GPTConfig(num_layers=2 if quick else 12)
     model = GPT(config).eval().to(device)
     new = 8 if quick else 64
+    rounds = dict.fromkeys(ROUNDS, 2) if quick else ROUNDS
     rows = []
     theirs = {kind: their_model(config, getattr(torch, kind)).to(device) for kind in ("float32", "bfloat16")}
     plain = {kind: for_decoding(copy.deepcopy(model), kind) for kind in theirs}
@@ -69,7 +70,7 @@ def run(quick: bool, device: str = "cpu", llamacpp: Path | None = None) -> Repor
         if longest == PROMPT:
             candidates[f"by PyTorch, {first}"] = partial(our_text, plain[first], prompts, new, False)
         candidates[f"transformers, {first}"] = partial(their_text, theirs[first], prompts, new)
-        taken = interleave({**candidates, **more}, 2 if quick else ROUNDS[count])
+        taken = interleave({**candidates, **more}, rounds[count])
         rows.extend(timed_rows(taken, count * new, "tokens/s", setting=setting))
         return taken
 
@@ -110,7 +111,7 @@ def run(quick: bool, device: str = "cpu", llamacpp: Path | None = None) -> Repor
         ratios=ratios,
         notes=[
             f"Memory read: {memory_bytes(device) / statistics.median(memory) / 1e9:.1f} GB/s.",
-            f"Rounds: {len(memory)} with batch 1, {len(long[f'this program, {kind}'].seconds)} with batch 8.",
+            f"Rounds: {rounds[1]} with batch 1, {rounds[8]} with batch 8.",
         ],
     )
 
