@@ -22,7 +22,7 @@ from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter
 from gpt.errors import InputError
 from gpt.files import shipped
 from gpt.plain import parse_yaml, shown
-from gpt.run.options import OPTIONS, Options
+from gpt.run.options import OPTIONS, Options, text_of
 
 Values = dict[str, Any]  # by the dotted names of options
 
@@ -129,12 +129,13 @@ def _parser(command: str, explains: bool) -> ArgumentParser:
     groups = {prefix: parser.add_argument_group(title) for prefix, title in _GROUPS.items()}
     defaults = recipe("quick") if explains else {}
     for name, option in OPTIONS.items():
+        text = text_of(name) if explains else ""
         alone: Any = {"nargs": "?", "const": True} if option.kind is bool else {}
         groups.get(name.rpartition(".")[0], parser).add_argument(
             f"--{name}",
             type=option.kind,
             default=defaults.get(name, option.default),
-            help=SUPPRESS if " Rare." in option.text else option.text.split(". ")[0].rstrip("."),
+            help=SUPPRESS if " Rare." in text else text.split(". ")[0].rstrip("."),
             **alone,
         )
     return parser
@@ -143,8 +144,8 @@ def _parser(command: str, explains: bool) -> ArgumentParser:
 def _unknown(name: str) -> InputError:
     """That there is no such option, with the one that was probably meant."""
     names: dict[str, list[str]] = {}
-    for ours, option in OPTIONS.items():
-        for known in {ours, _last(ours), *re.findall(r"\w+", option.text.partition(" Elsewhere: ")[2])}:
+    for ours in OPTIONS:
+        for known in {ours, _last(ours), *re.findall(r"\w+", text_of(ours).partition(" Elsewhere: ")[2])}:
             names.setdefault(known, []).append(ours)
     near = [known for known in (name, _last(name)) if known in names]
     near = near or difflib.get_close_matches(name, names, 1)

@@ -34,7 +34,7 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder = folder
         self.keep = keep
-        self.last, self.best = (folder / f"checkpoints/{name}{SUFFIX}" for name in ("last", "best"))
+        self.last, self.best = (checkpoint_of(folder, name) for name in ("last", "best"))
         self._saved = 0  # the step of the newest one
         self._at = time.monotonic()  # when it was written
 
@@ -74,6 +74,11 @@ class Checkpoints:
         older = [file for file in newest_first if file.name.startswith("step-")]
         for file in older[self.keep - 1 :]:
             file.unlink(missing_ok=True)
+
+
+def checkpoint_of(run: Path, name: str) -> Path:
+    """Where a run's checkpoint of this name is."""
+    return run / f"checkpoints/{name}{SUFFIX}"
 
 
 def save(path: Path, tensors: Weights, model: ModelPart, run: RunPart | None) -> None:

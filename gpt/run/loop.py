@@ -26,6 +26,7 @@ from gpt.files import atomic_write, file_sha256
 from gpt.run.checkpoint import (
     LOSSES,
     Checkpoints,
+    checkpoint_of,
     gather,
     load_optimizer,
     random_state,
@@ -230,7 +231,7 @@ class Loop(Callback):
 
         # 6. A signal that any process has received.
         if guard.agreed and not over:
-            raise told(guard.agreed, run.step, self.folder)
+            raise told(guard.agreed, run.step, checkpoint_of(self.folder, "last"), self.folder)
 
     # -- parts
 

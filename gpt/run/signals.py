@@ -44,8 +44,7 @@ def remembered(guard: Guard) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def told(number: int, step: int, run: Path) -> Stopped:
+def told(number: int, step: int, saved: Path, run: Path) -> Stopped:
     """How a run ends that a signal stopped after `step`."""
-    saved = run / "checkpoints" / "last.safetensors"
     line = f"{signal.Signals(number).name}: stopped after step {step}, saved in {saved}"
     return Stopped(f"{line}; continue with 'gpt fit --resume {run}'", 128 + number)
