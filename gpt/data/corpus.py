@@ -12,14 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpt.data.documents import Piece, cut, read_documents
-from gpt.data.formats import (
-    PART_BYTES,
-    file_format,
-    named,
-    part_sizes,
-    read_rows,
-    read_text,
-)
+from gpt.data.formats import PART_BYTES, file_format, named, part_sizes, read_rows, read_text
 from gpt.errors import InputError
 from gpt.files import atomic_write, cache_folder, shipped
 from gpt.plain import build, is_hub_name, parse_yaml

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
@@ -141,17 +142,17 @@ def _write(folder: Path, divided: Divided, tokenizer: Tokenizer, key: str) -> Me
     )
 
 
+@dataclass
 class _SplitWriter:
     """Writes the documents of a split; `<|endoftext|>` follows each, and each reply of an example."""
 
-    def __init__(self, tokens: IO[bytes], starts: IO[bytes], dtype: np.dtype[Any], eot: int) -> None:
-        self._tokens = tokens
-        self._starts = starts
-        self._dtype = dtype
-        self._eot = np.array([eot])
-        self._open = False  # `<|endoftext|>` has to follow what was written last
-        self._hash = hashlib.sha256()
-        self.counts = Counts()
+    tokens: IO[bytes]
+    starts: IO[bytes]
+    dtype: np.dtype[Any]
+    eot: int
+    counts: Counts = field(default_factory=Counts)
+    sha256: Any = field(default_factory=hashlib.sha256)
+    open: bool = False  # `<|endoftext|>` has to follow what was written last
 
     def add(self, piece: Piece, ids: NDArray[Any]) -> None:
         """Append the ids of a piece; those of a prompt are stored as -1 - id."""
@@ -159,27 +160,26 @@ class _SplitWriter:
             self.end()
         if piece.first:
             self.counts.documents += 1
-            self._starts.write(np.array(self.counts.tokens, INDEX_DTYPE).tobytes())
+            self.starts.write(np.array(self.counts.tokens, INDEX_DTYPE).tobytes())
         size = len(piece.text.encode())
         self.counts.bytes += size
         if piece.scored:
             self.counts.scored_tokens += len(ids)
             self.counts.scored_bytes += size
         self._write(ids if piece.scored else ~ids.astype(np.int64))
-        self._open = piece.scored
+        self.open = piece.scored
 
     def end(self) -> None:
         """Write the `<|endoftext|>` of what was written last."""
-        if self._open:
+        if self.open:
             self.counts.scored_tokens += 1
-            self._write(self._eot)
-            self._open = False
-        self.counts.sha256 = self._hash.hexdigest()
+            self._write(np.array([self.eot]))
+        self.counts.sha256 = self.sha256.hexdigest()
 
     def _write(self, ids: NDArray[Any]) -> None:
-        data = ids.astype(self._dtype).tobytes()
-        self._tokens.write(data)
-        self._hash.update(data)
+        data = ids.astype(self.dtype).tobytes()
+        self.tokens.write(data)
+        self.sha256.update(data)
         self.counts.tokens += len(ids)
 
 

@@ -17,7 +17,6 @@ from gpt.data.split import SPLITS
 from gpt.errors import InputError
 from gpt.plain import build, parse_json
 from gpt.progress import notice
-from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
 
 META = "meta-4.json"  # with a number that changes with the format
@@ -104,8 +103,7 @@ class Prepared:
             self.meta = build(Meta, parse_json((self.folder / META).read_text(encoding="utf-8")))
             self.counts = {split: build(Counts, self.meta.splits.get(split)) for split in SPLITS}
             self.tokenizer = Tokenizer.from_dict(self.meta.tokenizer)
-            template = self.meta.template
-            self.template = None if template is None else build(Template, template)
+            self.template = self.meta.template
             self.dtype = token_dtype(self.template is not None)
             for split, counts in self.counts.items():
                 self._check(f"{split}.bin", counts.tokens * self.dtype.itemsize)

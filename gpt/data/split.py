@@ -74,7 +74,6 @@ class Divided:
         if val_fraction is not None and not 0.0 <= val_fraction < 1.0:
             raise InputError(f"val_fraction must be in [0, 1), got {val_fraction}")
         self.source = source
-        self.most_bytes = most_bytes
         most = most_bytes or 1 << 62
         whole = source.size()
         self._all: list[Piece] | None = None  # of what is read, if it fits into memory
@@ -96,7 +95,7 @@ class Divided:
 
     def pieces(self) -> Iterator[Piece]:
         """All that is read, in order."""
-        found = self.source.pieces(self.most_bytes) if self._all is None else self._all
+        found = self.source.pieces(self.drawn) if self._all is None else self._all
         return divide(found, self.rule)
 
     def sample(self) -> Iterator[Piece]:

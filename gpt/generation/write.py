@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from gpt.data.copied import Copied, training_text
+from gpt.evaluation.copied import Copied, training_text
 from gpt.generation.api import stream_samples
 from gpt.generation.build import built_meanwhile
 from gpt.generation.decoding import Precision, for_decoding, suits_program

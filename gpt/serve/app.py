@@ -20,8 +20,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from gpt.attention import capture_weights
-from gpt.data.copied import Copied
 from gpt.errors import InputError
+from gpt.evaluation.copied import Copied
 from gpt.generation import Token
 from gpt.model import GPT
 from gpt.serve.engine_thread import EngineThread, Handle, Piece

@@ -5,8 +5,8 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from gpt.data.copied import Copied, training_text
 from gpt.errors import InputError
+from gpt.evaluation.copied import Copied, training_text
 from gpt.generation.build import built_meanwhile
 from gpt.generation.decoding import Precision, for_decoding, suits_program
 from gpt.progress import notice

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
-from gpt.data.copied import training_text
 from gpt.errors import InputError, check_least
+from gpt.evaluation.copied import training_text
 from gpt.files import check_free
 from gpt.share.file import Precision, write
 from gpt.weights.checkpoint import run_of, snapshots_of

@@ -1,11 +1,11 @@
 """The text around the messages of a conversation: plain text, in which nothing is ever evaluated."""
 
-import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gpt.errors import InputError
+from gpt.plain import shown
 from gpt.text.table import END_OF_TEXT
 from gpt.text.tokenizer import Tokenizer
 
@@ -36,14 +36,10 @@ class Template:
 
     def __post_init__(self) -> None:
         for role, text in vars(self).items():
-            if text.count(_PLACE) != 1 or len(text) > _LONGEST:
-                raise InputError(
-                    f"the template's {role} must be a text with one {_PLACE}, got {reprlib.repr(text)}"
-                )
-        if not self.assistant.endswith(_PLACE):
-            raise InputError(
-                f"the template's assistant must end with {_PLACE}, got {reprlib.repr(self.assistant)}"
-            )
+            parts = text.split(_PLACE)
+            if len(parts) != 2 or (role == "assistant" and parts[1]) or len(text) > _LONGEST:
+                rule = f"must be a text with one {_PLACE}, the assistant's at its end"
+                raise InputError(f"the template's {role} {rule}, got {shown(text)}")
 
     def to_jinja(self) -> str:
         """The template for transformers and llama.cpp, which encode a reply and the text before it in one."""
@@ -64,12 +60,12 @@ class Template:
     def parts(self, messages: Any) -> list[Part]:
         """The text of [{"role": ..., "content": ...}, ...] in parts, last what follows the last reply."""
         if not isinstance(messages, list) or not messages:
-            raise InputError(f"expected a list of messages, got {reprlib.repr(messages)}")
+            raise InputError(f"expected a list of messages, got {shown(messages)}")
         parts = []
         before = ""
         for number, message in enumerate(messages, start=1):
             if not isinstance(message, dict) or not isinstance(content := message.get("content"), str):
-                raise InputError(f"message {number} has no text as its content, got {reprlib.repr(message)}")
+                raise InputError(f"message {number} has no text as its content, got {shown(message)}")
             if (role := message.get("role")) not in (roles := list(vars(self))):
                 raise InputError(f"message {number} has the role {role!r:.80}, expected {', '.join(roles)}")
             opening, closing = getattr(self, role).split(_PLACE)

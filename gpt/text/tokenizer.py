@@ -57,9 +57,8 @@ class Tokenizer:
     def from_dict(cls, saved: Mapping[str, Any]) -> "Tokenizer":
         """The inverse of `to_dict`; an InputError for anything else."""
         try:
-            if saved["name"] == "gpt2":
-                return cls("gpt2", saved["vocab_size"])
-            return cls(saved["name"], table=unpack(saved["table"]))
+            table = unpack(saved["table"]) if "table" in saved else None
+            return cls(saved["name"], saved["vocab_size"], table)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InputError(f"not a saved tokenizer: {type(error).__name__} {error}") from None
 

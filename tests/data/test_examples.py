@@ -92,7 +92,7 @@ def test_a_conversation_with_a_template_of_its_own(tmp_path):
     prepared = Prepared(prepare(path, vocab_size=300, val_fraction=0, template=template))
     parts = (("<Be kind>U: Hi\nA: ", False), ("Hello", True), ("U: So?\nA: ", False), ("So.", True))
     assert documents(prepared) == [stored(*parts)]
-    assert prepared.template == template
+    assert prepared.template == vars(template)
     tokens = len(TOKENIZER.encode("Hello")) + len(TOKENIZER.encode("So.")) + 2
     assert (prepared.counts["train"].scored_tokens, prepared.counts["train"].scored_bytes) == (
         tokens,
@@ -106,7 +106,7 @@ def test_a_template_from_the_command_line(pairs, tmp_path, capsys):
 
     options = ["--vocab_size", "300", "--output", str(tmp_path / "out"), "--template.user", "Q {content}\n"]
     assert main(["prepare", pairs, *options]) == 0
-    assert Prepared(tmp_path / "out").template == Template(user="Q {content}\n")
+    assert Prepared(tmp_path / "out").template == vars(Template(user="Q {content}\n"))
     assert main(["prepare", pairs, *options[:-1], "no place"]) == 2
     assert "user must be a text with one {content}" in capsys.readouterr().err
 

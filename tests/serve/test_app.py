@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from gpt.data.copied import Copied
+from gpt.evaluation.copied import Copied
 from gpt.generation import generate
 from gpt.serve.limits import Limits
 from tests.serve.server import MODEL, TOKENIZER, httpx, idle, listening, new_app, post, slow, talk

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpt.data.copied import Copied
+from gpt.evaluation.copied import Copied
 from gpt.generation import generate as gpt_generate
 from gpt.text.template import Template
 from tests.browser import find, find_all, generate, marks, set_slider, wait_for

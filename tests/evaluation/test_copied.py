@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gpt import Tokenizer
-from gpt.data.copied import Copied, training_text
 from gpt.errors import InputError
+from gpt.evaluation.copied import Copied, training_text
 
 TOKENIZER = Tokenizer(vocab_size=257)
 
