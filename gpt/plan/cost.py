@@ -67,13 +67,19 @@ class Shape:
 
 # Narrow and wide, shallow and deep, with few and many ids, short and long windows and batches.
 _PROBES = [
-    *(Shape(512, 64, 32, 1, 12), Shape(512, 64, 64, 6, 24), Shape(2048, 128, 128, 4, 12)),
-    *(Shape(8192, 64, 96, 1, 24), Shape(1024, 512, 128, 2, 3), Shape(2048, 64, 256, 4, 24)),
+    Shape(512, 64, 32, 1, 12),
+    Shape(512, 64, 64, 6, 24),
+    Shape(2048, 128, 128, 4, 12),
+    Shape(8192, 64, 96, 1, 24),
+    Shape(1024, 512, 128, 2, 3),
+    Shape(2048, 64, 256, 4, 24),
     Shape(4096, 64, 128, 2, 72),
 ]
 # On a GPU those only show how long it takes to start the work of a step; these fill it.
 _LARGE = [
-    *(Shape(16384, 256, 768, 6, 64), Shape(1024, 1024, 512, 6, 24), Shape(16384, 64, 256, 2, 512)),
+    Shape(16384, 256, 768, 6, 64),
+    Shape(1024, 1024, 512, 6, 24),
+    Shape(16384, 64, 256, 2, 512),
     Shape(512, 128, 1024, 12, 64),
 ]
 
@@ -123,7 +129,8 @@ def fit_cost(timed: list[tuple[Shape, float]], memory: float) -> Cost:
 
 def _time_step(shape: Shape, device: torch.device, precision: str) -> float:
     """The median seconds of a step, without the Trainer."""
-    sizes = {name: value for name, value in asdict(shape).items() if name != "batch_size"}
+    sizes = asdict(shape)
+    del sizes["batch_size"]
     model = GPT(GPTConfig(**sizes, num_heads=shape.emb_dim // 32)).to(device)
     optimizer = build_optimizer(model, OptimizerConfig(), precision)
     dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)

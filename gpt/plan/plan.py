@@ -85,10 +85,12 @@ class Plan:
 
     def compared(self, seconds: float, summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         """What was planned and what was reached, for summary.json."""
-        planned = {"seconds": self.seconds, "tokens": self.tokens, "bits_per_byte": self.bits_per_byte}
-        planned["error"] = self.error
-        reached = {"seconds": seconds, "tokens": summary["tokens"]}
-        return {"planned": planned, "reached": {**reached, "bits_per_byte": summary["val_bits_per_byte"]}}
+        names = "seconds", "tokens", "bits_per_byte"
+        reached = seconds, summary["tokens"], summary["val_bits_per_byte"]
+        return {
+            "planned": {name: getattr(self, name) for name in (*names, "error")},
+            "reached": dict(zip(names, reached, strict=True)),
+        }
 
     def options(self, law: Law) -> dict[str, Any]:
         """The run as options of `gpt fit`."""
@@ -96,9 +98,14 @@ class Plan:
         data = {"vocabulary": "learn", "batch_size": config.pop("batch_size"), "shift": True}
         every = math.ceil(self.steps / VALIDATIONS)
         lr, rest_lr = law.learning_rates(self.steps, self.shape.emb_dim)
-        optimizer = {"lr": lr, "rest_lr": rest_lr, "schedule": "linear"}
-        optimizer["warmup_steps"] = min(50, self.steps // 10)
-        optimizer |= {"weight_decay": law.weight_decay, "embedding_weight_decay": 0.2}
+        optimizer = {
+            "lr": lr,
+            "rest_lr": rest_lr,
+            "schedule": "linear",
+            "warmup_steps": min(50, self.steps // 10),
+            "weight_decay": law.weight_decay,
+            "embedding_weight_decay": 0.2,
+        }
         compiled = {} if self.minutes >= _COMPILED_MINUTES else {"compile": False}
         return {
             "run": "planned",
@@ -124,8 +131,7 @@ def choose(
     """
     shape, per_token = _candidates(text, given, cost.memory)
     validation = _SAMPLE_SECONDS + cost.validation(shape, text.val_fraction * text.size / per_token)
-    around = start + END_SECONDS + text.tokenizing
-    around = around + VALIDATIONS * validation
+    around = start + END_SECONDS + text.tokenizing + VALIDATIONS * validation
     step = cost.step(shape)
     needed = 1.05 * (around + _FEWEST_STEPS * step).min() / 60
     check_time(minutes, needed)
@@ -150,7 +156,7 @@ def choose(
         num_heads=given.get(_HEADS) or _heads(best.emb_dim),
         steps=int(steps[part, i]),
         text=text,
-        seconds=float(around[i] + int(steps[part, i]) * step[i]),
+        seconds=float(around[i] + steps[part, i] * step[i]),
         validation=float(validation[i]),
         bits_per_byte=float(bits[part, i]),
         law_error=law.error,

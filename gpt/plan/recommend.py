@@ -32,8 +32,13 @@ BYTES_PER_TOKEN = 4
 """About so many, where they are not counted."""
 
 _PLANNED_AROUND = (  # options of `gpt fit` that a plan keeps
-    *("data.corpus", *GIVEN, "data.vocabulary", "data.text_column", "data.most_bytes"),
-    *("trainer.accelerator", "trainer.precision"),
+    "data.corpus",
+    *GIVEN,
+    "data.vocabulary",
+    "data.text_column",
+    "data.most_bytes",
+    "trainer.accelerator",
+    "trainer.precision",
 )
 _REST_OF_START = 3.0  # seconds from the plan to the first step, without tokenizing
 _SMALL = Shape(2048, 64, 128, 2, 24)
@@ -42,6 +47,19 @@ _READ = 8e6  # bytes in a minute by each core: more would be tokenized for longe
 _LEAST_SECONDS = 15.0  # to start, to time some steps, to try out the text, and to end, on two cores
 _USUAL = "gpt2"  # weights, if they are at hand and none are named
 _LEARNING = 1e-6  # seconds to learn a vocabulary, for each byte that it is learned from
+
+_HEADINGS = (
+    "minutes",
+    "width x layers",
+    "parameters",
+    "vocabulary",
+    "context",
+    "batch",
+    "steps",
+    "tokens",
+    "passes",
+    "  bits/byte  ",
+)
 
 
 def plan(arguments: list[str]) -> None:
@@ -157,9 +175,7 @@ def beside(weights: str, given: Mapping[str, Any], plans: list[Plan]) -> Iterato
 
 def table(times: list[float], plan_for: Callable[[float], Plan], plans: list[Plan]) -> Iterator[str]:
     """Lines of a table of the plans for some minutes, which are appended to `plans`."""
-    names = ["minutes", "width x layers", "parameters", "vocabulary", "context", "batch", "steps", "tokens"]
-    names += ["passes", "  bits/byte  "]
-    yield "  ".join(names)
+    yield "  ".join(_HEADINGS)
     for minutes in times:
         try:
             plan = plan_for(minutes)
@@ -172,11 +188,17 @@ def table(times: list[float], plan_for: Callable[[float], Plan], plans: list[Pla
         shape = plan.shape
         star = "*" if plan.extrapolates else ""
         cells = (
-            *(f"{minutes:g}", f"{shape.emb_dim} x {shape.num_layers}", short(shape.blocks + shape.table)),
-            *(f"{shape.vocab_size}", f"{shape.context_length}", f"{shape.batch_size}", f"{plan.steps}"),
-            *(short(plan.tokens), f"{plan.passes:.3g}"),
+            f"{minutes:g}",
+            f"{shape.emb_dim} x {shape.num_layers}",
+            short(shape.blocks + shape.table),
+            f"{shape.vocab_size}",
+            f"{shape.context_length}",
+            f"{shape.batch_size}",
+            f"{plan.steps}",
+            short(plan.tokens),
+            f"{plan.passes:.3g}",
             f"{plan.bits_per_byte:.3f} ± {plan.error:.2f}{star}",
         )
-        yield "  ".join(cell.rjust(len(name)) for cell, name in zip(cells, names, strict=True))
+        yield "  ".join(cell.rjust(len(name)) for cell, name in zip(cells, _HEADINGS, strict=True))
     if any(plan.extrapolates for plan in plans):
         yield "* extrapolated: the law was not measured so far, see docs/planning.md"

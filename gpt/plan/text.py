@@ -114,14 +114,14 @@ def measure(
         tokenizers = [Tokenizer("own", table=learned.tokens[: n - 1]) for n in sizes]
     began = time.perf_counter()
     tokenizers[0].encode_array(train)
-    seconds = (time.perf_counter() - began) / len(_utf8(train))  # for a byte, on one thread
+    seconds = (time.perf_counter() - began) / len(train.encode())  # for a byte, on one thread
     known["tokenizing"] = divided.size * seconds / (os.cpu_count() or 1) * _AROUND_TOKENIZING
     return _describe(tokenizers, train, val, **known)
 
 
 def _describe(tokenizers: list[Tokenizer], train: str, val: str, **known: Any) -> Text:
     """The numbers of a text with what is `known`, and those of vocabularies to choose from."""
-    size = len(_utf8(val))
+    size = len(val.encode())
     per_token = {one.n_vocab: size / len(one.encode_array(val)) for one in tokenizers}
     trial, error = try_out(train, val)
     scored_later = known["size"] * known["val_fraction"]
@@ -145,7 +145,7 @@ def try_out(train: str, val: str) -> tuple[Trial, float]:
     if len(new) < 2:
         raise InputError("a plan needs held-out text to predict, a token of it is too little: hold out more")
     T = Trial.context
-    B = Trial.batch // Trial.context
+    B = Trial.batch // T
     known = F.pad(known, (0, max(0, T + 1 - len(known))))
     config = GPTConfig(vocab_size=tokenizer.n_vocab, context_length=T, emb_dim=64, num_heads=2, num_layers=1)
     with torch.random.fork_rng(devices=[]):
@@ -166,12 +166,12 @@ def try_out(train: str, val: str) -> tuple[Trial, float]:
     batches = zip(torch.split(inputs, 4 * B), torch.split(targets, 4 * B), strict=True)
     nats = torch.cat([score(model, x, y).sum(dim=1) for x, y in batches]).numpy()  # (windows,)
     bits, error = bits_per_byte(nats, target_bytes(targets, tokenizer.byte_lengths()))
-    per_token = len(_utf8(val)) / len(new)
+    per_token = len(val.encode()) / len(new)
     trial = Trial(
         bits_per_byte=bits,
         table=tokenizer.n_vocab * config.emb_dim,
         seen=steps * Trial.batch * per_token,
-        unique=len(_utf8(train)),
+        unique=len(train.encode()),
         per_token=per_token,
         repeats=repeats(train, val),
     )
@@ -180,12 +180,8 @@ def try_out(train: str, val: str) -> tuple[Trial, float]:
 
 def repeats(train: str, val: str) -> float:
     """Bits that LZMA takes for each byte of `val` after `train`: few where it repeats what was there."""
-    known = _utf8(train)[-_KNOWN:]
-    new = _utf8(val)[:_NEW]
+    known = train.encode()[-_KNOWN:]
+    new = val.encode()[:_NEW]
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 6}]
     alone, both = (len(lzma.compress(it, lzma.FORMAT_RAW, filters=filters)) for it in (known, known + new))
     return 8 * (both - alone) / len(new)
-
-
-def _utf8(text: str) -> bytes:
-    return text.encode("utf-8", "replace")
