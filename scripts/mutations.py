@@ -20,10 +20,11 @@ ROOT = Path(__file__).parents[1]
 COPIED = "gpt tests scripts configs data docs pyproject.toml README.md CONTRIBUTING.md"
 # Files of the package, and the tests of each, the quickest first.
 ROOMS = {
-    "attention/*.py": "attention test_model.py",
+    "attention/*.py": "attention test_model.py pictures/test_attention_maps.py",
     "model.py": "test_model.py generation/test_model_with_masks.py weights training/test_precision.py",
     "training/loss.py": "training/test_loss.py training/test_precision.py",
-    "training/module.py": "training run/test_golden.py run/test_ends.py run/test_update_size.py",
+    "training/module.py": "training run/test_training_docs.py run/test_golden.py run/test_ends.py "
+    "run/test_update_size.py run/test_distributed.py",
     "training/optimizers/*.py": "training run/test_golden.py run/test_resume.py run/test_distributed.py",
     "data/windows.py": "data/test_windows.py data/test_module.py data/test_examples.py run/test_golden.py",
     "generation/sampling.py": "generation/test_sampling.py generation/test_engine.py serve",

@@ -75,7 +75,7 @@ def test_too_many_tokens_are_refused(model):
 
 @pytest.mark.parametrize("bad", [300, -1])
 def test_an_id_outside_the_vocabulary_is_refused(model, tokens, bad):
-    tokens[1, 2] = bad
+    tokens[1, :3] = torch.tensor([0, 1, bad])
     with pytest.raises(InputError, match=rf"{bad} .*vocab_size 300"):
         model(tokens)
 

@@ -36,6 +36,7 @@ def test_the_first_limit_is_planned_for_and_named(options, steps, reason, workpl
     assert fit(*ADAMW, *linear, *options, "--run", "r") == 0
     err = capsys.readouterr().err
     assert f"planned: {steps} steps ({reason}" in err
+    assert ("whichever comes first" in err) == ("--trainer.max_time" in options)
     assert f"ended after step {steps}: {reason}" in err
     last = rows("r")[-2:]
     assert [row["step"] for row in last] == [str(steps)] * 2

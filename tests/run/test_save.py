@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors import safe_open
 from tiny_runs import fit, result
 
 from gpt import GPT
 from gpt.errors import InputError
 from gpt.run import checkpoint
-from gpt.run.checkpoint import save
+from gpt.run.checkpoint import save, set_random_state
 from gpt.training.module import LanguageModel
 from gpt.weights.checkpoint import read
 
@@ -88,6 +89,19 @@ def test_a_run_saves_at_least_once_a_minute(workplace, monkeypatch):
     never = ["--trainer.val_check_interval", "1000", "--checkpoint_every", "1000"]
     assert fit(*never, "--trainer.max_steps", "10", "--run", "r") == 0
     assert [one for one in made if one] == [4, 8, 10]
+
+
+def test_a_further_process_than_the_run_had_has_numbers_of_its_own():
+    """The first process of a checkpoint without random states draws what its seed gives."""
+    found = []
+    for rank in (1, 2, 1, 0):
+        torch.manual_seed(9)
+        set_random_state({}, 5, rank, torch.device("cpu"))
+        found.append(torch.rand(3).tolist())
+    torch.manual_seed(9)
+    first, second, again, zero = found
+    assert first == again != second
+    assert zero == torch.rand(3).tolist() not in (first, second)
 
 
 def test_a_checkpoint_is_tensors_and_json_for_any_program(workplace):

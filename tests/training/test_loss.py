@@ -53,10 +53,13 @@ def test_under_autocast_the_error_is_that_of_the_plain_loss():
         assert (mine - reference).norm() < 1.5 * (other - reference).norm()
 
 
-def test_only_the_gradients_that_are_needed():
+@pytest.mark.parametrize("half", [False, True])
+def test_only_the_gradients_that_are_needed(half):
     features, weight, targets = leaves()
     weight.requires_grad_(False)
-    linear_cross_entropy(features, weight, targets).backward()
+    with torch.autocast("cpu", torch.float16, enabled=half):
+        loss = linear_cross_entropy(features, weight, targets)
+    loss.backward()
     assert features.grad is not None
     assert weight.grad is None
     with torch.no_grad():
