@@ -87,8 +87,7 @@ class TokenData(pl.LightningDataModule):
         """The files on disk, prepared on first use."""
         names = "val_fraction", "most_bytes", "text_column", "template"
         options: dict[str, Any] = {name: getattr(self.options, name) for name in names}
-        folder = prepare_for(self.vocabulary, self.options.corpus, **options)
-        prepared = Prepared(folder)
+        prepared = Prepared(prepare_for(self.vocabulary, self.options.corpus, **options))
         prepared.check_examples(self.context_length, self.options.isolate)
         return prepared
 

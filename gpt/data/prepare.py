@@ -113,11 +113,11 @@ def prepare_for(
 
 def _write(folder: Path, divided: Divided, tokenizer: Tokenizer, key: str) -> Meta:
     """Tokenize both splits into files of the folder; an InputError for a corpus that has no text."""
-    pieces = divided.pieces()
-    begin = list(islice(pieces, 1))
-    if not begin:
+    pieces = iter(divided.pieces())
+    first = next(pieces, None)
+    if first is None:
         raise InputError(f"the corpus is empty: {divided.source.files[0]} has no text")
-    examples = not begin[0].scored
+    examples = not first.scored
     dtype = token_dtype(examples)
     with ExitStack() as stack:
         writers = {}
@@ -126,7 +126,7 @@ def _write(folder: Path, divided: Divided, tokenizer: Tokenizer, key: str) -> Me
             starts = stack.enter_context(open(folder / f"{split}-documents.bin", "wb"))
             writers[split] = _SplitWriter(tokens, starts, dtype, tokenizer.eot)
         advance = stack.enter_context(progress("tokenizing", divided.size))
-        for block in _encode(chain(begin, pieces), tokenizer):
+        for block in _encode(chain([first], pieces), tokenizer):
             for piece, ids in block:
                 if piece.first and piece.scored is examples:
                     raise InputError("the corpus mixes texts with examples: give one kind")

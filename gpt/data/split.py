@@ -92,19 +92,19 @@ class Divided:
         self.rule = Rule.of(self.size, val_fraction)
         if self._all is not None:
             self.rule = self.rule.exact(self._all)
+            self._all = list(divide(self._all, self.rule))
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterable[Piece]:
         """All that is read, in order."""
-        found = self.source.pieces(self.drawn) if self._all is None else self._all
-        return divide(found, self.rule)
+        return self._all or divide(self.source.pieces(self.drawn), self.rule)
 
-    def sample(self) -> Iterator[Piece]:
+    def sample(self) -> Iterable[Piece]:
         """All of a text of up to `SAMPLE_BYTES`; of a larger one parts of it, of which more is held out.
 
         What is `train` here is `train` among `pieces` too.
         """
-        if self._all is not None:
-            return self.pieces()
+        if self._all:
+            return self._all
         rule = max(self.rule, Rule.of(SAMPLE_BYTES), key=lambda rule: rule.below)
         return divide(self.source.pieces(SAMPLE_BYTES), rule)
 
