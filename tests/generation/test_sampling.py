@@ -60,7 +60,8 @@ def test_equally_likely_tokens_are_kept_together():
 @pytest.mark.parametrize("temperature", [0, 1e-300])
 def test_a_temperature_of_0_takes_the_likeliest(temperature):
     sampling = Sampling(temperature=temperature)
-    assert sample_tokens(LOGITS, sampling, [[]], torch.tensor([0.5])).tolist() == [3]
+    for logits in (LOGITS, 1e9 * LOGITS):
+        assert sample_tokens(logits, sampling, [[]], torch.tensor([0.5])).tolist() == [3]
 
 
 @pytest.mark.parametrize("number", [0.0, 1 - 2**-53])
