@@ -108,6 +108,7 @@ def test_metrics_have_a_row_an_interval_and_learn_something(run):
     assert [int(row["step"]) for row in rows if row["val_loss"]] == [20, 40, 60, 65]
     assert float(train[-1]["train_loss"]) < float(train[0]["train_loss"]) - 1
     assert all(float(row["tokens"]) == int(row["step"]) * 8 * 16 for row in train)
+    assert all(0 < float(row["gradient_norm"]) < 100 for row in train)
     rates = [float(row["learning_rate"]) for row in train]
     assert rates[-1] < max(rates)
 
