@@ -59,6 +59,11 @@ def find_all(browser, selector: str):
     return browser.find_elements("css selector", selector)
 
 
+def severe(browser) -> list[str]:
+    """Errors in the browser's log since it was last read."""
+    return [line["message"] for line in browser.get_log("browser") if line["level"] == "SEVERE"]
+
+
 def set_slider(browser, name: str, value: float) -> None:
     browser.execute_script(
         "const s = document.getElementById(arguments[0]); s.value = arguments[1];"

@@ -22,27 +22,20 @@ def test_bytes(tmp_path):
     assert (tmp_path / "a.bin").read_bytes() == b"\x00\xff"
 
 
-@pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt, OSError])
-def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, failure):
+def fail(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("moment", ["in the block", "fsync", "replace"])
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, moment):
     path = tmp_path / "a.txt"
     path.write_text("old", encoding="utf-8")
-    with pytest.raises(failure), atomic_write(path) as file:
+    if hasattr(os, moment):
+        monkeypatch.setattr(os, moment, fail)
+    with pytest.raises(KeyboardInterrupt), atomic_write(path) as file:
         file.write("half of the new")
-        raise failure
-    assert path.read_text(encoding="utf-8") == "old"
-    assert os.listdir(tmp_path) == ["a.txt"]
-
-
-def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "a.txt"
-    path.write_text("old", encoding="utf-8")
-
-    def full(descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"), atomic_write(path) as file:
-        file.write("new")
+        if not hasattr(os, moment):
+            fail()
     assert path.read_text(encoding="utf-8") == "old"
     assert os.listdir(tmp_path) == ["a.txt"]
 

@@ -1,5 +1,6 @@
 """Tiny runs of `gpt fit`, and what they end with."""
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,12 @@ def run_in(folder: Path, *options: str) -> Path:
         patch.chdir(folder)
         assert fit("--run", "whole", *options) == 0
     return folder / "runs" / "whole"
+
+
+def rows(run: Path | str) -> list[dict[str, str]]:
+    """Those of metrics.csv of a run, or of the one of this name in the current folder."""
+    text = Path("runs", run, "metrics.csv").read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
 
 
 def result(run: Path) -> tuple[str, list[dict[str, str]], str]:

@@ -127,7 +127,7 @@ def test_both_paths_equal_the_reference(case: Case) -> None:
 @given(cases())
 def test_decoding_in_chunks_equals_the_reference(case: Case) -> None:
     expected, expected_weights = reference(case.weights, case.x.numpy(), case.module.num_heads, case.masked)
-    caches = [case.module.new_cache(len(case.x)) for _ in range(2)]
+    caches = [case.module.new_cache(len(case.x), max_length=case.x.shape[1]) for _ in range(2)]
     start = 0
     with torch.inference_mode():
         for end in case.chunks:

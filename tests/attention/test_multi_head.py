@@ -39,18 +39,6 @@ def x() -> Tensor:
     return torch.randn(BATCH, TOKENS, D_IN)
 
 
-def test_fully_masked_tokens_give_zeros_in_value_and_gradient(x: Tensor) -> None:
-    module, nothing = build(), torch.ones(BATCH, TOKENS, dtype=torch.bool)
-    x.requires_grad_()
-    for need_weights in (False, True):
-        result = module(x, key_padding_mask=nothing, need_weights=need_weights)
-        for tensor in result if need_weights else (result,):
-            assert (tensor == 0).all()
-        out = result[0] if need_weights else result
-        for gradient in torch.autograd.grad(out.sum(), [x, *module.parameters()]):
-            assert (gradient == 0).all()
-
-
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_paths_agree_with_single_precision(x: Tensor, masked: bool, dtype: torch.dtype) -> None:

@@ -23,9 +23,9 @@ WORDS = [f"word{number * number % 7919}" for number in range(4000)]
 def prose(size, seed=0):
     """Lines of words, so many bytes of them."""
     draw = random.Random(seed)
-    text = ""
-    while len(text) < size:
-        text += "\n".join(" ".join(draw.choices(WORDS, k=12)) for _ in range(200)) + "\n"
+    lines = (" ".join(draw.choices(WORDS, k=12)) + "\n" for _ in range(size // 80 + 1))
+    text = "".join(lines)
+    assert len(text) >= size
     return text[:size]
 
 
@@ -187,8 +187,8 @@ def test_compressed_text_is_read_from_its_beginning(tmp_path, small):
     assert 100_000 <= len(parts(found)) < 110_000 and found.size == len(parts(found))
 
 
-def test_a_folder_of_a_hundred_thousand_documents(tmp_path):
-    rows = [f"{i} is a number" for i in range(100_000)]
+def test_tens_of_thousands_of_documents(tmp_path):
+    rows = [f"{i} is a number" for i in range(30_000)]
     found = divided(tmp_path / "a.jsonl", rows)
     val = [piece for piece in found.pieces() if piece.split == "val"]
     assert all(piece.first for piece in val)

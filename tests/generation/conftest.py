@@ -1,5 +1,6 @@
 """Models whose greedy text is not one token over and over, and the slow way to write with them."""
 
+import os
 import shutil
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -25,14 +26,21 @@ def model() -> GPT:
     return sharp(GPTConfig(vocab_size=300, context_length=64, emb_dim=32, num_heads=4, num_layers=2))
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """The compiled program, in a cache of its own."""
+@pytest.fixture(scope="session")
+def cache_with_program(tmp_path_factory) -> str:
+    """A cache folder of its own with the compiled program: the compiler takes seconds."""
     if shutil.which("c++") is None:
         pytest.skip("there is no compiler")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GPT_CACHE", str(tmp_path_factory.mktemp("built")))
-        yield build.build()
+        assert build.build()
+        return os.environ["GPT_CACHE"]
+
+
+@pytest.fixture
+def built(cache_with_program, monkeypatch):
+    """The compiled program is in the cache."""
+    monkeypatch.setenv("GPT_CACHE", cache_with_program)
 
 
 def slow_greedy(model: GPT, prompt: list[int], count: int) -> list[int]:

@@ -21,12 +21,6 @@ def test_a_tensor_comes_back_longer(model):
     assert given.tolist() == [slow_greedy(model, row, 7) for row in prompts.tolist()]
 
 
-def test_prompts_of_different_lengths(model):
-    prompts = [[1], [2, 3, 4], [5, 6]]
-    given = generate(model, prompts, max_new_tokens=7, temperature=0)
-    assert given == [slow_greedy(model, prompt, 7) for prompt in prompts]
-
-
 def test_sample_k_is_the_same_in_any_batch(model):
     prompt = torch.tensor([[1, 2, 3]])
     five = generate(model, prompt.expand(5, -1), max_new_tokens=9, seed=4)

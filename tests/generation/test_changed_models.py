@@ -15,7 +15,7 @@ from gpt.generation.decoding import way_of
 from gpt.generation.forward import Forward
 from tests.generation.conftest import sharp, slow_greedy
 
-CONFIG = GPTConfig(vocab_size=301, context_length=64, emb_dim=64, num_heads=4, num_layers=2)
+CONFIG = GPTConfig(vocab_size=301, context_length=32, emb_dim=64, num_heads=4, num_layers=2)
 PROMPTS = [[5, 6, 7], list(range(10, 30))]
 PROGRAM = "gpt: PyTorch decodes, as the compiled program does not compute this model: "
 pytestmark = pytest.mark.usefixtures("built")
@@ -119,8 +119,8 @@ def test_a_changed_model_is_computed_by_its_own_forward(name, capsys):
     CHANGES[name](model)
     model.eval()
     state = {key: value.clone() for key, value in model.state_dict().items()}
-    written = generate(model, PROMPTS, max_new_tokens=60, temperature=0)
-    assert written == [slow_greedy(model, prompt, 60) for prompt in PROMPTS]
+    written = generate(model, PROMPTS, max_new_tokens=30, temperature=0)
+    assert written == [slow_greedy(model, prompt, 30) for prompt in PROMPTS]
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
     way, told = way_of(model), capsys.readouterr().err.splitlines()
     assert isinstance(way, Forward) and told[0].startswith(PROGRAM)
@@ -144,7 +144,7 @@ def test_edits_of_freshly_made_models_are_seen(kind, dtype):
 
 def test_a_cache_that_changes_logits_is_not_used(capsys):
     """As positions that are counted from the first token given."""
-    model, counted = sharp(CONFIG), torch.arange(64)
+    model, counted = sharp(CONFIG), torch.arange(32)
     original = model.features
     model.features = lambda tokens, positions=None, **options: original(
         tokens, positions=counted[: tokens.shape[1]], **options

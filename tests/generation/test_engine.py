@@ -123,15 +123,6 @@ def test_padding_of_the_vocabulary_is_never_drawn(model):
     assert max(drawn) <= 256 and len(drawn) > 200
 
 
-@pytest.mark.parametrize("context", [1, 2, 3, 7, 64])
-def test_the_window_holds_between_half_a_context_and_a_whole(context):
-    starts = [window_start(length, context) for length in range(1, 5 * context)]
-    assert starts == sorted(starts)
-    for length, start in enumerate(starts, 1):
-        assert length - start <= context
-        assert start == 0 if length <= context else length - start >= min(context, context - context // 2)
-
-
 def test_memory_grows_twofold_and_keeps_what_it_holds(config):
     cache, sizes = Cache(config, torch.zeros(())), set()
     for rows in range(1, 10):

@@ -62,7 +62,7 @@ def test_several_samples_have_titles(checkpoint, capsys):
     assert three.count("--- sample") == 3 and three.count("Hi") == 3
 
 
-def test_int8_says_what_it_needs(checkpoint, capsys):
+def test_int8_says_what_it_needs(built, checkpoint, capsys):
     assert main(["generate", "--checkpoint", checkpoint, "--precision", "int8"]) == 2
     assert "heads whose width 16 divides" in capsys.readouterr().err
 

@@ -1,9 +1,7 @@
 """Updates, tokens, validations and the last learning rate of a run, against numbers worked out by hand."""
 
-import csv
-
 import pytest
-from tiny_runs import TINY
+from tiny_runs import TINY, rows
 
 from gpt.cli import main
 
@@ -43,12 +41,11 @@ def test_a_run_is_as_long_as_its_options_say(
     if tokens_per_update:
         options += ["--data.tokens_per_update", str(tokens_per_update)]
     assert main([*TINY, *RECIPE, *options]) == 0
-    with open("runs/r/metrics.csv", encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    trained = [row for row in rows if row["train_loss"]]
+    logged = rows("r")
+    trained = [row for row in logged if row["train_loss"]]
     assert [int(row["step"]) for row in trained] == list(range(1, updates + 1))
     assert int(float(trained[-1]["tokens"])) == tokens
-    assert [int(row["step"]) for row in rows if row["val_loss"]] == validated
+    assert [int(row["step"]) for row in logged if row["val_loss"]] == validated
     rates = [float(row["learning_rate"]) for row in trained]
     assert rates[1] == pytest.approx(0.01)
     assert rates[-2] == pytest.approx(0.01 / (updates - 2))

@@ -25,9 +25,12 @@ def test_the_config_of_a_resumed_run_repeats_it_wherever_it_lies(workplace):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--resume", "runs/r", "--run", "other"], "--run other is not the run that is resumed, runs/r"),
         (
-            ["--resume", "runs/r", "--model.init_from", "gpt2"],
+            ["--resume", "runs/mine", "--run", "other"],
+            "--run other is not the run that is resumed, runs/mine",
+        ),
+        (
+            ["--resume", "runs/mine", "--model.init_from", "gpt2"],
             "--model.init_from gpt2: the run that is resumed",
         ),
         (["--seed_everything", "-1"], "seed_everything"),
@@ -35,24 +38,19 @@ def test_the_config_of_a_resumed_run_repeats_it_wherever_it_lies(workplace):
         (["--run", ""], "expected a plain folder name for --run, got ''"),
     ],
 )
-def test_what_is_mistyped_or_contradicts_itself_starts_no_run(options, message, workplace, capsys):
-    if "runs/r" in options:
-        assert fit(*FEW, "--run", "r") == 0
-    capsys.readouterr()
-    before = sorted(os.listdir("runs")) if Path("runs").exists() else []
+def test_what_is_mistyped_or_contradicts_itself_starts_no_run(options, message, mine, capsys):
     assert main(["fit", "--data.corpus", "text.txt", *options]) == 2
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
-    assert (sorted(os.listdir("runs")) if Path("runs").exists() else []) == before
+    assert os.listdir("runs") == ["mine"]
 
 
-def test_a_resume_with_nothing_left_to_do_writes_nothing(workplace, capsys):
-    assert fit(*FEW, "--run", "r") == 0
-    before = {path: path.read_bytes() for path in Path("runs/r").rglob("*") if path.is_file()}
-    assert main(["fit", "--resume", "runs/r", "--log_every", "1"]) == 0
+def test_a_resume_with_nothing_left_to_do_writes_nothing(mine, capsys):
+    before = {path: path.read_bytes() for path in mine.rglob("*") if path.is_file()}
+    assert main(["fit", "--resume", "runs/mine", "--log_every", "1"]) == 0
     assert "all 2 steps are done" in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in Path("runs/r").rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in mine.rglob("*") if path.is_file()} == before
 
 
 def test_validate_needs_a_checkpoint_and_takes_a_runs_folder(workplace, capsys):

@@ -2,30 +2,23 @@
 
 import json
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from rewritten import rewritten
-from tiny_runs import fit, run_in
+from tiny_runs import fit
 
 from gpt.cli import main
 from gpt.weights.checkpoint import read
 
-LAST = "runs/whole/checkpoints/last.safetensors"
-EVIL = Path("runs/whole/checkpoints/evil.safetensors")
-
-
-@pytest.fixture(scope="module")
-def mine(tmp_path_factory) -> Path:
-    return run_in(tmp_path_factory.mktemp("mine"), "--trainer.max_steps", "2")
+LAST = "runs/mine/checkpoints/last.safetensors"
+EVIL = Path("runs/mine/checkpoints/evil.safetensors")
 
 
 @pytest.fixture
-def saved(mine, workplace):
+def saved(mine):
     """The checkpoint of a short run."""
-    shutil.copytree(mine, "runs/whole")
     return read(LAST)
 
 
@@ -69,10 +62,10 @@ def test_numbers_that_are_none_or_out_of_range(text, value, saved, capsys):
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_a_pipe_among_the_checkpoints_stops_nobody(saved, capsys):
-    os.mkfifo("runs/whole/checkpoints/pipe.safetensors")
+    os.mkfifo("runs/mine/checkpoints/pipe.safetensors")
     assert fit("--trainer.max_steps", "1", "--run", "other") == 0
-    assert main(["fit", "--resume", "runs/whole", "--trainer.max_steps", "3"]) == 0
-    assert "no checkpoint at" in refused(capsys, "fit", "--resume", "runs/whole/checkpoints/pipe.safetensors")
+    assert main(["fit", "--resume", "runs/mine", "--trainer.max_steps", "3"]) == 0
+    assert "no checkpoint at" in refused(capsys, "fit", "--resume", "runs/mine/checkpoints/pipe.safetensors")
 
 
 def test_settings_that_do_not_fit_the_weights(saved, capsys):

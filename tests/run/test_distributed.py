@@ -1,6 +1,5 @@
 """Two gloo processes on the CPU, as torchrun starts them."""
 
-import csv
 import json
 import os
 import shutil
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import TINY
+from tiny_runs import TINY, rows
 
 from gpt.weights.checkpoint import read, snapshots_of
 
@@ -71,8 +70,7 @@ def launch(forks: subprocess.Popen, workplace: Path) -> Launch:
 def losses(run: str) -> list[float]:
     """Of training and of validation, and its bits per byte."""
     names = "train_loss", "val_loss", "val_bits_per_byte"
-    with open(f"runs/{run}/metrics.csv", encoding="utf-8", newline="") as file:
-        return [float(row[name]) for row in csv.DictReader(file) for name in names if row[name]]
+    return [float(row[name]) for row in rows(run) for name in names if row[name]]
 
 
 def weights(run: str, name: str = "last.safetensors") -> dict[str, torch.Tensor]:

@@ -1,6 +1,5 @@
 """Whole runs of `gpt fit`, tiny ones."""
 
-import csv
 import json
 import math
 
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from tiny_runs import rows, run_in
 from torch.nn import functional as F
 
 from gpt import Tokenizer
@@ -17,25 +17,13 @@ from gpt.data.shards import Prepared
 from gpt.weights.checkpoint import read
 from gpt.weights.load import load
 
-FAST = [
-    *("--data.vocabulary", "null", "--model.config.vocab_size", "300"),
-    *("--model.config.context_length", "16"),
-    *("--model.config.emb_dim", "32", "--model.config.num_heads", "2", "--model.config.num_layers", "1"),
-    *("--data.batch_size", "8", "--log_every", "5", "--trainer.accelerator", "cpu"),
-    *("--trainer.precision", "32-true"),
-]
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """The folder of one finished run."""
-    folder = tmp_path_factory.mktemp("fit")
-    (folder / "text.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 300, encoding="utf-8")
+    sizes = ["--data.batch_size", "8", "--trainer.accumulate_grad_batches", "1", "--log_every", "5"]
     steps = ["--trainer.max_steps", "65", "--trainer.val_check_interval", "20", "--checkpoint_every", "10"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert main(["fit", "--data.corpus", "text.txt", "--run", "tiny", *FAST, *steps]) == 0
-    return folder / "runs" / "tiny"
+    return run_in(tmp_path_factory.mktemp("fit"), *sizes, *steps)
 
 
 def test_a_run_leaves_what_the_readme_says(run):
@@ -101,21 +89,20 @@ def test_held_out_loss_and_bits_per_byte_are_those_of_the_text(run):
 
 
 def test_metrics_have_a_row_an_interval_and_learn_something(run):
-    with (run / "metrics.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    train = [row for row in rows if row["train_loss"]]
+    logged = rows(run)
+    train = [row for row in logged if row["train_loss"]]
     assert [int(row["step"]) for row in train] == list(range(5, 70, 5))
-    assert [int(row["step"]) for row in rows if row["val_loss"]] == [20, 40, 60, 65]
+    assert [int(row["step"]) for row in logged if row["val_loss"]] == [20, 40, 60, 65]
     assert float(train[-1]["train_loss"]) < float(train[0]["train_loss"]) - 1
     assert all(float(row["tokens"]) == int(row["step"]) * 8 * 16 for row in train)
+    assert all(0 < float(row["gradient_norm"]) < 100 for row in train)
     rates = [float(row["learning_rate"]) for row in train]
     assert rates[-1] < max(rates)
 
 
 def test_last_is_the_last_step_and_best_the_best(run):
     assert read(run / "checkpoints" / "last.safetensors").run.step == 65
-    rows = csv.DictReader((run / "metrics.csv").read_text(encoding="utf-8").splitlines())
-    losses = {int(row["step"]): float(row["val_loss"]) for row in rows if row["val_loss"]}
+    losses = {int(row["step"]): float(row["val_loss"]) for row in rows(run) if row["val_loss"]}
     best = read(run / "checkpoints" / "best.safetensors")
     assert best.run.step == min(losses, key=lambda step: losses[step])
     model, _ = load(run)  # a run's model is its best
@@ -127,7 +114,7 @@ def test_a_second_run_of_the_name_overwrites_nothing(run, monkeypatch):
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
     config = ["--config", str(run / "config.yaml"), "--trainer.max_steps", "2"]
     assert main(["fit", *config]) == 0
-    assert (run.parent / "tiny-2" / "summary.json").is_file()
+    assert (run.parent / "whole-2" / "summary.json").is_file()
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()} == before
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from processes import forked
-from tiny_runs import TINY, fit, result
+from tiny_runs import TINY, result
 
 from gpt.cli import main
 from gpt.weights.checkpoint import read
@@ -16,14 +16,13 @@ from gpt.weights.checkpoint import read
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="signals and flock")
 
 
-def test_a_run_that_is_in_use_is_not_resumed(workplace, capsys):
-    assert fit("--run", "mine", "--trainer.max_steps", "2") == 0
-    before = {path: path.read_bytes() for path in Path("runs/mine").rglob("*") if path.is_file()}
+def test_a_run_that_is_in_use_is_not_resumed(mine, capsys):
+    before = {path: path.read_bytes() for path in mine.rglob("*") if path.is_file()}
     with FileLock("runs/mine/.lock"):
         for how in (["runs/mine"], ["auto_or_new", "--run", "mine"]):
             assert main(["fit", "--resume", *how, "--trainer.max_steps", "3"]) == 2
             assert "runs/mine is in use by another process" in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in Path("runs/mine").rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in mine.rglob("*") if path.is_file()} == before
 
 
 @POSIX
@@ -47,8 +46,7 @@ def test_two_runs_of_a_name_started_together_get_two_folders(workplace):
     assert result(Path("runs/twin"))[:2] == result(Path("runs/twin-2"))[:2]
 
 
-def test_the_config_of_another_program_is_not_overwritten_nor_its_files_removed(workplace):
-    assert fit("--run", "mine", "--trainer.max_steps", "2") == 0
+def test_the_config_of_another_program_is_not_overwritten_nor_its_files_removed(mine):
     Path("project/checkpoints").mkdir(parents=True)
     files = {
         "project/config.yaml": "theirs: 1\n",
@@ -57,7 +55,7 @@ def test_the_config_of_another_program_is_not_overwritten_nor_its_files_removed(
     }
     for name, text in files.items():
         Path(name).write_text(text, encoding="utf-8")
-    checkpoint = Path("runs/mine/checkpoints/last.safetensors").rename("project/checkpoints/last.safetensors")
+    checkpoint = (mine / "checkpoints/last.safetensors").rename("project/checkpoints/last.safetensors")
     assert main(["fit", "--resume", str(checkpoint), "--trainer.max_steps", "3", "--run", "new"]) == 0
     assert {name: Path(name).read_text(encoding="utf-8") for name in files} == files
     assert sorted(os.listdir("project")) == [".x.tmp", "checkpoints", "config.yaml"]

@@ -1,8 +1,7 @@
-import csv
-
 import pytest
 import torch
 import yaml
+from tiny_runs import rows
 
 from gpt import GPT, GPTConfig
 from gpt.cli import main
@@ -25,11 +24,6 @@ def weights(tmp_path, monkeypatch):
     model = GPT(SHAPE)
     write_export(Found("gpt", SHAPE, model.state_dict()), tmp_path / "weights", "book")
     return model
-
-
-def rows(run):
-    with open(f"runs/{run}/metrics.csv", encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_a_run_starts_from_the_weights(weights, text_file):

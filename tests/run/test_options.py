@@ -1,6 +1,5 @@
 """Options are plain values wherever they stand: nothing that one names is imported, run or fetched."""
 
-import shutil
 import time
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import torch
 import yaml
 from faults.watched import watched
 from rewritten import rewritten
-from tiny_runs import TEXT, TINY, fit
+from tiny_runs import TINY, fit
 
 from gpt.cli import main
 from gpt.errors import InputError
@@ -43,16 +42,6 @@ def hostile_folder(workplace, monkeypatch) -> Path:
     return workplace
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        Path("text.txt").write_text(TEXT, encoding="utf-8")
-        assert fit("--trainer.max_steps", "2", "--run", "mine", "--trainer.val_check_interval", "2") == 0
-    return folder / "runs" / "mine"
-
-
 def changed(options: dict, by: dict) -> dict:
     """Nested options with some in the place of others."""
     found = dict(options)
@@ -80,9 +69,9 @@ def test_a_short_run_is_validated_five_times(words, batches):
 @pytest.mark.parametrize("way", ["fit --resume", "validate --ckpt_path"])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_option_of_a_checkpoint_is_refused_and_nothing_happens(
-    name, way, trained, hostile_folder, capsys
+    name, way, two_steps, hostile_folder, capsys
 ):
-    last = trained / "checkpoints" / "last.safetensors"
+    last = two_steps / "checkpoints" / "last.safetensors"
     options = changed(read(last).run.options, HOSTILE[name])
     path = rewritten(last, "runs/evil/checkpoints/last.safetensors", run={"options": options})
     with watched(Path("runs/evil")) as seen:
@@ -116,11 +105,10 @@ def test_a_file_that_is_no_plain_options_is_one_line_at_once(text, hostile_folde
     assert not Path("pwned").exists()
 
 
-def test_a_corpus_that_is_given_again_takes_the_place_of_a_refused_one(trained, workplace, capsys):
-    shutil.copytree(trained, "runs/mine")
-    last = trained / "checkpoints" / "last.safetensors"
-    options = changed(read(last).run.options, {"data": {"corpus": "hub:owner/name"}})
-    path = rewritten(last, "runs/mine/checkpoints/last.safetensors", run={"options": options})
+def test_a_corpus_that_is_given_again_takes_the_place_of_a_refused_one(mine, capsys):
+    path = mine / "checkpoints" / "last.safetensors"
+    options = changed(read(path).run.options, {"data": {"corpus": "hub:owner/name"}})
+    rewritten(path, path, run={"options": options})
     more = ["fit", "--resume", str(path), "--trainer.max_steps", "3"]
     assert main(more) == 2
     assert "nothing that a file names is fetched: give it yourself, --data.corpus" in capsys.readouterr().err

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from tiny_runs import TINY
 
 from gpt.cli import main
 from gpt.data.module import TokenData
@@ -11,12 +12,6 @@ from gpt.text.tokenizer import Tokenizer
 from gpt.weights.load import load
 
 PROSE = " ".join(f"word{i * i % 1009} и слово" for i in range(1500))
-TINY = [
-    *("fit", "--data.corpus", "text.txt", "--trainer.accelerator", "cpu", "--trainer.precision", "32-true"),
-    *("--model.config.context_length", "16", "--model.config.emb_dim", "16", "--model.config.num_heads", "2"),
-    *("--model.config.num_layers", "1", "--trainer.val_check_interval", "2", "--trainer.logger", "csv"),
-    *("--model.compile", "false"),
-]
 LEARN = ["--data.vocabulary", "learn:300"]
 
 

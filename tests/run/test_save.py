@@ -36,9 +36,8 @@ def test_the_newest_and_the_best_are_kept(workplace):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits the size of files")
 @pytest.mark.parametrize("room", [0, 64, 5_000, 100_000])
-def test_a_full_disk_leaves_the_old_checkpoint(room, workplace):
-    assert fit("--trainer.max_steps", "2", "--run", "mine") == 0
-    path = Path("runs/mine/checkpoints/last.safetensors")
+def test_a_full_disk_leaves_the_old_checkpoint(room, mine):
+    path = mine / "checkpoints" / "last.safetensors"
     before, others = path.read_bytes(), sorted(path.parent.iterdir())
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     saved = read(path)
@@ -104,23 +103,21 @@ def test_a_further_process_than_the_run_had_has_numbers_of_its_own():
     assert zero == torch.rand(3).tolist() not in (first, second)
 
 
-def test_a_checkpoint_is_tensors_and_json_for_any_program(workplace):
-    assert fit("--trainer.max_steps", "2", "--run", "r") == 0
-    with safe_open("runs/r/checkpoints/last.safetensors", framework="np") as file:
+def test_a_checkpoint_is_tensors_and_json_for_any_program(two_steps):
+    with safe_open(two_steps / "checkpoints" / "last.safetensors", framework="np") as file:
         texts = {name: json.loads(text) for name, text in file.metadata().items() if name in ("run", "model")}
         assert texts["run"]["step"] == texts["run"]["total"] == 2
         assert texts["run"]["options"]["model"]["config"]["emb_dim"] == 32
         assert texts["model"]["config"]["vocab_size"] == 300
-        weights = GPT.from_pretrained("runs/r").state_dict()
+        weights = GPT.from_pretrained(two_steps).state_dict()
         assert {name for name in file.keys() if "/" not in name} == set(weights) - {"head.weight"}  # noqa: SIM118
         assert {"optimizer/blocks.0.feed_forward.up.weight/momentum_buffer", "random/0/cpu"} <= {*file.keys()}
         assert (file.get_tensor("final_norm.weight") == weights["final_norm.weight"].numpy()).all()
 
 
 @pytest.mark.parametrize("part", ["header", "tensors"])
-def test_every_flipped_byte_is_noticed(part, workplace):
-    assert fit("--trainer.max_steps", "1", "--run", "r") == 0
-    path = Path("runs/r/checkpoints/last.safetensors")
+def test_every_flipped_byte_is_noticed(part, mine):
+    path = mine / "checkpoints" / "last.safetensors"
     data = path.read_bytes()
     end = 8 + int.from_bytes(data[:8], "little")
     places = range(8, end, 97) if part == "header" else range(end, len(data), 4999)

@@ -3,6 +3,7 @@
 
 import asyncio
 import copy
+import json
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -15,6 +16,7 @@ httpx = pytest.importorskip("httpx", reason="httpx is not installed")
 from benchmarks.common import listening  # noqa: F401 - for the tests
 
 from gpt import GPT, GPTConfig, Tokenizer
+from gpt.generation import generate
 from gpt.serve.app import create_app
 from tests.generation.conftest import sharp
 
@@ -61,6 +63,20 @@ def talk(app: Any, use: Callable[[Any], Awaitable[Any]]) -> Any:
 
 def post(app: Any, **form: Any) -> Any:
     return talk(app, lambda client: client.post("/v1/completions", json={"model": "tiny", **form}))
+
+
+def alone(prompt: str | list[int], count: int, **options: Any) -> str:
+    """What the model writes after a text or its ids."""
+    ids = TOKENIZER.encode(prompt) if isinstance(prompt, str) else prompt
+    (row,) = generate(MODEL, [ids], max_new_tokens=count, **options)
+    return TOKENIZER.decode(row[len(ids) :]).partition("<|endoftext|>")[0]
+
+
+def events(response: Any) -> list[Any]:
+    """Those of a stream that has ended."""
+    *lines, end = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert end == "[DONE]"
+    return [json.loads(line) for line in lines]
 
 
 def idle(app: Any) -> bool:

@@ -1,18 +1,9 @@
-import json
-
 import numpy as np
 import pytest
 
 from gpt.evaluation.copied import Copied
-from gpt.generation import generate
 from gpt.serve.limits import Limits
-from tests.serve.server import MODEL, TOKENIZER, httpx, idle, listening, new_app, post, slow, talk
-
-
-def alone(prompt: str, count: int, **options) -> str:
-    tokens = TOKENIZER.encode(prompt)
-    (row,) = generate(MODEL, [tokens], max_new_tokens=count, **options)
-    return TOKENIZER.decode(row[len(tokens) :]).partition("<|endoftext|>")[0]
+from tests.serve.server import TOKENIZER, alone, events, httpx, idle, listening, new_app, post, slow, talk
 
 
 def test_a_completion_is_the_models():
@@ -39,12 +30,10 @@ def test_the_stream_adds_up_to_the_answer():
     whole = post(new_app(), **form).json()
     response = post(new_app(), **form, stream=True, stream_options={"include_usage": True})
     assert response.headers["content-type"].startswith("text/event-stream")
-    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-    assert lines.pop() == "[DONE]"
-    events = [json.loads(line) for line in lines]
-    assert events.pop()["usage"] == whole["usage"]
+    *pieces, last = events(response)
+    assert last["usage"] == whole["usage"]
     for index, choice in enumerate(whole["choices"]):
-        mine = [event["choices"][0] for event in events if event["choices"][0]["index"] == index]
+        mine = [event["choices"][0] for event in pieces if event["choices"][0]["index"] == index]
         assert "".join(one["text"] for one in mine) == choice["text"]
         assert [one["finish_reason"] for one in mine] == [None] * (len(mine) - 1) + [choice["finish_reason"]]
         assert [i for one in mine for i in one["logprobs"]["token_ids"]] == choice["logprobs"]["token_ids"]

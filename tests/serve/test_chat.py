@@ -1,10 +1,7 @@
-import json
-
 import pytest
 
-from gpt.generation import generate
 from gpt.text.template import Template
-from tests.serve.server import MODEL, TOKENIZER, new_app, talk
+from tests.serve.server import TOKENIZER, alone, events, new_app, talk
 
 TEMPLATE = Template(system="S{content}", user="U{content}\n", assistant="A{content}")
 HI = [{"role": "user", "content": "Hi"}]
@@ -13,11 +10,6 @@ HI = [{"role": "user", "content": "Hi"}]
 def chat(app=None, **form):
     app = app or new_app(template=TEMPLATE)
     return talk(app, lambda client: client.post("/v1/chat/completions", json={"model": "tiny", **form}))
-
-
-def alone(ids: list[int], count: int) -> str:
-    (row,) = generate(MODEL, [ids], max_new_tokens=count, temperature=0)
-    return TOKENIZER.decode(row[len(ids) :]).partition("<|endoftext|>")[0]
 
 
 def test_a_reply_follows_the_conversation_in_the_template():
@@ -32,7 +24,7 @@ def test_a_reply_follows_the_conversation_in_the_template():
     ids += TOKENIZER.encode("U<|endoftext|>\nA")
     (choice,) = body["choices"]
     assert body["object"] == "chat.completion" and len(body["id"]) == 32
-    assert choice["message"] == {"role": "assistant", "content": alone(ids, 9)}
+    assert choice["message"] == {"role": "assistant", "content": alone(ids, 9, temperature=0)}
     assert choice["finish_reason"] in ("stop", "length") and choice["logprobs"] is None
     assert body["usage"]["prompt_tokens"] == len(ids)
 
@@ -41,13 +33,11 @@ def test_the_stream_adds_up_to_the_reply():
     form = {"messages": HI, "max_completion_tokens": 12, "seed": 2, "n": 2}
     whole = chat(**form).json()
     response = chat(**form, stream=True, stream_options={"include_usage": True})
-    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-    assert lines.pop() == "[DONE]"
-    events = [json.loads(line) for line in lines]
-    assert {event["object"] for event in events} == {"chat.completion.chunk"}
-    assert events.pop()["usage"] == whole["usage"]
+    *pieces, last = found = events(response)
+    assert {event["object"] for event in found} == {"chat.completion.chunk"}
+    assert last["usage"] == whole["usage"]
     for index, choice in enumerate(whole["choices"]):
-        mine = [event["choices"][0] for event in events if event["choices"][0]["index"] == index]
+        mine = [event["choices"][0] for event in pieces if event["choices"][0]["index"] == index]
         assert "".join(one["delta"]["content"] for one in mine) == choice["message"]["content"]
         assert [one["delta"].get("role") for one in mine] == ["assistant"] + [None] * (len(mine) - 1)
         assert [one["finish_reason"] for one in mine] == [None] * (len(mine) - 1) + [choice["finish_reason"]]

@@ -1,13 +1,10 @@
 """What clients of the OpenAI form rely on beyond a plain completion."""
 
-import json
-
 import pytest
 import torch
 
 from gpt.generation import Sampling, stream_samples
-from tests.serve.server import MODEL, TOKENIZER, new_app, post, talk
-from tests.serve.test_app import alone
+from tests.serve.server import MODEL, TOKENIZER, alone, events, new_app, post, talk
 
 
 def expected_scores(ids: list[int]) -> list[float]:
@@ -39,11 +36,8 @@ def test_echo_returns_the_prompt_with_its_log_probabilities():
 def test_echo_without_new_tokens_only_scores(stream):
     response = post(new_app(), prompt="Hiya", max_tokens=0, logprobs=2, echo=True, stream=stream)
     assert response.status_code == 200
-    if stream:
-        events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-        choices = [json.loads(event)["choices"][0] for event in events[:-1]]
-    else:
-        choices = response.json()["choices"]
+    answers = events(response) if stream else [response.json()]
+    choices = [answer["choices"][0] for answer in answers]
     assert "".join(choice["text"] for choice in choices) == "Hiya"
     scores = [score for choice in choices for score in choice["logprobs"]["token_logprobs"]]
     assert scores[1:] == pytest.approx(expected_scores(TOKENIZER.encode("Hiya")), abs=1e-4)

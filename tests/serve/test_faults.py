@@ -12,8 +12,7 @@ import torch
 from gpt.serve.limits import Limits
 from gpt.serve.requests import log_probabilities
 from gpt.serve.start import serve
-from tests.serve.server import MODEL, TOKENIZER, hooked, idle, new_app, slow, talk
-from tests.serve.test_app import alone
+from tests.serve.server import MODEL, TOKENIZER, alone, hooked, idle, new_app, slow, talk
 
 GOOD = {"prompt": "Hi", "max_tokens": 30, "temperature": 0}
 
@@ -176,7 +175,7 @@ def test_others_are_answered_while_a_large_answer_is_made(stream, monkeypatch):
 
 def test_all_that_is_open_has_a_cost(monkeypatch):
     """A second request of half the room is admitted, a third is not."""
-    app = new_app(slow(0.02), limits=Limits(open_cost=300))
+    app = new_app(slow(0.005), limits=Limits(open_cost=300))
 
     async def use(client):
         form = {**GOOD, "max_tokens": 66}  # two tokens of a prompt, 66 new ones, 64 for the text: 132

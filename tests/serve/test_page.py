@@ -10,7 +10,7 @@ import torch
 from gpt.evaluation.copied import Copied
 from gpt.generation import generate as gpt_generate
 from gpt.text.template import Template
-from tests.browser import find, find_all, generate, marks, set_slider, wait_for
+from tests.browser import find, find_all, generate, marks, set_slider, severe, wait_for
 from tests.serve.server import MODEL, TOKENIZER, listening, new_app, slow
 from tests.snapshots import add_snapshot
 
@@ -64,7 +64,7 @@ def test_type_generate_see_the_text(start):
         assert find(browser, "#which").text.startswith("Layer 1, head 1")
         seen = find(browser, "#seen").get_property("textContent")
         assert text.startswith(seen) and seen.startswith("Hello")
-        assert not [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
+        assert not severe(browser)
 
 
 def test_stop_ends_the_text_and_frees_the_server(start):
@@ -150,7 +150,7 @@ def test_the_slider_moves_text_shades_attention_and_point_together(start, tmp_pa
         wait_for(lambda: find(browser, "#generate").is_enabled())
         assert not find(browser, "#attention").is_displayed()
         assert not find_all(browser, "#text .token.prompt")
-        assert not [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
+        assert not severe(browser)
 
 
 def test_the_page_follows_a_run(start, tmp_path):
@@ -215,4 +215,4 @@ def test_a_model_tuned_on_examples_chats_and_what_it_copies_is_underlined(start)
         wait_for(lambda: find(browser, "#generate").is_enabled())
         turns = [turn.get_property("textContent") for turn in find_all(browser, ".turn")]
         assert turns == ["Hi", first]
-        assert not [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
+        assert not severe(browser)

@@ -7,7 +7,7 @@ import pytest
 from gpt import GPTConfig, Tokenizer
 from gpt.text.template import Template
 from gpt.weights.checkpoint import snapshots_of
-from tests.browser import find, find_all, generate, marks, set_slider, wait_for
+from tests.browser import find, find_all, generate, marks, set_slider, severe, wait_for
 from tests.generation.conftest import sharp
 from tests.serve.server import MODEL, TOKENIZER
 from tests.share.node import export, needs_node, run
@@ -15,10 +15,6 @@ from tests.snapshots import add_snapshot
 
 pytestmark = marks
 FORM = {"top_k": 50, "temperature": 0.8, "seed": 7, "max_tokens": 40}
-
-
-def severe(browser) -> list[str]:
-    return [line["message"] for line in browser.get_log("browser") if line["level"] == "SEVERE"]
 
 
 @needs_node

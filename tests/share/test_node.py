@@ -49,6 +49,11 @@ def test_logits_and_greedy_text_are_the_models(shape, tmp_path):
     assert written == greedy
 
 
+def tied(vocab_size: int = 300):
+    """A small model."""
+    return sharp(GPTConfig(vocab_size=vocab_size, **SHAPES["tied"]))
+
+
 def strings(count: int) -> list[str]:
     """Texts of words, blanks, digits, emoji, several scripts, control characters, any characters."""
     drawn = random.Random(1)
@@ -92,14 +97,14 @@ def test_ids_are_the_tokenizers(vocabulary, tmp_path):
 
 
 def test_halves_of_surrogate_pairs_are_refused(tmp_path):
-    path = export(tmp_path / "it.html", sharp(GPTConfig(vocab_size=257, **SHAPES["tied"])))
+    path = export(tmp_path / "it.html", tied(257))
     asked = [["broken", "ids", {"prompt": text}] for text in ("a\ud83d b", "\udc4d", "\udc4d\ud83d!", "👍")]
     *refused, whole = run(path, *asked)
     assert whole is None and all("half a character" in message for message in refused)
 
 
 def test_pieces_of_text_are_whole_characters_and_end_before_a_stop_string(tmp_path):
-    path = export(tmp_path / "it.html", sharp(GPTConfig(vocab_size=257, **SHAPES["tied"])))
+    path = export(tmp_path / "it.html", tied(257))
     tokenizer = Tokenizer(vocab_size=257)
     texts = ["naïve 👍 END more", "ENENEND", "EN", "x\ufeffy", "END"]
     asked, expected = [], []
@@ -125,7 +130,7 @@ SETTINGS = [
 
 
 def test_draws_are_the_engines(tmp_path):
-    path = export(tmp_path / "it.html", sharp(GPTConfig(vocab_size=300, **SHAPES["tied"])))
+    path = export(tmp_path / "it.html", tied())
     logits = torch.randn(300) * 3
     logits[[5, 6, 7]] = logits.max() - 1  # ties
     seen, numbers = [5, 100, 100, int(logits.argmax())], torch.rand(400, dtype=torch.float64).tolist()
@@ -140,7 +145,7 @@ def test_draws_are_the_engines(tmp_path):
 
 
 def test_a_seed_has_the_numbers_of_gpt_generate_and_they_are_uniform(tmp_path):
-    path = export(tmp_path / "it.html", sharp(GPTConfig(vocab_size=300, **SHAPES["tied"])))
+    path = export(tmp_path / "it.html", tied())
     seeds = [0, 1, -1, 2**40, -(2**33) - 7]
     found_ = run(path, *(["numbers", seed, 4000] for seed in seeds))
     assert found_ == [list(islice(uniform(seed, 0), 4000)) for seed in seeds]
@@ -188,9 +193,7 @@ def test_requests_are_answered_as_the_server_does(tmp_path):
 def test_a_conversation_is_the_templates(tmp_path):
     template = Template(system="S{content}\n", user="U {content}$&\n", assistant="A: {content}")
     tokenizer = Tokenizer(vocab_size=300)
-    path = export(
-        tmp_path / "it.html", sharp(GPTConfig(vocab_size=300, **SHAPES["tied"])), tokenizer, template
-    )
+    path = export(tmp_path / "it.html", tied(), tokenizer, template)
     roles = ("system", "user", "assistant", "user")
     messages = [{"role": role, "content": f"{role} <|endoftext|> {{content}}"} for role in roles]
     assert run(path, ["ids", {"messages": messages}])[0] == template.prompt(tokenizer, messages)
@@ -198,7 +201,7 @@ def test_a_conversation_is_the_templates(tmp_path):
 
 def test_attention_in_the_middle_of_a_text_leaves_the_text_as_it_is(tmp_path):
     """A look back at a token of the text, at another text and at another model, between two tokens."""
-    model = sharp(GPTConfig(vocab_size=300, **SHAPES["tied"]))
+    model = tied()
     path = export(tmp_path / "it.html", model)
     form = {"prompt": [1, 2, 3], "max_tokens": 40, "temperature": 0}
     alone, together = run(path, ["text", form], ["interrupted", form])
@@ -209,6 +212,6 @@ def test_attention_in_the_middle_of_a_text_leaves_the_text_as_it_is(tmp_path):
 
 def test_runs_that_stand_in_the_training_text_are_found(tmp_path):
     text = np.arange(100, 140, dtype=np.uint16)
-    path = export(tmp_path / "it.html", sharp(GPTConfig(vocab_size=300, **SHAPES["tied"])), text=text)
+    path = export(tmp_path / "it.html", tied(), text=text)
     ids = [*range(100, 114), 9, *range(120, 131), 9, *range(128, 140)]
     assert run(path, ["copied", {"tokens": ids}]) == [{"runs": [[0, 14], [27, 39]]}]

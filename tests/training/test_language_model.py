@@ -10,9 +10,8 @@ import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
 from tiny_runs import fit
 from torch.nn import functional as F
-from torch.optim.swa_utils import AveragedModel
 
-from gpt import GPT, GPTConfig
+from gpt import GPTConfig
 from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.training.module import LanguageModel
@@ -85,17 +84,6 @@ def test_gradients_are_clipped_by_the_norm_of_all(clip):
 def test_clipping_by_value_is_refused():
     with pytest.raises(InputError, match="gradients are clipped by norm"):
         LanguageModel(CONFIG).configure_gradient_clipping(None, 1.0, "value")
-
-
-def test_weights_are_averaged_without_buffers_as_the_docs_say():
-    model = GPT(CONFIG)
-    mean, before = AveragedModel(model, use_buffers=False), model.head.weight.detach().clone()
-    mean.update_parameters(model)
-    with torch.no_grad():
-        model.head.weight += 1  # tied
-    mean.update_parameters(model)
-    for name in ("head", "token_embedding"):
-        torch.testing.assert_close(mean.module.get_submodule(name).weight, before + 0.5)
 
 
 def test_documents_are_kept_apart():

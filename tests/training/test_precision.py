@@ -16,16 +16,7 @@ from gpt.training.optimizers import OptimizerConfig
 CONFIG = GPTConfig(vocab_size=64, context_length=16, emb_dim=32, num_heads=2, num_layers=2)
 
 
-def text(seed, count=64):
-    """Batches of a language in which each token decides the next one but for a coin."""
-    generator = torch.Generator().manual_seed(seed)
-    follow = torch.randint(0, 64, (64, 2), generator=generator)
-    tokens = torch.zeros(count, 17, dtype=torch.long)
-    tokens[:, 0] = torch.randint(0, 64, (count,), generator=generator)
-    for t in range(16):
-        coin = torch.randint(0, 2, (count,), generator=generator)
-        tokens[:, t + 1] = follow[tokens[:, t], coin]
-    return tokens[:, :-1], tokens[:, 1:]
+BATCH = torch.randint(0, 64, (2, 64, 16), generator=torch.Generator().manual_seed(1)).unbind()
 
 
 def test_checkpointed_activations_change_no_gradient():
@@ -35,7 +26,7 @@ def test_checkpointed_activations_change_no_gradient():
         module = LanguageModel(CONFIG, OptimizerConfig(), checkpoint_activations=checkpointed)
         kept = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):  # noqa: B023
-            loss = module.loss(text(1))
+            loss = module.loss(BATCH)
         loss.backward()
         gradients.append((sum(kept), [p.grad for p in module.model.parameters()]))
     for plain, again in zip(gradients[0][1], gradients[1][1], strict=True):
@@ -54,8 +45,7 @@ def test_compiled_equals_eager_and_keeps_the_names():
     eager = LanguageModel(CONFIG, OptimizerConfig())
     compiled = copy.deepcopy(eager)
     compilation.compile_model(compiled)
-    batch = text(2)
-    losses = [module.loss(batch) for module in (eager, compiled)]
+    losses = [module.loss(BATCH) for module in (eager, compiled)]
     torch.testing.assert_close(losses[0], losses[1])
     for loss in losses:
         loss.backward()
@@ -69,7 +59,7 @@ def test_without_a_compiler_one_line_says_so(monkeypatch, recwarn):
     monkeypatch.setattr(compilation.shutil, "which", lambda name: None)
     module = LanguageModel(CONFIG, OptimizerConfig())
     compilation.compile_model(module)
-    assert torch.isfinite(module.loss(text(0)))
+    assert torch.isfinite(module.loss(BATCH))
     (warning,) = recwarn.list
     assert "no compiler found" in str(warning.message)
     assert "\n" not in str(warning.message)

@@ -1,1 +1,0 @@
-from tests.data.conftest import rows, texts  # noqa: F401 - fixtures
