@@ -243,6 +243,15 @@ struct Step {
     return {edge(t), edge(t + 1)};
   }
 
+  // What turns the sums of W outputs from `o` on into outputs: their scales and biases.
+  auto finish(const Layer& linear, int64_t o, int64_t O) const {
+    Floats bias = {}, scale = {};
+    const size_t bytes = 4 * std::min<int64_t>(W, O - o);
+    memcpy(&bias, linear.bias + o, bytes);
+    if (linear.scale) memcpy(&scale, linear.scale + o, bytes);
+    return [=](Floats total) { return linear.scale ? narrow(total * scale) + bias : narrow(total + bias); };
+  }
+
   // Call write(row, output, values) for each row of x (N, I) and each W of this thread's outputs (N, O).
   template <class Write>
   void product(const Layer& linear, const Input* x, int64_t N, int64_t I, int64_t O, Write write) const {
@@ -273,7 +282,7 @@ struct Step {
         }
         for (int lane = 0; lane < W; lane++) totals[0].values[lane * apart + k] = total[lane];
       }
-      for (int64_t k = 0; k < apart; k++) write(0, o + k * W, finished(linear, o + k * W, O, load(totals[k].values)));
+      for (int64_t k = 0; k < apart; k++) write(0, o + k * W, finish(linear, o + k * W, O)(load(totals[k].values)));
     }
   }
 
@@ -315,17 +324,9 @@ struct Step {
             }
         }
       }
-      for (int64_t n = 0; n < N; n++) write(n, o, finished(linear, o, O, load(partial[n].values)));
+      const auto finished = finish(linear, o, O);
+      for (int64_t n = 0; n < N; n++) write(n, o, finished(load(partial[n].values)));
     }
-  }
-
-  // The sums of W outputs from `o` on, times their scales and with their biases.
-  Floats finished(const Layer& linear, int64_t o, int64_t O, Floats totals) const {
-    Floats bias = {}, scale = {};
-    const size_t bytes = 4 * std::min<int64_t>(W, O - o);
-    memcpy(&bias, linear.bias + o, bytes);
-    if (linear.scale) memcpy(&scale, linear.scale + o, bytes);
-    return linear.scale ? narrow(totals * scale) + bias : narrow(totals + bias);
   }
 
   // x (N, D) -> out (N, D)
