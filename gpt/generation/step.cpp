@@ -172,15 +172,21 @@ struct Ahead { const char* from; int bytes; };
 template <class Weight, class Input>
 static Floats thin_tile(const Weight* weight, int64_t stride, int64_t outputs, const Input* x, int64_t count,
                         Ahead ahead) {
+  constexpr int STEP = 4 * W / sizeof(Input);
+  constexpr int AT_ONCE = APART > 1 ? 2 : 1;  // D is a multiple of 2 * W
   const Weight* w[W];
   for (int o = 0; o < W; o++) w[o] = weight + std::min<int64_t>(o, outputs - 1) * stride;
   Floats total[W] = {};
-  for (int64_t i = 0; i < count; i += 4 * W / sizeof(Input), ahead.from += ahead.bytes) {
-    for (int line = 0; line < ahead.bytes; line += 64)
+  for (int64_t i = 0; i < count; i += AT_ONCE * STEP, ahead.from += AT_ONCE * ahead.bytes) {
+    for (int line = 0; line < AT_ONCE * ahead.bytes; line += 64)
       __builtin_prefetch(ahead.from + line, 0, 2);  // into the L2 cache: the L1 is for the inputs
-    auto inputs = load(x + i);
+    decltype(load(x)) inputs[AT_ONCE];
     UNROLL
-    for (int o = 0; o < W; o++) total[o] = multiply_add(total[o], inputs, load(w[o] + i));
+    for (int u = 0; u < AT_ONCE; u++) inputs[u] = keep(load(x + i + u * STEP));
+    UNROLL
+    for (int o = 0; o < W; o++)
+      UNROLL
+      for (int u = 0; u < AT_ONCE; u++) total[o] = multiply_add(total[o], inputs[u], load(w[o] + i + u * STEP));
   }
   return sums(total);
 }
