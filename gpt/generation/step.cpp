@@ -66,6 +66,15 @@ static Floats load(const float* from) { return read<Floats>(from); }
 static void store(float* to, Floats vector) { memcpy(to, &vector, sizeof vector); }
 static Floats multiply_add(Floats total, Floats a, Floats b) { return total + a * b; }
 
+// Puts a vector into a register. GCC would read it from memory anew for each of its products.
+template <class Vector>
+static Vector keep(Vector vector) {
+#ifdef __AVX__
+  asm("" : "+v"(vector));
+#endif
+  return vector;
+}
+
 // What the inputs of a product are stored as, beside weights of a type; bfloat16 is the upper half of a float32.
 template <class Type> struct Stored { typedef float Input; };
 
@@ -90,12 +99,15 @@ static Floats load(const uint16_t* from) {
 }
 static Floats load(const int8_t* from) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(read<__m128i>(from))); }
 #else
-static Floats load(const uint16_t* from) { return (Floats)(__builtin_convertvector(read<Halves>(from), Ints) << 16); }
-#ifdef __AVX2__
-static Floats load(const int8_t* from) {  // where GCC would take eight instructions to make the numbers wider
+#ifdef __AVX2__  // where GCC would take four or eight instructions to make the numbers wider
+static Floats load(const uint16_t* from) {
+  return (Floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(read<__m128i>(from)), 16);
+}
+static Floats load(const int8_t* from) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
 }
 #else
+static Floats load(const uint16_t* from) { return (Floats)(__builtin_convertvector(read<Halves>(from), Ints) << 16); }
 static Floats load(const int8_t* from) {  // in two stages: GCC converts at once number by number
   Shorts wide = __builtin_convertvector(read<Bytes>(from), Shorts);
   return __builtin_convertvector(__builtin_convertvector(wide, Ints), Floats);
@@ -144,30 +156,66 @@ constexpr int64_t CHUNK = 1024;  // inputs whose products are added first: so ma
 
 constexpr int64_t MOST = 128;  // rows that are multiplied with a weight while it is near: so many fit into the L2 cache
 
+// A row of x alone is multiplied with rows of the weight that are so many apart, unless there are fewer. Each of the W
+// rows of a tile then goes on where one of the tile before ended: W long streams, which the processor fetches by itself,
+// while it is late for short rows. With AVX-512 that was not measured, so the rows are neighbours and fetched ahead.
+#ifdef __AVX512F__
+constexpr int64_t APART = 1;
+#else
+constexpr int64_t APART = 64;
+#endif
+
 // What to fetch from memory while a tile is computed: so many bytes in each of its steps.
 struct Ahead { const char* from; int bytes; };
 
-// The products of ROWS rows of x with W / ROWS rows of the weight, over `count` inputs; rows are `stride` and I apart.
-template <int ROWS, class Weight, class Input>
+// The products of a row of x with W rows of the weight, over `count` inputs; rows are `stride` apart.
+template <class Weight, class Input>
+static Floats thin_tile(const Weight* weight, int64_t stride, int64_t outputs, const Input* x, int64_t count,
+                        Ahead ahead) {
+  constexpr int STEP = 4 * W / sizeof(Input);
+  constexpr int AT_ONCE = APART > 1 ? 2 : 1;  // D is a multiple of 2 * W
+  const Weight* w[W];
+  for (int o = 0; o < W; o++) w[o] = weight + std::min<int64_t>(o, outputs - 1) * stride;
+  Floats total[W] = {};
+  for (int64_t i = 0; i < count; i += AT_ONCE * STEP, ahead.from += AT_ONCE * ahead.bytes) {
+    for (int line = 0; line < AT_ONCE * ahead.bytes; line += 64)
+      __builtin_prefetch(ahead.from + line, 0, 2);  // into the L2 cache: the L1 is for the inputs
+    decltype(load(x)) inputs[AT_ONCE];
+    UNROLL
+    for (int u = 0; u < AT_ONCE; u++) inputs[u] = keep(load(x + i + u * STEP));
+    UNROLL
+    for (int o = 0; o < W; o++)
+      UNROLL
+      for (int u = 0; u < AT_ONCE; u++) total[o] = multiply_add(total[o], inputs[u], load(w[o] + i + u * STEP));
+  }
+  return sums(total);
+}
+
+constexpr int ROWS = 4, OUTS = W / ROWS;
+
+// The products of ROWS rows of x with OUTS rows of the weight, over `count` inputs; rows are `stride` and I apart.
+template <class Weight, class Input>
 static Floats tile(const Weight* weight, int64_t stride, int64_t outputs, const Input* x, int64_t rows, int64_t I,
                    int64_t count, Ahead ahead) {
-  constexpr int OUTS = W / ROWS, STEP = 4 * W / sizeof(Input);
+  constexpr int STEP = 4 * W / sizeof(Input);
   const Weight* w[OUTS];
   const Input* in[ROWS];
   for (int o = 0; o < OUTS; o++) w[o] = weight + std::min<int64_t>(o, outputs - 1) * stride;
   for (int n = 0; n < ROWS; n++) in[n] = x + std::min<int64_t>(n, rows - 1) * I;
   Floats total[W] = {};
-  for (int64_t i = 0; i < count; i += STEP, ahead.from += ahead.bytes) {
-    for (int line = 0; line < ahead.bytes; line += 64)
-      __builtin_prefetch(ahead.from + line, 0, 2);  // into the L2 cache: the L1 is for the inputs
-    decltype(load(x)) inputs[ROWS];
-    UNROLL
-    for (int n = 0; n < ROWS; n++) inputs[n] = load(in[n] + i);
-    UNROLL
-    for (int o = 0; o < OUTS; o++) {
-      auto weights = load(w[o] + i);
-    UNROLL
-      for (int n = 0; n < ROWS; n++) total[n * OUTS + o] = multiply_add(total[n * OUTS + o], inputs[n], weights);
+  const int bytes = 8 * ahead.bytes;  // of eight steps, because one needs a part of a line
+  for (int64_t i = 0; i < count; ahead.from += bytes) {
+    for (int line = 0; line < bytes; line += 64) __builtin_prefetch(ahead.from + line, 0, 2);
+    for (const int64_t end = std::min<int64_t>(count, i + 8 * STEP); i < end; i += STEP) {
+      decltype(load(x)) weights[OUTS];
+      UNROLL
+      for (int o = 0; o < OUTS; o++) weights[o] = keep(load(w[o] + i));
+      UNROLL
+      for (int n = 0; n < ROWS; n++) {
+        auto inputs = keep(load(in[n] + i));
+        UNROLL
+        for (int o = 0; o < OUTS; o++) total[n * OUTS + o] = multiply_add(total[n * OUTS + o], inputs, weights[o]);
+      }
     }
   }
   return sums(total);
@@ -201,9 +249,19 @@ struct Step {
     return {edge(t), edge(t + 1)};
   }
 
+  // What turns the sums of W outputs from `o` on into outputs: their scales and biases.
+  auto finish(const Layer& linear, int64_t o, int64_t O) const {
+    Floats bias = {}, scale = {};
+    const size_t bytes = 4 * std::min<int64_t>(W, O - o);
+    memcpy(&bias, linear.bias + o, bytes);
+    if (linear.scale) memcpy(&scale, linear.scale + o, bytes);
+    return [=](Floats total) { return linear.scale ? narrow(total * scale) + bias : narrow(total + bias); };
+  }
+
   // Call write(row, output, values) for each row of x (N, I) and each W of this thread's outputs (N, O).
   template <class Write>
   void product(const Layer& linear, const Input* x, int64_t N, int64_t I, int64_t O, Write write) const {
+    if (N == 1) return one_row(linear, x, I, O, write);
     for (int64_t n = 0; n < N; n += MOST)
       some_rows(linear, x + n * I, std::min(MOST, N - n), I, O, [&](int64_t row, int64_t o, Floats values) {
         write(n + row, o, values);
@@ -211,56 +269,69 @@ struct Step {
   }
 
   template <class Write>
+  void one_row(const Layer& linear, const Input* x, int64_t I, int64_t O, Write write) const {
+    constexpr int STEP = 4 * W / sizeof(Input);
+    // In float32 the processor fetches rows that follow each other better by itself, too.
+    constexpr int BYTES = APART == 1 && sizeof(Type) < 4 ? W * STEP * sizeof(Type) : 0;
+    Line totals[APART];
+    const Range own = part(O);
+    for (int64_t o = own.begin; o < own.end; o += APART * W) {
+      const int64_t outputs = std::min(APART * W, own.end - o), apart = (outputs + W - 1) / W;
+      for (int64_t k = 0; k < apart; k++) {
+        const Type* weight = (const Type*)linear.weight + (o + k) * I;
+        Floats total = {};
+        for (int64_t c = 0, count; c < I; c += count) {
+          count = std::min(CHUNK, I - c);
+          const Ahead ahead{(const char*)(weight + W * I + W * c), BYTES};
+          Floats values = thin_tile(weight + c, apart * I, (outputs - k + apart - 1) / apart, x + c, count, ahead);
+          total = c ? total + values : values;
+        }
+        for (int lane = 0; lane < W; lane++) totals[0].values[lane * apart + k] = total[lane];
+      }
+      for (int64_t k = 0; k < apart; k++) write(0, o + k * W, finish(linear, o + k * W, O)(load(totals[k].values)));
+    }
+  }
+
+  template <class Write>
   void some_rows(const Layer& linear, const Input* x, int64_t N, int64_t I, int64_t O, Write write) const {
-    constexpr int ROWS = 4, OUTS = W / ROWS, STEP = 4 * W / sizeof(Input);
-    constexpr int64_t APART = CHUNK + STEP;  // a power of two would put all rows into the same lines of the cache
+    constexpr int STEP = 4 * W / sizeof(Input);
+    constexpr int NEAR = std::max(4, OUTS);  // rows of the weight that stay in the L1 cache beside those of x
+    constexpr int64_t WIDTH = CHUNK + STEP;  // a power of two would put all rows into the same lines of the cache
     const int64_t panels = (N + ROWS - 1) / ROWS;
     Line partial[MOST];
-    alignas(64) Input wide[OUTS * APART];
-    Floats* totals = (Floats*)partial;
+    alignas(64) Input wide[NEAR * WIDTH];
     const Range own = part(O);
     for (int64_t o = own.begin; o < own.end; o += W) {
       const Type* weight = (const Type*)linear.weight + o * I;
       for (int64_t c = 0, count; c < I; c += count) {
         count = std::min(CHUNK, I - c);
-        if (N == 1) {  // in float32 the processor fetches ahead better by itself
-          Ahead ahead{(const char*)(weight + W * I + W * c), sizeof(Type) < 4 ? W * STEP * (int)sizeof(Type) : 0};
-          Floats values = tile<1>(weight + c, I, own.end - o, x + c, 1, I, count, ahead);
-          totals[0] = c ? totals[0] + values : values;
-          continue;
-        }
-        for (int64_t k = 0; k < W && k < own.end - o; k += OUTS) {
+        for (int64_t k = 0; k < W && k < own.end - o; k += NEAR) {
           const Type* some = weight + k * I + c;
-          const int64_t outputs = std::min<int64_t>(OUTS, own.end - o - k);
+          const int64_t outputs = std::min<int64_t>(NEAR, own.end - o - k);
           const bool widen = sizeof(Type) != sizeof(Input) && panels > 1;
           if (widen)
             for (int64_t u = 0; u < outputs; u++)
               for (int64_t i = 0; i < count; i += STEP) {
                 auto vector = load(some + u * I + i);
-                memcpy(wide + u * APART + i, &vector, sizeof vector);
+                memcpy(wide + u * WIDTH + i, &vector, sizeof vector);
               }
-          // All panels fetch a part of the weights that follow.
-          const char* following = (const char*)(weight + (W + k) * I + c * OUTS);
-          const int bytes = OUTS * STEP * sizeof(Type) / panels;
-          for (int64_t p = 0; p < panels; p++) {
-            const Ahead ahead{following + p * bytes * (count / STEP), bytes};
-            const Input* rows = x + p * ROWS * I + c;
-            Floats values = widen ? tile<ROWS>(wide, APART, outputs, rows, N - p * ROWS, I, count, ahead)
-                                  : tile<ROWS>(some, I, outputs, rows, N - p * ROWS, I, count, ahead);
-            for (int row = 0; row < ROWS; row++)
-              for (int lane = 0; lane < OUTS; lane++) {
-                float &to = partial[p * ROWS + row].values[k + lane], value = values[row * OUTS + lane];
-                to = c ? to + value : value;
-              }
-          }
+          // All tiles fetch a part of the weights that follow.
+          Ahead ahead{(const char*)(weight + (W + k) * I + c * NEAR), int(OUTS * STEP * sizeof(Type) / panels)};
+          for (int64_t p = 0; p < panels; p++)
+            for (int64_t u = 0; u < outputs; u += OUTS, ahead.from += ahead.bytes * (count / STEP)) {
+              const Input* rows = x + p * ROWS * I + c;
+              Floats values = widen ? tile(wide + u * WIDTH, WIDTH, outputs - u, rows, N - p * ROWS, I, count, ahead)
+                                    : tile(some + u * I, I, outputs - u, rows, N - p * ROWS, I, count, ahead);
+              for (int row = 0; row < ROWS; row++)
+                for (int lane = 0; lane < OUTS; lane++) {
+                  float &to = partial[p * ROWS + row].values[k + u + lane], value = values[row * OUTS + lane];
+                  to = c ? to + value : value;
+                }
+            }
         }
       }
-      Floats bias = {}, scale = {};
-      const size_t bytes = 4 * std::min<int64_t>(W, O - o);
-      memcpy(&bias, linear.bias + o, bytes);
-      if (linear.scale) memcpy(&scale, linear.scale + o, bytes);
-      for (int64_t n = 0; n < N; n++)
-        write(n, o, linear.scale ? narrow(totals[n] * scale) + bias : narrow(totals[n] + bias));
+      const auto finished = finish(linear, o, O);
+      for (int64_t n = 0; n < N; n++) write(n, o, finished(load(partial[n].values)));
     }
   }
 
