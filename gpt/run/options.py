@@ -14,6 +14,7 @@ from docstring_parser import parse_from_object
 from gpt.data.module import DataOptions
 from gpt.errors import InputError, check_least
 from gpt.plain import seconds_of, shown
+from gpt.run.folder import folder_of
 from gpt.training.module import ModelOptions
 
 LOGGERS = ("csv", "tensorboard", "wandb")
@@ -120,6 +121,7 @@ class Options:
     trainer: TrainerOptions = TrainerOptions()
 
     def __post_init__(self) -> None:
+        folder_of(self.run)
         counts = ("checkpoint_every", "keep_checkpoints", "log_every", "early_stopping")
         check_least(1, **{name: getattr(self, name) for name in counts})
         check_least(0, snapshot_megabytes=self.snapshot_megabytes)
