@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from gpt.attention import MultiHeadAttention
-from gpt.attention.kernels import attend, attend_in_blocks, causal_mask
+from gpt.attention.kernels import attend, attend_in_blocks, attention, causal_mask
 
 
 @pytest.mark.parametrize("block", [None, 3, 4, 10])
@@ -27,6 +27,16 @@ def test_blocks_drop_weights_and_scale_the_rest() -> None:
     full = torch.ones(4, 4).tril() / torch.arange(1, 5)[:, None]
     assert torch.isclose(weights, torch.zeros(())).logical_or(torch.isclose(weights, full / 0.75)).all()
     assert ((weights != 0).float().mean((0, 1))[full > 0] - 0.75).abs().max() < 0.04
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_weights_are_dropped_where_nothing_is_masked(need_weights: bool) -> None:
+    query, key = torch.zeros(2, 3000, 2, 4, 8).unbind()
+    value = torch.eye(4).expand(3000, 2, 4, 4)
+    weights, _, _ = attention(query, key, value, None, None, 0.25, need_weights)
+    kept = weights != 0
+    assert torch.allclose(weights[kept], torch.tensor(1 / 3))  # 1/4, scaled by 1 / 0.75
+    assert abs(kept.float().mean() - 0.75) < 0.01
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 255, 256, 300, 513, 1024])

@@ -189,6 +189,7 @@ def test_evaluation_predicts_each_token_once_in_order(stream, batch_size, world)
             inputs += x[y != IGNORE_INDEX].tolist()
     assert targets == list(range(997))
     assert inputs == [EOT, *range(996)]
+    assert (ranks[0][len(ranks[0]) - 1][1] != IGNORE_INDEX).any()  # no batch is padding on all processes
 
 
 def test_document_ids_count_the_endoftext_tokens(tmp_path):

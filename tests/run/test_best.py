@@ -47,6 +47,14 @@ def test_another_text_begins_the_best_again(workplace, capsys):
     assert read(CHECKPOINTS / "best-step-4.safetensors").run.step == 4
 
 
+def test_a_run_that_has_no_best_takes_another_text(workplace):
+    assert fit(*RUN, "--trainer.limit_val_batches", "0") == 0
+    (workplace / "other.txt").write_text("".join(f"{number} " for number in range(4000)), encoding="utf-8")
+    more = ["--data.corpus", "other.txt", "--trainer.max_steps", "6", "--trainer.limit_val_batches", "1"]
+    assert main(["fit", "--resume", "runs/r", *more]) == 0
+    assert best()[0] == 6
+
+
 def test_a_validation_in_the_middle_of_an_update_waits_for_its_end(workplace):
     """Two batches an update, a validation every three: best.safetensors has the counters of whole updates."""
     assert fit(*RUN, "--trainer.val_check_interval", "3") == 0

@@ -60,6 +60,12 @@ def test_a_time_limit_decays_the_learning_rate_over_the_time(more, workplace, cl
 LINEAR = ["--model.optimizer.schedule", "linear", "--model.optimizer.lr", "0.01"]
 
 
+def test_a_run_without_a_limit_is_refused(workplace, capsys):
+    assert fit(*NO_STEPS) == 2
+    assert "the run needs an end: give --trainer.max_steps" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
 def test_the_time_of_compiling_does_not_count_as_speed(workplace, clock, monkeypatch, capsys):
     """Of 8 seconds the first update takes 6.125: the 15 updates that fit into the rest are planned for."""
     monkeypatch.setattr(compilation, "compile_model", lambda module: None)
