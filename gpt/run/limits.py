@@ -131,8 +131,8 @@ class Limits:
     def why(self) -> str:
         """What ended the run."""
         if self.stopped_early:
-            stalled = self.run.stalled
-            return f"early stopping: val_loss was {self.run.best_loss:.4g} {stalled} validations ago"
+            best = f"{self.run.best_loss:.4g}"
+            return f"early stopping: the best val_loss was {best}, validations since then: {self.run.stalled}"
         return self.reason
 
     def _limit(self, steps: int, reason: str | None = None) -> None:
