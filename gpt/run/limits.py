@@ -131,8 +131,7 @@ class Limits:
     def why(self) -> str:
         """What ended the run."""
         if self.stopped_early:
-            best = f"{self.run.best_loss:.4g}"
-            return f"early stopping: the best val_loss was {best}, validations since then: {self.run.stalled}"
+            return f"early stopping: val_loss was lowest after step {self.run.best_step}"
         return self.reason
 
     def _limit(self, steps: int, reason: str | None = None) -> None:
