@@ -118,6 +118,8 @@ def test_weights_that_do_not_fit_are_named(model, config):
         GPT.from_weights(config, {**weights, "final_norm.bias": torch.zeros(31)})
     with pytest.raises(InputError, match="extra"):
         GPT.from_weights(config, {**weights, "extra": torch.zeros(1)})
+    with pytest.raises(RuntimeError, match=r"Unexpected .*extra"):
+        model.load_state_dict({**model.state_dict(), "extra": torch.zeros(1)})
 
 
 def test_attention_stays_within_documents_by_one_mask_for_all_blocks():

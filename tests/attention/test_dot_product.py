@@ -29,11 +29,12 @@ def test_blocks_drop_weights_and_scale_the_rest() -> None:
     assert ((weights != 0).float().mean((0, 1))[full > 0] - 0.75).abs().max() < 0.04
 
 
+@pytest.mark.parametrize("masked", [None, torch.zeros(4, 4, dtype=torch.bool)])
 @pytest.mark.parametrize("need_weights", [False, True])
-def test_weights_are_dropped_where_nothing_is_masked(need_weights: bool) -> None:
+def test_weights_are_dropped_by_every_kernel(masked: torch.Tensor | None, need_weights: bool) -> None:
     query, key = torch.zeros(2, 3000, 2, 4, 8).unbind()
     value = torch.eye(4).expand(3000, 2, 4, 4)
-    weights, _, _ = attention(query, key, value, None, None, 0.25, need_weights)
+    weights, _, _ = attention(query, key, value, None, masked, 0.25, need_weights)
     kept = weights != 0
     assert torch.allclose(weights[kept], torch.tensor(1 / 3))  # 1/4, scaled by 1 / 0.75
     assert abs(kept.float().mean() - 0.75) < 0.01

@@ -21,6 +21,7 @@ NO_STEPS = ["--trainer.max_steps", "-1"]
         (["--trainer.max_epochs", "2"], 18, "max_epochs 2 of 9 steps"),
         (["--trainer.max_epochs", "4"], 20, "max_steps 20"),
         (["--trainer.max_steps", "7", "--trainer.max_time", "00:10:00:00"], 7, "max_steps 7"),
+        (["--trainer.max_steps", "1"], 1, "max_steps 1"),
     ],
 )
 def test_the_first_limit_is_planned_for_and_named(options, steps, reason, workplace, capsys):

@@ -15,7 +15,7 @@ from gpt.errors import InputError
 from gpt.run import checkpoint
 from gpt.run.checkpoint import save, set_random_state
 from gpt.training.module import LanguageModel
-from gpt.weights.checkpoint import read
+from gpt.weights.checkpoint import RunPart, read
 
 if sys.platform != "win32":
     import resource
@@ -88,6 +88,16 @@ def test_a_run_saves_at_least_once_a_minute(workplace, monkeypatch):
     never = ["--trainer.val_check_interval", "1000", "--checkpoint_every", "1000"]
     assert fit(*never, "--trainer.max_steps", "10", "--run", "r") == 0
     assert [one for one in made if one] == [4, 8, 10]
+
+
+def test_a_resumed_run_saves_at_most_once_a_hundredth(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now[0])
+    files = checkpoint.Checkpoints(tmp_path, 1)
+    files.begin(None, RunPart(step=500), other_text=False)
+    now[0] = 60.0
+    assert not files.is_late(RunPart(step=509, total=1000))
+    assert files.is_late(RunPart(step=510, total=1000))
 
 
 def test_a_further_process_than_the_run_had_has_numbers_of_its_own():
