@@ -9,6 +9,7 @@ import argparse
 import ast
 import os
 import random
+import resource
 import shutil
 import sys
 import tempfile
@@ -90,6 +91,7 @@ def is_noticed(folder: Path, tests: str) -> bool:
         nothing = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
             os.dup2(nothing, stream)
+        resource.setrlimit(resource.RLIMIT_CPU, (900, 900))  # seconds: no signal ends a loop of NumPy's
         import pytest
 
         options = ["-x", "-m", "not slow", "-p", "no:cacheprovider", "--timeout", "150", "--assert", "plain"]
