@@ -434,10 +434,10 @@ def test_the_speed_decides_the_number_of_steps(monkeypatch, capsys, fast):
     machine there are more steps.
     """
     now = 0.0
-    monkeypatch.setattr("time.perf_counter", lambda: now)
+    monkeypatch.setattr("time.perf_counter", lambda: 7.0 + now)
     trainer = TrainerOptions(max_steps=600, val_check_interval=100)
     run, changes = RunPart(), dict[int, int]()
-    monkeypatch.setattr("gpt.run.limits.STARTED", END_SECONDS)
+    monkeypatch.setattr("gpt.run.limits.STARTED", 7.0 + END_SECONDS)
     plan = SimpleNamespace(validation=2.0, is_whole=True)
     limits = Limits(Options(trainer=trainer), run, plan, 1.0)
     limits.count(0)
@@ -478,10 +478,10 @@ def test_the_speed_decides_the_number_of_steps(monkeypatch, capsys, fast):
 def test_the_held_out_curve_decides_how_long_a_text_is_read(monkeypatch, losses, steps, why):
     """A step is a tenth of a second, and a part of the time was planned: 200 steps of a minute and a half."""
     now, seen = 0.0, iter(losses)
-    monkeypatch.setattr("time.perf_counter", lambda: now)
+    monkeypatch.setattr("time.perf_counter", lambda: 7.0 + now)
     trainer = TrainerOptions(max_steps=800 if "early" in why else 200)
     run, before = RunPart(), None
-    monkeypatch.setattr("gpt.run.limits.STARTED", 0.0)
+    monkeypatch.setattr("gpt.run.limits.STARTED", 7.0)
     plan = SimpleNamespace(validation=0.0, is_whole="early" in why)
     minutes = (85 + END_SECONDS) / 60
     limits = Limits(Options(trainer=trainer, early_stopping=3), run, plan, minutes)
