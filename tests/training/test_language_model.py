@@ -52,6 +52,15 @@ def test_validation_measures_the_cross_entropy_alone(workplace):
     assert module.last_loss > 100
 
 
+@pytest.mark.parametrize(("limit", "steps"), [({"max_steps": 1}, 1), ({"max_epochs": 2}, 18)])
+def test_the_schedule_ends_with_any_trainer(limit, steps, workplace):
+    data = TokenData("text.txt", vocab_size=300, context_length=16, batch_size=74)
+    module = LanguageModel(CONFIG, OptimizerConfig(), compile=False)
+    own = trainer(limit_val_batches=0, **limit)
+    own.fit(module, data)
+    assert module.planned_steps == own.global_step == steps
+
+
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_float16_gradients_are_unscaled_before_they_are_clipped(optimizer, workplace):
     norms = []

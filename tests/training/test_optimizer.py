@@ -20,8 +20,9 @@ def test_stacked_muon_is_torchs_muon():
     shapes = [(8, 8), (8, 8), (32, 8), (8, 32), (8, 8)]
     ours = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
     theirs = copy.deepcopy(ours)
-    options = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9, "adjust_lr_fn": "match_rms_adamw"}
-    optimizers = StackedMuon(ours, dtype=torch.bfloat16, **options), Muon(theirs, **options)
+    options = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9}
+    mine = StackedMuon(ours, dtype=torch.bfloat16, **options)
+    optimizers = mine, Muon(theirs, **options, adjust_lr_fn="match_rms_adamw")
     for _ in range(5):
         for mine, other in zip(ours, theirs, strict=True):
             mine.grad = torch.randn_like(mine)
@@ -70,8 +71,7 @@ def test_a_recipe_is_its_parts_stepped_separately(name, config):
     others = [p for n, p in reference.named_parameters() if not (n.startswith("blocks.") and p.dim() == 2)]
     main = AdamW(matrices, lr=0.01, weight_decay=0.1, betas=betas, fused=True)
     if name == "muon":
-        how = {"momentum": momentum, "adjust_lr_fn": "match_rms_adamw"}
-        main = StackedMuon(matrices, lr=0.01, weight_decay=0.1, **how)
+        main = StackedMuon(matrices, lr=0.01, weight_decay=0.1, momentum=momentum)
     embeddings = {"params": [p for p in others if p.dim() == 2], "weight_decay": 0.3}
     norms_and_biases = {"params": [p for p in others if p.dim() == 1], "weight_decay": 0.0}
     rest = AdamW([embeddings, norms_and_biases], lr=0.002, betas=betas, fused=True)

@@ -12,7 +12,8 @@ from gpt.training.optimizers.combined import Closure, closure_loss
 class StackedMuon(Muon):
     """`torch.optim.Muon` that orthogonalises all matrices of one shape in one batched product, in `dtype`.
 
-    The update is the same up to rounding and takes far fewer calls, which dominate a small model's step.
+    With its `match_rms_adamw` the update is the same up to rounding; it takes far fewer calls, which dominate
+    a small model's step.
     """
 
     def __init__(self, params: Any, *, dtype: torch.dtype = torch.float32, **options: Any) -> None:

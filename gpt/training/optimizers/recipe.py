@@ -75,5 +75,5 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, precision: str = 
     ]
     if config.name == "adamw":
         return CombinedOptimizer(AdamW([main, *rest], betas=config.betas, fused=True))
-    muon = StackedMuon([main], dtype=dtype, momentum=config.momentum, adjust_lr_fn="match_rms_adamw")
+    muon = StackedMuon([main], dtype=dtype, momentum=config.momentum)
     return CombinedOptimizer(muon, AdamW(rest, betas=config.betas, fused=True))
