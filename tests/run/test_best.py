@@ -55,6 +55,14 @@ def test_a_run_that_has_no_best_takes_another_text(workplace):
     assert best()[0] == 6
 
 
+def test_a_best_that_a_kill_left_without_its_name_is_named(workplace):
+    assert fit(*RUN) == 0
+    before = best()
+    (CHECKPOINTS / "best.safetensors").unlink()
+    assert main(["fit", "--resume", "runs/r", "--trainer.max_steps", "6", "--model.optimizer.lr", "9"]) == 0
+    assert best() == before
+
+
 def test_a_validation_in_the_middle_of_an_update_waits_for_its_end(workplace):
     """Two batches an update, a validation every three: best.safetensors has the counters of whole updates."""
     assert fit(*RUN, "--trainer.val_check_interval", "3") == 0
