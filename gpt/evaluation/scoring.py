@@ -28,6 +28,9 @@ def bits_per_byte(nats: NDArray[np.float64], sizes: NDArray[np.int64]) -> tuple[
     The error is that of a ratio (Cochran 1977, "Sampling Techniques", section 6.4) over `ERROR_BLOCKS` blocks
     of neighbouring windows, as neighbours are alike; infinite where there is no second block.
     """
+    scored = (nats != 0) | (sizes != 0)  # not those of padding alone
+    nats = nats[scored]
+    sizes = sizes[scored]
     count = min(ERROR_BLOCKS, int(np.count_nonzero(sizes)))
     if not count:
         return float("nan"), float("inf")

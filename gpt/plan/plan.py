@@ -84,9 +84,11 @@ class Plan:
         return self.tokens * self.text.bytes_per_token[self.shape.vocab_size] / self.text.train_bytes
 
     def compared(self, seconds: float, summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-        """What was planned and what was reached, for summary.json."""
+        """What was planned and what the best checkpoint has reached, for summary.json."""
         names = "seconds", "tokens", "bits_per_byte"
-        reached = seconds, summary["tokens"], summary["val_bits_per_byte"]
+        last = summary["val_loss"]
+        best = summary["val_bits_per_byte"] * (summary["best_loss"] / last if last else 1)
+        reached = seconds, summary["tokens"], best
         return {
             "planned": {name: getattr(self, name) for name in (*names, "error")},
             "reached": dict(zip(names, reached, strict=True)),

@@ -156,7 +156,8 @@ class Limits:
         off = abs(estimate - run.total) * (run.seconds_per_step or 0.0)
         if elapsed <= self._corrected + _EVERY * allowed or off <= _OFF * allowed:
             return False
-        report(f"after step {run.step}: {estimate} steps in the time, not {run.total}")
+        if not self._corrected:  # the progress bar shows the later ones
+            report(f"after step {run.step}: {estimate} steps in the time, not {run.total}")
         self._corrected = elapsed
         self._limit(estimate)
         return True

@@ -184,6 +184,8 @@ def write_summary(
     summary: dict[str, Any] = {
         "text": Path(trainer.datamodule.options.corpus).name,
         **{name: run.validation.get(name) for name in VALIDATED if name != "val_perplexity"},
+        "best_loss": run.best_loss,
+        "best_step": run.best_step,
         "train_seconds": round(run.seconds, 2),
         "steps": run.step,
         "tokens": tokens,

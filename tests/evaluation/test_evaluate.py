@@ -13,7 +13,7 @@ from gpt.data.prepare import prepare
 from gpt.data.shards import Prepared, Stream
 from gpt.evaluation import scoring
 from gpt.evaluation.evaluate import score_text
-from gpt.evaluation.scoring import score_windows
+from gpt.evaluation.scoring import bits_per_byte, score_windows
 
 TOKENIZER = Tokenizer("gpt2", vocab_size=300)
 
@@ -21,6 +21,14 @@ TOKENIZER = Tokenizer("gpt2", vocab_size=300)
 def total_nats(model, stream, tokenizer):
     prepared = SimpleNamespace(stream=lambda split: stream, template=None, tokenizer=tokenizer)
     return sum(float(nats.sum()) for nats, _ in score_windows(model, prepared, "val"))
+
+
+def test_windows_of_padding_alone_do_not_count():
+    nats, sizes = np.array([9.0, 7.0, 8.0]), np.array([30, 40, 20])
+    found = bits_per_byte(nats, sizes)
+    assert found[1] == pytest.approx(0.0912, abs=1e-4)  # by hand
+    assert bits_per_byte(np.append(nats, [0.0] * 9), np.append(sizes, [0] * 9)) == found
+    assert bits_per_byte(np.array([9.0, 0.0]), np.array([30, 0]))[1] == math.inf
 
 
 @pytest.fixture

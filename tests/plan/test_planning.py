@@ -105,6 +105,13 @@ def test_the_minutes_that_a_refusal_names_suffice():
         assert plan(max(size, 20_000), float(str(refused.value).split()[-1]))
 
 
+@pytest.mark.parametrize(("last", "best", "reached"), [(4.0, 3.0, 1.5), (4.0, 4.0, 2.0), (0.0, 0.0, 2.0)])
+def test_a_run_has_reached_what_its_best_checkpoint_has(last, best, reached):
+    summary = {"tokens": 9, "val_loss": last, "val_bits_per_byte": 2.0, "best_loss": best}
+    found = plan(2_000_000, 5).compared(299.0, summary)
+    assert found["reached"] == {"seconds": 299.0, "tokens": 9, "bits_per_byte": reached}
+
+
 def test_a_text_unlike_those_measured_is_extrapolated():
     known = text_of(2_000_000)
     assert not choose(known, MACHINE, Law.load(), 5, {}).extrapolates
@@ -451,7 +458,8 @@ def test_the_speed_decides_the_number_of_steps(monkeypatch, capsys, fast):
             limits.paused(2.0)
     step = run.step
     assert now == pytest.approx(60.0, rel=0.01)
-    assert "steps in the time, not 600" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "steps in the time, not 600" in err and err.count("in the time") == 1
     if fast:
         assert step == run.total > 900
         return
