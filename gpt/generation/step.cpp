@@ -75,14 +75,16 @@ static Vector keep(Vector vector) {
   return vector;
 }
 
-// What the inputs of a product are stored as, beside weights of a type; bfloat16 is the upper half of a float32.
-template <class Type> struct Stored { typedef float Input; };
+// What the inputs of a product are stored as, beside weights of a type, and what they are multiplied as; bfloat16 is the
+// upper half of a float32.
+template <class Type> struct Stored { typedef float Input, Factor; };
+template <class Factor> struct Summed { typedef Floats Total; };
 
 // On AMD's processors bfloat16's instruction does twice as many products as float32's, on Intel's half as many.
 #if defined(__AVX512BF16__) && (defined(__znver3__) || defined(__znver4__) || defined(__znver5__))
 // Two products a lane; int8 fits into bfloat16.
-template <> struct Stored<uint16_t> { typedef uint16_t Input; };
-template <> struct Stored<int8_t> { typedef uint16_t Input; };
+template <> struct Stored<uint16_t> { typedef uint16_t Input, Factor; };
+template <> struct Stored<int8_t> { typedef uint16_t Input, Factor; };
 static __m512bh load(const uint16_t* from) { return read<__m512bh>(from); }
 static __m512bh load(const int8_t* from) {
   __m512i low = _mm512_cvtepi8_epi32(read<__m128i>(from)), high = _mm512_cvtepi8_epi32(read<__m128i>(from + W));
@@ -103,9 +105,12 @@ static Floats load(const int8_t* from) { return _mm512_cvtepi32_ps(_mm512_cvtepi
 static Floats load(const uint16_t* from) {
   return (Floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(read<__m128i>(from)), 16);
 }
-static Floats load(const int8_t* from) {
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
-}
+// int8 times int16: two products a lane, of twice as many lanes' numbers as there are floats.
+template <> struct Stored<int8_t> { typedef float Input; typedef int16_t Factor; };
+template <> struct Summed<int16_t> { typedef Ints Total; };
+static __m256i load(const int16_t* from) { return read<__m256i>(from); }
+static __m256i load(const int8_t* from) { return _mm256_cvtepi8_epi16(read<__m128i>(from)); }
+static Ints multiply_add(Ints total, __m256i a, __m256i b) { return total + (Ints)_mm256_madd_epi16(a, b); }
 #else
 static Floats load(const uint16_t* from) { return (Floats)(__builtin_convertvector(read<Halves>(from), Ints) << 16); }
 static Floats load(const int8_t* from) {  // in two stages: GCC converts at once number by number
@@ -135,6 +140,12 @@ static inline __attribute__((always_inline)) Floats sums(Floats* vectors) {
     vectors[i] = fold<HALF>(vectors[i], vectors[i + HALF], std::make_index_sequence<W>());
   if constexpr (HALF > 1) return sums<HALF / 2>(vectors);
   else return vectors[0];
+}
+
+static Floats sums(Ints* vectors) {
+  Floats floats[W];
+  for (int i = 0; i < W; i++) floats[i] = __builtin_convertvector(vectors[i], Floats);
+  return sums(floats);
 }
 
 static float sum(Floats vector) {
@@ -169,14 +180,14 @@ constexpr int64_t APART = 64;
 struct Ahead { const char* from; int bytes; };
 
 // The products of a row of x with W rows of the weight, over `count` inputs; rows are `stride` apart.
-template <class Weight, class Input>
-static Floats thin_tile(const Weight* weight, int64_t stride, int64_t outputs, const Input* x, int64_t count,
+template <class Weight, class Factor>
+static Floats thin_tile(const Weight* weight, int64_t stride, int64_t outputs, const Factor* x, int64_t count,
                         Ahead ahead) {
-  constexpr int STEP = 4 * W / sizeof(Input);
+  constexpr int STEP = 4 * W / sizeof(Factor);
   constexpr int AT_ONCE = APART > 1 ? 2 : 1;  // D is a multiple of 2 * W
   const Weight* w[W];
   for (int o = 0; o < W; o++) w[o] = weight + std::min<int64_t>(o, outputs - 1) * stride;
-  Floats total[W] = {};
+  typename Summed<Factor>::Total total[W] = {};
   for (int64_t i = 0; i < count; i += AT_ONCE * STEP, ahead.from += AT_ONCE * ahead.bytes) {
     for (int line = 0; line < AT_ONCE * ahead.bytes; line += 64)
       __builtin_prefetch(ahead.from + line, 0, 2);  // into the L2 cache: the L1 is for the inputs
@@ -194,15 +205,15 @@ static Floats thin_tile(const Weight* weight, int64_t stride, int64_t outputs, c
 constexpr int ROWS = 4, OUTS = W / ROWS;
 
 // The products of ROWS rows of x with OUTS rows of the weight, over `count` inputs; rows are `stride` and I apart.
-template <class Weight, class Input>
-static Floats tile(const Weight* weight, int64_t stride, int64_t outputs, const Input* x, int64_t rows, int64_t I,
+template <class Weight, class Factor>
+static Floats tile(const Weight* weight, int64_t stride, int64_t outputs, const Factor* x, int64_t rows, int64_t I,
                    int64_t count, Ahead ahead) {
-  constexpr int STEP = 4 * W / sizeof(Input);
+  constexpr int STEP = 4 * W / sizeof(Factor);
   const Weight* w[OUTS];
-  const Input* in[ROWS];
+  const Factor* in[ROWS];
   for (int o = 0; o < OUTS; o++) w[o] = weight + std::min<int64_t>(o, outputs - 1) * stride;
   for (int n = 0; n < ROWS; n++) in[n] = x + std::min<int64_t>(n, rows - 1) * I;
-  Floats total[W] = {};
+  typename Summed<Factor>::Total total[W] = {};
   const int bytes = 8 * ahead.bytes;  // of eight steps, because one needs a part of a line
   for (int64_t i = 0; i < count; ahead.from += bytes) {
     for (int line = 0; line < bytes; line += 64) __builtin_prefetch(ahead.from + line, 0, 2);
@@ -233,9 +244,11 @@ static Floats embedded(const void* table, bool narrow, int64_t at) {
 template <class Type>
 struct Step {
   typedef typename Stored<Type>::Input Input;
+  typedef typename Stored<Type>::Factor Factor;
   const Model& model;
   const Shape& s;
   int64_t t, T;  // this thread, and how many there are
+  Factor* rounded;  // place for MOST rows of 4 D, where inputs are multiplied as another type
 
   // The nearest bfloat16, where PyTorch's products in bfloat16 and int8 take and give it.
   Floats narrow(Floats value) const {
@@ -249,28 +262,61 @@ struct Step {
     return {edge(t), edge(t + 1)};
   }
 
+  // The factors of N rows of inputs, (N, I) both, and the unit of each row.
+  const Factor* factors(const Input* x, int64_t N, int64_t I, float* units) const {
+    std::fill(units, units + N, 1.0f);
+    if constexpr (std::is_same_v<Input, Factor>) return x;
+    else {
+      for (int64_t n = 0; n < N; n++) {
+        const float* row = x + n * I;
+        Floats most = {}, nothing = {};
+        for (int64_t i = 0; i < I; i += W) {
+          Floats value = load(row + i), size = value < 0.0f ? -value : value;
+          most = most < size ? size : most;
+          nothing += value * 0.0f;  // not a number, where one is none
+        }
+        float top = 1e-30f;
+        for (int lane = 0; lane < W; lane++) top = std::max(top, most[lane]);
+        for (int64_t i = 0; i < I; i += W) {
+          Floats value = load(row + i) * (32767 / top);
+          Ints whole = __builtin_convertvector(value + (value < 0.0f ? Floats{} - 0.5f : Floats{} + 0.5f), Ints);
+          Shorts shorts = __builtin_convertvector(whole, Shorts);
+          memcpy(rounded + n * I + i, &shorts, sizeof shorts);
+        }
+        units[n] = top / 32767 + sum(nothing);
+      }
+      return rounded;
+    }
+  }
+
   // What turns the sums of W outputs from `o` on into outputs: their scales and biases.
   auto finish(const Layer& linear, int64_t o, int64_t O) const {
     Floats bias = {}, scale = {};
     const size_t bytes = 4 * std::min<int64_t>(W, O - o);
     memcpy(&bias, linear.bias + o, bytes);
     if (linear.scale) memcpy(&scale, linear.scale + o, bytes);
-    return [=](Floats total) { return linear.scale ? narrow(total * scale) + bias : narrow(total + bias); };
+    return [=](Floats total, float unit) {
+      return linear.scale ? narrow(total * (scale * unit)) + bias : narrow(total + bias);
+    };
   }
 
   // Call write(row, output, values) for each row of x (N, I) and each W of this thread's outputs (N, O).
   template <class Write>
   void product(const Layer& linear, const Input* x, int64_t N, int64_t I, int64_t O, Write write) const {
-    if (N == 1) return one_row(linear, x, I, O, write);
-    for (int64_t n = 0; n < N; n += MOST)
-      some_rows(linear, x + n * I, std::min(MOST, N - n), I, O, [&](int64_t row, int64_t o, Floats values) {
+    float units[MOST];
+    for (int64_t n = 0; n < N; n += MOST) {
+      const int64_t rows = std::min(MOST, N - n);
+      const Factor* some = factors(x + n * I, rows, I, units);
+      if (N == 1) return one_row(linear, some, units[0], I, O, write);
+      some_rows(linear, some, units, rows, I, O, [&](int64_t row, int64_t o, Floats values) {
         write(n + row, o, values);
       });
+    }
   }
 
   template <class Write>
-  void one_row(const Layer& linear, const Input* x, int64_t I, int64_t O, Write write) const {
-    constexpr int STEP = 4 * W / sizeof(Input);
+  void one_row(const Layer& linear, const Factor* x, float unit, int64_t I, int64_t O, Write write) const {
+    constexpr int STEP = 4 * W / sizeof(Factor);
     // In float32 the processor fetches rows that follow each other better by itself, too.
     constexpr int BYTES = APART == 1 && sizeof(Type) < 4 ? W * STEP * sizeof(Type) : 0;
     Line totals[APART];
@@ -288,18 +334,19 @@ struct Step {
         }
         for (int lane = 0; lane < W; lane++) totals[0].values[lane * apart + k] = total[lane];
       }
-      for (int64_t k = 0; k < apart; k++) write(0, o + k * W, finish(linear, o + k * W, O)(load(totals[k].values)));
+      for (int64_t k = 0; k < apart; k++) write(0, o + k * W, finish(linear, o + k * W, O)(load(totals[k].values), unit));
     }
   }
 
   template <class Write>
-  void some_rows(const Layer& linear, const Input* x, int64_t N, int64_t I, int64_t O, Write write) const {
-    constexpr int STEP = 4 * W / sizeof(Input);
+  void some_rows(const Layer& linear, const Factor* x, const float* units, int64_t N, int64_t I, int64_t O,
+                 Write write) const {
+    constexpr int STEP = 4 * W / sizeof(Factor);
     constexpr int NEAR = std::max(4, OUTS);  // rows of the weight that stay in the L1 cache beside those of x
     constexpr int64_t WIDTH = CHUNK + STEP;  // a power of two would put all rows into the same lines of the cache
     const int64_t panels = (N + ROWS - 1) / ROWS;
     Line partial[MOST];
-    alignas(64) Input wide[NEAR * WIDTH];
+    alignas(64) Factor wide[NEAR * WIDTH];
     const Range own = part(O);
     for (int64_t o = own.begin; o < own.end; o += W) {
       const Type* weight = (const Type*)linear.weight + o * I;
@@ -308,7 +355,7 @@ struct Step {
         for (int64_t k = 0; k < W && k < own.end - o; k += NEAR) {
           const Type* some = weight + k * I + c;
           const int64_t outputs = std::min<int64_t>(NEAR, own.end - o - k);
-          const bool widen = sizeof(Type) != sizeof(Input) && panels > 1;
+          const bool widen = sizeof(Type) != sizeof(Factor) && panels > 1;
           if (widen)
             for (int64_t u = 0; u < outputs; u++)
               for (int64_t i = 0; i < count; i += STEP) {
@@ -319,7 +366,7 @@ struct Step {
           Ahead ahead{(const char*)(weight + (W + k) * I + c * NEAR), int(OUTS * STEP * sizeof(Type) / panels)};
           for (int64_t p = 0; p < panels; p++)
             for (int64_t u = 0; u < outputs; u += OUTS, ahead.from += ahead.bytes * (count / STEP)) {
-              const Input* rows = x + p * ROWS * I + c;
+              const Factor* rows = x + p * ROWS * I + c;
               Floats values = widen ? tile(wide + u * WIDTH, WIDTH, outputs - u, rows, N - p * ROWS, I, count, ahead)
                                     : tile(some + u * I, I, outputs - u, rows, N - p * ROWS, I, count, ahead);
               for (int row = 0; row < ROWS; row++)
@@ -331,7 +378,7 @@ struct Step {
         }
       }
       const auto finished = finish(linear, o, O);
-      for (int64_t n = 0; n < N; n++) write(n, o, finished(load(partial[n].values)));
+      for (int64_t n = 0; n < N; n++) write(n, o, finished(load(partial[n].values), units[n]));
     }
   }
 
@@ -407,16 +454,19 @@ static void run(const Model& model, const Shape& s, const Token* tokens, float* 
   std::vector<Line> shared(N * D / W * 7);
   float *x = shared[0].values, *queries = x + N * D;
   Input *context = (Input*)(queries + N * D), *inner = context + N * D;
-  const int64_t each = N * D / W + longest / W + 1;  // memory of a thread; there is no way out of a parallel region
+  typedef typename Step<Type>::Factor Factor;
+  const int64_t rounded = std::is_same_v<Input, Factor> ? 0 : std::min(N, MOST) * 4 * D / W;
+  // Memory of a thread; there is no way out of a parallel region.
+  const int64_t each = N * D / W + rounded + longest / W + 1;
   std::vector<Line> scratch(each * s.threads);
   std::atomic<int64_t> arrived = 0;
 
 #pragma omp parallel num_threads((int)s.threads)
   {
-    const Step<Type> step{model, s, omp_get_thread_num(), omp_get_num_threads()};
-    Line* own = scratch.data() + step.t * each;
-    float* scores = own[N * D / W].values;
+    Line* own = scratch.data() + omp_get_thread_num() * each;
     Input* h = (Input*)own[0].values;
+    float* scores = own[N * D / W + rounded].values;
+    const Step<Type> step{model, s, omp_get_thread_num(), omp_get_num_threads(), (Factor*)own[N * D / W].values};
     int64_t expected = 0;
     // Wait for the other threads. OpenMP's barrier sleeps where several threads of a process use it, as in a server.
     auto meet = [&] {
