@@ -49,6 +49,8 @@ def test_the_summary_is_complete_and_true(run):
         "val_bits_per_byte",
         "val_standard_error",
         "val_loss",
+        "best_loss",
+        "best_step",
         "train_seconds",
         "steps",
         "tokens",
@@ -63,6 +65,8 @@ def test_the_summary_is_complete_and_true(run):
     assert summary["device"] == "cpu"
     assert summary["parameters"] == load(run)[0].num_parameters()
     assert 0 < summary["val_bits_per_byte"] < 8
+    best = read(run / "checkpoints" / "best.safetensors").run
+    assert (summary["best_step"], summary["best_loss"]) == (best.step, best.best_loss)
     assert summary["train_seconds"] > 0
 
 
