@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from gpt.pictures.figures import save
 
 
-def draw_plans(minutes: Sequence[float], bits: Sequence[float], errors: Sequence[float], output: str) -> None:
-    """Bits per byte over minutes, with the standard errors of the predictions."""
+def draw_plans(plans: Sequence[tuple[float, float, float]], output: str) -> None:
+    """Minutes, bits per byte, and the standard errors of these predictions."""
     from matplotlib.figure import Figure
 
+    minutes, bits, errors = zip(*plans, strict=True)
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
     axes.errorbar(minutes, bits, errors, marker="o", capsize=4)

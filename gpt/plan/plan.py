@@ -34,7 +34,6 @@ _MOST_WEIGHTS = 5  # for each byte of text: few cells of the law have more
 _OCCURRENCES = 100  # tokens of text for each id, on average: with 84, 4,096 tokens were 3 % worse than 2,048
 _DOUBT = 0.05  # of the bits per byte: by so much must a run be better that the law was not measured for
 END_SECONDS = 2.0  # after the last validation: a checkpoint, the loss curve, the end of the process
-_COMPILED_MINUTES = 10  # in less, most of a GPU's time would go into compiling, which is not planned for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +48,7 @@ class Plan:
     seconds: float  # of the whole process
     validation: float  # seconds of one
     bits_per_byte: float
-    law_error: float  # of the bits per byte, as a share of them
+    error: float  # of the bits per byte: that of the law on new texts, and of what is held out
     is_whole: bool  # takes all of the time, not a part until held-out text shows whether more gains
     extrapolates: bool  # the law was not measured so far
 
@@ -67,11 +66,6 @@ class Plan:
             f"{self.bits_per_byte:.4g} ± {self.error:.2g} bits per byte{far} in {self.seconds:.0f} s{rest}"
             f"{part}"
         )
-
-    @property
-    def error(self) -> float:
-        """The standard error of the bits per byte: that of the law on new texts, and of what is held out."""
-        return self.bits_per_byte * math.hypot(self.law_error, self.text.error)
 
     @property
     def tokens(self) -> int:
@@ -108,12 +102,11 @@ class Plan:
             "weight_decay": law.weight_decay,
             "embedding_weight_decay": 0.2,
         }
-        compiled = {} if self.minutes >= _COMPILED_MINUTES else {"compile": False}
         return {
             "run": "planned",
             "checkpoint_every": max(every, 100),
             "early_stopping": _RISES,
-            "model": {"config": config, "optimizer": optimizer, **compiled},
+            "model": {"config": config, "optimizer": optimizer},
             "data": {**data, "most_bytes": self.text.most_bytes},
             "trainer": {"max_steps": self.steps, "val_check_interval": every, "devices": 1},
         }
@@ -161,7 +154,7 @@ def choose(
         seconds=float(around[i] + steps[part, i] * step[i]),
         validation=float(validation[i]),
         bits_per_byte=float(bits[part, i]),
-        law_error=law.error,
+        error=float(bits[part, i]) * math.hypot(law.error, text.error),
         is_whole=part == 0,
         extrapolates=bool(unknown[part, i]),
     )

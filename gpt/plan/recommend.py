@@ -90,9 +90,7 @@ def plan(arguments: list[str]) -> None:
     for line in table(times, planner(given), plans):
         print(line, flush=True)
     if given["picture"]:
-        bits = [plan.bits_per_byte for plan in plans]
-        errors = [plan.error for plan in plans]
-        draw_plans([plan.minutes for plan in plans], bits, errors, given["picture"])
+        draw_plans([(plan.minutes, plan.bits_per_byte, plan.error) for plan in plans], given["picture"])
     named = given["model.init_from"]
     if named or cached(_USUAL):
         try:

@@ -51,7 +51,7 @@ class Cell:
     num_layers: int
     steps: int
     batch_tokens: int = 1536
-    rate: float = 1.0  # times the law's learning rates
+    rate: float = 1.0  # times the law's learning rates for width 128
     weight_decay: float = 0.4
 
     def seconds(self) -> float:
@@ -164,7 +164,7 @@ def measure(cell: Cell, corpus: Path, held_out: Path) -> dict[str, float]:
     )
     model = GPT(config)
     warmup = min(50, cell.steps // 10)
-    lr, rest_lr = (cell.rate * rate for rate in Law.load().learning_rates(cell.steps))
+    lr, rest_lr = (cell.rate * rate for rate in Law.load().learning_rates(cell.steps, 128))
     recipe = OptimizerConfig(
         lr=lr, rest_lr=rest_lr, weight_decay=cell.weight_decay, embedding_weight_decay=0.2
     )
@@ -192,13 +192,14 @@ def measure(cell: Cell, corpus: Path, held_out: Path) -> dict[str, float]:
         batches_scored = (windows[number] for number in range(len(windows)))
         scored = [(float(loss(x, y)), int((y != -100).sum())) for x, y in batches_scored]
     nats = sum(mean * count for mean, count in scored)
-    tokens_scored, tokens = sum(count for _, count in scored), len(data.prepared.stream("train"))
+    tokens_scored = sum(count for _, count in scored)
+    trained = data.prepared.counts["train"]
     return {
         "parameters": model.num_parameters(),
-        "train_bytes": data.prepared.counts["train"].bytes,
-        "bytes_per_token": data.bytes_per_token,
+        "train_bytes": trained.bytes,
+        "bytes_per_token": trained.bytes / trained.tokens,
         "held_out_bytes_per_token": prepared.counts["train"].bytes / tokens_scored,
-        "passes": cell.steps * cell.batch_tokens / tokens,
+        "passes": cell.steps * cell.batch_tokens / trained.tokens,
         **{f"trial_{name}": value for name, value in asdict(trial(corpus, held_out)).items()},
         "bits_per_byte": nats / math.log(2) / prepared.counts["train"].bytes,
     }
