@@ -12,7 +12,6 @@ from gpt.data.shards import META, Prepared
 from gpt.errors import InputError
 from gpt.evaluation.scoring import bits_per_byte, score_windows
 from gpt.progress import progress
-from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
 from gpt.weights.load import GPT, Device, choose_device, load_with_template, read_weights
 
@@ -54,26 +53,20 @@ def evaluate(
 
 
 def score_text(
-    model: GPT,
-    tokenizer: Tokenizer,
-    data: str,
-    split: str | None = None,
-    *,
-    val_fraction: float | None = None,
-    most_bytes: int | None = None,
-    template: Template | None = None,
+    model: GPT, tokenizer: Tokenizer, data: str, split: str | None = None, **reading: Any
 ) -> dict[str, Any]:
     """Nats per token, perplexity, and bits per byte of UTF-8 text, with the standard error of the latter.
 
-    Bits per byte do not depend on the tokenizer.
+    `reading` are options of `prepare_for`. Bits per byte do not depend on the tokenizer.
 
     `<|endoftext|>` precedes the first token. It also ends each document, where it is predicted as a token and
-    counts as no byte. Of examples, whose text is around them in `template`, tokens and bytes of completions
+    counts as no byte. Of examples, whose text is around them in a `template`, tokens and bytes of completions
     count. A split without text raises InputError.
     """
     split = "val" if split is None and (Path(data) / META).is_file() else split
-    part, fraction = (split, val_fraction) if split else ("train", 0.0)  # without a split nothing is held out
-    reading: dict[str, Any] = {"val_fraction": fraction, "most_bytes": most_bytes, "template": template}
+    if split is None:  # nothing is held out
+        reading["val_fraction"] = 0.0
+    part = split or "train"
     prepared = Prepared(prepare_for(tokenizer, data, **reading))
     counts = prepared.counts[part]
     if not counts.scored_bytes:  # of `<|endoftext|>` alone no bits per byte can be computed

@@ -1,11 +1,8 @@
 """What a training step costs on this machine: a few shapes are timed, the rest is arithmetic."""
 
-import re
 import statistics
 import time
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +12,7 @@ from torch import Tensor
 
 from gpt.config import GPTConfig
 from gpt.model import GPT
+from gpt.training.device import free_memory
 from gpt.training.loss import linear_cross_entropy
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.output import report
@@ -102,7 +100,7 @@ class Cost:
 
 def probe(device: torch.device, precision: str) -> Cost:
     """Time a few steps of each of a handful of shapes: some seconds on two cores."""
-    memory = _free_memory(device)
+    memory = free_memory(device)
     large = [shape for shape in _LARGE if device.type == "cuda" and shape.memory() < memory]
     began = time.perf_counter()
     computed = time.process_time()
@@ -154,13 +152,3 @@ def train_step(
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
-
-
-def _free_memory(device: torch.device) -> float:
-    """Most of the bytes that are free on the device; infinite where the system does not say."""
-    if device.type == "cuda":
-        return 0.9 * torch.cuda.mem_get_info(device)[0]
-    with suppress(OSError):  # what holds files to read them again is free too
-        if found := re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text("utf-8")):
-            return 0.7 * 1024 * int(found[1])
-    return float("inf")

@@ -21,11 +21,16 @@ CHOICES: dict[str, tuple[int, ...]] = {
 
 _HEADS = "model.config.num_heads"
 _WINDOWS = "data.batch_size"
-GIVEN = (*CHOICES, "model.config.vocab_size", _HEADS, _WINDOWS, "data.val_fraction")
+_DROPOUT = "model.config.dropout"
+SHARES = (_DROPOUT, "data.val_fraction")
+GIVEN = (*CHOICES, "model.config.vocab_size", _HEADS, _WINDOWS, *SHARES)
 VALIDATIONS = 5
 """Of all steps: points enough to see whether the curve still falls."""
 _BATCH_TOKENS = tuple(1536 << i for i in range(9))
 _LONGER = 0.01  # of the bits per byte: by so much must half of the steps be better to be taken
+# A part of the time, so many times as long, with so many times as many steps, whose dropout gains a share of
+# the bits per byte: docs/planning.md.
+_REGULARISED = ((10.4, 8, 0.2, 0.08), (5.2, 4, 0.1, 0.06), (2.6, 2, 0.1, 0.04), (1.0, 1, 0.0, 0.0))
 _RISES = 3  # validations in a row that are each worse than the one before end a run
 _SAMPLE_SECONDS = 0.7  # the text that is written at each
 _FEWEST_WINDOWS = 6  # of a batch: fewer look at too few places of the text
@@ -43,6 +48,7 @@ class Plan:
     minutes: float
     shape: Shape
     num_heads: int
+    dropout: float
     steps: int
     text: Text
     seconds: float  # of the whole process
@@ -57,11 +63,12 @@ class Plan:
         far = " (extrapolated)" if self.extrapolates else ""
         most = self.text.most_bytes
         first = "the first " if self.text.in_order else ""
+        forgets = f"dropout {self.dropout:g}, " if self.dropout else ""
         part = f"; of the text it reads {first}{most / 1e6:,.0f} MB" if most else ""
         rest = "" if self.is_whole else f" of {60 * self.minutes:.0f}, and longer while held-out text gains"
         return (
             f"the plan is {shape.emb_dim} x {shape.num_layers} (width x layers), "
-            f"a {shape.vocab_size}-token vocabulary, "
+            f"a {shape.vocab_size}-token vocabulary, {forgets}"
             f"{self.steps} steps of {shape.batch_size} x {shape.context_length} tokens, "
             f"{self.bits_per_byte:.4g} ± {self.error:.2g} bits per byte{far} in {self.seconds:.0f} s{rest}"
             f"{part}"
@@ -79,18 +86,17 @@ class Plan:
 
     def compared(self, seconds: float, summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         """What was planned and what the best checkpoint has reached, for summary.json."""
-        names = "seconds", "tokens", "bits_per_byte"
-        last = summary["val_loss"]
-        best = summary["val_bits_per_byte"] * (summary["best_loss"] / last if last else 1)
-        reached = seconds, summary["tokens"], best
+        best = summary["val_bits_per_byte"] * summary["best_loss"] / (summary["val_loss"] or 1)
         return {
-            "planned": {name: getattr(self, name) for name in (*names, "error")},
-            "reached": dict(zip(names, reached, strict=True)),
+            "planned": {
+                name: getattr(self, name) for name in ("seconds", "tokens", "bits_per_byte", "error")
+            },
+            "reached": {"seconds": seconds, "tokens": summary["tokens"], "bits_per_byte": best},
         }
 
     def options(self, law: Law) -> dict[str, Any]:
         """The run as options of `gpt fit`."""
-        config = {**asdict(self.shape), "num_heads": self.num_heads}
+        config = {**asdict(self.shape), "num_heads": self.num_heads, "dropout": self.dropout}
         data = {"vocabulary": "learn", "batch_size": config.pop("batch_size"), "shift": True}
         every = math.ceil(self.steps / VALIDATIONS)
         lr, rest_lr = law.learning_rates(self.steps, self.shape.emb_dim)
@@ -144,17 +150,21 @@ def choose(
     wanted = np.where(in_time >= _FEWEST_STEPS, wanted, np.inf)
     part, i = map(int, np.unravel_index(wanted.argmin(), bits.shape))
     unknown = unknown | law.outside(**amounts, trial=text.trial.bits_per_byte, repeats=text.trial.repeats)
+    room = 1.0 if _DROPOUT in given else in_time[i] / steps[part, i]
+    times, often, dropout, gained = next(row for row in _REGULARISED if room >= row[0])
+    reached = float(bits[part, i]) * (1 - gained)
     best = Shape(**{name: int(sizes[i]) for name, sizes in vars(shape).items()})
     return Plan(
         minutes=minutes,
         shape=best,
         num_heads=given.get(_HEADS) or _heads(best.emb_dim),
-        steps=int(steps[part, i]),
+        dropout=given.get(_DROPOUT, dropout),
+        steps=often * int(steps[part, i]),
         text=text,
-        seconds=float(around[i] + steps[part, i] * step[i]),
+        seconds=float(around[i] + times * steps[part, i] * step[i]),
         validation=float(validation[i]),
-        bits_per_byte=float(bits[part, i]),
-        error=float(bits[part, i]) * math.hypot(law.error, text.error),
+        bits_per_byte=reached,
+        error=reached * math.hypot(law.error, text.error, gained / 2),
         is_whole=part == 0,
         extrapolates=bool(unknown[part, i]),
     )

@@ -21,7 +21,7 @@ from gpt.pictures.runs import short
 from gpt.plain import seconds_of
 from gpt.plan.cost import Cost, Shape, probe
 from gpt.plan.law import Law
-from gpt.plan.plan import GIVEN, Plan, check_time, choose
+from gpt.plan.plan import GIVEN, SHARES, Plan, check_time, choose
 from gpt.plan.text import Text, measure
 from gpt.training.device import default_precision, keep_freed_memory
 from gpt.weights.load import cached, choose_device
@@ -77,7 +77,7 @@ def plan(arguments: list[str]) -> None:
     parser.add_argument("--model.init_from", help=what)
     for name in _PLANNED_AROUND:
         kind: type = int if name in (*GIVEN, "data.most_bytes") else str
-        if name == "data.val_fraction":
+        if name in SHARES:
             kind = float
         parser.add_argument(f"--{name}", type=kind, help="as in gpt fit: the rest is planned around it")
     parser.set_defaults({"data.corpus": "python-docs"})
@@ -106,7 +106,7 @@ def planner(given: Mapping[str, Any]) -> Callable[[float], Plan]:
     given = {name: value for name, value in given.items() if value is not None}
     numbers = {name: given[name] for name in GIVEN if name in given}
     for name, value in numbers.items():
-        least, most = (0, 0.99) if name == "data.val_fraction" else (1, 1_000_000)
+        least, most = (0, 0.99) if name in SHARES else (1, 1_000_000)
         if not least <= value <= most:
             raise InputError(f"--{name} {value}: expected a number from {least:,} to {most:,}")
     names = ("data.vocabulary", "model.config.vocab_size", "data.val_fraction", "data.text_column")

@@ -104,7 +104,7 @@ def build(begun: Start) -> tuple[Options, LanguageModel, TokenData]:
 
     InputError where options contradict the weights that are given.
     """
-    options = _of_machine(begun.options, begun.minutes)
+    options = _of_machine(begun.options)
     checkpoint = begun.checkpoint
     weights = begun.weights
     tokenizer = None
@@ -130,15 +130,14 @@ def build(begun: Start) -> tuple[Options, LanguageModel, TokenData]:
     return options, module, data
 
 
-def _of_machine(options: Options, minutes: float | None) -> Options:
+def _of_machine(options: Options) -> Options:
     trainer = options.trainer
     model = options.model
     precision: Any = trainer.precision or default_precision(trainer.accelerator)
     devices = trainer.devices or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # that torchrun has started
     if trainer.accelerator == "cpu" and devices > cores():
         report(f"{devices} processes on {cores()} cores: each waits for the others")
-    seconds = 60 * minutes if minutes else trainer.max_seconds or COMPILED_SECONDS
-    if model.compile is None and seconds < COMPILED_SECONDS:
+    if model.compile is None and (trainer.max_seconds or COMPILED_SECONDS) < COMPILED_SECONDS:
         model = replace(model, compile=False)
     return replace(options, model=model, trainer=replace(trainer, precision=precision, devices=devices))
 

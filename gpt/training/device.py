@@ -1,10 +1,12 @@
 """What suits a device and its memory."""
 
 import ctypes
+import re
 import sys
 import timeit
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,3 +59,13 @@ def keep_freed_memory() -> None:
             mallopt = ctypes.CDLL(None).mallopt
             mallopt(_M_MMAP_MAX, 0)  # large blocks come from the heap, not from mmap
             mallopt(_M_TRIM_THRESHOLD, -1)  # and the heap is never trimmed
+
+
+def free_memory(device: torch.device) -> float:
+    """Most of the bytes that are free on the device; infinite where the system does not say."""
+    if device.type == "cuda":
+        return 0.9 * torch.cuda.mem_get_info(device)[0]
+    with suppress(OSError):  # what holds files to read them again is free too
+        if found := re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text("utf-8")):
+            return 0.7 * 1024 * int(found[1])
+    return float("inf")

@@ -68,7 +68,7 @@ def test_the_cost_of_a_step_follows_the_timed_shapes():
 @pytest.mark.parametrize(
     ("size", "minutes", "widest", "passes"),
     [
-        *((20_000, 1, 128, 20), (20_000, 480, 192, 20), (200_000, 10, 256, 20), (2_000_000, 1, 256, 10)),
+        *((20_000, 1, 128, 70), (20_000, 480, 192, 70), (200_000, 10, 256, 60), (2_000_000, 1, 256, 10)),
         *((2_000_000, 60, 640, 20), (20_000_000, 60, 640, 20), (20_000_000_000, 480, 1024, 1)),
     ],
 )
@@ -78,6 +78,24 @@ def test_a_text_gets_a_model_of_its_size(size, minutes, widest, passes):
     assert found.passes <= passes
     assert found.seconds <= 60 * minutes
     assert 0.5 < found.bits_per_byte < 4.5
+
+
+@pytest.mark.parametrize(
+    ("minutes", "dropout", "times"), [(1.3, 0.0, 1), (1.6, 0.1, 2), (3, 0.1, 4), (10, 0.2, 8)]
+)
+def test_a_text_that_the_time_allows_to_read_often_is_read_with_dropout(minutes, dropout, times):
+    """Where a part of the time is best without: two or four times as often with some, or eight with more."""
+    plain = plan(200_000, minutes, model__config__dropout=0.0)
+    found = plan(200_000, minutes)
+    assert not plain.is_whole and not found.is_whole
+    assert (found.dropout, found.shape, found.steps) == (dropout, plain.shape, times * plain.steps)
+    assert found.options(Law.load())["model"]["config"]["dropout"] == dropout
+    assert (f"dropout {dropout}, " in str(found)) == bool(dropout)
+    assert 0.91 * plain.bits_per_byte < found.bits_per_byte <= plain.bits_per_byte
+    assert (found.bits_per_byte < plain.bits_per_byte) == bool(dropout)
+    assert plain.seconds <= found.seconds <= 60 * minutes
+    kept = plan(200_000, minutes, model__config__dropout=0.3)
+    assert (kept.dropout, kept.steps) == (0.3, plain.steps)
 
 
 def test_more_text_and_more_time_are_better():
@@ -105,9 +123,9 @@ def test_the_minutes_that_a_refusal_names_suffice():
         assert plan(max(size, 20_000), float(str(refused.value).split()[-1]))
 
 
-@pytest.mark.parametrize(("last", "best", "reached"), [(4.0, 3.0, 1.5), (4.0, 4.0, 2.0), (0.0, 0.0, 2.0)])
+@pytest.mark.parametrize(("last", "best", "reached"), [(4.0, 3.0, 1.5), (4.0, 4.0, 2.0), (0.0, 0.0, 0.0)])
 def test_a_run_has_reached_what_its_best_checkpoint_has(last, best, reached):
-    summary = {"tokens": 9, "val_loss": last, "val_bits_per_byte": 2.0, "best_loss": best}
+    summary = {"tokens": 9, "val_loss": last, "val_bits_per_byte": last / 2, "best_loss": best}
     found = plan(2_000_000, 5).compared(299.0, summary)
     assert found["reached"] == {"seconds": 299.0, "tokens": 9, "bits_per_byte": reached}
 
@@ -204,7 +222,7 @@ def test_a_run_keeps_its_time_and_repeats_exactly(hurry, capsys):
     assert summary["reached"]["seconds"] == pytest.approx(taken, abs=0.5)
     assert summary["reached"]["tokens"] == summary["tokens"]
     options = yaml.safe_load(Path("runs/one/config.yaml").read_text("utf-8"))
-    assert options["minutes"] is None and options["model"]["compile"] is False  # which takes a minute
+    assert options["minutes"] is None
     planned = options["trainer"]["max_steps"]
     windows = options["data"]["batch_size"] * options["model"]["config"]["context_length"]
     assert planned * windows == summary["planned"]["tokens"]
@@ -392,12 +410,6 @@ def test_a_steps_memory_has_the_logits_of_a_gpus_chunk():
     assert more.memory() - many.memory() == pytest.approx(2 * rest)
 
 
-def test_memory_that_holds_files_is_free(monkeypatch):
-    text = "MemTotal: 9000 kB\nMemFree:  10 kB\nMemAvailable:   2000 kB\n"
-    monkeypatch.setattr(Path, "read_text", lambda *_: text)
-    assert cost._free_memory(torch.device("cpu")) == pytest.approx(0.7 * 2000 * 1024)
-
-
 def test_nothing_is_planned_around_zero(hurry, capsys):
     sizes = ("num_heads", "emb_dim", "num_layers", "vocab_size", "context_length")
     for option in (*(f"model.config.{name}" for name in sizes), "data.batch_size"):
@@ -533,7 +545,7 @@ def test_the_law_is_near_the_runs_to_which_it_was_fitted():
     found = fit["predict"](np.log([getattr(law, name) for name in fit["START"]]), usual)
     error = np.log(found / [row["bits_per_byte"] for row in usual])
     assert len(usual) > 150
-    assert (error**2).mean() ** 0.5 < 0.0309
+    assert (error**2).mean() ** 0.5 < 0.0368
 
 
 def test_longer_runs_and_wider_models_have_lower_rates():

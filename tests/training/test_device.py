@@ -1,10 +1,12 @@
 """What suits a device, seen with the capabilities of devices that are not here."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from gpt.training import device
-from gpt.training.device import default_precision
+from gpt.training.device import default_precision, free_memory
 
 
 @pytest.fixture
@@ -40,3 +42,9 @@ def machine(monkeypatch):
 def test_the_default_precision(parts, accelerator, precision, machine):
     machine(**parts)
     assert default_precision(accelerator) == precision
+
+
+def test_memory_that_holds_files_is_free(monkeypatch):
+    text = "MemTotal: 9000 kB\nMemFree:  10 kB\nMemAvailable:   2000 kB\n"
+    monkeypatch.setattr(Path, "read_text", lambda *_: text)
+    assert free_memory(torch.device("cpu")) == pytest.approx(0.7 * 2000 * 1024)
