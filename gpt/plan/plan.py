@@ -30,7 +30,7 @@ _BATCH_TOKENS = tuple(1536 << i for i in range(9))
 _LONGER = 0.01  # of the bits per byte: by so much must half of the steps be better to be taken
 # A part of the time, so many times as long, with so many times as many steps, whose dropout gains a share of
 # the bits per byte: docs/planning.md.
-_REGULARISED = ((10.4, 8, 0.2, 0.08), (5.2, 4, 0.1, 0.06), (2.6, 2, 0.1, 0.04), (1.0, 1, 0.0, 0.0))
+_REGULARISED = ((10.4, 8, 0.2, 0.08), (5.2, 4, 0.2, 0.05), (2.6, 2, 0.1, 0.04), (1.0, 1, 0.0, 0.0))
 _RISES = 3  # validations in a row that are each worse than the one before end a run
 _SAMPLE_SECONDS = 0.7  # the text that is written at each
 _FEWEST_WINDOWS = 6  # of a batch: fewer look at too few places of the text

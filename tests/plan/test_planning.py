@@ -81,10 +81,10 @@ def test_a_text_gets_a_model_of_its_size(size, minutes, widest, passes):
 
 
 @pytest.mark.parametrize(
-    ("minutes", "dropout", "times"), [(1.3, 0.0, 1), (1.6, 0.1, 2), (3, 0.1, 4), (10, 0.2, 8)]
+    ("minutes", "dropout", "times"), [(1.3, 0.0, 1), (1.6, 0.1, 2), (3, 0.2, 4), (10, 0.2, 8)]
 )
 def test_a_text_that_the_time_allows_to_read_often_is_read_with_dropout(minutes, dropout, times):
-    """Where a part of the time is best without: two or four times as often with some, or eight with more."""
+    """Where a part of the time is best without: twice as often with some, four and eight times with more."""
     plain = plan(200_000, minutes, model__config__dropout=0.0)
     found = plan(200_000, minutes)
     assert not plain.is_whole and not found.is_whole
