@@ -96,7 +96,7 @@ def measure(
     for piece in divided.sample():
         texts[piece.split].append(piece.text)
     train, val = (sample("".join(texts[split])) for split in SPLITS)
-    if not val:
+    if not val or not divided.rule.below:
         raise InputError("a plan needs held-out text to predict: leave --data.val_fraction out")
     wanted = find_vocabulary(vocabulary or "learn", vocab_size or _SIZES[-1])
     known: dict[str, Any] = {

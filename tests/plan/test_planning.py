@@ -171,6 +171,14 @@ def test_a_text_is_measured(tmp_path, monkeypatch):
         measure(str(tmp_path / "short.txt"))
 
 
+def test_without_held_out_text_a_large_text_has_no_plan(tmp_path, monkeypatch):
+    """Whose sample would hold out some."""
+    monkeypatch.setattr("gpt.data.split.SAMPLE_BYTES", 50_000)
+    (tmp_path / "large.txt").write_text(words_of(400_000), "utf-8")
+    with pytest.raises(InputError, match=r"leave --data\.val_fraction out"):
+        measure(str(tmp_path / "large.txt"), val_fraction=0.0)
+
+
 def words_of(size):
     """Lines of words and numbers, so many bytes of them."""
     draw = random.Random(3)
@@ -223,6 +231,7 @@ def test_a_run_keeps_its_time_and_repeats_exactly(hurry, capsys):
     assert summary["reached"]["tokens"] == summary["tokens"]
     options = yaml.safe_load(Path("runs/one/config.yaml").read_text("utf-8"))
     assert options["minutes"] is None
+    assert options["model"]["compile"] is False  # it would take longer than it saves
     planned = options["trainer"]["max_steps"]
     windows = options["data"]["batch_size"] * options["model"]["config"]["context_length"]
     assert planned * windows == summary["planned"]["tokens"]
@@ -546,6 +555,8 @@ def test_the_law_is_near_the_runs_to_which_it_was_fitted():
     error = np.log(found / [row["bits_per_byte"] for row in usual])
     assert len(usual) > 150
     assert (error**2).mean() ** 0.5 < 0.0368
+    others = error[[row["text"] != "code200" for row in usual]]  # from which it is furthest
+    assert (others**2).mean() ** 0.5 < 0.0313
 
 
 def test_longer_runs_and_wider_models_have_lower_rates():
