@@ -15,6 +15,15 @@ def notice(message: str) -> None:
         print(f"gpt: {message}", file=sys.stderr, flush=True)
 
 
+def report(*lines: str, prefix: str = "gpt fit: ") -> None:
+    """Print lines on stderr, on the first process alone: by what torchrun, Lightning or SLURM says of it."""
+    ranks = (os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+    if next(filter(None, ranks), "0") != "0":
+        return
+    for line in lines:
+        print(f"{prefix}{line}", file=sys.stderr)
+
+
 @contextmanager
 def progress(
     label: str, total: int | None, *, done: int = 0, unit: str = "bytes"

@@ -41,13 +41,7 @@ def evaluate(
         raise InputError("give what to score with --data: a text file, a folder, a recipe or prepared data")
     model, tokenizer, template = load_with_template(checkpoint, device)
     found = score_text(
-        model,
-        tokenizer,
-        data,
-        split,
-        val_fraction=val_fraction,
-        most_bytes=most_bytes,
-        template=template,
+        model, tokenizer, data, split, val_fraction=val_fraction, most_bytes=most_bytes, template=template
     )
     print(json.dumps({"data": data, **found}, indent=2))
 

@@ -6,7 +6,7 @@ from gpt.pictures.figures import save
 
 
 def draw_plans(plans: Sequence[tuple[float, float, float]], output: str) -> None:
-    """Minutes, bits per byte, and the standard errors of these predictions."""
+    """Draw plans, (minutes, bits per byte, their standard error): bits per byte over minutes."""
     from matplotlib.figure import Figure
 
     minutes, bits, errors = zip(*plans, strict=True)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from gpt.config import GPTConfig
 from gpt.model import GPT
+from gpt.progress import report
 from gpt.training.device import free_memory
 from gpt.training.loss import linear_cross_entropy
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
-from gpt.training.output import report
 
 _TIMED = 3  # steps of each shape, after one that is not timed
 _BUSY = 0.8  # of its cores' time that a process gets: on an idle machine all of it

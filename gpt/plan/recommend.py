@@ -76,9 +76,7 @@ def plan(arguments: list[str]) -> None:
     what = f"weights to tune instead, as in gpt fit; {_USUAL} if it was downloaded before"
     parser.add_argument("--model.init_from", help=what)
     for name in _PLANNED_AROUND:
-        kind: type = int if name in (*GIVEN, "data.most_bytes") else str
-        if name in SHARES:
-            kind = float
+        kind: type = float if name in SHARES else int if name in (*GIVEN, "data.most_bytes") else str
         parser.add_argument(f"--{name}", type=kind, help="as in gpt fit: the rest is planned around it")
     parser.set_defaults({"data.corpus": "python-docs"})
     words = arguments[1:]

@@ -18,8 +18,8 @@ from gpt import STARTED
 from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.plain import as_dict
+from gpt.progress import report
 from gpt.run.lightning_private import cluster, silence_warnings
-from gpt.run.limits import COMPILED_SECONDS
 from gpt.run.loop import Loop
 from gpt.run.options import Options
 from gpt.run.record import write_summary
@@ -30,10 +30,11 @@ from gpt.text.tokenizer import Tokenizer
 from gpt.threads import cores, sharing_cores
 from gpt.training.device import allow_tf32, default_precision, keep_freed_memory
 from gpt.training.module import LanguageModel
-from gpt.training.output import MayEnd, report
+from gpt.training.output import MayEnd
 from gpt.weights.adapters import base_folder
 from gpt.weights.load import Found
 
+_COMPILED_SECONDS = 600.0  # a run limited to less time is not compiled unless asked to
 # What Lightning raises for options that it cannot use, and for what SLURM says of the processes.
 _REFUSALS = (MisconfigurationException, ValueError, RuntimeError)
 
@@ -104,7 +105,7 @@ def build(begun: Start) -> tuple[Options, LanguageModel, TokenData]:
 
     InputError where options contradict the weights that are given.
     """
-    options = _of_machine(begun.options)
+    options = _of_machine(begun)
     checkpoint = begun.checkpoint
     weights = begun.weights
     tokenizer = None
@@ -130,16 +131,17 @@ def build(begun: Start) -> tuple[Options, LanguageModel, TokenData]:
     return options, module, data
 
 
-def _of_machine(options: Options) -> Options:
-    trainer = options.trainer
-    model = options.model
+def _of_machine(begun: Start) -> Options:
+    trainer = begun.options.trainer
+    model = begun.options.model
     precision: Any = trainer.precision or default_precision(trainer.accelerator)
     devices = trainer.devices or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # that torchrun has started
     if trainer.accelerator == "cpu" and devices > cores():
         report(f"{devices} processes on {cores()} cores: each waits for the others")
-    if model.compile is None and (trainer.max_seconds or COMPILED_SECONDS) < COMPILED_SECONDS:
+    seconds = 60 * begun.minutes if begun.minutes else trainer.max_seconds
+    if model.compile is None and (seconds or _COMPILED_SECONDS) < _COMPILED_SECONDS:
         model = replace(model, compile=False)
-    return replace(options, model=model, trainer=replace(trainer, precision=precision, devices=devices))
+    return replace(begun.options, model=model, trainer=replace(trainer, precision=precision, devices=devices))
 
 
 def _of_weights(options: Options, weights: Found) -> Options:
@@ -230,7 +232,7 @@ def summarize(trainer: Trainer, loop: Loop) -> None:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, on a GPU or a CPU: on a CPU torch raises a plain RuntimeError."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    told = str(error).lower() if isinstance(error, RuntimeError) else ""
-    return "alloc" in told or "out of memory" in told
+    told = str(error).lower()
+    return (
+        isinstance(error, MemoryError | torch.OutOfMemoryError) or "alloc" in told or "out of memory" in told
+    )

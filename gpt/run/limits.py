@@ -8,13 +8,11 @@ from datetime import timedelta
 from gpt import STARTED
 from gpt.errors import InputError
 from gpt.plan.plan import END_SECONDS, Plan
+from gpt.progress import report
 from gpt.run.options import Options
 from gpt.run.signals import Stopped
-from gpt.training.output import report
 from gpt.weights.checkpoint import RunPart
 
-COMPILED_SECONDS = 600.0
-"""A run limited to less time is not compiled unless asked to."""
 _RECENT = 0.2  # fraction of the run over which speed is averaged
 _OFF = 0.01  # fraction of the time by which a planned run may be off uncorrected
 _EVERY = 0.05  # fraction of the time between two corrections, and before the first

@@ -23,6 +23,7 @@ from lightning.pytorch import Callback, Trainer
 from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.files import atomic_write, file_sha256
+from gpt.progress import report
 from gpt.run.checkpoint import (
     LOSSES,
     Checkpoints,
@@ -43,7 +44,6 @@ from gpt.run.snapshots import Snapshots
 from gpt.run.start import Start
 from gpt.training.guard import scaler_of
 from gpt.training.module import VALIDATED, LanguageModel, steps_per_epoch
-from gpt.training.output import report
 from gpt.weights.adapters import without_adapters
 from gpt.weights.checkpoint import ModelPart, next_session
 from gpt.weights.formats.table import Weights

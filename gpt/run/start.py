@@ -14,10 +14,10 @@ from gpt.plan.cost import Shape
 from gpt.plan.law import Law
 from gpt.plan.plan import VALIDATIONS, Plan
 from gpt.plan.recommend import BYTES_PER_TOKEN, TUNED_CONTEXT, most_bytes, planner, time_machine
+from gpt.progress import report
 from gpt.run.arguments import Values, options_of, recipe, scan, typed
 from gpt.run.folder import folder_of_checkpoint, folder_to_restart
 from gpt.run.options import Options, TrainerOptions
-from gpt.training.output import report
 from gpt.weights.checkpoint import RUNS, Checkpoint, RunPart, checkpoints_of, newest_run, read
 from gpt.weights.load import Found, read_weights
 

@@ -1,18 +1,8 @@
-"""What a run prints, and what happens when nobody reads it any more."""
+"""What happens to a run's output when nobody reads it any more."""
 
 import io
 import os
-import sys
 from typing import Any, TextIO
-
-
-def report(*lines: str, prefix: str = "gpt fit: ") -> None:
-    """Print lines on stderr, on the first process alone: by what torchrun, Lightning or SLURM says of it."""
-    ranks = (os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
-    if next(filter(None, ranks), "0") != "0":
-        return
-    for line in lines:
-        print(f"{prefix}{line}", file=sys.stderr)
 
 
 class MayEnd:

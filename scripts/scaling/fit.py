@@ -31,8 +31,10 @@ START = {
 SWEEP_ERROR, RUN_ERROR = 0.025, 0.015
 HUBER = 1.5  # standard errors
 MOST_PASSES = 14  # cells that read a text more often have learned it by heart: few plans go there
-FAMILIES = {"shake100": "shakespeare", "shake200": "shakespeare", "docs200": "python-docs"}
-FAMILIES |= {"code200": "python-stdlib", "book-en": "book", "book-fr": "book"}  # an extract, a translation
+FAMILIES = {  # extracts, a translation
+    **{"shake100": "shakespeare", "shake200": "shakespeare", "docs200": "python-docs"},
+    **{"code200": "python-stdlib", "book-en": "book", "book-fr": "book"},
+}
 USUAL = 1.0, 0.4  # times the law's learning rates; weight decay
 RECIPE = {"lr": 0.0076, "lr_power": -0.2, "rest_lr": 1.5, "weight_decay": USUAL[1]}  # docs/planning.md
 
