@@ -35,7 +35,7 @@ OPTIONS: dict[str, tuple[type, str]] = {
     "llamacpp": (Path, "llama.cpp's programs, built as docs/benchmarks.md says"),
     "text": (Path, "the tinyshakespeare text"),
     "chart": (Path, "of learn: where to draw the race"),
-    "texts": (str, "of plan: names of corpora; shakespeare is that of --text"),
+    "texts": (str, "of plan: corpora, such as python-docs,shakespeare=input.txt"),
     "minutes": (str, "of plan: such as 1,4"),
     "part": (str, "of plan: some of plan,grid,neighbours,stolen"),
 }

@@ -10,6 +10,7 @@ import csv
 import hashlib
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -39,24 +40,26 @@ KEY = ("machine", "law", "part", "text", "minutes", *SHAPE)
 RESULTS = ("seconds", "planned", "bits_per_byte", "steps", "batch_tokens", "lr", "weight_decay")
 RESULTS += ("parameters", "train_bytes", "held_out_bytes_per_token")
 RESULTS += tuple(f"trial_{field.name}" for field in fields(Trial))
+RESULTS += ("dropout",)
 PARTS = ("plan", "grid", "neighbours", "stolen")
 BUSY = "import time\ntime.sleep({})\nwhile True: pass"
 
 
 def run(
     quick: bool,
-    text: Path | None = None,
-    texts: str = "python-docs,shakespeare,python-stdlib",
+    texts: str = "python-docs,python-stdlib",
     minutes: str = "1,4",
     part: str = "plan,grid",
 ) -> Report:
-    """Measure the cells that are missing; `quick` leaves two of the grid. `text` is tinyshakespeare."""
+    """Measure the cells that are missing; `quick` leaves two of the grid.
+
+    `texts` are corpora, each with a name of its own, `NAME=CORPUS`, or its own.
+    """
     parts = part.split(",")
     if unknown := set(parts) - set(PARTS):
         raise SystemExit(f"--part {','.join(unknown)}: expected some of {', '.join(PARTS)}")
-    corpora = {name: name for name in texts.split(",") if name != "shakespeare"}
-    if text and "shakespeare" in texts.split(","):
-        corpora["shakespeare"] = str(text.resolve())
+    pairs = [text.partition("=") for text in texts.split(",")]
+    corpora = {name: os.path.abspath(corpus) if named else name for name, named, corpus in pairs}
     times = [float(number) for number in minutes.split(",")]
     for name, corpus in corpora.items():
         for time_given in times:
@@ -155,6 +158,7 @@ def _cell(part: str, text: str, corpus: str, minutes: float, shape: tuple[int, .
         **{"parameters": summary["parameters"], "train_bytes": train_bytes},
         "held_out_bytes_per_token": summary["val_loss"] / math.log(2) / bits,
         **{f"trial_{name}": value for name, value in _trial(corpus).items()},
+        "dropout": taken["dropout"],
     }
     new = not TABLE.exists()
     with TABLE.open("a", encoding="utf-8", newline="") as file:

@@ -62,7 +62,8 @@ def read() -> list[dict[str, Any]]:
         row["context"] = context
         row["seen"] = row["steps"] * row["batch_tokens"] * row["per_token"]
         row["trial"] = [row[f"trial_{name}"] for name in TRIAL]
-    return [row for row in rows if row["seen"] <= MOST_PASSES * row["unique"]]
+    plain = [row for row in rows if not row.get("dropout")]  # whose gain the plan adds
+    return [row for row in plain if row["seen"] <= MOST_PASSES * row["unique"]]
 
 
 NUMBERS = ("blocks", "table", "context", "seen", "unique", "batch", "per_token")
