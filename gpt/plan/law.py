@@ -6,15 +6,15 @@ less and less, as in Muennighoff et al. 2023 (section 5). What differs between t
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-_NUMBERS = ("blocks", "table", "context", "seen", "unique", "batch", "per_token")
 _BATCH_POWER = 0.4  # of the bytes seen: so the batch grows that wastes half of them, for a given loss
-_REPEATS = 0.78  # of the trial's bits per byte: what LZMA takes for python-docs
+_SLOWEST = 0.05  # the pace of a text that a trial hardly learns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +22,8 @@ class Trial:
     """How hard a text is: what a short training of a small model on it has reached. Numbers or arrays."""
 
     bits_per_byte: Any
-    table: Any  # the numbers from here to `per_token`, and the constants, are those of `Law.usual`
-    seen: Any
-    unique: Any
-    per_token: Any
-    repeats: Any  # bits that LZMA takes for each held-out byte, after text from the part to train on
-    blocks: ClassVar[int] = 12 * 64**2  # one layer of width 64
-    context: ClassVar[int] = 64
-    batch: ClassVar[int] = 1536
+    earlier: Any  # bits per byte of the same after a third of the steps
+    numbers: Mapping[str, Any]  # the arguments of `Law.usual`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +43,6 @@ class Law:
     window: float  # window length in tokens that halves a token's value: neighbours tell less than other text
     overfit: float  # of each pass after the first and each weight for a byte of text
     table_overfit: float  # so many times a weight of the embeddings counts there
-    overfit_repeats: float  # of how well the text repeats itself: what was learned by heart helps there
-    repeat_power: float  # of its repetitions, for each time that a training comes e times below the trial
     error: float  # of a prediction for a kind of text that it was not fitted to, as a share
     lr: float  # the peak learning rate of the blocks' matrices at width 128 in a run of a thousand steps
     lr_power: float  # of the thousands of steps
@@ -60,23 +52,17 @@ class Law:
 
     def bits_per_byte(self, text: Trial, **numbers: Any) -> Any:
         """Of a training on a text; `numbers` are the arguments of `usual`."""
-        trial = self.usual(**{name: getattr(text, name) for name in _NUMBERS})
-        repeats = text.repeats / text.bits_per_byte / _REPEATS
-        usual = self.usual(**numbers, repeats=repeats)
-        learned = np.maximum(np.log(trial / usual), 0)
-        return usual * text.bits_per_byte / trial * repeats ** (self.repeat_power * learned)
+        ratio = self.usual(**numbers) / self.usual(**text.numbers)
+        return text.bits_per_byte * ratio ** self.pace(text)
+
+    def pace(self, text: Trial) -> Any:
+        """How fast a text was learned in its trial: 1 as fast as usual."""
+        earlier = self.usual(**{**text.numbers, "seen": text.numbers["seen"] / 3})
+        usual = np.log(earlier / self.usual(**text.numbers))
+        return np.maximum(np.log(text.earlier / text.bits_per_byte) / usual, _SLOWEST)
 
     def usual(
-        self,
-        *,
-        blocks: Any,
-        table: Any,
-        context: Any,
-        seen: Any,
-        unique: Any,
-        batch: Any,
-        per_token: Any,
-        repeats: Any = 1.0,
+        self, *, blocks: Any, table: Any, context: Any, seen: Any, unique: Any, batch: Any, per_token: Any
     ) -> Any:
         """Bits per byte of a text of which one remains after endless training. Numbers or arrays.
 
@@ -87,13 +73,12 @@ class Law:
             unique: bytes of the text that is trained on.
             batch: tokens of an update.
             per_token: bytes of a token, in held-out text.
-            repeats: bits that LZMA takes, over those that it would take for a usual text.
         """
         again = np.maximum(seen / unique, 1.0) - 1  # passes after the first
         effective = np.minimum(seen, unique) - unique * self.passes * np.expm1(-again / self.passes)
         wasted = batch / self.batch * (seen / 1e6) ** -_BATCH_POWER
         effective = effective / (1 + wasted) / (1 + context / self.window) / per_token
-        by_heart = (blocks + self.table_overfit * table) / unique * again * repeats**self.overfit_repeats
+        by_heart = (blocks + self.table_overfit * table) / unique * again
         return (
             1
             + self.blocks * blocks**-self.blocks_power

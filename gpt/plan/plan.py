@@ -28,9 +28,10 @@ VALIDATIONS = 5
 """Of all steps: points enough to see whether the curve still falls."""
 _BATCH_TOKENS = tuple(1536 << i for i in range(9))
 _LONGER = 0.01  # of the bits per byte: by so much must half of the steps be better to be taken
-# Where there is so many times the time of a part: how often its steps are made, with which dropout, and what
-# share of the bits per byte that gains. A step with dropout takes up to 1.3 times as long.
-_REGULARISED = ((10.4, 8, 0.2, 0.08), (5.2, 4, 0.2, 0.05), (2.6, 2, 0.1, 0.04), (1.0, 1, 0.0, 0.0))
+# How often the steps of a part are made where there is time, with which dropout, and what share of the bits
+# per byte that gains.
+_REGULARISED = ((8, 0.2, 0.08), (4, 0.2, 0.05), (2, 0.1, 0.04))
+_DROPPING = 1.3  # times as long takes a step with dropout, at most
 _RISES = 3  # validations in a row that are each worse than the one before end a run
 _SAMPLE_SECONDS = 0.7  # the text that is written at each
 _FEWEST_WINDOWS = 6  # of a batch: fewer look at too few places of the text
@@ -148,9 +149,10 @@ def choose(
     wanted = bits * np.where(unknown, 1 + _DOUBT, 1) * (1 + _LONGER * halved)
     wanted = np.where(in_time >= _FEWEST_STEPS, wanted, np.inf)
     part, i = map(int, np.unravel_index(wanted.argmin(), bits.shape))
-    unknown = unknown | law.outside(**amounts, trial=text.trial.bits_per_byte, repeats=text.trial.repeats)
-    room = 1.0 if _DROPOUT in given else in_time[i] / steps[part, i]
-    times, often, dropout, gained = next(row for row in _REGULARISED if room >= row[0])
+    unknown = unknown | law.outside(**amounts, trial=text.trial.bits_per_byte, pace=law.pace(text.trial))
+    room = 1.0 if _DROPOUT in given else in_time[i] / steps[part, i] / _DROPPING
+    often, dropout, gained = next((row for row in _REGULARISED if room >= row[0]), (1, 0.0, 0.0))
+    times = often * _DROPPING if dropout else 1.0
     reached = float(bits[part, i]) * (1 - gained)
     best = Shape(**{name: int(sizes[i]) for name, sizes in vars(shape).items()})
     return Plan(

@@ -120,9 +120,9 @@ def planner(given: Mapping[str, Any]) -> Callable[[float], Plan]:
         return cost, time.perf_counter() - STARTED + _REST_OF_START
 
     @cache
-    def measured(most_bytes: int | None) -> tuple[Text, float]:
+    def measured(most_bytes: int | None, steps: int) -> tuple[Text, float]:
         began = time.perf_counter()
-        text = measure(corpus, **reading, most_bytes=most_bytes)
+        text = measure(corpus, **reading, most_bytes=most_bytes, steps=steps)
         return text, time.perf_counter() - began
 
     def plan_for(minutes: float) -> Plan:
@@ -130,7 +130,8 @@ def planner(given: Mapping[str, Any]) -> Callable[[float], Plan]:
         check_time(minutes, (_LEAST_SECONDS + learned) / 60)  # before anything is measured
         cost, start = timed()
         most = given.get("data.most_bytes") or most_bytes(cost, minutes)
-        text, seconds = measured(None if size is not None and size <= most else most)
+        whole = size is not None and size <= most
+        text, seconds = measured(None if whole else most, trial_steps(minutes))
         return choose(text, cost, law, minutes, numbers, start + seconds)
 
     return plan_for
@@ -142,6 +143,11 @@ def time_machine(given: Mapping[str, Any]) -> Cost:
     accelerator = given.get("trainer.accelerator", "auto")
     precision = given.get("trainer.precision") or default_precision(accelerator)
     return probe(choose_device(accelerator), precision)
+
+
+def trial_steps(minutes: float) -> int:
+    """Of a text's trial, for a plan of some minutes: ten seconds of five."""
+    return 300 if minutes >= 5 else 100
 
 
 def most_bytes(cost: Cost, minutes: float, shape: Shape = _SMALL, least: int = _LEAST_READ) -> int:

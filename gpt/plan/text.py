@@ -3,7 +3,6 @@
 How hard it is says a short training of a small model. Shapes: B windows, T context_length.
 """
 
-import lzma
 import math
 import os
 import time
@@ -12,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -32,16 +33,19 @@ from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.schedule import learning_rate_factor
 
 _SAMPLE = 1_000_000  # characters, in parts from all of the text
-_PART = 100_000  # characters
+_PART = 2_000  # characters: long ones would miss what is alike in neighbouring documents
 _SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 _SHORTEST = 2_000  # bytes
 _AROUND_TOKENIZING = 1.5  # reading, dividing, writing and checksums, beside tokenizing
-_MOST_STEPS = 100  # of the trial: about a second on two cores
-_FEWEST_STEPS = 20  # of the trial
+_FEWEST_STEPS = 20
+_WIDTH = 64  # of its one layer
+_CONTEXT = 64
+_BATCH = 1536  # tokens
 _MOST_PASSES = 4  # over the text: more would say how well it can be learned by heart
+_BYTES_FOR_ID = 300  # of text, in the trial's vocabulary
+_IDS = 512, 4096  # the fewest and the most
+_SCORED = 300_000  # characters
 _RECIPE = OptimizerConfig(lr=0.012, rest_lr=0.018, weight_decay=0.4, embedding_weight_decay=0.2)
-_KNOWN = 1_000_000  # bytes of the text that are compressed
-_NEW = 100_000  # and of what is held out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +73,7 @@ def measure(
     vocab_size: int | None = None,
     val_fraction: float | None = None,
     most_bytes: int | None = None,
+    steps: int = 100,
     **reading: str | None,
 ) -> Text:
     """Read what a run would read of a corpus, of a large text a sample; InputError if it is too short.
@@ -76,6 +81,7 @@ def measure(
     Args:
         corpus, vocabulary, vocab_size, val_fraction, most_bytes: as `TokenData` takes them, None for what is
             not given.
+        steps: of the trial.
         reading: its `text_column`.
     """
     if (Path(corpus) / META).is_file():
@@ -85,7 +91,7 @@ def measure(
             raise InputError(f"a plan needs held-out text to predict: prepare {corpus} with a --val_fraction")
         train, val = (prepared.tokenizer.decode(prepared.spread_ids(_SAMPLE // 4, split)) for split in SPLITS)
         held_out = sizes[1] / sum(sizes)
-        return _describe([prepared.tokenizer], train, val, size=sum(sizes), val_fraction=held_out)
+        return _describe([prepared.tokenizer], train, val, steps, size=sum(sizes), val_fraction=held_out)
     source = find_corpus(corpus, **reading)
     divided = Divided(source, val_fraction, most_bytes)
     if divided.size < _SHORTEST:
@@ -116,72 +122,74 @@ def measure(
     tokenizers[0].encode_array(train)
     seconds = (time.perf_counter() - began) / len(train.encode())  # for a byte, on one thread
     known["tokenizing"] = divided.size * seconds / (os.cpu_count() or 1) * _AROUND_TOKENIZING
-    return _describe(tokenizers, train, val, **known)
+    return _describe(tokenizers, train, val, steps, **known)
 
 
-def _describe(tokenizers: list[Tokenizer], train: str, val: str, **known: Any) -> Text:
+def _describe(tokenizers: list[Tokenizer], train: str, val: str, steps: int, **known: Any) -> Text:
     """The numbers of a text with what is `known`, and those of vocabularies to choose from."""
     size = len(val.encode())
     per_token = {one.n_vocab: size / len(one.encode_array(val)) for one in tokenizers}
-    trial, error = try_out(train, val)
+    learned = known["size"] * (1 - known["val_fraction"])
+    trial, error = try_out(train, val, learned, steps)
     scored_later = known["size"] * known["val_fraction"]
-    error *= math.sqrt(size / max(size, scored_later))
+    error *= math.sqrt(min(size, _SCORED) / max(size, scored_later))
     return Text(trial=trial, error=error, bytes_per_token=per_token, **known)
 
 
-def sample(text: str) -> str:
-    """Parts from all of a text, a million characters of a long one."""
-    step = -(-len(text) // _SAMPLE) * _PART
-    return "".join(text[i : i + _PART] for i in range(0, len(text), max(step, _PART)))
+def sample(text: str, most: int = _SAMPLE) -> str:
+    """Parts from all of a text, at most so many characters."""
+    if len(text) <= most:
+        return text
+    number = most // _PART
+    starts = (i * len(text) // number for i in range(number))
+    return "".join(text[start : start + _PART] for start in starts)
 
 
-def try_out(train: str, val: str) -> tuple[Trial, float]:
-    """Train on `train` and score `val`, in float32 on the CPU whatever a run will use.
+def try_out(train: str, val: str, size: float, steps: int) -> tuple[Trial, float]:
+    """Train on `train`, of a text of `size` bytes, and score `val`, in float32 on the CPU.
 
     Also the standard error of the bits per byte, as a share of them; infinite if `val` is very short.
     """
-    tokenizer = learn([train], Learned(1024))
+    val = sample(val, _SCORED)
+    tokenizer = learn([train], Learned(int(np.clip(size / _BYTES_FOR_ID, *_IDS))))
     known, new = (torch.from_numpy(tokenizer.encode_array(part).astype("int64")) for part in (train, val))
     if len(new) < 2:
         raise InputError("a plan needs held-out text to predict, a token of it is too little: hold out more")
-    T = Trial.context
-    B = Trial.batch // T
-    known = F.pad(known, (0, max(0, T + 1 - len(known))))
-    config = GPTConfig(vocab_size=tokenizer.n_vocab, context_length=T, emb_dim=64, num_heads=2, num_layers=1)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = GPT(config)
-    steps = min(_MOST_STEPS, max(_FEWEST_STEPS, _MOST_PASSES * len(known) // Trial.batch))
+    known = F.pad(known, (0, max(0, _CONTEXT + 1 - len(known))))
+    steps = min(steps, max(_FEWEST_STEPS, _MOST_PASSES * len(known) // _BATCH))
+    earlier, _ = _reached(tokenizer, known, new, steps // 3)
+    bits, error = _reached(tokenizer, known, new, steps)
+    per_token = len(val.encode()) / len(new)
+    numbers = {
+        "blocks": 12 * _WIDTH**2,
+        "table": tokenizer.n_vocab * _WIDTH,
+        "context": _CONTEXT,
+        "seen": steps * _BATCH * per_token,
+        "unique": len(train.encode()),
+        "batch": _BATCH,
+        "per_token": per_token,
+    }
+    return Trial(bits_per_byte=bits, earlier=earlier, numbers=numbers), error / bits
+
+
+def _reached(tokenizer: Tokenizer, known: Tensor, new: Tensor, steps: int) -> tuple[float, float]:
+    """Bits per byte of the ids `new`, and their standard error, after so many steps on `known`."""
+    T = _CONTEXT
+    config = GPTConfig(
+        vocab_size=tokenizer.n_vocab, context_length=T, emb_dim=_WIDTH, num_heads=2, num_layers=1
+    )
+    torch.manual_seed(0)
+    model = GPT(config)
     optimizer = build_optimizer(model, _RECIPE)
     schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps, steps // 10, "linear"))
     places = torch.Generator().manual_seed(0)
     for _ in range(steps):
-        starts = torch.randint(len(known) - T, (B, 1), generator=places)
-        windows = known[starts + torch.arange(T + 1)]  # (B, T + 1)
+        starts = torch.randint(len(known) - T, (_BATCH // T, 1), generator=places)
+        windows = known[starts + torch.arange(T + 1)]  # (windows, T + 1)
         train_step(model, optimizer, windows[:, :-1], windows[:, 1:])
         schedule.step()
-    rest = -(len(new) - 1) % T
-    inputs = F.pad(new[:-1], (0, rest)).view(-1, T)
-    targets = F.pad(new[1:], (0, rest), value=IGNORE_INDEX).view(-1, T)
-    batches = zip(torch.split(inputs, 4 * B), torch.split(targets, 4 * B), strict=True)
-    nats = torch.cat([score(model, x, y).sum(dim=1) for x, y in batches]).numpy()  # (windows,)
-    bits, error = bits_per_byte(nats, target_bytes(targets, tokenizer.byte_lengths()))
-    per_token = len(val.encode()) / len(new)
-    trial = Trial(
-        bits_per_byte=bits,
-        table=tokenizer.n_vocab * config.emb_dim,
-        seen=steps * Trial.batch * per_token,
-        unique=len(train.encode()),
-        per_token=per_token,
-        repeats=repeats(train, val),
-    )
-    return trial, error / bits
-
-
-def repeats(train: str, val: str) -> float:
-    """Bits that LZMA takes for each byte of `val` after `train`: few where it repeats what was there."""
-    known = train.encode()[-_KNOWN:]
-    new = val.encode()[:_NEW]
-    filters = [{"id": lzma.FILTER_LZMA2, "preset": 6}]
-    alone, both = (len(lzma.compress(it, lzma.FORMAT_RAW, filters=filters)) for it in (known, known + new))
-    return 8 * (both - alone) / len(new)
+    padded = F.pad(new, (0, -(len(new) - 1) % T), value=IGNORE_INDEX)
+    inputs = padded[:-1].clamp(min=0).view(-1, T)
+    targets = padded[1:].view(-1, T)
+    nats = score(model, inputs, targets).sum(dim=1).numpy()  # (windows,)
+    return bits_per_byte(nats, target_bytes(targets, tokenizer.byte_lengths()))

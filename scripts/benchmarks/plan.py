@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, fields
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -23,10 +22,11 @@ from typing import Any
 
 import yaml
 from benchmarks.common import ROOT, Report, machine, run_python, say
+from scaling.sweep import TRIAL, columns
 
 from gpt.data.shards import META, Prepared
-from gpt.plan.law import Trial
 from gpt.plan.plan import CHOICES
+from gpt.plan.recommend import trial_steps
 from gpt.plan.text import measure
 
 TABLE = ROOT / "scripts" / "scaling" / "planned.csv"
@@ -39,7 +39,7 @@ SHAPE = ("emb_dim", "num_layers", "vocab_size", "context_length", "batch_size")
 KEY = ("machine", "law", "part", "text", "minutes", *SHAPE)
 RESULTS = ("seconds", "planned", "bits_per_byte", "steps", "batch_tokens", "lr", "weight_decay")
 RESULTS += ("parameters", "train_bytes", "held_out_bytes_per_token")
-RESULTS += tuple(f"trial_{field.name}" for field in fields(Trial))
+RESULTS += tuple(f"trial_{name}" for name in TRIAL)
 RESULTS += ("dropout",)
 PARTS = ("plan", "grid", "neighbours", "stolen")
 BUSY = "import time\ntime.sleep({})\nwhile True: pass"
@@ -157,7 +157,7 @@ def _cell(part: str, text: str, corpus: str, minutes: float, shape: tuple[int, .
         **{name: config["model"]["optimizer"][name] for name in ("lr", "weight_decay")},
         **{"parameters": summary["parameters"], "train_bytes": train_bytes},
         "held_out_bytes_per_token": summary["val_loss"] / math.log(2) / bits,
-        **{f"trial_{name}": value for name, value in _trial(corpus).items()},
+        **_trial(corpus, minutes),
         "dropout": taken["dropout"],
     }
     new = not TABLE.exists()
@@ -171,8 +171,8 @@ def _cell(part: str, text: str, corpus: str, minutes: float, shape: tuple[int, .
 
 
 @cache
-def _trial(corpus: str) -> dict[str, Any]:
-    return asdict(measure(corpus).trial)
+def _trial(corpus: str, minutes: float) -> dict[str, float]:
+    return columns(measure(corpus, steps=trial_steps(minutes)).trial)
 
 
 def _summary(text: str, minutes: float) -> dict[str, Any] | None:

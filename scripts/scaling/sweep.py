@@ -27,6 +27,7 @@ from gpt.data.windows import EvalWindows
 from gpt.files import atomic_write, cache_folder
 from gpt.model import GPT
 from gpt.plan.law import Law, Trial
+from gpt.plan.recommend import trial_steps
 from gpt.plan.text import sample, try_out
 from gpt.training.device import cpu_multiplies_bfloat16, default_precision, keep_freed_memory
 from gpt.training.loss import linear_cross_entropy
@@ -35,8 +36,9 @@ from gpt.training.schedule import learning_rate_factor
 
 TABLE = Path(__file__).with_name("sweep.csv")
 HELD_OUT = 100_000  # bytes, the same for all cells of a kind
+TRIAL = ("bits_per_byte", "earlier", "table", "seen", "unique", "per_token")
 RESULTS = ("parameters", "train_bytes", "bytes_per_token", "held_out_bytes_per_token", "passes")
-RESULTS += (*(f"trial_{field.name}" for field in fields(Trial)), "bits_per_byte")
+RESULTS += (*(f"trial_{name}" for name in TRIAL), "bits_per_byte")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,15 +202,22 @@ def measure(cell: Cell, corpus: Path, held_out: Path) -> dict[str, float]:
         "bytes_per_token": trained.bytes / trained.tokens,
         "held_out_bytes_per_token": prepared.counts["train"].bytes / tokens_scored,
         "passes": cell.steps * cell.batch_tokens / trained.tokens,
-        **{f"trial_{name}": value for name, value in asdict(trial(corpus, held_out)).items()},
+        **columns(trial(corpus, held_out)),
         "bits_per_byte": nats / math.log(2) / prepared.counts["train"].bytes,
     }
+
+
+def columns(trial: Trial) -> dict[str, float]:
+    """What the tables of the law keep of a trial."""
+    found = {"bits_per_byte": trial.bits_per_byte, "earlier": trial.earlier, **trial.numbers}
+    return {f"trial_{name}": found[name] for name in TRIAL}
 
 
 @cache
 def trial(corpus: Path, held_out: Path) -> Trial:
     """How hard the text of a cell is."""
-    return try_out(*(sample(path.read_text("utf-8")) for path in (corpus, held_out)))[0]
+    train, val = (path.read_text("utf-8") for path in (corpus, held_out))
+    return try_out(sample(train), sample(val), len(train.encode()), trial_steps(1))[0]
 
 
 def corpus_of(cell: Cell, texts: dict[str, str]) -> tuple[Path, Path]:
