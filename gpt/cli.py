@@ -102,7 +102,9 @@ def run(name: str, arguments: list[str]) -> None:
             else []
         )
         meant = f"; did you mean --{near[0]}?" if near else ""
-        raise InputError(f"{error}{meant} (see 'gpt {name} --help')") from None
+        told = re.sub(r'Parser key "(.+?)"', r"--\1", str(error))
+        told = re.sub(r"Expected a <class '(.+?)'>", r"expected \1", told)
+        raise InputError(f"{told}{meant} (see 'gpt {name} --help')") from None
 
 
 def _spell_out(arguments: list[str], function: Callable[..., object]) -> list[str]:

@@ -32,11 +32,8 @@ class TrainerOptions:
     max_time: str | None = None
     """Training time over all resumes: 90s, 10m, 8h, or DD:HH:MM:SS."""
     val_check_interval: int = 500
-    """Batches between two validations, rounded up to whole updates; with --data.tokens_per_update updates.
-    By default at most a fifth of --trainer.max_steps.
+    """Updates between two validations, by default at most a fifth of --trainer.max_steps.
     Elsewhere: eval_interval, eval_steps, check_val_every_n_epoch."""
-    limit_val_batches: float = 1.0
-    """1.0 validates on all that is held out, 0 not at all."""
     accumulate_grad_batches: int = 1
     """Batches of an update. Elsewhere: gradient_accumulation_steps."""
     gradient_clip_val: float | None = 1.0
@@ -49,16 +46,9 @@ class TrainerOptions:
     Elsewhere: dtype, fp16, bf16."""
     devices: int | None = None
     """Processes on this machine, each with a device; by default 1, or as many as torchrun has started."""
-    num_nodes: int = 1
-    """Machines, whose processes torchrun or SLURM starts. Rare."""
-    strategy: Literal["auto", "ddp"] = "auto"
-    """ddp averages the gradients of several processes, each with all weights; auto takes it where there are
-    several. Rare."""
     logger: str = "csv"
     """Where the loss curve goes beside metrics.csv: csv, tensorboard, wandb, or several with commas.
     Elsewhere: report_to, callbacks."""
-    enable_progress_bar: bool = True
-    """Whether to show progress, validations and samples on stderr. Rare."""
     deterministic: bool = False
     """Whether a GPU has to compute the same to the last bit each time. Rare."""
 
@@ -70,14 +60,8 @@ class TrainerOptions:
         if self.max_seconds is not None and not 0 < self.max_seconds < float("inf"):
             raise InputError(f"max_time must be positive, got {self.max_time}")
         check_least(0, gradient_clip_val=self.gradient_clip_val)
-        counts = ("val_check_interval", "accumulate_grad_batches", "devices", "num_nodes")
+        counts = ("val_check_interval", "accumulate_grad_batches", "devices")
         check_least(1, **{name: getattr(self, name) for name in counts})
-        if self.limit_val_batches not in (0.0, 1.0):
-            given = f"limit_val_batches {self.limit_val_batches:g}"
-            raise InputError(
-                f"{given}: bits per byte need all of the validation text; give 0 or 1.0, or a smaller "
-                "--data.val_fraction"
-            )
         if others := [name for name in self.logger.split(",") if name not in LOGGERS]:
             raise InputError(f"logger {shown(others[0])}: expected some of {', '.join(LOGGERS)}")
 
@@ -124,11 +108,9 @@ class Options:
         folder_of(self.run)
         counts = ("checkpoint_every", "keep_checkpoints", "log_every", "early_stopping")
         check_least(1, **{name: getattr(self, name) for name in counts})
-        check_least(0, snapshot_megabytes=self.snapshot_megabytes)
-        if not 0 <= self.seed_everything < 1 << 32:
-            raise InputError(f"seed_everything must be from 0 to {2**32 - 1}, got {self.seed_everything}")
-        if self.early_stopping is not None and self.trainer.limit_val_batches == 0:
-            raise InputError("early_stopping needs validation: leave out --trainer.limit_val_batches 0")
+        check_least(0, snapshot_megabytes=self.snapshot_megabytes, seed_everything=self.seed_everything)
+        if self.seed_everything >= 1 << 32:
+            raise InputError(f"seed_everything must be below {1 << 32}, got {self.seed_everything}")
 
 
 class Option(NamedTuple):

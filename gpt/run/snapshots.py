@@ -18,15 +18,12 @@ class Snapshots:
     without what resuming needs.
     """
 
-    def __init__(self, folder: Path, megabytes: int, trained: int) -> None:
-        """Of `trained` weights."""
+    def __init__(self, folder: Path, megabytes: int, trained: int, step: int) -> None:
+        """Of `trained` weights; those after `step`, of another future, are deleted."""
         self.folder = folder
         self.most = megabytes * 1_000_000
         self.keeps_any = self.most >= 8 * 2 * trained
-
-    def forget_after(self, step: int) -> None:
-        """Delete those of another future."""
-        for other, _, file in snapshots_of(self.folder):
+        for other, _, file in snapshots_of(folder):
             if other > step:
                 file.unlink(missing_ok=True)
 

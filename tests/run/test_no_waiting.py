@@ -79,7 +79,7 @@ def update(
 
 
 def run_updates(module: LanguageModel, processes: int) -> None:
-    trainer, record = Trainer(processes), Record(Path("none"), RunPart(), every=10, show=False)
+    trainer, record = Trainer(processes), Record(Path("none"), RunPart(), every=10, window=16, first=False)
     module._trainer, module.logs_itself = trainer, False
     configured = module.configure_optimizers()
     optimizer, scheduler = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
