@@ -13,7 +13,7 @@ import re
 from argparse import SUPPRESS
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,6 @@ from gpt.run.options import OPTIONS, Options, text_of
 
 Values = dict[str, Any]  # by the dotted names of options
 
-_GROUPS = {
-    "": "The run",
-    "data": "The text",
-    "trainer": "Training",
-    "model": "The model",
-    "model.config": "Its shape",
-    "model.optimizer": "The recipe of the updates",
-    "model.lora": "Adapters",
-}
 _FIT = """Train a model on a text: a file, a folder, a pattern, a recipe or a data set of the hub.
 Defaults are those of configs/quick.yaml. Rare options: docs/options.md."""
 _VALIDATE = """Print the loss and the bits per byte of a run's checkpoint on the text that is held out.
@@ -51,10 +42,9 @@ def scan(arguments: list[str], command: str) -> tuple[Values, Values]:
 
     An InputError for an unknown one, or a value of another type.
     """
-    explains = bool({"-h", "--help"} & {*arguments})
     if arguments and not arguments[0].startswith("-"):
         arguments = [f"--{_COMMANDS[command][0]}={arguments[0]}", *arguments[1:]]
-    own = _parsed(arguments, command, explains)
+    own = _parsed(arguments, command)
     files = Values()
     for config in own.get("config", []):
         files |= typed(_read_config(config))
@@ -94,12 +84,16 @@ def options_of(values: Values, kind: type = Options, prefix: str = "") -> Any:
 
 def recipe(name: str) -> Values:
     """The options of a recipe that comes with the package."""
-    return typed(parse_yaml((shipped("configs") / f"{name}.yaml").read_text(encoding="utf-8")))
+    return typed(_shipped(name))
 
 
-def _parsed(words: list[str], command: str = "fit", explains: bool = False) -> Values:
+def _shipped(name: str) -> Any:
+    return parse_yaml((shipped("configs") / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+def _parsed(words: list[str], command: str = "fit") -> Values:
     try:
-        return vars(_parser(command, explains).parse_args(words, defaults=False).as_flat())
+        return vars(_parser(command).parse_args(words, defaults=False).as_flat())
     except ArgumentError as error:
         if unknown := re.match(r"unrecognized arguments: -*([^\s=]*)", str(error)):
             raise _unknown(unknown[1]) from None
@@ -109,7 +103,8 @@ def _parsed(words: list[str], command: str = "fit", explains: bool = False) -> V
         raise
 
 
-def _parser(command: str, explains: bool) -> ArgumentParser:
+@cache
+def _parser(command: str) -> ArgumentParser:
     first, what, example = _COMMANDS[command]
     wide: Any = partial(DefaultHelpFormatter, max_help_position=8, width=100)  # in whatever terminal
     parser = ArgumentParser(
@@ -126,12 +121,11 @@ def _parser(command: str, explains: bool) -> ArgumentParser:
     parser.add_argument("-c", "--config", action="append", metavar="NAME|FILE", help=configs)
     printing = "print all options as a file, and train nothing"
     parser.add_argument("--print_config", action="store_true", help=printing)
-    groups = {prefix: parser.add_argument_group(title) for prefix, title in _GROUPS.items()}
-    defaults = recipe("quick") if explains else {}
+    defaults = flat(_shipped("quick"))
     for name, option in OPTIONS.items():
-        text = text_of(name) if explains else ""
+        text = text_of(name)
         alone: Any = {"nargs": "?", "const": True} if option.kind is bool else {}
-        groups.get(name.rpartition(".")[0], parser).add_argument(
+        parser.add_argument(
             f"--{name}",
             type=option.kind,
             default=defaults.get(name, option.default),

@@ -61,10 +61,10 @@ def prepare_process() -> None:
 
 def fit(begun: Start) -> None:
     """Train; a run that a signal ended exits with the status that the signal has in a shell."""
-    trainer, loop = assemble(begun)
+    loop = assemble(begun)
     try:
         with sharing_cores():
-            trainer.fit(loop.module, datamodule=loop.data)
+            loop.trainer.fit(loop.module, datamodule=loop.data)
     except Stopped as stopped:
         line, status = stopped.args
         report(line)
@@ -75,15 +75,16 @@ def fit(begun: Start) -> None:
         raise KeyboardInterrupt from None
     finally:
         loop.close()
-    if trainer.is_global_zero:
+    if loop.trainer.is_global_zero:
         summarize(loop)
 
 
-def assemble(begun: Start) -> tuple[Trainer, Loop]:
+def assemble(begun: Start) -> Loop:
     """All parts of a run, its text prepared: what is wrong with it is found before there is a folder."""
     options, module, data = build(begun)
     loop = Loop(options, module, data, begun)
-    return new_trainer(options, data, [loop]), loop
+    loop.trainer = new_trainer(options, data, [loop])
+    return loop
 
 
 def build(begun: Start) -> tuple[Options, LanguageModel, TokenData]:

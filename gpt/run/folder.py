@@ -5,7 +5,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import count
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -62,10 +61,11 @@ def is_run(folder: Path) -> bool:
 
 def _reserve(first: Path) -> Path:
     """Make the first of `runs/NAME`, `runs/NAME-2`, ... that does not exist, one for each caller."""
-    first.parent.mkdir(parents=True, exist_ok=True)
-    names = (first.name if number == 1 else f"{first.name}-{number}" for number in count(1))
-    for folder in map(first.with_name, names):
+    folder = first
+    number = 1
+    while True:
         with suppress(FileExistsError):
-            folder.mkdir()
-            break
-    return folder
+            folder.mkdir(parents=True)
+            return folder
+        number += 1
+        folder = first.with_name(f"{first.name}-{number}")

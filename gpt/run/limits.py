@@ -1,7 +1,6 @@
 """How many updates a run makes: from steps, epochs, a time, a plan and early stopping, decided here alone."""
 
 import math
-import sys
 import time
 from datetime import timedelta
 
@@ -15,6 +14,7 @@ from gpt.weights.checkpoint import RunPart
 
 _RECENT = 0.2  # fraction of the run over which speed is averaged
 _OFF = 0.01  # fraction of the time by which a planned run may be off uncorrected
+_ENDLESS = 1 << 53  # updates: JSON's numbers go so far
 _EVERY = 0.05  # fraction of the time between two corrections, and before the first
 
 
@@ -52,7 +52,7 @@ class Limits:
         epochs = self.options.trainer.max_epochs
         if steps > 0 and run.total and self.seconds is None:
             steps = run.total
-        self._limit(steps if steps > 0 else sys.maxsize)
+        self._limit(steps if steps > 0 else _ENDLESS)
         if 0 < epochs * steps_per_epoch < self._most:
             self._limit(epochs * steps_per_epoch)
             self.reason = f"max_epochs {epochs} of {steps_per_epoch} steps"
@@ -65,7 +65,7 @@ class Limits:
 
     def begin(self) -> None:
         """Say what is planned, and begin to count the time."""
-        plans = [f"{self._most} steps ({self.reason})"] if self._most < sys.maxsize else []
+        plans = [f"{self._most} steps ({self.reason})"] if self._most < _ENDLESS else []
         if self.seconds is not None:
             plans.append(f"{_clock(self.seconds)} of training (max_time)")
         first = ", whichever comes first" if plans[1:] else ""
@@ -174,7 +174,7 @@ class Limits:
         step = self.run.step
         speed = self.run.seconds_per_step
         if speed is None:
-            return sys.maxsize if left > 0 else step
+            return _ENDLESS if left > 0 else step
         every = self.options.trainer.val_check_interval
         steps = int(left / speed)
         for _ in range(2):  # those within the updates that they leave; max_time does not count the last

@@ -6,13 +6,11 @@ the optimizer and the schedule. Then this callback, the only one of a run, plans
 validates, if it is told to; and at last the callback keeps and saves.
 """
 
-import hashlib
-import json
 import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +40,7 @@ from gpt.run.snapshots import Snapshots
 from gpt.run.start import Start
 from gpt.training.guard import scaler_of
 from gpt.training.lora import ALPHA
-from gpt.training.module import VALIDATED, LanguageModel, steps_per_epoch
+from gpt.training.module import VALIDATED, LanguageModel
 from gpt.weights.adapters import without_adapters
 from gpt.weights.checkpoint import ModelPart, next_session
 from gpt.weights.formats.table import Weights
@@ -76,11 +74,10 @@ class Loop(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """With the model on its device: open the folder, and restore all but what the first batch needs."""
         run = self.run
-        self.trainer = trainer
         if trainer.strategy.broadcast(run) != run:
             raise InputError(f"process {trainer.global_rank} and process 0 have to see the same checkpoints")
-        self.limits.count(steps_per_epoch(self.data))
-        corpus = corpus_hash(self.data)
+        self.limits.count(self.data.updates_per_epoch)
+        corpus = self.data.prepared.counts["train"].sha256  # of its tokens, whatever folder it is in
         if run.corpus not in ("", corpus):
             how = "start a run of its own from the weights, --model.init_from"
             raise InputError(f"the text is not the one that this run was trained on: {how}")
@@ -100,8 +97,7 @@ class Loop(Callback):
         folder = self._open.enter_context(opened(self.folder, self.begun.folder))
         self.checkpoints = Checkpoints(folder, self.options.keep_checkpoints, resumed, run)
         self.limits.check_left()
-        trained = sum(weight.numel() for weight in module.parameters() if weight.requires_grad)
-        self.snapshots = Snapshots(folder, self.options.snapshot_megabytes, trained, run.step)
+        self.snapshots = Snapshots(folder, self.options.snapshot_megabytes, run.step)
         run.session = next_session(folder)
         with atomic_write(folder / "config.yaml") as file:
             file.write(yaml.safe_dump(run.options, sort_keys=False, allow_unicode=True))
@@ -164,13 +160,10 @@ class Loop(Callback):
 
         # 3. A validation; what is kept and saved follows it.
         if self.limits.validates and trainer.enable_validation:
+            self._paused = self.record.elapsed()
             trainer.val_check_batch = 1  # Lightning asks whether this number divides the batches so far
         else:
             self._keep()
-
-    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Note when."""
-        self._paused = self.record.elapsed()
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Record the loss, and write a sample."""
@@ -253,11 +246,4 @@ class Loop(Callback):
         run.save += 1
         run.saved_at = time.time()
         self.record.note()
-        saved = replace(run, total=min(run.total, 1 << 53))  # as far as JSON's numbers go
-        self._on_first(lambda: self.checkpoints.save(tensors, self.model_part, saved))
-
-
-def corpus_hash(data: TokenData) -> str:
-    """Identifies a text by its tokens, whatever folder it is in."""
-    meta = data.prepared.meta
-    return hashlib.sha256(json.dumps([meta.tokenizer, meta.splits], sort_keys=True).encode()).hexdigest()
+        self._on_first(lambda: self.checkpoints.save(tensors, self.model_part, run))

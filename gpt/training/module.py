@@ -180,7 +180,7 @@ class LanguageModel(LightningModule):
         if trainer.max_steps > 0:
             return int(trainer.max_steps)
         if isinstance(trainer.datamodule, TokenData):  # whose place in the text Lightning's count would move
-            return max(1, trainer.max_epochs) * steps_per_epoch(trainer.datamodule)
+            return max(1, trainer.max_epochs) * trainer.datamodule.updates_per_epoch
         return int(trainer.estimated_stepping_batches)
 
     def plan(self, steps: int) -> None:
@@ -213,9 +213,3 @@ class LanguageModel(LightningModule):
         self.guard.check(self.trainer, self.last_loss, norm, step)
         if gradient_clip_val:
             clip_grads_with_norm_(weights, gradient_clip_val, norm)
-
-
-def steps_per_epoch(data: TokenData) -> int:
-    """Updates in one pass over the training text, once the data knows its Trainer."""
-    accumulate: int = data.trainer.accumulate_grad_batches if data.trainer else 1
-    return len(data.train_dataloader()) // accumulate  # which divides it

@@ -1,6 +1,5 @@
 """What happens to a run's output when nobody reads it any more."""
 
-import io
 import os
 from typing import Any, TextIO
 
@@ -8,8 +7,8 @@ from typing import Any, TextIO
 class MayEnd:
     """Discards output once its reader is gone: `| head -1` has ended, a terminal has closed."""
 
-    def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream or io.StringIO()  # a program may be started without one: `gpt fit >&-`
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -45,9 +45,9 @@ def _fit(steps: int, device: str) -> tuple[float, LanguageModel, TokenData]:
     options += ["--checkpoint_every", str(10 * steps)]
     options += ["--trainer.accelerator", device.partition(":")[0], "--snapshot_megabytes", "0"]
     prepare_process()
-    trainer, loop = assemble(start("fit", ["--config", "quick", *options]))
+    loop = assemble(start("fit", ["--config", "quick", *options]))
     try:
-        trainer.fit(loop.module, datamodule=loop.data)
+        loop.trainer.fit(loop.module, datamodule=loop.data)
     finally:
         loop.close()
     return loop.run.seconds, loop.module, loop.data

@@ -74,7 +74,9 @@ def test_the_time_of_compiling_does_not_count_as_speed(workplace, clock, monkeyp
     limit = [*NO_STEPS, "--trainer.max_time", "00:00:00:08", "--model.compile", "true"]
     assert fit(*ADAMW, *LINEAR, *limit, "--run", "r") == 0
     assert "ended after step 16: max_time 0:00:08" in capsys.readouterr().err
-    assert used[:2] == [0.01] * 2  # until the second update has ended, nothing is known of the speed
+    assert used[:2] == pytest.approx(
+        [0.01] * 2
+    )  # until the second update has ended, nothing is known of the speed
     assert used[2:] == pytest.approx([0.01 * (1 - step / 16) for step in range(2, 16)])
 
 
