@@ -33,7 +33,7 @@ def opened(new: Path, existing: Path | None) -> Iterator[Path]:
 
 def folder_of(name: str) -> Path:
     """`runs/NAME`; a name that is no folder's raises an InputError."""
-    if not name or name.startswith(".") or set(name) & set("/\\") or not name.isprintable():
+    if not name or name.startswith(".") or Path(name).name != name:
         raise InputError(f"expected a plain folder name for --run, got {shown(name)}")
     return RUNS / name
 

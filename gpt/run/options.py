@@ -6,7 +6,6 @@ an option to docs/options.md, and "Elsewhere:" lists the names that other progra
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
 from typing import Any, Literal, NamedTuple, get_type_hints
 
 from docstring_parser import parse_from_object
@@ -114,34 +113,24 @@ class Options:
 
 
 class Option(NamedTuple):
-    """One option: its type, its default, and the dataclass that it is a field of."""
+    """One option: its type, its default, and what the source says below its field."""
 
     kind: Any
     default: Any
-    group: type
+    text: str
 
 
 def all_options(kind: type = Options, prefix: str = "") -> Iterator[tuple[str, Option]]:
     """Each option by its dotted name, in the order of the help."""
     hints = get_type_hints(kind)
+    texts = {param.arg_name: param.description or "" for param in parse_from_object(kind).params}
     for field in fields(kind):
         name = f"{prefix}{field.name}"
         hint = hints[field.name]
         if is_dataclass(hint):
             yield from all_options(hint, f"{name}.")  # type: ignore[arg-type]
         else:
-            yield name, Option(hint, field.default, kind)
+            yield name, Option(hint, field.default, " ".join(texts.get(field.name, "").split()))
 
 
 OPTIONS = dict(all_options())
-
-
-def text_of(name: str) -> str:
-    """What the source says below an option's field, read where it is asked for."""
-    return _texts(OPTIONS[name].group).get(name.rpartition(".")[2], "")
-
-
-@cache
-def _texts(group: type) -> dict[str, str]:
-    params = parse_from_object(group).params
-    return {param.arg_name: " ".join((param.description or "").split()) for param in params}

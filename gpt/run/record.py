@@ -20,7 +20,7 @@ from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.model import GPT
 from gpt.pictures.runs import loss_curve
-from gpt.progress import progress
+from gpt.progress import progress, report
 from gpt.training.module import VALIDATED
 from gpt.weights.checkpoint import RunPart
 
@@ -55,8 +55,7 @@ class Record:
         self.loss_sum = torch.tensor(0.0)
         self._bar = ExitStack()
         self._loggers: list[Logger] = []
-        self._tokens = self.tokens  # at the last row
-        self._shown = run.step  # the update of the last row
+        self._step = run.step  # of the last row
         self._at = time.perf_counter()
         self._started = self._at - run.seconds
         if not first:
@@ -89,18 +88,18 @@ class Record:
     def update(self, loss: float, rate: float, norm: float) -> None:
         """Write the row of an interval, whose mean loss is given."""
         run = self.run
-        before = self._at
-        self._at = time.perf_counter()
-        speed = (self.tokens - self._tokens) / (self._at - before)
-        self._tokens = self.tokens
         self.loss_sum = torch.zeros_like(self.loss_sum)
         run.batches = 0
         if not self.first:
             return
+        made = run.step - self._step
+        self._step = run.step
+        before = self._at
+        self._at = time.perf_counter()
+        speed = self.tokens * made / run.step / (self._at - before)
         figures = {"train_loss": loss, "learning_rate": rate, "gradient_norm": norm}
         self._row({**figures, "tokens_per_second": speed})
-        self._advance(run.step - self._shown, f"loss {loss:.3f}, {speed:,.0f} tokens/s", run.total)
-        self._shown = run.step
+        self._advance(made, f"loss {loss:.3f}, {speed:,.0f} tokens/s", run.total)
 
     def validated(self, figures: dict[str, float], model: GPT, data: TokenData) -> None:
         """Write the figures of a validation, and continue an empty document, from the same seed each time."""
@@ -116,11 +115,7 @@ class Record:
         pieces = stream_samples(model, data.tokenizer, "", sampling=sampling, max_new_tokens=64, seed=0)
         text = "".join(piece for _, piece in pieces).strip()
         self._append("samples.txt", f"--- step {run.step}\n{text}\n\n")
-        print(f"step {run.step}  {told}\n{text}", file=sys.stderr)
-
-    def paused(self, seconds: float) -> None:
-        """Leave the time of a validation out of the speed."""
-        self._at += seconds
+        report(f"step {run.step}  {told}", text, prefix="")
 
     def note(self) -> None:
         """Count what a checkpoint keeps: the seconds, and the files so far, which are on the disk then."""

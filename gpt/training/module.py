@@ -78,18 +78,15 @@ class LanguageModel(LightningModule):
     ) -> None:
         super().__init__()
         kinds: dict[str, Any] = {"config": GPTConfig, "optimizer": OptimizerConfig, "lora": LoRAConfig}
-        options |= {"config": config, "optimizer": optimizer}
-        for name, kind in kinds.items():
-            if isinstance(given := options.get(name), dict):  # of a Trainer's checkpoint
-                options[name] = kind(**given)
-        self.options = ModelOptions(**options)
-        init_from = self.options.init_from
-        lora = self.options.lora
-        config = self.options.config
-        self.model = GPT(config) if init_from is None else start_from(init_from, config)
-        if lora.rank:
-            add_adapters(self.model, lora.rank)
-        self.model.checkpoint_activations = self.options.checkpoint_activations
+        given = {"config": config, "optimizer": optimizer, **options}
+        # A Trainer's checkpoint has dictionaries.
+        built = {name: kinds[name](**each) for name, each in given.items() if isinstance(each, dict)}
+        plain = self.options = ModelOptions(**{**given, **built})
+        weights = plain.init_from
+        self.model = GPT(plain.config) if weights is None else start_from(weights, plain.config)
+        if plain.lora.rank:
+            add_adapters(self.model, plain.lora.rank)
+        self.model.checkpoint_activations = plain.checkpoint_activations
         self.kernel = None  # of the loss, where `compile_model` compiles it
         self.guard = Guard()
         self.config = self.model.config
@@ -101,8 +98,8 @@ class LanguageModel(LightningModule):
         """`gpt fit` records the training loss at less cost, and turns this off."""
         self.last_loss = torch.tensor(float("nan"))  # stays on the device until it is read
         self.last_gradient_norm = self.last_loss
-        saved = {**asdict(self.options), "config": self.config.to_dict()}
-        self.save_hyperparameters(saved if lora.rank else {**saved, "init_from": None})
+        saved = {**asdict(plain), "config": self.config.to_dict()}
+        self.save_hyperparameters(saved if plain.lora.rank else {**saved, "init_from": None})
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Token ids (B, T) -> logits (B, T, V)."""
