@@ -15,7 +15,7 @@ from gpt.errors import InputError
 from gpt.files import atomic_write
 from gpt.training.module import LanguageModel
 from gpt.weights.adapters import adapters_of
-from gpt.weights.checkpoint import SUFFIX, ModelPart, RunPart, checkpoints_of, read, write
+from gpt.weights.checkpoint import SUFFIX, Checkpoint, ModelPart, RunPart, checkpoints_of, read, write
 from gpt.weights.formats.table import Weights
 
 LOSSES = "losses"  # what is saved beside a process's generators: the sum since the last row of metrics.csv
@@ -31,7 +31,7 @@ class Checkpoints:
     `run` tells, is set aside, and what a kill between the two left undone is made good.
     """
 
-    def __init__(self, folder: Path, keep: int, resumed: Path | None, run: RunPart) -> None:
+    def __init__(self, folder: Path, keep: int, resumed: Checkpoint | None, run: RunPart) -> None:
         self.folder = folder
         self.keep = keep
         self.last, self.best = (checkpoint_of(folder, name) for name in ("last", "best"))
@@ -40,7 +40,7 @@ class Checkpoints:
         for file in folder.rglob(".*.tmp"):
             file.unlink(missing_ok=True)
         last = self.last.resolve()
-        path = resumed.resolve() if resumed else None
+        path = resumed.path.resolve() if resumed else None
         if path and path.parent == last.parent and run.best_step == run.step > _step_of(self.best):
             also_called(path, self.best)
         if path != last:
@@ -95,7 +95,7 @@ def also_called(file: Path, name: Path) -> None:
 
 
 def gather(module: LanguageModel, optimizer: Optimizer | None = None) -> Weights:
-    """The weights by a GPT's names, or the adapters alone, and the optimizer's state, on the CPU."""
+    """The weights by a GPT's names, or the adapters alone, and the optimizer's state."""
     state = module.model.state_dict()
     if module.options.lora.rank:
         state = adapters_of(state)
@@ -105,24 +105,19 @@ def gather(module: LanguageModel, optimizer: Optimizer | None = None) -> Weights
         for name, weight in module.model.named_parameters():
             kept = optimizer.state.get(weight, {})
             state |= {f"optimizer/{name}/{key}": tensor for key, tensor in kept.items()}
-    return {name: tensor.detach().to("cpu") for name, tensor in state.items()}
+    return state
 
 
 def load_optimizer(module: LanguageModel, optimizer: Optimizer, tensors: Weights) -> None:
     """Restore the optimizer's state; its options stay those of today."""
     for name, weight in module.model.named_parameters():
-        for key, tensor in _below(f"optimizer/{name}/", tensors).items():
-            optimizer.state[weight][key] = tensor.to(weight.device)
+        for key, tensor in below(f"optimizer/{name}/", tensors).items():
+            optimizer.state[weight][key] = tensor.to(weight.device, copy=True)
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
     """The states of torch's generators of this process, which dropout uses, by the kinds of their devices."""
     return {kind: generator.get_rng_state() for kind, generator in _generators(device).items()}
-
-
-def state_of(tensors: Weights, rank: int) -> dict[str, Tensor]:
-    """What a checkpoint holds of one process; nothing of a further process than the run had."""
-    return _below(f"random/{rank}/", tensors)
 
 
 def set_random_state(state: dict[str, Tensor], seed: int, rank: int, device: torch.device) -> None:
@@ -142,10 +137,9 @@ def _generators(device: torch.device) -> dict[str, Any]:
     return {device.type: torch.get_device_module(device), "cpu": torch}
 
 
-def _below(prefix: str, tensors: Weights) -> Weights:
-    """Copies of the tensors under a prefix, by the rest of their names."""
-    found = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    return {name.removeprefix(prefix): tensor.clone() for name, tensor in found.items()}
+def below(prefix: str, tensors: Weights) -> Weights:
+    """The tensors under a prefix, by the rest of their names."""
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _set_aside(file: Path, prefix: str) -> None:

@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> None:
     try:
         run(begun)
     except (MemoryError, RuntimeError) as error:
-        if "alloc" not in str(error).lower():  # on a CPU torch raises a plain RuntimeError
+        if isinstance(error, RuntimeError) and "alloc" not in str(error).lower():  # as all of torch's are
             raise
         what = "give a smaller --data.batch_size; with --data.tokens_per_update the updates stay the same"
         raise InputError(f"the model or a batch does not fit into memory: {what}") from error
@@ -89,8 +89,13 @@ def build(begun: Start) -> tuple[Options, LanguageModel, TokenData]:
     seed = begun.options.seed_everything
     model = begun.options.model
     trainer = begun.options.trainer
-    sizes: dict[str, Any] = {name: getattr(model.config, name) for name in ("vocab_size", "context_length")}
-    data = TokenData(**as_dict(begun.options.data), **sizes, seed=seed, tokenizer=begun.tokenizer)
+    data = TokenData(
+        **as_dict(begun.options.data),
+        vocab_size=model.config.vocab_size,
+        context_length=model.config.context_length,
+        seed=seed,
+        tokenizer=begun.tokenizer,
+    )
     if begun.tokenizer is None:
         model = replace(model, config=replace(model.config, vocab_size=data.tokenizer.n_vocab))
     precision: Any = trainer.precision or default_precision(trainer.accelerator)

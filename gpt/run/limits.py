@@ -134,7 +134,7 @@ class Limits:
     @property
     def validates(self) -> bool:
         """Whether a validation follows this update, if there is text for it."""
-        return self.is_over or self.run.step % self.options.trainer.val_check_interval == 0
+        return self.is_over or self.run.step % self.options.trainer.interval == 0
 
     def why(self) -> str:
         """What ended the run."""
@@ -175,7 +175,7 @@ class Limits:
         speed = self.run.seconds_per_step
         if speed is None:
             return _ENDLESS if left > 0 else step
-        every = self.options.trainer.val_check_interval
+        every = self.options.trainer.interval
         steps = int(left / speed)
         for _ in range(2):  # those within the updates that they leave; max_time does not count the last
             ahead = (step + steps) // every - (step - 1) // every

@@ -24,18 +24,18 @@ from gpt.files import atomic_write, file_sha256
 from gpt.run.checkpoint import (
     LOSSES,
     Checkpoints,
+    below,
     gather,
     load_optimizer,
     random_state,
     set_random_state,
-    state_of,
 )
 from gpt.run.folder import folder_of, opened
 from gpt.run.lightning_private import skip_sigterm_broadcast
 from gpt.run.limits import Limits
 from gpt.run.options import Options
 from gpt.run.record import Record
-from gpt.run.signals import remembered, told
+from gpt.run.signals import remembered, stopped
 from gpt.run.snapshots import Snapshots
 from gpt.run.start import Start
 from gpt.training.guard import scaler_of
@@ -93,9 +93,8 @@ class Loop(Callback):
         """Open the folder, leave in it what is of this run's past, and tell whether that has a best."""
         run = self.run
         module = self.module
-        resumed = self.begun.checkpoint.path if self.begun.checkpoint else None
         folder = self._open.enter_context(opened(self.folder, self.begun.folder))
-        self.checkpoints = Checkpoints(folder, self.options.keep_checkpoints, resumed, run)
+        self.checkpoints = Checkpoints(folder, self.options.keep_checkpoints, self.begun.checkpoint, run)
         self.limits.check_left()
         self.snapshots = Snapshots(folder, self.options.snapshot_megabytes, run.step)
         run.session = next_session(folder)
@@ -124,11 +123,9 @@ class Loop(Callback):
         skip_sigterm_broadcast(trainer)
         self._open.enter_context(remembered(self.module.guard))
         self.limits.begin()
-        loggers = self.options.trainer.logger.split(",")
-        window = self.data.context_length
-        self.record = Record(self.folder, run, self.options.log_every, window, loggers, rank == 0)
+        self.record = Record(self.folder, run, self.options, self.data.context_length, first=rank == 0)
         self._open.callback(self.record.close)
-        state = state_of(self.tensors, rank)
+        state = below(f"random/{rank}/", self.tensors)  # nothing of a further process than the run had
         self.record.loss_sum = state.pop(LOSSES, torch.tensor(0.0)).to(self.module.device)
         self._continue()
         set_random_state(state, self.options.seed_everything, rank, self.module.device)
@@ -196,7 +193,7 @@ class Loop(Callback):
 
         # 6. A signal that any process has received.
         if guard.agreed and not over:
-            raise told(guard.agreed, run.step, self.folder)
+            raise stopped(guard.agreed, run.step, self.folder)
 
     # -- parts
 

@@ -17,6 +17,7 @@ from gpt.run.folder import folder_of
 from gpt.training.module import ModelOptions
 
 LOGGERS = ("csv", "tensorboard", "wandb")
+_USUAL_INTERVAL = 400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +31,8 @@ class TrainerOptions:
     """Passes over the training text; -1 for no such limit. Elsewhere: num_train_epochs, epochs."""
     max_time: str | None = None
     """Training time over all resumes: 90s, 10m, 8h, or DD:HH:MM:SS."""
-    val_check_interval: int = 500
-    """Updates between two validations, by default at most a fifth of --trainer.max_steps.
+    val_check_interval: int | None = None
+    """Updates between two validations, by default a fifth of --trainer.max_steps, at most 400.
     Elsewhere: eval_interval, eval_steps, check_val_every_n_epoch."""
     accumulate_grad_batches: int = 1
     """Batches of an update. Elsewhere: gradient_accumulation_steps."""
@@ -63,6 +64,12 @@ class TrainerOptions:
         check_least(1, **{name: getattr(self, name) for name in counts})
         if others := [name for name in self.logger.split(",") if name not in LOGGERS]:
             raise InputError(f"logger {shown(others[0])}: expected some of {', '.join(LOGGERS)}")
+
+    @property
+    def interval(self) -> int:
+        """Updates between two validations."""
+        fifth = max(1, self.max_steps // 5) if self.max_steps > 0 else _USUAL_INTERVAL
+        return self.val_check_interval or min(fifth, _USUAL_INTERVAL)
 
     @property
     def max_seconds(self) -> float | None:

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,17 +21,24 @@ from gpt.errors import InputError
 from gpt.model import GPT
 from gpt.pictures.runs import loss_curve
 from gpt.progress import progress, report
+from gpt.run.options import Options
 from gpt.training.module import VALIDATED
 from gpt.weights.checkpoint import RunPart
 
 COLUMNS = (
-    *("step", "tokens", "seconds", "train_loss", "learning_rate", "gradient_norm", "tokens_per_second"),
+    "step",
+    "tokens",
+    "seconds",
+    "train_loss",
+    "learning_rate",
+    "gradient_norm",
+    "tokens_per_second",
     *VALIDATED,
 )
 
 
 class Record:
-    """Writes a row every `every` updates and at each validation, and counts in `run`, whose windows have
+    """Writes a row every `log_every` updates and at each validation, and counts in `run`, whose windows have
     `window` tokens.
 
     The losses in between are summed on the device: reading one would wait for the device. Only the `first`
@@ -42,14 +49,13 @@ class Record:
         self,
         folder: Path,
         run: RunPart,
-        every: int,
+        options: Options,
         window: int,
-        loggers: Sequence[str] = (),
         first: bool = True,
     ) -> None:
         self.folder = folder
         self.run = run
-        self.every = every
+        self.every = options.log_every
         self.window = window
         self.first = first
         self.loss_sum = torch.tensor(0.0)
@@ -60,7 +66,8 @@ class Record:
         self._started = self._at - run.seconds
         if not first:
             return
-        self._loggers = [_logger(name, folder, run.step) for name in loggers if name != "csv"]
+        names = options.trainer.logger.split(",")
+        self._loggers = [_logger(name, folder, run.step) for name in names if name != "csv"]
         for name, size in (("metrics.csv", run.csv), ("samples.txt", run.samples)):
             if (path := folder / name).is_file():
                 os.truncate(path, min(size, path.stat().st_size))

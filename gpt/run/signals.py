@@ -40,7 +40,7 @@ def remembered(guard: Guard) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def told(number: int, step: int, run: Path) -> Stopped:
+def stopped(number: int, step: int, run: Path) -> Stopped:
     """How a run ends that a signal stopped after `step`."""
     line = f"{signal.Signals(number).name}: stopped after step {step}"
     saved = f"saved in {run}/checkpoints/last.safetensors"

@@ -27,8 +27,7 @@ class Snapshots:
 
     def is_due(self, step: int, last: bool) -> bool:
         """Whether to keep the weights after this update."""
-        regular = step % (1 << max(0, step.bit_length() - 3)) == 0
-        return self.most > 0 and (regular or last)
+        return last or step % (1 << max(0, step.bit_length() - 3)) == 0
 
     def save(self, step: int, loss: float, weights: Weights, model: ModelPart) -> None:
         """Keep the weights. A full disk ends the run at its next checkpoint, with a line."""

@@ -15,7 +15,7 @@ from gpt.plan.recommend import BYTES_PER_TOKEN, TUNED_CONTEXT, most_bytes, plann
 from gpt.progress import notice, report
 from gpt.run.arguments import Values, options_of, recipe, scan, typed
 from gpt.run.folder import folder_of_checkpoint, folder_to_restart
-from gpt.run.options import Options, TrainerOptions
+from gpt.run.options import Options
 from gpt.text.template import DEFAULT_TEMPLATE
 from gpt.text.tokenizer import Tokenizer
 from gpt.weights.checkpoint import RUNS, Checkpoint, RunPart, checkpoints_of, newest_run, read
@@ -25,11 +25,17 @@ AUTO_OR_NEW = "auto_or_new"
 _MOST_MINUTES = 1_000_000
 _CHOSEN_ANEW = ("resume", "ckpt_path", "minutes")  # by each start
 _FIXED = ("model.config.", "model.optimizer.name", "model.lora.rank", "model.init_from")  # by the weights
-_INTERVAL = "trainer.val_check_interval"
 _LIMITS = {"trainer.max_steps", "trainer.max_epochs", "trainer.max_time"}
 _UNPLANNED = (
-    *("resume", "ckpt_path", "data.tokens_per_update", *sorted(_LIMITS)),
-    *(f"trainer.{name}" for name in ("devices", "accumulate_grad_batches", "deterministic")),
+    "resume",
+    "ckpt_path",
+    "data.tokens_per_update",
+    "trainer.max_steps",
+    "trainer.max_epochs",
+    "trainer.max_time",
+    "trainer.devices",
+    "trainer.accumulate_grad_batches",
+    "trainer.deterministic",
 )
 # What a tuning takes for GPT-2 small, if it is not given; smaller weights take more steps at higher rates.
 _GPT2_SMALL = 124e6
@@ -86,10 +92,6 @@ def start(command: str, arguments: list[str]) -> Start:
         given = {**recipe(tuning if weights else "quick"), **given}
     if weights is not None:
         given = {**_of_weights(weights, given, minutes), **given}
-    steps = own.get("trainer.max_steps") or -1
-    if steps > 0 and _INTERVAL not in own:  # a short run has a curve, too
-        usual = given.get(_INTERVAL, TrainerOptions.val_check_interval)
-        given[_INTERVAL] = max(1, min(usual, steps // VALIDATIONS))
     options = _options(given)
     return Start(
         options=_on_weights(options, weights) if weights else options,
@@ -116,12 +118,12 @@ def find(resume: str, run: str | None = None) -> Checkpoint | None:
     return None if resume == AUTO_OR_NEW and not checkpoints_of(folder) else _newest(folder)
 
 
-def is_local_text(corpus: str) -> bool:
-    """Whether a name that a file gives leads to plain text on this machine, or to a recipe of the package."""
-    if corpus in {file.stem for file in shipped("recipes").glob("*.yaml")}:
+def is_local(name: str) -> bool:
+    """Whether a name in a file leads to plain data on this machine, or to a recipe of the package."""
+    if name in {file.stem for file in shipped("recipes").glob("*.yaml")}:
         return True
-    path = Path(corpus)
-    return "://" not in corpus and "::" not in corpus and path.exists() and path.suffix != ".yaml"
+    path = Path(name)
+    return "://" not in name and "::" not in name and path.exists() and path.suffix != ".yaml"
 
 
 def _minutes(asked: Values) -> float | None:
@@ -138,8 +140,7 @@ def _minutes(asked: Values) -> float | None:
 
 def _options(values: Values) -> Options:
     """Those of a run, without what each start chooses anew."""
-    options: Options = options_of({name: values[name] for name in values.keys() - _CHOSEN_ANEW})
-    return options
+    return options_of({name: values[name] for name in values.keys() - _CHOSEN_ANEW})
 
 
 def _resumed(command: str, own: Values, given: Values, checkpoint: Checkpoint) -> Start:
@@ -183,8 +184,7 @@ def _check_here(source: str, values: Values, given: Set[str]) -> None:
     """An InputError where a file names what would have to be fetched, and nobody has given another."""
     for name in {"data.corpus", "model.init_from"} & values.keys() - given:
         value = values[name]
-        here = is_local_text(value) if name == "data.corpus" else value is None or Path(value).exists()
-        if not here:
+        if value is not None and not is_local(value):
             what = f"{name} {shown(value)} is not on this machine"
             how = f"nothing that a file names is fetched: give it yourself, --{name} ..., if you trust it"
             raise InputError(f"{source}: {what}, and {how}")
@@ -202,16 +202,15 @@ def _of_weights(found: Found, given: Values, minutes: float | None) -> Values:
     steps = round(_TUNING_STEPS * smaller**0.5)
     context = given.get("model.config.context_length", min(TUNED_CONTEXT, config.context_length))
     windows = given.get("data.batch_size", max(1, _TUNING_TOKENS // context))
-    every = steps // VALIDATIONS
-    values: Values = {"model.config.context_length": context, "data.batch_size": windows, _INTERVAL: every}
+    values: Values = {"model.config.context_length": context, "data.batch_size": windows}
     if minutes is not None:
         cost = time_machine(given)
         shape = Shape(config.vocab_size, context, config.emb_dim, config.num_layers, windows)
         most = most_bytes(cost, minutes, shape, _LEAST_TUNED)
         batches = held_out_bytes(most) / BYTES_PER_TOKEN / shape.tokens  # to validate, each a third of a step
-        values[_INTERVAL] = max(every, round(2 * batches))
         values |= {"data.most_bytes": most, "early_stopping": _PATIENCE}
         values["trainer.max_time"] = f"{60 * minutes}s"
+        values["trainer.val_check_interval"] = max(steps // VALIDATIONS, round(2 * batches))
         if shape.memory() > cost.memory and "model.lora.rank" not in given:
             values["model.lora.rank"] = _ADAPTERS
             what = f"all weights would take {shape.memory() / 1e9:.1f} GB of memory"

@@ -13,7 +13,7 @@ from tiny_runs import TINY, fit
 from gpt.cli import main
 from gpt.errors import InputError
 from gpt.run.options import OPTIONS, TrainerOptions
-from gpt.run.start import is_local_text, start
+from gpt.run.start import is_local, start
 from gpt.training.module import LanguageModel
 from gpt.weights.checkpoint import read
 
@@ -63,7 +63,7 @@ def changed(options: dict, by: dict) -> dict:
     ],
 )
 def test_a_short_run_is_validated_five_times(words, updates):
-    assert start("fit", words.split()).options.trainer.val_check_interval == updates
+    assert start("fit", words.split()).options.trainer.interval == updates
 
 
 @pytest.mark.parametrize("way", ["fit --resume", "validate --ckpt_path"])
@@ -125,7 +125,7 @@ def test_a_corpus_that_is_given_again_takes_the_place_of_a_refused_one(mine, cap
     ],
 )
 def test_a_name_in_a_file_leads_to_plain_text_here_or_nowhere(corpus, local, hostile_folder):
-    assert is_local_text(corpus) == local
+    assert is_local(corpus) == local
 
 
 @pytest.mark.parametrize(
