@@ -102,8 +102,8 @@ def run(name: str, arguments: list[str]) -> None:
             else []
         )
         meant = f"; did you mean --{near[0]}?" if near else ""
-        told = re.sub(r'Parser key "(.+?)"', r"--\1", str(error))
-        told = re.sub(r"Expected a <class '(.+?)'>", r"expected \1", told)
+        told = re.sub(r'Parser key "(.+?)":\s*Expected a ', r"--\1: expected ", str(error))
+        told = re.sub(r"<class '(.+?)'>", r"\1", told)
         raise InputError(f"{told}{meant} (see 'gpt {name} --help')") from None
 
 

@@ -41,9 +41,9 @@ def folder_of(name: str) -> Path:
 def folder_to_restart(name: str) -> Path:
     """`runs/NAME`; one that holds files of something else than a run raises an InputError."""
     folder = folder_of(name)
-    foreign = [path for path in folder.glob("*") if not path.name.startswith(".")]
+    foreign = next(folder.glob("[!.]*"), None)
     if foreign and not is_run(folder):
-        raise InputError(f"{folder} holds {foreign[0].name} and is no run's folder: choose another --run")
+        raise InputError(f"{folder} holds {foreign.name} and is no run's folder: choose another --run")
     return folder
 
 

@@ -260,6 +260,12 @@ def test_minutes_that_cannot_be_planned(hurry, more, line, capsys):
     assert not Path("runs").exists()
 
 
+def test_a_value_of_another_type_is_answered_with_what_was_given_and_expected(capsys):
+    assert main(["plan", "--model.config.dropout", "x"]) == 2
+    line = "gpt plan: --model.config.dropout: expected float. Got value: x (see 'gpt plan --help')\n"
+    assert capsys.readouterr().err == line
+
+
 def test_what_cannot_fit_is_said_before_anything_is_measured(hurry, monkeypatch, capsys):
     monkeypatch.setattr(recommend, "probe", None)
     monkeypatch.setattr(recommend, "measure", None)
