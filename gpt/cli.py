@@ -102,7 +102,9 @@ def run(name: str, arguments: list[str]) -> None:
             else []
         )
         meant = f"; did you mean --{near[0]}?" if near else ""
-        raise InputError(f"{error}{meant} (see 'gpt {name} --help')") from None
+        told = re.sub(r'Parser key "(.+?)":\s*Expected a ', r"--\1: expected ", str(error))
+        told = re.sub(r"<class '(.+?)'>", r"\1", told)
+        raise InputError(f"{told}{meant} (see 'gpt {name} --help')") from None
 
 
 def _spell_out(arguments: list[str], function: Callable[..., object]) -> list[str]:

@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -16,12 +16,15 @@ def notice(message: str) -> None:
 
 
 def report(*lines: str, prefix: str = "gpt fit: ") -> None:
-    """Print lines on stderr, on the first process alone: by what torchrun, Lightning or SLURM says of it."""
-    ranks = (os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
-    if next(filter(None, ranks), "0") != "0":
+    """Print lines on stderr, on the first process alone: by what torchrun or Lightning says of it.
+
+    Nothing happens where nobody reads them any more: `| head -1` has ended, a terminal has closed.
+    """
+    if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) != "0":
         return
     for line in lines:
-        print(f"{prefix}{line}", file=sys.stderr)
+        with suppress(OSError):
+            print(f"{prefix}{line}", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -69,6 +72,6 @@ def _plain_lines(label: str, total: int | None, before: int, unit: str) -> Calla
         if unit == "bytes":
             count = f"{done / 1e6:.0f} MB, {speed / 1e6:.1f} MB/s"
         left = f"{(total - done) / speed:.0f} s left" if total and speed else ""
-        print(f"{label}: {', '.join(filter(None, (count, figures, left)))}", file=sys.stderr, flush=True)
+        report(f"{label}: {', '.join(filter(None, (count, figures, left)))}", prefix="")
 
     return advance

@@ -103,8 +103,8 @@ class Place:
 
     def fit(self, name: str, config: str, steps: int, *more: str) -> Path:
         """Train with configs/`config`.yaml for so many steps, fewer in a dry run: the run's folder."""
-        options = [f"--config={config}", "--trainer.limit_val_batches=0", "--data.corpus=python-docs"]
-        options += ["--data.val_fraction=0.01", "--log_every=2", f"--trainer.accelerator={self.device}"]
+        options = [f"--config={config}", "--data.corpus=python-docs", "--data.val_fraction=0"]
+        options += ["--log_every=2", f"--trainer.accelerator={self.device}"]
         options += ["--trainer.logger=csv", "--run", name, *more]
         if self.dry:
             options += [f"--model.config.{key}={value}" for key, value in SHAPE.items()]
@@ -270,7 +270,7 @@ def ddp(place: Place, optimizer: str) -> Measured:
     count = 1 if place.dry else torch.cuda.device_count()
     recipe = ("--trainer.accumulate_grad_batches=2", f"--model.optimizer.name={optimizer}")
     alone = place.fit(f"one-{optimizer}", "quick", 20, *recipe, "--trainer.devices=1", "--data.batch_size=16")
-    shared = ("--trainer.strategy=ddp", f"--trainer.devices={count}", f"--data.batch_size={16 // count}")
+    shared = (f"--trainer.devices={count}", f"--data.batch_size={16 // count}")
     both = place.fit(f"ddp-{optimizer}", "quick", 20, *recipe, *shared)
     pairs = zip(column(both, "train_loss"), column(alone, "train_loss"), strict=True)
     worst = max(abs(one / other - 1) for one, other in pairs)

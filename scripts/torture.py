@@ -32,9 +32,9 @@ RUN = shlex.split("""fit --run run --data.corpus text.txt --trainer.logger csv -
 --model.config.vocab_size 300
 --model.config.context_length 16 --model.config.emb_dim 32 --model.config.num_heads 2
 --model.config.num_layers 1 --model.config.dropout 0.1 --trainer.max_steps 30
---trainer.accumulate_grad_batches 2 --checkpoint_every 4 --trainer.val_check_interval 14
+--trainer.accumulate_grad_batches 2 --checkpoint_every 4 --trainer.val_check_interval 7
 --data.batch_size 16""")
-TWO = [*RUN, "--data.batch_size=8", "--trainer.devices=2", "--trainer.strategy=ddp"]
+TWO = [*RUN, "--data.batch_size=8", "--trainer.devices=2"]
 
 
 def die_at(moment: str, number: int) -> Callable[[int], None]:

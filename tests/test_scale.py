@@ -55,7 +55,7 @@ def test_the_cluster_script_is_requeued_and_its_run_goes_on(tmp_path, workplace)
     (commands / "torchrun").write_text(torchrun, encoding="utf-8")
     for command in commands.iterdir():
         command.chmod(0o755)
-    tiny = [*TINY[1:], "--trainer.strategy", "ddp", "--trainer.accumulate_grad_batches", "1"]
+    tiny = [*TINY[1:], "--trainer.accumulate_grad_batches", "1"]
     options = [*tiny, "--checkpoint_every", "99999", "--log_every", "1", "--snapshot_megabytes", "0"]
     environment = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     environment |= {"PROCESSES": "2", "SLURM_JOB_ID": "7", "OMP_NUM_THREADS": "1"}

@@ -15,7 +15,7 @@ TINY = [
     *("--model.config.context_length", "16", "--log_every", "4"),
     *("--model.config.emb_dim", "32", "--model.config.num_heads", "2", "--model.config.num_layers", "1"),
     *("--data.batch_size", "37", "--trainer.accumulate_grad_batches", "2"),
-    *("--trainer.val_check_interval", "14", "--trainer.max_steps", "20"),
+    *("--trainer.val_check_interval", "7", "--trainer.max_steps", "20"),
 ]
 TEXT = "The quick brown fox jumps over the lazy dog.\n" * 300
 

@@ -123,6 +123,11 @@ class TokenData(pl.LightningDataModule):
         _, processes, accumulate = self._place()
         return self.batch_size * processes * accumulate
 
+    @property
+    def updates_per_epoch(self) -> int:
+        """Updates in one pass over the training text, once the Trainer is known."""
+        return len(self.train_dataloader()) // self._place()[2]  # which divides it
+
     def train_dataloader(self) -> "TrainLoader":
         """(x, y) of (B, T) int64, y one token ahead of x; with `isolate` document ids too."""
         stream = self.prepared.stream("train")

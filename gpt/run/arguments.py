@@ -7,34 +7,24 @@ stands. What stands below the options' fields is their help, see `gpt.run.option
 
 import difflib
 import inspect
-import json
 import os
 import re
 from argparse import SUPPRESS
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter
+from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace
 
 from gpt.errors import InputError
 from gpt.files import shipped
-from gpt.plain import parse_yaml, shown
-from gpt.run.options import OPTIONS, Options, text_of
+from gpt.plain import parse_yaml
+from gpt.run.options import OPTIONS, Options
 
 Values = dict[str, Any]  # by the dotted names of options
 
-_GROUPS = {
-    "": "The run",
-    "data": "The text",
-    "trainer": "Training",
-    "model": "The model",
-    "model.config": "Its shape",
-    "model.optimizer": "The recipe of the updates",
-    "model.lora": "Adapters",
-}
 _FIT = """Train a model on a text: a file, a folder, a pattern, a recipe or a data set of the hub.
 Defaults are those of configs/quick.yaml. Rare options: docs/options.md."""
 _VALIDATE = """Print the loss and the bits per byte of a run's checkpoint on the text that is held out.
@@ -51,32 +41,20 @@ def scan(arguments: list[str], command: str) -> tuple[Values, Values]:
 
     An InputError for an unknown one, or a value of another type.
     """
-    explains = bool({"-h", "--help"} & {*arguments})
     if arguments and not arguments[0].startswith("-"):
         arguments = [f"--{_COMMANDS[command][0]}={arguments[0]}", *arguments[1:]]
-    own = _parsed(arguments, command, explains)
+    own = _parsed(_parser(command).parse_args, arguments)
     files = Values()
     for config in own.get("config", []):
         files |= typed(_read_config(config))
     return own, files
 
 
-def typed(values: Mapping[Any, Any]) -> Values:
+def typed(values: Values) -> Values:
     """Nested values of a file by their dotted names, each of its option's type; else an InputError."""
-    texts = {
-        name: value if isinstance(value, str) else json.dumps(value, default=str)
-        for name, value in flat(values).items()
-    }
-    for name in texts.keys() - OPTIONS.keys():
+    found = _parsed(_parser("fit").parse_object, values)
+    for name in found.keys() - OPTIONS.keys():
         raise _unknown(name)
-    return _parsed([f"--{name}={text}" for name, text in texts.items()])
-
-
-def flat(values: Mapping[Any, Any], prefix: str = "") -> Values:
-    """Nested values by their dotted names."""
-    found = Values()
-    for key, value in values.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return found
 
 
@@ -94,14 +72,18 @@ def options_of(values: Values, kind: type = Options, prefix: str = "") -> Any:
 
 def recipe(name: str) -> Values:
     """The options of a recipe that comes with the package."""
-    return typed(parse_yaml((shipped("configs") / f"{name}.yaml").read_text(encoding="utf-8")))
+    return typed(_shipped(name))
 
 
-def _parsed(words: list[str], command: str = "fit", explains: bool = False) -> Values:
+def _shipped(name: str) -> Any:
+    return parse_yaml((shipped("configs") / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+def _parsed(parse: Callable[..., Namespace], given: Any) -> Values:
     try:
-        return vars(_parser(command, explains).parse_args(words, defaults=False).as_flat())
+        return vars(parse(given, defaults=False).as_flat())
     except ArgumentError as error:
-        if unknown := re.match(r"unrecognized arguments: -*([^\s=]*)", str(error)):
+        if unknown := re.match(r"(?:unrecognized arguments: -*|Option ')([^\s=']*)", str(error)):
             raise _unknown(unknown[1]) from None
         if wrong := re.match(r'Parser key "(.+)"', str(error)):
             kind = inspect.formatannotation(OPTIONS[wrong[1]].kind)
@@ -109,7 +91,8 @@ def _parsed(words: list[str], command: str = "fit", explains: bool = False) -> V
         raise
 
 
-def _parser(command: str, explains: bool) -> ArgumentParser:
+@cache
+def _parser(command: str) -> ArgumentParser:
     first, what, example = _COMMANDS[command]
     wide: Any = partial(DefaultHelpFormatter, max_help_position=8, width=100)  # in whatever terminal
     parser = ArgumentParser(
@@ -126,26 +109,26 @@ def _parser(command: str, explains: bool) -> ArgumentParser:
     parser.add_argument("-c", "--config", action="append", metavar="NAME|FILE", help=configs)
     printing = "print all options as a file, and train nothing"
     parser.add_argument("--print_config", action="store_true", help=printing)
-    groups = {prefix: parser.add_argument_group(title) for prefix, title in _GROUPS.items()}
-    defaults = recipe("quick") if explains else {}
     for name, option in OPTIONS.items():
-        text = text_of(name) if explains else ""
+        text = option.text
         alone: Any = {"nargs": "?", "const": True} if option.kind is bool else {}
-        groups.get(name.rpartition(".")[0], parser).add_argument(
+        parser.add_argument(
             f"--{name}",
             type=option.kind,
-            default=defaults.get(name, option.default),
+            default=option.default,
             help=SUPPRESS if " Rare." in text else text.split(". ")[0].rstrip("."),
             **alone,
         )
+    quick = parser.parse_object(_shipped("quick"), defaults=False)
+    parser.set_defaults(vars(quick.as_flat()))
     return parser
 
 
 def _unknown(name: str) -> InputError:
     """That there is no such option, with the one that was probably meant."""
     names: dict[str, list[str]] = {}
-    for ours in OPTIONS:
-        for known in {ours, _last(ours), *re.findall(r"\w+", text_of(ours).partition(" Elsewhere: ")[2])}:
+    for ours, option in OPTIONS.items():
+        for known in {ours, _last(ours), *re.findall(r"\w+", option.text.partition(" Elsewhere: ")[2])}:
             names.setdefault(known, []).append(ours)
     near = [known for known in (name, _last(name)) if known in names]
     near = near or difflib.get_close_matches(name, names, 1)
@@ -158,17 +141,14 @@ def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _read_config(argument: str) -> Mapping[Any, Any]:
+def _read_config(argument: str) -> Values:
     """The options in a file, or in a recipe of the package."""
     recipes = {file.stem: file for file in shipped("configs").glob("*.yaml")}
     path = Path(argument) if os.path.isfile(argument) else recipes.get(argument)
     if path is None:
         raise InputError(f"--config {argument}: no such file, nor one of {', '.join(sorted(recipes))}")
     try:
-        values = parse_yaml(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"--config {argument} cannot be read: {error}") from None
-    if not isinstance(values, Mapping):
+        return dict(parse_yaml(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
         what = "expected options such as 'trainer: {max_steps: 9}'"
-        raise InputError(f"--config {argument}: {shown(values)}: {what}")
-    return values
+        raise InputError(f"--config {argument}: {what}: {error}") from None

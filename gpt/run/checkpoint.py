@@ -1,6 +1,5 @@
 """Writing a run's checkpoints, each of which is whole or not there, and continuing from one."""
 
-import errno
 import os
 import shutil
 import time
@@ -16,7 +15,7 @@ from gpt.errors import InputError
 from gpt.files import atomic_write
 from gpt.training.module import LanguageModel
 from gpt.weights.adapters import adapters_of
-from gpt.weights.checkpoint import SUFFIX, ModelPart, RunPart, checkpoints_of, read, write
+from gpt.weights.checkpoint import SUFFIX, Checkpoint, ModelPart, RunPart, checkpoints_of, read, write
 from gpt.weights.formats.table import Weights
 
 LOSSES = "losses"  # what is saved beside a process's generators: the sum since the last row of metrics.csv
@@ -27,29 +26,27 @@ _PART_BETWEEN = 0.01  # of the run
 class Checkpoints:
     """Keeps the newest checkpoint, `last`, those before it, `step-N`, and `best`, of the lowest validation.
 
-    A save writes `last`, and where it is the best, `best` becomes a further name of this file. A kill between
-    the two is made good before the run continues. The newest `keep` are kept, by the first process.
+    A save writes `last`, and where it is the best, `best` becomes a further name of this file. The newest
+    `keep` are kept, by the first process. What is of another future than the one that is `resumed`, of which
+    `run` tells, is set aside, and what a kill between the two left undone is made good.
     """
 
-    def __init__(self, folder: Path, keep: int) -> None:
+    def __init__(self, folder: Path, keep: int, resumed: Checkpoint | None, run: RunPart) -> None:
         self.folder = folder
         self.keep = keep
         self.last, self.best = (checkpoint_of(folder, name) for name in ("last", "best"))
-        self._saved = 0  # the step of the newest one
+        self._saved = run.step  # the step of the newest one
         self._at = time.monotonic()  # when it was written
-
-    def begin(self, resumed: Path | None, run: RunPart, other_text: bool) -> None:
-        """Set aside what is of another future or text, and make good what a kill left undone."""
-        self._saved = run.step
-        for file in self.folder.rglob(".*.tmp"):
+        for file in folder.rglob(".*.tmp"):
             file.unlink(missing_ok=True)
         last = self.last.resolve()
-        path = resumed.resolve() if resumed else None
+        path = resumed.path.resolve() if resumed else None
         if path and path.parent == last.parent and run.best_step == run.step > _step_of(self.best):
             also_called(path, self.best)
         if path != last:
             _set_aside(self.last, "step-")
-        _set_aside(self.best, "best-step-", -1 if other_text else run.step)
+        if not 0 <= _step_of(self.best) <= run.step:
+            _set_aside(self.best, "best-step-")
 
     def is_late(self, run: RunPart) -> bool:
         """Whether a minute and a hundredth of the run have passed since the last one."""
@@ -60,14 +57,13 @@ class Checkpoints:
         """Write the newest; an OSError leaves all files as they were."""
         try:
             if self.last.is_file():
-                also_called(self.last, self.last.with_name(f"step-{self._saved}{SUFFIX}"))
+                also_called(self.last, checkpoint_of(self.folder, f"step-{self._saved}"))
             save(self.last, tensors, model, run)
             if run.best_step == run.step:
                 also_called(self.last, self.best)
         except OSError as error:
-            number = error.errno or errno.EIO
-            why = f"{os.strerror(number)}; the earlier checkpoints are intact"
-            raise OSError(number, why, str(self.last)) from error
+            why = f"{error.strerror}; the earlier checkpoints are intact"
+            raise OSError(error.errno, why, str(self.last)) from error
         self._saved = run.step
         self._at = time.monotonic()
         newest_first = checkpoints_of(self.folder, broken_first=False)
@@ -99,7 +95,7 @@ def also_called(file: Path, name: Path) -> None:
 
 
 def gather(module: LanguageModel, optimizer: Optimizer | None = None) -> Weights:
-    """The weights by a GPT's names, or the adapters alone, and the optimizer's state, on the CPU."""
+    """The weights by a GPT's names, or the adapters alone, and the optimizer's state."""
     state = module.model.state_dict()
     if module.options.lora.rank:
         state = adapters_of(state)
@@ -109,24 +105,19 @@ def gather(module: LanguageModel, optimizer: Optimizer | None = None) -> Weights
         for name, weight in module.model.named_parameters():
             kept = optimizer.state.get(weight, {})
             state |= {f"optimizer/{name}/{key}": tensor for key, tensor in kept.items()}
-    return {name: tensor.detach().to("cpu") for name, tensor in state.items()}
+    return state
 
 
 def load_optimizer(module: LanguageModel, optimizer: Optimizer, tensors: Weights) -> None:
     """Restore the optimizer's state; its options stay those of today."""
     for name, weight in module.model.named_parameters():
-        for key, tensor in _below(f"optimizer/{name}/", tensors).items():
-            optimizer.state[weight][key] = tensor.to(weight.device)
+        for key, tensor in below(f"optimizer/{name}/", tensors).items():
+            optimizer.state[weight][key] = tensor.to(weight.device, copy=True)
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """The states of torch's generators of this process, which dropout uses."""
-    return {kind: module.get_rng_state() for kind, module in _generators(device).items()}
-
-
-def state_of(tensors: Weights, rank: int) -> dict[str, Tensor]:
-    """What a checkpoint holds of one process; nothing of a further process than the run had."""
-    return _below(f"random/{rank}/", tensors)
+    """The states of torch's generators of this process, which dropout uses, by the kinds of their devices."""
+    return {kind: generator.get_rng_state() for kind, generator in _generators(device).items()}
 
 
 def set_random_state(state: dict[str, Tensor], seed: int, rank: int, device: torch.device) -> None:
@@ -136,32 +127,26 @@ def set_random_state(state: dict[str, Tensor], seed: int, rank: int, device: tor
     """
     if not state and rank > 0:
         torch.manual_seed(int(np.random.SeedSequence((seed, rank)).generate_state(1, np.uint64)[0]))
-    for kind, module in _generators(device).items():
+    for kind, generator in _generators(device).items():
         if kind in state:
-            module.set_rng_state(state[kind])
+            generator.set_rng_state(state[kind])
 
 
 def _generators(device: torch.device) -> dict[str, Any]:
-    """The modules with torch's generators, by the kinds of their devices."""
-    found: dict[str, Any] = {"cpu": torch}
-    if device.type != "cpu":
-        found[device.type] = torch.get_device_module(device)
-    return found
+    """What has the generators of the device and, in the place of `torch.cpu`, of the CPU."""
+    return {device.type: torch.get_device_module(device), "cpu": torch}
 
 
-def _below(prefix: str, tensors: Weights) -> Weights:
-    """Copies of the tensors under a prefix, by the rest of their names."""
-    found = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    return {name.removeprefix(prefix): tensor.clone() for name, tensor in found.items()}
+def below(prefix: str, tensors: Weights) -> Weights:
+    """The tensors under a prefix, by the rest of their names."""
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _set_aside(file: Path, prefix: str, after: int = -1) -> None:
-    """Name a checkpoint by its step, if that is later than `after`, or as broken."""
+def _set_aside(file: Path, prefix: str) -> None:
+    """Name a checkpoint by its step, or as broken."""
     step = _step_of(file)
-    if step > after:
-        os.replace(file, file.with_name(f"{prefix}{step}{SUFFIX}"))
-    elif step < 0 and file.is_file():
-        os.replace(file, f"{file}.broken")
+    if file.is_file():
+        os.replace(file, f"{file}.broken" if step < 0 else file.with_name(f"{prefix}{step}{SUFFIX}"))
 
 
 def _step_of(file: Path) -> int:

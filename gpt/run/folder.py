@@ -5,7 +5,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import count
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -34,7 +33,7 @@ def opened(new: Path, existing: Path | None) -> Iterator[Path]:
 
 def folder_of(name: str) -> Path:
     """`runs/NAME`; a name that is no folder's raises an InputError."""
-    if not name or name.startswith(".") or set(name) & set("/\\") or not name.isprintable():
+    if not name or name.startswith(".") or Path(name).name != name:
         raise InputError(f"expected a plain folder name for --run, got {shown(name)}")
     return RUNS / name
 
@@ -42,9 +41,9 @@ def folder_of(name: str) -> Path:
 def folder_to_restart(name: str) -> Path:
     """`runs/NAME`; one that holds files of something else than a run raises an InputError."""
     folder = folder_of(name)
-    foreign = [path for path in folder.glob("*") if not path.name.startswith(".")]
+    foreign = next(folder.glob("[!.]*"), None)
     if foreign and not is_run(folder):
-        raise InputError(f"{folder} holds {foreign[0].name} and is no run's folder: choose another --run")
+        raise InputError(f"{folder} holds {foreign.name} and is no run's folder: choose another --run")
     return folder
 
 
@@ -62,10 +61,11 @@ def is_run(folder: Path) -> bool:
 
 def _reserve(first: Path) -> Path:
     """Make the first of `runs/NAME`, `runs/NAME-2`, ... that does not exist, one for each caller."""
-    first.parent.mkdir(parents=True, exist_ok=True)
-    names = (first.name if number == 1 else f"{first.name}-{number}" for number in count(1))
-    for folder in map(first.with_name, names):
+    folder = first
+    number = 1
+    while True:
         with suppress(FileExistsError):
-            folder.mkdir()
-            break
-    return folder
+            folder.mkdir(parents=True)
+            return folder
+        number += 1
+        folder = first.with_name(f"{first.name}-{number}")

@@ -2,10 +2,7 @@
 
 import logging
 import warnings
-from typing import Any
 
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch import Trainer
 
 _WARNINGS_THAT_DO_NOT_APPLY = (
@@ -21,13 +18,6 @@ def skip_sigterm_broadcast(trainer: Trainer) -> None:
     It would wait for the device in each batch. Nothing public turns it off; `Guard` agrees once an update.
     """
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
-
-
-def cluster() -> list[Any]:
-    """SLURM's environment without Lightning's requeueing, which would begin again in another folder."""
-    if SLURMEnvironment.detect() and not TorchElasticEnvironment.detect():
-        return [SLURMEnvironment(auto_requeue=False)]
-    return []
 
 
 def silence_warnings() -> None:

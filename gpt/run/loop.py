@@ -6,13 +6,11 @@ the optimizer and the schedule. Then this callback, the only one of a run, plans
 validates, if it is told to; and at last the callback keeps and saves.
 """
 
-import hashlib
-import json
 import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,27 +21,26 @@ from lightning.pytorch import Callback, Trainer
 from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.files import atomic_write, file_sha256
-from gpt.progress import report
 from gpt.run.checkpoint import (
     LOSSES,
     Checkpoints,
-    checkpoint_of,
+    below,
     gather,
     load_optimizer,
     random_state,
     set_random_state,
-    state_of,
 )
 from gpt.run.folder import folder_of, opened
 from gpt.run.lightning_private import skip_sigterm_broadcast
 from gpt.run.limits import Limits
 from gpt.run.options import Options
 from gpt.run.record import Record
-from gpt.run.signals import remembered, told
+from gpt.run.signals import remembered, stopped
 from gpt.run.snapshots import Snapshots
 from gpt.run.start import Start
 from gpt.training.guard import scaler_of
-from gpt.training.module import VALIDATED, LanguageModel, steps_per_epoch
+from gpt.training.lora import ALPHA
+from gpt.training.module import VALIDATED, LanguageModel
 from gpt.weights.adapters import without_adapters
 from gpt.weights.checkpoint import ModelPart, next_session
 from gpt.weights.formats.table import Weights
@@ -65,57 +62,41 @@ class Loop(Callback):
         self.run = begun.run
         self.tensors: Weights = begun.checkpoint.tensors if begun.checkpoint else {}
         self.limits = Limits(options, self.run, begun.plan, begun.minutes)
-        plain = options.trainer
-        accumulate = 1 if options.data.tokens_per_update else plain.accumulate_grad_batches
-        self.every = -(-plain.val_check_interval // accumulate)
-        """Updates between two validations."""
-        if not plain.limit_val_batches:
-            self.every = sys.maxsize
         module.logs_itself = False
         module.first_step = self.run.step
         module.planned_steps = 1
         self.trainer: Trainer
         self.folder = folder_of(options.run)
-        self._open = ExitStack()  # the folder and the signals
+        self._open = ExitStack()  # the folder, the record and the signals
 
     # -- before the first batch
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """With the model on its device: open the folder, and restore all but what the first batch needs."""
         run = self.run
-        self.trainer = trainer
-        found = run.step, run.session, run.save
-        if found != (theirs := trainer.strategy.broadcast(found)):
-            what = f"process {trainer.global_rank} resumes step, session, save {found}, process 0 {theirs}"
-            raise InputError(f"{what}: all processes need to see the same files")
-        self.limits.count(steps_per_epoch(self.data))
-        self.module.planned_steps = run.total
-        corpus = corpus_hash(self.data)
-        other_text = run.corpus not in ("", corpus)
+        if trainer.strategy.broadcast(run) != run:
+            raise InputError(f"process {trainer.global_rank} and process 0 have to see the same checkpoints")
+        self.limits.count(self.data.updates_per_epoch)
+        corpus = self.data.prepared.counts["train"].sha256  # of its tokens, whatever folder it is in
+        if run.corpus not in ("", corpus):
+            how = "start a run of its own from the weights, --model.init_from"
+            raise InputError(f"the text is not the one that this run was trained on: {how}")
         run.corpus = corpus
         run.options = asdict(self.options)
-        self.folder, has_best = self._on_first(lambda: self._begin(other_text))
+        self.folder, has_best = self._on_first(self._begin)
         if not has_best:
             run.best_loss = None
-        if other_text:
-            run.stalled = 0
         self.data.place = run.place - run.place % (self.data.batch_size * trainer.world_size)  # whole batches
         load_optimizer(self.module, trainer.optimizers[0], self.tensors)
 
-    def _begin(self, other_text: bool) -> tuple[Path, bool]:
+    def _begin(self) -> tuple[Path, bool]:
         """Open the folder, leave in it what is of this run's past, and tell whether that has a best."""
         run = self.run
         module = self.module
-        resumed = self.begun.checkpoint
         folder = self._open.enter_context(opened(self.folder, self.begun.folder))
-        self.checkpoints = Checkpoints(folder, self.options.keep_checkpoints)
-        self.checkpoints.begin(resumed.path if resumed else None, run, other_text)
+        self.checkpoints = Checkpoints(folder, self.options.keep_checkpoints, self.begun.checkpoint, run)
         self.limits.check_left()
-        if other_text:
-            report("the text is not the one that this run was trained on: the best checkpoint begins again")
-        trained = sum(weight.numel() for weight in module.parameters() if weight.requires_grad)
-        self.snapshots = Snapshots(folder, self.options.snapshot_megabytes, trained)
-        self.snapshots.forget_after(run.step)
+        self.snapshots = Snapshots(folder, self.options.snapshot_megabytes, run.step)
         run.session = next_session(folder)
         with atomic_write(folder / "config.yaml") as file:
             file.write(yaml.safe_dump(run.options, sort_keys=False, allow_unicode=True))
@@ -129,31 +110,25 @@ class Loop(Callback):
 
     def _adapters(self, base: Path) -> dict[str, Any]:
         """Of a run with adapters; its fixed weights are written into the folder `base`, once."""
-        lora = self.module.options.lora
+        rank = self.module.options.lora.rank
         if self.begun.checkpoint is None or not base.is_dir():
             weights = without_adapters(self.module.model.state_dict())
             GPT.from_weights(self.module.config, weights).save_pretrained(base)
-        sha256 = file_sha256(base / "model.safetensors")
-        return {"rank": lora.rank, "scale": lora.alpha / lora.rank, "base": sha256}
+        return {"rank": rank, "scale": ALPHA / rank, "base": file_sha256(base / "model.safetensors")}
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Restore what the first batch depends on."""
         run = self.run
-        plain = self.options.trainer
         rank = trainer.global_rank
         skip_sigterm_broadcast(trainer)
         self._open.enter_context(remembered(self.module.guard))
-        self.limits.begin(self.module.is_compiled, self.every)
-        show = plain.enable_progress_bar
-        self.record = Record(self.folder, run, self.options.log_every, show, trainer.is_global_zero)
+        self.limits.begin()
+        self.record = Record(self.folder, run, self.options, self.data.context_length, first=rank == 0)
         self._open.callback(self.record.close)
-        state = state_of(self.tensors, rank)
+        state = below(f"random/{rank}/", self.tensors)  # nothing of a further process than the run had
         self.record.loss_sum = state.pop(LOSSES, torch.tensor(0.0)).to(self.module.device)
-        self.record.begin(self.tokens, plain.logger.split(","))
-        self.module.plan(run.total)
-        trainer.val_check_batch = sys.maxsize
-        trainer.should_stop = self.limits.is_over
-        set_random_state(state, self.options.seed_everything, rank, trainer.strategy.root_device)
+        self._continue()
+        set_random_state(state, self.options.seed_everything, rank, self.module.device)
         if run.scale and (scaler := scaler_of(trainer)):
             scaler.load_state_dict(run.scale)
 
@@ -163,7 +138,6 @@ class Loop(Callback):
         """After each batch; most of it after an update."""
         module = self.module
         run = self.run
-        limits = self.limits
         self.record.batch(module.last_loss)
         made = trainer.global_step
         if module.first_step + made == run.step:  # gradients accumulate, no update yet
@@ -172,43 +146,31 @@ class Loop(Callback):
         run.place = self.data.place + made * self.data.windows_per_update
 
         # 1. How many updates, and whether this was the last.
-        changed = limits.update(self._agreed(self.record.elapsed()))
-        module.planned_steps = run.total
-        if changed:
-            module.plan(run.total)
+        self.limits.update(self._agreed(self.record.elapsed()))
 
         # 2. A row of metrics.csv.
         if self.record.is_due():
             mean = self.record.loss_sum / run.batches
             loss = float(trainer.strategy.reduce(mean, reduce_op="mean"))  # over all processes
             rate = trainer.optimizers[0].param_groups[0]["lr"]
-            norm = float(module.last_gradient_norm)
-            self.record.update(self.tokens, loss, rate, norm)
+            self.record.update(loss, rate, float(module.last_gradient_norm))
 
         # 3. A validation; what is kept and saved follows it.
-        validates = limits.is_over or run.step % self.every == 0
-        if validates and self.options.trainer.limit_val_batches:
+        if self.limits.validates and trainer.enable_validation:
+            self._paused = self.record.elapsed()
             trainer.val_check_batch = 1  # Lightning asks whether this number divides the batches so far
         else:
             self._keep()
-
-    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Note when."""
-        self._paused = self.record.elapsed()
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Record the loss, and write a sample."""
         found = trainer.callback_metrics
         figures = {name: float(found[name]) for name in VALIDATED if name in found}
         before = self.run.validation.get("val_loss")
-        self.record.validated(self.tokens, figures)
-        self.record.sample(self.module.model, self.data)
+        self.record.validated(figures, self.module.model, self.data)
         elapsed = self.record.elapsed()
-        self.record.paused(elapsed - self._paused)
         self.limits.paused(self._agreed(elapsed - self._paused))
         self.limits.validated(figures["val_loss"], before, elapsed)
-        self.module.plan(self.run.total)
-        trainer.val_check_batch = sys.maxsize
         self._keep(validated=True)
 
     def _keep(self, validated: bool = False) -> None:
@@ -217,7 +179,7 @@ class Loop(Callback):
         guard = self.module.guard
         first = self.trainer.is_global_zero
         over = self.limits.is_over
-        self.trainer.should_stop = over
+        self._continue()
 
         # 4. A snapshot of the weights.
         if first and self.snapshots.is_due(run.step, last=over):
@@ -231,18 +193,19 @@ class Loop(Callback):
 
         # 6. A signal that any process has received.
         if guard.agreed and not over:
-            raise told(guard.agreed, run.step, checkpoint_of(self.folder, "last"), self.folder)
+            raise stopped(guard.agreed, run.step, self.folder)
 
     # -- parts
-
-    @property
-    def tokens(self) -> int:
-        """Trained on, by all processes."""
-        return self.run.place * self.data.context_length
 
     def close(self) -> None:
         """Give back what the run has taken, however it ended."""
         self._open.close()
+
+    def _continue(self) -> None:
+        """Have the schedule end, and Lightning stop, after the last update, and not validate meanwhile."""
+        self.module.plan(self.run.total)
+        self.trainer.should_stop = self.limits.is_over
+        self.trainer.val_check_batch = sys.maxsize
 
     def _agreed(self, seconds: float) -> float:
         """A time; where it decides something, that of the first process."""
@@ -266,9 +229,9 @@ class Loop(Callback):
         """Write a checkpoint: the weights and the optimizer's state, every process's own, and `run`."""
         run = self.run
         trainer = self.trainer
-        scaler = scaler_of(self.trainer)
+        scaler = scaler_of(trainer)
         tensors = gather(self.module, trainer.optimizers[0]) if trainer.is_global_zero else {}
-        own = random_state(trainer.strategy.root_device)
+        own = random_state(self.module.device)
         own[LOSSES] = self.record.loss_sum.to("cpu")
         states = [own] * trainer.world_size
         if trainer.world_size > 1:
@@ -279,11 +242,4 @@ class Loop(Callback):
         run.save += 1
         run.saved_at = time.time()
         self.record.note()
-        saved = replace(run, total=min(run.total, 1 << 53))  # as far as JSON's numbers go
-        self._on_first(lambda: self.checkpoints.save(tensors, self.model_part, saved))
-
-
-def corpus_hash(data: TokenData) -> str:
-    """Identifies a text by its tokens, whatever folder it is in."""
-    meta = data.prepared.meta
-    return hashlib.sha256(json.dumps([meta.tokenizer, meta.splits], sort_keys=True).encode()).hexdigest()
+        self._on_first(lambda: self.checkpoints.save(tensors, self.model_part, run))

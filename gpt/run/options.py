@@ -6,7 +6,6 @@ an option to docs/options.md, and "Elsewhere:" lists the names that other progra
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
 from typing import Any, Literal, NamedTuple, get_type_hints
 
 from docstring_parser import parse_from_object
@@ -18,6 +17,7 @@ from gpt.run.folder import folder_of
 from gpt.training.module import ModelOptions
 
 LOGGERS = ("csv", "tensorboard", "wandb")
+_USUAL_INTERVAL = 400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +31,9 @@ class TrainerOptions:
     """Passes over the training text; -1 for no such limit. Elsewhere: num_train_epochs, epochs."""
     max_time: str | None = None
     """Training time over all resumes: 90s, 10m, 8h, or DD:HH:MM:SS."""
-    val_check_interval: int = 500
-    """Batches between two validations, rounded up to whole updates; with --data.tokens_per_update updates.
-    By default at most a fifth of --trainer.max_steps.
+    val_check_interval: int | None = None
+    """Updates between two validations, by default a fifth of --trainer.max_steps, at most 400.
     Elsewhere: eval_interval, eval_steps, check_val_every_n_epoch."""
-    limit_val_batches: float = 1.0
-    """1.0 validates on all that is held out, 0 not at all."""
     accumulate_grad_batches: int = 1
     """Batches of an update. Elsewhere: gradient_accumulation_steps."""
     gradient_clip_val: float | None = 1.0
@@ -49,16 +46,9 @@ class TrainerOptions:
     Elsewhere: dtype, fp16, bf16."""
     devices: int | None = None
     """Processes on this machine, each with a device; by default 1, or as many as torchrun has started."""
-    num_nodes: int = 1
-    """Machines, whose processes torchrun or SLURM starts. Rare."""
-    strategy: Literal["auto", "ddp"] = "auto"
-    """ddp averages the gradients of several processes, each with all weights; auto takes it where there are
-    several. Rare."""
     logger: str = "csv"
     """Where the loss curve goes beside metrics.csv: csv, tensorboard, wandb, or several with commas.
     Elsewhere: report_to, callbacks."""
-    enable_progress_bar: bool = True
-    """Whether to show progress, validations and samples on stderr. Rare."""
     deterministic: bool = False
     """Whether a GPU has to compute the same to the last bit each time. Rare."""
 
@@ -70,16 +60,16 @@ class TrainerOptions:
         if self.max_seconds is not None and not 0 < self.max_seconds < float("inf"):
             raise InputError(f"max_time must be positive, got {self.max_time}")
         check_least(0, gradient_clip_val=self.gradient_clip_val)
-        counts = ("val_check_interval", "accumulate_grad_batches", "devices", "num_nodes")
+        counts = ("val_check_interval", "accumulate_grad_batches", "devices")
         check_least(1, **{name: getattr(self, name) for name in counts})
-        if self.limit_val_batches not in (0.0, 1.0):
-            given = f"limit_val_batches {self.limit_val_batches:g}"
-            raise InputError(
-                f"{given}: bits per byte need all of the validation text; give 0 or 1.0, or a smaller "
-                "--data.val_fraction"
-            )
         if others := [name for name in self.logger.split(",") if name not in LOGGERS]:
             raise InputError(f"logger {shown(others[0])}: expected some of {', '.join(LOGGERS)}")
+
+    @property
+    def interval(self) -> int:
+        """Updates between two validations."""
+        fifth = max(1, self.max_steps // 5) if self.max_steps > 0 else _USUAL_INTERVAL
+        return self.val_check_interval or min(fifth, _USUAL_INTERVAL)
 
     @property
     def max_seconds(self) -> float | None:
@@ -124,42 +114,30 @@ class Options:
         folder_of(self.run)
         counts = ("checkpoint_every", "keep_checkpoints", "log_every", "early_stopping")
         check_least(1, **{name: getattr(self, name) for name in counts})
-        check_least(0, snapshot_megabytes=self.snapshot_megabytes)
-        if not 0 <= self.seed_everything < 1 << 32:
-            raise InputError(f"seed_everything must be from 0 to {2**32 - 1}, got {self.seed_everything}")
-        if self.early_stopping is not None and self.trainer.limit_val_batches == 0:
-            raise InputError("early_stopping needs validation: leave out --trainer.limit_val_batches 0")
+        check_least(0, snapshot_megabytes=self.snapshot_megabytes, seed_everything=self.seed_everything)
+        if self.seed_everything >= 1 << 32:
+            raise InputError(f"seed_everything must be below {1 << 32}, got {self.seed_everything}")
 
 
 class Option(NamedTuple):
-    """One option: its type, its default, and the dataclass that it is a field of."""
+    """One option: its type, its default, and what the source says below its field."""
 
     kind: Any
     default: Any
-    group: type
+    text: str
 
 
 def all_options(kind: type = Options, prefix: str = "") -> Iterator[tuple[str, Option]]:
     """Each option by its dotted name, in the order of the help."""
     hints = get_type_hints(kind)
+    texts = {param.arg_name: param.description or "" for param in parse_from_object(kind).params}
     for field in fields(kind):
         name = f"{prefix}{field.name}"
         hint = hints[field.name]
         if is_dataclass(hint):
             yield from all_options(hint, f"{name}.")  # type: ignore[arg-type]
         else:
-            yield name, Option(hint, field.default, kind)
+            yield name, Option(hint, field.default, " ".join(texts.get(field.name, "").split()))
 
 
 OPTIONS = dict(all_options())
-
-
-def text_of(name: str) -> str:
-    """What the source says below an option's field, read where it is asked for."""
-    return _texts(OPTIONS[name].group).get(name.rpartition(".")[2], "")
-
-
-@cache
-def _texts(group: type) -> dict[str, str]:
-    params = parse_from_object(group).params
-    return {param.arg_name: " ".join((param.description or "").split()) for param in params}

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,57 +18,66 @@ from torch import Tensor
 
 from gpt.data.module import TokenData
 from gpt.errors import InputError
-from gpt.files import write_json
 from gpt.model import GPT
 from gpt.pictures.runs import loss_curve
-from gpt.plan.plan import Plan
-from gpt.progress import progress
+from gpt.progress import progress, report
+from gpt.run.options import Options
 from gpt.training.module import VALIDATED
 from gpt.weights.checkpoint import RunPart
 
 COLUMNS = (
-    *("step", "tokens", "seconds", "train_loss", "learning_rate", "gradient_norm", "tokens_per_second"),
+    "step",
+    "tokens",
+    "seconds",
+    "train_loss",
+    "learning_rate",
+    "gradient_norm",
+    "tokens_per_second",
     *VALIDATED,
 )
 
 
 class Record:
-    """Writes a row every `every` updates and at each validation, and counts in `run`.
+    """Writes a row every `log_every` updates and at each validation, and counts in `run`, whose windows have
+    `window` tokens.
 
     The losses in between are summed on the device: reading one would wait for the device. Only the `first`
-    process writes and, if it is to `show`, prints.
+    process writes and prints.
     """
 
-    def __init__(self, folder: Path, run: RunPart, every: int, show: bool, first: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        run: RunPart,
+        options: Options,
+        window: int,
+        first: bool = True,
+    ) -> None:
         self.folder = folder
         self.run = run
-        self.every = every
+        self.every = options.log_every
+        self.window = window
         self.first = first
-        self.show = show and first
         self.loss_sum = torch.tensor(0.0)
-        self._loggers: list[Logger] = []
-        self._advance: Callable[..., None] = lambda *_: None
         self._bar = ExitStack()
-        self._tokens = 0  # at the last row
-        self._shown = 0  # the update of the last row
-        self._started = 0.0
-        self._at = 0.0
-
-    def begin(self, tokens: int, loggers: Sequence[str] = ()) -> None:
-        """Start the clocks and the progress bar; continue the files, with loggers of these names too."""
-        run = self.run
+        self._loggers: list[Logger] = []
+        self._step = run.step  # of the last row
         self._at = time.perf_counter()
         self._started = self._at - run.seconds
-        self._tokens = tokens
-        self._shown = run.step
-        if self.first:
-            self._loggers = [_logger(name, self.folder, run.step) for name in loggers if name != "csv"]
-            for name, size in (("metrics.csv", run.csv), ("samples.txt", run.samples)):
-                if (path := self.folder / name).is_file():
-                    os.truncate(path, min(size, path.stat().st_size))
-        if self.show:
-            bar = progress("training", run.total, done=run.step, unit="steps")
-            self._advance = self._bar.enter_context(bar)
+        if not first:
+            return
+        names = options.trainer.logger.split(",")
+        self._loggers = [_logger(name, folder, run.step) for name in names if name != "csv"]
+        for name, size in (("metrics.csv", run.csv), ("samples.txt", run.samples)):
+            if (path := folder / name).is_file():
+                os.truncate(path, min(size, path.stat().st_size))
+        bar = progress("training", run.total, done=run.step, unit="steps")
+        self._advance: Callable[..., None] = self._bar.enter_context(bar)
+
+    @property
+    def tokens(self) -> int:
+        """Trained on, by all processes."""
+        return self.run.place * self.window
 
     def elapsed(self) -> float:
         """Seconds of training and validation, over all resumes."""
@@ -83,46 +92,37 @@ class Record:
         """Whether a row follows this update."""
         return self.run.step % self.every == 0 or self.run.step == self.run.total
 
-    def update(self, tokens: int, loss: float, rate: float, norm: float) -> None:
-        """Write the row of an interval, whose mean loss is given, after so many tokens of the run."""
+    def update(self, loss: float, rate: float, norm: float) -> None:
+        """Write the row of an interval, whose mean loss is given."""
         run = self.run
-        before = self._at
-        self._at = time.perf_counter()
-        speed = (tokens - self._tokens) / (self._at - before)
-        self._tokens = tokens
         self.loss_sum = torch.zeros_like(self.loss_sum)
         run.batches = 0
-        figures = {"train_loss": loss, "learning_rate": rate, "gradient_norm": norm}
-        self._row(tokens, {**figures, "tokens_per_second": speed})
-        self._advance(run.step - self._shown, f"loss {loss:.3f}, {speed:,.0f} tokens/s", run.total)
-        self._shown = run.step
-
-    def validated(self, tokens: int, figures: dict[str, float]) -> None:
-        """Write the figures of a validation."""
-        self.run.validation = {name: finite(value) for name, value in figures.items()}
-        self._row(tokens, figures)
-        for logger in self._loggers:
-            logger.save()
-        if self.show:
-            told = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
-            print(f"step {self.run.step}  {told}", file=sys.stderr)
-
-    def paused(self, seconds: float) -> None:
-        """Leave the time of a validation out of the speed."""
-        self._at += seconds
-
-    def sample(self, model: GPT, data: TokenData) -> None:
-        """Continue an empty document, from the same seed each time."""
         if not self.first:
             return
+        made = run.step - self._step
+        self._step = run.step
+        before = self._at
+        self._at = time.perf_counter()
+        speed = self.tokens * made / run.step / (self._at - before)
+        figures = {"train_loss": loss, "learning_rate": rate, "gradient_norm": norm}
+        self._row({**figures, "tokens_per_second": speed})
+        self._advance(made, f"loss {loss:.3f}, {speed:,.0f} tokens/s", run.total)
+
+    def validated(self, figures: dict[str, float], model: GPT, data: TokenData) -> None:
+        """Write the figures of a validation, and continue an empty document, from the same seed each time."""
         from gpt.generation import Sampling, stream_samples
 
+        run = self.run
+        run.validation = {name: value if math.isfinite(value) else None for name, value in figures.items()}
+        if not self.first:
+            return
+        self._row(figures)
+        told = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
         sampling = Sampling(temperature=0.8, top_k=50)
         pieces = stream_samples(model, data.tokenizer, "", sampling=sampling, max_new_tokens=64, seed=0)
         text = "".join(piece for _, piece in pieces).strip()
-        self._append("samples.txt", f"--- step {self.run.step}\n{text}\n\n")
-        if self.show and text:
-            print(f"\x1b[2m{text}\x1b[0m" if sys.stderr.isatty() else text, file=sys.stderr)
+        self._append("samples.txt", f"--- step {run.step}\n{text}\n\n")
+        report(f"step {run.step}  {told}", text, prefix="")
 
     def note(self) -> None:
         """Count what a checkpoint keeps: the seconds, and the files so far, which are on the disk then."""
@@ -137,14 +137,30 @@ class Record:
         for logger in self._loggers:
             logger.finalize("success")
 
-    def _row(self, tokens: int, figures: dict[str, float]) -> None:
-        if not self.first:
-            return
-        figures = {**figures, "tokens": tokens, "seconds": self.elapsed()}
-        row = {name: f"{figures[name]:.8g}" for name in COLUMNS if name in figures}
-        row["step"] = str(self.run.step)
-        line = ",".join(row.get(name, "") for name in COLUMNS)
-        self._append("metrics.csv", f"{line}\n", head=f"{','.join(COLUMNS)}\n")
+    def summary(self, trainer: Any) -> dict[str, Any]:
+        """Draw loss.png. The figures of the run, sizes in bytes."""
+        run = self.run
+        loss_curve(self.folder / "metrics.csv", self.folder / "loss.png")
+        device = trainer.strategy.root_device
+        return {
+            "text": Path(trainer.datamodule.options.corpus).name,
+            **{name: run.validation.get(name) for name in VALIDATED if name != "val_perplexity"},
+            "best_loss": run.best_loss,
+            "best_step": run.best_step,
+            "train_seconds": round(run.seconds, 2),
+            "steps": run.step,
+            "tokens": self.tokens,
+            "tokens_per_second": round(self.tokens / max(run.seconds, 1e-9)),
+            "peak_memory_bytes": _peak_memory_bytes(device),
+            "parameters": trainer.lightning_module.model.num_parameters(),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            "precision": str(trainer.precision),
+        }
+
+    def _row(self, figures: dict[str, float]) -> None:
+        figures = {"step": self.run.step, "tokens": self.tokens, "seconds": self.elapsed(), **figures}
+        cells = (f"{figures[name]:.8g}" if name in figures else "" for name in COLUMNS)
+        self._append("metrics.csv", f"{','.join(cells)}\n", head=f"{','.join(COLUMNS)}\n")
         for logger in self._loggers:
             logger.log_metrics(figures, step=self.run.step)
 
@@ -158,47 +174,15 @@ class Record:
             return file.tell()
 
 
-def finite(value: float) -> float | None:
-    """None in the place of a number that JSON has no text for."""
-    return value if math.isfinite(value) else None
-
-
 def _logger(name: str, folder: Path, resumed_at: int) -> Logger:
     from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 
     try:
-        if name == "tensorboard":
-            options: dict[str, Any] = {"default_hp_metric": False, "purge_step": resumed_at or None}
-            return TensorBoardLogger(folder, "tensorboard", "", **options)
-        return WandbLogger(name=folder.name, save_dir=folder)
+        if name == "wandb":
+            return WandbLogger(name=folder.name, save_dir=folder)
+        return TensorBoardLogger(folder, "tensorboard", "", default_hp_metric=False, purge_step=resumed_at)
     except ImportError:
         raise InputError(f"the logger {name} needs a package: pip install {name}") from None
-
-
-def write_summary(
-    folder: Path, run: RunPart, trainer: Any, tokens: int, plan: Plan | None, seconds: float
-) -> dict[str, Any]:
-    """Write loss.png and summary.json after so many seconds; sizes in bytes. Returns the latter."""
-    loss_curve(folder / "metrics.csv", folder / "loss.png")
-    device = trainer.strategy.root_device
-    summary: dict[str, Any] = {
-        "text": Path(trainer.datamodule.options.corpus).name,
-        **{name: run.validation.get(name) for name in VALIDATED if name != "val_perplexity"},
-        "best_loss": run.best_loss,
-        "best_step": run.best_step,
-        "train_seconds": round(run.seconds, 2),
-        "steps": run.step,
-        "tokens": tokens,
-        "tokens_per_second": round(tokens / max(run.seconds, 1e-9)),
-        "peak_memory_bytes": _peak_memory_bytes(device),
-        "parameters": trainer.lightning_module.model.num_parameters(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "precision": str(trainer.precision),
-    }
-    if plan:
-        summary |= plan.compared(seconds, summary)
-    write_json(folder / "summary.json", summary)
-    return summary
 
 
 def _peak_memory_bytes(device: torch.device) -> int:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ def remembered(guard: Guard) -> Iterator[None]:
     """Note a signal in `guard`, on which all processes agree after the update.
 
     A launcher may send SIGTERM more than once, and a cluster SIGUSR1 before it: that changes nothing. Only
-    a second Ctrl-C exits at once. In any thread but the main one, signals are not touched.
+    a second Ctrl-C exits at once.
     """
 
     def note(number: int, _: Any) -> None:
@@ -30,13 +29,10 @@ def remembered(guard: Guard) -> Iterator[None]:
             os.write(2, b"\nfinishing the step; press Ctrl-C again to exit at once\n")
         guard.received = number
 
-    replaced: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"):  # Windows lacks the last two
-            number = getattr(signal, name, None)
-            # nohup has SIGHUP ignored.
-            if number is not None and not (name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN):
-                replaced[number] = signal.signal(number, note)
+    names = {"SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"}  # Windows lacks the last two
+    known = [number for number in signal.Signals if number.name in names]
+    ours = [number for number in known if signal.getsignal(number) != signal.SIG_IGN]  # as nohup sets SIGHUP
+    replaced = {number: signal.signal(number, note) for number in ours}
     try:
         yield
     finally:
@@ -44,7 +40,8 @@ def remembered(guard: Guard) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def told(number: int, step: int, saved: Path, run: Path) -> Stopped:
+def stopped(number: int, step: int, run: Path) -> Stopped:
     """How a run ends that a signal stopped after `step`."""
-    line = f"{signal.Signals(number).name}: stopped after step {step}, saved in {saved}"
-    return Stopped(f"{line}; continue with 'gpt fit --resume {run}'", 128 + number)
+    line = f"{signal.Signals(number).name}: stopped after step {step}"
+    saved = f"saved in {run}/checkpoints/last.safetensors"
+    return Stopped(f"{line}, {saved}; continue with 'gpt fit --resume {run}'", 128 + number)

@@ -15,29 +15,25 @@ class Snapshots:
 
     All together take at most `megabytes`: the closest ones go first, so that the others stay evenly spread.
     A model of which fewer than eight fit has none, as they would show little. A snapshot is a checkpoint
-    without what resuming needs.
+    without what resuming needs. Those after `step`, of another future, are deleted.
     """
 
-    def __init__(self, folder: Path, megabytes: int, trained: int) -> None:
-        """Of `trained` weights."""
+    def __init__(self, folder: Path, megabytes: int, step: int) -> None:
         self.folder = folder
         self.most = megabytes * 1_000_000
-        self.keeps_any = self.most >= 8 * 2 * trained
-
-    def forget_after(self, step: int) -> None:
-        """Delete those of another future."""
-        for other, _, file in snapshots_of(self.folder):
+        for other, _, file in snapshots_of(folder):
             if other > step:
                 file.unlink(missing_ok=True)
 
     def is_due(self, step: int, last: bool) -> bool:
         """Whether to keep the weights after this update."""
-        regular = step % (1 << max(0, step.bit_length() - 3)) == 0
-        return self.keeps_any and (regular or last)
+        return last or step % (1 << max(0, step.bit_length() - 3)) == 0
 
     def save(self, step: int, loss: float, weights: Weights, model: ModelPart) -> None:
         """Keep the weights. A full disk ends the run at its next checkpoint, with a line."""
         small = {name: tensor.to("cpu", torch.bfloat16) for name, tensor in weights.items()}
+        if 8 * sum(tensor.nbytes for tensor in small.values()) > self.most:
+            return
         path = self.folder / f"snapshots/step-{step}-loss-{loss:.4f}.safetensors"
         with suppress(OSError):
             save(path, small, model, None)

@@ -5,7 +5,6 @@ import re
 import sys
 import timeit
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +34,10 @@ def cpu_multiplies_bfloat16() -> bool:
     return torch.cpu._is_avx512_bf16_supported() and _seconds(torch.bfloat16) < 0.8 * _seconds(torch.float32)
 
 
-@cache
 def _seconds(dtype: torch.dtype) -> float:
     """The shortest time of a few matrix products, which other programs disturb least."""
     matrix = torch.ones(512, 512, dtype=dtype)
     return min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=6))
-
-
-def allow_tf32() -> None:
-    """Let NVIDIA GPUs multiply float32 matrices in TF32: several times faster, with 10 bits of mantissa."""
-    if torch.cuda.is_available():
-        torch.set_float32_matmul_precision("high")
 
 
 def keep_freed_memory() -> None:

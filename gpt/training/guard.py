@@ -10,7 +10,7 @@ from gpt.errors import InputError
 
 
 class Guard:
-    """Stops the run between the backward pass and the update.
+    """Stops the run between the backward pass and the update; float16's scaler checks gradients itself.
 
     Loss and gradients are reduced to one flag. Only reading it makes an update wait for the device and
     for other processes. So that they act together, they agree in the same moment on what any of them asks
@@ -22,24 +22,19 @@ class Guard:
         self.received = 0
         self.agreed = 0
         self.wants_save = False
-        self.agreed_save = False
+        self.agreed_save = 0
 
     def check(self, trainer: Trainer, loss: Tensor, norm: Tensor, step: int) -> None:
         """InputError unless update `step` may be made, by its last loss and its gradients' norm."""
-        scaled = scaler_of(trainer)  # it checks the gradients itself
-        total = loss if scaled else loss + norm  # infinity and NaN survive addition
+        total = loss if scaler_of(trainer) else loss + norm  # infinity and NaN survive addition
         broken = (~total.isfinite()).int()
         asked = [torch.full_like(broken, number) for number in (self.received, self.wants_save)]
         flags: Any = torch.stack([broken, *asked])
-        if trainer.world_size > 1:
-            flags = trainer.strategy.reduce(flags, reduce_op="max")
-        is_broken, self.agreed, save = read(flags)
-        self.agreed_save = bool(save)
-        if not is_broken:
-            return
-        what = f"loss {float(loss):g}, gradient norm {float(norm):g} at step {step}"
-        how = "the last checkpoint is good; lower the learning rate"
-        raise InputError(f"{what}: stopped before weights changed, {how}")
+        is_broken, self.agreed, self.agreed_save = read(trainer.strategy.reduce(flags, reduce_op="max"))
+        if is_broken:
+            what = f"loss {float(loss):g}, gradient norm {float(norm):g} at step {step}"
+            how = "the last checkpoint is good; lower the learning rate"
+            raise InputError(f"{what}: stopped before weights changed, {how}")
 
 
 def scaler_of(trainer: Trainer) -> Any:

@@ -77,15 +77,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     else:
                         weight_grad = chunk_grad if chunk >= len(rows) else chunk_grad.float()
         found = (features_grad, features.dtype), (weight_grad, weight.dtype)
-        grads = [None if grad is None else grad.to(kind) for grad, kind in found]
-        if dtype == torch.float16:
-            grads = [None if grad is None else grad / unit for grad in grads]
-        ctx.save_for_backward(*grads)
+        ctx.save_for_backward(*(None if grad is None else grad.to(kind) for grad, kind in found))
+        ctx.unit = unit
         return total / unit
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (scale,) = gradients
+        scale = gradients[0] / ctx.unit
         found = [None if grad is None else grad * scale.to(grad.dtype) for grad in ctx.saved_tensors]
         return *found, None, None, None
 

@@ -45,8 +45,8 @@ class ModelOptions:
     """Weights to start from: gpt2, a run, or what `gpt import` reads. They decide the shape, of whose options
     only dropout and context_length count; a shorter context crops positions.
     Elsewhere: model_name_or_path."""
-    compile: bool | None = None
-    """Compile the blocks; by default where it saves a run time."""
+    compile: bool = False
+    """Compile the blocks, which takes 20 to 100 seconds and makes steps faster."""
     checkpoint_activations: bool = False
     """Keep only each block's input for the backward pass and compute the rest again: a third more time, a
     fraction of the memory (Chen et al. 2016). Rare. Elsewhere: gradient_checkpointing."""
@@ -78,18 +78,15 @@ class LanguageModel(LightningModule):
     ) -> None:
         super().__init__()
         kinds: dict[str, Any] = {"config": GPTConfig, "optimizer": OptimizerConfig, "lora": LoRAConfig}
-        options |= {"config": config, "optimizer": optimizer}
-        for name, kind in kinds.items():
-            if isinstance(given := options.get(name), dict):  # of a Trainer's checkpoint
-                options[name] = kind(**given)
-        self.options = ModelOptions(**options)
-        init_from = self.options.init_from
-        lora = self.options.lora
-        config = self.options.config
-        self.model = GPT(config) if init_from is None else start_from(init_from, config)
-        if lora.rank:
-            add_adapters(self.model, lora)
-        self.model.checkpoint_activations = self.options.checkpoint_activations
+        given = {"config": config, "optimizer": optimizer, **options}
+        # A Trainer's checkpoint has dictionaries.
+        built = {name: kinds[name](**each) for name, each in given.items() if isinstance(each, dict)}
+        plain = self.options = ModelOptions(**{**given, **built})
+        weights = plain.init_from
+        self.model = GPT(plain.config) if weights is None else start_from(weights, plain.config)
+        if plain.lora.rank:
+            add_adapters(self.model, plain.lora.rank)
+        self.model.checkpoint_activations = plain.checkpoint_activations
         self.kernel = None  # of the loss, where `compile_model` compiles it
         self.guard = Guard()
         self.config = self.model.config
@@ -101,8 +98,8 @@ class LanguageModel(LightningModule):
         """`gpt fit` records the training loss at less cost, and turns this off."""
         self.last_loss = torch.tensor(float("nan"))  # stays on the device until it is read
         self.last_gradient_norm = self.last_loss
-        saved = {**asdict(self.options), "config": self.config.to_dict()}
-        self.save_hyperparameters(saved if lora.rank else {**saved, "init_from": None})
+        saved = {**asdict(plain), "config": self.config.to_dict()}
+        self.save_hyperparameters(saved if plain.lora.rank else {**saved, "init_from": None})
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Token ids (B, T) -> logits (B, T, V)."""
@@ -180,7 +177,7 @@ class LanguageModel(LightningModule):
         if trainer.max_steps > 0:
             return int(trainer.max_steps)
         if isinstance(trainer.datamodule, TokenData):  # whose place in the text Lightning's count would move
-            return max(1, trainer.max_epochs) * steps_per_epoch(trainer.datamodule)
+            return max(1, trainer.max_epochs) * trainer.datamodule.updates_per_epoch
         return int(trainer.estimated_stepping_batches)
 
     def plan(self, steps: int) -> None:
@@ -191,10 +188,8 @@ class LanguageModel(LightningModule):
             group["lr"] = group["initial_lr"] * self._rate_factor(schedule.last_epoch)
 
     def on_fit_start(self) -> None:
-        """Compile, if asked to or if it saves time."""
-        asked = self.options.compile
-        self.is_compiled = compilation.should_compile(self) if asked is None else asked
-        if self.is_compiled:
+        """Compile, if asked to."""
+        if self.options.compile:
             compilation.compile_model(self)
 
     def configure_gradient_clipping(
@@ -215,9 +210,3 @@ class LanguageModel(LightningModule):
         self.guard.check(self.trainer, self.last_loss, norm, step)
         if gradient_clip_val:
             clip_grads_with_norm_(weights, gradient_clip_val, norm)
-
-
-def steps_per_epoch(data: TokenData) -> int:
-    """Updates in one pass over the training text, once the data knows its Trainer."""
-    accumulate: int = data.trainer.accumulate_grad_batches if data.trainer else 1
-    return len(data.train_dataloader()) // accumulate  # which divides it

@@ -159,7 +159,7 @@ def _ours(learned: Path, held_out: Path, folder: Path, limit: float, seed: int) 
     folder.mkdir()
     environment = {"GPT_CACHE": str(folder / "cache")}
     command = f"fit --config tinyshakespeare --data.corpus {learned} --run r --seed_everything {seed}"
-    command += " --data.val_fraction 0 --trainer.limit_val_batches 0 --trainer.max_steps -1"
+    command += " --data.val_fraction 0 --trainer.max_steps -1"
     command += f" --trainer.max_time {limit:.2f}s {SHORT_RECIPE if limit < SHORT else ''}"
     began = time.perf_counter()
     run_python(["-m", "gpt.cli", *command.split()], folder, environment)

@@ -41,16 +41,16 @@ def run(quick: bool, device: str = "cpu") -> Report:
 
 def _fit(steps: int, device: str) -> tuple[float, LanguageModel, TokenData]:
     """Train with the Trainer, off a terminal, without validation: seconds, and what was trained."""
-    options = ["--trainer.max_steps", str(steps), "--trainer.limit_val_batches", "0"]
-    options += ["--trainer.enable_progress_bar", "false", "--checkpoint_every", str(10 * steps)]
+    options = ["--trainer.max_steps", str(steps), "--data.val_fraction", "0"]
+    options += ["--checkpoint_every", str(10 * steps)]
     options += ["--trainer.accelerator", device.partition(":")[0], "--snapshot_megabytes", "0"]
     prepare_process()
-    trainer, loop, module, data = assemble(start("fit", ["--config", "quick", *options]))
+    loop = assemble(start("fit", ["--config", "quick", *options]))
     try:
-        trainer.fit(module, datamodule=data)
+        loop.trainer.fit(loop.module, datamodule=loop.data)
     finally:
         loop.close()
-    return loop.run.seconds, module, data
+    return loop.run.seconds, loop.module, loop.data
 
 
 def _bare_loop(module: LanguageModel, data: TokenData, steps: int, device: str) -> float:

@@ -70,7 +70,7 @@ def test_the_text_of_a_run_is_what_it_was_trained_on(workplace, examples):
         rows = [f'{{"prompt": "say {k}", "completion": "it is number {k}"}}\n' for k in range(50)]
         (workplace / corpus).write_text("".join(rows), encoding="utf-8")
     options = ["--trainer.max_steps", "1", "--model.config.emb_dim", "32", "--model.config.num_layers", "1"]
-    options += ["--model.config.num_heads", "2", "--trainer.enable_progress_bar", "false"]
+    options += ["--model.config.num_heads", "2"]
     main(["fit", "--data.corpus", corpus, "--run", "mine", *options])
     from gpt.weights.load import load
 

@@ -263,6 +263,12 @@ def test_minutes_that_cannot_be_planned(hurry, more, line, capsys):
     assert not Path("runs").exists()
 
 
+def test_a_value_of_another_type_is_answered_with_what_was_given_and_expected(capsys):
+    assert main(["plan", "--model.config.dropout", "x"]) == 2
+    line = "gpt plan: --model.config.dropout: expected float. Got value: x (see 'gpt plan --help')\n"
+    assert capsys.readouterr().err == line
+
+
 def test_what_cannot_fit_is_said_before_anything_is_measured(hurry, monkeypatch, capsys):
     monkeypatch.setattr(recommend, "probe", None)
     monkeypatch.setattr(recommend, "measure", None)
@@ -472,10 +478,12 @@ def test_the_speed_decides_the_number_of_steps(monkeypatch, capsys, fast):
     plan = SimpleNamespace(validation=2.0, is_whole=True)
     limits = Limits(Options(trainer=trainer), run, plan, 1.0)
     limits.count(0)
-    limits.begin(warms_up=False, every=100)
+    limits.begin()
     while not limits.is_over:
         run.step, now = run.step + 1, now + (0.04 if fast else 0.2 if now < 30 else 0.4)
-        if limits.update(now):
+        before = run.total
+        limits.update(now)
+        if run.total != before:
             changes[run.step] = run.total
         if run.step % 100 == 0 or limits.is_over:
             now += 2.0
@@ -493,9 +501,9 @@ def test_the_speed_decides_the_number_of_steps(monkeypatch, capsys, fast):
     saved = RunPart(step=29, total=changes[first], seconds=7.0)  # a checkpoint after the first change
     again = Limits(Options(trainer=trainer), saved)
     again.count(0)
-    again.begin(warms_up=False, every=100)
+    again.begin()
     saved.step = 30
-    assert not again.update(9.0)
+    again.update(9.0)
     assert saved.total == changes[first]
 
 
@@ -511,14 +519,14 @@ def test_the_held_out_curve_decides_how_long_a_text_is_read(monkeypatch, losses,
     """A step is a tenth of a second, and a part of the time was planned: 200 steps of a minute and a half."""
     now, seen = 0.0, iter(losses)
     monkeypatch.setattr("time.perf_counter", lambda: 7.0 + now)
-    trainer = TrainerOptions(max_steps=800 if "early" in why else 200)
+    trainer = TrainerOptions(max_steps=800 if "early" in why else 200, val_check_interval=100)
     run, before = RunPart(), None
     monkeypatch.setattr("gpt.run.limits.STARTED", 7.0)
     plan = SimpleNamespace(validation=0.0, is_whole="early" in why)
     minutes = (85 + END_SECONDS) / 60
     limits = Limits(Options(trainer=trainer, early_stopping=3), run, plan, minutes)
     limits.count(0)
-    limits.begin(warms_up=False, every=100)
+    limits.begin()
     while not limits.is_over:
         run.step, now = run.step + 1, now + 0.1
         limits.update(now)

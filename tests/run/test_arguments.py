@@ -10,7 +10,7 @@ from gpt.cli import main
 from gpt.run.start import start
 from gpt.weights.checkpoint import read
 
-FEW = ["--model.optimizer.name", "adamw", "--trainer.max_steps", "2", "--trainer.val_check_interval", "4"]
+FEW = ["--model.optimizer.name", "adamw", "--trainer.max_steps", "2", "--trainer.val_check_interval", "2"]
 
 
 def test_the_config_of_a_resumed_run_repeats_it_wherever_it_lies(workplace):
@@ -56,9 +56,11 @@ def test_a_resume_with_nothing_left_to_do_writes_nothing(mine, capsys):
 def test_validate_needs_a_checkpoint_and_takes_a_runs_folder(workplace, capsys):
     assert main(["validate"]) == 2
     assert "--ckpt_path" in capsys.readouterr().err
-    assert fit(*FEW, "--trainer.limit_val_batches", "0", "--run", "r") == 0
+    assert fit(*FEW, "--data.val_fraction", "0", "--run", "r") == 0
     capsys.readouterr()
-    assert main(["validate", "runs/r"]) == 0
+    assert main(["validate", "runs/r"]) == 2
+    assert "no text is held out: give a --data.val_fraction above 0" in capsys.readouterr().err
+    assert main(["validate", "runs/r", "--data.val_fraction", "0.1"]) == 0
     assert "val_bits_per_byte" in capsys.readouterr().out
 
 

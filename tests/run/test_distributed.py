@@ -135,7 +135,7 @@ def test_tokens_per_update_make_the_same_run_on_any_number_of_processes(launch):
 
 def test_a_signal_stops_both_and_they_resume_exactly(launch):
     """To one process, as a person sends it, and to all, as a cluster does; each has its own dropout."""
-    options = [*TWO, "--model.config.dropout", "0.3", "--trainer.strategy", "ddp"]
+    options = [*TWO, "--model.config.dropout", "0.3"]
     launch(*options, "--run", "whole")
     for run, ranks in (("one", [1]), ("all", [0, 1])):
         launch(*options, "--run", run, terminate=(ranks, 3), status=143)
@@ -149,7 +149,7 @@ def test_a_signal_stops_both_and_they_resume_exactly(launch):
 
 
 def test_a_full_disk_of_one_process_stops_both(launch):
-    options = [*TWO, "--trainer.strategy", "ddp", "--checkpoint_every", "2", "--run", "full"]
+    options = [*TWO, "--checkpoint_every", "2", "--run", "full"]
     told = launch(*options, full=True, status=2)
     assert "runs/full/checkpoints/last.safetensors: No space left on device" in told
     assert read("runs/full/checkpoints/last.safetensors").run.step == 5

@@ -7,7 +7,7 @@ import sys
 import pytest
 from tiny_runs import TINY, fit, rows
 
-SHORT = ["--trainer.max_steps", "4", "--trainer.val_check_interval", "4", "--log_every", "1", "--run", "r"]
+SHORT = ["--trainer.max_steps", "4", "--trainer.val_check_interval", "2", "--log_every", "1", "--run", "r"]
 
 
 def test_tensorboard_has_the_figures_of_the_csv(workplace):

@@ -16,6 +16,7 @@ import torch
 
 from gpt import GPTConfig
 from gpt.run.lightning_private import skip_sigterm_broadcast
+from gpt.run.options import Options
 from gpt.run.record import Record
 from gpt.training import guard
 from gpt.training.module import LanguageModel
@@ -79,7 +80,7 @@ def update(
 
 
 def run_updates(module: LanguageModel, processes: int) -> None:
-    trainer, record = Trainer(processes), Record(Path("none"), RunPart(), every=10, show=False)
+    trainer, record = Trainer(processes), Record(Path("none"), RunPart(), Options(), window=16, first=False)
     module._trainer, module.logs_itself = trainer, False
     configured = module.configure_optimizers()
     optimizer, scheduler = configured["optimizer"], configured["lr_scheduler"]["scheduler"]

@@ -13,14 +13,14 @@ from tiny_runs import TINY, fit
 from gpt.cli import main
 from gpt.errors import InputError
 from gpt.run.options import OPTIONS, TrainerOptions
-from gpt.run.start import is_local_text, start
+from gpt.run.start import is_local, start
 from gpt.training.module import LanguageModel
 from gpt.weights.checkpoint import read
 
 POPEN = {"class_path": "subprocess.Popen", "init_args": {"args": "touch pwned", "shell": True}}
 HOSTILE = {
-    "a class": {"trainer": {"strategy": POPEN}},
-    "a name to import": {"trainer": {"strategy": "evil_module.Strategy"}},
+    "a class": {"trainer": {"accelerator": POPEN}},
+    "a name to import": {"trainer": {"accelerator": "evil_module.Strategy"}},
     "a plugin": {"trainer": {"plugins": "evil_module.Plugin"}},
     "a class as the model": {"model": POPEN},
     "a file as a group": {"trainer": "evil.yaml"},
@@ -35,7 +35,7 @@ HOSTILE = {
 @pytest.fixture
 def hostile_folder(workplace, monkeypatch) -> Path:
     (workplace / "evil_module.py").write_text("open('pwned', 'w').close()\n", encoding="utf-8")
-    (workplace / "evil.yaml").write_text(yaml.safe_dump({"strategy": POPEN}), encoding="utf-8")
+    (workplace / "evil.yaml").write_text(yaml.safe_dump({"accelerator": POPEN}), encoding="utf-8")
     recipe = "corpus: {files: ['https://example.org/text.txt']}\n"
     (workplace / "evil-recipe.yaml").write_text(recipe, encoding="utf-8")
     monkeypatch.syspath_prepend(str(workplace))
@@ -52,18 +52,18 @@ def changed(options: dict, by: dict) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("words", "batches"),
+    ("words", "updates"),
     [
         ("", 400),
         ("--trainer.max_steps 100000", 400),
         ("--trainer.max_steps 50", 10),
-        ("--trainer.max_steps 50 --trainer.accumulate_grad_batches 4", 40),
+        ("--trainer.max_steps 50 --trainer.accumulate_grad_batches 4", 10),
         ("--trainer.max_steps 2", 1),
         ("--trainer.max_steps 50 --trainer.val_check_interval 50", 50),
     ],
 )
-def test_a_short_run_is_validated_five_times(words, batches):
-    assert start("fit", words.split()).options.trainer.val_check_interval == batches
+def test_a_short_run_is_validated_five_times(words, updates):
+    assert start("fit", words.split()).options.trainer.interval == updates
 
 
 @pytest.mark.parametrize("way", ["fit --resume", "validate --ckpt_path"])
@@ -125,7 +125,7 @@ def test_a_corpus_that_is_given_again_takes_the_place_of_a_refused_one(mine, cap
     ],
 )
 def test_a_name_in_a_file_leads_to_plain_text_here_or_nowhere(corpus, local, hostile_folder):
-    assert is_local_text(corpus) == local
+    assert is_local(corpus) == local
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,6 @@ def test_a_name_in_a_file_leads_to_plain_text_here_or_nowhere(corpus, local, hos
     [
         ({"accumulate_grad_batches": 0}, "at least 1"),
         ({"gradient_clip_val": -0.5}, "at least 0"),
-        ({"limit_val_batches": 0.5}, "give 0 or 1.0"),
         ({"val_check_interval": 0}, "at least 1"),
         ({"max_steps": 0}, "positive"),
         ({"max_epochs": -9}, "positive"),
@@ -160,13 +159,6 @@ def test_a_device_that_is_not_there_is_refused_in_one_line(device, workplace, ca
     assert not Path("runs").exists()
 
 
-def test_several_nodes_need_a_launcher_for_which_they_would_wait(workplace, monkeypatch, capsys):
-    for name in ("MASTER_ADDR", "SLURM_JOB_ID"):
-        monkeypatch.delenv(name, raising=False)
-    assert fit("--trainer.num_nodes", "2") == 2
-    assert "torchrun" in capsys.readouterr().err
-
-
 ALLOCATIONS = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
     MemoryError("Unable to allocate 7.28 TiB"),
@@ -181,7 +173,7 @@ def test_a_batch_that_does_not_fit_is_one_line(error, workplace, monkeypatch, ca
         raise error
 
     monkeypatch.setattr(LanguageModel, "training_step", step)
-    assert fit("--trainer.enable_progress_bar", "false") == 2
+    assert fit() == 2
     assert "give a smaller --data.batch_size" in capsys.readouterr().err.splitlines()[-1]
 
 

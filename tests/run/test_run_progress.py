@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from gpt.run.options import Options
 from gpt.run.record import Record
 from gpt.weights.checkpoint import RunPart
 
@@ -22,7 +23,7 @@ def clock(monkeypatch):
 @pytest.fixture
 def run(clock, tmp_path):
     """A run of 100 updates."""
-    return Record(tmp_path, RunPart(total=100), every=10, show=True)
+    return Record(tmp_path, RunPart(total=100), Options(log_every=10), window=16)
 
 
 def advance(run, clock, to):
@@ -30,13 +31,13 @@ def advance(run, clock, to):
     while run.run.step < to:
         clock[0] += 0.5
         run.run.step += 1
+        run.run.place += 4
         run.batch(torch.tensor(3.25))
         if run.is_due():
-            run.update(64 * run.run.step, 3.25, 0.1, 1.0)
+            run.update(3.25, 0.1, 1.0)
 
 
 def test_off_a_terminal_a_line_now_and_then(run, clock, capsys):
-    run.begin(0)
     advance(run, clock, 10)
     assert capsys.readouterr().err == ""  # the last line is not ten seconds old
     advance(run, clock, 30)
@@ -47,6 +48,5 @@ def test_validation_prints_its_figures_and_a_sample_as_it_is(run, tmp_path, monk
     monkeypatch.setattr(
         "gpt.generation.stream_samples", lambda *_, **__: [(0, "Once [bold]"), (0, " upon\n")]
     )
-    run.validated(0, {"val_loss": 2.5})
-    run.sample(None, SimpleNamespace(tokenizer=None))
+    run.validated({"val_loss": 2.5}, None, SimpleNamespace(tokenizer=None))
     assert capsys.readouterr().err == "step 0  val_loss 2.5\nOnce [bold] upon\n"

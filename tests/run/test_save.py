@@ -93,8 +93,7 @@ def test_a_run_saves_at_least_once_a_minute(workplace, monkeypatch):
 def test_a_resumed_run_saves_at_most_once_a_hundredth(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now[0])
-    files = checkpoint.Checkpoints(tmp_path, 1)
-    files.begin(None, RunPart(step=500), other_text=False)
+    files = checkpoint.Checkpoints(tmp_path, 1, None, RunPart(step=500))
     now[0] = 60.0
     assert not files.is_late(RunPart(step=509, total=1000))
     assert files.is_late(RunPart(step=510, total=1000))

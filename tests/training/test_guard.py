@@ -50,6 +50,6 @@ def test_a_finite_loss_with_a_gradient_that_is_not_stops_too(workplace, monkeypa
         return found
 
     monkeypatch.setattr(LanguageModel, "loss", loss)
-    assert fit(*STEPS, "--trainer.limit_val_batches", "0") == 2
+    assert fit(*STEPS, "--data.val_fraction", "0") == 2
     assert "gradient norm nan at step 1" in capsys.readouterr().err
     assert not Path("runs/bad/checkpoints").exists()

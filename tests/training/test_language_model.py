@@ -79,7 +79,10 @@ def test_gradients_are_clipped_by_the_norm_of_all(clip):
     module = LanguageModel(CONFIG)
     module.last_loss = torch.tensor(1.0)
     module._trainer = SimpleNamespace(
-        precision_plugin=None, world_size=1, global_step=0, accumulate_grad_batches=1
+        precision_plugin=None,
+        strategy=SimpleNamespace(reduce=lambda tensor, reduce_op: tensor),
+        global_step=0,
+        accumulate_grad_batches=1,
     )
     for weight in module.parameters():
         weight.grad = torch.randn_like(weight)
