@@ -44,9 +44,9 @@ class Checkpoints:
         if path and path.parent == last.parent and run.best_step == run.step > _step_of(self.best):
             also_called(path, self.best)
         if path != last:
-            _set_aside(self.last, "step-")
+            set_aside(self.last, "step-")
         if not 0 <= _step_of(self.best) <= run.step:
-            _set_aside(self.best, "best-step-")
+            set_aside(self.best, "best-step-")
 
     def is_late(self, run: RunPart) -> bool:
         """Whether a minute and a hundredth of the run have passed since the last one."""
@@ -142,7 +142,7 @@ def below(prefix: str, tensors: Weights) -> Weights:
     return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _set_aside(file: Path, prefix: str) -> None:
+def set_aside(file: Path, prefix: str) -> None:
     """Name a checkpoint by its step, or as broken."""
     step = _step_of(file)
     if file.is_file():

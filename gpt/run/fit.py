@@ -24,7 +24,7 @@ from gpt.run.loop import Loop
 from gpt.run.options import Options
 from gpt.run.signals import Stopped
 from gpt.run.start import Start, start
-from gpt.threads import sharing_cores
+from gpt.threads import cores, sharing_cores
 from gpt.training.device import default_precision, keep_freed_memory
 from gpt.training.module import LanguageModel
 from gpt.weights.adapters import base_folder
@@ -42,7 +42,8 @@ def main(arguments: list[str]) -> None:
     try:
         run(begun)
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "alloc" not in str(error).lower():  # as all of torch's are
+        told = str(error).lower()  # on a CPU torch raises a plain RuntimeError
+        if isinstance(error, RuntimeError) and "alloc" not in told and "out of memory" not in told:
             raise
         what = "give a smaller --data.batch_size; with --data.tokens_per_update the updates stay the same"
         raise InputError(f"the model or a batch does not fit into memory: {what}") from error
@@ -59,6 +60,10 @@ def prepare_process() -> None:
 def fit(begun: Start) -> None:
     """Train; a run that a signal ended exits with the status that the signal has in a shell."""
     loop = assemble(begun)
+    if begun.minutes and begun.plan is None:
+        as_they_are = new_trainer(loop.options, loop.data, [])
+        for found in as_they_are.validate(loop.module, datamodule=loop.data, verbose=False):
+            report(f"the weights as they are: {found['val_bits_per_byte']:.4g} bits per byte")
     try:
         with sharing_cores():
             loop.trainer.fit(loop.module, datamodule=loop.data)
@@ -100,6 +105,8 @@ def build(begun: Start) -> tuple[Options, LanguageModel, TokenData]:
         model = replace(model, config=replace(model.config, vocab_size=data.tokenizer.n_vocab))
     precision: Any = trainer.precision or default_precision(trainer.accelerator)
     devices = trainer.devices or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # that torchrun has started
+    if trainer.accelerator == "cpu" and devices > cores():
+        report(f"{devices} processes on {cores()} cores: each waits for the others")
     trainer = replace(trainer, precision=precision, devices=devices)
     options = replace(begun.options, model=model, trainer=trainer)
     if saved := begun.checkpoint:  # it has the weights, or the adapters

@@ -21,6 +21,7 @@ from lightning.pytorch import Callback, Trainer
 from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.files import atomic_write, file_sha256
+from gpt.progress import report
 from gpt.run.checkpoint import (
     LOSSES,
     Checkpoints,
@@ -28,6 +29,7 @@ from gpt.run.checkpoint import (
     gather,
     load_optimizer,
     random_state,
+    set_aside,
     set_random_state,
 )
 from gpt.run.folder import folder_of, opened
@@ -78,23 +80,25 @@ class Loop(Callback):
             raise InputError(f"process {trainer.global_rank} and process 0 have to see the same checkpoints")
         self.limits.count(self.data.updates_per_epoch)
         corpus = self.data.prepared.counts["train"].sha256  # of its tokens, whatever folder it is in
-        if run.corpus not in ("", corpus):
-            how = "start a run of its own from the weights, --model.init_from"
-            raise InputError(f"the text is not the one that this run was trained on: {how}")
+        other_text = run.corpus not in ("", corpus)
         run.corpus = corpus
         run.options = asdict(self.options)
-        self.folder, has_best = self._on_first(self._begin)
+        self.folder, has_best = self._on_first(lambda: self._begin(other_text))
         if not has_best:
             run.best_loss = None
+            run.stalled = 0
         self.data.place = run.place - run.place % (self.data.batch_size * trainer.world_size)  # whole batches
         load_optimizer(self.module, trainer.optimizers[0], self.tensors)
 
-    def _begin(self) -> tuple[Path, bool]:
+    def _begin(self, other_text: bool) -> tuple[Path, bool]:
         """Open the folder, leave in it what is of this run's past, and tell whether that has a best."""
         run = self.run
         module = self.module
         folder = self._open.enter_context(opened(self.folder, self.begun.folder))
         self.checkpoints = Checkpoints(folder, self.options.keep_checkpoints, self.begun.checkpoint, run)
+        if other_text:
+            report("the text is not the one that this run was trained on: the best checkpoint begins again")
+            set_aside(self.checkpoints.best, "best-step-")
         self.limits.check_left()
         self.snapshots = Snapshots(folder, self.options.snapshot_megabytes, run.step)
         run.session = next_session(folder)

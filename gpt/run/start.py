@@ -1,5 +1,6 @@
 """From a command line to what it starts: the options, the checkpoint that is resumed, the plan."""
 
+import os
 from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,7 +36,6 @@ _UNPLANNED = (
     "trainer.max_time",
     "trainer.devices",
     "trainer.accumulate_grad_batches",
-    "trainer.deterministic",
 )
 # What a tuning takes for GPT-2 small, if it is not given; smaller weights take more steps at higher rates.
 _GPT2_SMALL = 124e6
@@ -83,6 +83,8 @@ def start(command: str, arguments: list[str]) -> Start:
     weights = None
     if "model.init_from" in asked:
         weights = replace(read_weights(asked["model.init_from"]), weights={})  # which the model reads itself
+    if asked.get("trainer.deterministic"):  # before a plan has cuBLAS multiply anything
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if minutes is not None and weights is None:
         plan = planner(asked)(minutes)
         report(str(plan))

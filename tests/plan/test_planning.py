@@ -285,6 +285,14 @@ def test_other_programs_are_noticed(monkeypatch, capsys):
     assert "other programs took" in capsys.readouterr().err
 
 
+def test_cublas_is_deterministic_before_a_plan_multiplies(hurry, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    found = []
+    monkeypatch.setattr(recommend, "probe", lambda *_: found.append(dict(os.environ)) or MACHINE)
+    start("fit", ["--minutes", "1", *PLAIN, "--trainer.deterministic", "true"])
+    assert found[0]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+
 def test_a_plan_resumes_nothing(hurry, capsys):
     assert fit("--run", "r", "--trainer.max_steps", "2") == 0
     for name in ("ckpt_path", "resume"):

@@ -33,13 +33,26 @@ def test_a_rewind_sets_the_later_best_aside(workplace):
     assert find() == CHECKPOINTS / "best.safetensors"
 
 
-def test_a_run_has_one_text(workplace, capsys):
-    assert fit(*RUN) == 0
+def test_another_text_begins_the_best_again(workplace, capsys):
+    assert fit(*RUN, "--model.optimizer.lr", "0.05", "--model.optimizer.warmup_steps", "0") == 0
     before = best()
+    harder = "".join(f"{number * 7919 % 10007} " for number in range(4000))
+    (workplace / "other.txt").write_text(harder, encoding="utf-8")
+    more = ["--data.corpus", "other.txt", "--trainer.max_steps", "6", "--model.optimizer.lr", "0"]
+    assert main(["fit", "--resume", "runs/r", *more]) == 0
+    assert "the text is not the one that this run was trained on" in capsys.readouterr().err
+    after = best()
+    assert after[0] == 6
+    assert after[1] > before[1]  # a harder text: its loss never beats the old one
+    assert read(CHECKPOINTS / "best-step-4.safetensors").run.step == 4
+
+
+def test_a_run_that_has_no_best_takes_another_text(workplace):
+    assert fit(*RUN, "--data.val_fraction", "0") == 0
     (workplace / "other.txt").write_text("".join(f"{number} " for number in range(4000)), encoding="utf-8")
-    assert main(["fit", "--resume", "runs/r", "--data.corpus", "other.txt", "--trainer.max_steps", "6"]) == 2
-    assert "the text is not the one that this run was trained on: start a run" in capsys.readouterr().err
-    assert best() == before
+    more = ["--data.corpus", "other.txt", "--trainer.max_steps", "6", "--data.val_fraction", "0.1"]
+    assert main(["fit", "--resume", "runs/r", *more]) == 0
+    assert best()[0] == 6
 
 
 def test_a_best_that_a_kill_left_without_its_name_is_named(workplace):

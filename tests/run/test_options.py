@@ -163,6 +163,7 @@ ALLOCATIONS = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
     MemoryError("Unable to allocate 7.28 TiB"),
     RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory"),
+    RuntimeError("CUDA error: out of memory"),
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
 ]
 
@@ -186,3 +187,9 @@ def test_the_help_is_short_and_what_is_rare_stands_in_the_docs(capsys):
     docs = (Path(__file__).parents[2] / "docs" / "options.md").read_text(encoding="utf-8")
     for name in OPTIONS:
         assert (f"--{name} " in out) != (f"`{name}`" in docs), name
+
+
+def test_more_processes_than_cores_are_told(workplace, monkeypatch, capsys):
+    monkeypatch.setattr("gpt.run.fit.cores", lambda: 0)
+    assert fit("--trainer.accelerator", "cpu", "--trainer.max_steps", "1") == 0
+    assert "1 processes on 0 cores: each waits for the others" in capsys.readouterr().err
