@@ -28,7 +28,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Law:
-    """The constants, which scripts/scaling/fit.py has fitted to scripts/scaling/sweep.csv."""
+    """The constants, which scripts/scaling/fit.py has fitted to the tables beside it."""
 
     blocks: float
     blocks_power: float

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -189,13 +190,14 @@ def draw(runs: dict[str, tuple[np.ndarray, np.ndarray]], error: float) -> None:
     figure = Figure(figsize=(9, 5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.plot([0.8, 2.6], [0.8, 2.6], color="black", linewidth=0.6)
+    axes.set_prop_cycle(color=matplotlib.colormaps["tab20"].colors)
+    axes.plot([0.9, 2.2], [0.9, 2.2], color="black", linewidth=0.6)
     for name, (reached, guessed) in runs.items():
         axes.errorbar(reached, guessed, error * guessed, fmt="o", markersize=4, linewidth=0.7, label=name)
     axes.set(
         xlabel="bits per byte reached", ylabel="predicted without this kind of text, with standard errors"
     )
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, ncols=2)
     axes.grid(alpha=0.25)
     with atomic_write(ROOT / "docs" / "scaling.png", "wb") as file:
         figure.savefig(file, format="png", dpi=110)
