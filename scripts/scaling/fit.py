@@ -43,16 +43,16 @@ RECIPE = {"lr": 0.0076, "lr_power": -0.2, "rest_lr": 1.5, "weight_decay": USUAL[
 def read() -> list[dict[str, Any]]:
     """The rows of the tables as numbers, with the law's arguments; docs/planning.md has those by hand."""
     rows: list[dict[str, Any]] = []
-    for table in (TABLE, TABLE.with_name("by_hand.csv"), TABLE.with_name("planned.csv")):
+    for table in map(TABLE.with_name, ("sweep.csv", "by_hand.csv", "planned.csv", "earlier.csv")):
         if table.exists():
             with table.open(encoding="utf-8", newline="") as file:
                 for row in csv.DictReader(file):
                     words = ("text", "machine", "law", "part")
                     numbers = {name: value if name in words else float(value) for name, value in row.items()}
                     numbers["family"] = FAMILIES.get(row["text"], row["text"])
-                    numbers["error"] = RUN_ERROR if "part" in row else SWEEP_ERROR
-                    # Divided as today's program no longer does, so only their differences count.
-                    numbers["group"] = row["text"] if row.get("part", "text") != "text" else ""
+                    numbers["error"] = SWEEP_ERROR if table == TABLE else RUN_ERROR
+                    # Of these, whose text was divided in another way, only the differences count.
+                    numbers["group"] = row["text"] if table.stem == "earlier" else ""
                     rows.append(numbers)
     for row in rows:
         width = row["emb_dim"]
@@ -69,6 +69,11 @@ def read() -> list[dict[str, Any]]:
 
 
 NUMBERS = ("blocks", "table", "context", "seen", "unique", "batch", "per_token")
+
+
+def is_run(row: dict[str, Any]) -> bool:
+    """Whether it is comparable with what a person would run today."""
+    return row["error"] == RUN_ERROR and not row["group"]
 
 
 def predict(logs: np.ndarray, rows: list[dict[str, Any]]) -> np.ndarray:
@@ -164,7 +169,7 @@ def main() -> None:
     runs = {}
     for name in sorted({row["family"] for row in usual}):
         rest = [row for row in usual if row["family"] != name]
-        left = [row for row in usual if row["family"] == name and row.get("part") == "text"]
+        left = [row for row in usual if row["family"] == name and is_run(row)]
         if not left:
             continue
         guessed, reached = predict(fit(rest), left), np.array([row["bits_per_byte"] for row in left])
