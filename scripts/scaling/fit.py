@@ -34,7 +34,8 @@ MOST_PASSES = 14  # cells that read a text more often have learned it by heart: 
 FAMILIES = {  # extracts, translations
     **{"shake200": "shakespeare", "docs200": "python-docs", "code200": "python-stdlib"},
     **{"anarchism100": "anarchism", "reference-de": "reference", "reference-es": "reference"},
-    **{f"handbook-{language}": "handbook" for language in ("en", "fr", "ru", "zh")},
+    **dict.fromkeys(("handbook-en", "handbook-ru", "handbook-zh", "html-it", "ja"), "handbook"),
+    "100kb": "quotes",
 }
 USUAL = 1.0, 0.4  # times the law's learning rates; weight decay
 RECIPE = {"lr": 0.0076, "lr_power": -0.2, "rest_lr": 1.5, "weight_decay": USUAL[1]}  # docs/planning.md

@@ -572,7 +572,7 @@ def test_the_law_is_near_the_runs_to_which_it_was_fitted():
     law = Law.load()
     error = fit["errors_of"](np.log([getattr(law, name) for name in fit["START"]]), usual)
     assert len(usual) > 150
-    assert (error**2).mean() ** 0.5 < 0.037
+    assert (error**2).mean() ** 0.5 < 0.04
     assert np.median(abs(error)) < 0.02
 
 
