@@ -1,6 +1,6 @@
 """What a plan needs to know of a text: its size, how hard it is, and what vocabularies make of it.
 
-How hard it is says a short training of a small model. Shapes: B windows, T context_length.
+How hard it is says a short training of a small model. Shapes: T context_length.
 """
 
 import math
@@ -37,6 +37,7 @@ _PART = 2_000  # characters: long ones would miss what is alike in neighbouring 
 _SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 _SHORTEST = 2_000  # bytes
 _AROUND_TOKENIZING = 1.5  # reading, dividing, writing and checksums, beside tokenizing
+# The trial.
 _FEWEST_STEPS = 20
 _WIDTH = 64  # of its one layer
 _CONTEXT = 64
