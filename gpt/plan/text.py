@@ -128,12 +128,13 @@ def measure(
 
 def _describe(tokenizers: list[Tokenizer], train: str, val: str, steps: int, **known: Any) -> Text:
     """The numbers of a text with what is `known`, and those of vocabularies to choose from."""
+    val = sample(val, _SCORED)
     size = len(val.encode())
     per_token = {one.n_vocab: size / len(one.encode_array(val)) for one in tokenizers}
     learned = known["size"] * (1 - known["val_fraction"])
     trial, error = try_out(train, val, learned, steps)
     scored_later = known["size"] * known["val_fraction"]
-    error *= math.sqrt(min(size, _SCORED) / max(size, scored_later))
+    error *= math.sqrt(size / max(size, scored_later))
     return Text(trial=trial, error=error, bytes_per_token=per_token, **known)
 
 
@@ -151,7 +152,6 @@ def try_out(train: str, val: str, size: float, steps: int) -> tuple[Trial, float
 
     Also the standard error of the bits per byte, as a share of them; infinite if `val` is very short.
     """
-    val = sample(val, _SCORED)
     tokenizer = learn([train], Learned(int(np.clip(size / _BYTES_FOR_ID, *_IDS))))
     known, new = (torch.from_numpy(tokenizer.encode_array(part).astype("int64")) for part in (train, val))
     if len(new) < 2:

@@ -20,7 +20,7 @@ from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Na
 
 from gpt.errors import InputError
 from gpt.files import shipped
-from gpt.plain import parse_yaml
+from gpt.plain import parse_yaml, shown
 from gpt.run.options import OPTIONS, Options
 
 Values = dict[str, Any]  # by the dotted names of options
@@ -85,9 +85,9 @@ def _parsed(parse: Callable[..., Namespace], given: Any) -> Values:
     except ArgumentError as error:
         if unknown := re.match(r"(?:unrecognized arguments: -*|Option ')([^\s=']*)", str(error)):
             raise _unknown(unknown[1]) from None
-        if wrong := re.match(r'Parser key "(.+)"', str(error)):
+        if wrong := re.match(r'Parser key "(.+?)":.*(?:Got|Given) value: (.*)', str(error), re.DOTALL):
             kind = inspect.formatannotation(OPTIONS[wrong[1]].kind)
-            raise InputError(f"--{wrong[1]}: expected {kind}") from None
+            raise InputError(f"--{wrong[1]}: expected {kind}, got {shown(wrong[2])}") from None
         raise
 
 

@@ -174,6 +174,21 @@ def test_a_text_is_measured(tmp_path, monkeypatch):
         measure(str(tmp_path / "short.txt"))
 
 
+def test_the_error_of_held_out_text_counts_bytes_whatever_its_letters_take(tmp_path, monkeypatch):
+    scored = []
+
+    def try_out(_, val, *__):
+        scored.append(len(val.encode()))
+        return text_of(1_000_000).trial, 0.01
+
+    monkeypatch.setattr("gpt.plan.text.try_out", try_out)
+    monkeypatch.setattr("gpt.plan.text._SCORED", 6_000)  # characters
+    (tmp_path / "text.txt").write_text("".join(f"{n} бутылок на столе\n" for n in range(20_000)), "utf-8")
+    text = measure(str(tmp_path / "text.txt"))
+    assert scored[0] > 8_000  # bytes
+    assert text.error == pytest.approx(0.01 * (scored[0] / (text.size * text.val_fraction)) ** 0.5)
+
+
 def test_without_held_out_text_a_large_text_has_no_plan(tmp_path, monkeypatch):
     """Whose sample would hold out some."""
     monkeypatch.setattr("gpt.data.split.SAMPLE_BYTES", 50_000)
