@@ -42,6 +42,8 @@ _FEWEST_STEPS = 20
 _WIDTH = 64  # of its one layer
 _CONTEXT = 64
 _BATCH = 1536  # tokens
+SAME = {"blocks": 12 * _WIDTH**2, "context": _CONTEXT, "batch": _BATCH}
+"""What every trial has, as arguments of `Law.usual`."""
 _MOST_PASSES = 4  # over the text: more would say how well it can be learned by heart
 _BYTES_FOR_ID = 300  # of text, in the trial's vocabulary
 _IDS = 512, 4096  # the fewest and the most
@@ -133,7 +135,7 @@ def _describe(tokenizers: list[Tokenizer], train: str, val: str, steps: int, **k
     per_token = {one.n_vocab: size / len(one.encode_array(val)) for one in tokenizers}
     learned = known["size"] * (1 - known["val_fraction"])
     trial, error = try_out(train, val, learned, steps)
-    scored_later = known["size"] * known["val_fraction"]
+    scored_later = known["size"] - learned
     error *= math.sqrt(size / max(size, scored_later))
     return Text(trial=trial, error=error, bytes_per_token=per_token, **known)
 
@@ -162,12 +164,10 @@ def try_out(train: str, val: str, size: float, steps: int) -> tuple[Trial, float
     bits, error = _reached(tokenizer, known, new, steps)
     per_token = len(val.encode()) / len(new)
     numbers = {
-        "blocks": 12 * _WIDTH**2,
+        **SAME,
         "table": tokenizer.n_vocab * _WIDTH,
-        "context": _CONTEXT,
         "seen": steps * _BATCH * per_token,
         "unique": len(train.encode()),
-        "batch": _BATCH,
         "per_token": per_token,
     }
     return Trial(bits_per_byte=bits, earlier=earlier, numbers=numbers), error / bits

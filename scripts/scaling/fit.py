@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from gpt.files import atomic_write, write_json
 from gpt.plan.law import Law, Trial
+from gpt.plan.text import SAME
 
 ROOT, TABLE = Path(__file__).parents[2], Path(__file__).with_name("sweep.csv")
 # Where the search begins, and the width of a weak prior on the logarithm of each constant.
@@ -89,7 +90,7 @@ def trials(rows: list[dict[str, Any]]) -> Trial:
     """Those of all rows, as arrays."""
     names = ("table", "seen", "unique", "per_token")
     numbers = {name: np.array([row[f"trial_{name}"] for row in rows]) for name in names}
-    numbers |= {"blocks": 12 * 64**2, "context": 64, "batch": 1536}
+    numbers |= SAME
     bits, earlier = (
         np.array([row[f"trial_{name}"] for row in rows]) for name in ("bits_per_byte", "earlier")
     )
