@@ -126,8 +126,8 @@ def planner(given: Mapping[str, Any]) -> Callable[[float], Plan]:
         return text, time.perf_counter() - began
 
     def plan_for(minutes: float) -> Plan:
-        learned = min(size or 0, LEARNED_BYTES) * _LEARNING
-        check_time(minutes, (_LEAST_SECONDS + learned) / 60)  # before anything is measured
+        # Before anything is measured.
+        check_time(minutes, (_LEAST_SECONDS + _LEARNING * min(size or 0, LEARNED_BYTES)) / 60)
         cost, start = timed()
         most = given.get("data.most_bytes") or most_bytes(cost, minutes)
         whole = size is not None and size <= most

@@ -135,8 +135,7 @@ def _describe(tokenizers: list[Tokenizer], train: str, val: str, steps: int, **k
     per_token = {one.n_vocab: size / len(one.encode_array(val)) for one in tokenizers}
     learned = known["size"] * (1 - known["val_fraction"])
     trial, error = try_out(train, val, learned, steps)
-    scored_later = known["size"] - learned
-    error *= math.sqrt(size / max(size, scored_later))
+    error *= math.sqrt(size / max(size, known["size"] - learned))
     return Text(trial=trial, error=error, bytes_per_token=per_token, **known)
 
 
