@@ -8,14 +8,17 @@ Shapes: B windows in a batch of this process, T context_length, N windows in an 
 
 import math
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gpt.data.respelling import Respelling
 from gpt.data.shards import Stream, token_ids
 
 IGNORE_INDEX = -100  # the target of a position that is not scored, as in `cross_entropy`
@@ -109,7 +112,13 @@ class Packed:
         return self._bounds[kept], self._bounds[kept + 1] - self._bounds[kept]
 
 
-def make_batch(stream: Stream, spans: Spans, context_length: int, isolate: bool) -> Batch:
+def make_batch(
+    stream: Stream,
+    spans: Spans,
+    context_length: int,
+    isolate: bool,
+    respell: Callable[..., Any] | None = None,
+) -> Batch:
     """Inputs x and targets y of B windows, (B, T) int64 each; with `isolate` each input's document too.
 
     Padding is 0 in x; in y it is IGNORE_INDEX, as is a token of an example that is not scored. Documents
@@ -117,6 +126,8 @@ def make_batch(stream: Stream, spans: Spans, context_length: int, isolate: bool)
     """
     starts, lengths = spans
     rows = stream.rows(starts, context_length)  # (B, T + 1)
+    if respell is not None:
+        rows = respell(rows)
     tokens = token_ids(rows)
     # Views: they share memory, unless one is changed.
     x = tokens[:, :-1]
@@ -148,6 +159,7 @@ class TrainWindows:
     rank: int = 0
     world_size: int = 1
     isolate: bool = False
+    respelling: Respelling | None = None
 
     def __post_init__(self) -> None:
         # A permutation takes about as long for one window as for thousands: plan many batches at once.
@@ -163,7 +175,10 @@ class TrainWindows:
         if self._plan is None or self._plan[0] != number:
             self._plan = number, self.spans(np.arange(number * self._planned, (number + 1) * self._planned))
         starts, lengths = self._plan[1]
-        return make_batch(self.stream, (starts[row], lengths[row]), self.windows.context_length, self.isolate)
+        first = (batch * self.world_size + self.rank) * self.batch_size
+        respell = self.respelling and partial(self.respelling, first=first)
+        spans = starts[row], lengths[row]
+        return make_batch(self.stream, spans, self.windows.context_length, self.isolate, respell)
 
     def spans(self, batches: NDArray[np.int64]) -> Spans:
         """Where the windows of these batches of this process lie: (len(batches), B) both."""

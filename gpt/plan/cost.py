@@ -114,8 +114,11 @@ def probe(device: torch.device, precision: str) -> Cost:
     # Threads compute, or wait for each other without rest: less than all of the time went to other programs.
     got = (time.process_time() - computed) / (time.perf_counter() - began) / torch.get_num_threads()
     if device.type == "cpu" and got < _BUSY:
-        what = f"other programs took {1 - got:.0%} of the cores while steps were timed"
-        report(f"{what}: the plan is for what they left, and becomes longer when they end", prefix="")
+        report(
+            f"other programs took {1 - got:.0%} of the cores while steps were timed: the plan is for what"
+            " they left, and becomes longer when they end",
+            prefix="",
+        )
     return fit_cost(timed, memory)
 
 

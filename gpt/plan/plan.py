@@ -31,8 +31,8 @@ _LONGER = 0.01  # of the bits per byte: by so much must half of the steps be bet
 # How often the steps of a part are made where there is time, with which dropout, and what share of the bits
 # per byte that gains.
 _REGULARISED = ((8, 0.2, 0.08), (4, 0.2, 0.05), (2, 0.1, 0.04))
+_OFTEN = 3  # passes over a text from which on tokens are spelled anew
 _DROPPING = 1.3  # times as long takes a step with dropout, at most
-_RISES = 3  # validations in a row that are each worse than the one before end a run
 _SAMPLE_SECONDS = 0.7  # the text that is written at each
 _FEWEST_WINDOWS = 6  # of a batch: fewer look at too few places of the text
 _FEWEST_STEPS = 50
@@ -98,7 +98,13 @@ class Plan:
     def options(self, law: Law) -> dict[str, Any]:
         """The run as options of `gpt fit`."""
         config = {**asdict(self.shape), "num_heads": self.num_heads, "dropout": self.dropout}
-        data = {"vocabulary": "learn", "batch_size": config.pop("batch_size"), "shift": True}
+        data = {
+            "vocabulary": "learn",
+            "batch_size": config.pop("batch_size"),
+            "shift": True,
+            "bpe_dropout": 0.05 * (self.passes >= _OFTEN and not self.dropout),
+            "most_bytes": self.text.most_bytes,
+        }
         every = math.ceil(self.steps / VALIDATIONS)
         lr, rest_lr = law.learning_rates(self.steps, self.shape.emb_dim)
         optimizer = {
@@ -112,9 +118,9 @@ class Plan:
         return {
             "run": "planned",
             "checkpoint_every": max(every, 100),
-            "early_stopping": _RISES,
+            "early_stopping": 3,  # validations in a row that are each worse than the one before
             "model": {"config": config, "optimizer": optimizer},
-            "data": {**data, "most_bytes": self.text.most_bytes},
+            "data": data,
             "trainer": {"max_steps": self.steps, "val_check_interval": every, "devices": 1},
         }
 
@@ -152,7 +158,6 @@ def choose(
     unknown = unknown | law.outside(**amounts, trial=text.trial.bits_per_byte, pace=law.pace(text.trial))
     room = 1.0 if _DROPOUT in given else in_time[i] / steps[part, i] / _DROPPING
     often, dropout, gained = next((row for row in _REGULARISED if room >= row[0]), (1, 0.0, 0.0))
-    times = often * _DROPPING if dropout else 1.0
     reached = float(bits[part, i]) * (1 - gained)
     best = Shape(**{name: int(sizes[i]) for name, sizes in vars(shape).items()})
     return Plan(
@@ -162,7 +167,7 @@ def choose(
         dropout=given.get(_DROPOUT, dropout),
         steps=often * int(steps[part, i]),
         text=text,
-        seconds=float(around[i] + times * steps[part, i] * step[i]),
+        seconds=float(around[i] + often * (_DROPPING if dropout else 1) * steps[part, i] * step[i]),
         validation=float(validation[i]),
         bits_per_byte=reached,
         error=reached * math.hypot(law.error, text.error, gained / 2),

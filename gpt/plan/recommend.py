@@ -70,11 +70,16 @@ def plan(arguments: list[str]) -> None:
     """
     parser = ArgumentParser("gpt plan", description=plan.__doc__, exit_on_error=False, allow_abbrev=False)
     parser.epilog = "example: gpt plan --data.corpus my.txt"
-    what = "the times to plan for, from the start of gpt fit to its end"
-    parser.add_argument("--minutes", default="1,10,60,480", help=what)
+    parser.add_argument(
+        "--minutes",
+        default="1,10,60,480",
+        help="the times to plan for, from the start of gpt fit to its end",
+    )
     parser.add_argument("--picture", help="a .png or .svg of the bits per byte to expect in these times")
-    what = f"weights to tune instead, as in gpt fit; {_USUAL} if it was downloaded before"
-    parser.add_argument("--model.init_from", help=what)
+    parser.add_argument(
+        "--model.init_from",
+        help=f"weights to tune instead, as in gpt fit; {_USUAL} if it was downloaded before",
+    )
     for name in _PLANNED_AROUND:
         kind: type = float if name in SHARES else int if name in (*GIVEN, "data.most_bytes") else str
         parser.add_argument(f"--{name}", type=kind, help="as in gpt fit: the rest is planned around it")
@@ -188,7 +193,6 @@ def table(times: list[float], plan_for: Callable[[float], Plan], plans: list[Pla
             continue
         plans.append(plan)
         shape = plan.shape
-        star = "*" if plan.extrapolates else ""
         cells = (
             f"{minutes:g}",
             f"{shape.emb_dim} x {shape.num_layers}",
@@ -199,7 +203,7 @@ def table(times: list[float], plan_for: Callable[[float], Plan], plans: list[Pla
             f"{plan.steps}",
             short(plan.tokens),
             f"{plan.passes:.3g}",
-            f"{plan.bits_per_byte:.3f} ± {plan.error:.2f}{star}",
+            f"{plan.bits_per_byte:.3f} ± {plan.error:.2f}{'*' if plan.extrapolates else ''}",
         )
         yield "  ".join(cell.rjust(len(name)) for cell, name in zip(cells, _HEADINGS, strict=True))
     if any(plan.extrapolates for plan in plans):
