@@ -591,6 +591,17 @@ def test_the_law_is_near_the_runs_to_which_it_was_fitted():
     assert np.median(abs(error)) < 0.02
 
 
+@pytest.mark.parametrize(
+    ("size", "minutes", "dropout", "share"),
+    [(20_000_000, 10, 0.0, 0.0), (1_000_000, 2, 0.0, 0.05), (200_000, 10, 0.2, 0.0)],
+)
+def test_a_text_that_is_read_three_times_is_spelled_anew(size, minutes, dropout, share):
+    """Unless dropout keeps it from being learned by heart."""
+    found = plan(size, minutes)
+    assert (found.passes >= 3, found.dropout) == (bool(share or dropout), dropout)
+    assert found.options(Law.load())["data"]["bpe_dropout"] == share
+
+
 def test_longer_runs_and_wider_models_have_lower_rates():
     """Divided by two for each 32 times as many steps, a fifth root, and for four times the width, a root."""
     law = replace(Law.load(), lr=0.008, lr_power=-0.2, rest_lr=1.5)
