@@ -59,7 +59,7 @@ class Shape:
             layers * self.context_length * d,
             layers * d,
         )
-        per_step = (np.ones_like(d), layers, layers * d**3, self.table)  # calls; Muon; AdamW's embeddings
+        per_step = (np.ones_like(d), layers, layers * d**3)  # calls; Muon
         return np.stack([*(n * amount for amount in per_token), *per_step]).astype(np.float64)
 
     def memory(self) -> Any:

@@ -95,7 +95,7 @@ def test_small_weights_learn_the_rows_by_heart(capsys):
 @pytest.mark.slow
 def test_weights_are_tuned_for_a_time(capsys, monkeypatch):
     """They are scored as they are, and the run ends in time; a plan from scratch is not made."""
-    monkeypatch.setattr(recommend, "probe", lambda *_: Cost(seconds=(1e-10,) * 8, memory=1e12))
+    monkeypatch.setattr(recommend, "probe", lambda *_: Cost(seconds=(1e-10,) * 7, memory=1e12))
     options = ["--model.init_from", "runs/a", "--data.corpus", "pairs.jsonl", "--trainer.accelerator", "cpu"]
     began = time.perf_counter()
     minutes = (began - STARTED + 12) / 60
