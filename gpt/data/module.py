@@ -53,7 +53,8 @@ class DataOptions:
 
     def __post_init__(self) -> None:
         check_least(1, batch_size=self.batch_size, tokens_per_update=self.tokens_per_update)
-        check_least(0, bpe_dropout=self.bpe_dropout)
+        if not 0 <= self.bpe_dropout <= 1:
+            raise InputError(f"bpe_dropout must be in [0, 1], got {self.bpe_dropout}")
 
 
 class TokenData(pl.LightningDataModule):

@@ -7,6 +7,7 @@ import torch
 from gpt.data.module import TokenData
 from gpt.data.respelling import Respelling
 from gpt.data.windows import Grid, TrainWindows
+from gpt.errors import InputError
 from gpt.text.vocabulary import Learned, learn
 
 TEXT = "the other weather gathers there, and they bathe together in the heather. " * 60
@@ -67,6 +68,12 @@ def test_a_run_trains_on_respelled_windows_and_validates_on_the_text(tmp_path):
         assert decode(before).startswith(decode(after)[:-8])
     for one, two in zip(plain.val_dataloader(), other.val_dataloader(), strict=True):
         assert all(map(torch.equal, one, two))
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5])
+def test_a_share_is_at_most_one(share):
+    with pytest.raises(InputError, match=f"bpe_dropout must be in .0, 1., got {share}"):
+        TokenData(bpe_dropout=share)
 
 
 def test_processes_share_the_windows_of_one(tmp_path):
