@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_WAYS = 20  # in which a token may be spelled, most of them as it is: more are found out for longer
+_WAYS = 64  # in which a token may be spelled, most of them as it is
 
 
 @dataclass(frozen=True, eq=False)
