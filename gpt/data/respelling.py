@@ -10,11 +10,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gpt.text.table import merge
 
 _WAYS = 64  # in which a token may be spelled, most of them as it is
 
@@ -46,11 +47,9 @@ class Respelling:
         if token == len(self.tokens):  # `<|endoftext|>`
             return [token]
         draw = random.Random(f"{self.seed} {token} {way}").random
-        parts = [bytes([each]) for each in self.tokens[token]]
-        while True:
-            pairs = (self._ranks.get(a + b) for a, b in pairwise(parts))
-            merges = [(rank, i) for i, rank in enumerate(pairs) if rank is not None and draw() >= self.share]
-            if not merges:
-                return [self._ranks[part] for part in parts]
-            _, i = min(merges)
-            parts[i : i + 2] = [parts[i] + parts[i + 1]]
+
+        def kept(pair: bytes) -> int | None:
+            rank = self._ranks.get(pair)
+            return rank if rank is not None and draw() >= self.share else None
+
+        return [self._ranks[part] for part in merge(self.tokens[token], kept)]

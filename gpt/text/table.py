@@ -5,6 +5,7 @@ token is not merged.
 """
 
 from base64 import b64decode, b64encode
+from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +34,18 @@ def check_table(tokens: list[bytes]) -> None:
         raise InputError("the vocabulary has a token twice")
 
 
+def merge(token: bytes, rank_of: Callable[[bytes], int | None]) -> list[bytes]:
+    """The parts of a token whose bytes are merged, neighbours of the lowest rank first, until none has one."""
+    parts = [token[i : i + 1] for i in range(len(token))]
+    while True:
+        formed = (rank_of(a + b) for a, b in pairwise(parts))
+        ranked = [(rank, i) for i, rank in enumerate(formed) if rank is not None]
+        if not ranked:
+            return parts
+        _, i = min(ranked)
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+
+
 def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes] | None]:
     """The two tokens that each token of several bytes is merged from: what tokens of lower rank leave of it.
 
@@ -40,19 +53,13 @@ def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes] | None]:
     """
     if sum(len(token) ** 2 for token in tokens) > _MOST_MERGING:
         raise InputError("the vocabulary has too many long tokens to find their merges")
-    ranks = {token: rank for rank, token in enumerate(tokens)}
+    lower: dict[bytes, int] = {}  # the ranks of the tokens so far
     pairs: list[tuple[bytes, bytes] | None] = []
     for rank, token in enumerate(tokens):
-        if len(token) == 1:
-            continue
-        parts = [token[i : i + 1] for i in range(len(token))]
-        while len(parts) > 2:
-            formed = (min(ranks.get(a + b, rank), rank) for a, b in pairwise(parts))
-            lowest, i = min((made, i) for i, made in enumerate(formed))
-            if lowest == rank:
-                break
-            parts[i : i + 2] = [parts[i] + parts[i + 1]]
-        pairs.append((parts[0], parts[1]) if len(parts) == 2 else None)
+        if len(token) != 1:
+            parts = merge(token, lower.get)
+            pairs.append((parts[0], parts[1]) if len(parts) == 2 else None)
+        lower[token] = rank
     return pairs
 
 
