@@ -35,7 +35,7 @@ def check_table(tokens: list[bytes]) -> None:
 
 
 def merge(token: bytes, rank_of: Callable[[bytes], int | None]) -> list[bytes]:
-    """The parts of a token whose bytes are merged, neighbours of the lowest rank first, until none has one."""
+    """The parts of a token whose bytes are merged, neighbours of the lowest rank first, as far as it goes."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while True:
         formed = (rank_of(a + b) for a, b in pairwise(parts))
