@@ -34,15 +34,22 @@ def check_table(tokens: list[bytes]) -> None:
         raise InputError("the vocabulary has a token twice")
 
 
-def merge(token: bytes, rank_of: Callable[[bytes], int | None]) -> list[bytes]:
+Ranked = tuple[int, int]  # the rank of two neighbours' token, and the place of the first
+
+
+def merge(
+    token: bytes,
+    rank_of: Callable[[bytes], int | None],
+    choose: Callable[[list[Ranked]], Ranked | None] = min,
+) -> list[bytes]:
     """The parts of a token whose bytes are merged, neighbours of the lowest rank first, as far as it goes."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while True:
         formed = (rank_of(a + b) for a, b in pairwise(parts))
         ranked = [(rank, i) for i, rank in enumerate(formed) if rank is not None]
-        if not ranked:
+        if not ranked or (chosen := choose(ranked)) is None:
             return parts
-        _, i = min(ranked)
+        _, i = chosen
         parts[i : i + 2] = [parts[i] + parts[i + 1]]
 
 
