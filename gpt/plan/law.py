@@ -43,6 +43,8 @@ class Law:
     window: float  # window length in tokens that halves a token's value: neighbours tell less than other text
     overfit: float  # of each pass after the first and each weight for a byte of text
     table_overfit: float  # so many times a weight of the embeddings counts there
+    respelled: float  # with BPE-dropout a text is learned by heart so many times as much
+    respelling: float  # the share of the bits per byte that BPE-dropout costs
     error: float  # of a prediction for a kind of text that it was not fitted to, as a share
     lr: float  # the peak learning rate of the blocks' matrices at width 128 in a run of a thousand steps
     lr_power: float  # of the thousands of steps
@@ -62,7 +64,16 @@ class Law:
         return np.maximum(np.log(text.earlier / text.bits_per_byte) / usual, _SLOWEST)
 
     def usual(
-        self, *, blocks: Any, table: Any, context: Any, seen: Any, unique: Any, batch: Any, per_token: Any
+        self,
+        *,
+        blocks: Any,
+        table: Any,
+        context: Any,
+        seen: Any,
+        unique: Any,
+        batch: Any,
+        per_token: Any,
+        respelled: Any = 0,
     ) -> Any:
         """Bits per byte of a text of which one remains after endless training. Numbers or arrays.
 
@@ -73,13 +84,14 @@ class Law:
             unique: bytes of the text that is trained on.
             batch: tokens of an update.
             per_token: bytes of a token, in held-out text.
+            respelled: 1 with BPE-dropout, else 0.
         """
         again = np.maximum(seen / unique, 1.0) - 1  # passes after the first
         effective = np.minimum(seen, unique) - unique * self.passes * np.expm1(-again / self.passes)
         wasted = batch / self.batch * (seen / 1e6) ** -_BATCH_POWER
         effective = effective / (1 + wasted) / (1 + context / self.window) / per_token
-        by_heart = (blocks + self.table_overfit * table) / unique * again
-        return (
+        by_heart = (blocks + self.table_overfit * table) / unique * again * self.respelled**respelled
+        return (1 + self.respelling) ** respelled * (
             1
             + self.blocks * blocks**-self.blocks_power
             + self.table * table**-self.table_power

@@ -30,8 +30,8 @@ _BATCH_TOKENS = tuple(1536 << i for i in range(9))
 _LONGER = 0.01  # of the bits per byte: by so much must half of the steps be better to be taken
 # How often the steps of a part are made where there is time, with which dropout, and what share of the bits
 # per byte that gains.
-_REGULARISED = ((8, 0.2, 0.08), (4, 0.2, 0.05), (2, 0.1, 0.04))
-_OFTEN = 3  # passes over a text from which on tokens are spelled anew
+_REGULARISED = ((8, 0.2, 0.06), (4, 0.2, 0.04), (2, 0.1, 0.03))
+_BPE_DROPOUT = 0.05  # of a text that is read often
 _DROPPING = 1.3  # times as long takes a step with dropout, at most
 _SAMPLE_SECONDS = 0.7  # the text that is written at each
 _FEWEST_WINDOWS = 6  # of a batch: fewer look at too few places of the text
@@ -50,6 +50,7 @@ class Plan:
     shape: Shape
     num_heads: int
     dropout: float
+    bpe_dropout: float
     steps: int
     text: Text
     seconds: float  # of the whole process
@@ -63,9 +64,8 @@ class Plan:
         shape = self.shape
         far = " (extrapolated)" if self.extrapolates else ""
         most = self.text.most_bytes
-        first = "the first " if self.text.in_order else ""
         forgets = f"dropout {self.dropout:g}, " if self.dropout else ""
-        part = f"; of the text it reads {first}{most / 1e6:,.0f} MB" if most else ""
+        part = f"; of the text it reads {most / 1e6:,.0f} MB" if most else ""
         rest = "" if self.is_whole else f" of {60 * self.minutes:.0f}, and longer while held-out text gains"
         return (
             f"the plan is {shape.emb_dim} x {shape.num_layers} (width x layers), "
@@ -88,10 +88,9 @@ class Plan:
     def compared(self, seconds: float, summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         """What was planned and what the best checkpoint has reached, for summary.json."""
         best = summary["val_bits_per_byte"] * summary["best_loss"] / (summary["val_loss"] or 1)
+        names = "seconds", "tokens", "bits_per_byte", "error"
         return {
-            "planned": {
-                name: getattr(self, name) for name in ("seconds", "tokens", "bits_per_byte", "error")
-            },
+            "planned": {name: getattr(self, name) for name in names},
             "reached": {"seconds": seconds, "tokens": summary["tokens"], "bits_per_byte": best},
         }
 
@@ -102,7 +101,7 @@ class Plan:
             "vocabulary": "learn",
             "batch_size": config.pop("batch_size"),
             "shift": True,
-            "bpe_dropout": 0.05 * (self.passes >= _OFTEN and not self.dropout),
+            "bpe_dropout": self.bpe_dropout,
             "most_bytes": self.text.most_bytes,
         }
         every = math.ceil(self.steps / VALIDATIONS)
@@ -137,7 +136,7 @@ def choose(
     Raises:
         InputError: the minutes do not suffice to start, or no model fits into the time and the memory.
     """
-    shape, per_token = _candidates(text, given, cost.memory)
+    shape, per_token, respelled = _candidates(text, given, cost.memory)
     validation = _SAMPLE_SECONDS + cost.validation(shape, text.val_fraction * text.size / per_token)
     around = start + END_SECONDS + text.tokenizing + VALIDATIONS * validation
     step = cost.step(shape)
@@ -149,7 +148,8 @@ def choose(
     steps = np.maximum(np.floor(in_time * 0.5**halved), _FEWEST_STEPS)
     seen = steps * shape.tokens * per_token
     chosen = {"blocks": shape.blocks, "context": shape.context_length, "batch": shape.tokens}
-    amounts = {"table": shape.table, "per_token": per_token, "seen": seen, "unique": text.train_bytes}
+    amounts = {"table": shape.table, "seen": seen, "unique": text.train_bytes}
+    amounts |= {"per_token": per_token, "respelled": respelled}
     bits = law.bits_per_byte(text.trial, **chosen, **amounts)
     unknown = law.outside(**chosen)
     wanted = bits * np.where(unknown, 1 + _DOUBT, 1) * (1 + _LONGER * halved)
@@ -159,12 +159,13 @@ def choose(
     room = 1.0 if _DROPOUT in given else in_time[i] / steps[part, i] / _DROPPING
     often, dropout, gained = next((row for row in _REGULARISED if room >= row[0]), (1, 0.0, 0.0))
     reached = float(bits[part, i]) * (1 - gained)
-    best = Shape(**{name: int(sizes[i]) for name, sizes in vars(shape).items()})
+    best = Shape(*(int(sizes[i]) for sizes in vars(shape).values()))
     return Plan(
         minutes=minutes,
         shape=best,
         num_heads=given.get(_HEADS) or _heads(best.emb_dim),
         dropout=given.get(_DROPOUT, dropout),
+        bpe_dropout=_BPE_DROPOUT * bool(dropout or respelled[i]),
         steps=often * int(steps[part, i]),
         text=text,
         seconds=float(around[i] + often * (_DROPPING if dropout else 1) * steps[part, i] * step[i]),
@@ -179,8 +180,7 @@ def choose(
 def check_time(minutes: float, needed: float) -> None:
     """InputError for fewer minutes than are needed."""
     if minutes < needed:
-        enough = float(f"{1.05 * needed:.2g}")  # not rounded to less
-        raise InputError(f"{minutes:g} minutes do not suffice to start: give at least {enough:g}")
+        raise InputError(f"{minutes:g} minutes do not suffice to start: give at least {1.05 * needed:.2f}")
 
 
 def _heads(width: int) -> int:
@@ -189,11 +189,11 @@ def _heads(width: int) -> int:
     return next(heads for heads in range(most, 0, -1) if width % heads == 0)
 
 
-def _candidates(text: Text, given: Mapping[str, Any], memory: float) -> tuple[Shape, Any]:
-    """All shapes that fit the text, the options and the memory, and the bytes of their tokens."""
+def _candidates(text: Text, given: Mapping[str, Any], memory: float) -> tuple[Shape, Any, Any]:
+    """All shapes that fit text, options and memory, their tokens' bytes, and whether with BPE-dropout."""
     choices = [(given[name],) if name in given else values for name, values in CHOICES.items()]
-    grid = np.meshgrid(list(text.bytes_per_token), *choices, _BATCH_TOKENS, indexing="ij")
-    vocab_size, context, width, layers, tokens = (axis.ravel() for axis in grid)
+    grid = np.meshgrid(list(text.bytes_per_token), *choices, _BATCH_TOKENS, (0, 1), indexing="ij")
+    vocab_size, context, width, layers, tokens, respelled = (axis.ravel() for axis in grid)
     windows = np.full_like(tokens, given[_WINDOWS]) if _WINDOWS in given else tokens // context
     shape = Shape(vocab_size, context, width, layers, windows)
     per_token = np.vectorize(text.bytes_per_token.__getitem__, otypes=[float])(vocab_size)
@@ -212,4 +212,5 @@ def _candidates(text: Text, given: Mapping[str, Any], memory: float) -> tuple[Sh
             f"no model fits {text.size:,} bytes of text{options}: expected four windows of text, a byte for "
             f"each {_MOST_WEIGHTS} weights, heads that divide the width, and the memory of a step"
         )
-    return Shape(**{name: sizes[fits] for name, sizes in vars(shape).items()}), per_token[fits]
+    shape = Shape(*(sizes[fits] for sizes in vars(shape).values()))
+    return shape, per_token[fits], respelled[fits]

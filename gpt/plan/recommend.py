@@ -56,7 +56,6 @@ _HEADINGS = (
     "context",
     "batch",
     "steps",
-    "tokens",
     "passes",
     "  bits/byte  ",
 )
@@ -115,8 +114,9 @@ def planner(given: Mapping[str, Any]) -> Callable[[float], Plan]:
     names = ("data.vocabulary", "model.config.vocab_size", "data.val_fraction", "data.text_column")
     reading = {name.rpartition(".")[2]: given.get(name) for name in names}
     corpus = given.get("data.corpus", "python-docs")
-    is_prepared = (Path(corpus) / META).is_file()
-    size = None if is_prepared else find_corpus(corpus, text_column=reading["text_column"]).size()
+    size = None
+    if not (Path(corpus) / META).is_file():
+        size = find_corpus(corpus, text_column=reading["text_column"]).size()
     law = Law.load()
 
     @cache
@@ -175,8 +175,8 @@ def beside(weights: str, given: Mapping[str, Any], plans: list[Plan]) -> Iterato
     yield f"{weights} as it is: {bits:.3f} ± {error:.2f} bits per byte"
     times = ", ".join(f"{plan.minutes:g}" for plan in plans)
     yield f"{weights} tuned for {times} minutes: less than {bits:.3f}; how much less is not predicted"
-    lower = [f"{plan.minutes:g} minutes" for plan in plans if plan.bits_per_byte + plan.error < bits]
-    scratch = f"with {lower[0]} or more train from scratch, with less " if lower else ""
+    lower = [plan.minutes for plan in plans if plan.bits_per_byte + plan.error < bits]
+    scratch = f"with {lower[0]:g} minutes or more train from scratch, with less " if lower else ""
     yield f"{scratch}tune {weights}: --model.init_from {weights}"
 
 
@@ -201,10 +201,9 @@ def table(times: list[float], plan_for: Callable[[float], Plan], plans: list[Pla
             f"{shape.context_length}",
             f"{shape.batch_size}",
             f"{plan.steps}",
-            short(plan.tokens),
             f"{plan.passes:.3g}",
             f"{plan.bits_per_byte:.3f} ± {plan.error:.2f}{'*' if plan.extrapolates else ''}",
         )
-        yield "  ".join(cell.rjust(len(name)) for cell, name in zip(cells, _HEADINGS, strict=True))
+        yield "  ".join(map(str.rjust, cells, map(len, _HEADINGS)))
     if any(plan.extrapolates for plan in plans):
         yield "* extrapolated: the law was not measured so far, see docs/planning.md"

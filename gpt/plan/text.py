@@ -62,7 +62,6 @@ class Text:
     error: float = 0.0  # of bits per byte on what is held out, its standard error as a share of them
     tokenizing: float = 0.0  # seconds, 0 for a text that is tokenized and divided already
     most_bytes: int | None = None  # of a longer text are read
-    in_order: bool = False  # and these are its first, as of a compressed file
 
     @property
     def train_bytes(self) -> float:
@@ -95,8 +94,7 @@ def measure(
         train, val = (prepared.tokenizer.decode(prepared.spread_ids(_SAMPLE // 4, split)) for split in SPLITS)
         held_out = sizes[1] / sum(sizes)
         return _describe([prepared.tokenizer], train, val, steps, size=sum(sizes), val_fraction=held_out)
-    source = find_corpus(corpus, **reading)
-    divided = Divided(source, val_fraction, most_bytes)
+    divided = Divided(find_corpus(corpus, **reading), val_fraction, most_bytes)
     if divided.size < _SHORTEST:
         raise InputError(
             f"{corpus} has {divided.size} bytes, a plan needs at least {_SHORTEST:,}: give more text"
@@ -112,7 +110,6 @@ def measure(
         "size": divided.size,
         "val_fraction": divided.rule.share,
         "most_bytes": divided.drawn,
-        "in_order": source.size() is None,
     }
     if isinstance(wanted, Tokenizer):
         tokenizers = [wanted]

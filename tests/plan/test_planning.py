@@ -1,6 +1,5 @@
 """Plans for a time: the shapes they choose, the options they keep, and a run that ends when promised."""
 
-import gzip
 import json
 import math
 import os
@@ -80,7 +79,7 @@ def test_the_cost_of_a_head_has_its_softmax():
 @pytest.mark.parametrize(
     ("size", "minutes", "widest", "passes"),
     [
-        *((20_000, 1, 128, 70), (20_000, 480, 192, 70), (200_000, 10, 256, 60), (2_000_000, 1, 256, 10)),
+        *((20_000, 1, 128, 80), (20_000, 480, 192, 70), (200_000, 10, 256, 60), (2_000_000, 1, 256, 10)),
         *((2_000_000, 60, 640, 20), (20_000_000, 60, 640, 20), (20_000_000_000, 480, 1024, 1)),
     ],
 )
@@ -93,7 +92,7 @@ def test_a_text_gets_a_model_of_its_size(size, minutes, widest, passes):
 
 
 @pytest.mark.parametrize(
-    ("minutes", "dropout", "times"), [(1, 0.0, 1), (1.3, 0.1, 2), (2.5, 0.2, 4), (10, 0.2, 8)]
+    ("minutes", "dropout", "times"), [(1, 0.0, 1), (1.5, 0.1, 2), (3, 0.2, 4), (10, 0.2, 8)]
 )
 def test_a_text_that_the_time_allows_to_read_often_is_read_with_dropout(minutes, dropout, times):
     """Where a part of the time is best without: twice as often with some, four and eight times with more."""
@@ -603,13 +602,22 @@ def test_the_law_is_near_the_runs_to_which_it_was_fitted():
 
 @pytest.mark.parametrize(
     ("size", "minutes", "dropout", "share"),
-    [(20_000_000, 10, 0.0, 0.0), (1_000_000, 2, 0.0, 0.05), (200_000, 10, 0.2, 0.0)],
+    [(20_000_000, 10, 0.0, 0.0), (1_000_000, 2, 0.0, 0.05), (200_000, 10, 0.2, 0.05)],
 )
-def test_a_text_that_is_read_three_times_is_spelled_anew(size, minutes, dropout, share):
-    """Unless dropout keeps it from being learned by heart."""
+def test_a_text_that_is_read_often_is_spelled_anew(size, minutes, dropout, share):
     found = plan(size, minutes)
-    assert (found.passes >= 3, found.dropout) == (bool(share or dropout), dropout)
+    assert (found.passes >= 4, found.dropout) == (bool(share), dropout)
     assert found.options(Law.load())["data"]["bpe_dropout"] == share
+
+
+def test_the_law_knows_what_spelling_anew_gains():
+    """The pair of runs in docs/planning.md on tinyshakespeare: 2.163 and 2.163, 2.136 and 2.079."""
+    law = Law.load()
+    numbers = {"blocks": 614_400, "table": 327_680, "context": 64, "batch": 1536, "per_token": 2.89}
+    for steps, gain in ((700, 0.0), (1400, 0.027)):
+        run = {**numbers, "unique": 1.0e6, "seen": 1536 * 2.89 * steps}
+        found = 1 - law.usual(**run, respelled=1) / law.usual(**run)
+        assert found == pytest.approx(gain, abs=0.01)
 
 
 def test_longer_runs_and_wider_models_have_lower_rates():
@@ -655,13 +663,6 @@ def test_the_standard_error_is_that_of_all_that_is_held_out(tmp_path, monkeypatc
     assert f"{planned.bits_per_byte:.4g} ± {planned.error:.2g} bits per byte" in str(planned)
     large = replace(found, most_bytes=1 << 25)
     assert "of the text it reads 34 MB" in str(replace(planned, text=large))
-    assert "it reads the first 34 MB" in str(replace(planned, text=replace(large, in_order=True)))
-
-
-def test_a_plan_knows_that_a_compressed_text_is_read_in_order(hurry):
-    Path("text.gz").write_bytes(gzip.compress(Path("text.txt").read_bytes()))
-    assert measure("text.gz", most_bytes=100_000).in_order
-    assert not measure("text.txt", most_bytes=100_000).in_order
 
 
 def write_kind(kind):
