@@ -44,7 +44,7 @@ class Law:
     overfit: float  # of each pass after the first and each weight for a byte of text
     table_overfit: float  # so many times a weight of the embeddings counts there
     respelled: float  # with BPE-dropout a text is learned by heart so many times as much
-    respelling: float  # the share of the bits per byte that BPE-dropout costs
+    respelling: float  # the share that BPE-dropout costs, of a text that is learned as fast as usual
     error: float  # of a prediction for a kind of text that it was not fitted to, as a share
     lr: float  # the peak learning rate of the blocks' matrices at width 128 in a run of a thousand steps
     lr_power: float  # of the thousands of steps
@@ -52,10 +52,11 @@ class Law:
     weight_decay: float
     measured: dict[str, tuple[float, float]]  # the least and the most of each number that was measured
 
-    def bits_per_byte(self, text: Trial, **numbers: Any) -> Any:
-        """Of a training on a text; `numbers` are the arguments of `usual`."""
-        ratio = self.usual(**numbers) / self.usual(**text.numbers)
-        return text.bits_per_byte * ratio ** self.pace(text)
+    def bits_per_byte(self, text: Trial, *, respelled: Any = 0, **numbers: Any) -> Any:
+        """Of a training on a text, `respelled` 1 with BPE-dropout; `numbers` are the arguments of `usual`."""
+        pace = self.pace(text)
+        ratio = self.usual(**numbers, overfit=self.respelled**respelled) / self.usual(**text.numbers)
+        return text.bits_per_byte * (ratio * (1 + self.respelling * pace**2) ** respelled) ** pace
 
     def pace(self, text: Trial) -> Any:
         """How fast a text was learned in its trial: 1 as fast as usual."""
@@ -73,7 +74,7 @@ class Law:
         unique: Any,
         batch: Any,
         per_token: Any,
-        respelled: Any = 0,
+        overfit: Any = 1,
     ) -> Any:
         """Bits per byte of a text of which one remains after endless training. Numbers or arrays.
 
@@ -84,14 +85,14 @@ class Law:
             unique: bytes of the text that is trained on.
             batch: tokens of an update.
             per_token: bytes of a token, in held-out text.
-            respelled: 1 with BPE-dropout, else 0.
+            overfit: how much of it is learned by heart, of as much as usual.
         """
         again = np.maximum(seen / unique, 1.0) - 1  # passes after the first
         effective = np.minimum(seen, unique) - unique * self.passes * np.expm1(-again / self.passes)
         wasted = batch / self.batch * (seen / 1e6) ** -_BATCH_POWER
         effective = effective / (1 + wasted) / (1 + context / self.window) / per_token
-        by_heart = (blocks + self.table_overfit * table) / unique * again * self.respelled**respelled
-        return (1 + self.respelling) ** respelled * (
+        by_heart = overfit * (blocks + self.table_overfit * table) / unique * again
+        return (
             1
             + self.blocks * blocks**-self.blocks_power
             + self.table * table**-self.table_power

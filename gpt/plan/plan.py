@@ -141,20 +141,20 @@ def choose(
     around = start + END_SECONDS + text.tokenizing + VALIDATIONS * validation
     step = cost.step(shape)
     check_time(minutes, 1.05 * (around + _FEWEST_STEPS * step).min() / 60)
-    in_time = np.floor((60 * minutes - around) / step)
+    in_time = (60 * minutes - around) / step
     # All of it, half, a quarter, (parts, candidates): more may only learn the text by heart. A run is
     # extended while its held-out loss falls, so of two parts that promise the same it takes the longer.
     halved = np.arange(24)[:, None]
-    steps = np.maximum(np.floor(in_time * 0.5**halved), _FEWEST_STEPS)
+    steps = np.maximum(in_time * 0.5**halved, _FEWEST_STEPS)
     seen = steps * shape.tokens * per_token
     chosen = {"blocks": shape.blocks, "context": shape.context_length, "batch": shape.tokens}
     amounts = {"table": shape.table, "seen": seen, "unique": text.train_bytes}
     amounts |= {"per_token": per_token, "respelled": respelled}
     bits = law.bits_per_byte(text.trial, **chosen, **amounts)
     unknown = law.outside(**chosen)
-    wanted = bits * np.where(unknown, 1 + _DOUBT, 1) * (1 + _LONGER * halved)
-    wanted = np.where(in_time >= _FEWEST_STEPS, wanted, np.inf)
-    part, i = map(int, np.unravel_index(wanted.argmin(), bits.shape))
+    wanted = bits * (1 + _DOUBT * unknown) * (1 + _LONGER * halved)
+    wanted[:, in_time < _FEWEST_STEPS] = np.inf
+    part, i = divmod(int(wanted.argmin()), len(step))
     unknown = unknown | law.outside(**amounts, trial=text.trial.bits_per_byte, pace=law.pace(text.trial))
     room = 1.0 if _DROPOUT in given else in_time[i] / steps[part, i] / _DROPPING
     often, dropout, gained = next((row for row in _REGULARISED if room >= row[0]), (1, 0.0, 0.0))

@@ -610,14 +610,21 @@ def test_a_text_that_is_read_often_is_spelled_anew(size, minutes, dropout, share
     assert found.options(Law.load())["data"]["bpe_dropout"] == share
 
 
-def test_the_law_knows_what_spelling_anew_gains():
-    """The pair of runs in docs/planning.md on tinyshakespeare: 2.163 and 2.163, 2.136 and 2.079."""
+@pytest.mark.parametrize(
+    ("pace", "width", "vocabulary", "passes", "gain"),
+    [(0.7, 160, 2048, 3.1, 0.0), (0.7, 160, 2048, 6.2, 0.027), (1.5, 128, 2048, 4.9, -0.041)],
+)
+def test_the_law_knows_what_spelling_anew_gains(pace, width, vocabulary, passes, gain):
+    """Pairs of runs in docs/planning.md, on tinyshakespeare and on a text that is learned fast."""
     law = Law.load()
-    numbers = {"blocks": 614_400, "table": 327_680, "context": 64, "batch": 1536, "per_token": 2.89}
-    for steps, gain in ((700, 0.0), (1400, 0.027)):
-        run = {**numbers, "unique": 1.0e6, "seen": 1536 * 2.89 * steps}
-        found = 1 - law.usual(**run, respelled=1) / law.usual(**run)
-        assert found == pytest.approx(gain, abs=0.01)
+    numbers = {"blocks": 24 * width**2, "table": vocabulary * width, "context": 64, "batch": 1536}
+    numbers |= {"per_token": 3.0, "unique": 1e6, "seen": passes * 1e6}
+    first = {**numbers, "seen": 3e5}
+    fall = law.usual(**{**first, "seen": 1e5}) / law.usual(**first)
+    trial = Trial(bits_per_byte=2.0, earlier=2.0 * fall**pace, numbers=first)
+    assert law.pace(trial) == pytest.approx(pace)
+    plain, respelled = (law.bits_per_byte(trial, **numbers, respelled=each) for each in (0, 1))
+    assert 1 - respelled / plain == pytest.approx(gain, abs=0.015)
 
 
 def test_longer_runs_and_wider_models_have_lower_rates():
