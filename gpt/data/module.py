@@ -42,8 +42,8 @@ class DataOptions:
     shift: bool = False
     """Cut the text, unless it is examples, at another offset each epoch."""
     bpe_dropout: float = 0.0
-    """Share of the merges that are left out of tokens, unless of examples, others each time: 0.05 helps where
-    a text is read three times or more (Provilkov et al. 2020). Rare."""
+    """Share of the merges that are left out of words, unless of examples, others each time: 0.05 helps where
+    a text is read six times or more (Provilkov et al. 2020). Rare."""
     isolate: bool = False
     """Keep attention within a document. Rare."""
     text_column: str | None = None
