@@ -27,7 +27,7 @@ _MOST = 8  # tokens that are merged together: it takes the square of their bytes
 class Respelling:
     """Spells the words of windows anew: each merge is left out with a probability of `share`."""
 
-    share: float
+    share: float  # above 0
     tokens: Sequence[bytes]  # by rank
     seed: int
 

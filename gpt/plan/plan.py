@@ -148,9 +148,8 @@ def choose(
     steps = np.maximum(in_time * 0.5**halved, _FEWEST_STEPS)
     seen = steps * shape.tokens * per_token
     chosen = {"blocks": shape.blocks, "context": shape.context_length, "batch": shape.tokens}
-    amounts = {"table": shape.table, "seen": seen, "unique": text.train_bytes}
-    amounts |= {"per_token": per_token, "respelled": respelled}
-    bits = law.bits_per_byte(text.trial, **chosen, **amounts)
+    amounts = {"table": shape.table, "per_token": per_token, "seen": seen, "unique": text.train_bytes}
+    bits = law.bits_per_byte(text.trial, **chosen, **amounts, respelled=respelled)
     unknown = law.outside(**chosen)
     wanted = bits * (1 + _DOUBT * unknown) * (1 + _LONGER * halved)
     wanted[:, in_time < _FEWEST_STEPS] = np.inf
@@ -185,7 +184,7 @@ def check_time(minutes: float, needed: float) -> None:
 
 def _heads(width: int) -> int:
     """The most heads, at least 32 wide and in wide models 64, that divide a width."""
-    most = max(1, width // (64 if width >= 384 else 32))
+    most = width // (64 if width >= 384 else 32) or 1
     return next(heads for heads in range(most, 0, -1) if width % heads == 0)
 
 

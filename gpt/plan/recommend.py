@@ -204,6 +204,6 @@ def table(times: list[float], plan_for: Callable[[float], Plan], plans: list[Pla
             f"{plan.passes:.3g}",
             f"{plan.bits_per_byte:.3f} ± {plan.error:.2f}{'*' if plan.extrapolates else ''}",
         )
-        yield "  ".join(map(str.rjust, cells, map(len, _HEADINGS)))
+        yield "  ".join(cell.rjust(len(name)) for cell, name in zip(cells, _HEADINGS, strict=True))
     if any(plan.extrapolates for plan in plans):
         yield "* extrapolated: the law was not measured so far, see docs/planning.md"

@@ -92,8 +92,8 @@ def measure(
         if not sizes[1]:
             raise InputError(f"a plan needs held-out text to predict: prepare {corpus} with a --val_fraction")
         train, val = (prepared.tokenizer.decode(prepared.spread_ids(_SAMPLE // 4, split)) for split in SPLITS)
-        held_out = sizes[1] / sum(sizes)
-        return _describe([prepared.tokenizer], train, val, steps, size=sum(sizes), val_fraction=held_out)
+        size = sum(sizes)
+        return _describe([prepared.tokenizer], train, val, steps, size=size, val_fraction=sizes[1] / size)
     divided = Divided(find_corpus(corpus, **reading), val_fraction, most_bytes)
     if divided.size < _SHORTEST:
         raise InputError(

@@ -187,7 +187,6 @@ def main() -> None:
     law = Law(**constants, **RECIPE, measured={})
     found = {name: [row[name] for row in usual] for name in NUMBERS}
     found |= {"trial": trials(usual).bits_per_byte, "pace": law.pace(trials(usual))}
-    found["respelled"] = [0, 1]
     measured = {name: [float(min(values)), float(max(values))] for name, values in found.items()}
     write_json(ROOT / "gpt" / "assets" / "law.json", {**constants, **RECIPE, "measured": measured})
     recipe(rows)

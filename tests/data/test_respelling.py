@@ -79,6 +79,13 @@ def test_a_window_is_spelled_by_its_number_in_the_run_alone():
     assert (whole != respelling(0.1)(ROWS, 8)).any()
 
 
+@pytest.mark.parametrize("share", [0.05, 0.3])
+def test_a_token_of_one_merge_is_split_as_often_as_the_share_says(share):
+    pairs = [token for token, each in enumerate(TOKENIZER.tokens) if len(each) == 2]
+    rows = np.array([[token, TOKENIZER.eot] for token in pairs for _ in range(64)], np.uint16)
+    assert (respelling(share)(rows, 0) != rows).any(axis=1).mean() == pytest.approx(share, rel=0.25)
+
+
 def test_a_run_trains_on_respelled_windows_and_validates_on_the_text(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text(TEXT * 4, encoding="utf-8")
