@@ -109,7 +109,6 @@ class Plan:
         optimizer = {
             "lr": lr,
             "rest_lr": rest_lr,
-            "schedule": "linear",
             "warmup_steps": min(50, self.steps // 10),
             "weight_decay": law.weight_decay,
             "embedding_weight_decay": 0.2,
@@ -118,6 +117,7 @@ class Plan:
             "run": "planned",
             "checkpoint_every": max(every, 100),
             "early_stopping": 3,  # validations in a row that are each worse than the one before
+            "temperature_scaling": True,
             "model": {"config": config, "optimizer": optimizer},
             "data": data,
             "trainer": {"max_steps": self.steps, "val_check_interval": every, "devices": 1},

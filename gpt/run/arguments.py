@@ -87,6 +87,7 @@ def _parsed(parse: Callable[..., Namespace], given: Any) -> Values:
             raise _unknown(unknown[1]) from None
         if wrong := re.match(r'Parser key "(.+?)":.*(?:Got|Given) value: (.*)', str(error), re.DOTALL):
             kind = inspect.formatannotation(OPTIONS[wrong[1]].kind)
+            kind = re.sub(r"(Optional\[)?Literal\[(.+?)\]+", r"one of \2", kind)
             raise InputError(f"--{wrong[1]}: expected {kind}, got {shown(wrong[2])}") from None
         raise
 

@@ -173,6 +173,7 @@ class Loop(Callback):
         before = self.run.validation.get("val_loss")
         self.record.validated(figures, self.module.model, self.data)
         elapsed = self.record.elapsed()
+        self.record.paused(elapsed - self._paused)
         self.limits.paused(self._agreed(elapsed - self._paused))
         self.limits.validated(figures["val_loss"], before, elapsed)
         self._keep(validated=True)

@@ -108,6 +108,10 @@ class Record:
         self._row({**figures, "tokens_per_second": speed})
         self._advance(made, f"loss {loss:.3f}, {speed:,.0f} tokens/s", run.total)
 
+    def paused(self, seconds: float) -> None:
+        """Leave a validation of so many seconds out of the speed."""
+        self._at += seconds
+
     def validated(self, figures: dict[str, float], model: GPT, data: TokenData) -> None:
         """Write the figures of a validation, and continue an empty document, from the same seed each time."""
         from gpt.generation import Sampling, stream_samples

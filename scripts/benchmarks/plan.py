@@ -40,7 +40,7 @@ KEY = ("machine", "law", "part", "text", "minutes", *SHAPE)
 RESULTS = ("seconds", "planned", "bits_per_byte", "steps", "batch_tokens", "lr", "weight_decay")
 RESULTS += ("parameters", "train_bytes", "held_out_bytes_per_token")
 RESULTS += tuple(f"trial_{name}" for name in TRIAL)
-RESULTS += ("dropout",)
+RESULTS += ("dropout", "bpe_dropout")
 PARTS = ("plan", "grid", "neighbours", "stolen")
 BUSY = "import time\ntime.sleep({})\nwhile True: pass"
 
@@ -159,6 +159,7 @@ def _cell(part: str, text: str, corpus: str, minutes: float, shape: tuple[int, .
         "held_out_bytes_per_token": summary["val_loss"] / math.log(2) / bits,
         **_trial(corpus, minutes),
         "dropout": taken["dropout"],
+        "bpe_dropout": config["data"]["bpe_dropout"],
     }
     new = not TABLE.exists()
     with TABLE.open("a", encoding="utf-8", newline="") as file:

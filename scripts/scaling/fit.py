@@ -27,6 +27,7 @@ START = {
     **{"context": (1.0, 1.5), "context_power": (0.6, 0.5), "window": (200.0, 1.0)},
     **{"passes": (10.0, 1.0), "batch": (3000.0, 1.0)},
     **{"overfit": (0.005, 2.0), "table_overfit": (3.0, 1.0)},
+    **{"respelled": (0.7, 0.3), "respelling": (0.023, 0.5)},  # by the ten pairs of docs/planning.md
 }
 # Standard errors of a run's bits per byte, short ones of the sweep and those by hand or by --minutes.
 SWEEP_ERROR, RUN_ERROR = 0.025, 0.015
@@ -40,7 +41,6 @@ FAMILIES = {  # extracts, translations
 }
 USUAL = 1.0, 0.4  # times the law's learning rates; weight decay
 RECIPE = {"lr": 0.0076, "lr_power": -0.2, "rest_lr": 1.5, "weight_decay": USUAL[1]}  # docs/planning.md
-RECIPE |= {"respelled": 0.7, "respelling": 0.023}  # by the pairs there
 
 
 def read() -> list[dict[str, Any]]:
@@ -66,12 +66,13 @@ def read() -> list[dict[str, Any]]:
         row["unique"], row["batch"] = row["train_bytes"], row["batch_tokens"]
         row["per_token"] = row["held_out_bytes_per_token"]
         row["context"] = context
+        row["respelled"] = float(row.get("bpe_dropout", 0) > 0)
         row["seen"] = row["steps"] * row["batch_tokens"] * row["per_token"]
     plain = [row for row in rows if not row.get("dropout")]  # whose gain the plan adds
     return [row for row in plain if row["seen"] <= MOST_PASSES * row["unique"]]
 
 
-NUMBERS = ("blocks", "table", "context", "seen", "unique", "batch", "per_token")
+NUMBERS = ("blocks", "table", "context", "seen", "unique", "batch", "per_token", "respelled")
 
 
 def is_run(row: dict[str, Any]) -> bool:
@@ -185,7 +186,7 @@ def main() -> None:
     constants["error"] = float(f"{np.array(errors)[order][np.searchsorted(shares, 0.68)]:.2g}")
     print(json.dumps(constants))
     law = Law(**constants, **RECIPE, measured={})
-    found = {name: [row[name] for row in usual] for name in NUMBERS}
+    found = {name: [row[name] for row in usual] for name in NUMBERS if name != "respelled"}
     found |= {"trial": trials(usual).bits_per_byte, "pace": law.pace(trials(usual))}
     measured = {name: [float(min(values)), float(max(values))] for name, values in found.items()}
     write_json(ROOT / "gpt" / "assets" / "law.json", {**constants, **RECIPE, "measured": measured})

@@ -44,6 +44,16 @@ def test_off_a_terminal_a_line_now_and_then(run, clock, capsys):
     assert capsys.readouterr().err == "training: 20 of 100 steps, loss 3.250, 128 tokens/s, 40 s left\n"
 
 
+def test_the_speed_is_that_of_training(run, clock, tmp_path):
+    """A validation of five seconds, within an interval, does not count."""
+    advance(run, clock, 14)
+    clock[0] += 5
+    run.paused(5.0)
+    advance(run, clock, 20)
+    head, *rows = (line.split(",") for line in (tmp_path / "metrics.csv").read_text().splitlines())
+    assert [row[head.index("tokens_per_second")] for row in rows] == ["128", "128"]
+
+
 def test_validation_prints_its_figures_and_a_sample_as_it_is(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         "gpt.generation.stream_samples", lambda *_, **__: [(0, "Once [bold]"), (0, " upon\n")]
