@@ -148,7 +148,7 @@ def _cell(part: str, text: str, corpus: str, minutes: float, shape: tuple[int, .
         prepared = Prepared(next(Path(folder, "cache").rglob(META)).parent)
         train_bytes = prepared.counts["train"].bytes
     taken = {**config["model"]["config"], "batch_size": config["data"]["batch_size"]}
-    bits = summary["val_bits_per_byte"]
+    bits = summary["reached"]["bits_per_byte"]
     values = {
         **{**_here(), "part": part, "text": text, "minutes": f"{minutes:g}"},
         **{name: taken[name] for name in SHAPE},
@@ -156,8 +156,8 @@ def _cell(part: str, text: str, corpus: str, minutes: float, shape: tuple[int, .
         **{"steps": summary["steps"], "batch_tokens": taken["batch_size"] * taken["context_length"]},
         **{name: config["model"]["optimizer"][name] for name in ("lr", "weight_decay")},
         **{"parameters": summary["parameters"], "train_bytes": train_bytes},
-        "held_out_bytes_per_token": summary["val_loss"] / math.log(2) / bits,
-        **_trial(corpus, minutes),
+        "held_out_bytes_per_token": summary["val_loss"] / math.log(2) / summary["val_bits_per_byte"],
+        **_trial(corpus, minutes, config["data"]["most_bytes"]),
         "dropout": taken["dropout"],
         "bpe_dropout": config["data"]["bpe_dropout"],
     }
@@ -172,8 +172,8 @@ def _cell(part: str, text: str, corpus: str, minutes: float, shape: tuple[int, .
 
 
 @cache
-def _trial(corpus: str, minutes: float) -> dict[str, float]:
-    return columns(measure(corpus, steps=trial_steps(minutes)).trial)
+def _trial(corpus: str, minutes: float, most_bytes: int | None) -> dict[str, float]:
+    return columns(measure(corpus, most_bytes=most_bytes, steps=trial_steps(minutes)).trial)
 
 
 def _summary(text: str, minutes: float) -> dict[str, Any] | None:
