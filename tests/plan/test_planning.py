@@ -92,7 +92,7 @@ def test_a_text_gets_a_model_of_its_size(size, minutes, widest, passes):
 
 
 @pytest.mark.parametrize(
-    ("minutes", "dropout", "times"), [(1, 0.0, 1), (1.3, 0.1, 2), (2.5, 0.2, 4), (10, 0.2, 8)]
+    ("minutes", "dropout", "times"), [(1, 0.0, 1), (1.5, 0.1, 2), (3, 0.2, 4), (10, 0.2, 8)]
 )
 def test_a_text_that_the_time_allows_to_read_often_is_read_with_dropout(minutes, dropout, times):
     """Where a part of the time is best without: twice as often with some, four and eight times with more."""

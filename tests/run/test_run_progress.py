@@ -50,7 +50,7 @@ def test_the_speed_is_that_of_training(run, clock, tmp_path):
     clock[0] += 5
     run.paused(5.0)
     advance(run, clock, 20)
-    head, *rows = (line.split(",") for line in (tmp_path / "metrics.csv").read_text().splitlines())
+    head, *rows = (line.split(",") for line in (tmp_path / "metrics.csv").read_text("utf-8").splitlines())
     assert [row[head.index("tokens_per_second")] for row in rows] == ["128", "128"]
 
 
