@@ -25,7 +25,7 @@ from gpt.run.loop import Loop
 from gpt.run.options import Options
 from gpt.run.signals import Stopped
 from gpt.run.start import Start, start
-from gpt.run.temperature import find_temperature
+from gpt.run.temperature import scale_temperature
 from gpt.threads import cores, sharing_cores
 from gpt.training.device import default_precision, keep_freed_memory
 from gpt.training.module import LanguageModel
@@ -169,7 +169,7 @@ def scale_best(loop: Loop) -> float:
     best = read(path)
     model = loop.module.model.eval()
     model.load_state_dict(best.weights, strict=False)
-    temperature, ratio = find_temperature(model, loop.data.prepared)
+    temperature, ratio = scale_temperature(model, loop.data.prepared)
     if temperature > 1:
         save(path, {**best.tensors, **gather(loop.module)}, best.model, best.run)
         what = f"the best checkpoint's logits are divided by {temperature:.2f}"

@@ -13,11 +13,12 @@ _TOKENS = 8192  # that are scored at each temperature
 
 
 @torch.no_grad()
-def find_temperature(model: GPT, prepared: Prepared) -> tuple[float, float]:
+def scale_temperature(model: GPT, prepared: Prepared) -> tuple[float, float]:
     """Divide the logits by the temperature at which held-out text is the likeliest (Guo et al. 2017, section
-    4.2): the last normalisation takes it up, so the model stays an ordinary one.
+    4.2): the last norm's weights take it up, so the model stays an ordinary GPT.
 
     Returns the temperature, a power of 1.05, and the nats of about 8,192 held-out tokens over those before.
+    The model is in evaluation mode.
     """
     norm = model.final_norm
     nats = [_nats(model, prepared)]

@@ -13,7 +13,7 @@ from gpt import GPT, Tokenizer
 from gpt.cli import main
 from gpt.data.prepare import prepare_for
 from gpt.data.shards import Prepared
-from gpt.run.temperature import find_temperature
+from gpt.run.temperature import scale_temperature
 from gpt.weights.checkpoint import read
 
 
@@ -36,7 +36,7 @@ def test_the_temperature_is_the_one_at_which_held_out_text_is_likeliest(surer, c
         for parameter in model.final_norm.parameters():
             parameter *= surer
         logits = model(ids[:, :-1]).flatten(0, 1)
-    temperature, ratio = find_temperature(model, prepared)
+    temperature, ratio = scale_temperature(model, prepared)
     losses = [F.cross_entropy(logits / 1.05**i, ids[:, 1:].flatten()) for i in range(60)]
     best = int(np.argmin(losses))
     assert temperature == pytest.approx(1.05**best, rel=0.11)  # on other windows
