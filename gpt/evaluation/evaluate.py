@@ -10,12 +10,10 @@ import numpy as np
 from gpt.data.prepare import prepare_for
 from gpt.data.shards import META, Prepared
 from gpt.errors import InputError
-from gpt.evaluation.scoring import bits_per_byte, score_windows
+from gpt.evaluation.scoring import SAMPLE, bits_per_byte, score_windows
 from gpt.progress import progress
 from gpt.text.tokenizer import Tokenizer
 from gpt.weights.load import GPT, Device, choose_device, load_with_template, read_weights
-
-_SAMPLE = 8192  # tokens: GPT-2 small scores them in ten seconds on two cores
 
 
 def evaluate(
@@ -85,7 +83,7 @@ def score_text(
 
 
 def score_sample(weights: str, data: str, most_context: int, **reading: Any) -> tuple[float, float]:
-    """Bits per byte of about `_SAMPLE` tokens from all that is held out of a text, and their standard error.
+    """Bits per byte of about `SAMPLE` tokens from all that is held out of a text, and their standard error.
 
     `weights` are those of `find`, with at most so many positions; `reading` are options of `prepare_for`.
     """
@@ -93,5 +91,5 @@ def score_sample(weights: str, data: str, most_context: int, **reading: Any) -> 
     found = found.cropped(min(most_context, found.config.context_length))
     model = GPT.from_weights(found.config, found.weights).to(choose_device())
     prepared = Prepared(prepare_for(found.tokenizer, data, template=found.template, **reading))
-    nats, sizes = map(np.concatenate, zip(*score_windows(model, prepared, "val", _SAMPLE), strict=True))
+    nats, sizes = map(np.concatenate, zip(*score_windows(model, prepared, "val", SAMPLE), strict=True))
     return bits_per_byte(nats, sizes)

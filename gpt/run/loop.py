@@ -173,8 +173,9 @@ class Loop(Callback):
         before = self.run.validation.get("val_loss")
         self.record.validated(figures, self.module.model, self.data)
         elapsed = self.record.elapsed()
-        self.record.paused(elapsed - self._paused)
-        self.limits.paused(self._agreed(elapsed - self._paused))
+        seconds = elapsed - self._paused
+        self.record.paused(seconds)
+        self.limits.paused(self._agreed(seconds))
         self.limits.validated(figures["val_loss"], before, elapsed)
         self._keep(validated=True)
 

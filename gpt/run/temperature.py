@@ -1,15 +1,13 @@
 """Temperature scaling, for a model that is too sure of itself as it has read its text too often."""
 
-import numpy as np
 import torch
 from torch import nn
 
 from gpt.data.shards import Prepared
-from gpt.evaluation.scoring import score_windows
+from gpt.evaluation.scoring import SAMPLE, score_windows
 from gpt.model import GPT
 
 _STEP = 1.05
-_TOKENS = 8192  # that are scored at each temperature
 
 
 @torch.no_grad()
@@ -17,7 +15,7 @@ def scale_temperature(model: GPT, prepared: Prepared) -> tuple[float, float]:
     """Divide the logits by the temperature at which held-out text is the likeliest (Guo et al. 2017, section
     4.2): the last norm's weights take it up, so the model stays an ordinary GPT.
 
-    Returns the temperature, a power of 1.05, and the nats of about 8,192 held-out tokens over those before.
+    Returns the temperature, a power of 1.05, and the nats of `SAMPLE` held-out tokens over those before.
     The model is in evaluation mode.
     """
     norm = model.final_norm
@@ -32,4 +30,4 @@ def scale_temperature(model: GPT, prepared: Prepared) -> tuple[float, float]:
 
 
 def _nats(model: GPT, prepared: Prepared) -> float:
-    return float(np.concatenate([nats for nats, _ in score_windows(model, prepared, "val", _TOKENS)]).sum())
+    return sum(float(nats.sum()) for nats, _ in score_windows(model, prepared, "val", SAMPLE))

@@ -75,7 +75,7 @@ def read() -> list[dict[str, Any]]:
     return [row for row in plain if row["seen"] <= MOST_PASSES * row["unique"]]
 
 
-NUMBERS = ("blocks", "table", "context", "seen", "unique", "batch", "per_token", "respelled")
+NUMBERS = ("blocks", "table", "context", "seen", "unique", "batch", "per_token")
 
 
 def is_run(row: dict[str, Any]) -> bool:
@@ -88,7 +88,8 @@ def predict(logs: np.ndarray, rows: list[dict[str, Any]]) -> np.ndarray:
     constants = dict(zip(START, np.exp(logs).tolist(), strict=True))
     law = Law(**constants, **RECIPE, error=0.0, measured={})
     numbers = {name: np.array([row[name] for row in rows]) for name in NUMBERS}
-    return law.bits_per_byte(trials(rows), **numbers)
+    respelled = np.array([row["respelled"] for row in rows])
+    return law.bits_per_byte(trials(rows), **numbers, respelled=respelled)
 
 
 def trials(rows: list[dict[str, Any]]) -> Trial:
@@ -189,7 +190,7 @@ def main() -> None:
     constants["error"] = float(f"{np.array(errors)[order][np.searchsorted(shares, 0.68)]:.2g}")
     print(json.dumps(constants))
     law = Law(**constants, **RECIPE, measured={})
-    found = {name: [row[name] for row in usual] for name in NUMBERS if name != "respelled"}
+    found = {name: [row[name] for row in usual] for name in NUMBERS}
     found |= {"trial": trials(usual).bits_per_byte, "pace": law.pace(trials(usual))}
     measured = {name: [float(min(values)), float(max(values))] for name, values in found.items()}
     write_json(ROOT / "gpt" / "assets" / "law.json", {**constants, **RECIPE, "measured": measured})
