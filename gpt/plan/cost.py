@@ -140,21 +140,19 @@ def _time_step(shape: Shape, device: torch.device, precision: str) -> float:
     del sizes["batch_size"]
     model = GPT(GPTConfig(**sizes, num_heads=shape.emb_dim // 32)).to(device)
     optimizer = build_optimizer(model, OptimizerConfig(), precision)
-    dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
     x = torch.randint(shape.vocab_size, (shape.batch_size, shape.context_length), device=device)
     seconds = []
     for _ in range(_TIMED):
         began = time.perf_counter()
-        train_step(model, optimizer, x, x, dtype)
+        train_step(model, optimizer, x, x, precision)
         torch.get_device_module(device).synchronize()
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds[1:])
 
 
-def train_step(
-    model: GPT, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, dtype: torch.dtype | None = None
-) -> None:
-    """An update with a batch, (B, T) both, whose products are computed in `dtype` if there is one."""
+def train_step(model: GPT, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, precision: str) -> None:
+    """An update with a batch, (B, T) both."""
+    dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
     with torch.autocast(x.device.type, dtype, enabled=dtype is not None):
         loss = linear_cross_entropy(model.features(x).flatten(0, 1), model.head.weight, y.flatten())
     torch.autograd.backward(loss)

@@ -33,7 +33,6 @@ _LONGER = 0.01  # of the bits per byte: by so much must half of the steps be bet
 _REGULARISED = ((8, 0.2, 0.06), (4, 0.2, 0.04), (2, 0.1, 0.03))
 _BPE_DROPOUT = 0.05  # of a text that is read often
 _DROPPING = 1.3  # times as long takes a step with dropout, at most
-_SAMPLE_SECONDS = 0.7  # the text that is written at each
 _FEWEST_WINDOWS = 6  # of a batch: fewer look at too few places of the text
 _FEWEST_STEPS = 50
 _MOST_WEIGHTS = 5  # for each byte of text: few cells of the law have more
@@ -124,9 +123,7 @@ class Plan:
         }
 
 
-def choose(
-    text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str, Any], start: float = 8.0
-) -> Plan:
+def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str, Any], start: float) -> Plan:
     """The plan that reaches the fewest bits per byte.
 
     Args:
@@ -137,10 +134,10 @@ def choose(
         InputError: the minutes do not suffice to start, or no model fits into the time and the memory.
     """
     shape, per_token, respelled = _candidates(text, given, cost.memory)
-    validation = _SAMPLE_SECONDS + cost.validation(shape, text.val_fraction * text.size / per_token)
+    validation = cost.validation(shape, text.val_fraction * text.size / per_token)
     around = start + END_SECONDS + text.tokenizing + VALIDATIONS * validation
     step = cost.step(shape)
-    check_time(minutes, 1.05 * (around + _FEWEST_STEPS * step).min() / 60)
+    check_time(minutes, (around + _FEWEST_STEPS * step).min() / 60)
     in_time = (60 * minutes - around) / step
     # All of it, half, a quarter, (parts, candidates): more may only learn the text by heart. A run is
     # extended while its held-out loss falls, so of two parts that promise the same it takes the longer.

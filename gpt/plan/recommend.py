@@ -1,7 +1,6 @@
 """`gpt plan`: what a text needs and what it can give, in a table by the time one has."""
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -23,6 +22,7 @@ from gpt.plan.cost import Cost, Shape, probe
 from gpt.plan.law import Law
 from gpt.plan.plan import GIVEN, SHARES, Plan, check_time, choose
 from gpt.plan.text import Text, measure
+from gpt.threads import cores
 from gpt.training.device import default_precision, keep_freed_memory
 from gpt.weights.load import cached, choose_device
 
@@ -158,7 +158,7 @@ def trial_steps(minutes: float) -> int:
 def most_bytes(cost: Cost, minutes: float, shape: Shape = _SMALL, least: int = _LEAST_READ) -> int:
     """The text that a model reads in some minutes: a power of two, so that it is the same again."""
     seconds = float(cost.step(shape)) / shape.tokens / BYTES_PER_TOKEN
-    most = min(60 * minutes / seconds, minutes * (os.cpu_count() or 1) * _READ)
+    most = min(60 * minutes / seconds, minutes * cores() * _READ)
     return 1 << round(math.log2(max(least, most)))
 
 

@@ -4,7 +4,6 @@ How hard it is says a short training of a small model. Shapes: T context_length.
 """
 
 import math
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +28,8 @@ from gpt.plan.cost import train_step
 from gpt.plan.law import Trial
 from gpt.text.tokenizer import Tokenizer
 from gpt.text.vocabulary import Learned, find_vocabulary, learn
+from gpt.threads import cores
+from gpt.training.device import default_precision
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.schedule import learning_rate_factor
 
@@ -121,7 +122,7 @@ def measure(
     began = time.perf_counter()
     tokenizers[0].encode_array(train)
     seconds = (time.perf_counter() - began) / len(train.encode())  # for a byte, on one thread
-    known["tokenizing"] = divided.size * seconds / (os.cpu_count() or 1) * _AROUND_TOKENIZING
+    known["tokenizing"] = divided.size * seconds / cores() * _AROUND_TOKENIZING
     return _describe(tokenizers, train, val, steps, **known)
 
 
@@ -146,7 +147,7 @@ def sample(text: str, most: int = _SAMPLE) -> str:
 
 
 def try_out(train: str, val: str, size: float, steps: int) -> tuple[Trial, float]:
-    """Train on `train`, of a text of `size` bytes, and score `val`, in float32 on the CPU.
+    """Train on `train`, of a text of `size` bytes, and score `val`, on the CPU.
 
     Also the standard error of the bits per byte, as a share of them; infinite if `val` is very short.
     """
@@ -177,13 +178,14 @@ def _reached(tokenizer: Tokenizer, known: Tensor, new: Tensor, steps: int) -> tu
     )
     torch.manual_seed(0)
     model = GPT(config)
-    optimizer = build_optimizer(model, _RECIPE)
+    precision = default_precision("cpu")
+    optimizer = build_optimizer(model, _RECIPE, precision)
     schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps, steps // 10, "linear"))
     places = torch.Generator().manual_seed(0)
     for _ in range(steps):
         starts = torch.randint(len(known) - T, (_BATCH // T, 1), generator=places)
         windows = known[starts + torch.arange(T + 1)]  # (windows, T + 1)
-        train_step(model, optimizer, windows[:, :-1], windows[:, 1:])
+        train_step(model, optimizer, windows[:, :-1], windows[:, 1:], precision)
         schedule.step()
     padded = F.pad(new, (0, -(len(new) - 1) % T), value=IGNORE_INDEX)
     inputs = padded[:-1].clamp(min=0).view(-1, T)

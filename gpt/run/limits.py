@@ -15,7 +15,7 @@ from gpt.weights.checkpoint import RunPart
 _RECENT = 0.2  # fraction of the run over which speed is averaged
 _OFF = 0.01  # fraction of the time by which a planned run may be off uncorrected
 _ENDLESS = 1 << 53  # updates: JSON's numbers go so far
-_EVERY = 0.05  # fraction of the time between two corrections, and before the first
+_EVERY = 0.05  # fraction of the time between two corrections, and of the start, whose updates are slow
 
 
 class Limits:
@@ -83,6 +83,8 @@ class Limits:
             return
         step = self.run.step
         now = elapsed - self._validating
+        if self.plan and now < _EVERY * self.seconds:
+            return
         marks = self._marks
         marks.append((step, now))
         while len(marks) > 2 and now - marks[1][1] > _RECENT * self.seconds:
@@ -133,8 +135,10 @@ class Limits:
 
     @property
     def validates(self) -> bool:
-        """Whether a validation follows this update, if there is text for it."""
-        return self.is_over or self.run.step % self.options.trainer.interval == 0
+        """Whether a validation follows this update, if there is text for it: none soon before the last."""
+        every = self.options.trainer.interval
+        is_due = self.run.step % every == 0 and self.run.total - self.run.step > every / 8
+        return is_due or self.is_over
 
     def why(self) -> str:
         """What ended the run."""
@@ -162,7 +166,8 @@ class Limits:
         if not self._whole:
             estimate = min(estimate, run.total)
         off = abs(estimate - run.total) * (run.seconds_per_step or 0.0)
-        if elapsed > self._corrected + _EVERY * allowed and off > _OFF * allowed:
+        since = elapsed - max(self._corrected, _EVERY * allowed)
+        if since > _EVERY * allowed and off > _OFF * allowed:
             if not self._corrected:  # the progress bar shows the later ones
                 report(f"after step {run.step}: {estimate} steps in the time, not {run.total}")
             self._corrected = elapsed

@@ -100,6 +100,13 @@ def test_a_run_that_ended_by_its_epochs_resumes_exactly_for_more(workplace):
         assert int(float(row["tokens"])) == int(row["step"]) * 2 * 37 * 16
 
 
+@pytest.mark.parametrize(("steps", "validated"), [(17, [8, 17]), (18, [8, 16, 18])])
+def test_no_validation_comes_just_before_the_last(workplace, steps, validated):
+    every = ["--trainer.val_check_interval", "8", "--trainer.max_steps", str(steps)]
+    assert fit(*ADAMW, *every, "--run", "r") == 0
+    assert [int(row["step"]) for row in rows("r") if row["val_loss"]] == validated
+
+
 def test_early_stopping_ends_the_run_once_and_for_all(workplace, capsys):
     """With a learning rate that makes the loss worse."""
     worse = [

@@ -10,7 +10,7 @@ from tiny_runs import fit, result
 
 from gpt.weights.checkpoint import read
 
-RUN = ["--snapshot_megabytes", "0", "--trainer.val_check_interval", "10", "--checkpoint_every", "6"]
+RUN = ["--snapshot_megabytes", "0", "--trainer.val_check_interval", "8", "--checkpoint_every", "6"]
 RUN += ["--model.optimizer.name", "adamw", "--trainer.max_steps", "11"]
 
 
