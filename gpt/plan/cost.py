@@ -126,7 +126,7 @@ def fit_cost(timed: list[tuple[Shape, float]], memory: float) -> Cost:
     """The cost with the least relative errors over the timed shapes; no work takes negative time."""
     work = np.stack([shape.work() / seconds for shape, seconds in timed])
     target = work.sum(axis=0)
-    squares = work.T @ work + np.diag(1e-6 / len(timed) * target**2)
+    squares = work.T @ work + np.diag(1e-7 * target**2)
     found = np.zeros(len(target))
     for _ in range(3000):  # coordinate descent: each in turn takes its best value that is not negative
         for i in range(len(found)):

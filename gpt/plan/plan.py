@@ -26,6 +26,8 @@ SHARES = (_DROPOUT, "data.val_fraction")
 GIVEN = (*CHOICES, "model.config.vocab_size", _HEADS, _WINDOWS, *SHARES)
 VALIDATIONS = 5
 """Of all steps: points enough to see whether the curve still falls."""
+STEADY = 0.5
+"""The pace of a text: what is learned faster is predicted worse, what is learned slower no better."""
 _BATCH_TOKENS = tuple(1536 << i for i in range(9))
 _LONGER = 0.01  # of the bits per byte: by so much must half of the steps be better to be taken
 # How often the steps of a part are made where there is time, with which dropout, and what share of the bits
@@ -143,16 +145,22 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
     # extended while its held-out loss falls, so of two parts that promise the same it takes the longer.
     halved = np.arange(24)[:, None]
     steps = np.maximum(in_time * 0.5**halved, _FEWEST_STEPS)
-    seen = steps * shape.tokens * per_token
     chosen = {"blocks": shape.blocks, "context": shape.context_length, "batch": shape.tokens}
-    amounts = {"table": shape.table, "per_token": per_token, "seen": seen, "unique": text.train_bytes}
+    amounts = {
+        "table": shape.table,
+        "per_token": per_token,
+        "seen": steps * shape.tokens * per_token,
+        "unique": text.train_bytes,
+    }
     bits = law.bits_per_byte(text.trial, **chosen, **amounts, respelled=respelled)
     unknown = law.outside(**chosen)
     wanted = bits * (1 + _DOUBT * unknown) * (1 + _LONGER * halved)
     wanted[:, in_time < _FEWEST_STEPS] = np.inf
     part, i = divmod(int(wanted.argmin()), len(step))
-    unknown = unknown | law.outside(**amounts, trial=text.trial.bits_per_byte, pace=law.pace(text.trial))
-    room = 1.0 if _DROPOUT in given else in_time[i] / steps[part, i] / _DROPPING
+    pace = law.pace(text.trial)
+    unknown = unknown | law.outside(**amounts, trial=text.trial.bits_per_byte, pace=pace)
+    once = int(steps[part, i])
+    room = 1.0 if _DROPOUT in given else in_time[i] / once / _DROPPING
     often, dropout, gained = next((row for row in _REGULARISED if room >= row[0]), (1, 0.0, 0.0))
     reached = float(bits[part, i]) * (1 - gained)
     best = Shape(*(int(sizes[i]) for sizes in vars(shape).values()))
@@ -162,12 +170,12 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
         num_heads=given.get(_HEADS) or _heads(best.emb_dim),
         dropout=given.get(_DROPOUT, dropout),
         bpe_dropout=_BPE_DROPOUT * bool(dropout or respelled[i]),
-        steps=often * int(steps[part, i]),
+        steps=often * once,
         text=text,
-        seconds=float(around[i] + often * (_DROPPING if dropout else 1) * steps[part, i] * step[i]),
+        seconds=float(around[i] + often * (_DROPPING if dropout else 1) * once * step[i]),
         validation=float(validation[i]),
         bits_per_byte=reached,
-        error=reached * math.hypot(law.error, text.error, gained / 2),
+        error=reached * math.hypot(law.error * max(pace, STEADY), text.error, gained / 2),
         is_whole=part == 0,
         extrapolates=bool(unknown[part, i]),
     )
@@ -192,14 +200,14 @@ def _candidates(text: Text, given: Mapping[str, Any], memory: float) -> tuple[Sh
     vocab_size, context, width, layers, tokens, respelled = (axis.ravel() for axis in grid)
     windows = np.full_like(tokens, given[_WINDOWS]) if _WINDOWS in given else tokens // context
     shape = Shape(vocab_size, context, width, layers, windows)
-    per_token = np.vectorize(text.bytes_per_token.__getitem__, otypes=[float])(vocab_size)
+    per_token = np.vectorize(text.bytes_per_token.__getitem__)(vocab_size)
     fits = (width % given.get(_HEADS, 1) == 0) & (shape.memory() < memory)
     fits &= (windows >= _FEWEST_WINDOWS) | (_WINDOWS in given)
     fits &= context * per_token < text.train_bytes / 4
     supported = text.train_bytes / per_token >= _OCCURRENCES * vocab_size
     fits &= supported | (vocab_size == min(text.bytes_per_token))
     if not {"model.config.emb_dim", "model.config.num_layers"} & set(given):
-        fits &= (layers >= width / 96) & (layers <= np.maximum(width / 16, 1))  # no tower, no pancake
+        fits &= (layers >= width / 96) & (layers <= width / 16)  # no tower, no pancake
         weights = 1.0 * (shape.blocks + shape.table)  # of a short text, those of the smallest model
         fits &= weights <= max(_MOST_WEIGHTS * text.train_bytes, weights[fits].min(initial=np.inf))
     if not fits.any():

@@ -143,6 +143,16 @@ def test_a_run_has_reached_what_its_best_checkpoint_has(last, best, reached):
     assert found["reached"] == {"seconds": 299.0, "tokens": 9, "bits_per_byte": reached}
 
 
+@pytest.mark.parametrize(("pace", "times"), [(0.1, 0.5), (0.8, 0.8), (1.0, 1.0), (1.4, 1.4)])
+def test_what_is_learned_fast_is_predicted_worse(pace, times):
+    known = text_of(2_000_000)
+    fall = known.trial.earlier / known.trial.bits_per_byte
+    text = replace(known, trial=replace(known.trial, earlier=known.trial.bits_per_byte * fall**pace))
+    law = Law.load()
+    planned = choose(text, MACHINE, law, 1, {}, START)
+    assert planned.error == pytest.approx(times * law.error * planned.bits_per_byte)
+
+
 def test_a_text_unlike_those_measured_is_extrapolated():
     known = text_of(2_000_000)
     assert not choose(known, MACHINE, Law.load(), 5, {}, START).extrapolates
@@ -684,8 +694,10 @@ def test_the_standard_error_is_that_of_all_that_is_held_out(tmp_path, monkeypatc
     monkeypatch.setattr("gpt.plan.text._SAMPLE", 8000)
     monkeypatch.setattr("gpt.plan.text._PART", 1000)
     assert measure(str(tmp_path / "a.txt"), steps=6).error < 2.5 * found.error  # else 4.2
-    planned = choose(found, MACHINE, replace(Law.load(), error=0.03), 1, {}, START)
-    assert planned.error == pytest.approx(planned.bits_per_byte * math.hypot(0.03, found.error))
+    law = replace(Law.load(), error=0.03)
+    planned = choose(found, MACHINE, law, 1, {}, START)
+    of_law = 0.03 * max(law.pace(found.trial), 0.5)
+    assert planned.error == pytest.approx(planned.bits_per_byte * math.hypot(of_law, found.error))
     assert f"{planned.bits_per_byte:.4g} ± {planned.error:.2g} bits per byte" in str(planned)
     large = replace(found, most_bytes=1 << 25)
     assert "of the text it reads 34 MB" in str(replace(planned, text=large))
