@@ -45,9 +45,7 @@ class Law:
     table_overfit: float  # so many times a weight of the embeddings counts there
     respelled: float  # with BPE-dropout a text is learned by heart so many times as much
     respelling: float  # the share that BPE-dropout costs, of a text that is learned as fast as usual
-    error: (
-        float  # of a prediction for a kind of text that it was not fitted to, as a share, where its pace is 1
-    )
+    error: float  # of a prediction for another kind of text than it was fitted to, a share, at a pace of 1
     lr: float  # the peak learning rate of the blocks' matrices at width 128 in a run of a thousand steps
     lr_power: float  # of the thousands of steps
     rest_lr: float  # times that rate: the peak of the other weights
