@@ -15,6 +15,8 @@ import numpy as np
 
 _BATCH_POWER = 0.4  # of the bytes seen: so the batch grows that wastes half of them, for a given loss
 _SLOWEST = 0.05  # the pace of a text that a trial hardly learns
+STEADY = 0.5
+"""The pace below which a prediction becomes no better: its error is that of the law times the pace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +60,11 @@ class Law:
         ratio = self.usual(**numbers, overfit=self.respelled**respelled) / self.usual(**text.numbers)
         return text.bits_per_byte * (ratio * (1 + self.respelling * pace**2) ** respelled) ** pace
 
-    def pace(self, text: Trial) -> Any:
-        """How fast a text was learned in its trial: 1 as fast as usual."""
+    def pace(self, text: Trial, least: float = _SLOWEST) -> Any:
+        """How fast a text was learned in its trial: 1 as fast as usual, never less than `least`."""
         earlier = self.usual(**{**text.numbers, "seen": text.numbers["seen"] / 3})
         usual = np.log(earlier / self.usual(**text.numbers))
-        return np.maximum(np.log(text.earlier / text.bits_per_byte) / usual, _SLOWEST)
+        return np.maximum(np.log(text.earlier / text.bits_per_byte) / usual, least)
 
     def usual(
         self,

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpt.errors import InputError
 from gpt.plan.cost import Cost, Shape
-from gpt.plan.law import Law
+from gpt.plan.law import STEADY, Law
 from gpt.plan.text import Text
 
 CHOICES: dict[str, tuple[int, ...]] = {
@@ -26,8 +26,6 @@ SHARES = (_DROPOUT, "data.val_fraction")
 GIVEN = (*CHOICES, "model.config.vocab_size", _HEADS, _WINDOWS, *SHARES)
 VALIDATIONS = 5
 """Of all steps: points enough to see whether the curve still falls."""
-STEADY = 0.5
-"""The pace of a text: what is learned faster is predicted worse, what is learned slower no better."""
 _BATCH_TOKENS = tuple(1536 << i for i in range(9))
 _LONGER = 0.01  # of the bits per byte: by so much must half of the steps be better to be taken
 # How often the steps of a part are made where there is time, with which dropout, and what share of the bits
@@ -157,8 +155,7 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
     wanted = bits * (1 + _DOUBT * unknown) * (1 + _LONGER * halved)
     wanted[:, in_time < _FEWEST_STEPS] = np.inf
     part, i = divmod(int(wanted.argmin()), len(step))
-    pace = law.pace(text.trial)
-    unknown = unknown | law.outside(**amounts, trial=text.trial.bits_per_byte, pace=pace)
+    unknown = unknown | law.outside(**amounts, trial=text.trial.bits_per_byte, pace=law.pace(text.trial))
     once = int(steps[part, i])
     room = 1.0 if _DROPOUT in given else in_time[i] / once / _DROPPING
     often, dropout, gained = next((row for row in _REGULARISED if room >= row[0]), (1, 0.0, 0.0))
@@ -175,7 +172,7 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
         seconds=float(around[i] + often * (_DROPPING if dropout else 1) * once * step[i]),
         validation=float(validation[i]),
         bits_per_byte=reached,
-        error=reached * math.hypot(law.error * max(pace, STEADY), text.error, gained / 2),
+        error=reached * math.hypot(law.error * law.pace(text.trial, STEADY), text.error, gained / 2),
         is_whole=part == 0,
         extrapolates=bool(unknown[part, i]),
     )

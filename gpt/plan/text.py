@@ -107,11 +107,6 @@ def measure(
     if not val or not divided.rule.below:
         raise InputError("a plan needs held-out text to predict: leave --data.val_fraction out")
     wanted = find_vocabulary(vocabulary or "learn", vocab_size or _SIZES[-1])
-    known: dict[str, Any] = {
-        "size": divided.size,
-        "val_fraction": divided.rule.share,
-        "most_bytes": divided.drawn,
-    }
     if isinstance(wanted, Tokenizer):
         tokenizers = [wanted]
     else:
@@ -122,8 +117,16 @@ def measure(
     began = time.perf_counter()
     tokenizers[0].encode_array(train)
     seconds = (time.perf_counter() - began) / len(train.encode())  # for a byte, on one thread
-    known["tokenizing"] = divided.size * seconds / cores() * _AROUND_TOKENIZING
-    return _describe(tokenizers, train, val, steps, **known)
+    return _describe(
+        tokenizers,
+        train,
+        val,
+        steps,
+        size=divided.size,
+        val_fraction=divided.rule.share,
+        most_bytes=divided.drawn,
+        tokenizing=divided.size * seconds / cores() * _AROUND_TOKENIZING,
+    )
 
 
 def _describe(tokenizers: list[Tokenizer], train: str, val: str, steps: int, **known: Any) -> Text:

@@ -5,6 +5,7 @@ import re
 import sys
 import timeit
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ def default_precision(accelerator: str | Any) -> str:
     return "bf16-mixed" if on_cpu and cpu_multiplies_bfloat16() else "32-true"
 
 
+@cache  # a process decides once: what a plan was timed in is what its run is trained in
 def cpu_multiplies_bfloat16() -> bool:
     """Whether the processor multiplies matrices faster in bfloat16 than in float32.
 

@@ -16,8 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from gpt.files import atomic_write, write_json
-from gpt.plan.law import Law, Trial
-from gpt.plan.plan import STEADY
+from gpt.plan.law import STEADY, Law, Trial
 from gpt.plan.text import SAME
 
 ROOT, TABLE = Path(__file__).parents[2], Path(__file__).with_name("sweep.csv")
@@ -44,8 +43,6 @@ FAMILIES = {  # extracts, translations
 }
 USUAL = 1.0, 0.4  # times the law's learning rates; weight decay
 RECIPE = {"lr": 0.0076, "lr_power": -0.2, "rest_lr": 1.5, "weight_decay": USUAL[1]}  # docs/planning.md
-
-
 FITTED = "sweep.csv", "by_hand.csv", "planned.csv", "earlier.csv"
 HELD_BACK = ("held_back.csv",)  # of `benchmark.py plan` too: these only say how far off the law is
 
@@ -185,14 +182,11 @@ def main() -> None:
     weights = list[float]()
     runs = {}
     known = [row for row in usual + read(HELD_BACK) if is_run(row)]
-    for name in sorted({row["family"] for row in usual + known}):
-        rest = [row for row in usual if row["family"] != name]
+    for name in sorted({row["family"] for row in known}):
+        rest = fit([row for row in usual if row["family"] != name])
         left = [row for row in known if row["family"] == name]
-        if not left:
-            continue
-        found = fit(rest)
-        guessed, reached = predict(found, left), np.array([row["bits_per_byte"] for row in left])
-        pace = np.maximum(law_of(found).pace(trials(left)), STEADY)
+        guessed, reached = predict(rest, left), np.array([row["bits_per_byte"] for row in left])
+        pace = law_of(rest).pace(trials(left), STEADY)
         runs[name] = reached, guessed, pace * guessed
         off = np.log(guessed / reached)
         errors, weights = [*errors, *abs(off) / pace], [*weights, *np.full(len(off), 1 / len(off))]
@@ -218,12 +212,12 @@ def draw(runs: dict[str, tuple[np.ndarray, ...]], error: float) -> None:
     axes.plot([0.5, 2.45], [0.5, 2.45], color="black", linewidth=0.6)
     colors = matplotlib.colormaps["tab20"].colors
     for i, (name, (reached, guessed, spread)) in enumerate(runs.items()):
-        style = {"color": colors[i % len(colors)], "marker": "os"[i // len(colors)]}
         axes.errorbar(
             reached,
             guessed,
             error * spread,
-            **style,
+            color=colors[i % len(colors)],
+            marker="os"[i // len(colors)],
             linestyle="none",
             markersize=4,
             linewidth=0.7,

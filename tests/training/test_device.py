@@ -21,8 +21,10 @@ def machine(monkeypatch):
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
         seconds = {torch.float32: 2.0, torch.bfloat16: 3.0 if slow_bf16 else 1.0}
         monkeypatch.setattr(device, "_seconds", seconds.__getitem__)
+        device.cpu_multiplies_bfloat16.cache_clear()
 
-    return install
+    yield install
+    device.cpu_multiplies_bfloat16.cache_clear()
 
 
 @pytest.mark.parametrize(
