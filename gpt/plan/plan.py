@@ -10,7 +10,7 @@ import numpy as np
 from gpt.errors import InputError
 from gpt.plan.cost import Cost, Shape
 from gpt.plan.law import STEADY, Law
-from gpt.plan.text import Text
+from gpt.plan.text import BPE_DROPOUT, Text
 
 CHOICES: dict[str, tuple[int, ...]] = {
     "model.config.context_length": (64, 128, 256, 512, 1024),
@@ -31,7 +31,6 @@ _LONGER = 0.01  # of the bits per byte: by so much must half of the steps be bet
 # How often the steps of a part are made where there is time, with which dropout, and what share of the bits
 # per byte that gains.
 _REGULARISED = ((8, 0.2, 0.06), (4, 0.2, 0.04), (2, 0.1, 0.03))
-_BPE_DROPOUT = 0.05  # of a text that is read often
 _DROPPING = 1.3  # times as long takes a step with dropout, at most
 _FEWEST_WINDOWS = 6  # of a batch: fewer look at too few places of the text
 _FEWEST_STEPS = 50
@@ -136,7 +135,7 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
     shape, per_token, respelled = _candidates(text, given, cost.memory)
     validation = cost.validation(shape, text.val_fraction * text.size / per_token)
     around = start + END_SECONDS + text.tokenizing + VALIDATIONS * validation
-    step = cost.step(shape)
+    step = cost.step(shape) + respelled * text.respelling * shape.tokens * (per_token - 1)
     check_time(minutes, (around + _FEWEST_STEPS * step).min() / 60)
     in_time = (60 * minutes - around) / step
     # All of it, half, a quarter, (parts, candidates): more may only learn the text by heart. A run is
@@ -166,7 +165,7 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
         shape=best,
         num_heads=given.get(_HEADS) or _heads(best.emb_dim),
         dropout=given.get(_DROPOUT, dropout),
-        bpe_dropout=_BPE_DROPOUT * bool(dropout or respelled[i]),
+        bpe_dropout=BPE_DROPOUT * bool(dropout or respelled[i]),
         steps=often * once,
         text=text,
         seconds=float(around[i] + often * (_DROPPING if dropout else 1) * once * step[i]),

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from gpt.config import GPTConfig
 from gpt.data.corpus import find_corpus
+from gpt.data.respelling import Respelling
 from gpt.data.shards import META, Prepared
 from gpt.data.split import SPLITS, Divided
 from gpt.data.windows import IGNORE_INDEX
@@ -37,6 +38,9 @@ _SAMPLE = 1_000_000  # characters, in parts from all of the text
 _PART = 2_000  # characters: long ones would miss what is alike in neighbouring documents
 _SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 _SHORTEST = 2_000  # bytes
+BPE_DROPOUT = 0.05
+"""Of a text that is read often."""
+_RESPELLED = 64, 64  # windows and their tokens, to see how long it takes
 _AROUND_TOKENIZING = 1.5  # reading, dividing, writing and checksums, beside tokenizing
 # The trial.
 _FEWEST_STEPS = 20
@@ -61,6 +65,7 @@ class Text:
     trial: Trial  # what a short training on it has reached
     bytes_per_token: Mapping[int, float]  # of held-out text, by the sizes of the vocabularies to choose from
     error: float = 0.0  # of bits per byte on what is held out, its standard error as a share of them
+    respelling: float = 0.0  # seconds, with BPE-dropout, for each merge in the tokens of a batch
     tokenizing: float = 0.0  # seconds, 0 for a text that is tokenized and divided already
     most_bytes: int | None = None  # of a longer text are read
 
@@ -137,7 +142,18 @@ def _describe(tokenizers: list[Tokenizer], train: str, val: str, steps: int, **k
     learned = known["size"] * (1 - known["val_fraction"])
     trial, error = try_out(train, val, learned, steps)
     error *= math.sqrt(size / max(size, known["size"] - learned))
-    return Text(trial=trial, error=error, bytes_per_token=per_token, **known)
+    respelling = _respelling(tokenizers[len(tokenizers) // 2], train)
+    return Text(trial=trial, error=error, bytes_per_token=per_token, respelling=respelling, **known)
+
+
+def _respelling(tokenizer: Tokenizer, text: str) -> float:
+    """The seconds that BPE-dropout takes for each merge in the tokens of a batch."""
+    rows = np.resize(tokenizer.encode_array(text[:_SCORED]), _RESPELLED)
+    respell = Respelling(BPE_DROPOUT, tokenizer.tokens, seed=0)
+    respell(rows, 0)  # makes its tables
+    began = time.perf_counter()
+    respell(rows, 0)
+    return (time.perf_counter() - began) / max(1, int((tokenizer.byte_lengths()[rows] - 1).sum()))
 
 
 def sample(text: str, most: int = _SAMPLE) -> str:
