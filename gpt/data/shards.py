@@ -122,7 +122,7 @@ class Prepared:
     def spread_ids(self, most: int, split: str) -> NDArray[np.int64]:
         """About so many ids of a split, in stretches from all of it."""
         tokens = self.stream(split).tokens
-        starts = range(0, len(tokens), max(_STRETCH, _STRETCH * len(tokens) // most))
+        starts = range(0, max(1, len(tokens)), max(_STRETCH, _STRETCH * len(tokens) // most))
         return token_ids(np.concatenate([tokens[start : start + _STRETCH] for start in starts]))
 
     def document_starts(self, split: str) -> NDArray[np.int64]:

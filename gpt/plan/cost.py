@@ -2,6 +2,7 @@
 
 import statistics
 import time
+import timeit
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -53,14 +54,16 @@ class Shape:
         n = self.tokens
         d = self.emb_dim
         layers = self.num_layers
-        per_token = (
-            self.blocks,
-            self.vocab_size * (d + _SOFTMAX),
-            layers * self.context_length * d,
-            layers * d,
+        kinds = (
+            n * self.blocks,
+            n * self.vocab_size * (d + _SOFTMAX),
+            n * layers * self.context_length * d,
+            n * layers * d,
+            np.ones_like(d),  # calls
+            layers,
+            layers * d**3,  # Muon
         )
-        per_step = (np.ones_like(d), layers, layers * d**3)  # calls; Muon
-        return np.stack([*(n * amount for amount in per_token), *per_step]).astype(np.float64)
+        return np.stack(kinds).astype(np.float64)
 
     def memory(self) -> Any:
         """About the bytes of a step: weights, gradients and moments, activations, a chunk's logits."""
@@ -107,10 +110,14 @@ class Cost:
 def probe(device: torch.device, precision: str) -> Cost:
     """Time a few steps of each of a handful of shapes: some seconds on two cores."""
     memory = free_memory(device)
-    large = [shape for shape in _LARGE if device.type == "cuda" and shape.memory() < memory]
+    shapes = [*_PROBES, *_LARGE] if device.type == "cuda" else _PROBES
     began = time.perf_counter()
     computed = time.process_time()
-    timed = [(shape, _TRAINER * _time_step(shape, device, precision)) for shape in [*_PROBES, *large]]
+    timed = [
+        (shape, _TRAINER * _time_step(shape, device, precision))
+        for shape in shapes
+        if shape.memory() < memory
+    ]
     # Threads compute, or wait for each other without rest: less than all of the time went to other programs.
     got = (time.process_time() - computed) / (time.perf_counter() - began) / torch.get_num_threads()
     if device.type == "cpu" and got < _BUSY:
@@ -142,13 +149,12 @@ def _time_step(shape: Shape, device: torch.device, precision: str) -> float:
         model = GPT(GPTConfig(**sizes, num_heads=shape.emb_dim // 32))
     optimizer = build_optimizer(model, OptimizerConfig(), precision)
     x = torch.randint(shape.vocab_size, (shape.batch_size, shape.context_length), device=device)
-    seconds = []
-    for _ in range(_TIMED):
-        began = time.perf_counter()
+
+    def step() -> None:
         train_step(model, optimizer, x, x, precision)
         torch.get_device_module(device).synchronize()
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds[1:])
+
+    return statistics.median(timeit.repeat(step, number=1, repeat=_TIMED)[1:])
 
 
 def train_step(model: GPT, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, precision: str) -> None:

@@ -50,6 +50,7 @@ class Law:
     error: float  # of a prediction for another kind of text than it was fitted to, a share, at a pace of 1
     lr: float  # the peak learning rate of the blocks' matrices at width 128 in a run of a thousand steps
     lr_power: float  # of the thousands of steps
+    lr_batch: float  # tokens of an update: with more the rate grows by the root of their number
     rest_lr: float  # times that rate: the peak of the other weights
     weight_decay: float
     measured: dict[str, tuple[float, float]]  # the least and the most of each number that was measured
@@ -103,9 +104,11 @@ class Law:
             + self.overfit * by_heart
         )
 
-    def learning_rates(self, steps: int, width: int) -> tuple[float, float]:
+    def learning_rates(self, steps: int, width: int, batch: int) -> tuple[float, float]:
         """The peak learning rates of the blocks' matrices and of the other weights."""
-        rate = self.lr * (steps / 1000) ** self.lr_power * (128 / width) ** 0.5
+        rate = (
+            self.lr * (steps / 1000) ** self.lr_power * (128 / width * max(1, batch / self.lr_batch)) ** 0.5
+        )
         return round(rate, 6), round(self.rest_lr * rate, 6)
 
     def outside(self, **numbers: Any) -> Any:

@@ -103,7 +103,7 @@ class Plan:
             "most_bytes": self.text.most_bytes,
         }
         every = math.ceil(self.steps / VALIDATIONS)
-        lr, rest_lr = law.learning_rates(self.steps, self.shape.emb_dim)
+        lr, rest_lr = law.learning_rates(self.steps, self.shape.emb_dim, self.shape.tokens)
         optimizer = {
             "lr": lr,
             "rest_lr": rest_lr,
@@ -135,7 +135,7 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
     shape, per_token, respelled = _candidates(text, given, cost.memory)
     validation = cost.validation(shape, text.val_fraction * text.size / per_token)
     around = start + END_SECONDS + text.tokenizing + VALIDATIONS * validation
-    step = cost.step(shape) + respelled * text.respelling * shape.tokens * (per_token - 1)
+    step = cost.step(shape) + respelled * shape.tokens * text.respelling
     check_time(minutes, (around + _FEWEST_STEPS * step).min() / 60)
     in_time = (60 * minutes - around) / step
     # All of it, half, a quarter, (parts, candidates): more may only learn the text by heart. A run is

@@ -4,9 +4,10 @@ How hard it is says a short training of a small model. Shapes: T context_length.
 """
 
 import math
-import time
+import timeit
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,8 @@ from gpt.training.schedule import learning_rate_factor
 _SAMPLE = 1_000_000  # characters, in parts from all of the text
 _PART = 2_000  # characters: long ones would miss what is alike in neighbouring documents
 _SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768)
-_SHORTEST = 2_000  # bytes
 BPE_DROPOUT = 0.05
 """Of a text that is read often."""
-_RESPELLED = 64, 64  # windows and their tokens, to see how long it takes
 _AROUND_TOKENIZING = 1.5  # reading, dividing, writing and checksums, beside tokenizing
 # The trial.
 _FEWEST_STEPS = 20
@@ -53,6 +52,7 @@ _MOST_PASSES = 4  # over the text: more would say how well it can be learned by 
 _BYTES_FOR_ID = 300  # of text, in the trial's vocabulary
 _IDS = 512, 4096  # the fewest and the most
 _SCORED = 300_000  # characters
+_FEWEST_SCORED = 150  # a tenth of a very short text
 _RECIPE = OptimizerConfig(lr=0.012, rest_lr=0.018, weight_decay=0.4, embedding_weight_decay=0.2)
 
 
@@ -65,7 +65,7 @@ class Text:
     trial: Trial  # what a short training on it has reached
     bytes_per_token: Mapping[int, float]  # of held-out text, by the sizes of the vocabularies to choose from
     error: float = 0.0  # of bits per byte on what is held out, its standard error as a share of them
-    respelling: float = 0.0  # seconds, with BPE-dropout, for each merge in the tokens of a batch
+    respelling: float = 0.0  # seconds of BPE-dropout for a token of a batch
     tokenizing: float = 0.0  # seconds, 0 for a text that is tokenized and divided already
     most_bytes: int | None = None  # of a longer text are read
 
@@ -95,22 +95,15 @@ def measure(
     if (Path(corpus) / META).is_file():
         prepared = Prepared(Path(corpus))
         sizes = [prepared.counts[split].bytes for split in SPLITS]
-        if not sizes[1]:
-            raise InputError(f"a plan needs held-out text to predict: prepare {corpus} with a --val_fraction")
         train, val = (prepared.tokenizer.decode(prepared.spread_ids(_SAMPLE // 4, split)) for split in SPLITS)
         size = sum(sizes)
-        return _describe([prepared.tokenizer], train, val, steps, size=size, val_fraction=sizes[1] / size)
+        known = {"size": size, "val_fraction": sizes[1] / size}
+        return _describe(corpus, [prepared.tokenizer], train, val, steps, **known)
     divided = Divided(find_corpus(corpus, **reading), val_fraction, most_bytes)
-    if divided.size < _SHORTEST:
-        raise InputError(
-            f"{corpus} has {divided.size} bytes, a plan needs at least {_SHORTEST:,}: give more text"
-        )
     texts: dict[str, list[str]] = {split: [] for split in SPLITS}
     for piece in divided.sample():
         texts[piece.split].append(piece.text)
     train, val = (sample("".join(texts[split])) for split in SPLITS)
-    if not val or not divided.rule.below:
-        raise InputError("a plan needs held-out text to predict: leave --data.val_fraction out")
     wanted = find_vocabulary(vocabulary or "learn", vocab_size or _SIZES[-1])
     if isinstance(wanted, Tokenizer):
         tokenizers = [wanted]
@@ -119,10 +112,9 @@ def measure(
         free = vocabulary in (None, "learn") and vocab_size is None
         sizes = [n for n in _SIZES if free and n <= learned.n_vocab] or [learned.n_vocab]
         tokenizers = [Tokenizer("own", table=learned.tokens[: n - 1]) for n in sizes]
-    began = time.perf_counter()
-    tokenizers[0].encode_array(train)
-    seconds = (time.perf_counter() - began) / len(train.encode())  # for a byte, on one thread
+    seconds = timeit.timeit(partial(tokenizers[0].encode_array, train), number=1)  # on one thread
     return _describe(
+        corpus,
         tokenizers,
         train,
         val,
@@ -130,30 +122,28 @@ def measure(
         size=divided.size,
         val_fraction=divided.rule.share,
         most_bytes=divided.drawn,
-        tokenizing=divided.size * seconds / cores() * _AROUND_TOKENIZING,
+        tokenizing=divided.size * seconds / max(1, len(train.encode())) / cores() * _AROUND_TOKENIZING,
     )
 
 
-def _describe(tokenizers: list[Tokenizer], train: str, val: str, steps: int, **known: Any) -> Text:
+def _describe(
+    corpus: str, tokenizers: list[Tokenizer], train: str, val: str, steps: int, **known: Any
+) -> Text:
     """The numbers of a text with what is `known`, and those of vocabularies to choose from."""
+    if not known["val_fraction"] or len(val) < _FEWEST_SCORED:
+        raise InputError(
+            f"{corpus} has fewer than {_FEWEST_SCORED} characters of held-out text to predict: give more "
+            "text, prepare it with a larger --val_fraction, or leave --data.val_fraction out"
+        )
     val = sample(val, _SCORED)
     size = len(val.encode())
     per_token = {one.n_vocab: size / len(one.encode_array(val)) for one in tokenizers}
-    learned = known["size"] * (1 - known["val_fraction"])
-    trial, error = try_out(train, val, learned, steps)
-    error *= math.sqrt(size / max(size, known["size"] - learned))
-    respelling = _respelling(tokenizers[len(tokenizers) // 2], train)
+    held_out = known["size"] * known["val_fraction"]
+    trial, error = try_out(train, val, known["size"] - held_out, steps)
+    error *= math.sqrt(size / max(size, held_out))
+    middle = tokenizers[len(tokenizers) // 2]
+    respelling = Respelling(BPE_DROPOUT, middle.tokens, 0).seconds(middle.encode_array(train))
     return Text(trial=trial, error=error, bytes_per_token=per_token, respelling=respelling, **known)
-
-
-def _respelling(tokenizer: Tokenizer, text: str) -> float:
-    """The seconds that BPE-dropout takes for each merge in the tokens of a batch."""
-    rows = np.resize(tokenizer.encode_array(text[:_SCORED]), _RESPELLED)
-    respell = Respelling(BPE_DROPOUT, tokenizer.tokens, seed=0)
-    respell(rows, 0)  # makes its tables
-    began = time.perf_counter()
-    respell(rows, 0)
-    return (time.perf_counter() - began) / max(1, int((tokenizer.byte_lengths()[rows] - 1).sum()))
 
 
 def sample(text: str, most: int = _SAMPLE) -> str:
@@ -172,8 +162,6 @@ def try_out(train: str, val: str, size: float, steps: int) -> tuple[Trial, float
     """
     tokenizer = learn([train], Learned(int(np.clip(size / _BYTES_FOR_ID, *_IDS))))
     known, new = (torch.from_numpy(tokenizer.encode_array(part).astype("int64")) for part in (train, val))
-    if len(new) < 2:
-        raise InputError("a plan needs held-out text to predict, a token of it is too little: hold out more")
     known = F.pad(known, (0, max(0, _CONTEXT + 1 - len(known))))
     steps = min(steps, max(_FEWEST_STEPS, _MOST_PASSES * len(known) // _BATCH))
     earlier, _ = _reached(tokenizer, known, new, steps // 3)

@@ -15,6 +15,8 @@ from gpt.errors import InputError
 from gpt.plain import parse_json
 
 END_OF_TEXT = "<|endoftext|>"
+Ranked = tuple[int, int]
+"""The rank of the token that two neighbours form, and the place of the first."""
 _LARGEST_FILE = 64 << 20  # bytes
 _MOST_MERGING = 1 << 28  # bytes of tokens squared: about half a minute
 
@@ -34,15 +36,22 @@ def check_table(tokens: list[bytes]) -> None:
         raise InputError("the vocabulary has a token twice")
 
 
-def merge(token: bytes, rank_of: Callable[[bytes], int | None]) -> list[bytes]:
-    """The parts of a token whose bytes are merged, neighbours of the lowest rank first, as far as it goes."""
+def merge(
+    token: bytes,
+    rank_of: Callable[[bytes], int | None],
+    choose: Callable[[list[Ranked]], Ranked | None] = min,
+) -> list[bytes]:
+    """The parts of a token whose bytes are merged, neighbours of the lowest rank first, as far as it goes.
+
+    `choose` takes another of the merges that are possible, or None to end.
+    """
     parts = [token[i : i + 1] for i in range(len(token))]
     while True:
         formed = (rank_of(a + b) for a, b in pairwise(parts))
         ranked = [(rank, i) for i, rank in enumerate(formed) if rank is not None]
-        if not ranked:
+        if not ranked or (chosen := choose(ranked)) is None:
             return parts
-        _, i = min(ranked)
+        _, i = chosen
         parts[i : i + 2] = [parts[i] + parts[i + 1]]
 
 

@@ -166,7 +166,7 @@ def measure(cell: Cell, corpus: Path, held_out: Path) -> dict[str, float]:
     )
     model = GPT(config)
     warmup = min(50, cell.steps // 10)
-    lr, rest_lr = (cell.rate * rate for rate in Law.load().learning_rates(cell.steps, 128))
+    lr, rest_lr = (cell.rate * rate for rate in Law.load().learning_rates(cell.steps, 128, 0))
     recipe = OptimizerConfig(
         lr=lr, rest_lr=rest_lr, weight_decay=cell.weight_decay, embedding_weight_decay=0.2
     )

@@ -190,7 +190,7 @@ def test_a_text_is_measured(tmp_path, monkeypatch):
     assert measure(str(tmp_path / "long.txt"), "gpt2:300").bytes_per_token.keys() == {300}
     assert measure(str(tmp_path / "long.txt"), None, 280).bytes_per_token.keys() == {280}
     (tmp_path / "short.txt").write_text("too short", "utf-8")
-    with pytest.raises(InputError, match="has 9 bytes, a plan needs at least 2,000"):
+    with pytest.raises(InputError, match="fewer than 150 characters of held-out text to predict: give more"):
         measure(str(tmp_path / "short.txt"))
 
 
@@ -656,14 +656,17 @@ def test_the_law_knows_what_spelling_anew_gains(pace, width, vocabulary, passes,
     assert 1 - respelled / plain == pytest.approx(gain, abs=0.015)
 
 
-def test_longer_runs_and_wider_models_have_lower_rates():
+def test_longer_runs_and_wider_models_have_lower_rates_and_large_batches_higher_ones():
     """Divided by two for each 32 times as many steps, a fifth root, and for four times the width, a root."""
-    law = replace(Law.load(), lr=0.008, lr_power=-0.2, rest_lr=1.5)
-    assert law.learning_rates(1000, 128) == (0.008, 0.012)
-    assert law.learning_rates(32_000, 128) == law.learning_rates(1000, 512) == (0.004, 0.006)
+    law = replace(Law.load(), lr=0.008, lr_power=-0.2, lr_batch=4096.0, rest_lr=1.5)
+    assert law.learning_rates(1000, 128, 1536) == law.learning_rates(1000, 128, 4096) == (0.008, 0.012)
+    assert law.learning_rates(32_000, 128, 1536) == law.learning_rates(1000, 512, 1536) == (0.004, 0.006)
+    assert law.learning_rates(1000, 128, 4 * 4096) == (0.016, 0.024)
     found = plan(2_000_000, 10)
     taken = found.options(law)["model"]["optimizer"]
-    assert (taken["lr"], taken["rest_lr"]) == law.learning_rates(found.steps, found.shape.emb_dim)
+    assert (taken["lr"], taken["rest_lr"]) == law.learning_rates(
+        found.steps, found.shape.emb_dim, found.shape.tokens
+    )
 
 
 @pytest.mark.parametrize(("name", "most_bytes"), [("one.txt", 60_000), ("rows.jsonl", None)])
