@@ -27,6 +27,7 @@ from gpt.progress import progress
 from gpt.text.template import DEFAULT_TEMPLATE, Template
 from gpt.text.tokenizer import Tokenizer
 from gpt.text.vocabulary import Learned, find_vocabulary, learn
+from gpt.threads import cores
 
 _BLOCK_CHARACTERS = 1 << 18
 
@@ -185,7 +186,7 @@ class _SplitWriter:
 
 def _encode(pieces: Iterable[Piece], tokenizer: Tokenizer) -> Iterator[list[tuple[Piece, NDArray[Any]]]]:
     """Pieces and their ids, from a thread for each core, as tiktoken releases Python's lock; in order."""
-    threads = os.cpu_count() or 1
+    threads = cores()
 
     def encode(block: list[Piece]) -> list[tuple[Piece, NDArray[Any]]]:
         return [(piece, tokenizer.encode_array(piece.text)) for piece in block]

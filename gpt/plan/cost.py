@@ -1,8 +1,8 @@
 """What a training step costs on this machine: a few shapes are timed, the rest is arithmetic."""
 
-import statistics
 import time
 import timeit
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -49,7 +49,7 @@ class Shape:
         """Weights of the token embedding, which is also the head."""
         return self.vocab_size * self.emb_dim
 
-    def work(self) -> NDArray[np.float64]:
+    def work(self) -> NDArray[Any]:
         """How much of each kind of work a step has, (kinds, ...); the first four grow with its tokens."""
         n = self.tokens
         d = self.emb_dim
@@ -63,7 +63,7 @@ class Shape:
             layers,
             layers * d**3,  # Muon
         )
-        return np.stack(kinds).astype(np.float64)
+        return np.stack(kinds)
 
     def memory(self) -> Any:
         """About the bytes of a step: weights, gradients and moments, activations, a chunk's logits."""
@@ -108,16 +108,18 @@ class Cost:
 
 
 def probe(device: torch.device, precision: str) -> Cost:
-    """Time a few steps of each of a handful of shapes: some seconds on two cores."""
+    """Time a few steps of each of a handful of shapes: some seconds on two cores.
+
+    The shapes take turns: what slows the machine for a while then slows all of them.
+    """
     memory = free_memory(device)
-    shapes = [*_PROBES, *_LARGE] if device.type == "cuda" else _PROBES
+    large = [shape for shape in _LARGE if device.type == "cuda" and shape.memory() < memory]
+    shapes = _PROBES + large
     began = time.perf_counter()
     computed = time.process_time()
-    timed = [
-        (shape, _TRAINER * _time_step(shape, device, precision))
-        for shape in shapes
-        if shape.memory() < memory
-    ]
+    steps = [_step(shape, device, precision) for shape in shapes]
+    rounds = [[timeit.timeit(step, number=1) for step in steps] for _ in range(_TIMED)]
+    seconds = _TRAINER * np.median(rounds[1:], axis=0)
     # Threads compute, or wait for each other without rest: less than all of the time went to other programs.
     got = (time.process_time() - computed) / (time.perf_counter() - began) / torch.get_num_threads()
     if device.type == "cpu" and got < _BUSY:
@@ -126,10 +128,10 @@ def probe(device: torch.device, precision: str) -> Cost:
             " they left, and becomes longer when they end",
             prefix="",
         )
-    return fit_cost(timed, memory)
+    return fit_cost(zip(shapes, seconds, strict=True), memory)
 
 
-def fit_cost(timed: list[tuple[Shape, float]], memory: float) -> Cost:
+def fit_cost(timed: Iterable[tuple[Shape, float]], memory: float) -> Cost:
     """The cost with the least relative errors over the timed shapes; no work takes negative time."""
     work = np.stack([shape.work() / seconds for shape, seconds in timed])
     target = work.sum(axis=0)
@@ -138,11 +140,11 @@ def fit_cost(timed: list[tuple[Shape, float]], memory: float) -> Cost:
     for _ in range(3000):  # coordinate descent: each in turn takes its best value that is not negative
         for i in range(len(found)):
             found[i] = max(0.0, found[i] + (target[i] - squares[i] @ found) / squares[i, i])
-    return Cost(seconds=tuple(found.tolist()), memory=memory)
+    return Cost(seconds=tuple(found), memory=memory)
 
 
-def _time_step(shape: Shape, device: torch.device, precision: str) -> float:
-    """The median seconds of a step, without the Trainer."""
+def _step(shape: Shape, device: torch.device, precision: str) -> Callable[[], None]:
+    """A training step, without the Trainer."""
     sizes = asdict(shape)
     del sizes["batch_size"]
     with device:  # drawing weights elsewhere takes longer than the steps
@@ -154,7 +156,7 @@ def _time_step(shape: Shape, device: torch.device, precision: str) -> float:
         train_step(model, optimizer, x, x, precision)
         torch.get_device_module(device).synchronize()
 
-    return statistics.median(timeit.repeat(step, number=1, repeat=_TIMED)[1:])
+    return step
 
 
 def train_step(model: GPT, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, precision: str) -> None:

@@ -113,10 +113,7 @@ class Law:
 
     def outside(self, **numbers: Any) -> Any:
         """Whether a number, by its name in `bits_per_byte`, lies outside the range that was measured."""
-        found: Any = False
-        for name, number in numbers.items():
-            found = found | (number != np.clip(number, *self.measured[name]))
-        return found
+        return sum(number != np.clip(number, *self.measured[name]) for name, number in numbers.items()) > 0
 
     @classmethod
     def load(cls) -> "Law":

@@ -26,6 +26,8 @@ SHARES = (_DROPOUT, "data.val_fraction")
 GIVEN = (*CHOICES, "model.config.vocab_size", _HEADS, _WINDOWS, *SHARES)
 VALIDATIONS = 5
 """Of all steps: points enough to see whether the curve still falls."""
+PATIENCE = 3
+"""Validations in a row, each worse than the one before, end a run for a time."""
 _BATCH_TOKENS = tuple(1536 << i for i in range(9))
 _LONGER = 0.01  # of the bits per byte: by so much must half of the steps be better to be taken
 # How often the steps of a part are made where there is time, with which dropout, and what share of the bits
@@ -76,7 +78,7 @@ class Plan:
     @property
     def tokens(self) -> int:
         """Trained on, over all passes."""
-        return int(self.steps * self.shape.tokens)
+        return self.steps * self.shape.tokens
 
     @property
     def passes(self) -> float:
@@ -86,9 +88,10 @@ class Plan:
     def compared(self, seconds: float, summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         """What was planned and what the best checkpoint has reached, for summary.json."""
         best = summary["val_bits_per_byte"] * summary["best_loss"] / (summary["val_loss"] or 1)
-        names = "seconds", "tokens", "bits_per_byte", "error"
         return {
-            "planned": {name: getattr(self, name) for name in names},
+            "planned": {
+                name: getattr(self, name) for name in ("seconds", "tokens", "bits_per_byte", "error")
+            },
             "reached": {"seconds": seconds, "tokens": summary["tokens"], "bits_per_byte": best},
         }
 
@@ -113,8 +116,7 @@ class Plan:
         }
         return {
             "run": "planned",
-            "checkpoint_every": max(every, 100),
-            "early_stopping": 3,  # validations in a row that are each worse than the one before
+            "early_stopping": PATIENCE,
             "temperature_scaling": True,
             "model": {"config": config, "optimizer": optimizer},
             "data": data,
@@ -136,7 +138,7 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
     validation = cost.validation(shape, text.val_fraction * text.size / per_token)
     around = start + END_SECONDS + text.tokenizing + VALIDATIONS * validation
     step = cost.step(shape) + respelled * shape.tokens * text.respelling
-    check_time(minutes, (around + _FEWEST_STEPS * step).min() / 60)
+    check_time(minutes, (around + _FEWEST_STEPS * step).min())
     in_time = (60 * minutes - around) / step
     # All of it, half, a quarter, (parts, candidates): more may only learn the text by heart. A run is
     # extended while its held-out loss falls, so of two parts that promise the same it takes the longer.
@@ -158,7 +160,7 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
     once = int(steps[part, i])
     room = 1.0 if _DROPOUT in given else in_time[i] / once / _DROPPING
     often, dropout, gained = next((row for row in _REGULARISED if room >= row[0]), (1, 0.0, 0.0))
-    reached = float(bits[part, i]) * (1 - gained)
+    reached = bits[part, i] * (1 - gained)
     best = Shape(*(int(sizes[i]) for sizes in vars(shape).values()))
     return Plan(
         minutes=minutes,
@@ -168,8 +170,8 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
         bpe_dropout=BPE_DROPOUT * bool(dropout or respelled[i]),
         steps=often * once,
         text=text,
-        seconds=float(around[i] + often * (_DROPPING if dropout else 1) * once * step[i]),
-        validation=float(validation[i]),
+        seconds=around[i] + often * (_DROPPING if dropout else 1) * once * step[i],
+        validation=validation[i],
         bits_per_byte=reached,
         error=reached * math.hypot(law.error * law.pace(text.trial, STEADY), text.error, gained / 2),
         is_whole=part == 0,
@@ -177,10 +179,12 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
     )
 
 
-def check_time(minutes: float, needed: float) -> None:
-    """InputError for fewer minutes than are needed."""
-    if minutes < needed:
-        raise InputError(f"{minutes:g} minutes do not suffice to start: give at least {1.05 * needed:.2f}")
+def check_time(minutes: float, seconds: float) -> None:
+    """InputError for fewer minutes than so many seconds."""
+    if 60 * minutes < seconds:
+        raise InputError(
+            f"{minutes:g} minutes do not suffice to start: give at least {1.05 * seconds / 60:.2f}"
+        )
 
 
 def _heads(width: int) -> int:

@@ -114,9 +114,8 @@ def planner(given: Mapping[str, Any]) -> Callable[[float], Plan]:
     names = ("data.vocabulary", "model.config.vocab_size", "data.val_fraction", "data.text_column")
     reading = {name.rpartition(".")[2]: given.get(name) for name in names}
     corpus = given.get("data.corpus", "python-docs")
-    size = None
-    if not (Path(corpus) / META).is_file():
-        size = find_corpus(corpus, text_column=reading["text_column"]).size()
+    is_prepared = (Path(corpus) / META).is_file()
+    size = None if is_prepared else find_corpus(corpus, text_column=reading["text_column"]).size()
     law = Law.load()
 
     @cache
@@ -132,7 +131,7 @@ def planner(given: Mapping[str, Any]) -> Callable[[float], Plan]:
 
     def plan_for(minutes: float) -> Plan:
         # Before anything is measured.
-        check_time(minutes, (_LEAST_SECONDS + _LEARNING * min(size or 0, LEARNED_BYTES)) / 60)
+        check_time(minutes, _LEAST_SECONDS + _LEARNING * min(size or 0, LEARNED_BYTES))
         cost, start = timed()
         most = given.get("data.most_bytes") or most_bytes(cost, minutes)
         whole = size is not None and size <= most
@@ -157,7 +156,7 @@ def trial_steps(minutes: float) -> int:
 
 def most_bytes(cost: Cost, minutes: float, shape: Shape = _SMALL, least: int = _LEAST_READ) -> int:
     """The text that a model reads in some minutes: a power of two, so that it is the same again."""
-    seconds = float(cost.step(shape)) / shape.tokens / BYTES_PER_TOKEN
+    seconds = cost.step(shape) / shape.tokens / BYTES_PER_TOKEN
     most = min(60 * minutes / seconds, minutes * cores() * _READ)
     return 1 << round(math.log2(max(least, most)))
 

@@ -97,13 +97,13 @@ def measure(
         sizes = [prepared.counts[split].bytes for split in SPLITS]
         train, val = (prepared.tokenizer.decode(prepared.spread_ids(_SAMPLE // 4, split)) for split in SPLITS)
         size = sum(sizes)
-        known = {"size": size, "val_fraction": sizes[1] / size}
-        return _describe(corpus, [prepared.tokenizer], train, val, steps, **known)
+        return _describe(
+            corpus, [prepared.tokenizer], train, val, steps, size=size, val_fraction=sizes[1] / size
+        )
     divided = Divided(find_corpus(corpus, **reading), val_fraction, most_bytes)
-    texts: dict[str, list[str]] = {split: [] for split in SPLITS}
-    for piece in divided.sample():
-        texts[piece.split].append(piece.text)
-    train, val = (sample("".join(texts[split])) for split in SPLITS)
+    pieces = list(divided.sample())
+    parts = ((piece.text for piece in pieces if piece.split == split) for split in SPLITS)
+    train, val = (sample("".join(part)) for part in parts)
     wanted = find_vocabulary(vocabulary or "learn", vocab_size or _SIZES[-1])
     if isinstance(wanted, Tokenizer):
         tokenizers = [wanted]

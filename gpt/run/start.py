@@ -11,7 +11,7 @@ from gpt.files import shipped
 from gpt.plain import as_dict, seconds_of, shown
 from gpt.plan.cost import Shape
 from gpt.plan.law import Law
-from gpt.plan.plan import VALIDATIONS, Plan
+from gpt.plan.plan import PATIENCE, VALIDATIONS, Plan
 from gpt.plan.recommend import BYTES_PER_TOKEN, TUNED_CONTEXT, most_bytes, planner, time_machine
 from gpt.progress import notice, report
 from gpt.run.arguments import Values, options_of, recipe, scan, typed
@@ -45,7 +45,6 @@ _TUNING_STEPS = 200
 _TUNING_TOKENS = 1024  # of a batch: a gigabyte of activations
 _LEAST_TUNED = 1 << 16  # bytes of text that a tuning for a time reads
 _ADAPTERS = 8  # their rank, where there is no memory for all weights
-_PATIENCE = 3  # validations in a row, each worse than the one before, end a tuning for a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +209,7 @@ def _of_weights(found: Found, given: Values, minutes: float | None) -> Values:
         shape = Shape(config.vocab_size, context, config.emb_dim, config.num_layers, windows)
         most = most_bytes(cost, minutes, shape, _LEAST_TUNED)
         batches = held_out_bytes(most) / BYTES_PER_TOKEN / shape.tokens  # to validate, each a third of a step
-        values |= {"data.most_bytes": most, "early_stopping": _PATIENCE}
+        values |= {"data.most_bytes": most, "early_stopping": PATIENCE}
         values["trainer.max_time"] = f"{60 * minutes}s"
         values["trainer.val_check_interval"] = max(steps // VALIDATIONS, round(2 * batches))
         if shape.memory() > cost.memory and "model.lora.rank" not in given:

@@ -85,10 +85,10 @@ def test_every_text_survives(tmp_path_factory, documents, size):
 
 @pytest.mark.parametrize("workers", [2, 5])
 def test_bytes_do_not_depend_on_workers_or_blocks(rows, tmp_path, monkeypatch, workers):
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr("gpt.data.prepare.cores", lambda: 1)
     one = prepare(str(rows), tmp_path / "one", vocab_size=500)
     monkeypatch.setattr("gpt.data.prepare._BLOCK_CHARACTERS", 700)
-    monkeypatch.setattr(os, "cpu_count", lambda: workers)
+    monkeypatch.setattr("gpt.data.prepare.cores", lambda: workers)
     many = prepare(str(rows), tmp_path / "many", vocab_size=500)
     assert contents(one) == contents(many)
 
