@@ -106,9 +106,8 @@ class Law:
 
     def learning_rates(self, steps: int, width: int, batch: int) -> tuple[float, float]:
         """The peak learning rates of the blocks' matrices and of the other weights."""
-        rate = (
-            self.lr * (steps / 1000) ** self.lr_power * (128 / width * max(1, batch / self.lr_batch)) ** 0.5
-        )
+        rate = self.lr * (steps / 1000) ** self.lr_power
+        rate *= (128 / width * max(1, batch / self.lr_batch)) ** 0.5
         return round(rate, 6), round(self.rest_lr * rate, 6)
 
     def outside(self, **numbers: Any) -> Any:

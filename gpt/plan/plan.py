@@ -180,7 +180,7 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
 
 
 def check_time(minutes: float, seconds: float) -> None:
-    """InputError for fewer minutes than so many seconds."""
+    """InputError for fewer minutes than the seconds that are needed."""
     if 60 * minutes < seconds:
         raise InputError(
             f"{minutes:g} minutes do not suffice to start: give at least {1.05 * seconds / 60:.2f}"
