@@ -52,7 +52,7 @@ _MOST_PASSES = 4  # over the text: more would say how well it can be learned by 
 _BYTES_FOR_ID = 300  # of text, in the trial's vocabulary
 _IDS = 512, 4096  # the fewest and the most
 _SCORED = 300_000  # characters
-_FEWEST_SCORED = 150  # a tenth of a very short text
+_FEWEST_SCORED = 64  # so that it is more than a token
 _RECIPE = OptimizerConfig(lr=0.012, rest_lr=0.018, weight_decay=0.4, embedding_weight_decay=0.2)
 
 
