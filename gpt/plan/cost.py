@@ -114,8 +114,7 @@ def probe(device: torch.device, precision: str) -> Cost:
     """
     memory = free_memory(device)
     # Their weights are there at once, beside the activations of one.
-    large = [shape for shape in _LARGE if device.type == "cuda" and shape.memory() < memory / 2]
-    shapes = _PROBES + large
+    shapes = _PROBES + [shape for shape in _LARGE if device.type == "cuda" and shape.memory() < memory / 2]
     began = time.perf_counter()
     computed = time.process_time()
     steps = [_step(shape, device, precision) for shape in shapes]

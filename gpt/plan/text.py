@@ -38,6 +38,7 @@ from gpt.training.schedule import learning_rate_factor
 _SAMPLE = 1_000_000  # characters, in parts from all of the text
 _PART = 2_000  # characters: long ones would miss what is alike in neighbouring documents
 _SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768)
+_SHORTEST = 2_000  # bytes
 BPE_DROPOUT = 0.05
 """Of a text that is read often."""
 _AROUND_TOKENIZING = 1.5  # reading, dividing, writing and checksums, beside tokenizing
@@ -52,7 +53,6 @@ _MOST_PASSES = 4  # over the text: more would say how well it can be learned by 
 _BYTES_FOR_ID = 300  # of text, in the trial's vocabulary
 _IDS = 512, 4096  # the fewest and the most
 _SCORED = 300_000  # characters
-_FEWEST_SCORED = 64  # so that it is more than a token
 _RECIPE = OptimizerConfig(lr=0.012, rest_lr=0.018, weight_decay=0.4, embedding_weight_decay=0.2)
 
 
@@ -101,9 +101,12 @@ def measure(
             corpus, [prepared.tokenizer], train, val, steps, size=size, val_fraction=sizes[1] / size
         )
     divided = Divided(find_corpus(corpus, **reading), val_fraction, most_bytes)
+    if divided.size < _SHORTEST:
+        raise InputError(
+            f"{corpus} has {divided.size} bytes, a plan needs at least {_SHORTEST:,}: give more text"
+        )
     pieces = list(divided.sample())
-    parts = ((piece.text for piece in pieces if piece.split == split) for split in SPLITS)
-    train, val = (sample("".join(part)) for part in parts)
+    train, val = (sample("".join(piece.text for piece in pieces if piece.split == split)) for split in SPLITS)
     wanted = find_vocabulary(vocabulary or "learn", vocab_size or _SIZES[-1])
     if isinstance(wanted, Tokenizer):
         tokenizers = [wanted]
@@ -122,7 +125,7 @@ def measure(
         size=divided.size,
         val_fraction=divided.rule.share,
         most_bytes=divided.drawn,
-        tokenizing=divided.size * seconds / max(1, len(train.encode())) / cores() * _AROUND_TOKENIZING,
+        tokenizing=divided.size * seconds / len(train.encode()) / cores() * _AROUND_TOKENIZING,
     )
 
 
@@ -130,10 +133,10 @@ def _describe(
     corpus: str, tokenizers: list[Tokenizer], train: str, val: str, steps: int, **known: Any
 ) -> Text:
     """The numbers of a text with what is `known`, and those of vocabularies to choose from."""
-    if not known["val_fraction"] or len(val) < _FEWEST_SCORED:
+    if not known["val_fraction"] or len(val) < _CONTEXT:
         raise InputError(
-            f"{corpus} has fewer than {_FEWEST_SCORED} characters of held-out text to predict: give more "
-            "text, prepare it with a larger --val_fraction, or leave --data.val_fraction out"
+            f"{corpus} has fewer than {_CONTEXT} characters of held-out text to predict: give more text, "
+            "prepare it with a larger --val_fraction, or leave --data.val_fraction out"
         )
     val = sample(val, _SCORED)
     size = len(val.encode())
@@ -142,8 +145,15 @@ def _describe(
     trial, error = try_out(train, val, known["size"] - held_out, steps)
     error *= math.sqrt(size / max(size, held_out))
     middle = tokenizers[len(tokenizers) // 2]
-    respelling = Respelling(BPE_DROPOUT, middle.tokens, 0).seconds(middle.encode_array(train))
-    return Text(trial=trial, error=error, bytes_per_token=per_token, respelling=respelling, **known)
+    return Text(
+        trial=trial,
+        error=error,
+        bytes_per_token=per_token,
+        respelling=Respelling(BPE_DROPOUT, middle.tokens, 0).seconds(
+            middle.encode_array(train[: 20 * _PART])
+        ),
+        **known,
+    )
 
 
 def sample(text: str, most: int = _SAMPLE) -> str:

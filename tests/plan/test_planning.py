@@ -191,7 +191,7 @@ def test_a_text_is_measured(tmp_path, monkeypatch):
     assert measure(str(tmp_path / "long.txt"), "gpt2:300").bytes_per_token.keys() == {300}
     assert measure(str(tmp_path / "long.txt"), None, 280).bytes_per_token.keys() == {280}
     (tmp_path / "short.txt").write_text("too short", "utf-8")
-    with pytest.raises(InputError, match="fewer than 64 characters of held-out text to predict: give more"):
+    with pytest.raises(InputError, match="has 9 bytes, a plan needs at least 2,000"):
         measure(str(tmp_path / "short.txt"))
 
 
