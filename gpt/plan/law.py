@@ -47,6 +47,9 @@ class Law:
     table_overfit: float  # so many times a weight of the embeddings counts there
     respelled: float  # with BPE-dropout a text is learned by heart so many times as much
     respelling: float  # the share that BPE-dropout costs, of a text that is learned as fast as usual
+    dropped: float  # with dropout of 0.1 a text is learned by heart so many times as much
+    dropping: float  # ten times the share that dropout of 0.1 costs
+    scaled: float  # so many times as much is lost by heart after temperature scaling, as a planned run has it
     error: float  # of a prediction for another kind of text than it was fitted to, a share, at a pace of 1
     lr: float  # the peak learning rate of the blocks' matrices at width 128 in a run of a thousand steps
     lr_power: float  # of the thousands of steps
@@ -55,11 +58,18 @@ class Law:
     weight_decay: float
     measured: dict[str, tuple[float, float]]  # the least and the most of each number that was measured
 
-    def bits_per_byte(self, text: Trial, *, respelled: Any = 0, **numbers: Any) -> Any:
-        """Of a training on a text, `respelled` 1 with BPE-dropout; `numbers` are the arguments of `usual`."""
+    def bits_per_byte(
+        self, text: Trial, *, respelled: Any = 0, dropout: Any = 0, scaled: Any = 1, **numbers: Any
+    ) -> Any:
+        """Of a training on a text, whose `numbers` are the arguments of `usual`.
+
+        `respelled` is 1 with BPE-dropout, `scaled` 0 without temperature scaling.
+        """
         pace = self.pace(text)
-        ratio = self.usual(**numbers, overfit=self.respelled**respelled) / self.usual(**text.numbers)
-        return text.bits_per_byte * (ratio * (1 + self.respelling * pace**2) ** respelled) ** pace
+        overfit = self.scaled**scaled * self.respelled**respelled * self.dropped ** (10 * dropout)
+        ratio = self.usual(**numbers, overfit=overfit) / self.usual(**text.numbers)
+        ratio *= 1 + self.respelling * pace**2 * respelled + self.dropping * dropout
+        return text.bits_per_byte * ratio**pace
 
     def pace(self, text: Trial, least: float = _SLOWEST) -> Any:
         """How fast a text was learned in its trial: 1 as fast as usual, never less than `least`."""
@@ -92,7 +102,7 @@ class Law:
         """
         again = np.maximum(seen / unique, 1.0) - 1  # passes after the first
         effective = np.minimum(seen, unique) - unique * self.passes * np.expm1(-again / self.passes)
-        wasted = batch / self.batch * (seen / 1e6) ** -_BATCH_POWER
+        wasted = batch / self.batch * (np.minimum(seen, unique) / 1e6) ** -_BATCH_POWER
         effective = effective / (1 + wasted) / (1 + context / self.window) / per_token
         by_heart = overfit * (blocks + self.table_overfit * table) / unique * again
         return (

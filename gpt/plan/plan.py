@@ -12,31 +12,30 @@ from gpt.plan.cost import Cost, Shape
 from gpt.plan.law import STEADY, Law
 from gpt.plan.text import BPE_DROPOUT, Text
 
-CHOICES: dict[str, tuple[int, ...]] = {
+_DROPOUT = "model.config.dropout"
+CHOICES: dict[str, tuple[float, ...]] = {
     "model.config.context_length": (64, 128, 256, 512, 1024),
     "model.config.emb_dim": (32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024),
     "model.config.num_layers": (1, 2, 3, 4, 6, 8, 12, 16, 24),
+    _DROPOUT: (0.0, 0.1, 0.2),
 }
 """What a plan chooses from, besides the vocabulary and the batch; options given by hand take their place."""
 
 _HEADS = "model.config.num_heads"
 _WINDOWS = "data.batch_size"
-_DROPOUT = "model.config.dropout"
 SHARES = (_DROPOUT, "data.val_fraction")
-GIVEN = (*CHOICES, "model.config.vocab_size", _HEADS, _WINDOWS, *SHARES)
+GIVEN = (*CHOICES, "model.config.vocab_size", _HEADS, _WINDOWS, "data.val_fraction")
 VALIDATIONS = 5
 """Of all steps: points enough to see whether the curve still falls."""
 PATIENCE = 3
 """Validations in a row, each worse than the one before, end a run for a time."""
 _BATCH_TOKENS = tuple(1536 << i for i in range(9))
 _LONGER = 0.01  # of the bits per byte: by so much must half of the steps be better to be taken
-# How often the steps of a part are made where there is time, with which dropout, and what share of the bits
-# per byte that gains.
-_REGULARISED = ((8, 0.2, 0.06), (4, 0.2, 0.04), (2, 0.1, 0.03))
 _DROPPING = 1.3  # times as long takes a step with dropout, at most
 _FEWEST_WINDOWS = 6  # of a batch: fewer look at too few places of the text
 _FEWEST_STEPS = 50
 _MOST_WEIGHTS = 5  # for each byte of text: few cells of the law have more
+_MOST_PASSES = 70  # over the text, of the cells of the law
 _OCCURRENCES = 100  # tokens of text for each id, on average: with 84, 4,096 tokens were 3 % worse than 2,048
 _DOUBT = 0.05  # of the bits per byte: by so much must a run be better that the law was not measured for
 END_SECONDS = 2.0  # after the last validation: a checkpoint, the loss curve, the end of the process
@@ -134,10 +133,11 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
     Raises:
         InputError: the minutes do not suffice to start, or no model fits into the time and the memory.
     """
-    shape, per_token, respelled = _candidates(text, given, cost.memory)
+    trial = text.trial
+    shape, per_token, respelled, dropout = _candidates(text, given, cost.memory)
     validation = cost.validation(shape, text.val_fraction * text.size / per_token)
     around = start + END_SECONDS + text.tokenizing + VALIDATIONS * validation
-    step = cost.step(shape) + respelled * shape.tokens * text.respelling
+    step = cost.step(shape) * _DROPPING ** (dropout > 0) + respelled * shape.tokens * text.respelling
     check_time(minutes, (around + _FEWEST_STEPS * step).min())
     in_time = (60 * minutes - around) / step
     # All of it, half, a quarter, (parts, candidates): more may only learn the text by heart. A run is
@@ -151,29 +151,27 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
         "seen": steps * shape.tokens * per_token,
         "unique": text.train_bytes,
     }
-    bits = law.bits_per_byte(text.trial, **chosen, **amounts, respelled=respelled)
-    unknown = law.outside(**chosen)
+    bits = law.bits_per_byte(trial, **chosen, **amounts, respelled=respelled, dropout=dropout)
+    unknown = law.outside(**chosen) | (amounts["seen"] > _MOST_PASSES * text.train_bytes)
     wanted = bits * (1 + _DOUBT * unknown) * (1 + _LONGER * halved)
     wanted[:, in_time < _FEWEST_STEPS] = np.inf
     part, i = divmod(int(wanted.argmin()), len(step))
-    unknown = unknown | law.outside(**amounts, trial=text.trial.bits_per_byte, pace=law.pace(text.trial))
-    once = int(steps[part, i])
-    room = 1.0 if _DROPOUT in given else in_time[i] / once / _DROPPING
-    often, dropout, gained = next((row for row in _REGULARISED if room >= row[0]), (1, 0.0, 0.0))
-    reached = bits[part, i] * (1 - gained)
+    unknown |= law.outside(**amounts, trial=trial.bits_per_byte, pace=law.pace(trial))
+    made = int(steps[part, i])
+    reached = bits[part, i]
     best = Shape(*(int(sizes[i]) for sizes in vars(shape).values()))
     return Plan(
         minutes=minutes,
         shape=best,
         num_heads=given.get(_HEADS) or _heads(best.emb_dim),
-        dropout=given.get(_DROPOUT, dropout),
-        bpe_dropout=BPE_DROPOUT * bool(dropout or respelled[i]),
-        steps=often * once,
+        dropout=float(dropout[i]),
+        bpe_dropout=BPE_DROPOUT * bool(respelled[i]),
+        steps=made,
         text=text,
-        seconds=around[i] + often * (_DROPPING if dropout else 1) * once * step[i],
+        seconds=around[i] + made * step[i],
         validation=validation[i],
         bits_per_byte=reached,
-        error=reached * math.hypot(law.error * law.pace(text.trial, STEADY), text.error, gained / 2),
+        error=reached * math.hypot(law.error * law.pace(trial, STEADY), text.error),
         is_whole=part == 0,
         extrapolates=bool(unknown[part, i]),
     )
@@ -193,15 +191,16 @@ def _heads(width: int) -> int:
     return next(heads for heads in range(most, 0, -1) if width % heads == 0)
 
 
-def _candidates(text: Text, given: Mapping[str, Any], memory: float) -> tuple[Shape, Any, Any]:
-    """All shapes that fit text, options and memory, their tokens' bytes, and whether with BPE-dropout."""
+def _candidates(text: Text, given: Mapping[str, Any], memory: float) -> tuple[Shape, Any, Any, Any]:
+    """All shapes that fit text, options and memory; their bytes of a token, BPE-dropout (1 or 0), dropout."""
     choices = [(given[name],) if name in given else values for name, values in CHOICES.items()]
     grid = np.meshgrid(list(text.bytes_per_token), *choices, _BATCH_TOKENS, (0, 1), indexing="ij")
-    vocab_size, context, width, layers, tokens, respelled = (axis.ravel() for axis in grid)
+    vocab_size, context, width, layers, dropout, tokens, respelled = (axis.ravel() for axis in grid)
     windows = np.full_like(tokens, given[_WINDOWS]) if _WINDOWS in given else tokens // context
     shape = Shape(vocab_size, context, width, layers, windows)
     per_token = np.vectorize(text.bytes_per_token.__getitem__)(vocab_size)
     fits = (width % given.get(_HEADS, 1) == 0) & (shape.memory() < memory)
+    fits &= respelled >= (dropout > 0)  # dropout alone was tried on one text
     fits &= (windows >= _FEWEST_WINDOWS) | (_WINDOWS in given)
     fits &= context * per_token < text.train_bytes / 4
     supported = text.train_bytes / per_token >= _OCCURRENCES * vocab_size
@@ -217,4 +216,4 @@ def _candidates(text: Text, given: Mapping[str, Any], memory: float) -> tuple[Sh
             f"each {_MOST_WEIGHTS} weights, heads that divide the width, and the memory of a step"
         )
     shape = Shape(*(sizes[fits] for sizes in vars(shape).values()))
-    return shape, per_token[fits], respelled[fits]
+    return shape, per_token[fits], respelled[fits], dropout[fits]

@@ -184,7 +184,7 @@ class Limits:
         steps = int(left / speed)
         for _ in range(2):  # those within the updates that they leave; max_time does not count the last
             ahead = (step + steps) // every - (step - 1) // every
-            validations = ahead + (1 if self.minutes else 0)
+            validations = ahead + bool(self.minutes)
             steps = int((left - validations * self._validation) / speed)
         return step + max(0, steps)
 
