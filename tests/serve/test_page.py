@@ -68,7 +68,7 @@ def test_type_generate_see_the_text(start):
 
 
 def test_stop_ends_the_text_and_frees_the_server(start):
-    app = new_app(slow(0.02))
+    app = new_app(slow(0.05))
     with listening(app) as address:
         browser = start(1100, 900)
         browser.get(address)
