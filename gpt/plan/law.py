@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-_BATCH_POWER = 0.4  # of the bytes of the first pass: so the batch grows that wastes half of them, for a given loss
+_BATCH_POWER = 0.4  # of the bytes of the first pass: so grows the batch that wastes half, for a given loss
 _SLOWEST = 0.05  # the pace of a text that a trial hardly learns
 STEADY = 0.5
 """The pace below which a prediction becomes no better: its error is that of the law times the pace."""
