@@ -53,7 +53,9 @@ RECIPE = {
 }  # docs/planning.md
 FITTED = "sweep.csv", "by_hand.csv", "planned.csv", "earlier.csv", "gpu.csv", "regularised.csv"
 REPEATED = ("kernel",)  # a large text that repeats itself: by a trial it is learned too slowly at any size
-HELD_BACK = ("held_back.csv",)  # of `benchmark.py plan` too: these only say how far off the law is
+DIFFERENCES = ("earlier", "regularised")  # tables of which only the differences within a text count
+# Of `benchmark.py plan` too: these only say how far off the law is, but for those in regularised.csv as well.
+HELD_BACK = ("held_back.csv",)
 
 
 def read(tables: tuple[str, ...] = FITTED) -> list[dict[str, Any]]:
@@ -69,7 +71,7 @@ def read(tables: tuple[str, ...] = FITTED) -> list[dict[str, Any]]:
                     numbers["error"] = {"sweep": SWEEP_ERROR, "gpu": GPU_ERROR}.get(table.stem, RUN_ERROR)
                     numbers["source"] = table.stem
                     # Of texts that were divided in another way, and of these, only the differences count.
-                    alone = table.stem in ("earlier", "regularised") or row["text"] in REPEATED
+                    alone = table.stem in DIFFERENCES or row["text"] in REPEATED
                     numbers["group"] = f"{table.stem} {row['text']}" if alone else ""
                     rows.append(numbers)
     for row in rows:
@@ -95,7 +97,7 @@ SETTINGS = ("respelled", "dropout", "scaled")
 
 def is_run(row: dict[str, Any]) -> bool:
     """Whether it is comparable with what a person would run today."""
-    return row["source"] not in ("sweep", "earlier", "regularised")
+    return row["source"] not in ("sweep", *DIFFERENCES)
 
 
 def law_of(logs: np.ndarray) -> Law:
@@ -208,9 +210,9 @@ def main() -> None:
     constants["error"] = float(f"{np.array(errors)[order][np.searchsorted(shares, 0.68)]:.2g}")
     print(json.dumps(constants))
     law = Law(**constants, **RECIPE, measured={})
-    known = [row for row in usual if row["source"] != "regularised"]
-    found = {name: [row[name] for row in known] for name in NUMBERS}
-    found |= {"trial": trials(known).bits_per_byte, "pace": law.pace(trials(known))}
+    absolute = [row for row in usual if row["source"] != "regularised"]
+    found = {name: [row[name] for row in absolute] for name in NUMBERS}
+    found |= {"trial": trials(absolute).bits_per_byte, "pace": law.pace(trials(absolute))}
     measured = {name: [float(min(values)), float(max(values))] for name, values in found.items()}
     write_json(ROOT / "gpt" / "assets" / "law.json", {**constants, **RECIPE, "measured": measured})
     recipe(rows)
