@@ -90,7 +90,7 @@ def _finite(text: str) -> float:
 def _is_a(value: Any, hint: Any) -> bool:
     kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     for kind in kinds:
-        if kind is None or kind is NoneType:
+        if kind is NoneType:
             if value is None:
                 return True
         elif kind in (int, float):

@@ -9,12 +9,6 @@ from contextlib import contextmanager, suppress
 _SECONDS_BETWEEN_LINES = 10.0
 
 
-def notice(message: str) -> None:
-    """Print one line to stderr, on the first process of a machine."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"gpt: {message}", file=sys.stderr, flush=True)
-
-
 def report(*lines: str, prefix: str = "gpt fit: ") -> None:
     """Print lines on stderr, on the first process alone: by what torchrun or Lightning says of it.
 
@@ -25,6 +19,11 @@ def report(*lines: str, prefix: str = "gpt fit: ") -> None:
     for line in lines:
         with suppress(OSError):
             print(f"{prefix}{line}", file=sys.stderr, flush=True)
+
+
+def notice(message: str) -> None:
+    """Print a line that is of no command alone, as `report` does."""
+    report(message, prefix="gpt: ")
 
 
 @contextmanager

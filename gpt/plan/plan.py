@@ -60,16 +60,14 @@ class Plan:
     extrapolates: bool  # the law was not measured so far
 
     def __str__(self) -> str:
-        shape = self.shape
         far = " (extrapolated)" if self.extrapolates else ""
-        most = self.text.most_bytes
         forgets = f"dropout {self.dropout:g}, " if self.dropout else ""
-        part = f"; of the text it reads {most / 1e6:,.0f} MB" if most else ""
+        part = f"; of the text it reads {self.text.most_bytes / 1e6:,.0f} MB" if self.text.most_bytes else ""
         rest = "" if self.is_whole else f" of {60 * self.minutes:.0f}, and longer while held-out text gains"
         return (
-            f"the plan is {shape.emb_dim} x {shape.num_layers} (width x layers), "
-            f"a {shape.vocab_size}-token vocabulary, {forgets}"
-            f"{self.steps} steps of {shape.batch_size} x {shape.context_length} tokens, "
+            f"the plan is {self.shape.emb_dim} x {self.shape.num_layers} (width x layers), "
+            f"a {self.shape.vocab_size}-token vocabulary, {forgets}"
+            f"{self.steps} steps of {self.shape.batch_size} x {self.shape.context_length} tokens, "
             f"{self.bits_per_byte:.4g} ± {self.error:.2g} bits per byte{far} in {self.seconds:.0f} s{rest}"
             f"{part}"
         )
@@ -96,7 +94,12 @@ class Plan:
 
     def options(self, law: Law) -> dict[str, Any]:
         """The run as options of `gpt fit`."""
-        config = {**asdict(self.shape), "num_heads": self.num_heads, "dropout": self.dropout}
+        config = {
+            **asdict(self.shape),
+            "num_heads": self.num_heads,
+            "dropout": self.dropout,
+            "exact_gelu": True,  # it takes less time than its approximation, or as much
+        }
         data = {
             "vocabulary": "learn",
             "batch_size": config.pop("batch_size"),

@@ -164,33 +164,34 @@ def new_trainer(options: Options, data: TokenData, callbacks: list[Any]) -> Trai
 
 
 def scale_best(loop: Loop) -> float:
-    """Scale the best checkpoint by its temperature; return its nats of held-out text over those before."""
+    """Scale the best checkpoint by its temperature; return its loss then, which it keeps as its own."""
     path = loop.checkpoints.best
     best = read(path)
+    run = best.run
+    assert run and run.best_loss
     model = loop.module.model.eval()
     model.load_state_dict(best.weights, strict=False)
     temperature, ratio = scale_temperature(model, loop.data.prepared)
+    run.best_loss *= ratio
     if temperature > 1:
-        save(path, {**best.tensors, **gather(loop.module)}, best.model, best.run)
+        save(path, {**best.tensors, **gather(loop.module)}, best.model, run)
         what = f"the best checkpoint's logits are divided by {temperature:.2f}"
         report(f"{what}: {1 - ratio:.1%} fewer bits of held-out text", prefix="")
-    return ratio
+    return run.best_loss
 
 
 def summarize(loop: Loop) -> None:
     """Write summary.json, and print how the run ended and what to do next."""
-    folder = loop.folder
     report(f"ended after step {loop.run.step}: {loop.limits.why()}", prefix="")
     summary = loop.record.summary(loop.trainer)
     if loop.options.temperature_scaling and summary["best_loss"] is not None:
-        summary["best_loss"] *= scale_best(loop)
-    plan = loop.begun.plan
-    if plan:
+        summary["best_loss"] = scale_best(loop)
+    if plan := loop.begun.plan:
         summary |= plan.compared(time.perf_counter() - STARTED, summary)
         what = "{}: {seconds:.1f} s, {tokens:,} tokens, {bits_per_byte:.4} bits per byte"
         report(", ".join(what.format(name, **summary[name]) for name in ("planned", "reached")), prefix="")
-    write_json(folder / "summary.json", summary)
+    write_json(loop.folder / "summary.json", summary)
     print(json.dumps(summary, indent=2))
-    print(f"{folder}/ holds the checkpoints, metrics.csv, loss.png and summary.json")
+    print(f"{loop.folder}/ holds the checkpoints, metrics.csv, loss.png and summary.json")
     how = "--interactive" if loop.data.prepared.template else "--prompt 'The '"
-    print(f"next: gpt generate --checkpoint {folder} {how}")
+    print(f"next: gpt generate --checkpoint {loop.folder} {how}")

@@ -105,7 +105,7 @@ class Limits:
         Updates follow a planned part of the time, where the loss is the lowest at its end.
         """
         run = self.run
-        best = math.inf if run.best_loss is None else run.best_loss
+        best = run.best_loss or math.inf
         # A planned run may be above its best for long, while its rate is high: it ends where the curve rises.
         falls = loss < (best if self.minutes is None or before is None else before)
         run.stalled = 0 if falls else run.stalled + 1

@@ -99,7 +99,9 @@ class Loop(Callback):
         if other_text:
             report("the text is not the one that this run was trained on: the best checkpoint begins again")
             set_aside(self.checkpoints.best, "best-step-")
-        self.limits.check_left()
+        if (ended := folder / "summary.json").is_file():  # else it was killed before its summary, and ends again
+            self.limits.check_left()
+            ended.unlink()
         self.snapshots = Snapshots(folder, self.options.snapshot_megabytes, run.step)
         run.session = next_session(folder)
         with atomic_write(folder / "config.yaml") as file:

@@ -40,7 +40,7 @@ KEY = ("machine", "law", "part", "text", "minutes", *SHAPE)
 RESULTS = ("seconds", "planned", "bits_per_byte", "steps", "batch_tokens", "lr", "weight_decay")
 RESULTS += ("parameters", "train_bytes", "held_out_bytes_per_token")
 RESULTS += tuple(f"trial_{name}" for name in TRIAL)
-RESULTS += ("dropout", "bpe_dropout")
+RESULTS += ("dropout", "bpe_dropout", "scaled")
 PARTS = ("plan", "grid", "neighbours", "stolen")
 BUSY = "import time\ntime.sleep({})\nwhile True: pass"
 
@@ -160,6 +160,7 @@ def _cell(part: str, text: str, corpus: str, minutes: float, shape: tuple[int, .
         **_trial(corpus, minutes, config["data"]["most_bytes"]),
         "dropout": taken["dropout"],
         "bpe_dropout": config["data"]["bpe_dropout"],
+        "scaled": int(config["temperature_scaling"]),
     }
     new = not TABLE.exists()
     with TABLE.open("a", encoding="utf-8", newline="") as file:

@@ -30,9 +30,10 @@ START = {
     **{"respelled": (0.7, 0.3), "respelling": (0.023, 0.1)},  # by the ten pairs of docs/log.md
     **{"dropped": (0.25, 0.5), "dropping": (0.6, 0.5), "scaled": (0.5, 0.5)},
 }
-# Standard errors of a run's bits per byte: short ones of the sweep, those by hand or by --minutes, and those
-# on a GPU, which had the rates of small batches.
-SWEEP_ERROR, RUN_ERROR, GPU_ERROR = 0.025, 0.015, 0.03
+# Standard errors of a run's bits per byte: those by hand or by --minutes, short ones of the sweep, those on a
+# GPU, which had the rates of small batches, and those of which only the differences within a text count.
+RUN_ERROR = 0.015
+ERRORS = {"sweep": 0.025, "gpu": 0.03, "regularised": 0.0075}
 HUBER = 1.5  # standard errors
 MOST_PASSES = 14  # cells without temperature scaling that read a text more often have learned it by heart
 MOST_FALL = 1.6  # of a trial, from a third of its steps to its end: what falls faster has a star
@@ -52,23 +53,21 @@ RECIPE = {
     "weight_decay": USUAL[1],
 }  # docs/planning.md
 FITTED = "sweep.csv", "by_hand.csv", "planned.csv", "earlier.csv", "gpu.csv", "regularised.csv"
-REPEATED = ("kernel",)  # a large text that repeats itself: by a trial it is learned too slowly at any size
+REPEATED = ("kernel", "pgdocs", "nodedocs")  # their files repeat one another, which no trial sees
 DIFFERENCES = ("earlier", "regularised")  # tables of which only the differences within a text count
-# Of `benchmark.py plan` too: these only say how far off the law is, but for those in regularised.csv as well.
-HELD_BACK = ("held_back.csv",)
 
 
-def read(tables: tuple[str, ...] = FITTED) -> list[dict[str, Any]]:
-    """The rows of tables as numbers, with the law's arguments; docs/planning.md has those by hand."""
+def read() -> list[dict[str, Any]]:
+    """The rows of the tables as numbers, with the law's arguments; docs/planning.md has those by hand."""
     rows: list[dict[str, Any]] = []
-    for table in map(TABLE.with_name, tables):
+    for table in map(TABLE.with_name, FITTED):
         if table.exists():
             with table.open(encoding="utf-8", newline="") as file:
                 for row in csv.DictReader(file):
                     words = ("text", "machine", "law", "part")
                     numbers = {name: value if name in words else float(value) for name, value in row.items()}
                     numbers["family"] = FAMILIES.get(row["text"], row["text"])
-                    numbers["error"] = {"sweep": SWEEP_ERROR, "gpu": GPU_ERROR}.get(table.stem, RUN_ERROR)
+                    numbers["error"] = ERRORS.get(table.stem, RUN_ERROR)
                     numbers["source"] = table.stem
                     # Of texts that were divided in another way, and of these, only the differences count.
                     alone = table.stem in DIFFERENCES or row["text"] in REPEATED
@@ -84,7 +83,7 @@ def read(tables: tuple[str, ...] = FITTED) -> list[dict[str, Any]]:
         row["per_token"] = row["held_out_bytes_per_token"]
         row["context"] = context
         row["respelled"] = float(row.get("bpe_dropout", 0) > 0)
-        row["scaled"] = float(row["source"] in ("regularised", "held_back"))
+        row.setdefault("scaled", float(row["source"] == "regularised"))
         row.setdefault("dropout", 0.0)
         row["seen"] = row["steps"] * row["batch_tokens"] * row["per_token"]
     rows = [row for row in rows if row["trial_earlier"] <= MOST_FALL * row["trial_bits_per_byte"]]
@@ -195,7 +194,7 @@ def main() -> None:
     errors = list[float]()
     weights = list[float]()
     runs = {}
-    known = [row for row in usual + read(HELD_BACK) if is_run(row)]
+    known = [row for row in usual if is_run(row)]
     for name in sorted({row["family"] for row in known}):
         rest = fit([row for row in usual if row["family"] != name])
         left = [row for row in known if row["family"] == name]

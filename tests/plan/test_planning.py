@@ -274,6 +274,7 @@ def test_a_run_keeps_its_time_and_repeats_exactly(hurry, capsys):
     options = yaml.safe_load(Path("runs/one/config.yaml").read_text("utf-8"))
     assert options["minutes"] is None
     assert options["model"]["compile"] is False  # it would take longer than it saves
+    assert options["model"]["config"]["exact_gelu"] is True
     planned = options["trainer"]["max_steps"]
     windows = options["data"]["batch_size"] * options["model"]["config"]["context_length"]
     assert planned * windows == summary["planned"]["tokens"]

@@ -46,13 +46,20 @@ def test_the_temperature_is_the_one_at_which_held_out_text_is_likeliest(surer, c
     assert ratio == pytest.approx(float(losses[best] / losses[0]), abs=0.02)
 
 
-def test_a_run_scales_its_best_checkpoint_and_keeps_the_last(workplace, capsys):
-    options = ["--model.optimizer.lr", "0.05", "--model.optimizer.rest_lr", "0.05", "--run"]
-    text = Path("text.txt").read_text("utf-8")
-    noise = "".join(map(chr, np.random.default_rng(0).integers(97, 123, 3000)))
-    Path("text.txt").write_text(text + noise, "utf-8")
-    assert fit(*options, "plain") == 0
-    assert fit(*options, "scaled", "--temperature_scaling", "true") == 0
+SURE = ["--model.optimizer.lr", "0.05", "--model.optimizer.rest_lr", "0.05", "--run"]
+
+
+@pytest.fixture
+def noise(workplace) -> None:
+    """At the end of the text, of which a run is too sure."""
+    letters = map(chr, np.random.default_rng(0).integers(97, 123, 3000))
+    with open("text.txt", "a", encoding="utf-8") as file:
+        file.write("".join(letters))
+
+
+def test_a_run_scales_its_best_checkpoint_and_keeps_the_last(noise, capsys):
+    assert fit(*SURE, "plain") == 0
+    assert fit(*SURE, "scaled", "--temperature_scaling", "true") == 0
     assert "the best checkpoint's logits are divided by " in capsys.readouterr().err
     plain, scaled = (
         {name: read(f"runs/{run}/checkpoints/{name}.safetensors") for name in ("best", "last")}
@@ -71,6 +78,39 @@ def test_a_run_scales_its_best_checkpoint_and_keeps_the_last(workplace, capsys):
     assert losses[1] < losses[0]
     summary = json.loads(Path("runs/scaled/summary.json").read_text("utf-8"))
     assert summary["best_loss"] == pytest.approx(losses[1], rel=1e-3)
+
+
+def test_a_run_that_was_killed_before_its_summary_ends_again(noise, monkeypatch, capsys):
+    options = ["--temperature_scaling", "true", *SURE]
+    assert fit(*options, "whole") == 0
+    with monkeypatch.context() as patch, pytest.raises(KeyError):
+        patch.setattr("gpt.run.fit.summarize", lambda loop: {}["killed"])
+        fit(*options, "killed")
+    killed, whole = Path("runs/killed"), Path("runs/whole")
+    assert not (killed / "summary.json").exists()
+    assert main(["fit", "--resume", "runs/killed"]) == 0
+    told, wanted = (json.loads((run / "summary.json").read_text("utf-8")) for run in (killed, whole))
+    timed = ("train_seconds", "tokens_per_second", "peak_memory_bytes")
+    assert {**told, **dict.fromkeys(timed)} == {**wanted, **dict.fromkeys(timed)}
+    for name in ("best", "last"):
+        tensors = [read(run / f"checkpoints/{name}.safetensors").tensors for run in (killed, whole)]
+        assert all(torch.equal(tensor, tensors[1][key]) for key, tensor in tensors[0].items())
+    capsys.readouterr()
+    assert main(["fit", "--resume", "runs/killed"]) == 0
+    assert "all 20 steps are done" in capsys.readouterr().err
+    # Scaled once more, it keeps the loss that it has.
+    (killed / "summary.json").unlink()
+    assert main(["fit", "--resume", "runs/killed"]) == 0
+    again = json.loads((killed / "summary.json").read_text("utf-8"))
+    assert again["best_loss"] == pytest.approx(wanted["best_loss"], rel=1e-6)
+
+
+def test_a_run_that_is_continued_has_no_summary_until_it_ends(workplace, monkeypatch):
+    assert fit("--run", "r") == 0
+    with monkeypatch.context() as patch, pytest.raises(KeyError):
+        patch.setattr("gpt.run.fit.summarize", lambda loop: {}["killed"])
+        main(["fit", "--resume", "runs/r", "--trainer.max_steps", "24"])
+    assert not Path("runs/r/summary.json").exists()
 
 
 def test_adapters_have_no_temperature(workplace, mine, capsys):
