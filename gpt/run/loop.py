@@ -99,7 +99,7 @@ class Loop(Callback):
         if other_text:
             report("the text is not the one that this run was trained on: the best checkpoint begins again")
             set_aside(self.checkpoints.best, "best-step-")
-        if (ended := folder / "summary.json").is_file():  # else it was killed before its summary, and ends again
+        if (ended := folder / "summary.json").is_file():  # else it ends again: it was killed before that
             self.limits.check_left()
             ended.unlink()
         self.snapshots = Snapshots(folder, self.options.snapshot_megabytes, run.step)
