@@ -30,8 +30,8 @@ START = {
     **{"respelled": (0.7, 0.3), "respelling": (0.023, 0.1)},  # by the ten pairs of docs/log.md
     **{"dropped": (0.25, 0.5), "dropping": (0.6, 0.5), "scaled": (0.5, 0.5)},
 }
-# Standard errors of a run's bits per byte: those by hand or by --minutes, short ones of the sweep, those on a
-# GPU, which had the rates of small batches, and those of which only the differences within a text count.
+# Standard errors of a run's bits per byte: those by hand or by --minutes, whose text has its own part in it;
+# short ones of the sweep; those on a GPU, which had the rates of small batches; pairs of long runs on a text.
 RUN_ERROR = 0.015
 ERRORS = {"sweep": 0.025, "gpu": 0.03, "regularised": 0.0075}
 HUBER = 1.5  # standard errors
