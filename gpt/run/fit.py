@@ -163,21 +163,17 @@ def new_trainer(options: Options, data: TokenData, callbacks: list[Any]) -> Trai
         raise InputError(f"the options cannot be used: {error}") from error
 
 
-def scale_best(loop: Loop) -> float:
-    """Scale the best checkpoint by its temperature; return its loss then, which it keeps as its own."""
+def scale_best(loop: Loop) -> None:
+    """Scale the best checkpoint by its temperature, by which it was found to be the best."""
     path = loop.checkpoints.best
     best = read(path)
-    run = best.run
-    assert run and run.best_loss
     model = loop.module.model.eval()
     model.load_state_dict(best.weights, strict=False)
     temperature, ratio = scale_temperature(model, loop.data.prepared)
-    run.best_loss *= ratio
     if temperature > 1:
-        save(path, {**best.tensors, **gather(loop.module)}, best.model, run)
+        save(path, {**best.tensors, **gather(loop.module)}, best.model, best.run)
         what = f"the best checkpoint's logits are divided by {temperature:.2f}"
         report(f"{what}: {1 - ratio:.1%} fewer bits of held-out text", prefix="")
-    return run.best_loss
 
 
 def summarize(loop: Loop) -> None:
@@ -185,7 +181,7 @@ def summarize(loop: Loop) -> None:
     report(f"ended after step {loop.run.step}: {loop.limits.why()}", prefix="")
     summary = loop.record.summary(loop.trainer)
     if loop.options.temperature_scaling and summary["best_loss"] is not None:
-        summary["best_loss"] = scale_best(loop)
+        scale_best(loop)
     if plan := loop.begun.plan:
         summary |= plan.compared(time.perf_counter() - STARTED, summary)
         what = "{}: {seconds:.1f} s, {tokens:,} tokens, {bits_per_byte:.4} bits per byte"

@@ -99,18 +99,20 @@ class Limits:
         self._validation = seconds
         self._validating += seconds
 
-    def validated(self, loss: float, before: float | None, elapsed: float) -> None:
+    def validated(self, loss: float, before: float | None, elapsed: float, ratio: float = 1.0) -> None:
         """Note the loss of a validation, in nats per token, and that of the last one, after so many seconds.
 
+        The best is the one that is the lowest times its `ratio`, which temperature scaling decides.
         Updates follow a planned part of the time, where the loss is the lowest at its end.
         """
         run = self.run
         best = run.best_loss or math.inf
+        scaled = ratio * loss
         # A planned run may be above its best for long, while its rate is high: it ends where the curve rises.
-        falls = loss < (best if self.minutes is None or before is None else before)
+        falls = scaled < best if self.minutes is None or before is None else loss < before
         run.stalled = 0 if falls else run.stalled + 1
-        if loss < best:
-            run.best_loss = loss
+        if scaled < best:
+            run.best_loss = scaled
             run.best_step = run.step
         if self._whole or self.stopped_early or run.step < run.total:
             return

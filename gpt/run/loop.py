@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from gpt.run.record import Record
 from gpt.run.signals import remembered, stopped
 from gpt.run.snapshots import Snapshots
 from gpt.run.start import Start
+from gpt.run.temperature import scale_temperature
 from gpt.training.guard import scaler_of
 from gpt.training.lora import ALPHA
 from gpt.training.module import VALIDATED, LanguageModel
@@ -173,12 +175,16 @@ class Loop(Callback):
         found = trainer.callback_metrics
         figures = {name: float(found[name]) for name in VALIDATED if name in found}
         before = self.run.validation.get("val_loss")
+        ratio = 1.0  # to the loss that the best checkpoint would have at the end
+        if self.options.temperature_scaling:
+            _, ratio = scale_temperature(deepcopy(self.module.model).eval(), self.data.prepared)
+            ratio = trainer.strategy.broadcast(ratio)
         self.record.validated(figures, self.module.model, self.data)
         elapsed = self.record.elapsed()
         seconds = elapsed - self._paused
         self.record.paused(seconds)
         self.limits.paused(self._agreed(seconds))
-        self.limits.validated(figures["val_loss"], before, elapsed)
+        self.limits.validated(figures["val_loss"], before, elapsed, ratio)
         self._keep(validated=True)
 
     def _keep(self, validated: bool = False) -> None:

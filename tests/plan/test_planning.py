@@ -574,14 +574,16 @@ def test_slow_first_steps_do_not_change_the_number_of_steps(monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(
-    ("losses", "steps", "why"),
+    ("losses", "ratio", "steps", "why"),
     [
-        ([5.0, 4.0], 849, "max_steps 849"),  # at 200 it gains: twice as many, then all that the time allows
-        ([5.0, 4.0, 4.5, 4.1], 400, "best after step 200: longer gained nothing"),
-        ([5.0, 5.1, 5.2, 5.3], 800, "early stopping"),
+        # At 200 it gains: twice as many, then all that the time allows.
+        ([5.0, 4.0], 1.0, 849, "max_steps 849"),
+        ([5.0, 4.0, 4.5, 4.1], 1.0, 400, "best after step 200: longer gained nothing"),
+        ([5.0, 4.0, 4.5, 4.1], 0.9, 849, "max_steps 849"),  # after temperature scaling it is the lowest
+        ([5.0, 5.1, 5.2, 5.3], 1.0, 800, "early stopping"),
     ],
 )
-def test_the_held_out_curve_decides_how_long_a_text_is_read(monkeypatch, losses, steps, why):
+def test_the_held_out_curve_decides_how_long_a_text_is_read(monkeypatch, losses, ratio, steps, why):
     """A step is a tenth of a second, and a part of the time was planned: 200 steps of a minute and a half."""
     now, seen = 0.0, iter(losses)
     monkeypatch.setattr("time.perf_counter", lambda: 7.0 + now)
@@ -598,7 +600,7 @@ def test_the_held_out_curve_decides_how_long_a_text_is_read(monkeypatch, losses,
         limits.update(now)
         if run.step % 100 == 0 or limits.is_over:
             loss = next(seen, 4.0 - run.step / 1000)
-            limits.validated(loss, before, now)
+            limits.validated(loss, before, now, ratio if run.step > 200 else 1.0)
             before = loss
     assert run.step == (steps if "early" not in why else 400)
     assert why in limits.why()
