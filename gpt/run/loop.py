@@ -177,8 +177,8 @@ class Loop(Callback):
         before = self.run.validation.get("val_loss")
         ratio = 1.0  # to the loss that the best checkpoint would have at the end
         if self.options.temperature_scaling:
-            _, ratio = scale_temperature(deepcopy(self.module.model).eval(), self.data.prepared)
-            ratio = trainer.strategy.broadcast(ratio)
+            model = self.module.model
+            _, ratio = self._on_first(lambda: scale_temperature(deepcopy(model).eval(), self.data.prepared))
         self.record.validated(figures, self.module.model, self.data)
         elapsed = self.record.elapsed()
         seconds = elapsed - self._paused
