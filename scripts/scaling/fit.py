@@ -46,8 +46,8 @@ FAMILIES = {  # extracts, translations
 }
 USUAL = 1.0, 0.4  # times the law's learning rates; weight decay
 RECIPE = {
-    "lr": 0.0076,
-    "lr_power": -0.2,
+    "lr": 0.009,
+    "lr_power": -0.25,
     "lr_batch": 4096.0,
     "rest_lr": 1.5,
     "weight_decay": USUAL[1],

@@ -134,8 +134,11 @@ def test_tokens_per_update_make_the_same_run_on_any_number_of_processes(launch):
 
 
 def test_a_signal_stops_both_and_they_resume_exactly(launch):
-    """To one process, as a person sends it, and to all, as a cluster does; each has its own dropout."""
-    options = [*TWO, "--model.config.dropout", "0.3"]
+    """To one process, as a person sends it, and to all, as a cluster does; each has its own dropout.
+
+    The first alone finds the temperature of a validation.
+    """
+    options = [*TWO, "--model.config.dropout", "0.3", "--temperature_scaling", "true"]
     launch(*options, "--run", "whole")
     for run, ranks in (("one", [1]), ("all", [0, 1])):
         launch(*options, "--run", run, terminate=(ranks, 3), status=143)
