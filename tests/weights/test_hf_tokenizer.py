@@ -1,5 +1,6 @@
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import example, given, settings
@@ -19,14 +20,12 @@ TEXTS = [
 
 @cache
 def pair(size: int):
-    import tempfile
-
     from transformers import AutoTokenizer
 
-    folder = Path(tempfile.mkdtemp())
     tokenizer = Tokenizer("gpt2", vocab_size=size)
-    write_tokenizer(tokenizer, folder, context_length=64)
-    return tokenizer, AutoTokenizer.from_pretrained(folder)
+    with TemporaryDirectory() as folder:
+        write_tokenizer(tokenizer, Path(folder), context_length=64)
+        return tokenizer, AutoTokenizer.from_pretrained(folder)
 
 
 @pytest.mark.parametrize("size", SIZES)
