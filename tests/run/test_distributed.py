@@ -149,6 +149,8 @@ def test_a_signal_stops_both_and_they_resume_exactly(launch):
         for name, weight in weights("whole").items():
             assert torch.equal(weights(run)[name], weight)
         assert losses(run) == losses("whole")
+        last = "checkpoints/last.safetensors"
+        assert read(f"runs/{run}/{last}").run.best_loss == read(f"runs/whole/{last}").run.best_loss
 
 
 def test_a_full_disk_of_one_process_stops_both(launch):
