@@ -45,6 +45,21 @@ def bits_per_byte(nats: NDArray[np.float64], sizes: NDArray[np.int64]) -> tuple[
     return ratio, error
 
 
+def quarters(nats: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Bits per byte of quarters of a text, from the easiest windows to the hardest, by each model, (M, 4).
+
+    Args:
+        nats: of the windows by each model, (M, N).
+        sizes: their bytes, (N,).
+    """
+    order = np.argsort(nats.sum(axis=0) / np.maximum(sizes, 1))
+    ends = np.cumsum(sizes[order])
+    edges = np.linspace(0, ends[-1], 5)
+    sums = [np.interp(edges, [0, *ends], [0, *np.cumsum(one[order])]) for one in nats]  # (M, 5)
+    found: NDArray[np.float64] = np.diff(sums) / edges[1] / math.log(2)
+    return found
+
+
 def score_windows(
     model: GPT, prepared: Prepared, split: str, most: int = sys.maxsize
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:

@@ -159,7 +159,7 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
     wanted = bits * (1 + _DOUBT * unknown) * (1 + _LONGER * halved)
     wanted[:, in_time < _FEWEST_STEPS] = np.inf
     part, i = divmod(int(wanted.argmin()), len(step))
-    unknown |= law.outside(**amounts, trial=trial.bits_per_byte, pace=law.pace(trial))
+    unknown |= law.outside(**amounts, trial=trial.bits_per_byte.mean(), pace=law.pace(trial))
     made = int(steps[part, i])
     reached = bits[part, i]
     best = Shape(*(int(sizes[i]) for sizes in vars(shape).values()))
@@ -174,7 +174,7 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
         seconds=around[i] + made * step[i],
         validation=validation[i],
         bits_per_byte=reached,
-        error=reached * math.hypot(law.error * law.pace(trial, STEADY), text.error),
+        error=reached * math.hypot(law.error * max(STEADY, law.pace(trial)), text.error),
         is_whole=part == 0,
         extrapolates=bool(unknown[part, i]),
     )

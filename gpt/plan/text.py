@@ -1,6 +1,6 @@
 """What a plan needs to know of a text: its size, how hard it is, and what vocabularies make of it.
 
-How hard it is says a short training of a small model. Shapes: T context_length.
+How hard it is says a short training of a small model. Shapes: T context_length, N windows.
 """
 
 import math
@@ -24,7 +24,7 @@ from gpt.data.shards import META, Prepared
 from gpt.data.split import SPLITS, Divided
 from gpt.data.windows import IGNORE_INDEX
 from gpt.errors import InputError
-from gpt.evaluation.scoring import bits_per_byte, score, target_bytes
+from gpt.evaluation.scoring import bits_per_byte, quarters, score, target_bytes
 from gpt.model import GPT
 from gpt.plan.cost import train_step
 from gpt.plan.law import Trial
@@ -38,7 +38,7 @@ from gpt.training.schedule import learning_rate_factor
 _SAMPLE = 1_000_000  # characters, in parts from all of the text
 _PART = 2_000  # characters: long ones would miss what is alike in neighbouring documents
 _SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768)
-_SHORTEST = 2_000  # bytes
+_FEWEST_HELD_OUT = 150  # bytes
 BPE_DROPOUT = 0.05
 """Of a text that is read often."""
 _AROUND_TOKENIZING = 1.5  # reading, dividing, writing and checksums, beside tokenizing
@@ -101,10 +101,6 @@ def measure(
             corpus, [prepared.tokenizer], train, val, steps, size=size, val_fraction=sizes[1] / size
         )
     divided = Divided(find_corpus(corpus, **reading), val_fraction, most_bytes)
-    if divided.size < _SHORTEST:
-        raise InputError(
-            f"{corpus} has {divided.size} bytes, a plan needs at least {_SHORTEST:,}: give more text"
-        )
     pieces = list(divided.sample())
     train, val = (sample("".join(piece.text for piece in pieces if piece.split == split)) for split in SPLITS)
     wanted = find_vocabulary(vocabulary or "learn", vocab_size or _SIZES[-1])
@@ -133,9 +129,9 @@ def _describe(
     corpus: str, tokenizers: list[Tokenizer], train: str, val: str, steps: int, **known: Any
 ) -> Text:
     """The numbers of a text with what is `known`, and those of vocabularies to choose from."""
-    if not known["val_fraction"] or len(val) < _CONTEXT:
+    if not known["val_fraction"] or len(val.encode()) < _FEWEST_HELD_OUT:
         raise InputError(
-            f"{corpus} has fewer than {_CONTEXT} characters of held-out text to predict: give more text, "
+            f"{corpus} has fewer than {_FEWEST_HELD_OUT} bytes of held-out text to predict: give more text, "
             "prepare it with a larger --val_fraction, or leave --data.val_fraction out"
         )
     val = sample(val, _SCORED)
@@ -174,8 +170,14 @@ def try_out(train: str, val: str, size: float, steps: int) -> tuple[Trial, float
     known, new = (torch.from_numpy(tokenizer.encode_array(part).astype("int64")) for part in (train, val))
     known = F.pad(known, (0, max(0, _CONTEXT + 1 - len(known))))
     steps = min(steps, max(_FEWEST_STEPS, _MOST_PASSES * len(known) // _BATCH))
-    earlier, _ = _reached(tokenizer, known, new, steps // 3)
-    bits, error = _reached(tokenizer, known, new, steps)
+    padded = F.pad(new, (0, -(len(new) - 1) % _CONTEXT), value=IGNORE_INDEX)
+    inputs = padded[:-1].clamp(min=0).view(-1, _CONTEXT)  # (N, T)
+    targets = padded[1:].view(-1, _CONTEXT)
+    sizes = target_bytes(targets, tokenizer.byte_lengths())
+    models = [_trained(tokenizer.n_vocab, known, made) for made in (steps // 3, steps)]
+    nats = np.stack([score(model, inputs, targets).sum(dim=1).numpy() for model in models])  # (2, N)
+    bits, error = bits_per_byte(nats[1], sizes)
+    earlier, reached = quarters(nats, sizes)
     per_token = len(val.encode()) / len(new)
     numbers = {
         **SAME,
@@ -184,15 +186,13 @@ def try_out(train: str, val: str, size: float, steps: int) -> tuple[Trial, float
         "unique": len(train.encode()),
         "per_token": per_token,
     }
-    return Trial(bits_per_byte=bits, earlier=earlier, numbers=numbers), error / bits
+    return Trial(bits_per_byte=reached, earlier=earlier, numbers=numbers), error / bits
 
 
-def _reached(tokenizer: Tokenizer, known: Tensor, new: Tensor, steps: int) -> tuple[float, float]:
-    """Bits per byte of the ids `new`, and their standard error, after so many steps on `known`."""
+def _trained(vocab_size: int, known: Tensor, steps: int) -> GPT:
+    """The model of a trial after so many steps on the ids `known`."""
     T = _CONTEXT
-    config = GPTConfig(
-        vocab_size=tokenizer.n_vocab, context_length=T, emb_dim=_WIDTH, num_heads=2, num_layers=1
-    )
+    config = GPTConfig(vocab_size=vocab_size, context_length=T, emb_dim=_WIDTH, num_heads=2, num_layers=1)
     torch.manual_seed(0)
     model = GPT(config)
     precision = default_precision("cpu")
@@ -204,8 +204,4 @@ def _reached(tokenizer: Tokenizer, known: Tensor, new: Tensor, steps: int) -> tu
         windows = known[starts + torch.arange(T + 1)]  # (windows, T + 1)
         train_step(model, optimizer, windows[:, :-1], windows[:, 1:], precision)
         schedule.step()
-    padded = F.pad(new, (0, -(len(new) - 1) % T), value=IGNORE_INDEX)
-    inputs = padded[:-1].clamp(min=0).view(-1, T)
-    targets = padded[1:].view(-1, T)
-    nats = score(model, inputs, targets).sum(dim=1).numpy()  # (windows,)
-    return bits_per_byte(nats, target_bytes(targets, tokenizer.byte_lengths()))
+    return model

@@ -173,7 +173,7 @@ def _cell(part: str, text: str, corpus: str, minutes: float, shape: tuple[int, .
 
 
 @cache
-def _trial(corpus: str, minutes: float, most_bytes: int | None) -> dict[str, float]:
+def _trial(corpus: str, minutes: float, most_bytes: int | None) -> dict[str, Any]:
     return columns(measure(corpus, most_bytes=most_bytes, steps=trial_steps(minutes)).trial)
 
 

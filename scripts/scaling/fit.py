@@ -57,6 +57,12 @@ REPEATED = ("kernel", "pgdocs", "nodedocs")  # their files repeat one another, w
 DIFFERENCES = ("earlier", "regularised")  # tables of which only the differences within a text count
 
 
+def number(cell: str) -> Any:
+    """A number, or the four of a trial's quarters."""
+    found = [float(value) for value in cell.split()]
+    return found[0] if len(found) == 1 else np.array(found)
+
+
 def read() -> list[dict[str, Any]]:
     """The rows of the tables as numbers, with the law's arguments; docs/planning.md has those by hand."""
     rows: list[dict[str, Any]] = []
@@ -65,7 +71,7 @@ def read() -> list[dict[str, Any]]:
             with table.open(encoding="utf-8", newline="") as file:
                 for row in csv.DictReader(file):
                     words = ("text", "machine", "law", "part")
-                    numbers = {name: value if name in words else float(value) for name, value in row.items()}
+                    numbers = {name: value if name in words else number(value) for name, value in row.items()}
                     numbers["family"] = FAMILIES.get(row["text"], row["text"])
                     numbers["error"] = ERRORS.get(table.stem, RUN_ERROR)
                     numbers["source"] = table.stem
@@ -86,7 +92,11 @@ def read() -> list[dict[str, Any]]:
         row.setdefault("scaled", float(row["source"] == "regularised"))
         row.setdefault("dropout", 0.0)
         row["seen"] = row["steps"] * row["batch_tokens"] * row["per_token"]
-    rows = [row for row in rows if row["trial_earlier"] <= MOST_FALL * row["trial_bits_per_byte"]]
+    rows = [
+        row
+        for row in rows
+        if np.mean(row["trial_earlier"]) <= MOST_FALL * np.mean(row["trial_bits_per_byte"])
+    ]
     return [row for row in rows if row["scaled"] or row["seen"] <= MOST_PASSES * row["unique"]]
 
 
@@ -116,8 +126,9 @@ def trials(rows: list[dict[str, Any]]) -> Trial:
     names = ("table", "seen", "unique", "per_token")
     numbers = {name: np.array([row[f"trial_{name}"] for row in rows]) for name in names}
     numbers |= SAME
-    bits, earlier = (
-        np.array([row[f"trial_{name}"] for row in rows]) for name in ("bits_per_byte", "earlier")
+    bits, earlier = (  # (4, rows); of an older trial one number for all quarters
+        np.stack([np.broadcast_to(row[f"trial_{name}"], 4) for row in rows], axis=1)
+        for name in ("bits_per_byte", "earlier")
     )
     return Trial(bits_per_byte=bits, earlier=earlier, numbers=numbers)
 
@@ -199,7 +210,7 @@ def main() -> None:
         rest = fit([row for row in usual if row["family"] != name])
         left = [row for row in known if row["family"] == name]
         guessed, reached = predict(rest, left), np.array([row["bits_per_byte"] for row in left])
-        pace = law_of(rest).pace(trials(left), STEADY)
+        pace = np.maximum(law_of(rest).pace(trials(left)), STEADY)
         runs[name] = reached, guessed, pace * guessed
         off = np.log(guessed / reached)
         errors, weights = [*errors, *abs(off) / pace], [*weights, *np.full(len(off), 1 / len(off))]
@@ -211,7 +222,7 @@ def main() -> None:
     law = Law(**constants, **RECIPE, measured={})
     absolute = [row for row in usual if row["source"] != "regularised"]
     found = {name: [row[name] for row in absolute] for name in NUMBERS}
-    found |= {"trial": trials(absolute).bits_per_byte, "pace": law.pace(trials(absolute))}
+    found |= {"trial": trials(absolute).bits_per_byte.mean(0), "pace": law.pace(trials(absolute))}
     measured = {name: [float(min(values)), float(max(values))] for name, values in found.items()}
     write_json(ROOT / "gpt" / "assets" / "law.json", {**constants, **RECIPE, "measured": measured})
     recipe(rows)

@@ -54,7 +54,7 @@ def text_of(size: int) -> Text:
     numbers |= {"blocks": 49152, "context": 64, "batch": 1536, "seen": min(350_000, 4 * size)}
     law = Law.load()
     earlier = 2.5 * law.usual(**{**numbers, "seen": numbers["seen"] / 3}) / law.usual(**numbers)
-    trial = Trial(bits_per_byte=2.5, earlier=earlier, numbers=numbers)
+    trial = Trial(bits_per_byte=np.full(4, 2.5), earlier=np.full(4, earlier), numbers=numbers)
     return Text(size=size, val_fraction=min(0.1, 1e5 / size), trial=trial, bytes_per_token=kept)
 
 
@@ -157,10 +157,26 @@ def test_what_is_learned_fast_is_predicted_worse(pace, times):
     assert planned.error == pytest.approx(times * law.error * planned.bits_per_byte)
 
 
+def test_each_quarter_of_a_text_falls_at_its_own_pace():
+    """What is learned fast is soon nothing, what no one can learn remains."""
+    law = Law.load()
+    usual = text_of(2_000_000).trial
+    fall = usual.earlier[0] / usual.bits_per_byte[0]
+    bits, paces = np.array([1.0, 1.0, 2.0, 6.0]), np.array([2.0, 2.0, 1.0, 0.1])
+    mixed = Trial(bits_per_byte=bits, earlier=bits * fall**paces, numbers=usual.numbers)
+    numbers = {**usual.numbers, "seen": 3e7, "unique": 3e7}
+    ratio = law.usual(**numbers, overfit=0) / law.usual(**usual.numbers)
+    assert law.paces(mixed) == pytest.approx(paces)
+    assert law.pace(mixed) == pytest.approx((bits * paces).sum() / 10)
+    expected = (bits * ratio**paces).mean()
+    assert law.bits_per_byte(mixed, **numbers) == pytest.approx(expected)
+    assert expected > 1.1 * 2.5 * ratio ** law.pace(mixed)  # by one pace for all of the text
+
+
 def test_a_text_unlike_those_measured_is_extrapolated():
     known = text_of(2_000_000)
     assert not choose(known, MACHINE, Law.load(), 5, {}, START).extrapolates
-    hard = replace(known, trial=replace(known.trial, bits_per_byte=9.0))
+    hard = replace(known, trial=replace(known.trial, bits_per_byte=np.full(4, 9.0)))
     assert choose(hard, MACHINE, Law.load(), 5, {}, START).extrapolates
     large = replace(known, bytes_per_token={16384: 3.5})
     assert choose(large, MACHINE, Law.load(), 5, {"model.config.emb_dim": 512}, START).extrapolates
@@ -188,13 +204,14 @@ def test_a_text_is_measured(tmp_path, monkeypatch):
     )
     text = measure(str(tmp_path / "long.txt"))
     assert text.size == (tmp_path / "long.txt").stat().st_size
-    assert 0 < text.trial.bits_per_byte < text.trial.earlier < 3.0
+    assert 0 < text.trial.bits_per_byte.mean() < text.trial.earlier.mean() < 3.0
+    assert (np.diff(text.trial.bits_per_byte) > 0).all()  # from the easiest quarter to the hardest
     assert 64 * 512 < text.trial.numbers["table"] < 64 * text.train_bytes / 300
     monkeypatch.setattr("gpt.plan.text.try_out", lambda *_: (text.trial, text.error))
     assert measure(str(tmp_path / "long.txt"), "gpt2:300").bytes_per_token.keys() == {300}
     assert measure(str(tmp_path / "long.txt"), None, 280).bytes_per_token.keys() == {280}
     (tmp_path / "short.txt").write_text("too short", "utf-8")
-    with pytest.raises(InputError, match="has 9 bytes, a plan needs at least 2,000"):
+    with pytest.raises(InputError, match="has fewer than 150 bytes of held-out text"):
         measure(str(tmp_path / "short.txt"))
 
 
@@ -662,7 +679,8 @@ def test_the_law_knows_what_spelling_anew_gains(pace, width, vocabulary, passes,
     numbers |= {"per_token": 3.0, "unique": 1e6, "seen": passes * 1e6}
     first = {**numbers, "seen": 3e5}
     fall = law.usual(**{**first, "seen": 1e5}) / law.usual(**first)
-    trial = Trial(bits_per_byte=2.0, earlier=2.0 * fall**pace, numbers=first)
+    reached = np.full(4, 2.0)
+    trial = Trial(bits_per_byte=reached, earlier=reached * fall**pace, numbers=first)
     assert law.pace(trial) == pytest.approx(pace)
     plain, respelled = (law.bits_per_byte(trial, **numbers, scaled=0, respelled=each) for each in (0, 1))
     assert 1 - respelled / plain == pytest.approx(gain, abs=0.015)
@@ -674,7 +692,7 @@ def test_the_law_knows_what_dropout_gains(passes, gain):
     law = Law.load()
     numbers = {"blocks": 24 * 160**2, "table": 512 * 160, "context": 64, "batch": 1536}
     numbers |= {"per_token": 1.98, "unique": 1.8e5, "seen": passes * 1.8e5}
-    trial = Trial(bits_per_byte=2.0, earlier=2.4, numbers={**numbers, "seen": 3e5})
+    trial = Trial(bits_per_byte=np.full(4, 2.0), earlier=np.full(4, 2.4), numbers={**numbers, "seen": 3e5})
     plain, dropped = (law.bits_per_byte(trial, **numbers, respelled=1, dropout=each) for each in (0, 0.1))
     assert 1 - (dropped / plain) ** (1 / law.pace(trial)) == pytest.approx(gain, abs=0.025)
 
