@@ -38,7 +38,7 @@ from gpt.training.schedule import learning_rate_factor
 _SAMPLE = 1_000_000  # characters, in parts from all of the text
 _PART = 2_000  # characters: long ones would miss what is alike in neighbouring documents
 _SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768)
-_FEWEST_HELD_OUT = 150  # bytes
+_FEWEST_HELD_OUT = 100  # bytes
 BPE_DROPOUT = 0.05
 """Of a text that is read often."""
 _AROUND_TOKENIZING = 1.5  # reading, dividing, writing and checksums, beside tokenizing

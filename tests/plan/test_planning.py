@@ -211,7 +211,7 @@ def test_a_text_is_measured(tmp_path, monkeypatch):
     assert measure(str(tmp_path / "long.txt"), "gpt2:300").bytes_per_token.keys() == {300}
     assert measure(str(tmp_path / "long.txt"), None, 280).bytes_per_token.keys() == {280}
     (tmp_path / "short.txt").write_text("too short", "utf-8")
-    with pytest.raises(InputError, match="has fewer than 150 bytes of held-out text"):
+    with pytest.raises(InputError, match="has fewer than 100 bytes of held-out text"):
         measure(str(tmp_path / "short.txt"))
 
 
