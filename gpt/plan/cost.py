@@ -50,7 +50,7 @@ class Shape:
         return self.vocab_size * self.emb_dim
 
     def work(self) -> NDArray[Any]:
-        """How much of each kind of work a step has, (kinds, ...); the first four grow with its tokens."""
+        """How much of each kind of work a step has, (kinds, ...)."""
         n = self.tokens
         d = self.emb_dim
         layers = self.num_layers
@@ -101,10 +101,6 @@ class Cost:
     def step(self, shape: Shape) -> Any:
         """Seconds of a training step."""
         return np.tensordot(self.seconds, shape.work(), 1)
-
-    def validation(self, shape: Shape, tokens: Any) -> Any:
-        """Seconds to score so many tokens: a third of the work that grows with them."""
-        return np.tensordot(self.seconds[:4], shape.work()[:4], 1) / 3 * tokens / shape.tokens
 
 
 def probe(device: torch.device, precision: str) -> Cost:

@@ -73,7 +73,7 @@ class Law:
         ratio = self.usual(**numbers, overfit=overfit) / self.usual(**text.numbers)
         ratio *= 1 + self.respelling * self.pace(text) ** 2 * respelled + self.dropping * dropout
         quarters = zip(text.bits_per_byte, self.paces(text), strict=True)
-        return sum(bits * ratio**pace for bits, pace in quarters) / len(text.bits_per_byte)
+        return sum(bits * ratio**pace for bits, pace in quarters) / 4
 
     def pace(self, text: Trial) -> Any:
         """How fast all of a text is learned after its trial: 1 as fast as usual."""

@@ -31,6 +31,7 @@ PATIENCE = 3
 """Validations in a row, each worse than the one before, end a run for a time."""
 _BATCH_TOKENS = tuple(1536 << i for i in range(9))
 _LONGER = 0.01  # of the bits per byte: by so much must half of the steps be better to be taken
+_FORWARD = 0.3  # of a step's time is the forward pass
 _DROPPING = 1.3  # times as long takes a step with dropout, at most
 _FEWEST_WINDOWS = 6  # of a batch: fewer look at too few places of the text
 _FEWEST_STEPS = 50
@@ -138,9 +139,10 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
     """
     trial = text.trial
     shape, per_token, respelled, dropout = _candidates(text, given, cost.memory)
-    validation = cost.validation(shape, text.val_fraction * text.size / per_token)
+    step = cost.step(shape)
+    validation = _FORWARD * step * text.val_fraction * text.size / (per_token * shape.tokens)
     around = start + END_SECONDS + text.tokenizing + VALIDATIONS * validation
-    step = cost.step(shape) * _DROPPING ** (dropout > 0) + respelled * shape.tokens * text.respelling
+    step = step * _DROPPING ** (dropout > 0) + respelled * shape.tokens * text.respelling
     check_time(minutes, (around + _FEWEST_STEPS * step).min())
     in_time = (60 * minutes - around) / step
     # All of it, half, a quarter, (parts, candidates): more may only learn the text by heart. A run is

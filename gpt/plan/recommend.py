@@ -15,7 +15,6 @@ from gpt.data.shards import META
 from gpt.data.split import LEARNED_BYTES
 from gpt.errors import InputError
 from gpt.evaluation.evaluate import score_sample
-from gpt.pictures.plans import draw_plans
 from gpt.pictures.runs import short
 from gpt.plain import seconds_of
 from gpt.plan.cost import Cost, Shape, probe
@@ -74,7 +73,6 @@ def plan(arguments: list[str]) -> None:
         default="1,10,60,480",
         help="the times to plan for, from the start of gpt fit to its end",
     )
-    parser.add_argument("--picture", help="a .png or .svg of the bits per byte to expect in these times")
     parser.add_argument(
         "--model.init_from",
         help=f"weights to tune instead, as in gpt fit; {_USUAL} if it was downloaded before",
@@ -91,8 +89,6 @@ def plan(arguments: list[str]) -> None:
     plans: list[Plan] = []
     for line in table(times, planner(given), plans):
         print(line, flush=True)
-    if given["picture"]:
-        draw_plans([(plan.minutes, plan.bits_per_byte, plan.error) for plan in plans], given["picture"])
     named = given["model.init_from"]
     if named or cached(_USUAL):
         try:

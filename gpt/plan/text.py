@@ -75,32 +75,59 @@ class Text:
         return self.size * (1 - self.val_fraction)
 
 
-def measure(
+def measure(corpus: str, steps: int = 100, **reading: Any) -> Text:
+    """Read what a run would read of a corpus, of a large text a sample; InputError if it is too short.
+
+    Args:
+        corpus: as `TokenData` takes it.
+        steps: of the trial.
+        reading: further arguments of `_read`, as `TokenData` takes them, None for what is not given.
+    """
+    is_prepared = (Path(corpus) / META).is_file()
+    tokenizers, train, val, known = _prepared(corpus) if is_prepared else _read(corpus, **reading)
+    if not known["val_fraction"] or len(val.encode()) < _FEWEST_HELD_OUT:
+        raise InputError(
+            f"{corpus} has fewer than {_FEWEST_HELD_OUT} bytes of held-out text to predict: give more text, "
+            "prepare it with a larger --val_fraction, or leave --data.val_fraction out"
+        )
+    val = sample(val, _SCORED)
+    size = len(val.encode())
+    held_out = known["size"] * known["val_fraction"]
+    trial, error = try_out(train, val, known["size"] - held_out, steps)
+    middle = tokenizers[len(tokenizers) // 2]
+    return Text(
+        trial=trial,
+        error=error * math.sqrt(size / max(size, held_out)),
+        bytes_per_token={one.n_vocab: size / len(one.encode_array(val)) for one in tokenizers},
+        respelling=Respelling(BPE_DROPOUT, middle.tokens, 0).seconds(
+            middle.encode_array(train[: 20 * _PART])
+        ),
+        **known,
+    )
+
+
+_Parts = tuple[list[Tokenizer], str, str, dict[str, Any]]
+"""Vocabularies to choose from, text to train on and text that is held out, and what is known of them."""
+
+
+def _prepared(folder: str) -> _Parts:
+    """Of a folder of `gpt prepare`."""
+    prepared = Prepared(Path(folder))
+    sizes = [prepared.counts[split].bytes for split in SPLITS]
+    train, val = (prepared.tokenizer.decode(prepared.spread_ids(_SAMPLE // 4, split)) for split in SPLITS)
+    return [prepared.tokenizer], train, val, {"size": sum(sizes), "val_fraction": sizes[1] / sum(sizes)}
+
+
+def _read(
     corpus: str,
     vocabulary: str | None = None,
     vocab_size: int | None = None,
     val_fraction: float | None = None,
     most_bytes: int | None = None,
-    steps: int = 100,
-    **reading: str | None,
-) -> Text:
-    """Read what a run would read of a corpus, of a large text a sample; InputError if it is too short.
-
-    Args:
-        corpus, vocabulary, vocab_size, val_fraction, most_bytes: as `TokenData` takes them, None for what is
-            not given.
-        steps: of the trial.
-        reading: its `text_column`.
-    """
-    if (Path(corpus) / META).is_file():
-        prepared = Prepared(Path(corpus))
-        sizes = [prepared.counts[split].bytes for split in SPLITS]
-        train, val = (prepared.tokenizer.decode(prepared.spread_ids(_SAMPLE // 4, split)) for split in SPLITS)
-        size = sum(sizes)
-        return _describe(
-            corpus, [prepared.tokenizer], train, val, steps, size=size, val_fraction=sizes[1] / size
-        )
-    divided = Divided(find_corpus(corpus, **reading), val_fraction, most_bytes)
+    **options: Any,
+) -> _Parts:
+    """Of another corpus; `options` are those of `find_corpus`."""
+    divided = Divided(find_corpus(corpus, **options), val_fraction, most_bytes)
     pieces = list(divided.sample())
     train, val = (sample("".join(piece.text for piece in pieces if piece.split == split)) for split in SPLITS)
     wanted = find_vocabulary(vocabulary or "learn", vocab_size or _SIZES[-1])
@@ -112,44 +139,13 @@ def measure(
         sizes = [n for n in _SIZES if free and n <= learned.n_vocab] or [learned.n_vocab]
         tokenizers = [Tokenizer("own", table=learned.tokens[: n - 1]) for n in sizes]
     seconds = timeit.timeit(partial(tokenizers[0].encode_array, train), number=1)  # on one thread
-    return _describe(
-        corpus,
-        tokenizers,
-        train,
-        val,
-        steps,
-        size=divided.size,
-        val_fraction=divided.rule.share,
-        most_bytes=divided.drawn,
-        tokenizing=divided.size * seconds / len(train.encode()) / cores() * _AROUND_TOKENIZING,
-    )
-
-
-def _describe(
-    corpus: str, tokenizers: list[Tokenizer], train: str, val: str, steps: int, **known: Any
-) -> Text:
-    """The numbers of a text with what is `known`, and those of vocabularies to choose from."""
-    if not known["val_fraction"] or len(val.encode()) < _FEWEST_HELD_OUT:
-        raise InputError(
-            f"{corpus} has fewer than {_FEWEST_HELD_OUT} bytes of held-out text to predict: give more text, "
-            "prepare it with a larger --val_fraction, or leave --data.val_fraction out"
-        )
-    val = sample(val, _SCORED)
-    size = len(val.encode())
-    per_token = {one.n_vocab: size / len(one.encode_array(val)) for one in tokenizers}
-    held_out = known["size"] * known["val_fraction"]
-    trial, error = try_out(train, val, known["size"] - held_out, steps)
-    error *= math.sqrt(size / max(size, held_out))
-    middle = tokenizers[len(tokenizers) // 2]
-    return Text(
-        trial=trial,
-        error=error,
-        bytes_per_token=per_token,
-        respelling=Respelling(BPE_DROPOUT, middle.tokens, 0).seconds(
-            middle.encode_array(train[: 20 * _PART])
-        ),
-        **known,
-    )
+    known = {
+        "size": divided.size,
+        "val_fraction": divided.rule.share,
+        "most_bytes": divided.drawn,
+        "tokenizing": divided.size * seconds / len(train.encode()) / cores() * _AROUND_TOKENIZING,
+    }
+    return tokenizers, train, val, known
 
 
 def sample(text: str, most: int = _SAMPLE) -> str:

@@ -208,8 +208,8 @@ def test_a_text_is_measured(tmp_path, monkeypatch):
     assert (np.diff(text.trial.bits_per_byte) > 0).all()  # from the easiest quarter to the hardest
     assert 64 * 512 < text.trial.numbers["table"] < 64 * text.train_bytes / 300
     monkeypatch.setattr("gpt.plan.text.try_out", lambda *_: (text.trial, text.error))
-    assert measure(str(tmp_path / "long.txt"), "gpt2:300").bytes_per_token.keys() == {300}
-    assert measure(str(tmp_path / "long.txt"), None, 280).bytes_per_token.keys() == {280}
+    assert measure(str(tmp_path / "long.txt"), vocabulary="gpt2:300").bytes_per_token.keys() == {300}
+    assert measure(str(tmp_path / "long.txt"), vocab_size=280).bytes_per_token.keys() == {280}
     (tmp_path / "short.txt").write_text("too short", "utf-8")
     with pytest.raises(InputError, match="has fewer than 100 bytes of held-out text"):
         measure(str(tmp_path / "short.txt"))
@@ -359,8 +359,7 @@ def test_a_plan_resumes_nothing(hurry, capsys):
 
 
 def test_a_table_for_several_times(hurry, capsys):
-    assert main(["plan", "text.txt", "--minutes", "10,1", "--picture", "plan.png"]) == 0
-    assert Path("plan.png").stat().st_size > 1000
+    assert main(["plan", "text.txt", "--minutes", "10,1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("minutes  width x layers")
     assert [line.split()[0] for line in lines[1:3]] == ["1", "10"]
