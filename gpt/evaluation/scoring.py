@@ -55,9 +55,8 @@ def quarters(nats: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[np.
     order = np.argsort(nats.sum(axis=0) / np.maximum(sizes, 1))
     ends = np.cumsum(sizes[order])
     edges = np.linspace(0, ends[-1], 5)
-    sums = [np.interp(edges, [0, *ends], [0, *np.cumsum(one[order])]) for one in nats]  # (M, 5)
-    found: NDArray[np.float64] = np.diff(sums) / edges[1] / math.log(2)
-    return found
+    sums = np.stack([np.interp(edges, [0, *ends], [0, *np.cumsum(one[order])]) for one in nats])  # (M, 5)
+    return np.diff(sums) / edges[1] / math.log(2)
 
 
 def score_windows(

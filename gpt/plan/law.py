@@ -28,7 +28,8 @@ class Trial:
     """
 
     bits_per_byte: Any
-    earlier: Any  # bits per byte of the same after a third of the steps
+    earlier: Any  # bits per byte of the same after `earlier_seen` bytes
+    earlier_seen: Any
     numbers: Mapping[str, Any]  # the arguments of `Law.usual`, numbers or (texts,)
 
 
@@ -59,7 +60,6 @@ class Law:
     lr_power: float  # of the thousands of steps
     lr_batch: float  # tokens of an update: with more the rate grows by the root of their number
     rest_lr: float  # times that rate: the peak of the other weights
-    weight_decay: float
     measured: dict[str, tuple[float, float]]  # the least and the most of each number that was measured
 
     def bits_per_byte(
@@ -81,8 +81,8 @@ class Law:
 
     def paces(self, text: Trial) -> Any:
         """How fast each quarter was learned in the trial: 1 as fast as usual, at least a twentieth of it."""
-        third = self.usual(**{**text.numbers, "seen": text.numbers["seen"] / 3})
-        usual = np.log(third / self.usual(**text.numbers))
+        earlier = self.usual(**{**text.numbers, "seen": text.earlier_seen})
+        usual = np.log(earlier / self.usual(**text.numbers))
         return np.maximum(np.log(text.earlier / text.bits_per_byte) / usual, _SLOWEST)
 
     def usual(

@@ -31,7 +31,6 @@ PATIENCE = 3
 """Validations in a row, each worse than the one before, end a run for a time."""
 _BATCH_TOKENS = tuple(1536 << i for i in range(9))
 _LONGER = 0.01  # of the bits per byte: by so much must half of the steps be better to be taken
-_FORWARD = 0.3  # of a step's time is the forward pass
 _DROPPING = 1.3  # times as long takes a step with dropout, at most
 _FEWEST_WINDOWS = 6  # of a batch: fewer look at too few places of the text
 _FEWEST_STEPS = 50
@@ -108,22 +107,27 @@ class Plan:
             "bpe_dropout": self.bpe_dropout,
             "most_bytes": self.text.most_bytes,
         }
-        every = math.ceil(self.steps / VALIDATIONS)
         lr, rest_lr = law.learning_rates(self.steps, self.shape.emb_dim, self.shape.tokens)
-        optimizer = {
-            "lr": lr,
-            "rest_lr": rest_lr,
-            "warmup_steps": min(50, self.steps // 10),
-            "weight_decay": law.weight_decay,
-            "embedding_weight_decay": 0.2,
-        }
         return {
             "run": "planned",
             "early_stopping": PATIENCE,
             "temperature_scaling": True,
-            "model": {"config": config, "optimizer": optimizer},
+            "model": {
+                "config": config,
+                "optimizer": {
+                    "lr": lr,
+                    "rest_lr": rest_lr,
+                    "warmup_steps": min(50, self.steps // 10),
+                    "weight_decay": 0.4,
+                    "embedding_weight_decay": 0.2,
+                },
+            },
             "data": data,
-            "trainer": {"max_steps": self.steps, "val_check_interval": every, "devices": 1},
+            "trainer": {
+                "max_steps": self.steps,
+                "val_check_interval": math.ceil(self.steps / VALIDATIONS),
+                "devices": 1,
+            },
         }
 
 
@@ -140,7 +144,7 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
     trial = text.trial
     shape, per_token, respelled, dropout = _candidates(text, given, cost.memory)
     step = cost.step(shape)
-    validation = _FORWARD * step * text.val_fraction * text.size / (per_token * shape.tokens)
+    validation = step / 3 * text.val_fraction * text.size / (per_token * shape.tokens)
     around = start + END_SECONDS + text.tokenizing + VALIDATIONS * validation
     step = step * _DROPPING ** (dropout > 0) + respelled * shape.tokens * text.respelling
     check_time(minutes, (around + _FEWEST_STEPS * step).min())

@@ -35,7 +35,7 @@ from gpt.training.device import default_precision
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.schedule import learning_rate_factor
 
-_SAMPLE = 1_000_000  # characters, in parts from all of the text
+_SAMPLE = 1 << 20  # characters, in parts from all of the text
 _PART = 2_000  # characters: long ones would miss what is alike in neighbouring documents
 _SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 _FEWEST_HELD_OUT = 100  # bytes
@@ -44,6 +44,8 @@ BPE_DROPOUT = 0.05
 _AROUND_TOKENIZING = 1.5  # reading, dividing, writing and checksums, beside tokenizing
 # The trial.
 _FEWEST_STEPS = 20
+EARLY = 33
+"""Steps, at most a third of all: from there to the end its pace is seen."""
 _WIDTH = 64  # of its one layer
 _CONTEXT = 64
 _BATCH = 1536  # tokens
@@ -170,25 +172,33 @@ def try_out(train: str, val: str, size: float, steps: int) -> tuple[Trial, float
     inputs = padded[:-1].clamp(min=0).view(-1, _CONTEXT)  # (N, T)
     targets = padded[1:].view(-1, _CONTEXT)
     sizes = target_bytes(targets, tokenizer.byte_lengths())
-    models = [_trained(tokenizer.n_vocab, known, made) for made in (steps // 3, steps)]
-    nats = np.stack([score(model, inputs, targets).sum(dim=1).numpy() for model in models])  # (2, N)
+    early = min(EARLY, steps // 3)
+    models = (_trained(tokenizer.n_vocab, known, made) for made in (early, steps))
+    nats = np.stack([score(model, inputs, targets).sum(dim=1) for model in models])  # (2, N)
     bits, error = bits_per_byte(nats[1], sizes)
     earlier, reached = quarters(nats, sizes)
     per_token = len(val.encode()) / len(new)
-    numbers = {
-        **SAME,
-        "table": tokenizer.n_vocab * _WIDTH,
-        "seen": steps * _BATCH * per_token,
-        "unique": len(train.encode()),
-        "per_token": per_token,
-    }
-    return Trial(bits_per_byte=reached, earlier=earlier, numbers=numbers), error / bits
+    seen = _BATCH * per_token  # in a step
+    trial = Trial(
+        bits_per_byte=reached,
+        earlier=earlier,
+        earlier_seen=early * seen,
+        numbers={
+            **SAME,
+            "table": tokenizer.n_vocab * _WIDTH,
+            "seen": steps * seen,
+            "unique": len(train.encode()),
+            "per_token": per_token,
+        },
+    )
+    return trial, error / bits
 
 
 def _trained(vocab_size: int, known: Tensor, steps: int) -> GPT:
     """The model of a trial after so many steps on the ids `known`."""
-    T = _CONTEXT
-    config = GPTConfig(vocab_size=vocab_size, context_length=T, emb_dim=_WIDTH, num_heads=2, num_layers=1)
+    config = GPTConfig(
+        vocab_size=vocab_size, context_length=_CONTEXT, emb_dim=_WIDTH, num_heads=2, num_layers=1
+    )
     torch.manual_seed(0)
     model = GPT(config)
     precision = default_precision("cpu")
@@ -196,8 +206,8 @@ def _trained(vocab_size: int, known: Tensor, steps: int) -> GPT:
     schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps, steps // 10, "linear"))
     places = torch.Generator().manual_seed(0)
     for _ in range(steps):
-        starts = torch.randint(len(known) - T, (_BATCH // T, 1), generator=places)
-        windows = known[starts + torch.arange(T + 1)]  # (windows, T + 1)
+        starts = torch.randint(len(known) - _CONTEXT, (_BATCH // _CONTEXT, 1), generator=places)
+        windows = known[starts + torch.arange(_CONTEXT + 1)]  # (windows, T + 1)
         train_step(model, optimizer, windows[:, :-1], windows[:, 1:], precision)
         schedule.step()
     return model

@@ -7,6 +7,7 @@ weights keep single cells from deciding (Hoffmann et al. 2022, section 3.3).
 
 import csv
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from matplotlib.figure import Figure
 
 from gpt.files import atomic_write, write_json
 from gpt.plan.law import STEADY, Law, Trial
-from gpt.plan.text import SAME
+from gpt.plan.text import EARLY, SAME
 
 ROOT, TABLE = Path(__file__).parents[2], Path(__file__).with_name("sweep.csv")
 # Where the search begins, and the width of a weak prior on the logarithm of each constant.
@@ -36,7 +37,7 @@ RUN_ERROR = 0.015
 ERRORS = {"sweep": 0.025, "gpu": 0.03, "regularised": 0.0075}
 HUBER = 1.5  # standard errors
 MOST_PASSES = 14  # cells without temperature scaling that read a text more often have learned it by heart
-MOST_FALL = 1.6  # of a trial, from a third of its steps to its end: what falls faster has a star
+MOST_FALL = 0.43  # of a trial, as a power of its steps: what falls faster has a star
 FAMILIES = {  # extracts, translations
     **{"shake200": "shakespeare", "docs200": "python-docs", "code200": "python-stdlib"},
     **{"anarchism100": "anarchism", "reference-de": "reference", "reference-es": "reference"},
@@ -50,7 +51,6 @@ RECIPE = {
     "lr_power": -0.25,
     "lr_batch": 4096.0,
     "rest_lr": 1.5,
-    "weight_decay": USUAL[1],
 }  # docs/planning.md
 FITTED = "sweep.csv", "by_hand.csv", "planned.csv", "earlier.csv", "gpu.csv", "regularised.csv"
 REPEATED = ("kernel", "pgdocs", "nodedocs")  # their files repeat one another, which no trial sees
@@ -80,6 +80,8 @@ def read() -> list[dict[str, Any]]:
                     numbers["group"] = f"{table.stem} {row['text']}" if alone else ""
                     rows.append(numbers)
     for row in rows:
+        early = EARLY * SAME["batch"] * row["trial_per_token"]
+        row["trial_earlier_seen"] = min(early, row["trial_seen"] / 3)
         width = row["emb_dim"]
         layers = row["num_layers"]
         context = row["context_length"]
@@ -92,12 +94,14 @@ def read() -> list[dict[str, Any]]:
         row.setdefault("scaled", float(row["source"] == "regularised"))
         row.setdefault("dropout", 0.0)
         row["seen"] = row["steps"] * row["batch_tokens"] * row["per_token"]
-    rows = [
-        row
-        for row in rows
-        if np.mean(row["trial_earlier"]) <= MOST_FALL * np.mean(row["trial_bits_per_byte"])
-    ]
+    rows = [row for row in rows if fall(row) <= MOST_FALL]
     return [row for row in rows if row["scaled"] or row["seen"] <= MOST_PASSES * row["unique"]]
+
+
+def fall(row: dict[str, Any]) -> float:
+    """How fast the bits of a row's trial fell, as a power of its steps."""
+    bits = np.mean(row["trial_earlier"]) / np.mean(row["trial_bits_per_byte"])
+    return math.log(bits) / math.log(row["trial_seen"] / row["trial_earlier_seen"])
 
 
 NUMBERS = ("blocks", "table", "context", "seen", "unique", "batch", "per_token")
@@ -130,7 +134,8 @@ def trials(rows: list[dict[str, Any]]) -> Trial:
         np.stack([np.broadcast_to(row[f"trial_{name}"], 4) for row in rows], axis=1)
         for name in ("bits_per_byte", "earlier")
     )
-    return Trial(bits_per_byte=bits, earlier=earlier, numbers=numbers)
+    seen = np.array([row["trial_earlier_seen"] for row in rows])
+    return Trial(bits_per_byte=bits, earlier=earlier, earlier_seen=seen, numbers=numbers)
 
 
 def errors_of(logs: np.ndarray, rows: list[dict[str, Any]]) -> np.ndarray:

@@ -54,7 +54,12 @@ def text_of(size: int) -> Text:
     numbers |= {"blocks": 49152, "context": 64, "batch": 1536, "seen": min(350_000, 4 * size)}
     law = Law.load()
     earlier = 2.5 * law.usual(**{**numbers, "seen": numbers["seen"] / 3}) / law.usual(**numbers)
-    trial = Trial(bits_per_byte=np.full(4, 2.5), earlier=np.full(4, earlier), numbers=numbers)
+    trial = Trial(
+        bits_per_byte=np.full(4, 2.5),
+        earlier=np.full(4, earlier),
+        earlier_seen=numbers["seen"] / 3,
+        numbers=numbers,
+    )
     return Text(size=size, val_fraction=min(0.1, 1e5 / size), trial=trial, bytes_per_token=kept)
 
 
@@ -163,7 +168,7 @@ def test_each_quarter_of_a_text_falls_at_its_own_pace():
     usual = text_of(2_000_000).trial
     fall = usual.earlier[0] / usual.bits_per_byte[0]
     bits, paces = np.array([1.0, 1.0, 2.0, 6.0]), np.array([2.0, 2.0, 1.0, 0.1])
-    mixed = Trial(bits_per_byte=bits, earlier=bits * fall**paces, numbers=usual.numbers)
+    mixed = replace(usual, bits_per_byte=bits, earlier=bits * fall**paces)
     numbers = {**usual.numbers, "seen": 3e7, "unique": 3e7}
     ratio = law.usual(**numbers, overfit=0) / law.usual(**usual.numbers)
     assert law.paces(mixed) == pytest.approx(paces)
@@ -679,7 +684,7 @@ def test_the_law_knows_what_spelling_anew_gains(pace, width, vocabulary, passes,
     first = {**numbers, "seen": 3e5}
     fall = law.usual(**{**first, "seen": 1e5}) / law.usual(**first)
     reached = np.full(4, 2.0)
-    trial = Trial(bits_per_byte=reached, earlier=reached * fall**pace, numbers=first)
+    trial = Trial(bits_per_byte=reached, earlier=reached * fall**pace, earlier_seen=1e5, numbers=first)
     assert law.pace(trial) == pytest.approx(pace)
     plain, respelled = (law.bits_per_byte(trial, **numbers, scaled=0, respelled=each) for each in (0, 1))
     assert 1 - respelled / plain == pytest.approx(gain, abs=0.015)
@@ -691,7 +696,9 @@ def test_the_law_knows_what_dropout_gains(passes, gain):
     law = Law.load()
     numbers = {"blocks": 24 * 160**2, "table": 512 * 160, "context": 64, "batch": 1536}
     numbers |= {"per_token": 1.98, "unique": 1.8e5, "seen": passes * 1.8e5}
-    trial = Trial(bits_per_byte=np.full(4, 2.0), earlier=np.full(4, 2.4), numbers={**numbers, "seen": 3e5})
+    reached, earlier = np.full(4, 2.0), np.full(4, 2.4)
+    first = {**numbers, "seen": 3e5}
+    trial = Trial(bits_per_byte=reached, earlier=earlier, earlier_seen=1e5, numbers=first)
     plain, dropped = (law.bits_per_byte(trial, **numbers, respelled=1, dropout=each) for each in (0, 0.1))
     assert 1 - (dropped / plain) ** (1 / law.pace(trial)) == pytest.approx(gain, abs=0.025)
 
