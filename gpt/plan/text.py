@@ -44,8 +44,7 @@ BPE_DROPOUT = 0.05
 _AROUND_TOKENIZING = 1.5  # reading, dividing, writing and checksums, beside tokenizing
 # The trial.
 _FEWEST_STEPS = 20
-EARLY = 33
-"""Steps, at most a third of all: from there to the end its pace is seen."""
+_EARLY = 33  # steps, at most a third of all: from there to the end its pace is seen
 _WIDTH = 64  # of its one layer
 _CONTEXT = 64
 _BATCH = 1536  # tokens
@@ -172,7 +171,7 @@ def try_out(train: str, val: str, size: float, steps: int) -> tuple[Trial, float
     inputs = padded[:-1].clamp(min=0).view(-1, _CONTEXT)  # (N, T)
     targets = padded[1:].view(-1, _CONTEXT)
     sizes = target_bytes(targets, tokenizer.byte_lengths())
-    early = min(EARLY, steps // 3)
+    early = min(_EARLY, steps // 3)
     models = (_trained(tokenizer.n_vocab, known, made) for made in (early, steps))
     nats = np.stack([score(model, inputs, targets).sum(dim=1) for model in models])  # (2, N)
     bits, error = bits_per_byte(nats[1], sizes)

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from gpt.files import atomic_write, write_json
 from gpt.plan.law import STEADY, Law, Trial
-from gpt.plan.text import EARLY, SAME
+from gpt.plan.text import SAME
 
 ROOT, TABLE = Path(__file__).parents[2], Path(__file__).with_name("sweep.csv")
 # Where the search begins, and the width of a weak prior on the logarithm of each constant.
@@ -54,6 +54,7 @@ RECIPE = {
 }  # docs/planning.md
 FITTED = "sweep.csv", "by_hand.csv", "planned.csv", "earlier.csv", "gpu.csv", "regularised.csv"
 REPEATED = ("kernel", "pgdocs", "nodedocs")  # their files repeat one another, which no trial sees
+QUARTERS = ("trial_bits_per_byte", "trial_earlier")  # columns with a number for each
 DIFFERENCES = ("earlier", "regularised")  # tables of which only the differences within a text count
 
 
@@ -80,8 +81,8 @@ def read() -> list[dict[str, Any]]:
                     numbers["group"] = f"{table.stem} {row['text']}" if alone else ""
                     rows.append(numbers)
     for row in rows:
-        early = EARLY * SAME["batch"] * row["trial_per_token"]
-        row["trial_earlier_seen"] = min(early, row["trial_seen"] / 3)
+        for name in QUARTERS:  # of an older trial one number for all
+            row[name] = np.broadcast_to(row[name], 4)
         width = row["emb_dim"]
         layers = row["num_layers"]
         context = row["context_length"]
@@ -130,10 +131,7 @@ def trials(rows: list[dict[str, Any]]) -> Trial:
     names = ("table", "seen", "unique", "per_token")
     numbers = {name: np.array([row[f"trial_{name}"] for row in rows]) for name in names}
     numbers |= SAME
-    bits, earlier = (  # (4, rows); of an older trial one number for all quarters
-        np.stack([np.broadcast_to(row[f"trial_{name}"], 4) for row in rows], axis=1)
-        for name in ("bits_per_byte", "earlier")
-    )
+    bits, earlier = (np.array([row[name] for row in rows]).T for name in QUARTERS)  # (4, rows)
     seen = np.array([row["trial_earlier_seen"] for row in rows])
     return Trial(bits_per_byte=bits, earlier=earlier, earlier_seen=seen, numbers=numbers)
 

@@ -37,7 +37,7 @@ from gpt.training.schedule import learning_rate_factor
 
 TABLE = Path(__file__).with_name("sweep.csv")
 HELD_OUT = 100_000  # bytes, the same for all cells of a kind
-TRIAL = ("bits_per_byte", "earlier", "table", "seen", "unique", "per_token")
+TRIAL = ("bits_per_byte", "earlier", "earlier_seen", "table", "seen", "unique", "per_token")
 RESULTS = ("parameters", "train_bytes", "bytes_per_token", "held_out_bytes_per_token", "passes")
 RESULTS += (*(f"trial_{name}" for name in TRIAL), "bits_per_byte")
 
@@ -144,7 +144,7 @@ def _short_texts(texts: tuple[str, ...]) -> Iterator[Cell]:
             )
 
 
-def measure(cell: Cell, corpus: Path, held_out: Path) -> dict[str, float]:
+def measure(cell: Cell, corpus: Path, held_out: Path) -> dict[str, Any]:
     """Train as `gpt fit` does, without its Trainer, and score the held-out text."""
     torch.manual_seed(1337)
     data = TokenData(
@@ -210,7 +210,7 @@ def measure(cell: Cell, corpus: Path, held_out: Path) -> dict[str, float]:
 
 def columns(trial: Trial) -> dict[str, Any]:
     """What the tables of the law keep of a trial; of its quarters four numbers in a cell."""
-    found = {"bits_per_byte": trial.bits_per_byte, "earlier": trial.earlier, **trial.numbers}
+    found = {**vars(trial), **trial.numbers}
     for name in ("bits_per_byte", "earlier"):
         found[name] = " ".join(f"{value:.6g}" for value in found[name])
     return {f"trial_{name}": found[name] for name in TRIAL}
