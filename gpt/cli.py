@@ -15,6 +15,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 from gpt.errors import InputError
+from gpt.plain import with_first
 
 # Each command's MODULE:FUNCTION within this package, its purpose, and an example of its arguments. The
 # function's typed arguments are the options, its docstring their help; `OWN_PARSERS` parse their own.
@@ -110,9 +111,8 @@ def run(name: str, arguments: list[str]) -> None:
 def _spell_out(arguments: list[str], function: Callable[..., object]) -> list[str]:
     """Let `--flag` alone mean `--flag true`, and words before the options be the first parameter's."""
     parameters = list(inspect.signature(function).parameters.values())
-    is_optional = parameters[0].default is not inspect.Parameter.empty
-    if is_optional and arguments and not arguments[0].startswith("-"):  # the checkpoint
-        arguments = [f"--{parameters[0].name}", *arguments]
+    if parameters[0].default is not inspect.Parameter.empty:  # the checkpoint
+        arguments = with_first(arguments, parameters[0].name)
     if parameters[0].annotation == list[str]:
         words = list(takewhile(lambda argument: not argument.startswith("-"), arguments))
         if words:

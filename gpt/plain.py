@@ -80,6 +80,12 @@ def seconds_of(name: str, text: str, unit: int = 60) -> float:
         raise InputError(f"--{name} {shown(text)}: expected a time, such as 90s, 10m or 8h") from None
 
 
+def with_first(arguments: list[str], option: str) -> list[str]:
+    """The words of a command line, where a value before the options belongs to one of them."""
+    is_named = not arguments or arguments[0].startswith("-")
+    return arguments if is_named else [f"--{option}", *arguments]
+
+
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):

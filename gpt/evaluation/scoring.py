@@ -59,6 +59,13 @@ def quarters(nats: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[np.
     return np.diff(sums) / edges[1] / math.log(2)
 
 
+def repeated(nats: Tensor, tokens: Tensor, targets: Tensor) -> float:
+    """The share of the nats, (B, T), of tokens that follow the same token earlier in their window too."""
+    pairs = torch.stack([tokens, targets], dim=2)  # (B, T, 2)
+    same = (pairs[:, :, None] == pairs[:, None]).all(dim=3)  # (B, T, T)
+    return float(nats[same.tril(-1).any(dim=2)].sum() / nats.sum())
+
+
 def score_windows(
     model: GPT, prepared: Prepared, split: str, most: int = sys.maxsize
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:

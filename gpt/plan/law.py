@@ -30,6 +30,7 @@ class Trial:
     bits_per_byte: Any
     earlier: Any  # bits per byte of the same after `earlier_seen` bytes
     earlier_seen: Any
+    repeated: Any  # the share of its bits at pairs of tokens that stand in the same window before
     numbers: Mapping[str, Any]  # the arguments of `Law.usual`, numbers or (texts,)
 
 
@@ -45,6 +46,7 @@ class Law:
     bytes_power: float
     context: float  # of the bytes in a window
     context_power: float
+    copying: float  # of the pace, for each such bit and each e-th by which others fall: models learn it late
     passes: float  # after about so many passes more of them teach nothing
     batch: float  # batch size in tokens that halves a token's value after a million bytes
     window: float  # window length in tokens that halves a token's value: neighbours tell less than other text
@@ -56,10 +58,6 @@ class Law:
     dropping: float  # ten times the share that dropout of 0.1 costs
     scaled: float  # so many times as much is lost by heart after temperature scaling, as a planned run has it
     error: float  # of a prediction for another kind of text than it was fitted to, a share, at a pace of 1
-    lr: float  # the peak learning rate of the blocks' matrices at width 128 in a run of a thousand steps
-    lr_power: float  # of the thousands of steps
-    lr_batch: float  # tokens of an update: with more the rate grows by the root of their number
-    rest_lr: float  # times that rate: the peak of the other weights
     measured: dict[str, tuple[float, float]]  # the least and the most of each number that was measured
 
     def bits_per_byte(
@@ -72,8 +70,9 @@ class Law:
         overfit = self.scaled**scaled * self.respelled**respelled * self.dropped ** (10 * dropout)
         ratio = self.usual(**numbers, overfit=overfit) / self.usual(**text.numbers)
         ratio *= 1 + self.respelling * self.pace(text) ** 2 * respelled + self.dropping * dropout
+        later = self.copying * text.repeated * np.maximum(-np.log(ratio), 0)
         quarters = zip(text.bits_per_byte, self.paces(text), strict=True)
-        return sum(bits * ratio**pace for bits, pace in quarters) / 4
+        return sum(bits * ratio ** (pace + later) for bits, pace in quarters) / 4
 
     def pace(self, text: Trial) -> Any:
         """How fast all of a text is learned after its trial: 1 as fast as usual."""
@@ -122,12 +121,6 @@ class Law:
             + self.overfit * by_heart
         )
 
-    def learning_rates(self, steps: int, width: int, batch: int) -> tuple[float, float]:
-        """The peak learning rates of the blocks' matrices and of the other weights."""
-        rate = self.lr * (steps / 1000) ** self.lr_power
-        rate *= (128 / width * max(1, batch / self.lr_batch)) ** 0.5
-        return round(rate, 6), round(self.rest_lr * rate, 6)
-
     def outside(self, **numbers: Any) -> Any:
         """Whether a number, by its name in `bits_per_byte`, lies outside the range that was measured."""
         return sum(number != np.clip(number, *self.measured[name]) for name, number in numbers.items()) > 0
@@ -136,3 +129,9 @@ class Law:
     def load(cls) -> "Law":
         """The law that comes with this package."""
         return cls(**json.loads(files("gpt").joinpath("assets", "law.json").read_text(encoding="utf-8")))
+
+
+def learning_rates(steps: int, width: int, batch: int) -> tuple[float, float]:
+    """The peak learning rates of the blocks' matrices and of the other weights; `batch` in tokens."""
+    rate = 0.009 * (steps / 1000) ** -0.25 * (128 / width * max(1, batch / 4096)) ** 0.5
+    return round(rate, 6), round(1.5 * rate, 6)

@@ -9,14 +9,14 @@ import numpy as np
 
 from gpt.errors import InputError
 from gpt.plan.cost import Cost, Shape
-from gpt.plan.law import STEADY, Law
+from gpt.plan.law import STEADY, Law, learning_rates
 from gpt.plan.text import BPE_DROPOUT, Text
 
 _DROPOUT = "model.config.dropout"
 CHOICES: dict[str, tuple[float, ...]] = {
-    "model.config.context_length": (64, 128, 256, 512, 1024),
+    "model.config.context_length": (64, 128, 256, 512),
     "model.config.emb_dim": (32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024),
-    "model.config.num_layers": (1, 2, 3, 4, 6, 8, 12, 16, 24),
+    "model.config.num_layers": (1, 2, 3, 4, 6, 8, 12),
     _DROPOUT: (0.0, 0.1, 0.2),
 }
 """What a plan chooses from, besides the vocabulary and the batch; options given by hand take their place."""
@@ -29,7 +29,7 @@ VALIDATIONS = 5
 """Of all steps: points enough to see whether the curve still falls."""
 PATIENCE = 3
 """Validations in a row, each worse than the one before, end a run for a time."""
-_BATCH_TOKENS = tuple(1536 << i for i in range(9))
+_BATCH_TOKENS = 1536 << np.arange(9)
 _LONGER = 0.01  # of the bits per byte: by so much must half of the steps be better to be taken
 _DROPPING = 1.3  # times as long takes a step with dropout, at most
 _FEWEST_WINDOWS = 6  # of a batch: fewer look at too few places of the text
@@ -92,7 +92,7 @@ class Plan:
             "reached": {"seconds": seconds, "tokens": summary["tokens"], "bits_per_byte": best},
         }
 
-    def options(self, law: Law) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
         """The run as options of `gpt fit`."""
         config = {
             **asdict(self.shape),
@@ -107,7 +107,7 @@ class Plan:
             "bpe_dropout": self.bpe_dropout,
             "most_bytes": self.text.most_bytes,
         }
-        lr, rest_lr = law.learning_rates(self.steps, self.shape.emb_dim, self.shape.tokens)
+        lr, rest_lr = learning_rates(self.steps, self.shape.emb_dim, self.shape.tokens)
         return {
             "run": "planned",
             "early_stopping": PATIENCE,

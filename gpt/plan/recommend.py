@@ -16,7 +16,7 @@ from gpt.data.split import LEARNED_BYTES
 from gpt.errors import InputError
 from gpt.evaluation.evaluate import score_sample
 from gpt.pictures.runs import short
-from gpt.plain import seconds_of
+from gpt.plain import seconds_of, with_first
 from gpt.plan.cost import Cost, Shape, probe
 from gpt.plan.law import Law
 from gpt.plan.plan import GIVEN, SHARES, Plan, check_time, choose
@@ -81,10 +81,7 @@ def plan(arguments: list[str]) -> None:
         kind: type = float if name in SHARES else int if name in (*GIVEN, "data.most_bytes") else str
         parser.add_argument(f"--{name}", type=kind, help="as in gpt fit: the rest is planned around it")
     parser.set_defaults({"data.corpus": "python-docs"})
-    words = arguments[1:]
-    if words and not words[0].startswith("-"):  # a text before the options
-        words = ["--data.corpus", *words]
-    given = vars(parser.parse_args(words).as_flat())
+    given = vars(parser.parse_args(with_first(arguments[1:], "data.corpus")).as_flat())
     times = sorted({seconds_of("minutes", part) / 60 for part in given["minutes"].split(",")})
     plans: list[Plan] = []
     for line in table(times, planner(given), plans):

@@ -24,7 +24,7 @@ from gpt.data.shards import META, Prepared
 from gpt.data.split import SPLITS, Divided
 from gpt.data.windows import IGNORE_INDEX
 from gpt.errors import InputError
-from gpt.evaluation.scoring import bits_per_byte, quarters, score, target_bytes
+from gpt.evaluation.scoring import bits_per_byte, quarters, repeated, score, target_bytes
 from gpt.model import GPT
 from gpt.plan.cost import train_step
 from gpt.plan.law import Trial
@@ -65,8 +65,8 @@ class Text:
     val_fraction: float  # is held out
     trial: Trial  # what a short training on it has reached
     bytes_per_token: Mapping[int, float]  # of held-out text, by the sizes of the vocabularies to choose from
-    error: float = 0.0  # of bits per byte on what is held out, its standard error as a share of them
-    respelling: float = 0.0  # seconds of BPE-dropout for a token of a batch
+    error: float  # of bits per byte on what is held out, its standard error as a share of them
+    respelling: float  # seconds of BPE-dropout for a token of a batch
     tokenizing: float = 0.0  # seconds, 0 for a text that is tokenized and divided already
     most_bytes: int | None = None  # of a longer text are read
 
@@ -173,7 +173,8 @@ def try_out(train: str, val: str, size: float, steps: int) -> tuple[Trial, float
     sizes = target_bytes(targets, tokenizer.byte_lengths())
     early = min(_EARLY, steps // 3)
     models = (_trained(tokenizer.n_vocab, known, made) for made in (early, steps))
-    nats = np.stack([score(model, inputs, targets).sum(dim=1) for model in models])  # (2, N)
+    scores = [score(model, inputs, targets) for model in models]  # (N, T) each
+    nats = np.stack([one.sum(dim=1) for one in scores])  # (2, N)
     bits, error = bits_per_byte(nats[1], sizes)
     earlier, reached = quarters(nats, sizes)
     per_token = len(val.encode()) / len(new)
@@ -182,6 +183,7 @@ def try_out(train: str, val: str, size: float, steps: int) -> tuple[Trial, float
         bits_per_byte=reached,
         earlier=earlier,
         earlier_seen=early * seen,
+        repeated=repeated(scores[1], inputs, targets),
         numbers={
             **SAME,
             "table": tokenizer.n_vocab * _WIDTH,

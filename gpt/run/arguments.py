@@ -20,7 +20,7 @@ from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Na
 
 from gpt.errors import InputError
 from gpt.files import shipped
-from gpt.plain import parse_yaml, shown
+from gpt.plain import parse_yaml, shown, with_first
 from gpt.run.options import OPTIONS, Options
 
 Values = dict[str, Any]  # by the dotted names of options
@@ -41,9 +41,7 @@ def scan(arguments: list[str], command: str) -> tuple[Values, Values]:
 
     An InputError for an unknown one, or a value of another type.
     """
-    if arguments and not arguments[0].startswith("-"):
-        arguments = [f"--{_COMMANDS[command][0]}={arguments[0]}", *arguments[1:]]
-    own = _parsed(_parser(command).parse_args, arguments)
+    own = _parsed(_parser(command).parse_args, with_first(arguments, _COMMANDS[command][0]))
     files = Values()
     for config in own.get("config", []):
         files |= typed(_read_config(config))

@@ -10,7 +10,6 @@ from gpt.errors import InputError
 from gpt.files import shipped
 from gpt.plain import as_dict, seconds_of, shown
 from gpt.plan.cost import Shape
-from gpt.plan.law import Law
 from gpt.plan.plan import PATIENCE, VALIDATIONS, Plan
 from gpt.plan.recommend import BYTES_PER_TOKEN, TUNED_CONTEXT, most_bytes, planner, time_machine
 from gpt.progress import notice, report
@@ -87,7 +86,7 @@ def start(command: str, arguments: list[str]) -> Start:
     if minutes is not None and weights is None:
         plan = planner(asked)(minutes)
         report(str(plan))
-        given = {**typed(plan.options(Law.load())), **given}
+        given = {**typed(plan.options()), **given}
     elif "config" not in own:
         tuning = "lora" if "model.lora.rank" in asked else "finetune"
         given = {**recipe(tuning if weights else "quick"), **given}

@@ -26,7 +26,7 @@ START = {
     **{"blocks": (4.0, 1.5), "blocks_power": (0.3, 0.4), "table": (30.0, 1.5), "table_power": (0.3, 0.4)},
     **{"bytes": (30.0, 2.0), "bytes_power": (0.3, 0.4)},
     **{"context": (1.0, 1.5), "context_power": (0.6, 0.5), "window": (200.0, 1.0)},
-    **{"passes": (10.0, 1.0), "batch": (3000.0, 1.0)},
+    **{"copying": (1.0, 1.0), "passes": (10.0, 1.0), "batch": (3000.0, 1.0)},
     **{"overfit": (0.005, 2.0), "table_overfit": (3.0, 1.0)},
     **{"respelled": (0.7, 0.3), "respelling": (0.023, 0.1)},  # by the ten pairs of docs/log.md
     **{"dropped": (0.25, 0.5), "dropping": (0.6, 0.5), "scaled": (0.5, 0.5)},
@@ -46,14 +46,7 @@ FAMILIES = {  # extracts, translations
     **dict.fromkeys(("french", "finnish100"), "aptitude"),
 }
 USUAL = 1.0, 0.4  # times the law's learning rates; weight decay
-RECIPE = {
-    "lr": 0.009,
-    "lr_power": -0.25,
-    "lr_batch": 4096.0,
-    "rest_lr": 1.5,
-}  # docs/planning.md
 FITTED = "sweep.csv", "by_hand.csv", "planned.csv", "earlier.csv", "gpu.csv", "regularised.csv"
-REPEATED = ("kernel", "pgdocs", "nodedocs")  # their files repeat one another, which no trial sees
 QUARTERS = ("trial_bits_per_byte", "trial_earlier")  # columns with a number for each
 DIFFERENCES = ("earlier", "regularised")  # tables of which only the differences within a text count
 
@@ -76,9 +69,8 @@ def read() -> list[dict[str, Any]]:
                     numbers["family"] = FAMILIES.get(row["text"], row["text"])
                     numbers["error"] = ERRORS.get(table.stem, RUN_ERROR)
                     numbers["source"] = table.stem
-                    # Of texts that were divided in another way, and of these, only the differences count.
-                    alone = table.stem in DIFFERENCES or row["text"] in REPEATED
-                    numbers["group"] = f"{table.stem} {row['text']}" if alone else ""
+                    # Of texts that were divided in another way only the differences count.
+                    numbers["group"] = f"{table.stem} {row['text']}" if table.stem in DIFFERENCES else ""
                     rows.append(numbers)
     for row in rows:
         for name in QUARTERS:  # of an older trial one number for all
@@ -117,7 +109,7 @@ def is_run(row: dict[str, Any]) -> bool:
 def law_of(logs: np.ndarray) -> Law:
     """That whose constants have these logarithms."""
     constants = dict(zip(START, np.exp(logs).tolist(), strict=True))
-    return Law(**constants, **RECIPE, error=0.0, measured={})
+    return Law(**constants, error=0.0, measured={})
 
 
 def predict(logs: np.ndarray, rows: list[dict[str, Any]]) -> np.ndarray:
@@ -133,7 +125,8 @@ def trials(rows: list[dict[str, Any]]) -> Trial:
     numbers |= SAME
     bits, earlier = (np.array([row[name] for row in rows]).T for name in QUARTERS)  # (4, rows)
     seen = np.array([row["trial_earlier_seen"] for row in rows])
-    return Trial(bits_per_byte=bits, earlier=earlier, earlier_seen=seen, numbers=numbers)
+    repeated = np.array([row["trial_repeated"] for row in rows])
+    return Trial(bits_per_byte=bits, earlier=earlier, earlier_seen=seen, repeated=repeated, numbers=numbers)
 
 
 def errors_of(logs: np.ndarray, rows: list[dict[str, Any]]) -> np.ndarray:
@@ -222,12 +215,12 @@ def main() -> None:
     shares = np.cumsum(np.array(weights)[order]) / sum(weights)
     constants["error"] = float(f"{np.array(errors)[order][np.searchsorted(shares, 0.68)]:.2g}")
     print(json.dumps(constants))
-    law = Law(**constants, **RECIPE, measured={})
+    law = Law(**constants, measured={})
     absolute = [row for row in usual if row["source"] != "regularised"]
     found = {name: [row[name] for row in absolute] for name in NUMBERS}
     found |= {"trial": trials(absolute).bits_per_byte.mean(0), "pace": law.pace(trials(absolute))}
     measured = {name: [float(min(values)), float(max(values))] for name, values in found.items()}
-    write_json(ROOT / "gpt" / "assets" / "law.json", {**constants, **RECIPE, "measured": measured})
+    write_json(ROOT / "gpt" / "assets" / "law.json", {**constants, "measured": measured})
     recipe(rows)
     draw(runs, constants["error"])
 

@@ -27,7 +27,7 @@ from gpt.data.shards import Prepared
 from gpt.data.windows import EvalWindows
 from gpt.files import atomic_write, cache_folder
 from gpt.model import GPT
-from gpt.plan.law import Law, Trial
+from gpt.plan.law import Trial, learning_rates
 from gpt.plan.recommend import trial_steps
 from gpt.plan.text import sample, try_out
 from gpt.training.device import cpu_multiplies_bfloat16, default_precision, keep_freed_memory
@@ -37,7 +37,7 @@ from gpt.training.schedule import learning_rate_factor
 
 TABLE = Path(__file__).with_name("sweep.csv")
 HELD_OUT = 100_000  # bytes, the same for all cells of a kind
-TRIAL = ("bits_per_byte", "earlier", "earlier_seen", "table", "seen", "unique", "per_token")
+TRIAL = ("bits_per_byte", "earlier", "earlier_seen", "repeated", "table", "seen", "unique", "per_token")
 RESULTS = ("parameters", "train_bytes", "bytes_per_token", "held_out_bytes_per_token", "passes")
 RESULTS += (*(f"trial_{name}" for name in TRIAL), "bits_per_byte")
 
@@ -167,7 +167,7 @@ def measure(cell: Cell, corpus: Path, held_out: Path) -> dict[str, Any]:
     )
     model = GPT(config)
     warmup = min(50, cell.steps // 10)
-    lr, rest_lr = (cell.rate * rate for rate in Law.load().learning_rates(cell.steps, 128, 0))
+    lr, rest_lr = (cell.rate * rate for rate in learning_rates(cell.steps, 128, 0))
     recipe = OptimizerConfig(
         lr=lr, rest_lr=rest_lr, weight_decay=cell.weight_decay, embedding_weight_decay=0.2
     )

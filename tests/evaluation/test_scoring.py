@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
-from gpt.evaluation.scoring import quarters
+from gpt.evaluation.scoring import quarters, repeated
 
 
 def byte_by_byte(nats, sizes):
@@ -29,3 +30,19 @@ def test_one_window_is_all_quarters():
     assert quarters(np.array([[8.0], [4.0]]), np.array([2])) == pytest.approx(
         np.array([[4.0] * 4, [2.0] * 4]) / math.log(2)
     )
+
+
+def test_what_repeats_is_what_followed_the_same_token_before_in_its_window():
+    """Beside loops over all pairs of places; padding has no nats."""
+    draw = torch.Generator().manual_seed(0)
+    text = torch.randint(4, (3, 9), generator=draw)
+    tokens, targets = text[:, :-1], text[:, 1:]
+    nats = torch.rand(3, 8, generator=draw, dtype=torch.float64)
+    nats[2, 5:] = 0.0
+    found = 0.0
+    for row, window in enumerate(text.tolist()):
+        for place in range(1, 8):
+            pairs = [window[before : before + 2] for before in range(place)]
+            found += float(nats[row, place]) * (window[place : place + 2] in pairs)
+    assert 0 < found < nats.sum()
+    assert repeated(nats, tokens, targets) == pytest.approx(found / float(nats.sum()))

@@ -28,7 +28,7 @@ from gpt.data.split import SPLITS, Divided
 from gpt.errors import InputError
 from gpt.plan import cost, recommend
 from gpt.plan.cost import _PROBES, Shape, fit_cost
-from gpt.plan.law import Law, Trial
+from gpt.plan.law import Law, Trial, learning_rates
 from gpt.plan.plan import END_SECONDS, Plan, choose
 from gpt.plan.text import Text, measure
 from gpt.run.limits import Limits
@@ -58,9 +58,11 @@ def text_of(size: int) -> Text:
         bits_per_byte=np.full(4, 2.5),
         earlier=np.full(4, earlier),
         earlier_seen=numbers["seen"] / 3,
+        repeated=0.05,
         numbers=numbers,
     )
-    return Text(size=size, val_fraction=min(0.1, 1e5 / size), trial=trial, bytes_per_token=kept)
+    known = {"size": size, "val_fraction": min(0.1, 1e5 / size), "error": 0.0, "respelling": 0.0}
+    return Text(**known, trial=trial, bytes_per_token=kept)
 
 
 def plan(size: int, minutes: float, **given: float) -> Plan:
@@ -87,7 +89,7 @@ def test_the_cost_of_a_head_has_its_softmax():
 @pytest.mark.parametrize(
     ("size", "minutes", "widest", "passes"),
     [
-        *((20_000, 1, 128, 80), (20_000, 480, 192, 70), (200_000, 10, 256, 60), (2_000_000, 1, 256, 10)),
+        *((20_000, 1, 128, 80), (20_000, 480, 192, 70), (200_000, 10, 256, 70), (2_000_000, 1, 256, 10)),
         *((2_000_000, 60, 640, 50), (20_000_000, 60, 640, 20), (20_000_000_000, 480, 1024, 1)),
     ],
 )
@@ -104,11 +106,11 @@ def test_a_text_that_the_time_allows_to_read_often_is_read_with_dropout(minutes,
     plain = plan(200_000, minutes, model__config__dropout=0.0)
     found = plan(200_000, minutes)
     assert (plain.dropout, found.dropout) == (0.0, dropout)
-    assert found.options(Law.load())["model"]["config"]["dropout"] == dropout
+    assert found.options()["model"]["config"]["dropout"] == dropout
     assert (f"dropout {dropout}, " in str(found)) == bool(dropout)
     assert 0.91 * plain.bits_per_byte < found.bits_per_byte <= plain.bits_per_byte
     assert (found.bits_per_byte < 0.99 * plain.bits_per_byte) == bool(dropout)
-    assert (found.passes > 2 * plain.passes) == bool(dropout)
+    assert (found.passes > 1.5 * plain.passes) == bool(dropout)
     assert found.bpe_dropout and plain.seconds <= found.seconds <= 60 * minutes
     assert plan(200_000, minutes, model__config__dropout=0.3).dropout == 0.3
 
@@ -169,13 +171,14 @@ def test_each_quarter_of_a_text_falls_at_its_own_pace():
     fall = usual.earlier[0] / usual.bits_per_byte[0]
     bits, paces = np.array([1.0, 1.0, 2.0, 6.0]), np.array([2.0, 2.0, 1.0, 0.1])
     mixed = replace(usual, bits_per_byte=bits, earlier=bits * fall**paces)
-    numbers = {**usual.numbers, "seen": 3e7, "unique": 3e7}
+    numbers = {**usual.numbers, "seen": 1e8, "unique": 1e8}
     ratio = law.usual(**numbers, overfit=0) / law.usual(**usual.numbers)
     assert law.paces(mixed) == pytest.approx(paces)
     assert law.pace(mixed) == pytest.approx((bits * paces).sum() / 10)
-    expected = (bits * ratio**paces).mean()
+    later = law.copying * mixed.repeated * -np.log(ratio)
+    expected = (bits * ratio ** (paces + later)).mean()
     assert law.bits_per_byte(mixed, **numbers) == pytest.approx(expected)
-    assert expected > 1.1 * 2.5 * ratio ** law.pace(mixed)  # by one pace for all of the text
+    assert expected > 1.1 * 2.5 * ratio ** (law.pace(mixed) + later)  # by one pace for all of the text
 
 
 def test_a_text_unlike_those_measured_is_extrapolated():
@@ -653,23 +656,23 @@ def test_the_law_is_near_the_runs_to_which_it_was_fitted():
     law = Law.load()
     error = fit["errors_of"](np.log([getattr(law, name) for name in fit["START"]]), usual)
     source = np.array([row["source"] for row in usual])
-    on_gpu = source == "gpu"  # models ten times as large
+    on_gpu = (source == "gpu") | ["NVIDIA" in row.get("machine", "") for row in usual]  # larger models
     regularised = source == "regularised"
-    assert len(usual) > 150 and on_gpu.sum() == 17 and regularised.sum() > 40
-    assert (error[~on_gpu] ** 2).mean() ** 0.5 < 0.04
-    assert (error[on_gpu] ** 2).mean() ** 0.5 < 0.09
+    assert len(usual) > 150 and on_gpu.sum() == 26 and regularised.sum() > 40
+    assert (error[~on_gpu] ** 2).mean() ** 0.5 < 0.041
+    assert (error[on_gpu] ** 2).mean() ** 0.5 < 0.065
     assert (error[regularised] ** 2).mean() ** 0.5 < 0.022
     assert np.median(abs(error)) < 0.02
 
 
 @pytest.mark.parametrize(
     ("size", "minutes", "dropout", "share"),
-    [(20_000_000, 10, 0.0, 0.0), (1_000_000, 3, 0.0, 0.05), (200_000, 10, 0.1, 0.05)],
+    [(20_000_000, 10, 0.0, 0.0), (1_000_000, 3, 0.0, 0.05), (200_000, 10, 0.2, 0.05)],
 )
 def test_a_text_that_is_read_often_is_spelled_anew(size, minutes, dropout, share):
     found = plan(size, minutes)
     assert (found.passes >= 4, found.dropout) == (bool(share), dropout)
-    assert found.options(Law.load())["data"]["bpe_dropout"] == share
+    assert found.options()["data"]["bpe_dropout"] == share
 
 
 @pytest.mark.parametrize(
@@ -684,7 +687,8 @@ def test_the_law_knows_what_spelling_anew_gains(pace, width, vocabulary, passes,
     first = {**numbers, "seen": 3e5}
     fall = law.usual(**{**first, "seen": 1e5}) / law.usual(**first)
     reached = np.full(4, 2.0)
-    trial = Trial(bits_per_byte=reached, earlier=reached * fall**pace, earlier_seen=1e5, numbers=first)
+    earlier = reached * fall**pace
+    trial = Trial(bits_per_byte=reached, earlier=earlier, earlier_seen=1e5, repeated=0.05, numbers=first)
     assert law.pace(trial) == pytest.approx(pace)
     plain, respelled = (law.bits_per_byte(trial, **numbers, scaled=0, respelled=each) for each in (0, 1))
     assert 1 - respelled / plain == pytest.approx(gain, abs=0.015)
@@ -698,20 +702,19 @@ def test_the_law_knows_what_dropout_gains(passes, gain):
     numbers |= {"per_token": 1.98, "unique": 1.8e5, "seen": passes * 1.8e5}
     reached, earlier = np.full(4, 2.0), np.full(4, 2.4)
     first = {**numbers, "seen": 3e5}
-    trial = Trial(bits_per_byte=reached, earlier=earlier, earlier_seen=1e5, numbers=first)
+    trial = Trial(bits_per_byte=reached, earlier=earlier, earlier_seen=1e5, repeated=0.05, numbers=first)
     plain, dropped = (law.bits_per_byte(trial, **numbers, respelled=1, dropout=each) for each in (0, 0.1))
     assert 1 - (dropped / plain) ** (1 / law.pace(trial)) == pytest.approx(gain, abs=0.025)
 
 
 def test_longer_runs_and_wider_models_have_lower_rates_and_large_batches_higher_ones():
-    """Divided by two for each 32 times as many steps, a fifth root, and for four times the width, a root."""
-    law = replace(Law.load(), lr=0.008, lr_power=-0.2, lr_batch=4096.0, rest_lr=1.5)
-    assert law.learning_rates(1000, 128, 1536) == law.learning_rates(1000, 128, 4096) == (0.008, 0.012)
-    assert law.learning_rates(32_000, 128, 1536) == law.learning_rates(1000, 512, 1536) == (0.004, 0.006)
-    assert law.learning_rates(1000, 128, 4 * 4096) == (0.016, 0.024)
+    """Divided by two for each 16 times as many steps, a fourth root, and for four times the width, a root."""
+    assert learning_rates(1000, 128, 1536) == learning_rates(1000, 128, 4096) == (0.009, 0.0135)
+    assert learning_rates(16_000, 128, 1536) == learning_rates(1000, 512, 1536) == (0.0045, 0.00675)
+    assert learning_rates(1000, 128, 4 * 4096) == (0.018, 0.027)
     found = plan(2_000_000, 10)
-    taken = found.options(law)["model"]["optimizer"]
-    assert (taken["lr"], taken["rest_lr"]) == law.learning_rates(
+    taken = found.options()["model"]["optimizer"]
+    assert (taken["lr"], taken["rest_lr"]) == learning_rates(
         found.steps, found.shape.emb_dim, found.shape.tokens
     )
 
@@ -799,7 +802,7 @@ def test_any_text_has_a_plan_and_its_run(hurry, monkeypatch, capsys, kind):
     assert (given.plan.text.most_bytes is not None) == (size > 30_000_000)
     assert ("of the text it reads" in str(given.plan)) == (size > 30_000_000)
     steps = ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2"]
-    options = given.plan.options(Law.load())
+    options = given.plan.options()
     options["trainer"] |= {"max_steps": 2, "val_check_interval": 2}
     Path("plan.yaml").write_text(yaml.safe_dump(options), "utf-8")
     assert main(["fit", "--config", "plan.yaml", *PLAIN, "--data.corpus", corpus, *steps]) == 0
