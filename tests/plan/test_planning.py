@@ -694,9 +694,9 @@ def test_the_law_knows_what_spelling_anew_gains(pace, width, vocabulary, passes,
     assert 1 - respelled / plain == pytest.approx(gain, abs=0.015)
 
 
-@pytest.mark.parametrize(("passes", "gain"), [(10, -0.007), (20, 0.072)])
+@pytest.mark.parametrize(("passes", "gain"), [(10, -0.026), (20, 0.060)])
 def test_the_law_knows_what_dropout_gains(passes, gain):
-    """Pairs of runs in docs/planning.md on 200,000 bytes of tinyshakespeare, with BPE-dropout."""
+    """Of pairs of runs on 200,000 bytes of three texts in docs/planning.md, with BPE-dropout, the mean."""
     law = Law.load()
     numbers = {"blocks": 24 * 160**2, "table": 512 * 160, "context": 64, "batch": 1536}
     numbers |= {"per_token": 1.98, "unique": 1.8e5, "seen": passes * 1.8e5}
