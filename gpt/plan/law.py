@@ -30,7 +30,7 @@ class Trial:
     bits_per_byte: Any
     earlier: Any  # bits per byte of the same after `earlier_seen` bytes
     earlier_seen: Any
-    repeated: Any  # the share of its bits at pairs of tokens that stand in the same window before
+    repeated: Any  # the share of its bits at tokens that follow the same token earlier in their window
     numbers: Mapping[str, Any]  # the arguments of `Law.usual`, numbers or (texts,)
 
 
@@ -46,7 +46,7 @@ class Law:
     bytes_power: float
     context: float  # of the bytes in a window
     context_power: float
-    copying: float  # of the pace, for each such bit and each e-th by which others fall: models learn it late
+    copying: float  # times that share: how much the pace grows as a model learns, late, to copy
     passes: float  # after about so many passes more of them teach nothing
     batch: float  # batch size in tokens that halves a token's value after a million bytes
     window: float  # window length in tokens that halves a token's value: neighbours tell less than other text

@@ -89,7 +89,7 @@ def test_the_cost_of_a_head_has_its_softmax():
 @pytest.mark.parametrize(
     ("size", "minutes", "widest", "passes"),
     [
-        *((20_000, 1, 128, 80), (20_000, 480, 192, 70), (200_000, 10, 256, 70), (2_000_000, 1, 256, 10)),
+        *((20_000, 1, 128, 80), (20_000, 480, 192, 70), (200_000, 10, 256, 60), (2_000_000, 1, 256, 10)),
         *((2_000_000, 60, 640, 50), (20_000_000, 60, 640, 20), (20_000_000_000, 480, 1024, 1)),
     ],
 )
@@ -659,7 +659,7 @@ def test_the_law_is_near_the_runs_to_which_it_was_fitted():
     on_gpu = (source == "gpu") | ["NVIDIA" in row.get("machine", "") for row in usual]  # larger models
     regularised = source == "regularised"
     assert len(usual) > 150 and on_gpu.sum() == 26 and regularised.sum() > 40
-    assert (error[~on_gpu] ** 2).mean() ** 0.5 < 0.041
+    assert (error[~on_gpu] ** 2).mean() ** 0.5 < 0.04
     assert (error[on_gpu] ** 2).mean() ** 0.5 < 0.065
     assert (error[regularised] ** 2).mean() ** 0.5 < 0.022
     assert np.median(abs(error)) < 0.02
@@ -667,7 +667,7 @@ def test_the_law_is_near_the_runs_to_which_it_was_fitted():
 
 @pytest.mark.parametrize(
     ("size", "minutes", "dropout", "share"),
-    [(20_000_000, 10, 0.0, 0.0), (1_000_000, 3, 0.0, 0.05), (200_000, 10, 0.2, 0.05)],
+    [(20_000_000, 10, 0.0, 0.0), (1_000_000, 3, 0.0, 0.05), (200_000, 10, 0.1, 0.05)],
 )
 def test_a_text_that_is_read_often_is_spelled_anew(size, minutes, dropout, share):
     found = plan(size, minutes)
