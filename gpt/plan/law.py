@@ -46,7 +46,7 @@ class Law:
     bytes_power: float
     context: float  # of the bytes in a window
     context_power: float
-    copying: float  # times that share: how much the pace grows as a model learns, late, to copy
+    copying: float  # times `Trial.repeated`: how much the pace grows as a model learns, late, to copy
     passes: float  # after about so many passes more of them teach nothing
     batch: float  # batch size in tokens that halves a token's value after a million bytes
     window: float  # window length in tokens that halves a token's value: neighbours tell less than other text

@@ -120,13 +120,18 @@ def predict(logs: np.ndarray, rows: list[dict[str, Any]]) -> np.ndarray:
 
 def trials(rows: list[dict[str, Any]]) -> Trial:
     """Those of all rows, as arrays."""
-    names = ("table", "seen", "unique", "per_token")
-    numbers = {name: np.array([row[f"trial_{name}"] for row in rows]) for name in names}
-    numbers |= SAME
-    bits, earlier = (np.array([row[name] for row in rows]).T for name in QUARTERS)  # (4, rows)
-    seen = np.array([row["trial_earlier_seen"] for row in rows])
-    repeated = np.array([row["trial_repeated"] for row in rows])
-    return Trial(bits_per_byte=bits, earlier=earlier, earlier_seen=seen, repeated=repeated, numbers=numbers)
+
+    def column(name: str) -> np.ndarray:
+        return np.array([row[f"trial_{name}"] for row in rows])
+
+    numbers = {name: column(name) for name in ("table", "seen", "unique", "per_token")}
+    return Trial(
+        bits_per_byte=column("bits_per_byte").T,  # (4, rows)
+        earlier=column("earlier").T,
+        earlier_seen=column("earlier_seen"),
+        repeated=column("repeated"),
+        numbers=numbers | SAME,
+    )
 
 
 def errors_of(logs: np.ndarray, rows: list[dict[str, Any]]) -> np.ndarray:
