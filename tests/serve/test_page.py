@@ -10,7 +10,7 @@ import torch
 from gpt.evaluation.copied import Copied
 from gpt.generation import generate as gpt_generate
 from gpt.text.template import Template
-from tests.browser import find, find_all, generate, marks, set_slider, severe, wait_for
+from tests.browser import begin, find, find_all, generate, marks, set_slider, severe, wait_for
 from tests.serve.server import MODEL, TOKENIZER, listening, new_app, slow
 from tests.snapshots import add_snapshot
 
@@ -36,7 +36,6 @@ def test_type_generate_see_the_text(start):
     with listening(new_app()) as address:
         browser = start(1100, 900)
         browser.get(address)
-        find(browser, "#seed").send_keys("7")
         text = generate(browser, "Hello", 40)
         assert text.startswith("Hello") and len(text) > 20
         assert generate(browser, "Hello", 40) == text  # the seed repeats it
@@ -72,9 +71,7 @@ def test_stop_ends_the_text_and_frees_the_server(start):
     with listening(app) as address:
         browser = start(1100, 900)
         browser.get(address)
-        find(browser, "#prompt").send_keys("Hello")
-        set_slider(browser, "max_tokens", 512)
-        find(browser, "#generate").click()
+        begin(browser, "Hello", 512)
         wait_for(lambda: len(find_all(browser, "#text .token")) > 3)
         assert not find(browser, "#generate").is_enabled()
         find(browser, "#halt").click()

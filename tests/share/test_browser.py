@@ -7,7 +7,7 @@ import pytest
 from gpt import GPTConfig, Tokenizer
 from gpt.text.template import Template
 from gpt.weights.checkpoint import snapshots_of
-from tests.browser import find, find_all, generate, marks, set_slider, severe, wait_for
+from tests.browser import begin, find, find_all, generate, marks, set_slider, severe, wait_for
 from tests.generation.conftest import sharp
 from tests.serve.server import MODEL, TOKENIZER
 from tests.share.node import export, needs_node, run
@@ -25,7 +25,6 @@ def test_it_writes_with_alternatives_attention_and_slider(start, tmp_path):
     expected = run(path, ["text", {**FORM, "prompt": "Hello"}])[0]
     browser = start(1100, 1000)
     browser.get(path.as_uri())
-    find(browser, "#seed").send_keys("7")
     text = generate(browser, "Hello", 40)
     assert text == "Hello" + "".join(choice["text"] for choice in expected)
     assert find(browser, "#model").text == "tiny" and not find(browser, "#progress").is_displayed()
@@ -53,9 +52,7 @@ def test_it_answers_while_it_writes_and_stops(start, tmp_path):
     path = export(tmp_path / "it.html", sharp(large), TOKENIZER, precision="int8")
     browser = start(1100, 900)
     browser.get(path.as_uri())
-    set_slider(browser, "max_tokens", 512)
-    find(browser, "#prompt").send_keys("Hello")
-    find(browser, "#generate").click()
+    begin(browser, "Hello", 512)
     wait_for(lambda: len(find_all(browser, "#text .token")) > 3)
     longest = browser.execute_async_script(
         "const done = arguments[0]; let longest = 0, before = performance.now(), left = 20;"
