@@ -1,15 +1,19 @@
 """`gpt export`: a model for other programs, or for people who have none."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 from gpt.errors import InputError, check_least
 from gpt.evaluation.copied import training_text
 from gpt.files import check_free
+from gpt.generation import build
+from gpt.generation.compiled import Compiled
+from gpt.generation.decoding import suits_program, way_of
 from gpt.share.file import Precision, write
 from gpt.weights.checkpoint import run_of, snapshots_of
 from gpt.weights.commands import export_folder
-from gpt.weights.load import find, read_weights
+from gpt.weights.load import GPT, Found, find, read_weights
 
 
 def export_weights(
@@ -36,14 +40,27 @@ def export_weights(
     """
     check_least(0, snapshot_megabytes=snapshot_megabytes)
     check_free(output)
-    if format != "html":
-        return export_folder(checkpoint, output, format, push)
-    if push is not None:
-        raise InputError("--push is for --format hf: send the file as it is")
+    if push is not None and (format != "hf" or push.count("/") != 1):
+        raise InputError(f"--push {push}: expected OWNER/NAME of the hub, and --format hf")
     path = find(checkpoint)
     found = read_weights(path).cropped()
+    _check_arithmetic(found)
+    if format != "html":
+        return export_folder(found, path, output, format, push)
     run = run_of(path.resolve())
     text = training_text(run, found.tokenizer) if with_text else None
     snapshots = snapshots_of(run) if run else []
     name = (run or path).resolve().stem
     print(write(output, found, name, precision, snapshots, text, snapshot_megabytes))
+
+
+def _check_arithmetic(found: Found) -> None:
+    """InputError where an edited `gpt/` computes other logits than the compiled program, which is GPT-2's."""
+    model = GPT.from_weights(found.config, found.weights)
+    with suppress(InputError):  # without a compiler nothing is compared
+        build.build()
+    if suits_program(model) and build.program() and not isinstance(way_of(model), Compiled):
+        raise InputError(
+            "other programs compute GPT-2 with these weights, not what the edited gpt/ does: "
+            "generate and serve here, or undo the edit"
+        )

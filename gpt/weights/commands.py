@@ -9,10 +9,9 @@ from gpt.files import atomic_write, check_free
 from gpt.text.tokenizer import SMALLEST_SIZE
 from gpt.weights.checkpoint import run_of
 from gpt.weights.formats import book, gguf, hf, nanogpt
-from gpt.weights.load import GPT, Found, find, read_weights
+from gpt.weights.load import GPT, Found, read_weights
 from gpt.weights.tensors import read_json
 
-ExportFormat = Literal["hf", "nanogpt", "book", "gguf"]
 _WRITERS = {"hf": hf.write, "nanogpt": nanogpt.write, "book": book.write}
 _CARD = """---
 library_name: transformers
@@ -61,11 +60,8 @@ def import_weights(
         print(f"or:   gpt fit --model.init_from {output} --data.corpus my.txt")
 
 
-def export_folder(checkpoint: str | None, output: Path, format: ExportFormat, push: str | None) -> None:
-    """`gpt export` to a folder; `push` is a name on the Hugging Face hub, where it goes."""
-    if push is not None and (format != "hf" or push.count("/") != 1):
-        raise InputError(f"--push {push}: expected OWNER/NAME of the hub, and --format hf")
-    found = read_weights(path := find(checkpoint))
+def export_folder(found: Found, path: Path, output: Path, format: str, push: str | None) -> None:
+    """`gpt export` of weights at a path to a folder; `push` is a name on the hub, where it goes."""
     write_export(found, output, format)
     if format == "hf":
         with atomic_write(output / "README.md") as file:
@@ -87,7 +83,7 @@ def _card(found: Found, path: Path, name: str) -> str:
     return _CARD.format(name) + "".join(f"| {key} | {value} |\n" for key, value in told.items())
 
 
-def write_export(found: Found, folder: Path, format: ExportFormat) -> None:
+def write_export(found: Found, folder: Path, format: str) -> None:
     """Write weights in another format, with the tokenizer's files where the weights have their own."""
     found = found.cropped()
     if format != "hf" and found.config.exact_gelu != (format == "nanogpt"):

@@ -1,4 +1,7 @@
-"""Someone edits the arithmetic in a copy of the package: texts are greedy by its own `model(tokens)`."""
+"""Someone edits the arithmetic in a copy of the package: texts are greedy by its own `model(tokens)`.
+
+What other programs would compute otherwise is not exported.
+"""
 
 import json
 import os
@@ -53,8 +56,11 @@ def _rotated(x):
 PROGRAM = """
 import json, sys, torch
 from pathlib import Path
-from gpt import GPT, GPTConfig, Tokenizer, generate
-from gpt.generation import build
+from gpt.errors import InputError
+from gpt.generation import build, generate
+from gpt.share.export import export_weights
+from gpt.weights.load import GPT
+from gpt import GPTConfig, Tokenizer
 from gpt.serve.app import create_app
 from tests_server import talk
 
@@ -85,7 +91,13 @@ tokenizer = Tokenizer("gpt2", vocab_size=257)
 served = talk(create_app(model, tokenizer, name="tiny"), ask)
 texts = [tokenizer.decode(row[len(p):row.index(256, len(p))] if 256 in row[len(p):] else row[len(p):])
          for row, p in zip(alone, prompts)]
-print(json.dumps([alone, written, texts, served]))
+model.save_pretrained("weights")
+refused = ""
+try:
+    export_weights("weights", Path("page.html"), "html")
+except InputError as error:
+    refused = str(error)
+print(json.dumps([alone, written, texts, served, refused, Path("page.html").exists()]))
 """
 
 
@@ -127,9 +139,11 @@ def test_an_edited_package_writes_what_its_model_computes(name, copy):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    alone, written, texts, served = json.loads(done.stdout)
+    alone, written, texts, served, refused, exported = json.loads(done.stdout.splitlines()[-1])
     assert written == alone
     assert served == texts
+    assert exported == (name == "nothing" or not build)
+    assert exported or "not what the edited gpt/ does" in refused
     told = [line for line in done.stderr.splitlines() if line.startswith("gpt: ")]
     program = "gpt: PyTorch decodes, as the compiled program does not compute this model: its l"
     assert [line.startswith(program) for line in told[:1]] == [True] * bool(build and name != "nothing")
