@@ -74,7 +74,7 @@ def set_slider(browser, name: str, value: float) -> None:
 
 
 def begin(browser, prompt: str, tokens: int) -> None:
-    """Let it write, with a seed: two in a hundred random texts end within four tokens."""
+    """Let it write, with a seed: one in a hundred random texts ends within four tokens."""
     for field, value in (("#prompt", prompt), ("#seed", "7")):
         find(browser, field).clear()
         find(browser, field).send_keys(value)

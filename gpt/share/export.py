@@ -1,6 +1,5 @@
 """`gpt export`: a model for other programs, or for people who have none."""
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -57,9 +56,13 @@ def export_weights(
 def _check_arithmetic(found: Found) -> None:
     """InputError where an edited `gpt/` computes other logits than the compiled program, which is GPT-2's."""
     model = GPT.from_weights(found.config, found.weights)
-    with suppress(InputError):  # without a compiler nothing is compared
+    if not suits_program(model):
+        return
+    try:
         build.build()
-    if suits_program(model) and build.program() and not isinstance(way_of(model), Compiled):
+    except InputError:  # without a compiler nothing is compared
+        return
+    if not isinstance(way_of(model), Compiled):
         raise InputError(
             "other programs compute GPT-2 with these weights, not what the edited gpt/ does: "
             "generate and serve here, or undo the edit"

@@ -56,12 +56,11 @@ def _rotated(x):
 PROGRAM = """
 import json, sys, torch
 from pathlib import Path
+from gpt import GPT, GPTConfig, Tokenizer, generate
 from gpt.errors import InputError
-from gpt.generation import build, generate
-from gpt.share.export import export_weights
-from gpt.weights.load import GPT
-from gpt import GPTConfig, Tokenizer
+from gpt.generation import build
 from gpt.serve.app import create_app
+from gpt.share.export import export_weights
 from tests_server import talk
 
 torch.manual_seed(0)
