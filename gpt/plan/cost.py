@@ -18,7 +18,7 @@ from gpt.training.device import free_memory
 from gpt.training.loss import linear_cross_entropy
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 
-_TIMED = 4  # steps of each shape, of which the first does not count
+_TIMED = 2.0  # seconds, or as long as two steps of each shape take, of which the first does not count
 _BUSY = 0.8  # of its cores' time that a process gets: on an idle machine all of it
 _TRAINER = 1.05  # a step by the Trainer with a run's callbacks, over a bare one
 _SOFTMAX = 64  # more columns of the head take as long as the softmax of a token's logits
@@ -114,7 +114,9 @@ def probe(device: torch.device, precision: str) -> Cost:
     began = time.perf_counter()
     computed = time.process_time()
     steps = [_step(shape, device, precision) for shape in shapes]
-    rounds = [[timeit.timeit(step, number=1) for step in steps] for _ in range(_TIMED)]
+    rounds: list[list[float]] = []
+    while len(rounds) < 2 or time.perf_counter() - began < _TIMED:
+        rounds.append([timeit.timeit(step, number=1) for step in steps])
     seconds = _TRAINER * np.median(rounds[1:], axis=0)
     # Threads compute, or wait for each other without rest: less than all of the time went to other programs.
     got = (time.process_time() - computed) / (time.perf_counter() - began) / torch.get_num_threads()

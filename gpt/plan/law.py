@@ -1,8 +1,8 @@
 """Held-out bits per byte as a function of the text, the model and the training: docs/planning.md explains it.
 
 The form is that of Hoffmann et al. 2022 (equation 10) in bytes instead of tokens, with a term for the
-vocabulary as in Tao et al. 2024, one for the length of the context, and passes over the same text that count
-less and less, as in Muennighoff et al. 2023 (section 5). What differs between texts is tried out: `Trial`.
+vocabulary as in Tao et al. 2024, one for the length of the context, and one for what is learned by heart of a
+text that is read again. What differs between texts is tried out: `Trial`.
 """
 
 import json
@@ -47,7 +47,6 @@ class Law:
     context: float  # of the bytes in a window
     context_power: float
     copying: float  # times `Trial.repeated`: how much the pace grows as a model learns, late, to copy
-    passes: float  # after about so many passes more of them teach nothing
     batch: float  # batch size in tokens that halves a token's value after a million bytes
     window: float  # window length in tokens that halves a token's value: neighbours tell less than other text
     overfit: float  # of each pass after the first and each weight for a byte of text
@@ -107,10 +106,9 @@ class Law:
             per_token: bytes of a token, in held-out text.
             overfit: how much of it is learned by heart, of as much as usual.
         """
-        again = np.maximum(seen / unique, 1.0) - 1  # passes after the first
-        effective = np.minimum(seen, unique) - unique * self.passes * np.expm1(-again / self.passes)
         wasted = batch / self.batch * (np.minimum(seen, unique) / 1e6) ** -_BATCH_POWER
-        effective = effective / (1 + wasted) / (1 + context / self.window) / per_token
+        effective = seen / (1 + wasted) / (1 + context / self.window) / per_token
+        again = np.maximum(seen / unique, 1.0) - 1  # passes after the first
         by_heart = overfit * (blocks + self.table_overfit * table) / unique * again
         return (
             1

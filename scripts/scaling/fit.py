@@ -26,7 +26,7 @@ START = {
     **{"blocks": (4.0, 1.5), "blocks_power": (0.3, 0.4), "table": (30.0, 1.5), "table_power": (0.3, 0.4)},
     **{"bytes": (30.0, 2.0), "bytes_power": (0.3, 0.4)},
     **{"context": (1.0, 1.5), "context_power": (0.6, 0.5), "window": (200.0, 1.0)},
-    **{"copying": (1.0, 1.0), "passes": (10.0, 1.0), "batch": (3000.0, 1.0)},
+    **{"copying": (1.0, 1.0), "batch": (3000.0, 1.0)},
     **{"overfit": (0.005, 2.0), "table_overfit": (3.0, 1.0)},
     **{"respelled": (0.7, 0.3), "respelling": (0.023, 0.1)},  # by the ten pairs of docs/log.md
     **{"dropped": (0.25, 0.5), "dropping": (0.6, 0.5), "scaled": (0.5, 0.5)},
