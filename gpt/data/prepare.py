@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gpt.data.corpus import find_corpus
 from gpt.data.documents import Piece
-from gpt.data.shards import INDEX_DTYPE, META, Counts, Meta, Prepared, token_dtype
+from gpt.data.shards import INDEX_DTYPE, META, Counts, Meta, Prepared, is_prepared, token_dtype
 from gpt.data.split import SPLITS, Divided
 from gpt.errors import InputError, check_least
 from gpt.files import cache_folder, write_json
@@ -81,7 +81,7 @@ def prepare_for(
 ) -> Path:
     """`prepare` for a tokenizer, or for a vocabulary to learn; `reading` are options of `find_corpus`."""
     check_least(1, most_bytes=most_bytes)
-    if (Path(corpus) / META).is_file():
+    if is_prepared(corpus):
         return _check_vocabulary(Path(corpus), vocabulary)
     from filelock import FileLock
 

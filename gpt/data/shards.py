@@ -94,6 +94,11 @@ class Meta:
     """The `Counts` of each."""
 
 
+def is_prepared(corpus: str) -> bool:
+    """Whether it is a folder of `gpt prepare`."""
+    return (Path(corpus) / META).is_file()
+
+
 class Prepared:
     """A prepared folder, memory-mapped, after the checks that take milliseconds: InputErrors."""
 

@@ -2,13 +2,12 @@
 
 import json
 import math
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from gpt.data.prepare import prepare_for
-from gpt.data.shards import META, Prepared
+from gpt.data.shards import Prepared, is_prepared
 from gpt.errors import InputError
 from gpt.evaluation.scoring import SAMPLE, bits_per_byte, score_windows
 from gpt.progress import progress
@@ -55,7 +54,7 @@ def score_text(
     counts as no byte. Of examples, whose text is around them in a `template`, tokens and bytes of completions
     count. A split without text raises InputError.
     """
-    split = "val" if split is None and (Path(data) / META).is_file() else split
+    split = "val" if split is None and is_prepared(data) else split
     if split is None:  # nothing is held out
         reading["val_fraction"] = 0.0
     part = split or "train"

@@ -8,10 +8,11 @@ text that is read again. What differs between texts is tried out: `Trial`.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
+
+from gpt.files import shipped
 
 _BATCH_POWER = 0.4  # of the bytes of the first pass: so grows the batch that wastes half, for a given loss
 _SLOWEST = 0.05  # the pace of a text that a trial hardly learns
@@ -126,7 +127,7 @@ class Law:
     @classmethod
     def load(cls) -> "Law":
         """The law that comes with this package."""
-        return cls(**json.loads(files("gpt").joinpath("assets", "law.json").read_text(encoding="utf-8")))
+        return cls(**json.loads((shipped("assets") / "law.json").read_text(encoding="utf-8")))
 
 
 def learning_rates(steps: int, width: int, batch: int) -> tuple[float, float]:

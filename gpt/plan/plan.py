@@ -26,7 +26,8 @@ _WINDOWS = "data.batch_size"
 SHARES = (_DROPOUT, "data.val_fraction")
 GIVEN = (*CHOICES, "model.config.vocab_size", _HEADS, _WINDOWS, "data.val_fraction")
 VALIDATIONS = 5
-"""Of all steps: points enough to see whether the curve still falls."""
+"""Of all steps, at most: points enough to see whether the curve still falls."""
+_VALIDATING = 0.04  # of the time, where two take no longer
 PATIENCE = 3
 """Validations in a row, each worse than the one before, end a run for a time."""
 _BATCH_TOKENS = 1536 << np.arange(9)
@@ -53,6 +54,7 @@ class Plan:
     steps: int
     text: Text
     seconds: float  # of the whole process
+    validations: int
     validation: float  # seconds of one
     bits_per_byte: float
     error: float  # of the bits per byte: that of the law on new texts, and of what is held out
@@ -125,7 +127,7 @@ class Plan:
             "data": data,
             "trainer": {
                 "max_steps": self.steps,
-                "val_check_interval": math.ceil(self.steps / VALIDATIONS),
+                "val_check_interval": math.ceil(self.steps / self.validations),
                 "devices": 1,
             },
         }
@@ -145,7 +147,8 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
     shape, per_token, respelled, dropout = _candidates(text, given, cost.memory)
     step = cost.step(shape)
     validation = step / 3 * text.val_fraction * text.size / (per_token * shape.tokens)
-    around = start + END_SECONDS + text.tokenizing + VALIDATIONS * validation
+    validations = np.clip(_VALIDATING * 60 * minutes / validation, 2, VALIDATIONS)
+    around = start + END_SECONDS + text.tokenizing + validations * validation
     step = step * _DROPPING ** (dropout > 0) + respelled * shape.tokens * text.respelling
     check_time(minutes, (around + _FEWEST_STEPS * step).min())
     in_time = (60 * minutes - around) / step
@@ -178,6 +181,7 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
         steps=made,
         text=text,
         seconds=around[i] + made * step[i],
+        validations=int(validations[i]),
         validation=validation[i],
         bits_per_byte=reached,
         error=reached * math.hypot(law.error * max(STEADY, law.pace(trial)), text.error),
@@ -190,7 +194,7 @@ def check_time(minutes: float, seconds: float) -> None:
     """InputError for fewer minutes than the seconds that are needed."""
     if 60 * minutes < seconds:
         raise InputError(
-            f"{minutes:g} minutes do not suffice to start: give at least {1.05 * seconds / 60:.2f}"
+            f"{minutes:g} minutes do not suffice to start: give at least {1.1 * seconds / 60:.2f}"
         )
 
 

@@ -4,14 +4,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser
 
 from gpt import STARTED
 from gpt.data.corpus import find_corpus
-from gpt.data.shards import META
+from gpt.data.shards import is_prepared
 from gpt.data.split import LEARNED_BYTES
 from gpt.errors import InputError
 from gpt.evaluation.evaluate import score_sample
@@ -107,8 +106,7 @@ def planner(given: Mapping[str, Any]) -> Callable[[float], Plan]:
     names = ("data.vocabulary", "model.config.vocab_size", "data.val_fraction", "data.text_column")
     reading = {name.rpartition(".")[2]: given.get(name) for name in names}
     corpus = given.get("data.corpus", "python-docs")
-    is_prepared = (Path(corpus) / META).is_file()
-    size = None if is_prepared else find_corpus(corpus, text_column=reading["text_column"]).size()
+    size = None if is_prepared(corpus) else find_corpus(corpus, text_column=reading["text_column"]).size()
     law = Law.load()
 
     @cache
@@ -165,7 +163,7 @@ def beside(weights: str, given: Mapping[str, Any], plans: list[Plan]) -> Iterato
         most_bytes=plans[-1].text.most_bytes,
     )
     yield f"{weights} as it is: {bits:.3f} ± {error:.2f} bits per byte"
-    times = ", ".join(f"{plan.minutes:g}" for plan in plans)
+    times = given["minutes"].replace(",", ", ")
     yield f"{weights} tuned for {times} minutes: less than {bits:.3f}; how much less is not predicted"
     lower = [plan.minutes for plan in plans if plan.bits_per_byte + plan.error < bits]
     scratch = f"with {lower[0]:g} minutes or more train from scratch, with less " if lower else ""

@@ -8,7 +8,6 @@ import timeit
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from gpt.config import GPTConfig
 from gpt.data.corpus import find_corpus
 from gpt.data.respelling import Respelling
-from gpt.data.shards import META, Prepared
+from gpt.data.shards import Prepared, is_prepared
 from gpt.data.split import SPLITS, Divided
 from gpt.data.windows import IGNORE_INDEX
 from gpt.errors import InputError
@@ -84,8 +83,7 @@ def measure(corpus: str, steps: int = 100, **reading: Any) -> Text:
         steps: of the trial.
         reading: further arguments of `_read`, as `TokenData` takes them, None for what is not given.
     """
-    is_prepared = (Path(corpus) / META).is_file()
-    tokenizers, train, val, known = _prepared(corpus) if is_prepared else _read(corpus, **reading)
+    tokenizers, train, val, known = _prepared(corpus) if is_prepared(corpus) else _read(corpus, **reading)
     if not known["val_fraction"] or len(val.encode()) < _FEWEST_HELD_OUT:
         raise InputError(
             f"{corpus} has fewer than {_FEWEST_HELD_OUT} bytes of held-out text to predict: give more text, "
@@ -113,7 +111,7 @@ _Parts = tuple[list[Tokenizer], str, str, dict[str, Any]]
 
 def _prepared(folder: str) -> _Parts:
     """Of a folder of `gpt prepare`."""
-    prepared = Prepared(Path(folder))
+    prepared = Prepared(folder)
     sizes = [prepared.counts[split].bytes for split in SPLITS]
     train, val = (prepared.tokenizer.decode(prepared.spread_ids(_SAMPLE // 4, split)) for split in SPLITS)
     return [prepared.tokenizer], train, val, {"size": sum(sizes), "val_fraction": sizes[1] / sum(sizes)}

@@ -439,7 +439,7 @@ def test_within_the_error_of_a_prediction_weights_are_tuned(hurry, monkeypatch):
     given = dict.fromkeys(["data.val_fraction", "data.text_column", "model.config.context_length"])
     for far, scratch in ((0.9, False), (1.1, True)):
         bits = found.bits_per_byte + far * found.error
-        *_, take = recommend.beside("w", {**given, "data.corpus": "text.txt"}, [found])
+        *_, take = recommend.beside("w", {**given, "data.corpus": "text.txt", "minutes": "1"}, [found])
         assert ("train from scratch" in take) is scratch
 
 
