@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import sleep
 from types import SimpleNamespace
 
 import numpy as np
@@ -145,6 +146,16 @@ def test_the_minutes_that_a_refusal_names_suffice():
         with pytest.raises(InputError) as refused:
             plan(max(size, 20_000), 0.01)
         assert plan(max(size, 20_000), float(str(refused.value).split()[-1]))
+
+
+@pytest.mark.parametrize(("slower", "count"), [(1, 5), (50, 3), (120, 2)])
+def test_validations_take_a_twenty_fifth_of_the_time_or_there_are_two(slower, count):
+    machine = replace(MACHINE, seconds=tuple(slower * np.array(MACHINE.seconds)))
+    found = choose(text_of(12_000_000), machine, Law.load(), 10, {}, START)
+    assert found.validations == count
+    assert math.ceil(found.steps / found.options()["trainer"]["val_check_interval"]) == count
+    assert count * found.validation <= 0.04 * 600 or count == 2
+    assert (count + 1) * found.validation > 0.04 * 600 or count == 5
 
 
 @pytest.mark.parametrize(("last", "best", "reached"), [(4.0, 3.0, 1.5), (4.0, 4.0, 2.0), (0.0, 0.0, 0.0)])
@@ -341,6 +352,23 @@ def test_what_cannot_fit_is_said_before_anything_is_measured(hurry, monkeypatch,
         file.truncate(300_000_000)
     assert main(["fit", "--minutes", "0.1", *PLAIN, "--data.corpus", "large.txt"]) == 2
     assert "0.1 minutes do not suffice to start: give at least 0.2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("seconds", "least", "most"), [(0.0, 2, 2), (0.4, 3, 40)])
+def test_a_slow_machine_times_two_steps_of_each_shape(monkeypatch, seconds, least, most):
+    """Others as many as there is time for; the first, which is slow, counts in neither case."""
+    made = dict.fromkeys(map(str, _PROBES), 0)
+
+    def step(shape: str) -> None:
+        made[shape] += 1
+        sleep(0.03 if made[shape] == 1 else 0.001)
+
+    monkeypatch.setattr(cost, "_TIMED", seconds)
+    monkeypatch.setattr(cost, "_step", lambda shape, *_: partial(step, str(shape)))
+    found = cost.probe(torch.device("cpu"), "32-true")
+    (count,) = set(made.values())
+    assert least <= count <= most
+    assert found.step(_PROBES[0]) < 0.015
 
 
 def test_other_programs_are_noticed(monkeypatch, capsys):
