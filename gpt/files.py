@@ -16,7 +16,7 @@ _PACKAGE = Path(__file__).parent
 
 
 def shipped(folder: str) -> Path:
-    """The folder `configs` or `recipes` of a wheel, or of a checkout, where `recipes` is called `data`."""
+    """`assets`, `configs` or `recipes` of a wheel, or of a checkout, where `recipes` is called `data`."""
     project = _PACKAGE.parent / "pyproject.toml"
     found = _PACKAGE / folder
     in_checkout = project.is_file() and 'name = "minimal-gpt"' in project.read_text(encoding="utf-8")

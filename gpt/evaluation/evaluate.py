@@ -54,7 +54,8 @@ def score_text(
     counts as no byte. Of examples, whose text is around them in a `template`, tokens and bytes of completions
     count. A split without text raises InputError.
     """
-    split = "val" if split is None and is_prepared(data) else split
+    if split is None and is_prepared(data):
+        split = "val"
     if split is None:  # nothing is held out
         reading["val_fraction"] = 0.0
     part = split or "train"

@@ -163,7 +163,7 @@ def beside(weights: str, given: Mapping[str, Any], plans: list[Plan]) -> Iterato
         most_bytes=plans[-1].text.most_bytes,
     )
     yield f"{weights} as it is: {bits:.3f} ± {error:.2f} bits per byte"
-    times = given["minutes"].replace(",", ", ")
+    times = ", ".join(f"{plan.minutes:g}" for plan in plans)
     yield f"{weights} tuned for {times} minutes: less than {bits:.3f}; how much less is not predicted"
     lower = [plan.minutes for plan in plans if plan.bits_per_byte + plan.error < bits]
     scratch = f"with {lower[0]:g} minutes or more train from scratch, with less " if lower else ""

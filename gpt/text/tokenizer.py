@@ -8,7 +8,6 @@ import lzma
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt.errors import InputError
+from gpt.files import shipped
 from gpt.text.table import END_OF_TEXT, WORDS, check_table, pack, read_table, unpack
 
 _FULL_SIZE = 50257
@@ -159,5 +159,5 @@ def split_at_words(text: str, longest: int) -> Iterator[str]:
 @cache
 def _table() -> list[bytes]:
     """GPT-2's tokens by rank."""
-    packed = files("gpt").joinpath("assets", "r50k_base.tiktoken.xz").read_bytes()
+    packed = (shipped("assets") / "r50k_base.tiktoken.xz").read_bytes()
     return unpack(lzma.decompress(packed).decode())

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from benchmarks.common import ROOT, Report, machine, run_python, say
 from scaling.sweep import TRIAL, columns
 
 from gpt.data.shards import META, Prepared
+from gpt.files import shipped
 from gpt.plan.plan import CHOICES
 from gpt.plan.recommend import trial_steps
 from gpt.plan.text import measure
@@ -86,7 +86,7 @@ def machine_name() -> str:
 
 def _here() -> dict[str, str]:
     """This machine, and a hash of the law."""
-    law = files("gpt").joinpath("assets", "law.json").read_bytes()
+    law = (shipped("assets") / "law.json").read_bytes()
     return {"machine": machine_name(), "law": hashlib.sha256(law).hexdigest()[:8]}
 
 

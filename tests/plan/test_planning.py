@@ -9,7 +9,6 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from time import sleep
 from types import SimpleNamespace
 
 import numpy as np
@@ -361,7 +360,7 @@ def test_a_slow_machine_times_two_steps_of_each_shape(monkeypatch, seconds, leas
 
     def step(shape: str) -> None:
         made[shape] += 1
-        sleep(0.03 if made[shape] == 1 else 0.001)
+        time.sleep(0.03 if made[shape] == 1 else 0.001)
 
     monkeypatch.setattr(cost, "_TIMED", seconds)
     monkeypatch.setattr(cost, "_step", lambda shape, *_: partial(step, str(shape)))
@@ -467,7 +466,7 @@ def test_within_the_error_of_a_prediction_weights_are_tuned(hurry, monkeypatch):
     given = dict.fromkeys(["data.val_fraction", "data.text_column", "model.config.context_length"])
     for far, scratch in ((0.9, False), (1.1, True)):
         bits = found.bits_per_byte + far * found.error
-        *_, take = recommend.beside("w", {**given, "data.corpus": "text.txt", "minutes": "1"}, [found])
+        *_, take = recommend.beside("w", {**given, "data.corpus": "text.txt"}, [found])
         assert ("train from scratch" in take) is scratch
 
 
