@@ -97,11 +97,8 @@ def run(name: str, arguments: list[str]) -> None:
             print(output)  # for the next command
     except (argparse.ArgumentError, jsonargparse.ArgumentError, UnicodeDecodeError, RecursionError) as error:
         unknown = re.search(r"unrecognized arguments.*?--([\w.-]+)", str(error))
-        near = (
-            difflib.get_close_matches(unknown[1], inspect.signature(function).parameters, 1)
-            if unknown
-            else []
-        )
+        names = inspect.signature(function).parameters
+        near = difflib.get_close_matches(unknown[1] if unknown else "", names, 1)
         meant = f"; did you mean --{near[0]}?" if near else ""
         told = re.sub(r'Parser key "(.+?)":\s*Expected a ', r"--\1: expected ", str(error))
         told = re.sub(r"<class '(.+?)'>", r"\1", told)

@@ -68,14 +68,14 @@ def as_dict(value: Any) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
-def seconds_of(name: str, text: str, unit: int = 60) -> float:
-    """The seconds in 90s, 10m, 8h, DD:HH:MM:SS or a plain number of `unit` seconds; else an InputError."""
+def seconds_of(name: str, text: str) -> float:
+    """The seconds in 90s, 10m, 8h, DD:HH:MM:SS or a plain number of minutes; else an InputError."""
     try:
         if ":" in text:
             days, hours, minutes, seconds = map(int, text.split(":"))
             return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds()
-        factor = _UNITS.get(text[-1:])
-        return float(text) * unit if factor is None else float(text[:-1]) * factor
+        number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "m")
+        return timedelta(seconds=float(number) * _UNITS[unit]).total_seconds()  # finite ones
     except (ValueError, OverflowError):
         raise InputError(f"--{name} {shown(text)}: expected a time, such as 90s, 10m or 8h") from None
 
@@ -100,7 +100,7 @@ def _is_a(value: Any, hint: Any) -> bool:
             if value is None:
                 return True
         elif kind in (int, float):
-            number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+            number = isinstance(value, int | kind) and not isinstance(value, bool)
             if number and abs(value) <= _LARGEST:
                 return True
         elif isinstance(value, getattr(kind, "__origin__", kind)):

@@ -41,7 +41,7 @@ class Stream:
 
     path: Path
     dtype: np.dtype[Any]
-    eot: int = 0
+    eot: int
 
     def __len__(self) -> int:
         return len(self.tokens)

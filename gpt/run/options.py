@@ -57,7 +57,7 @@ class TrainerOptions:
             value = getattr(self, name)
             if value < -1 or value == 0:
                 raise InputError(f"{name} must be positive, or -1 for no limit, got {value}")
-        if self.max_seconds is not None and not 0 < self.max_seconds < float("inf"):
+        if self.max_seconds is not None and self.max_seconds <= 0:
             raise InputError(f"max_time must be positive, got {self.max_time}")
         check_least(0, gradient_clip_val=self.gradient_clip_val)
         counts = ("val_check_interval", "accumulate_grad_batches", "devices")

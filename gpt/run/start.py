@@ -10,7 +10,7 @@ from gpt.errors import InputError
 from gpt.files import shipped
 from gpt.plain import as_dict, seconds_of, shown
 from gpt.plan.cost import Shape
-from gpt.plan.plan import PATIENCE, VALIDATIONS, Plan
+from gpt.plan.plan import GIVEN, PATIENCE, VALIDATIONS, Plan
 from gpt.plan.recommend import BYTES_PER_TOKEN, TUNED_CONTEXT, most_bytes, planner, time_machine
 from gpt.progress import notice, report
 from gpt.run.arguments import Values, options_of, recipe, scan, typed
@@ -22,17 +22,14 @@ from gpt.weights.checkpoint import RUNS, Checkpoint, RunPart, checkpoints_of, ne
 from gpt.weights.load import Found, read_weights
 
 AUTO_OR_NEW = "auto_or_new"
-_MOST_MINUTES = 1_000_000
 _CHOSEN_ANEW = ("resume", "ckpt_path", "minutes")  # by each start
 _FIXED = ("model.config.", "model.optimizer.name", "model.lora.rank", "model.init_from")  # by the weights
-_LIMITS = {"trainer.max_steps", "trainer.max_epochs", "trainer.max_time"}
+_LIMITS = ("trainer.max_steps", "trainer.max_epochs", "trainer.max_time")
 _UNPLANNED = (
     "resume",
     "ckpt_path",
     "data.tokens_per_update",
-    "trainer.max_steps",
-    "trainer.max_epochs",
-    "trainer.max_time",
+    *_LIMITS,
     "trainer.devices",
     "trainer.accumulate_grad_batches",
 )
@@ -75,6 +72,8 @@ def start(command: str, arguments: list[str]) -> Start:
         raise InputError("nothing to validate: give a checkpoint or a run's folder with --ckpt_path")
     _check_here("--config", files, own.keys())
     minutes = _minutes(asked)
+    if minutes is not None:  # what is wrong is said before anything is measured
+        _options({name: value for name, value in given.items() if name not in GIVEN})  # which a plan checks
     if wanted is not None and (checkpoint := find(wanted, asked.get("run"))):
         return _resumed(command, own, given, checkpoint)
     plan = None
@@ -132,10 +131,7 @@ def _minutes(asked: Values) -> float | None:
         return None
     if others := ", ".join(f"--{name}" for name in _UNPLANNED if name in asked):
         raise InputError(f"--minutes plans a new run of one process to its end: leave {others} out")
-    minutes = seconds_of("minutes", asked["minutes"]) / 60
-    if not 0 <= minutes <= _MOST_MINUTES:
-        raise InputError(f"--minutes {asked['minutes']}: expected a time, such as 90s, 10m or 8h")
-    return minutes
+    return seconds_of("minutes", asked["minutes"]) / 60
 
 
 def _options(values: Values) -> Options:
@@ -197,15 +193,14 @@ def _of_weights(found: Found, given: Values, minutes: float | None) -> Values:
     validation, and trains adapters where there is no memory for all weights.
     """
     config = found.config
-    weights = config.emb_dim * (12 * config.num_layers * config.emb_dim + config.vocab_size)
-    smaller = max(1.0, _GPT2_SMALL / weights)
-    steps = round(_TUNING_STEPS * smaller**0.5)
     context = given.get("model.config.context_length", min(TUNED_CONTEXT, config.context_length))
     windows = given.get("data.batch_size", max(1, _TUNING_TOKENS // context))
+    shape = Shape(config.vocab_size, context, config.emb_dim, config.num_layers, windows)
+    smaller = max(1.0, _GPT2_SMALL / (shape.blocks + shape.table))
+    steps = round(_TUNING_STEPS * smaller**0.5)
     values: Values = {"model.config.context_length": context, "data.batch_size": windows}
     if minutes is not None:
         cost = time_machine(given)
-        shape = Shape(config.vocab_size, context, config.emb_dim, config.num_layers, windows)
         most = most_bytes(cost, minutes, shape, _LEAST_TUNED)
         batches = held_out_bytes(most) / BYTES_PER_TOKEN / shape.tokens  # to validate, each a third of a step
         values |= {"data.most_bytes": most, "early_stopping": PATIENCE}
@@ -215,7 +210,7 @@ def _of_weights(found: Found, given: Values, minutes: float | None) -> Values:
             values["model.lora.rank"] = _ADAPTERS
             what = f"all weights would take {shape.memory() / 1e9:.1f} GB of memory"
             report(f"{what}, and {cost.memory / 1e9:.1f} GB are free: adapters are trained")
-    elif not _LIMITS & given.keys():
+    elif not given.keys() & _LIMITS:
         values["trainer.max_steps"] = steps
     rate = min(_TUNING_RATE * smaller ** (2 / 3), _MOST_RATE)
     adapters = {**values, **given}.get("model.lora.rank")

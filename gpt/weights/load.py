@@ -121,11 +121,11 @@ def start_from(path: StrPath, config: GPTConfig) -> GPT:
 def choose_device(name: Device = "auto") -> torch.device:
     """The device of that name, else InputError; `auto` takes a CUDA GPU, else Apple's MPS, else the CPU.
 
-    So does `gpu`, which is what a Trainer calls the first two.
+    A GPU is also called `gpu`, as by a Trainer.
     """
     found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     usable = [device for device, available in found.items() if available]
-    best = ("auto", "gpu")
+    best = ("auto", "gpu")[: len(usable)]  # a CPU alone is no GPU
     if name not in (*best, *usable):
         raise InputError(f"there is no device {name} here, expected auto or one of {', '.join(usable)}")
     return torch.device(usable[0] if name in best else name)

@@ -328,7 +328,7 @@ def test_a_run_keeps_its_time_and_repeats_exactly(hurry, capsys):
         (["--minutes", "1", "--trainer.max_steps", "5"], "leave --trainer.max_steps out"),
         (["--minutes", "1", "--trainer.accumulate_grad_batches", "4"], "accumulate_grad_batches out"),
         (["--minutes", "long"], "--minutes 'long': expected a time"),
-        (["--minutes", "-1"], "--minutes -1: expected a time"),
+        (["--minutes", "-1"], "-1 minutes do not suffice to start: give at least"),
     ],
 )
 def test_minutes_that_cannot_be_planned(hurry, more, line, capsys):
@@ -336,6 +336,26 @@ def test_minutes_that_cannot_be_planned(hurry, more, line, capsys):
     err = capsys.readouterr().err
     assert line in err and err.count("\n") == 1
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "line"),
+    [
+        ("run", "../mine", "expected a plain folder name for --run, got '../mine'"),
+        ("early_stopping", "0", "early_stopping must be at least 1, got 0"),
+        ("data.bpe_dropout", "3", "bpe_dropout must be in [0, 1], got 3.0"),
+        ("model.optimizer.lr", "-1", "lr must be at least 0, got -1.0"),
+        ("trainer.val_check_interval", "0", "val_check_interval must be at least 1, got 0"),
+        ("trainer.accelerator", "gpu", "there is no device gpu here, expected auto or one of cpu"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_measured(hurry, option, value, line, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(recommend, "probe", None)
+    monkeypatch.setattr(recommend, "measure", None)
+    assert main(["fit", *PLAIN, "--minutes", "1", f"--{option}", value]) == 2
+    assert capsys.readouterr().err == f"gpt fit: {line}\n"
 
 
 def test_a_value_of_another_type_is_answered_with_what_was_given_and_expected(capsys):
