@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt.data.prepare import prepare_for
-from gpt.data.shards import Prepared
+from gpt.data.shards import Prepared, token_ids
 from gpt.errors import InputError, check_least
 from gpt.plain import build, parse_yaml
 from gpt.text.template import Template
@@ -29,8 +29,7 @@ def training_text(run: Path | None, tokenizer: Tokenizer) -> NDArray[Any]:
         folder = prepare_for(tokenizer, data["corpus"], template=template, **options)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"the training text of {run} is not at hand: {error}") from None
-    ids = Prepared(folder).stream("train").tokens
-    return ids if ids.dtype.kind == "u" else np.maximum(ids, ~ids).view("u4")  # also what is not scored
+    return token_ids(Prepared(folder).stream("train").tokens).astype("u4")  # also what is not scored
 
 
 class Copied:

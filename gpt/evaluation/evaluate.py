@@ -54,9 +54,9 @@ def score_text(
     counts as no byte. Of examples, whose text is around them in a `template`, tokens and bytes of completions
     count. A split without text raises InputError.
     """
-    if split is None and is_prepared(data):
-        split = "val"
-    if split is None:  # nothing is held out
+    if is_prepared(data):
+        split = split or "val"
+    elif split is None:  # nothing is held out
         reading["val_fraction"] = 0.0
     part = split or "train"
     prepared = Prepared(prepare_for(tokenizer, data, **reading))

@@ -22,6 +22,7 @@ from gpt.weights.checkpoint import RUNS, Checkpoint, RunPart, checkpoints_of, ne
 from gpt.weights.load import Found, read_weights
 
 AUTO_OR_NEW = "auto_or_new"
+_MOST_MINUTES = 1_000_000
 _CHOSEN_ANEW = ("resume", "ckpt_path", "minutes")  # by each start
 _FIXED = ("model.config.", "model.optimizer.name", "model.lora.rank", "model.init_from")  # by the weights
 _LIMITS = ("trainer.max_steps", "trainer.max_epochs", "trainer.max_time")
@@ -72,17 +73,18 @@ def start(command: str, arguments: list[str]) -> Start:
         raise InputError("nothing to validate: give a checkpoint or a run's folder with --ckpt_path")
     _check_here("--config", files, own.keys())
     minutes = _minutes(asked)
-    if minutes is not None:  # what is wrong is said before anything is measured
-        _options({name: value for name, value in given.items() if name not in GIVEN})  # which a plan checks
     if wanted is not None and (checkpoint := find(wanted, asked.get("run"))):
         return _resumed(command, own, given, checkpoint)
     plan = None
     weights = None
+    # What is wrong is said before anything is measured.
     if "model.init_from" in asked:
+        _options(given)
         weights = replace(read_weights(asked["model.init_from"]), weights={})  # which the model reads itself
     if asked.get("trainer.deterministic"):  # before a plan has cuBLAS multiply anything
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if minutes is not None and weights is None:
+        _options({name: value for name, value in given.items() if name not in GIVEN})  # which a plan checks
         plan = planner(asked)(minutes)
         report(str(plan))
         given = {**typed(plan.options()), **given}
@@ -131,7 +133,10 @@ def _minutes(asked: Values) -> float | None:
         return None
     if others := ", ".join(f"--{name}" for name in _UNPLANNED if name in asked):
         raise InputError(f"--minutes plans a new run of one process to its end: leave {others} out")
-    return seconds_of("minutes", asked["minutes"]) / 60
+    minutes = seconds_of("minutes", asked["minutes"]) / 60
+    if not 0 <= minutes <= _MOST_MINUTES:
+        raise InputError(f"--minutes {asked['minutes']}: expected a time, such as 90s, 10m or 8h")
+    return minutes
 
 
 def _options(values: Values) -> Options:
@@ -203,9 +208,12 @@ def _of_weights(found: Found, given: Values, minutes: float | None) -> Values:
         cost = time_machine(given)
         most = most_bytes(cost, minutes, shape, _LEAST_TUNED)
         batches = held_out_bytes(most) / BYTES_PER_TOKEN / shape.tokens  # to validate, each a third of a step
-        values |= {"data.most_bytes": most, "early_stopping": PATIENCE}
-        values["trainer.max_time"] = f"{60 * minutes}s"
-        values["trainer.val_check_interval"] = max(steps // VALIDATIONS, round(2 * batches))
+        values |= {
+            "data.most_bytes": most,
+            "early_stopping": PATIENCE,
+            "trainer.max_time": f"{60 * minutes}s",
+            "trainer.val_check_interval": max(steps // VALIDATIONS, round(2 * batches)),
+        }
         if shape.memory() > cost.memory and "model.lora.rank" not in given:
             values["model.lora.rank"] = _ADAPTERS
             what = f"all weights would take {shape.memory() / 1e9:.1f} GB of memory"

@@ -328,7 +328,7 @@ def test_a_run_keeps_its_time_and_repeats_exactly(hurry, capsys):
         (["--minutes", "1", "--trainer.max_steps", "5"], "leave --trainer.max_steps out"),
         (["--minutes", "1", "--trainer.accumulate_grad_batches", "4"], "accumulate_grad_batches out"),
         (["--minutes", "long"], "--minutes 'long': expected a time"),
-        (["--minutes", "-1"], "-1 minutes do not suffice to start: give at least"),
+        (["--minutes", "-1"], "--minutes -1: expected a time"),
     ],
 )
 def test_minutes_that_cannot_be_planned(hurry, more, line, capsys):
@@ -355,6 +355,21 @@ def test_what_is_wrong_is_said_before_anything_is_measured(hurry, option, value,
     monkeypatch.setattr(recommend, "probe", None)
     monkeypatch.setattr(recommend, "measure", None)
     assert main(["fit", *PLAIN, "--minutes", "1", f"--{option}", value]) == 2
+    assert capsys.readouterr().err == f"gpt fit: {line}\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ("data.batch_size", "batch_size must be at least 1, got 0"),
+        ("model.config.context_length", "context_length must be at least 1, got 0"),
+    ],
+)
+@pytest.mark.parametrize("minutes", [[], ["--minutes", "1"]])
+def test_nothing_is_tuned_around_zero(hurry, option, line, minutes, model, monkeypatch, capsys):
+    model.save_pretrained("weights")
+    monkeypatch.setattr(recommend, "probe", None)
+    assert main(["fit", *PLAIN, *minutes, "--model.init_from", "weights", f"--{option}", "0"]) == 2
     assert capsys.readouterr().err == f"gpt fit: {line}\n"
 
 
