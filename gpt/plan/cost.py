@@ -84,9 +84,8 @@ _PROBES = [
 ]
 # On a GPU those only show how long it takes to start the work of a step; these fill it.
 _LARGE = [
-    Shape(16384, 256, 768, 6, 64),
-    Shape(1024, 1024, 512, 6, 24),
-    Shape(16384, 64, 256, 2, 512),
+    Shape(16384, 512, 384, 4, 96),
+    Shape(8192, 64, 512, 6, 768),
     Shape(512, 128, 1024, 12, 64),
 ]
 
