@@ -45,6 +45,7 @@ class Law:
     table_power: float
     bytes: float  # of the bytes seen, after the discounts below
     bytes_power: float
+    token_power: float  # of a token's bytes: a token teaches more, the longer it is
     context: float  # of the bytes in a window
     context_power: float
     copying: float  # times `Trial.repeated`: how much the pace grows as a model learns, late, to copy
@@ -108,7 +109,7 @@ class Law:
             overfit: how much of it is learned by heart, of as much as usual.
         """
         wasted = batch / self.batch * (np.minimum(seen, unique) / 1e6) ** -_BATCH_POWER
-        effective = seen / (1 + wasted) / (1 + context / self.window) / per_token
+        effective = seen / (1 + wasted) / (1 + context / self.window) / per_token**self.token_power
         again = np.maximum(seen / unique, 1.0) - 1  # passes after the first
         by_heart = overfit * (blocks + self.table_overfit * table) / unique * again
         return (

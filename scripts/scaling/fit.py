@@ -24,7 +24,7 @@ ROOT, TABLE = Path(__file__).parents[2], Path(__file__).with_name("sweep.csv")
 # Where the search begins, and the width of a weak prior on the logarithm of each constant.
 START = {
     **{"blocks": (4.0, 1.5), "blocks_power": (0.3, 0.4), "table": (30.0, 1.5), "table_power": (0.3, 0.4)},
-    **{"bytes": (30.0, 2.0), "bytes_power": (0.3, 0.4)},
+    **{"bytes": (30.0, 2.0), "bytes_power": (0.3, 0.4), "token_power": (1.0, 0.5)},
     **{"context": (1.0, 1.5), "context_power": (0.6, 0.5), "window": (200.0, 1.0)},
     **{"copying": (1.0, 1.0), "batch": (3000.0, 1.0)},
     **{"overfit": (0.005, 2.0), "table_overfit": (3.0, 1.0)},
@@ -44,6 +44,8 @@ FAMILIES = {  # extracts, translations
     **dict.fromkeys(("handbook-en", "handbook-ru", "handbook-zh", "html-it", "ja"), "handbook"),
     **{"100kb": "quotes", "fortunes-de200": "fortunes-de", "elisp200": "elisp"},
     **dict.fromkeys(("french", "finnish100"), "aptitude"),
+    **dict.fromkeys(("shakespeare-1", "shakespeare-4"), "shakespeare"),
+    **dict.fromkeys(("java-1", "java-4"), "java"),
 }
 USUAL = 1.0, 0.4  # times the law's learning rates; weight decay
 FITTED = "sweep.csv", "by_hand.csv", "planned.csv", "earlier.csv", "gpu.csv", "regularised.csv"
