@@ -37,7 +37,7 @@ _FEWEST_WINDOWS = 6  # of a batch: fewer look at too few places of the text
 _FEWEST_STEPS = 50
 _MOST_WEIGHTS = 5  # for each byte of text: few cells of the law have more
 _MOST_PASSES = 60  # over the text: two cells of the law have more
-_BYTES_FOR_ID = 225  # of text: with so many, 4,096 ids were 2 % better than 2,048
+_FEWEST_BYTES_FOR_ID = 225  # of text: with so many, 4,096 ids were 2 % better than 2,048
 _DOUBT = 0.05  # of the bits per byte: by so much must a run be better that the law was not measured for
 END_SECONDS = 2.0  # after the last validation: a checkpoint, the loss curve, the end of the process
 
@@ -216,7 +216,7 @@ def _candidates(text: Text, given: Mapping[str, Any], memory: float) -> tuple[Sh
     fits &= respelled >= (dropout > 0)  # dropout alone was tried on one text
     fits &= (windows >= _FEWEST_WINDOWS) | (_WINDOWS in given)
     fits &= context * per_token < text.train_bytes / 4
-    supported = text.train_bytes >= _BYTES_FOR_ID * vocab_size
+    supported = text.train_bytes >= _FEWEST_BYTES_FOR_ID * vocab_size
     fits &= supported | (vocab_size == min(text.bytes_per_token))
     if not {"model.config.emb_dim", "model.config.num_layers"} & set(given):
         fits &= (layers >= width / 96) & (layers <= width / 16)  # no tower, no pancake

@@ -112,6 +112,12 @@ def test_a_text_gets_a_model_of_its_size(size, minutes, widest, passes):
     assert 0.5 < found.bits_per_byte < 4.5
 
 
+@pytest.mark.parametrize(("size", "vocab_size"), [(1_000_000, 2048), (1_030_000, 4096)])
+def test_a_vocabulary_has_225_bytes_of_text_for_each_id(size, vocab_size):
+    """A tenth is held out of both."""
+    assert plan(size, 2).shape.vocab_size == vocab_size
+
+
 @pytest.mark.parametrize(("minutes", "dropout"), [(0.6, 0.0), (2, 0.1), (60, 0.2)])
 def test_a_text_that_the_time_allows_to_read_often_is_read_with_dropout(minutes, dropout):
     plain = plan(200_000, minutes, model__config__dropout=0.0)
