@@ -17,10 +17,12 @@ from gpt.progress import report
 from gpt.training.device import free_memory
 from gpt.training.loss import linear_cross_entropy
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
+from gpt.training.sampled import sampled_share
 
 _TIMED = 2.0  # seconds, or as long as two steps of each shape take, of which the first does not count
 _BUSY = 0.8  # of its cores' time that a process gets: on an idle machine all of it
 _TRAINER = 1.05  # a step by the Trainer with a run's callbacks, over a bare one
+_SAMPLED = 8  # on a CPU, a random one in so many ids that are no target; on a GPU this was not measured
 _SOFTMAX = 64  # more columns of the head take as long as the softmax of a token's logits
 
 
@@ -49,14 +51,15 @@ class Shape:
         """Weights of the token embedding, which is also the head."""
         return self.vocab_size * self.emb_dim
 
-    def work(self) -> NDArray[Any]:
+    def work(self, sampled_softmax: int = 1) -> NDArray[Any]:
         """How much of each kind of work a step has, (kinds, ...)."""
         n = self.tokens
         d = self.emb_dim
         layers = self.num_layers
+        scored = self.vocab_size * sampled_share(self.vocab_size, n, sampled_softmax)
         kinds = (
             n * self.blocks,
-            n * self.vocab_size * (d + _SOFTMAX),
+            n * scored * (d + _SOFTMAX),
             n * layers * self.context_length * d,
             n * layers * d,
             np.ones_like(d),  # calls
@@ -96,10 +99,11 @@ class Cost:
 
     seconds: tuple[float, ...]
     memory: float
+    sampled_softmax: int = 1  # of the runs that are planned
 
-    def step(self, shape: Shape) -> Any:
+    def step(self, shape: Shape, sampled_softmax: int = 1) -> Any:
         """Seconds of a training step."""
-        return np.tensordot(self.seconds, shape.work(), 1)
+        return np.tensordot(self.seconds, shape.work(sampled_softmax), 1)
 
 
 def probe(device: torch.device, precision: str) -> Cost:
@@ -125,10 +129,10 @@ def probe(device: torch.device, precision: str) -> Cost:
             " they left, and becomes longer when they end",
             prefix="",
         )
-    return fit_cost(zip(shapes, seconds, strict=True), memory)
+    return fit_cost(zip(shapes, seconds, strict=True), memory, _SAMPLED if device.type == "cpu" else 1)
 
 
-def fit_cost(timed: Iterable[tuple[Shape, float]], memory: float) -> Cost:
+def fit_cost(timed: Iterable[tuple[Shape, float]], memory: float, sampled_softmax: int = 1) -> Cost:
     """The cost with the least relative errors over the timed shapes; no work takes negative time."""
     work = np.stack([shape.work() / seconds for shape, seconds in timed])
     target = work.sum(axis=0)
@@ -137,7 +141,7 @@ def fit_cost(timed: Iterable[tuple[Shape, float]], memory: float) -> Cost:
     for _ in range(3000):  # coordinate descent: each in turn takes its best value that is not negative
         for i in range(len(found)):
             found[i] = max(0.0, found[i] + (target[i] - squares[i] @ found) / squares[i, i])
-    return Cost(seconds=tuple(found), memory=memory)
+    return Cost(seconds=tuple(found), memory=memory, sampled_softmax=sampled_softmax)
 
 
 def _step(shape: Shape, device: torch.device, precision: str) -> Callable[[], None]:

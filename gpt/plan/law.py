@@ -129,9 +129,3 @@ class Law:
     def load(cls) -> "Law":
         """The law that comes with this package."""
         return cls(**json.loads((shipped("assets") / "law.json").read_text(encoding="utf-8")))
-
-
-def learning_rates(steps: int, width: int, batch: int) -> tuple[float, float]:
-    """The peak learning rates of the blocks' matrices and of the other weights; `batch` in tokens."""
-    rate = 0.009 * (steps / 1000) ** -0.25 * (128 / width * max(1, batch / 4096)) ** 0.5
-    return round(rate, 6), round(1.5 * rate, 6)

@@ -9,8 +9,10 @@ import numpy as np
 
 from gpt.errors import InputError
 from gpt.plan.cost import Cost, Shape
-from gpt.plan.law import STEADY, Law, learning_rates
+from gpt.plan.law import STEADY, Law
 from gpt.plan.text import BPE_DROPOUT, Text
+from gpt.training.sampled import WHOLE
+from gpt.training.schedule import learning_rates
 
 _DROPOUT = "model.config.dropout"
 CHOICES: dict[str, tuple[float, ...]] = {
@@ -51,6 +53,8 @@ class Plan:
     num_heads: int
     dropout: float
     bpe_dropout: float
+    sampled_softmax: int
+    slower: float  # so many times as long takes a step that does not sample
     steps: int
     text: Text
     seconds: float  # of the whole process
@@ -116,6 +120,7 @@ class Plan:
             "temperature_scaling": True,
             "model": {
                 "config": config,
+                "sampled_softmax": self.sampled_softmax,
                 "optimizer": {
                     "lr": lr,
                     "rest_lr": rest_lr,
@@ -145,8 +150,11 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
     """
     trial = text.trial
     shape, per_token, respelled, dropout = _candidates(text, given, cost.memory)
-    step = cost.step(shape)
-    validation = step / 3 * text.val_fraction * text.size / (per_token * shape.tokens)
+    whole = cost.step(shape)  # scores all ids
+    step = cost.step(shape, cost.sampled_softmax)
+    slower = whole / step
+    step = step + WHOLE * (whole - step)
+    validation = whole / 3 * text.val_fraction * text.size / (per_token * shape.tokens)
     validations = np.clip(_VALIDATING * 60 * minutes / validation, 2, VALIDATIONS)
     around = start + END_SECONDS + text.tokenizing + validations * validation
     step = step * _DROPPING ** (dropout > 0) + respelled * shape.tokens * text.respelling
@@ -178,6 +186,8 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
         num_heads=given.get(_HEADS) or _heads(best.emb_dim),
         dropout=float(dropout[i]),
         bpe_dropout=BPE_DROPOUT * bool(respelled[i]),
+        sampled_softmax=cost.sampled_softmax,
+        slower=slower[i],
         steps=made,
         text=text,
         seconds=around[i] + made * step[i],

@@ -20,7 +20,7 @@ from gpt.config import GPTConfig
 from gpt.data.corpus import find_corpus
 from gpt.data.respelling import Respelling
 from gpt.data.shards import Prepared, is_prepared
-from gpt.data.split import SPLITS, Divided
+from gpt.data.split import SPLITS, Divided, sample
 from gpt.data.windows import IGNORE_INDEX
 from gpt.errors import InputError
 from gpt.evaluation.scoring import bits_per_byte, quarters, repeated, score, target_bytes
@@ -34,8 +34,8 @@ from gpt.training.device import default_precision
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.schedule import learning_rate_factor
 
-_SAMPLE = 1 << 20  # characters, in parts from all of the text
-_PART = 2_000  # characters: long ones would miss what is alike in neighbouring documents
+_SAMPLE = 1 << 18  # tokens of a prepared folder
+_RESPELLED = 40_000  # characters, to time BPE-dropout with
 _SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 _FEWEST_HELD_OUT = 100  # bytes
 BPE_DROPOUT = 0.05
@@ -98,9 +98,7 @@ def measure(corpus: str, steps: int = 100, **reading: Any) -> Text:
         trial=trial,
         error=error * math.sqrt(size / max(size, held_out)),
         bytes_per_token={one.n_vocab: size / len(one.encode_array(val)) for one in tokenizers},
-        respelling=Respelling(BPE_DROPOUT, middle.tokens, 0).seconds(
-            middle.encode_array(train[: 20 * _PART])
-        ),
+        respelling=Respelling(BPE_DROPOUT, middle.tokens, 0).seconds(middle.encode_array(train[:_RESPELLED])),
         **known,
     )
 
@@ -113,7 +111,7 @@ def _prepared(folder: str) -> _Parts:
     """Of a folder of `gpt prepare`."""
     prepared = Prepared(folder)
     sizes = [prepared.counts[split].bytes for split in SPLITS]
-    train, val = (prepared.tokenizer.decode(prepared.spread_ids(_SAMPLE // 4, split)) for split in SPLITS)
+    train, val = (prepared.tokenizer.decode(prepared.spread_ids(_SAMPLE, split)) for split in SPLITS)
     return [prepared.tokenizer], train, val, {"size": sum(sizes), "val_fraction": sizes[1] / sum(sizes)}
 
 
@@ -145,15 +143,6 @@ def _read(
         "tokenizing": divided.size * seconds / len(train.encode()) / cores() * _AROUND_TOKENIZING,
     }
     return tokenizers, train, val, known
-
-
-def sample(text: str, most: int = _SAMPLE) -> str:
-    """Parts from all of a text, at most so many characters."""
-    if len(text) <= most:
-        return text
-    number = most // _PART
-    starts = (i * len(text) // number for i in range(number))
-    return "".join(text[start : start + _PART] for start in starts)
 
 
 def try_out(train: str, val: str, size: float, steps: int) -> tuple[Trial, float]:

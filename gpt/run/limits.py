@@ -10,6 +10,7 @@ from gpt.plan.plan import END_SECONDS, Plan
 from gpt.progress import report
 from gpt.run.options import Options
 from gpt.run.signals import Stopped
+from gpt.training.sampled import sampled_steps
 from gpt.weights.checkpoint import RunPart
 
 _RECENT = 0.2  # fraction of the run over which speed is averaged
@@ -39,11 +40,14 @@ class Limits:
             raise InputError("the run needs an end: give --trainer.max_steps, max_epochs or max_time")
         # The first update of a run that compiles, or has begun just now, says nothing of the speed.
         warms_up = options.model.compile or minutes
-        self._marks = [] if warms_up else [(run.step, run.seconds)]  # updates, seconds without validations
+        self._marks: list[tuple[float, float]] = []  # updates by `_weighed`, seconds without validations
+        if not warms_up:
+            self._marks.append((run.step, run.seconds))
         self._corrected = 0.0  # when, in seconds
         self._validating = 0.0  # seconds of all validations
         self._validation = plan.validation if plan else 0.0  # seconds of the last
         self._whole = plan is None or plan.is_whole
+        self._slower = plan.slower if plan and options.model.sampled_softmax > 1 else 1.0
 
     def count(self, steps_per_epoch: int) -> None:
         """Turn epochs into updates; a run that has a total already keeps it in the place of max_steps."""
@@ -81,17 +85,18 @@ class Limits:
         """Count an update, after so many seconds of training and validation."""
         if self.seconds is None:
             return
-        step = self.run.step
+        run = self.run
         now = elapsed - self._validating
         if self.plan and now < _EVERY * self.seconds:
             return
         marks = self._marks
-        marks.append((step, now))
+        work = self._weighed(run.step)
+        marks.append((work, now))
         while len(marks) > 2 and now - marks[1][1] > _RECENT * self.seconds:
             del marks[0]
         first, since = marks[0]
-        if step > first:
-            self.run.seconds_per_step = (now - since) / (step - first)
+        if work > first:
+            run.seconds_per_step = (now - since) / (work - first)
         self._keep_time(elapsed)
 
     def paused(self, seconds: float) -> None:
@@ -188,7 +193,12 @@ class Limits:
             ahead = (step + steps) // every - (step - 1) // every
             validations = ahead + bool(self.minutes)
             steps = int((left - validations * self._validation) / speed)
-        return step + max(0, steps)
+        sampled = max(0, sampled_steps(self.run.total) - step)
+        return step + max(0, min(steps, sampled + int((steps - sampled) / self._slower)))
+
+    def _weighed(self, step: int) -> float:
+        """So many updates that sample the vocabulary would take as long as those up to `step`."""
+        return step + (self._slower - 1) * max(0, step - sampled_steps(self.run.total))
 
 
 def _clock(seconds: float) -> str:

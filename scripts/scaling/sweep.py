@@ -24,16 +24,17 @@ from gpt.data.builtin import python_docs, python_stdlib
 from gpt.data.module import TokenData
 from gpt.data.prepare import prepare_for
 from gpt.data.shards import Prepared
+from gpt.data.split import sample
 from gpt.data.windows import EvalWindows
 from gpt.files import atomic_write, cache_folder
 from gpt.model import GPT
-from gpt.plan.law import Trial, learning_rates
+from gpt.plan.law import Trial
 from gpt.plan.recommend import trial_steps
-from gpt.plan.text import sample, try_out
+from gpt.plan.text import try_out
 from gpt.training.device import cpu_multiplies_bfloat16, default_precision, keep_freed_memory
 from gpt.training.loss import linear_cross_entropy
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
-from gpt.training.schedule import learning_rate_factor
+from gpt.training.schedule import learning_rate_factor, learning_rates
 
 TABLE = Path(__file__).with_name("sweep.csv")
 HELD_OUT = 100_000  # bytes, the same for all cells of a kind

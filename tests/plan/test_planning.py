@@ -28,7 +28,7 @@ from gpt.data.split import SPLITS, Divided
 from gpt.errors import InputError
 from gpt.plan import cost, recommend
 from gpt.plan.cost import _LARGE, _PROBES, Shape, fit_cost
-from gpt.plan.law import Law, Trial, learning_rates
+from gpt.plan.law import Law, Trial
 from gpt.plan.plan import END_SECONDS, Plan, choose
 from gpt.plan.text import Text, measure
 from gpt.run.limits import Limits
@@ -37,6 +37,7 @@ from gpt.run.start import start
 from gpt.threads import cores
 from gpt.training.module import LanguageModel
 from gpt.training.optimizers import OptimizerConfig
+from gpt.training.schedule import learning_rates
 from gpt.weights.checkpoint import RunPart
 from gpt.weights.load import GPT
 
@@ -826,8 +827,8 @@ def test_the_standard_error_is_that_of_all_that_is_held_out(tmp_path, monkeypatc
     (tmp_path / "a.txt").write_text(words_of(420_000), "utf-8")
     found = measure(str(tmp_path / "a.txt"), steps=6)
     assert 0.0005 < found.error < 0.05
-    monkeypatch.setattr("gpt.plan.text._SAMPLE", 8000)
-    monkeypatch.setattr("gpt.plan.text._PART", 1000)
+    monkeypatch.setattr("gpt.plan.text._SCORED", 8000)
+    monkeypatch.setattr("gpt.data.split._PART", 1000)
     assert measure(str(tmp_path / "a.txt"), steps=6).error < 2.5 * found.error  # else 4.2
     law = replace(Law.load(), error=0.03)
     planned = choose(found, MACHINE, law, 1, {}, START)

@@ -66,7 +66,7 @@ def test_validate_needs_a_checkpoint_and_takes_a_runs_folder(workplace, capsys):
 
 def test_a_config_is_a_file_or_one_of_the_package(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert start("fit", ["--config", "tinyshakespeare"]).options.model.config.emb_dim == 160
+    assert start("fit", ["--config", "tinyshakespeare"]).options.model.config.emb_dim == 128
     (tmp_path / "tinyshakespeare").write_text("run: mine\n", encoding="utf-8")  # a file comes first
     assert start("fit", ["--config", "tinyshakespeare"]).options.run == "mine"
     assert main(["fit", "--config", "../quick"]) == 2
