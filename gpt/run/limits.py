@@ -92,7 +92,10 @@ class Limits:
         marks = self._marks
         work = self._weighed(run.step)
         marks.append((work, now))
-        while len(marks) > 2 and now - marks[1][1] > _RECENT * self.seconds:
+        switch = sampled_steps(run.total) if self.options.model.sampled_softmax > 1 else 0
+        while len(marks) > 2 and (
+            now - marks[1][1] > _RECENT * self.seconds or marks[0][0] < switch <= marks[-2][0]
+        ):
             del marks[0]
         first, since = marks[0]
         if work > first:

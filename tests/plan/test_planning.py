@@ -35,7 +35,7 @@ from gpt.run.limits import Limits
 from gpt.run.options import Options, TrainerOptions
 from gpt.run.start import start
 from gpt.threads import cores
-from gpt.training.module import LanguageModel
+from gpt.training.module import LanguageModel, ModelOptions
 from gpt.training.optimizers import OptimizerConfig
 from gpt.training.schedule import learning_rates
 from gpt.weights.checkpoint import RunPart
@@ -675,6 +675,44 @@ def test_slow_first_steps_do_not_change_the_number_of_steps(monkeypatch, capsys)
         limits.update(now)
         assert run.total == 586
     assert "in the time" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("planned", [1.5, 1.2, 2.0])
+def test_the_last_fifth_of_the_steps_takes_longer_where_the_others_sample(planned, monkeypatch, capsys):
+    """Half as long again, as planned or not."""
+    now = 0.0
+    monkeypatch.setattr("time.perf_counter", lambda: 7.0 + now)
+    monkeypatch.setattr("gpt.run.limits.STARTED", 7.0 + END_SECONDS)
+    options = Options(
+        trainer=TrainerOptions(max_steps=545, val_check_interval=1000), model=ModelOptions(sampled_softmax=8)
+    )
+    run = RunPart()
+    plan = SimpleNamespace(validation=0.0, is_whole=True, slower=planned)
+    limits = Limits(options, run, plan, 1.0)
+    limits.count(0)
+    limits.begin()
+    while not limits.is_over:
+        now += 0.1 if run.step < 0.8 * run.total else 0.15
+        run.step += 1
+        limits.update(now)
+    assert now == pytest.approx(60.0, rel=0.011)
+    assert ("in the time" in capsys.readouterr().err) == (planned != 1.5)
+
+
+@pytest.mark.parametrize(("ids", "least"), [(4096, 1.5), (16384, 2.5)])
+def test_a_plan_knows_what_sampling_saves(ids, least):
+    """In its steps, not in its validations, and more of them where the vocabulary is large."""
+    text = text_of(12_000_000)
+    text = replace(text, bytes_per_token={ids: text.bytes_per_token[ids]})
+    sizes = {"emb_dim": 96, "num_layers": 1, "context_length": 64}
+    given = {"data.batch_size": 24, **{f"model.config.{name}": size for name, size in sizes.items()}}
+    machines = MACHINE, replace(MACHINE, sampled_softmax=8)
+    whole, sampled = (choose(text, machine, Law.load(), 10, given, START) for machine in machines)
+    assert (whole.sampled_softmax, whole.slower) == (1, 1.0)
+    assert sampled.options()["model"]["sampled_softmax"] == 8
+    assert sampled.slower > least
+    assert whole.validation == sampled.validation
+    assert sampled.steps * (0.2 + 0.8 / sampled.slower) == pytest.approx(whole.steps, rel=0.01)
 
 
 @pytest.mark.parametrize(
