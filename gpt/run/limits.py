@@ -40,9 +40,8 @@ class Limits:
             raise InputError("the run needs an end: give --trainer.max_steps, max_epochs or max_time")
         # The first update of a run that compiles, or has begun just now, says nothing of the speed.
         warms_up = options.model.compile or minutes
-        self._marks: list[tuple[float, float]] = []  # updates by `_weighed`, seconds without validations
-        if not warms_up:
-            self._marks.append((run.step, run.seconds))
+        # Updates as `_weighed` counts them, and seconds without validations.
+        self._marks = [] if warms_up else [(float(run.step), run.seconds)]
         self._corrected = 0.0  # when, in seconds
         self._validating = 0.0  # seconds of all validations
         self._validation = plan.validation if plan else 0.0  # seconds of the last
@@ -92,6 +91,7 @@ class Limits:
         marks = self._marks
         work = self._weighed(run.step)
         marks.append((work, now))
+        # Where sampling ends, the speed changes: then what was before says nothing of it.
         switch = sampled_steps(run.total) if self.options.model.sampled_softmax > 1 else 0
         while len(marks) > 2 and (
             now - marks[1][1] > _RECENT * self.seconds or marks[0][0] < switch <= marks[-2][0]
