@@ -10,7 +10,7 @@ from gpt.plan.plan import END_SECONDS, Plan
 from gpt.progress import report
 from gpt.run.options import Options
 from gpt.run.signals import Stopped
-from gpt.training.sampled import sampled_steps
+from gpt.training.sampled import WHOLE, sampled_steps
 from gpt.weights.checkpoint import RunPart
 
 _RECENT = 0.2  # fraction of the run over which speed is averaged
@@ -40,8 +40,8 @@ class Limits:
             raise InputError("the run needs an end: give --trainer.max_steps, max_epochs or max_time")
         # The first update of a run that compiles, or has begun just now, says nothing of the speed.
         warms_up = options.model.compile or minutes
-        # Updates as `_weighed` counts them, and seconds without validations.
-        self._marks = [] if warms_up else [(float(run.step), run.seconds)]
+        self._work = 0.0  # updates since then, in the time of one that samples the vocabulary
+        self._marks = [] if warms_up else [(self._work, run.seconds)]  # seconds without validations
         self._corrected = 0.0  # when, in seconds
         self._validating = 0.0  # seconds of all validations
         self._validation = plan.validation if plan else 0.0  # seconds of the last
@@ -89,17 +89,16 @@ class Limits:
         if self.plan and now < _EVERY * self.seconds:
             return
         marks = self._marks
-        work = self._weighed(run.step)
-        marks.append((work, now))
-        # Where sampling ends, the speed changes: then what was before says nothing of it.
-        switch = sampled_steps(run.total) if self.options.model.sampled_softmax > 1 else 0
-        while len(marks) > 2 and (
-            now - marks[1][1] > _RECENT * self.seconds or marks[0][0] < switch <= marks[-2][0]
-        ):
+        whole = run.step - sampled_steps(run.total)  # so many updates have scored all ids
+        self._work += self._slower if whole > 0 else 1
+        if whole == 1 and self.options.model.sampled_softmax > 1:
+            marks.clear()  # from here on the speed is another one
+        marks.append((self._work, now))
+        while len(marks) > 2 and now - marks[1][1] > _RECENT * self.seconds:
             del marks[0]
         first, since = marks[0]
-        if work > first:
-            run.seconds_per_step = (now - since) / (work - first)
+        if self._work > first:
+            run.seconds_per_step = (now - since) / (self._work - first)
         self._keep_time(elapsed)
 
     def paused(self, seconds: float) -> None:
@@ -196,12 +195,9 @@ class Limits:
             ahead = (step + steps) // every - (step - 1) // every
             validations = ahead + bool(self.minutes)
             steps = int((left - validations * self._validation) / speed)
-        sampled = max(0, sampled_steps(self.run.total) - step)
-        return step + max(0, min(steps, sampled + int((steps - sampled) / self._slower)))
-
-    def _weighed(self, step: int) -> float:
-        """So many updates that sample the vocabulary would take as long as those up to `step`."""
-        return step + (self._slower - 1) * max(0, step - sampled_steps(self.run.total))
+        # The last fifth of all updates scores all ids.
+        mixed = (step + steps) / (1 - WHOLE + WHOLE * self._slower)
+        return int(max(step, step + steps / self._slower, mixed))
 
 
 def _clock(seconds: float) -> str:

@@ -677,26 +677,41 @@ def test_slow_first_steps_do_not_change_the_number_of_steps(monkeypatch, capsys)
     assert "in the time" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("planned", [1.5, 1.2, 2.0])
-def test_the_last_fifth_of_the_steps_takes_longer_where_the_others_sample(planned, monkeypatch, capsys):
-    """Half as long again, as planned or not."""
+@pytest.mark.parametrize(
+    ("planned", "steps", "says"),
+    [
+        (1.5, 545, None),
+        (1.2, 545, "in the time"),
+        (2.0, 545, "in the time"),
+        (1.5, 125, "still gains, 250 steps"),  # a part of the time was planned
+        (1.5, 250, "still gains, 5"),
+    ],
+)
+def test_the_last_fifth_of_the_steps_takes_longer_where_the_others_sample(
+    planned, steps, says, monkeypatch, capsys
+):
+    """Half as long again, as planned or not: a minute is kept."""
     now = 0.0
     monkeypatch.setattr("time.perf_counter", lambda: 7.0 + now)
     monkeypatch.setattr("gpt.run.limits.STARTED", 7.0 + END_SECONDS)
     options = Options(
-        trainer=TrainerOptions(max_steps=545, val_check_interval=1000), model=ModelOptions(sampled_softmax=8)
+        trainer=TrainerOptions(max_steps=steps, val_check_interval=steps),
+        model=ModelOptions(sampled_softmax=8),
     )
     run = RunPart()
-    plan = SimpleNamespace(validation=0.0, is_whole=True, slower=planned)
-    limits = Limits(options, run, plan, 1.0)
+    limits = Limits(options, run, SimpleNamespace(validation=0.0, is_whole=steps == 545, slower=planned), 1.0)
     limits.count(0)
     limits.begin()
     while not limits.is_over:
-        now += 0.1 if run.step < 0.8 * run.total else 0.15
+        now += 0.1 if run.step < 0.8 * run.total - 0.5 else 0.15
         run.step += 1
         limits.update(now)
+        if run.step % steps == 0 or limits.is_over:
+            limits.validated(5.0 - run.step / 1000, None, now)
     assert now == pytest.approx(60.0, rel=0.011)
-    assert ("in the time" in capsys.readouterr().err) == (planned != 1.5)
+    assert 500 < run.step < 580
+    err = capsys.readouterr().err
+    assert says in err if says else "steps in the time" not in err
 
 
 @pytest.mark.parametrize(("ids", "least"), [(4096, 1.5), (16384, 2.5)])

@@ -16,8 +16,9 @@ from gpt.weights.checkpoint import Checkpoint, read
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
-    """A run over more than two epochs, with dropout, that kept a checkpoint of every step."""
-    return run_in(tmp_path_factory.mktemp("whole"), "--checkpoint_every", "1", "--keep_checkpoints", "100")
+    """A run over more than two epochs, with dropout and sampled ids, that kept a checkpoint of every step."""
+    every = ["--checkpoint_every", "1", "--keep_checkpoints", "100"]
+    return run_in(tmp_path_factory.mktemp("whole"), *every, "--model.sampled_softmax", "4")
 
 
 def interrupted(whole: Path, step: int, name: str = "cut") -> Path:
