@@ -3,6 +3,7 @@
 import csv
 from pathlib import Path
 
+import lightning.pytorch as pl
 import pytest
 from faults.fingerprint import fingerprint
 
@@ -18,6 +19,20 @@ TINY = [
     *("--trainer.val_check_interval", "7", "--trainer.max_steps", "20"),
 ]
 TEXT = "The quick brown fox jumps over the lazy dog.\n" * 300
+
+
+def trainer(**options) -> pl.Trainer:
+    """A plain Trainer that leaves nothing behind."""
+    return pl.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        **options,
+    )
 
 
 def fit(*options: str) -> int:

@@ -147,11 +147,10 @@ class Loop(Callback):
         module = self.module
         run = self.run
         self.record.batch(module.last_loss)
-        made = trainer.global_step
-        if module.first_step + made == run.step:  # gradients accumulate, no update yet
+        if module.step == run.step:  # gradients accumulate, no update yet
             return
-        run.step = module.first_step + made
-        run.place = self.data.place + made * self.data.windows_per_update
+        run.step = module.step
+        run.place = self.data.place + trainer.global_step * self.data.windows_per_update
 
         # 1. How many updates, and whether this was the last.
         self.limits.update(self._agreed(self.record.elapsed()))

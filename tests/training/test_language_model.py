@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
-from tiny_runs import fit
+from tiny_runs import fit, trainer
 from torch.nn import functional as F
 
 from gpt import GPTConfig
@@ -24,19 +23,6 @@ CONFIG = GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=2, n
 class WithAuxiliaryTerm(LanguageModel):
     def loss(self, batch):
         return super().loss(batch) + 100.0
-
-
-def trainer(**options):
-    return pl.Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
-        **options,
-    )
 
 
 def test_validation_measures_the_cross_entropy_alone(workplace):

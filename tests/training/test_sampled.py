@@ -4,7 +4,7 @@ from itertools import islice
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
+from tiny_runs import trainer
 from torch.nn import functional as F
 
 from gpt.config import GPTConfig
@@ -63,19 +63,9 @@ def test_the_last_fifth_of_the_updates_scores_all_ids(steps, accumulated, sample
     data = TokenData("text.txt", vocab_size=300, context_length=16, batch_size=4)
     config = GPTConfig(vocab_size=300, context_length=16, emb_dim=16, num_heads=2, num_layers=1)
     trained = LanguageModel(config, sampled_softmax=5)
-    Trainer(
-        max_steps=steps,
-        accumulate_grad_batches=accumulated,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        limit_val_batches=0,
-    ).fit(trained, data)
+    trainer(max_steps=steps, accumulate_grad_batches=accumulated, limit_val_batches=0).fit(trained, data)
     assert called == [5] * sampled
-    with torch.no_grad():  # validation, and what is trained on by hand, have all ids
+    with torch.no_grad():  # a validation scores all ids
         trained.eval().cross_entropy(next(iter(data.val_dataloader())))
     assert len(called) == sampled
 
