@@ -174,7 +174,8 @@ class Limits:
             return
         if not self._whole:
             estimate = min(estimate, run.total)
-        off = abs(estimate - run.total) * (run.seconds_per_step or 0.0)
+        # The updates in question are the last ones, which score all ids.
+        off = abs(estimate - run.total) * self._slower * (run.seconds_per_step or 0.0)
         since = elapsed - max(self._corrected, _EVERY * allowed)
         if since > _EVERY * allowed and off > _OFF * allowed:
             if not self._corrected:  # the progress bar shows the later ones
