@@ -11,7 +11,7 @@ from gpt.errors import InputError
 from gpt.plan.cost import Cost, Shape
 from gpt.plan.law import STEADY, Law
 from gpt.plan.text import BPE_DROPOUT, Text
-from gpt.training.sampled import WHOLE
+from gpt.training.sampled import LATE, LATE_RATE
 from gpt.training.schedule import learning_rates
 
 _DROPOUT = "model.config.dropout"
@@ -54,7 +54,7 @@ class Plan:
     dropout: float
     bpe_dropout: float
     sampled_softmax: int
-    slower: float  # so many times as long takes a step that does not sample
+    slower: float  # so many times as long takes a step of the last fifth, whose samples are larger
     steps: int
     text: Text
     seconds: float  # of the whole process
@@ -152,8 +152,9 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
     shape, per_token, respelled, dropout = _candidates(text, given, cost.memory)
     whole = cost.step(shape)  # scores all ids
     step = cost.step(shape, cost.sampled_softmax)
-    slower = whole / step
-    step = step + WHOLE * (whole - step)
+    late = cost.step(shape, min(LATE_RATE, cost.sampled_softmax))
+    slower = late / step
+    step = step + LATE * (late - step)
     validation = whole / 3 * text.val_fraction * text.size / (per_token * shape.tokens)
     validations = np.clip(_VALIDATING * 60 * minutes / validation, 2, VALIDATIONS)
     around = start + END_SECONDS + text.tokenizing + validations * validation

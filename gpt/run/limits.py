@@ -10,7 +10,7 @@ from gpt.plan.plan import END_SECONDS, Plan
 from gpt.progress import report
 from gpt.run.options import Options
 from gpt.run.signals import Stopped
-from gpt.training.sampled import WHOLE, sampled_steps
+from gpt.training.sampled import LATE, early_steps
 from gpt.weights.checkpoint import RunPart
 
 _RECENT = 0.2  # fraction of the run over which speed is averaged
@@ -89,9 +89,9 @@ class Limits:
         if self.plan and now < _EVERY * self.seconds:
             return
         marks = self._marks
-        whole = run.step - sampled_steps(run.total)  # so many updates have scored all ids
-        self._work += self._slower if whole > 0 else 1
-        if whole == 1 and self.options.model.sampled_softmax > 1:
+        late = run.step - early_steps(run.total)  # so many updates have scored larger samples
+        self._work += self._slower if late > 0 else 1
+        if late == 1 and self.options.model.sampled_softmax > 1:
             marks.clear()  # from here on the speed is another one
         marks.append((self._work, now))
         while len(marks) > 2 and now - marks[1][1] > _RECENT * self.seconds:
@@ -174,7 +174,7 @@ class Limits:
             return
         if not self._whole:
             estimate = min(estimate, run.total)
-        # The updates in question are the last ones, which score all ids.
+        # The updates in question are the last ones, which take longer.
         off = abs(estimate - run.total) * self._slower * (run.seconds_per_step or 0.0)
         since = elapsed - max(self._corrected, _EVERY * allowed)
         if since > _EVERY * allowed and off > _OFF * allowed:
@@ -196,8 +196,8 @@ class Limits:
             ahead = (step + steps) // every - (step - 1) // every
             validations = ahead + bool(self.minutes)
             steps = int((left - validations * self._validation) / speed)
-        # The last fifth of all updates scores all ids.
-        mixed = (step + steps) / (1 - WHOLE + WHOLE * self._slower)
+        # The last fifth of all updates takes longer.
+        mixed = (step + steps) / (1 - LATE + LATE * self._slower)
         return int(max(step, step + steps / self._slower, mixed))
 
 

@@ -24,7 +24,7 @@ from gpt.training.guard import Guard
 from gpt.training.lora import LoRAConfig, add_adapters
 from gpt.training.loss import linear_cross_entropy
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
-from gpt.training.sampled import sampled_cross_entropy, sampled_steps
+from gpt.training.sampled import LATE_RATE, early_steps, sampled_cross_entropy
 from gpt.training.schedule import learning_rate_factor
 from gpt.weights.load import GPT, start_from
 
@@ -54,8 +54,8 @@ class ModelOptions:
     loss_chunk: int | None = None
     """Tokens whose logits are in memory at the same time, by default 8,192 on a GPU, else 1,024. Rare."""
     sampled_softmax: int = 1
-    """For four fifths of the updates, score a batch's targets and of the other ids a random one in so many: a
-    small model with a large vocabulary then learns as much from a step, in less time. Rare."""
+    """Score a batch's targets and of the other ids a random one in so many, in the last fifth of the updates
+    one in two: a small model with a large vocabulary then learns as much from a step, in less time. Rare."""
 
     def __post_init__(self) -> None:
         check_least(1, loss_chunk=self.loss_chunk, sampled_softmax=self.sampled_softmax)
@@ -120,7 +120,9 @@ class LanguageModel(LightningModule):
         inputs = rows, self.model.head.weight, y.flatten()
         how = self.options.loss_chunk, self.kernel
         rate = self.options.sampled_softmax if self.training else 1
-        if rate > 1 and self.step < sampled_steps(self.planned_steps):
+        if rate > 1 and self.step >= early_steps(self.planned_steps):
+            rate = LATE_RATE
+        if rate > 1:
             return sampled_cross_entropy(*inputs, rate, *how)
         return linear_cross_entropy(*inputs, *how)
 

@@ -12,13 +12,15 @@ from torch.nn import functional as F
 
 from gpt.training.loss import linear_cross_entropy
 
-WHOLE = 0.2
-"""Of a run's updates, the last ones, score all ids: that corrects what the samples have distorted."""
+LATE = 0.2
+"""Of a run's updates, the last ones, score larger samples: those correct what the others have distorted."""
+LATE_RATE = 2
+"""Of the other ids, a random one in so many is then sampled, or more."""
 
 
-def sampled_steps(total: int) -> int:
-    """How many of a run's updates score a sample."""
-    return int((1 - WHOLE) * total)
+def early_steps(total: int) -> int:
+    """How many of a run's updates come before the late ones."""
+    return int((1 - LATE) * total)
 
 
 def sampled_cross_entropy(

@@ -717,8 +717,8 @@ def test_the_last_fifth_of_the_steps_takes_longer_where_the_others_sample(
     assert says in err if says else "steps in the time" not in err
 
 
-@pytest.mark.parametrize(("ids", "least"), [(4096, 1.5), (16384, 2.5)])
-def test_a_plan_knows_what_sampling_saves(ids, least):
+@pytest.mark.parametrize(("ids", "least", "late"), [(4096, 1.5, 1.3), (16384, 2.5, 1.9)])
+def test_a_plan_knows_what_sampling_saves(ids, least, late):
     """In its steps, not in its validations, and more of them where the vocabulary is large."""
     text = text_of(12_000_000)
     text = replace(text, bytes_per_token={ids: text.bytes_per_token[ids]})
@@ -728,9 +728,12 @@ def test_a_plan_knows_what_sampling_saves(ids, least):
     whole, sampled = (choose(text, machine, Law.load(), 10, given, START) for machine in machines)
     assert (whole.sampled_softmax, whole.slower) == (1, 1.0)
     assert sampled.options()["model"]["sampled_softmax"] == 8
-    assert sampled.slower > least
+    every, early, half = (machines[1].step(whole.shape, rate) for rate in (1, 8, 2))
+    assert every / early > least
+    assert sampled.slower == pytest.approx(half / early)
+    assert sampled.slower > late
     assert whole.validation == sampled.validation
-    assert sampled.steps * (0.2 + 0.8 / sampled.slower) == pytest.approx(whole.steps, rel=0.01)
+    assert sampled.steps * (0.2 * half + 0.8 * early) == pytest.approx(whole.steps * every, rel=0.01)
 
 
 @pytest.mark.parametrize(
