@@ -15,7 +15,7 @@ from gpt.training.loss import linear_cross_entropy
 LATE = 0.2
 """Of a run's updates, the last ones, score larger samples: those correct what the others have distorted."""
 LATE_RATE = 2
-"""Of the other ids, a random one in so many is then sampled, or more."""
+"""Of the other ids, a random one in so many is sampled then."""
 
 
 def early_steps(total: int) -> int:
