@@ -40,7 +40,7 @@ class Limits:
             raise InputError("the run needs an end: give --trainer.max_steps, max_epochs or max_time")
         # The first update of a run that compiles, or has begun just now, says nothing of the speed.
         warms_up = options.model.compile or minutes
-        self._work = 0.0  # updates since then, in the time of one that samples the vocabulary
+        self._work = 0.0  # updates since then, in the time of one before the last fifth of all
         self._marks = [] if warms_up else [(self._work, run.seconds)]  # seconds without validations
         self._corrected = 0.0  # when, in seconds
         self._validating = 0.0  # seconds of all validations

@@ -689,7 +689,7 @@ def test_slow_first_steps_do_not_change_the_number_of_steps(monkeypatch, capsys)
         (2.7, 2.8, 448, "in the time"),
     ],
 )
-def test_the_last_fifth_of_the_steps_takes_longer_where_the_others_sample(
+def test_the_last_fifth_of_the_steps_takes_longer_where_ids_are_sampled(
     planned, real, steps, says, monkeypatch, capsys
 ):
     """Half as long again or nearly three times, as planned or not: a minute is kept."""
