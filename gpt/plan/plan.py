@@ -127,6 +127,7 @@ class Plan:
                     "warmup_steps": min(50, self.steps // 10),
                     "weight_decay": 0.4,
                     "embedding_weight_decay": 0.2,
+                    "betas": (0.9, 0.99),  # few tokens of a small batch have a rare id
                 },
             },
             "data": data,
@@ -154,7 +155,7 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
     step = cost.step(shape, cost.sampled_softmax)
     late = cost.step(shape, min(LATE_RATE, cost.sampled_softmax))
     slower = late / step
-    step = step + LATE * (late - step)
+    step += LATE * (late - step)
     validation = whole / 3 * text.val_fraction * text.size / (per_token * shape.tokens)
     validations = np.clip(_VALIDATING * 60 * minutes / validation, 2, VALIDATIONS)
     around = start + END_SECONDS + text.tokenizing + validations * validation
@@ -176,8 +177,9 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
     unknown = law.outside(**chosen) | (amounts["seen"] > _MOST_PASSES * text.train_bytes)
     wanted = bits * (1 + _DOUBT * unknown) * (1 + _LONGER * halved)
     wanted[:, in_time < _FEWEST_STEPS] = np.inf
-    part, i = divmod(int(wanted.argmin()), len(step))
-    unknown |= law.outside(**amounts, trial=trial.bits_per_byte.mean(), pace=law.pace(trial))
+    part, i = np.unravel_index(wanted.argmin(), wanted.shape)
+    pace = law.pace(trial)
+    unknown |= law.outside(**amounts, trial=trial.bits_per_byte.mean(), pace=pace)
     made = int(steps[part, i])
     reached = bits[part, i]
     best = Shape(*(int(sizes[i]) for sizes in vars(shape).values()))
@@ -195,7 +197,7 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
         validations=int(validations[i]),
         validation=validation[i],
         bits_per_byte=reached,
-        error=reached * math.hypot(law.error * max(STEADY, law.pace(trial)), text.error),
+        error=reached * math.hypot(law.error * max(STEADY, pace), text.error),
         is_whole=part == 0,
         extrapolates=bool(unknown[part, i]),
     )
@@ -212,7 +214,7 @@ def check_time(minutes: float, seconds: float) -> None:
 def _heads(width: int) -> int:
     """The most heads, at least 32 wide and in wide models 64, that divide a width."""
     most = width // (64 if width >= 384 else 32) or 1
-    return next(heads for heads in range(most, 0, -1) if width % heads == 0)
+    return next(heads for heads in range(most, 0, -1) if not width % heads)
 
 
 def _candidates(text: Text, given: Mapping[str, Any], memory: float) -> tuple[Shape, Any, Any, Any]:
@@ -229,7 +231,7 @@ def _candidates(text: Text, given: Mapping[str, Any], memory: float) -> tuple[Sh
     fits &= context * per_token < text.train_bytes / 4
     supported = text.train_bytes >= _FEWEST_BYTES_FOR_ID * vocab_size
     fits &= supported | (vocab_size == min(text.bytes_per_token))
-    if not {"model.config.emb_dim", "model.config.num_layers"} & set(given):
+    if {"model.config.emb_dim", "model.config.num_layers"}.isdisjoint(given):
         fits &= (layers >= width / 96) & (layers <= width / 16)  # no tower, no pancake
         weights = 1.0 * (shape.blocks + shape.table)  # of a short text, those of the smallest model
         fits &= weights <= max(_MOST_WEIGHTS * text.train_bytes, weights[fits].min(initial=np.inf))
