@@ -127,7 +127,7 @@ class Plan:
                     "warmup_steps": min(50, self.steps // 10),
                     "weight_decay": 0.4,
                     "embedding_weight_decay": 0.2,
-                    "betas": (0.9, 0.99),  # few tokens of a small batch have a rare id
+                    "betas": (0.8, 0.99),  # few tokens of a small batch have a rare id
                 },
             },
             "data": data,
