@@ -6,6 +6,7 @@ text is the Python Software Foundation's (PSF licence) and differs between versi
 """
 
 import ast
+import os
 import re
 import sysconfig
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 _LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 _NOT_THE_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "pydoc_data"}
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_STATEMENTS = "body", "cases", "handlers", "orelse", "finalbody"  # fields of nodes, in the order of the source
 _SHORTEST_PARAGRAPH = 40  # characters; shorter ones, like "Returns:", may repeat
 
 
@@ -45,8 +47,11 @@ def texts(name: str) -> list[str]:
 
 
 def _source_files() -> list[Path]:
-    found = sorted(_LIBRARY.rglob("*.py"))
-    return [path for path in found if not _NOT_THE_LIBRARY.intersection(path.relative_to(_LIBRARY).parts)]
+    found: list[Path] = []
+    for folder, folders, files in os.walk(_LIBRARY):
+        folders[:] = set(folders) - _NOT_THE_LIBRARY
+        found += [Path(folder, name) for name in files if name.endswith(".py")]
+    return sorted(found)
 
 
 def _docstrings(path: Path) -> str:
@@ -55,9 +60,16 @@ def _docstrings(path: Path) -> str:
         tree = ast.parse(path.read_bytes())
     except SyntaxError:  # a few library files are invalid on purpose
         return ""
-    documented = (node for node in ast.walk(tree) if isinstance(node, _DOCUMENTED))
-    nodes = sorted(documented, key=lambda node: getattr(node, "lineno", 0))
-    return "\n\n".join(text for node in nodes if (text := ast.get_docstring(node)))
+    return "\n\n".join(text for node in _documented(tree) if (text := ast.get_docstring(node)))
+
+
+def _documented(node: ast.AST) -> Iterator[ast.AST]:
+    """`node` and those inside it that can have a docstring, in the order of the source; no expressions."""
+    if isinstance(node, _DOCUMENTED):
+        yield node
+    for statements in _STATEMENTS:
+        for inner in getattr(node, statements, ()):
+            yield from _documented(inner)
 
 
 def _without_repeats(text: str, seen: set[str]) -> str:
