@@ -6,7 +6,6 @@ text is the Python Software Foundation's (PSF licence) and differs between versi
 """
 
 import ast
-import os
 import re
 import sysconfig
 from collections.abc import Iterator
@@ -15,8 +14,6 @@ from pathlib import Path
 
 _LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 _NOT_THE_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "pydoc_data"}
-_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-_STATEMENTS = "body", "cases", "handlers", "orelse", "finalbody"  # fields of nodes, in the order of the source
 _SHORTEST_PARAGRAPH = 40  # characters; shorter ones, like "Returns:", may repeat
 
 
@@ -47,11 +44,8 @@ def texts(name: str) -> list[str]:
 
 
 def _source_files() -> list[Path]:
-    found: list[Path] = []
-    for folder, folders, files in os.walk(_LIBRARY):
-        folders[:] = set(folders) - _NOT_THE_LIBRARY
-        found += [Path(folder, name) for name in files if name.endswith(".py")]
-    return sorted(found)
+    found = sorted(_LIBRARY.rglob("*.py"))
+    return [path for path in found if not _NOT_THE_LIBRARY.intersection(path.relative_to(_LIBRARY).parts)]
 
 
 def _docstrings(path: Path) -> str:
@@ -60,16 +54,16 @@ def _docstrings(path: Path) -> str:
         tree = ast.parse(path.read_bytes())
     except SyntaxError:  # a few library files are invalid on purpose
         return ""
-    return "\n\n".join(text for node in _documented(tree) if (text := ast.get_docstring(node)))
+    return "\n\n".join(filter(None, _inside(tree)))
 
 
-def _documented(node: ast.AST) -> Iterator[ast.AST]:
-    """`node` and those inside it that can have a docstring, in the order of the source; no expressions."""
-    if isinstance(node, _DOCUMENTED):
-        yield node
-    for statements in _STATEMENTS:
+def _inside(node: ast.AST) -> Iterator[str]:
+    """The docstrings of a node and of the statements inside it, in the order of the source."""
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        yield ast.get_docstring(node) or ""
+    for statements in ("body", "handlers", "orelse", "finalbody"):
         for inner in getattr(node, statements, ()):
-            yield from _documented(inner)
+            yield from _inside(inner)
 
 
 def _without_repeats(text: str, seen: set[str]) -> str:

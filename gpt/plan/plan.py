@@ -41,7 +41,7 @@ _MOST_WEIGHTS = 5  # for each byte of text: few cells of the law have more
 _MOST_PASSES = 60  # over the text: two cells of the law have more
 _FEWEST_BYTES_FOR_ID = 225  # of text: with so many, 4,096 ids were 2 % better than 2,048
 _DOUBT = 0.05  # of the bits per byte: by so much must a run be better that the law was not measured for
-END_SECONDS = 2.0  # after the last validation: a checkpoint, the loss curve, the end of the process
+END_SECONDS = 1.2  # after the last validation: a checkpoint, the loss curve, the end of the process
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,13 +19,12 @@ from gpt.errors import InputError
 from gpt.files import write_json
 from gpt.plain import as_dict
 from gpt.progress import report
-from gpt.run.checkpoint import gather, save
+from gpt.run.checkpoint import save
 from gpt.run.lightning_private import silence_warnings
 from gpt.run.loop import Loop
 from gpt.run.options import Options
 from gpt.run.signals import Stopped
 from gpt.run.start import Start, start
-from gpt.run.temperature import scale_temperature
 from gpt.threads import cores, sharing_cores
 from gpt.training.device import default_precision, keep_freed_memory
 from gpt.training.module import LanguageModel
@@ -164,16 +163,14 @@ def new_trainer(options: Options, data: TokenData, callbacks: list[Any]) -> Trai
 
 
 def scale_best(loop: Loop) -> None:
-    """Scale the best checkpoint by its temperature, by which it was found to be the best."""
-    path = loop.checkpoints.best
-    best = read(path)
-    model = loop.module.model.eval()
-    model.load_state_dict(best.weights, strict=False)
-    temperature, ratio = scale_temperature(model, loop.data.prepared)
-    if temperature > 1:
-        save(path, {**best.tensors, **gather(loop.module)}, best.model, best.run)
-        what = f"the best checkpoint's logits are divided by {temperature:.2f}"
-        report(f"{what}: {1 - ratio:.1%} fewer bits of held-out text", prefix="")
+    """Divide the logits of the best checkpoint, once, by the temperature that its validation found."""
+    best = read(loop.checkpoints.best)
+    run = best.run
+    if run and run.temperature > 1:
+        norm = {n: best.tensors[n] / run.temperature for n in best.weights if n.startswith("final_norm.")}
+        report(f"the best checkpoint's logits are divided by {run.temperature:.2f}", prefix="")
+        run.temperature = 1.0
+        save(best.path, {**best.tensors, **norm}, best.model, run)
 
 
 def summarize(loop: Loop) -> None:

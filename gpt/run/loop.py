@@ -157,8 +157,7 @@ class Loop(Callback):
 
         # 2. A row of metrics.csv.
         if self.record.is_due():
-            mean = self.record.loss_sum / run.batches
-            loss = float(trainer.strategy.reduce(mean, reduce_op="mean"))  # over all processes
+            loss = float(trainer.strategy.reduce(self.record.loss_sum / run.batches))  # over all processes
             rate = trainer.optimizers[0].param_groups[0]["lr"]
             self.record.update(loss, rate, float(module.last_gradient_norm))
 
@@ -174,11 +173,13 @@ class Loop(Callback):
         found = trainer.callback_metrics
         figures = {name: float(found[name]) for name in VALIDATED if name in found}
         before = self.run.validation.get("val_loss")
-        ratio = 1.0  # to the loss that the best checkpoint would have at the end
+        model = self.module.model
+        ratio = self.run.temperature = 1.0  # to the loss that the best checkpoint would have at the end
         if self.options.temperature_scaling:
-            model = self.module.model
-            _, ratio = self._on_first(lambda: scale_temperature(deepcopy(model).eval(), self.data.prepared))
-        self.record.validated(figures, self.module.model, self.data)
+            self.run.temperature, ratio = self._on_first(
+                lambda: scale_temperature(deepcopy(model).eval(), self.data.prepared)
+            )
+        self.record.validated(figures, model, self.data)
         elapsed = self.record.elapsed()
         seconds = elapsed - self._paused
         self.record.paused(seconds)

@@ -89,6 +89,8 @@ class RunPart:
     """The update after which it was the lowest."""
     stalled: int = 0
     """Validations since."""
+    temperature: float = 1.0
+    """That the last validation found, and by which the logits are not yet divided."""
     validation: dict[str, float | None] = field(default_factory=dict)
     """The figures of the last one; None for one that is not finite."""
     batches: int = 0
