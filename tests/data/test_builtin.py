@@ -36,6 +36,35 @@ def test_tests_are_left_out():
     assert not [path for path in files if {"test", "tests", "site-packages"} & set(path.parts[:-1][-4:])]
 
 
+def test_docstrings_stand_in_the_order_of_the_source(tmp_path):
+    """Also of what is defined under a condition; other strings are none."""
+    source = [
+        '"""One."""',
+        "names = [lambda: 'no docstring', 'nor this']",
+        "if names:",
+        "    class A:",
+        '        """Two."""',
+        "        async def run(self):",
+        '            """Three."""',
+        "try:",
+        "    def f(): 'Four.'",
+        "except OSError:",
+        "    def f(): 'Five.'",
+        "else:",
+        "    while names:",
+        "        def g(): 'Six.'",
+        "finally:",
+        "    with open('x'):",
+        "        def h(): 'Seven.'",
+    ]
+    path = tmp_path / "module.py"
+    path.write_text("\n".join(source), encoding="utf-8")
+    expected = ["One.", "Two.", "Three.", "Four.", "Five.", "Six.", "Seven."]
+    assert builtin._docstrings(path).split("\n\n") == expected
+    path.write_text("def (", encoding="utf-8")
+    assert builtin._docstrings(path) == ""
+
+
 def test_repeats_are_dropped_and_short_paragraphs_kept():
     seen = set()
     long = "A paragraph that is longer than forty characters, surely."
