@@ -167,6 +167,8 @@ def test_two_in_bfloat16_accumulate_and_recompute_as_one_does(launch):
     """The same micro-batches of 9 windows, half of them on each: sums differ in their order alone."""
     options = [*PLAIN, "--data.tokens_per_update", str(36 * 16), "--data.batch_size", "9"]
     options += ["--trainer.precision", "bf16-mixed", "--model.checkpoint_activations", "true"]
+    # The keys' biases have gradients of rounding alone, which these betas, unlike the recipe's, keep small.
+    options += ["--model.optimizer.betas", "[0.9, 0.95]"]
     launch(*options, "--trainer.devices", "1", "--run", "one", processes=1)
     launch(*options, "--trainer.devices", "2", "--run", "two")
     assert losses("two") == pytest.approx(losses("one"), rel=1e-4)
