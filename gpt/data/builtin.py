@@ -61,7 +61,7 @@ def _inside(node: ast.AST) -> Iterator[str]:
     """The docstrings of a node and of the statements inside it, in the order of the source."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         yield ast.get_docstring(node) or ""
-    for statements in ("body", "handlers", "orelse", "finalbody"):
+    for statements in ("body", "cases", "handlers", "orelse", "finalbody"):
         for inner in getattr(node, statements, ()):
             yield from _inside(inner)
 

@@ -167,7 +167,7 @@ def scale_best(loop: Loop) -> None:
     best = read(loop.checkpoints.best)
     run = best.run
     if run and run.temperature > 1:
-        norm = {n: best.tensors[n] / run.temperature for n in best.weights if n.startswith("final_norm.")}
+        norm = {n: best.tensors[n] / run.temperature for n in ("final_norm.weight", "final_norm.bias")}
         report(f"the best checkpoint's logits are divided by {run.temperature:.2f}", prefix="")
         run.temperature = 1.0
         save(best.path, {**best.tensors, **norm}, best.model, run)

@@ -56,10 +56,13 @@ def test_docstrings_stand_in_the_order_of_the_source(tmp_path):
         "finally:",
         "    with open('x'):",
         "        def h(): 'Seven.'",
+        "match names:",
+        "    case _:",
+        "        def i(): 'Eight.'",
     ]
     path = tmp_path / "module.py"
     path.write_text("\n".join(source), encoding="utf-8")
-    expected = ["One.", "Two.", "Three.", "Four.", "Five.", "Six.", "Seven."]
+    expected = ["One.", "Two.", "Three.", "Four.", "Five.", "Six.", "Seven.", "Eight."]
     assert builtin._docstrings(path).split("\n\n") == expected
     path.write_text("def (", encoding="utf-8")
     assert builtin._docstrings(path) == ""
