@@ -46,6 +46,8 @@ FAMILIES = {  # extracts, translations
     **dict.fromkeys(("french", "finnish100"), "aptitude"),
     **dict.fromkeys(("shakespeare-1", "shakespeare-4"), "shakespeare"),
     **dict.fromkeys(("java-1", "java-4"), "java"),
+    **{"perl": "perl-doc", "perl-doc-6": "perl-doc", "dictionary-6": "dictionary"},
+    **dict.fromkeys(("lisp", "elisp-6"), "elisp"),
 }
 USUAL = 1.0, 0.4  # times the law's learning rates; weight decay
 FITTED = "sweep.csv", "by_hand.csv", "planned.csv", "earlier.csv", "gpu.csv", "regularised.csv"
