@@ -8,6 +8,7 @@ weights keep single cells from deciding (Hoffmann et al. 2022, section 3.3).
 import csv
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,7 @@ FAMILIES = {  # extracts, translations
     **dict.fromkeys(("handbook-en", "handbook-ru", "handbook-zh", "html-it", "ja"), "handbook"),
     **{"100kb": "quotes", "fortunes-de200": "fortunes-de", "elisp200": "elisp"},
     **dict.fromkeys(("french", "finnish100"), "aptitude"),
-    **dict.fromkeys(("shakespeare-1", "shakespeare-4"), "shakespeare"),
-    **dict.fromkeys(("java-1", "java-4"), "java"),
-    **{"perl": "perl-doc", "perl-doc-6": "perl-doc", "dictionary-6": "dictionary"},
-    **dict.fromkeys(("lisp", "elisp-6"), "elisp"),
+    **{"perl": "perl-doc", "lisp": "elisp"},
 }
 USUAL = 1.0, 0.4  # times the law's learning rates; weight decay
 FITTED = "sweep.csv", "by_hand.csv", "planned.csv", "earlier.csv", "gpu.csv", "regularised.csv"
@@ -70,12 +68,14 @@ def read() -> list[dict[str, Any]]:
                 for row in csv.DictReader(file):
                     words = ("text", "machine", "law", "part")
                     numbers = {name: value if name in words else number(value) for name, value in row.items()}
-                    numbers["family"] = FAMILIES.get(row["text"], row["text"])
+                    text = re.sub(r"-\d+$", "", row["text"])  # without the minutes
+                    numbers["family"] = FAMILIES.get(text, text)
                     numbers["error"] = ERRORS.get(table.stem, RUN_ERROR)
                     numbers["source"] = table.stem
                     # Of texts that were divided in another way only the differences count.
                     numbers["group"] = f"{table.stem} {row['text']}" if table.stem in DIFFERENCES else ""
                     rows.append(numbers)
+    rows += beside(rows)
     for row in rows:
         for name in QUARTERS:  # of an older trial one number for all
             row[name] = np.broadcast_to(row[name], 4)
@@ -93,6 +93,18 @@ def read() -> list[dict[str, Any]]:
         row["seen"] = row["steps"] * row["batch_tokens"] * row["per_token"]
     rows = [row for row in rows if fall(row) <= MOST_FALL]
     return [row for row in rows if row["scaled"] or row["seen"] <= MOST_PASSES * row["unique"]]
+
+
+def beside(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The runs by --minutes that have neighbours, once more: what differs between them decides choices."""
+
+    def cell(row: dict[str, Any]) -> tuple[Any, ...]:
+        return row["machine"], row["text"], row["minutes"]
+
+    planned = [row for row in rows if row["source"] == "planned"]
+    cells = {cell(row) for row in planned if row["part"] == "neighbours"}
+    changed = {"source": "regularised", "error": ERRORS["regularised"]}
+    return [{**row, **changed, "group": f"beside {cell(row)}"} for row in planned if cell(row) in cells]
 
 
 def fall(row: dict[str, Any]) -> float:
