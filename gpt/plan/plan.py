@@ -30,6 +30,7 @@ GIVEN = (*CHOICES, "model.config.vocab_size", _HEADS, _WINDOWS, "data.val_fracti
 VALIDATIONS = 5
 """Of all steps, at most: points enough to see whether the curve still falls."""
 _VALIDATING = 0.04  # of the time, where two take no longer
+_BESIDE = 16_384  # tokens scored in the time of a validation's temperature, sample and checkpoint
 PATIENCE = 3
 """Validations in a row, each worse than the one before, end a run for a time."""
 _BATCH_TOKENS = 1536 << np.arange(9)
@@ -156,7 +157,8 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
     late = cost.step(shape, min(LATE_RATE, cost.sampled_softmax))
     slower = late / step
     step += LATE * (late - step)
-    validation = whole / 3 * text.val_fraction * text.size / (per_token * shape.tokens)
+    scored = text.val_fraction * text.size / per_token + _BESIDE
+    validation = whole / 3 * scored / shape.tokens
     validations = np.clip(_VALIDATING * 60 * minutes / validation, 2, VALIDATIONS)
     around = start + END_SECONDS + text.tokenizing + validations * validation
     step = step * _DROPPING ** (dropout > 0) + respelled * shape.tokens * text.respelling

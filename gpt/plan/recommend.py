@@ -38,7 +38,7 @@ _PLANNED_AROUND = (  # options of `gpt fit` that a plan keeps
     "trainer.accelerator",
     "trainer.precision",
 )
-_REST_OF_START = 3.0  # seconds from the plan to the first step, without tokenizing
+_REST_OF_START = 0.3  # seconds from the plan to the first step, without tokenizing
 _SMALL = Shape(2048, 64, 128, 2, 24)
 _LEAST_READ = 1 << 22  # on a busy machine a short text is still read whole
 _READ = 8e6  # bytes in a minute by each core: more would be tokenized for longer than is trained on it

@@ -159,8 +159,8 @@ def try_out(train: str, val: str, size: float, steps: int) -> tuple[Trial, float
     targets = padded[1:].view(-1, _CONTEXT)
     sizes = target_bytes(targets, tokenizer.byte_lengths())
     early = min(_EARLY, steps // 3)
-    models = (_trained(tokenizer.n_vocab, known, made) for made in (early, steps))
-    scores = [score(model, inputs, targets) for model in models]  # (N, T) each
+    # (N, T) each
+    scores = [score(_trained(tokenizer.n_vocab, known, made), inputs, targets) for made in (early, steps)]
     nats = np.stack([one.sum(dim=1) for one in scores])  # (2, N)
     bits, error = bits_per_byte(nats[1], sizes)
     earlier, reached = quarters(nats, sizes)

@@ -4,10 +4,11 @@ import torch
 from torch import nn
 
 from gpt.data.shards import Prepared
-from gpt.evaluation.scoring import SAMPLE, score_windows
+from gpt.evaluation.scoring import score_windows
 from gpt.model import GPT
 
 _STEP = 1.05
+_SAMPLE = 4096  # tokens: they tell the temperature within a hundredth
 
 
 @torch.no_grad()
@@ -15,7 +16,7 @@ def scale_temperature(model: GPT, prepared: Prepared) -> tuple[float, float]:
     """Divide the logits by the temperature at which held-out text is the likeliest (Guo et al. 2017, section
     4.2): the last norm's weights take it up, so the model stays an ordinary GPT.
 
-    Returns the temperature, a power of 1.05, and the nats of `SAMPLE` held-out tokens over those before.
+    Returns the temperature, a power of 1.05, and the nats of `_SAMPLE` held-out tokens over those before.
     The model is in evaluation mode.
     """
     norm = model.final_norm
@@ -30,4 +31,4 @@ def scale_temperature(model: GPT, prepared: Prepared) -> tuple[float, float]:
 
 
 def _nats(model: GPT, prepared: Prepared) -> float:
-    return sum(float(nats.sum()) for nats, _ in score_windows(model, prepared, "val", SAMPLE))
+    return sum(float(nats.sum()) for nats, _ in score_windows(model, prepared, "val", _SAMPLE))
