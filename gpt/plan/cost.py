@@ -21,7 +21,7 @@ from gpt.training.sampled import sampled_share
 
 _TIMED = 2.0  # seconds, or as long as two steps of each shape take, of which the first does not count
 _BUSY = 0.8  # of its cores' time that a process gets: on an idle machine all of it
-_TRAINER = 1.05  # a step by the Trainer with a run's callbacks, over a bare one
+_TRAINER = 1.15  # a step of a run, with callbacks and samples of the ids, over a bare one that scores all
 _SAMPLED = 8  # on a CPU, a random one in so many ids that are no target; on a GPU this was not measured
 _SOFTMAX = 64  # more columns of the head take as long as the softmax of a token's logits
 
