@@ -58,7 +58,7 @@ class Law:
     dropped: float  # with dropout of 0.1 a text is learned by heart so many times as much
     dropping: float  # ten times the share that dropout of 0.1 costs
     scaled: float  # so many times as much is lost by heart after temperature scaling, as a planned run has it
-    error: float  # of a prediction for another kind of text than it was fitted to, a share, at a pace of 1
+    error: float  # of nine of ten predictions for other kinds of text, at most, a share, at a pace of 1
     measured: dict[str, tuple[float, float]]  # the least and the most of each number that was measured
 
     def bits_per_byte(
