@@ -1,8 +1,8 @@
 """`benchmark.py learn`: bits per byte reached in nanoGPT's training time.
 
 First nanoGPT's documented CPU command on tinyshakespeare, unchanged; then configs/tinyshakespeare.yaml with
-three seeds, which the clock ends before nanoGPT's wall time is over, from the start of the process to its
-end, with the vocabulary learned in that time; then the same for 0.13 of that time. With `--nanochat DIR`,
+three seeds, all its steps or as many as nanoGPT's wall time allows, from the start of the process to its end,
+with the vocabulary learned in that time; then the same for 0.13 of that time. With `--nanochat DIR`,
 nanochat too: its own tokenizer trainer, model, optimizer and schedule. All train on the first nine tenths
 of the text and are scored once, at the end, on the whole last tenth.
 """
@@ -160,7 +160,7 @@ def _ours(learned: Path, held_out: Path, folder: Path, limit: float, seed: int) 
     folder.mkdir()
     environment = {"GPT_CACHE": str(folder / "cache")}
     command = f"fit --config tinyshakespeare --data.corpus {learned} --run r --seed_everything {seed}"
-    command += " --data.val_fraction 0 --trainer.max_steps -1"
+    command += " --data.val_fraction 0"
     command += f" --trainer.max_time {limit:.2f}s {SHORT_RECIPE if limit < SHORT else ''}"
     began = time.perf_counter()
     run_python(["-m", "gpt.cli", *command.split()], folder, environment)
