@@ -162,6 +162,12 @@ def errors_of(logs: np.ndarray, rows: list[dict[str, Any]]) -> np.ndarray:
     return errors
 
 
+def compare(logs: np.ndarray, rows: list[dict[str, Any]]) -> tuple[np.ndarray, ...]:
+    """The bits per byte that rows reached and those predicted, and the paces that scale their errors."""
+    reached = np.array([row["bits_per_byte"] for row in rows])
+    return reached, predict(logs, rows), np.maximum(law_of(logs).pace(trials(rows)), STEADY)
+
+
 def fit(rows: list[dict[str, Any]], rounds: int = 60) -> np.ndarray:
     """The logarithms of the constants: Levenberg and Marquardt's method with Huber's weights."""
     start, width = np.array(list(START.values())).T
@@ -229,9 +235,7 @@ def main() -> None:
     for name in sorted({row["family"] for row in known}):
         rest = fit([row for row in usual if row["family"] != name])
         left = [row for row in known if row["family"] == name]
-        guessed, reached = predict(rest, left), np.array([row["bits_per_byte"] for row in left])
-        pace = np.maximum(law_of(rest).pace(trials(left)), STEADY)
-        runs[name] = reached, guessed, pace * guessed
+        reached, guessed, pace = runs[name] = compare(rest, left)
         off = np.log(guessed / reached)
         errors, weights = [*errors, *abs(off) / pace], [*weights, *np.full(len(off), 1 / len(off))]
         print(f"without {name}: {len(off)} runs, {', '.join(f'{one:+.1%}' for one in off)}")
@@ -246,15 +250,12 @@ def main() -> None:
     measured = {name: [float(min(values)), float(max(values))] for name, values in found.items()}
     write_json(ROOT / "gpt" / "assets" / "law.json", {**constants, "measured": measured})
     recipe(rows)
-    back = read(HELD_BACK)
-    reached, guessed = np.array([row["bits_per_byte"] for row in back]), predict(logs, back)
-    spread = np.maximum(law.pace(trials(back)), STEADY) * guessed
-    off = guessed / reached - 1
+    reached, guessed, pace = runs[IN_NO_FIT] = compare(logs, read(HELD_BACK))
     print(
-        f"held back: {np.sum(abs(off) <= 0.04)} of {len(back)} within 4 %, "
-        f"{np.sum(abs(guessed - reached) <= constants['error'] * spread)} within the error"
+        f"{IN_NO_FIT}: {np.sum(abs(guessed / reached - 1) <= 0.04)} of {len(reached)} within 4 %, "
+        f"{np.sum(abs(guessed - reached) <= constants['error'] * pace * guessed)} within the error"
     )
-    draw({**runs, IN_NO_FIT: (reached, guessed, spread)}, constants["error"])
+    draw(runs, constants["error"])
 
 
 def draw(runs: dict[str, tuple[np.ndarray, ...]], error: float) -> None:
@@ -264,13 +265,15 @@ def draw(runs: dict[str, tuple[np.ndarray, ...]], error: float) -> None:
     axes = figure.add_subplot()
     axes.plot([0.5, 2.45], [0.5, 2.45], color="black", linewidth=0.6)
     colors = matplotlib.colormaps["tab20"].colors
-    for i, (name, (reached, guessed, spread)) in enumerate(runs.items()):
+    for i, (name, (reached, guessed, pace)) in enumerate(runs.items()):
+        held_back = name == IN_NO_FIT
+        color, marker = ("black", "*") if held_back else (colors[i % len(colors)], "os^"[i // len(colors)])
         axes.errorbar(
             reached,
             guessed,
-            error * spread,
-            color="black" if name == IN_NO_FIT else colors[i % len(colors)],
-            marker="*" if name == IN_NO_FIT else "os^"[i // len(colors)],
+            error * pace * guessed,
+            color=color,
+            marker=marker,
             linestyle="none",
             markersize=4,
             linewidth=0.7,
