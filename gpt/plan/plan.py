@@ -234,7 +234,7 @@ def _candidates(text: Text, given: Mapping[str, Any], memory: float) -> tuple[Sh
     supported = text.train_bytes >= _FEWEST_BYTES_FOR_ID * vocab_size
     fits &= supported | (vocab_size == min(text.bytes_per_token))
     if {"model.config.emb_dim", "model.config.num_layers"}.isdisjoint(given):
-        fits &= (layers >= width / 96) & (layers <= width / 16)  # no tower, no pancake
+        fits &= (layers >= width / 128) & (layers <= width / 16)  # no tower, no pancake
         weights = 1.0 * (shape.blocks + shape.table)  # of a short text, those of the smallest model
         fits &= weights <= max(_MOST_WEIGHTS * text.train_bytes, weights[fits].min(initial=np.inf))
     if not fits.any():
