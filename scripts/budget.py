@@ -26,7 +26,7 @@ class Budget:
 
 
 BUDGETS = {
-    "gpt/": Budget(patterns=("gpt/**/*.py",), limit=73_173),
+    "gpt/": Budget(patterns=("gpt/**/*.py",), limit=73_171),
     # What someone reads to understand how the model is trained, in reading order.
     "core path": Budget(
         patterns=(
@@ -46,7 +46,7 @@ BUDGETS = {
             "gpt/training/optimizers/muon.py",
             "gpt/training/optimizers/combined.py",
         ),
-        limit=11_440,
+        limit=11_435,
     ),
 }
 

@@ -21,8 +21,7 @@ class KeyValueCache:
     def __init__(
         self, batch_size: int, num_heads: int, max_length: int, head_dim: int, **options: Any
     ) -> None:
-        shape = (batch_size, num_heads, max_length, head_dim)
-        self.keys = torch.zeros(shape, **options)  # (B, H, L, K)
+        self.keys = torch.zeros(batch_size, num_heads, max_length, head_dim, **options)  # (B, H, L, K)
         self.values = torch.zeros_like(self.keys)  # (B, H, L, K)
         self.length = 0
 

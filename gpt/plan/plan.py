@@ -151,14 +151,16 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
         InputError: the minutes do not suffice to start, or no model fits into the time and the memory.
     """
     trial = text.trial
+    pace = law.pace(trial)
+    if law.outside(pace=pace):  # may learn by heart what it needs: held-out text shows it while it is trained
+        given = {_DROPOUT: 0.0, **given}
     shape, per_token, respelled, dropout = _candidates(text, given, cost.memory)
-    whole = cost.step(shape)  # scores all ids
     step = cost.step(shape, cost.sampled_softmax)
     late = cost.step(shape, min(LATE_RATE, cost.sampled_softmax))
     slower = late / step
     step += LATE * (late - step)
     scored = text.val_fraction * text.size / per_token + _BESIDE
-    validation = whole / 3 * scored / shape.tokens
+    validation = cost.step(shape) / 3 * scored / shape.tokens
     validations = np.clip(_VALIDATING * 60 * minutes / validation, 2, VALIDATIONS)
     around = start + END_SECONDS + text.tokenizing + validations * validation
     step = step * _DROPPING ** (dropout > 0) + respelled * shape.tokens * text.respelling
@@ -180,7 +182,6 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
     wanted = bits * (1 + _DOUBT * unknown) * (1 + _LONGER * halved)
     wanted[:, in_time < _FEWEST_STEPS] = np.inf
     part, i = np.unravel_index(wanted.argmin(), wanted.shape)
-    pace = law.pace(trial)
     unknown |= law.outside(**amounts, trial=trial.bits_per_byte.mean(), pace=pace)
     made = int(steps[part, i])
     reached = bits[part, i]

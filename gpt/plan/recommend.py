@@ -65,8 +65,13 @@ def plan(arguments: list[str]) -> None:
     Times some steps on this machine, reads the text, and tries out how hard it is. `gpt fit --minutes M`
     takes the same options and trains the plan.
     """
-    parser = ArgumentParser("gpt plan", description=plan.__doc__, exit_on_error=False, allow_abbrev=False)
-    parser.epilog = "example: gpt plan --data.corpus my.txt"
+    parser = ArgumentParser(
+        "gpt plan",
+        description=plan.__doc__,
+        epilog="example: gpt plan --data.corpus my.txt",
+        exit_on_error=False,
+        allow_abbrev=False,
+    )
     parser.add_argument(
         "--minutes",
         default="1,10,60,480",
@@ -111,8 +116,7 @@ def planner(given: Mapping[str, Any]) -> Callable[[float], Plan]:
 
     @cache
     def timed() -> tuple[Cost, float]:
-        cost = time_machine(given)
-        return cost, time.perf_counter() - STARTED + _REST_OF_START
+        return time_machine(given), time.perf_counter() - STARTED + _REST_OF_START
 
     @cache
     def measured(most_bytes: int | None, steps: int) -> tuple[Text, float]:
@@ -136,8 +140,7 @@ def time_machine(given: Mapping[str, Any]) -> Cost:
     """What steps cost where a run with these options computes."""
     keep_freed_memory()
     accelerator = given.get("trainer.accelerator", "auto")
-    precision = given.get("trainer.precision") or default_precision(accelerator)
-    return probe(choose_device(accelerator), precision)
+    return probe(choose_device(accelerator), given.get("trainer.precision") or default_precision(accelerator))
 
 
 def trial_steps(minutes: float) -> int:

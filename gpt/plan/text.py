@@ -96,7 +96,7 @@ def measure(corpus: str, steps: int = 100, **reading: Any) -> Text:
     middle = tokenizers[len(tokenizers) // 2]
     return Text(
         trial=trial,
-        error=error * math.sqrt(size / max(size, held_out)),
+        error=error * math.sqrt(size / held_out),
         bytes_per_token={one.n_vocab: size / len(one.encode_array(val)) for one in tokenizers},
         respelling=Respelling(BPE_DROPOUT, middle.tokens, 0).seconds(middle.encode_array(train[:_RESPELLED])),
         **known,

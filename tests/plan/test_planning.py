@@ -133,6 +133,17 @@ def test_a_text_that_the_time_allows_to_read_often_is_read_with_dropout(minutes,
     assert plan(200_000, minutes, model__config__dropout=0.3).dropout == 0.3
 
 
+@pytest.mark.parametrize(("rate", "dropout"), [(0.8, 0.2), (1.2, 0.2), (1.3, 0.0), (2.4, 0.0)])
+def test_a_text_that_is_learned_faster_than_any_measured_has_dropout_only_if_told(rate, dropout):
+    """Six logs and lists were 11 % better without it in the median (docs/log.md)."""
+    text = text_of(200_000)
+    earlier = 2.5 * (text.trial.earlier / 2.5) ** rate
+    fast = replace(text, trial=replace(text.trial, earlier=earlier))
+    givens: tuple[dict[str, float], ...] = ({}, {"model.config.dropout": 0.3})
+    free, told = (choose(fast, MACHINE, Law.load(), 60, given, START) for given in givens)
+    assert (free.dropout, told.dropout) == (dropout, 0.3)
+
+
 def test_steps_with_dropout_take_longer():
     shape = {"model__config__emb_dim": 160, "model__config__num_layers": 2, "data__batch_size": 24}
     plain, dropped = (plan(1_000_000, 1, model__config__dropout=each, **shape) for each in (0.0, 0.1))

@@ -86,8 +86,7 @@ def read(values: dict[str, Any], state: Weights) -> tuple[GPTConfig, Weights]:
 
 def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
     """Write weights without a tied head, and the configuration, for transformers."""
-    state = from_gpt(config, weights, NAMES, _TRANSPOSED)
-    write_tensors(folder, state)
+    write_tensors(folder, from_gpt(config, weights, NAMES, _TRANSPOSED))
     settings = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
