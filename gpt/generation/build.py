@@ -84,8 +84,7 @@ def _compile(path: Path) -> None:
 
 
 def _openmp_libraries() -> list[Path]:
-    folder = Path(torch.__file__).parent / "lib"
-    return sorted(folder.glob("lib*omp*"))
+    return sorted(Path(torch.__file__).parent.glob("lib/lib*omp*"))
 
 
 def _run(command: list[str]) -> str:

@@ -152,8 +152,6 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
     """
     trial = text.trial
     pace = law.pace(trial)
-    if law.outside(pace=pace):  # may learn by heart what it needs: held-out text shows it while it is trained
-        given = {_DROPOUT: 0.0, **given}
     shape, per_token, respelled, dropout = _candidates(text, given, cost.memory)
     step = cost.step(shape, cost.sampled_softmax)
     late = cost.step(shape, min(LATE_RATE, cost.sampled_softmax))
@@ -180,6 +178,8 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
     bits = law.bits_per_byte(trial, **chosen, **amounts, respelled=respelled, dropout=dropout)
     unknown = law.outside(**chosen) | (amounts["seen"] > _MOST_PASSES * text.train_bytes)
     wanted = bits * (1 + _DOUBT * unknown) * (1 + _LONGER * halved)
+    # A text learned faster than any measured mostly needs what is learned by heart: dropout costs more.
+    wanted *= 1 + law.error * law.outside(pace=pace) * (dropout > 0)
     wanted[:, in_time < _FEWEST_STEPS] = np.inf
     part, i = np.unravel_index(wanted.argmin(), wanted.shape)
     unknown |= law.outside(**amounts, trial=trial.bits_per_byte.mean(), pace=pace)
