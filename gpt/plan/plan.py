@@ -151,14 +151,13 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
         InputError: the minutes do not suffice to start, or no model fits into the time and the memory.
     """
     trial = text.trial
-    pace = law.pace(trial)
     shape, per_token, respelled, dropout = _candidates(text, given, cost.memory)
     step = cost.step(shape, cost.sampled_softmax)
     late = cost.step(shape, min(LATE_RATE, cost.sampled_softmax))
     slower = late / step
     step += LATE * (late - step)
     scored = text.val_fraction * text.size / per_token + _BESIDE
-    validation = cost.step(shape) / 3 * scored / shape.tokens
+    validation = cost.step(shape) / 3 * scored / shape.tokens  # scores all ids
     validations = np.clip(_VALIDATING * 60 * minutes / validation, 2, VALIDATIONS)
     around = start + END_SECONDS + text.tokenizing + validations * validation
     step = step * _DROPPING ** (dropout > 0) + respelled * shape.tokens * text.respelling
@@ -178,6 +177,7 @@ def choose(text: Text, cost: Cost, law: Law, minutes: float, given: Mapping[str,
     bits = law.bits_per_byte(trial, **chosen, **amounts, respelled=respelled, dropout=dropout)
     unknown = law.outside(**chosen) | (amounts["seen"] > _MOST_PASSES * text.train_bytes)
     wanted = bits * (1 + _DOUBT * unknown) * (1 + _LONGER * halved)
+    pace = law.pace(trial)
     # A text learned faster than any measured mostly needs what is learned by heart: dropout costs more.
     wanted *= 1 + law.error * law.outside(pace=pace) * (dropout > 0)
     wanted[:, in_time < _FEWEST_STEPS] = np.inf

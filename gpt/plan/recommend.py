@@ -82,7 +82,7 @@ def plan(arguments: list[str]) -> None:
         help=f"weights to tune instead, as in gpt fit; {_USUAL} if it was downloaded before",
     )
     for name in _PLANNED_AROUND:
-        kind: type = float if name in SHARES else int if name in (*GIVEN, "data.most_bytes") else str
+        kind = float if name in SHARES else int if name in (*GIVEN, "data.most_bytes") else str
         parser.add_argument(f"--{name}", type=kind, help="as in gpt fit: the rest is planned around it")
     parser.set_defaults({"data.corpus": "python-docs"})
     given = vars(parser.parse_args(with_first(arguments[1:], "data.corpus")).as_flat())
@@ -116,6 +116,7 @@ def planner(given: Mapping[str, Any]) -> Callable[[float], Plan]:
 
     @cache
     def timed() -> tuple[Cost, float]:
+        # The clock is read after the machine was timed.
         return time_machine(given), time.perf_counter() - STARTED + _REST_OF_START
 
     @cache

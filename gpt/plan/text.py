@@ -96,7 +96,7 @@ def measure(corpus: str, steps: int = 100, **reading: Any) -> Text:
     middle = tokenizers[len(tokenizers) // 2]
     return Text(
         trial=trial,
-        error=error * math.sqrt(size / held_out),
+        error=error * math.sqrt(size / max(size, held_out)),
         bytes_per_token={one.n_vocab: size / len(one.encode_array(val)) for one in tokenizers},
         respelling=Respelling(BPE_DROPOUT, middle.tokens, 0).seconds(middle.encode_array(train[:_RESPELLED])),
         **known,
@@ -184,11 +184,10 @@ def try_out(train: str, val: str, size: float, steps: int) -> tuple[Trial, float
 
 def _trained(vocab_size: int, known: Tensor, steps: int) -> GPT:
     """The model of a trial after so many steps on the ids `known`."""
-    config = GPTConfig(
-        vocab_size=vocab_size, context_length=_CONTEXT, emb_dim=_WIDTH, num_heads=2, num_layers=1
-    )
     torch.manual_seed(0)
-    model = GPT(config)
+    model = GPT(
+        GPTConfig(vocab_size=vocab_size, context_length=_CONTEXT, emb_dim=_WIDTH, num_heads=2, num_layers=1)
+    )
     precision = default_precision("cpu")
     optimizer = build_optimizer(model, _RECIPE, precision)
     schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps, steps // 10, "linear"))
