@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install setup train test test-slow test-install test-lowest test-newest test-next lint typecheck imports budget unit clean
+.PHONY: install setup train test test-slow test-install test-lowest test-newest test-next lint typecheck imports unit clean
 
 install: $(VENV)/.package
 setup: $(VENV)/.dev
@@ -22,7 +22,7 @@ train: install
 	$(BIN)/gpt fit --minutes 1.8
 	$(BIN)/gpt generate --prompt 'Return the' --num_samples 2 --seed 1 --max_new_tokens 60
 
-test: lint typecheck imports budget unit
+test: lint typecheck imports unit
 
 lint: setup
 	$(BIN)/ruff check .
@@ -33,10 +33,6 @@ typecheck: setup
 
 imports: setup
 	$(BIN)/lint-imports
-
-# Fails where the package has grown beyond its limit, see scripts/budget.py.
-budget: setup
-	$(BIN)/python scripts/budget.py
 
 # Two processes of one thread each: more threads do not speed up tiny models. tests/conftest.py orders them.
 PYTEST := OMP_NUM_THREADS=1 PYTHONWARNDEFAULTENCODING=1 $(BIN)/python -m pytest \
