@@ -1,74 +1,33 @@
-"""Scaled dot-product attention: the formula written out, its faster equivalents, and which one runs when.
+"""Scaled dot-product attention: the formula written out, and the fastest equivalent for each case.
 
 In every mask True means that the query must not attend to the key.
 Shapes: B batch, H heads, T queries, S keys, K width of a key, V width of a value, ... any leading dimensions.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .blocks import attend_in_blocks, block_size, prefers_blocks
+
+
+class Attended(NamedTuple):
+    """What attention gives."""
+
+    context: Tensor
+    """The context vectors (B, H, T, V)."""
+    weights: Tensor | None = None
+    """The attention weights (B, H, T, S), dropout included, if they were asked for."""
+    no_key: Tensor | None = None
+    """With a mask: the queries that may see no key, (..., T, 1). Their weights and context are zero."""
+
 
 def causal_mask(length: int, device: torch.device | str | None = None) -> Tensor:
     """(length, length) boolean, True above the diagonal: the keys that come after the query."""
     return torch.ones(length, length, dtype=torch.bool, device=device).triu(diagonal=1)
-
-
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    causal: Tensor | None,
-    masked: Tensor | None,
-    dropout_p: float,
-    need_weights: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """softmax(query key^T / sqrt(K)) value by the fastest kernel: (B, H, T, K), (B, H, S, K), (B, H, S, V).
-
-    With `causal`, the causal mask of S or more positions, the queries are the last T of S. `masked`, boolean
-    and broadcastable to (B, H, T, S), is added to it.
-
-    Returns the context vectors (B, H, T, V); the weights (B, H, T, S), dropout included, if needed; and, if
-    there is a mask, which queries have no key left (..., T, 1): their weights and context vectors are zero.
-    """
-    num_queries = query.shape[2]
-    num_keys = key.shape[2]
-    if masked is None and not need_weights:  # the common cases need no mask
-        if causal is None or num_queries == 1:  # all keys are visible
-            return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p), None, None
-        if num_queries == num_keys and _use_blocks(query):
-            mask = causal[:num_keys, :num_keys]
-            # The fastest measured. A compiled loop would be bound to one length.
-            block = None if torch.compiler.is_compiling() or num_keys < 256 else min(num_keys // 2, 256)
-            return attend_in_blocks(query, key, value, mask, dropout_p, block), None, None
-        if num_queries == num_keys:
-            context = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p, is_causal=True)
-            return context, None, None
-    if causal is not None:
-        if torch.compiler.is_exporting():  # a slice would bind the program to lengths below the whole mask's
-            positions = torch.arange(num_keys, device=query.device)
-            later = positions > positions[num_keys - num_queries :, None]  # (T, S)
-        else:
-            later = causal[num_keys - num_queries : num_keys, :num_keys]
-        later = later[None, None]  # (1, 1, T, S)
-        masked = later if masked is None else later | masked
-    if masked is None:
-        return *attend(query, key, value, dropout_p=dropout_p), None
-    # A softmax over no keys is 0 / 0: such a query attends to all keys, and its result is set to zero.
-    empty = masked.all(dim=-1, keepdim=True)  # (..., T, 1)
-    masked = masked & ~empty
-    weights = None
-    if need_weights:
-        context, weights = attend(query, key, value, masked, dropout_p)
-        weights = weights.masked_fill(empty, 0.0)
-    elif num_queries == 1 and query.device.type == "cpu" and not torch.compiler.is_exporting():
-        # Faster, and its sums do not depend on the other rows, which the fused kernel splits over threads.
-        context, _ = attend(query, key, value, masked, dropout_p)
-    else:  # PyTorch's masks are True where a query attends
-        context = F.scaled_dot_product_attention(query, key, value, attn_mask=~masked, dropout_p=dropout_p)
-    return context.masked_fill(empty, 0.0), weights, empty
 
 
 def attend(
@@ -82,36 +41,80 @@ def attend(
     scores = query @ key.transpose(-2, -1) / math.sqrt(key.shape[-1])  # (..., T, S)
     if masked is not None:
         scores = scores.masked_fill(masked, -torch.inf)
-    weights = torch.dropout(torch.softmax(scores, dim=-1), dropout_p, train=True)  # (..., T, S)
-    return weights @ value, weights
+    weights = torch.softmax(scores, dim=-1)  # (..., T, S)
+    weights = torch.dropout(weights, dropout_p, train=True)
+    return weights @ value, weights  # (..., T, V)
 
 
-def attend_in_blocks(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout_p: float = 0.0, block: int | None = None
-) -> Tensor:
-    """`attend` under the causal `mask` (T, T), in fewer passes over memory: (B, H, T, V).
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: Tensor | None,
+    masked: Tensor | None,
+    dropout_p: float,
+    need_weights: bool,
+) -> Attended:
+    """The result of `attend` by the fastest kernel: (B, H, T, K), (B, H, S, K), (B, H, S, V) -> (B, H, T, V).
 
-    Each block of queries multiplies only the keys up to its end.
+    Args:
+        query, key, value: the queries are the last T of the S tokens, where attention is causal.
+        causal: the causal mask of S or more positions; None if every query may see every key.
+        masked: a boolean mask that is added to the causal one, broadcastable to (B, H, T, S).
+        dropout_p: the probability that a weight is dropped.
+        need_weights: whether to return the weights.
     """
-    batch, heads, length, width = query.shape
-    query, key, value = (x.flatten(0, 1) for x in (query, key, value))  # (B * H, T, K or V)
-    bias = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask, -torch.inf)  # (T, T)
-    contexts = []
-    end = 0
-    for queries in torch.split(query, block, dim=1) if block else (query,):
-        start = end
-        end += queries.shape[1]
-        keys = key[:, :end].transpose(1, 2)  # (B * H, K, end)
-        scores = torch.baddbmm(bias[start:end, :end], queries, keys, alpha=1 / math.sqrt(width))
-        weights = torch.softmax(scores, dim=-1).to(value.dtype)  # (B * H, block, end)
-        weights = torch.dropout(weights, dropout_p, train=True)
-        contexts.append(weights @ value[:, :end])  # (B * H, block, V)
-    return torch.cat(contexts, dim=1).view(batch, heads, length, value.shape[2])
+    num_queries = query.shape[2]
+    num_keys = key.shape[2]
+    if num_queries == 1:
+        causal = None  # the last token may see all keys
+    if masked is None and not need_weights:
+        if causal is None:
+            return Attended(F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p))
+        if num_queries == num_keys:
+            return Attended(_causal_attention(query, key, value, causal, dropout_p))
+    if causal is not None:
+        later = _later_keys(causal, num_queries, num_keys)  # (1, 1, T, S)
+        masked = later if masked is None else later | masked
+    if masked is None:
+        return Attended(*attend(query, key, value, dropout_p=dropout_p))
+    return _masked_attention(query, key, value, masked, dropout_p, need_weights)
 
 
-def _use_blocks(query: Tensor) -> bool:
-    """In bfloat16 on a CPU, blocks are faster up to about a thousand tokens (docs/benchmarks.md)."""
-    if torch.compiler.is_exporting():  # the program may run on another device, and with another length
-        return False
-    longest = 512 if torch.compiler.is_compiling() else 1024  # compiled, all queries are one block
-    return query.device.type == "cpu" and query.dtype == torch.bfloat16 and query.shape[2] <= longest
+def _causal_attention(query: Tensor, key: Tensor, value: Tensor, causal: Tensor, dropout_p: float) -> Tensor:
+    """Attention of all T tokens to themselves and earlier ones: (B, H, T, V)."""
+    length = query.shape[2]
+    if prefers_blocks(query):
+        mask = causal[:length, :length]
+        return attend_in_blocks(query, key, value, mask, dropout_p, block_size(length))
+    return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p, is_causal=True)
+
+
+def _later_keys(causal: Tensor, num_queries: int, num_keys: int) -> Tensor:
+    """The rows of the causal mask for the last queries: (1, 1, T, S)."""
+    if torch.compiler.is_exporting():  # a slice would bind the program to lengths below the whole mask's
+        positions = torch.arange(num_keys, device=causal.device)
+        later = positions > positions[num_keys - num_queries :, None]  # (T, S)
+    else:
+        later = causal[num_keys - num_queries : num_keys, :num_keys]  # (T, S)
+    return later[None, None]
+
+
+def _masked_attention(
+    query: Tensor, key: Tensor, value: Tensor, masked: Tensor, dropout_p: float, need_weights: bool
+) -> Attended:
+    """Attention under a mask. A query that may see no key has weights and a context of zero."""
+    # A softmax over no keys is 0 / 0: such a query attends to all keys, and its result is set to zero.
+    no_key = masked.all(dim=-1, keepdim=True)  # (..., T, 1)
+    masked = masked & ~no_key
+    is_one_on_cpu = query.shape[2] == 1 and query.device.type == "cpu" and not torch.compiler.is_exporting()
+    weights = None
+    if need_weights:
+        context, weights = attend(query, key, value, masked, dropout_p)
+        weights = weights.masked_fill(no_key, 0.0)
+    elif is_one_on_cpu:
+        # Faster, and its sums do not depend on the other rows, which the fused kernel splits over threads.
+        context, _ = attend(query, key, value, masked, dropout_p)
+    else:  # PyTorch's masks are True where a query attends
+        context = F.scaled_dot_product_attention(query, key, value, attn_mask=~masked, dropout_p=dropout_p)
+    return Attended(context.masked_fill(no_key, 0.0), weights, no_key)

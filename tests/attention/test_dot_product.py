@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from gpt.attention import MultiHeadAttention
-from gpt.attention.kernels import attend, attend_in_blocks, attention, causal_mask
+from gpt.attention.blocks import attend_in_blocks
+from gpt.attention.kernels import attend, attention, causal_mask
 
 
 @pytest.mark.parametrize("block", [None, 3, 4, 10])
