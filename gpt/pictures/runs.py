@@ -55,6 +55,22 @@ class Metrics:
         points = [point for point in points if all(map(math.isfinite, point))]
         return [point[0] for point in points], [point[1] for point in points]
 
+    def bits_per_nat(self) -> float | None:
+        """Bits per byte of held-out text for each nat per token; None where the run has no bits per byte.
+
+        Both figures of a validation are sums over the same text, so their ratio is a constant of the text and
+        the vocabulary. Training text has about as many bytes in a token.
+        """
+        for row in reversed(self.rows):
+            try:
+                loss = float(row.get("val_loss") or "nan")
+                bits = float(row.get("val_bits_per_byte") or "nan")
+            except ValueError:
+                return None
+            if math.isfinite(loss) and math.isfinite(bits) and loss > 0:
+                return bits / loss
+        return None
+
 
 def plot(runs: list[str], output: Path = Path("runs.png"), x: X = "step") -> None:
     """Draw the losses of runs in one picture.
@@ -72,33 +88,56 @@ def plot(runs: list[str], output: Path = Path("runs.png"), x: X = "step") -> Non
 
 
 def loss_curve(metrics: str | os.PathLike[str], picture: str | os.PathLike[str]) -> None:
-    """Draw a run's training and validation loss over steps, in nats per token, as .png or .svg."""
+    """Draw a run's training loss and held-out loss over steps, as .png or .svg."""
     save(compare([Metrics.read(metrics)]), picture)
 
 
 def compare(runs: Sequence[Metrics], x: X = "step") -> "Figure":
-    """A colour for each run: training loss thin, validation loss with dots, its last value in the legend."""
+    """Draw runs in one picture, in bits per byte if all of them have that figure, else in nats per token.
+
+    Each run has a colour: a thin line for the training loss, a line with dots for the held-out loss. The
+    legend of several runs names each, with its last held-out loss.
+    """
     from matplotlib.figure import Figure
 
+    in_bits = all(run.bits_per_nat() is not None for run in runs)
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
     for run, colour in zip(runs, cycle(COLOURS)):
-        train = run.points(x, "train_loss")
-        validation = run.points(x, "val_loss")
-        label = run.name.replace("$", r"\$")
-        if validation[1]:
-            label = f"{label}: {validation[1][-1]:.3f}"
-        axes.plot(*train, color=colour, linewidth=1.0, alpha=0.45)
-        axes.plot(*validation, color=colour, linewidth=2.0, marker="o", markersize=4.5, label=label)
-    axes.set_title("Loss in training (thin) and on held-out text (dots)")
+        scale = (run.bits_per_nat() or 1.0) if in_bits else 1.0
+        train_x, train_loss = run.points(x, "train_loss")
+        held_out_x, held_out_loss = run.points(x, "val_loss")
+        train_loss = [scale * loss for loss in train_loss]
+        held_out_loss = [scale * loss for loss in held_out_loss]
+        train_label, held_out_label = _labels(run, held_out_loss, alone=len(runs) == 1)
+        axes.plot(train_x, train_loss, color=colour, linewidth=1.0, alpha=0.45, label=train_label)
+        axes.plot(
+            held_out_x,
+            held_out_loss,
+            color=colour,
+            linewidth=2.0,
+            marker="o",
+            markersize=4.5,
+            label=held_out_label,
+        )
+    if len(runs) > 1:
+        axes.set_title("Held-out loss (dots) and training loss (thin)")
     axes.set_xlabel("seconds of training" if x == "seconds" else x)
-    axes.set_ylabel("loss (nats per token)")
+    axes.set_ylabel("loss (bits per byte)" if in_bits else "loss (nats per token)")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(short)
     axes.legend(frameon=False)
     return figure
+
+
+def _labels(run: Metrics, held_out_loss: list[float], alone: bool) -> tuple[str | None, str]:
+    """The legend's texts for a run's training loss and held-out loss; None for a line without a text."""
+    last = f": {held_out_loss[-1]:.3f}" if held_out_loss else ""
+    if alone:
+        return "training loss", f"held-out loss{last}"
+    return None, run.name.replace("$", r"\$") + last
 
 
 def short(value: float, _: object = None) -> str:

@@ -49,6 +49,26 @@ def test_the_curves_are_the_rows(run, x, scale):
     assert texts == ["a: 3.500", "b: 4.500"]
 
 
+def test_runs_with_other_vocabularies_are_drawn_in_bits_per_byte(run):
+    header = "step,train_loss,val_loss,val_bits_per_byte\n"
+    long_tokens = Metrics.read(run("long", text=f"{header}1,6.0,,\n1,,5.0,2.5\n2,4.0,,\n2,,4.0,2.0\n"))
+    short_tokens = Metrics.read(run("short", text=f"{header}1,2.0,,\n1,,1.0,2.0\n2,,inf,inf\n"))
+    (losses,) = compare([long_tokens, short_tokens]).axes
+    assert losses.get_ylabel() == "loss (bits per byte)"
+    assert [y for _, y in lines(losses)] == [[3.0, 2.0], [2.5, 2.0], [4.0], [2.0]]
+    assert [text.get_text() for text in losses.get_legend().get_texts()] == ["long: 2.000", "short: 2.000"]
+    without_bits = Metrics.read(run("without"))
+    (losses,) = compare([long_tokens, without_bits]).axes
+    assert losses.get_ylabel() == "loss (nats per token)"
+    assert lines(losses)[1] == ([1.0, 2.0], [5.0, 4.0])
+
+
+def test_the_picture_of_one_run_names_both_losses(run):
+    (losses,) = compare([Metrics.read(run("a"))]).axes
+    texts = [text.get_text() for text in losses.get_legend().get_texts()]
+    assert texts == ["training loss", "held-out loss: 3.500"]
+
+
 def test_values_that_are_not_finite_are_left_out(run):
     text = "step,train_loss,val_loss\n1,nan,\n2,1.0,1.5\n"
     metrics = Metrics.read(run("old", text=text))
