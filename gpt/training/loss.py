@@ -67,7 +67,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 logits[:, len(weight) :] = -torch.inf
                 losses = loss(logits, target[part], needs_features or needs_weight)
                 total += (losses * row_weights[part]).sum()
-                gradients = logits  # in their place
+                gradients = logits  # `loss` has written them in the place of the logits
                 if features_grad is not None:
                     torch.mm(gradients, table, out=features_grad[part]).mul_(row_weights[part])
                 if needs_weight:
@@ -76,16 +76,23 @@ class _LinearCrossEntropy(torch.autograd.Function):
                         weight_grad += chunk_grad
                     else:
                         weight_grad = chunk_grad if chunk >= len(rows) else chunk_grad.float()
-        found = (features_grad, features.dtype), (weight_grad, weight.dtype)
-        ctx.save_for_backward(*(None if grad is None else grad.to(kind) for grad, kind in found))
+        if features_grad is not None:
+            features_grad = features_grad.to(features.dtype)
+        if weight_grad is not None:
+            weight_grad = weight_grad.to(weight.dtype)
+        ctx.save_for_backward(features_grad, weight_grad)
         ctx.unit = unit
         return total / unit
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         scale = gradients[0] / ctx.unit
-        found = [None if grad is None else grad * scale.to(grad.dtype) for grad in ctx.saved_tensors]
-        return *found, None, None, None
+        features_grad, weight_grad = ctx.saved_tensors
+        if features_grad is not None:
+            features_grad = features_grad * scale.to(features_grad.dtype)
+        if weight_grad is not None:
+            weight_grad = weight_grad * scale.to(weight_grad.dtype)
+        return features_grad, weight_grad, None, None, None
 
 
 def cross_entropy(x: Tensor, y: Tensor, differentiate: bool) -> Tensor:

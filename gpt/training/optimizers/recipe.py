@@ -1,23 +1,16 @@
 """The recipe of the weights' updates: AdamW, or Muon for the blocks' matrices with AdamW for the rest."""
 
-import inspect
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 
 from gpt.errors import InputError, check_least
 from gpt.training.optimizers.combined import CombinedOptimizer
 from gpt.training.optimizers.muon import StackedMuon
 from gpt.training.schedule import Schedule
-
-
-class AdamW(torch.optim.AdamW):
-    """PyTorch's, whose step is decorated to load the compiler: a second of every start."""
-
-    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
 
 @dataclass(frozen=True, kw_only=True)
