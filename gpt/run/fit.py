@@ -19,12 +19,12 @@ from gpt.errors import InputError
 from gpt.files import write_json
 from gpt.plain import as_dict
 from gpt.progress import report
-from gpt.run.checkpoint import save
 from gpt.run.lightning_private import silence_warnings
 from gpt.run.loop import Loop
 from gpt.run.options import Options
 from gpt.run.signals import Stopped
 from gpt.run.start import Start, start
+from gpt.run.temperature import divide_logits
 from gpt.threads import cores, sharing_cores
 from gpt.training.device import default_precision, keep_freed_memory
 from gpt.training.module import LanguageModel
@@ -123,6 +123,8 @@ def build(begun: Start) -> tuple[Options, LanguageModel, TokenData]:
 def validate(begun: Start) -> None:
     """Print the figures of a checkpoint on the text that is held out."""
     options, module, data = build(begun)
+    if begun.checkpoint:
+        divide_logits(module.model, begun.checkpoint.model.temperature)
     trainer = new_trainer(options, data, [])
     found = trainer.validate(module, datamodule=data, verbose=False)
     if not found:
@@ -162,23 +164,14 @@ def new_trainer(options: Options, data: TokenData, callbacks: list[Any]) -> Trai
         raise InputError(f"the options cannot be used: {error}") from error
 
 
-def scale_best(loop: Loop) -> None:
-    """Divide the logits of the best checkpoint, once, by the temperature that its validation found."""
-    best = read(loop.checkpoints.best)
-    run = best.run
-    if run and run.temperature > 1:
-        norm = {n: best.tensors[n] / run.temperature for n in ("final_norm.weight", "final_norm.bias")}
-        report(f"the best checkpoint's logits are divided by {run.temperature:.2f}", prefix="")
-        run.temperature = 1.0
-        save(best.path, {**best.tensors, **norm}, best.model, run)
-
-
 def summarize(loop: Loop) -> None:
     """Write summary.json, and print how the run ended and what to do next."""
     report(f"ended after step {loop.run.step}: {loop.limits.why()}", prefix="")
     summary = loop.record.summary(loop.trainer)
     if loop.options.temperature_scaling and summary["best_loss"] is not None:
-        scale_best(loop)
+        temperature = read(loop.checkpoints.best).model.temperature
+        if temperature > 1:
+            report(f"the best checkpoint's logits are divided by {temperature:.2f} in use", prefix="")
     if plan := loop.begun.plan:
         summary |= plan.compared(time.perf_counter() - STARTED, summary)
         what = "{}: {seconds:.1f} s, {tokens:,} tokens, {bits_per_byte:.4} bits per byte"

@@ -10,8 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from copy import deepcopy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ from gpt.run.record import Record
 from gpt.run.signals import remembered, stopped
 from gpt.run.snapshots import Snapshots
 from gpt.run.start import Start
-from gpt.run.temperature import scale_temperature
+from gpt.run.temperature import find_temperature
 from gpt.training.guard import scaler_of
 from gpt.training.lora import ALPHA
 from gpt.training.module import VALIDATED, LanguageModel
@@ -174,26 +173,29 @@ class Loop(Callback):
         figures = {name: float(found[name]) for name in VALIDATED if name in found}
         before = self.run.validation.get("val_loss")
         model = self.module.model
-        ratio = self.run.temperature = 1.0  # to the loss that the best checkpoint would have at the end
+        temperature = ratio = 1.0  # the ratio of the loss with the temperature to the one without
         if self.options.temperature_scaling:
-            self.run.temperature, ratio = self._on_first(
-                lambda: scale_temperature(deepcopy(model).eval(), self.data.prepared)
-            )
-        self.record.validated(figures, model, self.data)
+            temperature, ratio = self._on_first(lambda: find_temperature(model, self.data.prepared))
+        self.record.validated(figures, model, self.data, temperature)
         elapsed = self.record.elapsed()
         seconds = elapsed - self._paused
         self.record.paused(seconds)
         self.limits.paused(self._agreed(seconds))
         self.limits.validated(figures["val_loss"], before, elapsed, ratio)
-        self._keep(validated=True)
+        self._keep(validated=True, temperature=temperature)
 
-    def _keep(self, validated: bool = False) -> None:
-        """Keep what an update made, with its validation where one was due: none is ever owed."""
+    def _keep(self, validated: bool = False, temperature: float = 1.0) -> None:
+        """Keep what an update made, with its validation where one was due: none is ever owed.
+
+        The temperature is the one that the validation found; weights without a validation have none.
+        """
         run = self.run
         guard = self.module.guard
         first = self.trainer.is_global_zero
         over = self.limits.is_over
         self._continue()
+        if first:
+            self.model_part = replace(self.model_part, temperature=temperature)
 
         # 4. A snapshot of the weights.
         if first and self.snapshots.is_due(run.step, last=over):

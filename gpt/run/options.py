@@ -107,7 +107,7 @@ class Options:
     early_stopping: int | None = None
     """Stop after so many validations in a row that do not improve val_loss."""
     temperature_scaling: bool = False
-    """Divide the best checkpoint's logits, in the end, by the temperature that suits held-out text best."""
+    """Divide logits, wherever a checkpoint is used, by the temperature that suited held-out text best."""
     model: ModelOptions = ModelOptions()
     data: DataOptions = DataOptions()
     trainer: TrainerOptions = TrainerOptions()
@@ -117,8 +117,6 @@ class Options:
         counts = ("checkpoint_every", "keep_checkpoints", "log_every", "early_stopping")
         check_least(1, **{name: getattr(self, name) for name in counts})
         check_least(0, snapshot_megabytes=self.snapshot_megabytes, seed_everything=self.seed_everything)
-        if self.temperature_scaling and self.model.lora.rank:
-            raise InputError("temperature_scaling changes the last norm, which adapters leave as it is")
         if self.seed_everything >= 1 << 32:
             raise InputError(f"seed_everything must be below {1 << 32}, got {self.seed_everything}")
 

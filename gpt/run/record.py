@@ -112,8 +112,14 @@ class Record:
         """Leave a validation of so many seconds out of the speed."""
         self._at += seconds
 
-    def validated(self, figures: dict[str, float], model: GPT, data: TokenData) -> None:
-        """Write the figures of a validation, and continue an empty document, from the same seed each time."""
+    def validated(
+        self, figures: dict[str, float], model: GPT, data: TokenData, temperature: float = 1.0
+    ) -> None:
+        """Write the figures of a validation, and continue an empty document, from the same seed each time.
+
+        The sample is that of logits which are divided by the temperature, as they are where the checkpoint's
+        weights are used.
+        """
         from gpt.generation import Sampling, stream_samples
 
         run = self.run
@@ -122,7 +128,7 @@ class Record:
             return
         self._row(figures)
         told = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
-        sampling = Sampling(temperature=0.8, top_k=50)
+        sampling = Sampling(temperature=0.8 * temperature, top_k=50)
         pieces = stream_samples(model, data.tokenizer, "", sampling=sampling, max_new_tokens=64, seed=0)
         text = "".join(piece for _, piece in pieces).strip()
         self._append("samples.txt", f"--- step {run.step}\n{text}\n\n")

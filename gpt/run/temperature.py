@@ -1,7 +1,8 @@
 """Temperature scaling, for a model that is too sure of itself as it has read its text too often."""
 
+from copy import deepcopy
+
 import torch
-from torch import nn
 
 from gpt.data.shards import Prepared
 from gpt.evaluation.scoring import score_windows
@@ -11,23 +12,26 @@ _STEP = 1.05
 _SAMPLE = 4096  # tokens: they tell the temperature within a hundredth
 
 
-@torch.no_grad()
-def scale_temperature(model: GPT, prepared: Prepared) -> tuple[float, float]:
-    """Divide the logits by the temperature at which held-out text is the likeliest (Guo et al. 2017, section
-    4.2): the last norm's weights take it up, so the model stays an ordinary GPT.
+def find_temperature(model: GPT, prepared: Prepared) -> tuple[float, float]:
+    """The temperature at which held-out text is the likeliest (Guo et al. 2017, section 4.2).
 
-    Returns the temperature, a power of 1.05, and the nats of `_SAMPLE` held-out tokens over those before.
-    The model is in evaluation mode.
+    Returns the temperature, a power of 1.05 from 1 on, and the nats of `_SAMPLE` held-out tokens with the
+    logits divided by it, over those without. The model is left as it is.
     """
-    norm = model.final_norm
-    nats = [_nats(model, prepared)]
+    scaled = deepcopy(model).eval()
+    nats = [_nats(scaled, prepared)]
     while True:
-        before = nn.utils.parameters_to_vector(norm.parameters())
-        nn.utils.vector_to_parameters(before / _STEP, norm.parameters())
-        nats.append(_nats(model, prepared))
+        divide_logits(scaled, _STEP)
+        nats.append(_nats(scaled, prepared))
         if not nats[-1] < nats[-2]:
-            nn.utils.vector_to_parameters(before, norm.parameters())
             return _STEP ** (len(nats) - 2), nats[-2] / nats[0]
+
+
+@torch.no_grad()
+def divide_logits(model: GPT, temperature: float) -> None:
+    """Divide the logits of a model by the temperature: its last norm's weights take it up."""
+    for parameter in model.final_norm.parameters():
+        parameter.div_(temperature)
 
 
 def _nats(model: GPT, prepared: Prepared) -> float:

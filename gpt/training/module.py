@@ -43,8 +43,9 @@ class ModelOptions:
     lora: LoRAConfig = LoRAConfig()
     """Low-rank adapters, which alone are trained and saved."""
     init_from: str | None = None
-    """Weights to start from: gpt2, a run, or what `gpt import` reads. They decide the shape, of whose options
-    only dropout and context_length count; a shorter context crops positions.
+    """Weights to start from: gpt2, a run, or what `gpt import` reads; of a run as they are used, the logits
+    divided by its temperature. They decide the shape, of whose options only dropout and context_length count;
+    a shorter context crops positions.
     Elsewhere: model_name_or_path."""
     compile: bool = False
     """Compile the blocks, which takes 20 to 100 seconds and makes steps faster."""

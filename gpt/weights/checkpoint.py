@@ -31,6 +31,7 @@ from gpt.files import StrPath
 from gpt.plain import as_dict, build, parse_json
 from gpt.weights.adapters import AdapterPart, with_base
 from gpt.weights.formats.table import Weights, check_complete
+from gpt.weights.temperature import with_temperature
 
 RUNS = Path("runs")
 SUFFIX = ".safetensors"
@@ -52,6 +53,12 @@ class ModelPart:
     """The fields of a `Template`: of the examples, if the run was trained on any."""
     adapters: dict[str, Any] | None
     """The fields of `AdapterPart`, of a run that trains adapters: its checkpoints hold them alone."""
+    temperature: float = 1.0
+    """What the logits are divided by wherever the weights are used; training goes on from the weights as
+    they are. A validation of these very weights found it; 1 where none did, and in files without it."""
+
+    def __post_init__(self) -> None:
+        check_least(1, temperature=self.temperature)
 
 
 @dataclass(kw_only=True)
@@ -89,8 +96,6 @@ class RunPart:
     """The update after which it was the lowest."""
     stalled: int = 0
     """Validations since."""
-    temperature: float = 1.0
-    """That the last validation found, and by which the logits are not yet divided."""
     validation: dict[str, float | None] = field(default_factory=dict)
     """The figures of the last one; None for one that is not finite."""
     batches: int = 0
@@ -117,7 +122,7 @@ class Checkpoint:
 
     @property
     def weights(self) -> Weights:
-        """Those of the model, of a run with adapters those of the adapters."""
+        """Those of the model, of a run with adapters those of the adapters, as training left them."""
         return {name: tensor for name, tensor in self.tensors.items() if "/" not in name}
 
     @property
@@ -131,9 +136,12 @@ class Checkpoint:
         return GPTConfig.from_dict(self.model.config)
 
     def all_weights(self) -> Weights:
-        """All weights of the model; those of a run with adapters merged with the base in its folder."""
-        found = with_base(self.path, self.config, self.adapters, self.weights)
-        return check_complete(self.config, found)
+        """All weights of the model for use: the logits are divided by the temperature.
+
+        Those of a run with adapters are merged with the base in its folder.
+        """
+        whole = with_base(self.path, self.config, self.adapters, self.weights)
+        return with_temperature(check_complete(self.config, whole), self.model.temperature)
 
 
 def read(path: StrPath) -> Checkpoint:
@@ -144,8 +152,8 @@ def read(path: StrPath) -> Checkpoint:
         tensors = load_file(path)
         if texts.get("checksum") != _checksum(tensors, texts):
             raise InputError("its contents are not those of its checksum")
-        model = build(ModelPart, parse_json(texts["model"]))
-        run = build(RunPart, parse_json(texts["run"])) if "run" in texts else None
+        model = build(ModelPart, {"temperature": 1.0, **parse_json(texts["model"])})
+        run = _run_part(texts["run"]) if "run" in texts else None
     except OSError:
         raise
     except Exception as error:  # a damaged file can raise anything
@@ -171,7 +179,8 @@ def write(file: IO[bytes], tensors: Mapping[str, Tensor], model: ModelPart, run:
 def checkpoints_of(run: Path, *, broken_first: bool = True) -> list[Path]:
     """The checkpoints of a run, the newest first, those whose header cannot be read before or after them."""
     orders = _orders(run)
-    found = sorted(orders, key=orders.__getitem__, reverse=True)
+    # Two names of one file: by name, so that the order does not depend on the folder's; `last` before `best`.
+    found = sorted(orders, key=lambda path: (orders[path], path.name), reverse=True)
     return sorted(found, key=lambda path: orders[path] != _BROKEN) if broken_first else found
 
 
@@ -212,7 +221,7 @@ def _orders(run: Path) -> dict[Path, tuple[int, int, float]]:
         if path.is_file():  # a pipe or a device may never end
             found[path] = _BROKEN
             with suppress(ValueError, OSError):
-                part = build(RunPart, parse_json(_metadata(path).get("run", "")))
+                part = _run_part(_metadata(path).get("run", ""))
                 found[path] = part.session, part.save, part.saved_at
     return found
 
@@ -234,6 +243,14 @@ def _metadata(path: Path) -> dict[str, str]:
         others = "of another program, give the folder with its config.json"
         raise InputError(f"{path} is no checkpoint of gpt fit, or a broken one; {others}") from None
     return texts
+
+
+def _run_part(text: str) -> RunPart:
+    """The run of a header; its temperature, which older files have, was not yet one of their weights."""
+    values = parse_json(text)
+    if isinstance(values, dict):
+        values.pop("temperature", None)
+    return build(RunPart, values)
 
 
 def _text(part: ModelPart | RunPart) -> str:
