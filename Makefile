@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install setup train test test-slow test-install test-lowest test-newest test-next lint typecheck imports unit clean
+.PHONY: install setup train test test-slow test-install test-lowest test-newest test-next lint typecheck imports unit site clean
 
 install: $(VENV)/.package
 setup: $(VENV)/.dev
@@ -63,5 +63,10 @@ test-lowest test-newest test-next:
 	uv pip install --python $(VENV)-$@/bin/python --resolution $(RESOLUTION) --editable '.[dev]'
 	OMP_NUM_THREADS=1 $(VENV)-$@/bin/python -m pytest -W default $(PART)
 
+# The documents as a site, with the Python interface from the docstrings: docs/_build/index.html.
+site:
+	$(PYTHON) scripts/install.py $(VENV) --extras dev,docs
+	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build
+
 clean:
-	rm -rf $(VENV) $(VENV)-* .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf docs/_build $(VENV) $(VENV)-* .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
