@@ -3,6 +3,7 @@
 Shapes: N rows, T tokens of each, S columns of their cache, V vocab_size, R tokens that are scored.
 """
 
+import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import groupby
@@ -13,6 +14,36 @@ from torch import Tensor
 
 from gpt.generation.cache import Cache, Read, Rows
 from gpt.model import GPT
+
+
+class _WithoutCudnnAttention:
+    """A block in which PyTorch leaves out cuDNN's attention, its first choice on a Hopper GPU.
+
+    That one builds a plan, up to a second, for every new shape, and generation has many shapes; training has
+    one, and keeps it. The switch is the process's: of several threads the first switches it off and the last
+    switches it back.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before = True
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._before = torch.backends.cuda.cudnn_sdp_enabled()
+                torch.backends.cuda.enable_cudnn_sdp(False)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                torch.backends.cuda.enable_cudnn_sdp(self._before)
+
+
+_WITHOUT_CUDNN = _WithoutCudnnAttention()
 
 
 class Forward:
@@ -30,9 +61,6 @@ class Forward:
         self.like = next(one.detach() for one in model.parameters() if one.is_floating_point())
         # Compiled for training, the model would be compiled anew for each length of a text.
         self._is_compiled = any(one._compiled_call_impl for one in model.modules())
-        if self.like.is_cuda:
-            # PyTorch's first choice on a Hopper GPU builds a plan, up to a second, for every shape.
-            torch.backends.cuda.enable_cudnn_sdp(False)
 
     def read(self, reads: Sequence[Read], cache: Cache) -> Tensor:
         """The logits (R, V) of the tokens to be scored; those of `reads` are of neighbouring rows."""
@@ -65,8 +93,10 @@ class Forward:
         was_training = self.model.training
         if was_training:
             self.model.eval()
+        eager = torch.compiler.set_stance("force_eager") if self._is_compiled else nullcontext()
+        unplanned = _WITHOUT_CUDNN if self.like.is_cuda else nullcontext()
         try:
-            with torch.compiler.set_stance("force_eager") if self._is_compiled else nullcontext():
+            with eager, unplanned:
                 return self.model(tokens, **inputs)[:, -scored:]
         finally:
             if was_training:

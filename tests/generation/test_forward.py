@@ -1,0 +1,64 @@
+"""`Forward` leaves PyTorch's switches as it finds them: a run that draws a sample goes on training with them."""
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+import torch
+
+from gpt.errors import InputError
+from gpt.generation import generate
+from gpt.generation.forward import Forward
+
+
+@pytest.fixture
+def pretended_gpu(monkeypatch):
+    """All tensors say that they are on a CUDA GPU, and compute on the CPU."""
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def seen_by(model) -> list[bool]:
+    """Whether cuDNN's attention was allowed, each time that the model computed."""
+    seen: list[bool] = []
+    model.register_forward_hook(lambda *_: seen.append(torch.backends.cuda.cudnn_sdp_enabled()))
+    return seen
+
+
+def test_cudnn_attention_is_left_out_of_generation_alone(model, pretended_gpu):
+    seen = seen_by(model)
+    generate(model, [[1, 2, 3]], max_new_tokens=3, temperature=0)
+    assert seen and not any(seen)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_it_is_allowed_again_after_an_error(model, pretended_gpu):
+    forward = Forward(model, cached=False)
+    with pytest.raises(InputError):
+        forward.logits(torch.tensor([[model.config.vocab_size]]), 1)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_it_is_left_out_until_the_last_of_two_threads_has_ended(model, pretended_gpu):
+    """The first to enter is the first to leave, while the other still computes."""
+    both_inside, first_has_left = Barrier(2), Barrier(2)
+    forward = Forward(model, cached=False)
+    still_out = []
+
+    def hook(module, arguments, output):
+        both_inside.wait(timeout=30)
+        if len(arguments[0]) == 2:  # the second thread's batch
+            first_has_left.wait(timeout=30)
+            still_out.append(not torch.backends.cuda.cudnn_sdp_enabled())
+
+    def first():
+        forward.logits(torch.ones(1, 3, dtype=torch.int64), 1)
+        first_has_left.wait(timeout=30)
+
+    model.register_forward_hook(hook)
+    with ThreadPoolExecutor() as pool:
+        ended = [pool.submit(first), pool.submit(forward.logits, torch.ones(2, 3, dtype=torch.int64), 1)]
+        for one in ended:
+            one.result()
+    assert still_out == [True]
+    assert torch.backends.cuda.cudnn_sdp_enabled()
