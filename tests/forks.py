@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
 import torch
 from faults.forked import run
+from torch.nn.parallel import DistributedDataParallel
 
 from gpt.run import checkpoint
 from gpt.training.module import LanguageModel
@@ -53,13 +54,40 @@ def fill_disk(rank: int) -> None:
     checkpoint.write = full
 
 
+def diverge(rank: int) -> None:
+    """The second process's weights get another last bit in its third step, as a faulty device would do."""
+    if rank != 1:
+        return
+    step = LanguageModel.training_step
+
+    def training_step(self: LanguageModel, batch: Any, number: int) -> Any:
+        if self.trainer.global_step == 2:
+            bits = self.model.final_norm.weight.data.view(torch.int32)
+            bits[0] += 1
+        return step(self, batch, number)
+
+    LanguageModel.training_step = training_step
+
+
+def forbid_sending_buffers(rank: int) -> None:
+    """A forward pass in which buffers are sent around is an error."""
+
+    def sync(self: DistributedDataParallel, *_: Any) -> None:
+        raise AssertionError("buffers are sent to the other processes")
+
+    DistributedDataParallel._sync_buffers = sync  # type: ignore[method-assign]
+
+
+SABOTAGE = {"full": fill_disk, "diverge": diverge, "buffers": forbid_sending_buffers}
+
+
 def main() -> None:
     """Serve until stdin ends."""
     torch.set_num_threads(1)
     for line in sys.stdin:
         asked = json.loads(line)
         sabotage = terminate(*asked["terminate"]) if asked["terminate"] else None
-        sabotage = fill_disk if asked["full"] else sabotage
+        sabotage = SABOTAGE.get(asked["sabotage"], sabotage)
         ended = run(
             Path(asked["folder"]), asked["arguments"], processes=asked["processes"], sabotage=sabotage
         )

@@ -7,12 +7,14 @@ from functools import cached_property
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
+from torch import Tensor
 
 from gpt.data.prepare import prepare_for
 from gpt.data.respelling import Respelling
 from gpt.data.shards import Prepared
-from gpt.data.windows import Batch, EvalWindows, Grid, Packed, TrainWindows
+from gpt.data.windows import Batch, EvalWindows, Grid, Packed, TrainWindows, WeightedBatch
 from gpt.errors import InputError, check_least
 from gpt.text.template import DEFAULT_TEMPLATE, Template
 from gpt.text.tokenizer import Tokenizer
@@ -179,11 +181,13 @@ class TrainLoader:
     """Batches of consecutive numbers: each iteration continues where the last one stopped.
 
     It begins at the `place`, in windows. An epoch's batches are rounded up to a multiple of `multiple_of`, so
-    that all updates accumulate equally many. Its state is what a Trainer saves to resume within an epoch.
+    that all updates accumulate equally many. Where an update has several batches of examples, each comes with
+    its weight in their mean. Its state is what a Trainer saves to resume within an epoch.
     """
 
     def __init__(self, dataset: TrainWindows, multiple_of: int = 1, place: int = 0) -> None:
         self.dataset = dataset
+        self._per_update = multiple_of
         self._count = math.ceil(len(dataset) / multiple_of) * multiple_of
         self._windows_per_batch = dataset.batch_size * dataset.world_size
         self.load_state_dict({"windows": place})
@@ -191,12 +195,27 @@ class TrainLoader:
     def __len__(self) -> int:
         return self._count
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Batch | WeightedBatch]:
         pin = torch.cuda.is_available()  # a GPU copies these while it computes
-        for _ in range(self._count):
-            batch = self.dataset[self._next]
-            self._next += 1
-            yield tuple(part.pin_memory() for part in batch) if pin else batch
+        for _ in range(self._count // self._per_update):
+            weights = self._weights()
+            for number in range(self._per_update):
+                batch = self.dataset[self._next]
+                weight = None if weights is None else weights[number]
+                self._next += 1
+                if pin:
+                    batch = tuple(part.pin_memory() for part in batch)
+                    weight = None if weight is None else weight.pin_memory()
+                yield batch if weight is None else _weighted(batch, weight)
+
+    def _weights(self) -> Tensor | None:
+        """The weights of this process's batches in the next update, (batches,) float32, where they differ."""
+        if self._per_update * self.dataset.world_size == 1:
+            return None
+        scored = self.dataset.scored_tokens(np.arange(self._next, self._next + self._per_update))
+        if scored is None:
+            return None
+        return torch.from_numpy(scored[:, self.dataset.rank] / scored.mean()).float()
 
     def state_dict(self) -> dict[str, int]:
         """The windows that all processes have taken."""
@@ -205,3 +224,8 @@ class TrainLoader:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue after the windows that `state_dict` counted, with another batch size too."""
         self._next = state["windows"] // self._windows_per_batch
+
+
+def _weighted(batch: Batch, weight: Tensor) -> WeightedBatch:
+    x, y, *documents = batch
+    return WeightedBatch(x, y, documents[0] if documents else None, weight)

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,22 @@ from gpt.data.shards import Stream, token_ids
 
 IGNORE_INDEX = -100  # the target of a position that is not scored, as in `cross_entropy`
 Batch = tuple[Tensor, ...]  # x, y, and with `isolate` the document of each token: (B, T) int64 each
+
+
+class WeightedBatch(NamedTuple):
+    """A batch whose update has batches with more or fewer scored tokens.
+
+    The mean over all scored tokens of an update is that of its batches' means, each times its `weight`: its
+    scored tokens relative to those of the mean batch of the update, over all processes.
+    """
+
+    x: Tensor
+    y: Tensor
+    documents: Tensor | None
+    weight: Tensor
+    """(), float32, positive; exactly 1 where all batches of the update have equally many."""
+
+
 Spans = tuple[NDArray[np.int64], NDArray[np.int64]]  # each window's first target, and its number of targets
 _PLANNED_WINDOWS = 4096
 
@@ -102,14 +118,21 @@ class Packed:
             postpone = begin < start and limit < end <= start + context_length
             begin = start if postpone else limit
         self._bounds = np.array([*bounds, tokens], np.int64)
-        kept = np.arange(len(bounds))
-        self._kept = kept if scored is None else kept[np.logical_or.reduceat(scored, self._bounds[:-1])]
+        sizes = np.diff(self._bounds)
+        if scored is not None:
+            sizes = np.add.reduceat(scored, self._bounds[:-1], dtype=np.int64)
+        self._kept = np.flatnonzero(sizes)
+        self._sizes = sizes[self._kept]
         self.count = len(self._kept)
 
     def spans(self, windows: NDArray[np.int64], epoch: int) -> Spans:
         """Where the windows of these numbers lie, the same in every epoch."""
         kept = self._kept[windows]
         return self._bounds[kept], self._bounds[kept + 1] - self._bounds[kept]
+
+    def scored_tokens(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many tokens are scored in each of the windows of these numbers."""
+        return self._sizes[windows]
 
 
 def make_batch(
@@ -183,14 +206,35 @@ class TrainWindows:
     def spans(self, batches: NDArray[np.int64]) -> Spans:
         """Where the windows of these batches of this process lie: (len(batches), B) both."""
         first = (batches * self.world_size + self.rank) * self.batch_size
-        epochs, positions = np.divmod(first[:, None] + np.arange(self.batch_size), self.windows.count)
-        starts = np.empty_like(positions)
-        lengths = np.empty_like(positions)
+        places = first[:, None] + np.arange(self.batch_size)
+        starts = np.empty_like(places)
+        lengths = np.empty_like(places)
+        for epoch, here, windows in self._windows_at(places):
+            starts[here], lengths[here] = self.windows.spans(windows, epoch)
+        return starts, lengths
+
+    def scored_tokens(self, batches: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """How many tokens each process scores in these batches: (len(batches), world_size).
+
+        None where all windows have equally many.
+        """
+        if not isinstance(self.windows, Packed):
+            return None
+        shape = len(batches), self.world_size, self.batch_size
+        places = batches[:, None] * self.world_size * self.batch_size + np.arange(shape[1] * shape[2])
+        scored = np.empty_like(places)
+        for _, here, windows in self._windows_at(places):
+            scored[here] = self.windows.scored_tokens(windows)
+        return scored.reshape(shape).sum(axis=2)
+
+    def _windows_at(
+        self, places: NDArray[np.int64]
+    ) -> Iterator[tuple[int, NDArray[np.bool_], NDArray[np.int64]]]:
+        """For each epoch that these places of the run belong to: which of them do, and their windows."""
+        epochs, positions = np.divmod(places, self.windows.count)
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
-            order = permute(positions[here], self.windows.count, (self.seed, epoch, 0))
-            starts[here], lengths[here] = self.windows.spans(order, epoch)
-        return starts, lengths
+            yield epoch, here, permute(positions[here], self.windows.count, (self.seed, epoch, 0))
 
 
 def each_token_once(

@@ -19,6 +19,7 @@ from gpt.errors import InputError
 from gpt.files import write_json
 from gpt.plain import as_dict
 from gpt.progress import report
+from gpt.run.distributed import data_parallel
 from gpt.run.lightning_private import silence_warnings
 from gpt.run.loop import Loop
 from gpt.run.options import Options
@@ -136,12 +137,15 @@ def validate(begun: Start) -> None:
 def new_trainer(options: Options, data: TokenData, callbacks: list[Any]) -> Trainer:
     """A Trainer that computes: what a run counts, records and saves is the callbacks'."""
     plain = options.trainer
-    launcher = TorchElasticEnvironment if TorchElasticEnvironment.detect() else LightningEnvironment
+    from_torchrun = TorchElasticEnvironment.detect()  # also of one process, which then trains as several do
+    launcher = TorchElasticEnvironment if from_torchrun else LightningEnvironment
+    devices = plain.devices or 1
     try:
         return Trainer(
             accelerator=plain.accelerator,
-            devices=plain.devices or 1,
+            devices=devices,
             num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),  # that torchrun has started
+            strategy=data_parallel() if from_torchrun or devices > 1 else "auto",
             precision=plain.precision,
             accumulate_grad_batches=plain.accumulate_grad_batches,
             gradient_clip_val=plain.gradient_clip_val,

@@ -32,6 +32,7 @@ from gpt.run.checkpoint import (
     set_aside,
     set_random_state,
 )
+from gpt.run.distributed import check_replicas
 from gpt.run.folder import folder_of, opened
 from gpt.run.lightning_private import skip_sigterm_broadcast
 from gpt.run.limits import Limits
@@ -145,7 +146,7 @@ class Loop(Callback):
         """After each batch; most of it after an update."""
         module = self.module
         run = self.run
-        self.record.batch(module.last_loss)
+        self.record.batch(module.last_term)
         if module.step == run.step:  # gradients accumulate, no update yet
             return
         run.step = module.step
@@ -246,11 +247,12 @@ class Loop(Callback):
         run = self.run
         trainer = self.trainer
         scaler = scaler_of(trainer)
-        tensors = gather(self.module, trainer.optimizers[0]) if trainer.is_global_zero else {}
+        tensors = gather(self.module, trainer.optimizers[0])
         own = random_state(self.module.device)
         own[LOSSES] = self.record.loss_sum.to("cpu")
         states = [own] * trainer.world_size
         if trainer.world_size > 1:
+            check_replicas(tensors, run.step)
             torch.distributed.all_gather_object(states, own)
         for rank, state in enumerate(states):
             tensors |= {f"random/{rank}/{name}": tensor for name, tensor in state.items()}

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from gpt.config import GPTConfig
 from gpt.data.module import TokenData
-from gpt.data.windows import IGNORE_INDEX
+from gpt.data.windows import IGNORE_INDEX, Batch, WeightedBatch
 from gpt.errors import InputError, check_least
 from gpt.evaluation.scoring import ERROR_BLOCKS, bits_per_byte, target_bytes
 from gpt.training import compilation
@@ -102,6 +102,8 @@ class LanguageModel(LightningModule):
         self.logs_itself = True
         """`gpt fit` records the training loss at less cost, and turns this off."""
         self.last_loss = torch.tensor(float("nan"))  # stays on the device until it is read
+        self.last_term = self.last_loss
+        """The last loss times its weight in the mean of its update."""
         self.last_gradient_norm = self.last_loss
         saved = {**asdict(plain), "config": self.config.to_dict()}
         self.save_hyperparameters(saved if plain.lora.rank else {**saved, "init_from": None})
@@ -110,7 +112,7 @@ class LanguageModel(LightningModule):
         """Token ids (B, T) -> logits (B, T, V)."""
         return self.model(tokens)
 
-    def cross_entropy(self, batch: tuple[Tensor, ...]) -> Tensor:
+    def cross_entropy(self, batch: Batch | WeightedBatch) -> Tensor:
         """Mean cross-entropy in nats of a batch: tokens x and targets y, (B, T) each.
 
         A third tensor, the document of each token, keeps attention within documents.
@@ -132,14 +134,20 @@ class LanguageModel(LightningModule):
         """Updates that were made."""
         return int(self.first_step + self.trainer.global_step)
 
-    def loss(self, batch: tuple[Tensor, ...]) -> Tensor:
+    def loss(self, batch: Batch | WeightedBatch) -> Tensor:
         """What training minimises: a subclass may add terms here, which validation does not measure."""
         return self.cross_entropy(batch)
 
-    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
-        """The loss of a batch; Lightning takes the mean of an update's."""
+    def training_step(self, batch: Batch | WeightedBatch, batch_idx: int) -> Tensor:
+        """The loss of a batch; Lightning takes the mean of an update's.
+
+        Where they score more or fewer tokens each, a `WeightedBatch` has its weight in that mean.
+        """
         loss = self.loss(batch)
         self.last_loss = loss.detach()
+        if isinstance(batch, WeightedBatch):
+            loss = loss * batch.weight
+        self.last_term = loss.detach()
         if self.logs_itself:
             self.log("train_loss", self.last_loss, prog_bar=True)
         return loss
@@ -147,7 +155,7 @@ class LanguageModel(LightningModule):
     def on_validation_epoch_start(self) -> None:
         self._val_sums: list[list[float]] = []  # nats, tokens and bytes of parts of batches
 
-    def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
         batches = self.trainer.num_val_batches[0] * self.trainer.world_size
         parts = min(len(batch[0]), math.ceil(ERROR_BLOCKS / max(1, batches)))  # for the standard error
         tokenizer = getattr(self.trainer.datamodule, "tokenizer", None)  # type: ignore[attr-defined]

@@ -1,8 +1,11 @@
 import csv
 import json
+from itertools import islice
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from gpt.data.module import TokenData
 from gpt.data.prepare import prepare
@@ -65,6 +68,34 @@ def stored(*parts: tuple[str, bool]) -> list[int]:
         found = TOKENIZER.encode(text)
         ids += [*found, EOT] if scored else [-1 - id_ for id_ in found]
     return ids
+
+
+def trained_together(data, rank, processes, accumulate):
+    """The loader of one of so many processes."""
+    data.trainer = SimpleNamespace(global_rank=rank, world_size=processes, accumulate_grad_batches=accumulate)
+    return data.train_dataloader()
+
+
+@pytest.mark.parametrize("place", [0, 8 * 5])
+def test_weights_of_the_batches_of_an_update(pairs, place):
+    """Of 2 processes and 3 batches of 4 windows each, across the end of an epoch."""
+    loaders = [trained_together(data_of(pairs), rank, processes=2, accumulate=3) for rank in (0, 1)]
+    for loader in loaders:
+        loader.load_state_dict({"windows": place})
+        assert len(loader) * 8 > loader.dataset.windows.count
+    batches = [list(islice(loader, 6)) for loader in loaders]  # two updates
+    for update in (slice(0, 3), slice(3, 6)):
+        ours = [batch for process in batches for batch in process[update]]
+        scored = torch.tensor([int((batch.y != IGNORE_INDEX).sum()) for batch in ours])
+        assert len(set(scored.tolist())) > 1
+        weights = torch.stack([batch.weight for batch in ours])
+        torch.testing.assert_close(weights, scored / scored.double().mean(), check_dtype=False)
+
+
+def test_batches_have_no_weights_where_nothing_differs(pairs, text_file):
+    alone = trained_together(data_of(pairs), 0, processes=1, accumulate=1)
+    text = trained_together(data_of(str(text_file), context_length=16), 0, processes=2, accumulate=2)
+    assert [len(next(iter(loader))) for loader in (alone, text)] == [2, 2]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`Forward` leaves PyTorch's switches as it finds them: a run that draws a sample goes on training with them."""
+"""Generation leaves PyTorch's switches as it finds them: the training that follows a sample computes as before."""
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier

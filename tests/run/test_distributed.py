@@ -52,11 +52,11 @@ def launch(forks: subprocess.Popen, workplace: Path) -> Launch:
         *arguments: str,
         processes: int = 2,
         terminate: tuple[list[int], int] | None = None,
-        full: bool = False,
+        sabotage: str | None = None,
         status: int = 0,
     ):
         asked = {"folder": str(workplace), "arguments": arguments, "processes": processes}
-        forks.stdin.write(json.dumps({**asked, "terminate": terminate, "full": full}) + "\n")
+        forks.stdin.write(json.dumps({**asked, "terminate": terminate, "sabotage": sabotage}) + "\n")
         forks.stdin.flush()
         ended = {}
         while ended.get("folder") != asked["folder"]:  # an answer to a test that was timed out
@@ -107,6 +107,32 @@ def test_two_processes_do_what_one_does_and_go_on_with_each_others_runs(launch):
     assert_same("from-two", "one")
 
 
+def test_two_processes_weigh_what_they_score_as_one_does(launch, workplace):
+    """Completions of 1 to 10 tokens: the mean of an update is over its scored tokens, whoever has them."""
+    lines = [json.dumps({"prompt": "fox", "completion": " fox" * (1 + k * k % 10)}) for k in range(200)]
+    (workplace / "pairs.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    options = [*PLAIN, "--data.corpus", "pairs.jsonl", "--data.val_fraction", "0.2"]
+    options += ["--model.optimizer.name", "adamw", "--model.optimizer.betas", "[0.9, 0.95]"]
+    for batch, devices, run in (("8", "1", "one"), ("4", "2", "two")):
+        how = ["--data.batch_size", batch, "--trainer.devices", devices]
+        launch(*options, *how, "--run", run, processes=int(devices))
+    assert_same("one", "two")
+    how = ["--data.tokens_per_update", str(8 * 16), "--data.batch_size", "2", "--trainer.devices", "2"]
+    launch(*options, *how, "--run", "accumulating")
+    assert_same("one", "accumulating")
+
+
+def test_processes_that_are_no_longer_replicas_stop_without_saving(launch):
+    """In the last bit of one weight."""
+    told = launch(*TWO, "--run", "two", sabotage="diverge", status=2)
+    assert "process 1 has other values than process 0 after step 5, in " in told
+    assert not list(Path("runs/two/checkpoints").glob("*"))
+
+
+def test_masks_are_not_sent_from_process_to_process(launch):
+    launch(*TWO, "--run", "two", sabotage="buffers")
+
+
 @pytest.mark.slow
 def test_tokens_per_update_make_the_same_run_on_any_number_of_processes(launch):
     """One process accumulates three batches of 12 windows, each of two processes two of 9."""
@@ -155,7 +181,7 @@ def test_a_signal_stops_both_and_they_resume_exactly(launch):
 
 def test_a_full_disk_of_one_process_stops_both(launch):
     options = [*TWO, "--checkpoint_every", "2", "--run", "full"]
-    told = launch(*options, full=True, status=2)
+    told = launch(*options, sabotage="full", status=2)
     assert "runs/full/checkpoints/last.safetensors: No space left on device" in told
     assert read("runs/full/checkpoints/last.safetensors").run.step == 5
     launch("fit", "--resume", "auto", "--run", "full")

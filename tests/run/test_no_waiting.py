@@ -96,7 +96,7 @@ def run_updates(module: LanguageModel, processes: int) -> None:
             scheduler.step()
             trainer.global_step += 1
             assert module.guard.agreed == 0
-        record.batch(module.last_loss)
+        record.batch(module.last_term)
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
