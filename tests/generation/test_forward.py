@@ -1,4 +1,4 @@
-"""Generation leaves PyTorch's switches as it finds them: the training that follows a sample computes as before."""
+"""Generation leaves PyTorch's switches as it finds them: training computes after a sample as before it."""
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
