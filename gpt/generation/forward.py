@@ -32,7 +32,7 @@ class _WithoutCudnnAttention:
     def __enter__(self) -> None:
         with self._lock:
             if self._inside == 0:
-                self._before = torch.backends.cuda.cudnn_sdp_enabled()
+                self._before = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
                 torch.backends.cuda.enable_cudnn_sdp(False)
             self._inside += 1
 
