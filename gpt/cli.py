@@ -4,18 +4,20 @@ import argparse
 import difflib
 import inspect
 import io
-import json
 import os
 import re
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
-from itertools import takewhile
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from gpt.errors import InputError
 from gpt.plain import with_first
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
 
 # Each command's MODULE:FUNCTION within this package, its purpose, and an example of its arguments. The
 # function's typed arguments are the options, its docstring their help; `OWN_PARSERS` parse their own.
@@ -24,7 +26,7 @@ COMMANDS = {
     "validate": ("run.fit:main", "score a checkpoint as fit does", "--ckpt_path runs/quick"),
     "plan": ("plan.recommend:plan", "recommend a model for the available time", "--data.corpus my.txt"),
     "prepare": ("data.prepare:prepare", "turn a corpus into token files", "my.txt --output my-tokens"),
-    "generate": ("generation.write:write", "write text with a trained model", "--prompt 'Return the '"),
+    "generate": ("generation.write:write", "write text with a trained model", "--prompt 'Return the'"),
     "serve": ("serve.start:serve", "serve a model over HTTP, with a page", "--checkpoint runs/quick"),
     "attention": ("pictures.attention:attention_maps", "draw what each head looks at", "--text 'To be'"),
     "evaluate": ("evaluation.evaluate:evaluate", "score a model on a text", "--data my.txt"),
@@ -39,7 +41,7 @@ Train a small GPT and generate text with it. 'gpt COMMAND --help' lists a comman
 
 {}
 
-example: gpt fit && gpt generate --prompt 'Return a new '"""
+example: gpt fit && gpt generate --prompt 'Return a new'"""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -79,20 +81,15 @@ def run(name: str, arguments: list[str]) -> None:
         raise InputError(f"unknown command, expected one of {', '.join(COMMANDS)}")
     import jsonargparse
 
-    code, _, example = COMMANDS[name]
+    code, _, _ = COMMANDS[name]
     function = resolve_name(f"gpt.{code}")
     try:
         if name in OWN_PARSERS:
             function([name, *arguments])
             return
-        output = jsonargparse.auto_cli(
-            function,
-            args=_spell_out(arguments, function),
-            prog=f"gpt {name}",
-            epilog=f"example: gpt {name} {example}",
-            exit_on_error=False,
-            allow_abbrev=False,
-        )
+        parser = _parser(name, function)
+        options = parser.instantiate(parser.parse_args(_spell_out(arguments, function)))
+        output = function(**{option: options[option] for option in inspect.signature(function).parameters})
         if isinstance(output, Path):
             print(output)  # for the next command
     except (argparse.ArgumentError, jsonargparse.ArgumentError, UnicodeDecodeError, RecursionError) as error:
@@ -105,18 +102,72 @@ def run(name: str, arguments: list[str]) -> None:
         raise InputError(f"{told}{meant} (see 'gpt {name} --help')") from None
 
 
+def _parser(name: str, function: Callable[..., object]) -> "ArgumentParser":
+    """The parser of a command whose options are a function's parameters, and their help its docstring."""
+    import jsonargparse
+    from docstring_parser import parse_from_object
+
+    told = parse_from_object(function)
+    texts = {param.arg_name: " ".join((param.description or "").split()) for param in told.params}
+    parser = jsonargparse.ArgumentParser(
+        prog=f"gpt {name}",
+        description=told.description,
+        epilog=f"example: gpt {name} {COMMANDS[name][2]}",
+        exit_on_error=False,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", action="config", help="options from a YAML file")
+    for option, parameter in inspect.signature(function).parameters.items():
+        kind, several = _kind_of(get_type_hints(function)[option])
+        if parameter.default is inspect.Parameter.empty:  # the corpus, or the runs
+            how: dict[str, Any] = {"nargs": "+"} if several else {}
+            parser.add_argument(option, type=kind, help=texts[option], **how)
+        else:
+            how = {"action": "append"} if several else {}
+            default = parameter.default
+            parser.add_argument(f"--{option}", type=kind, default=default, help=texts[option], **how)
+    return parser
+
+
+def _kind_of(hint: Any) -> tuple[Any, bool]:
+    """The type of a value of an option, and whether there may be several.
+
+    A text or a path is taken as it is typed, also `null`, `~` and `[end]`: jsonargparse reads the value of
+    an option that may be None or a list as YAML, so such an option has the type of its text alone.
+    """
+    kinds = (*get_args(hint), hint)
+    if list[str] in kinds:
+        return str, True
+    return next((kind for kind in (str, Path) if kind in kinds), hint), False
+
+
 def _spell_out(arguments: list[str], function: Callable[..., object]) -> list[str]:
-    """Let `--flag` alone mean `--flag true`, and words before the options be the first parameter's."""
+    """The same arguments, in full.
+
+    A word before the options is the first parameter's, `--flag` alone means `--flag=true`, and a value that
+    begins with a dash is its option's unless it names another option.
+    """
     parameters = list(inspect.signature(function).parameters.values())
     if parameters[0].default is not inspect.Parameter.empty:  # the checkpoint
         arguments = with_first(arguments, parameters[0].name)
-    if parameters[0].annotation == list[str]:
-        words = list(takewhile(lambda argument: not argument.startswith("-"), arguments))
-        if words:
-            arguments = [json.dumps(words), *arguments[len(words) :]]
     flags = {f"--{parameter.name}" for parameter in parameters if parameter.annotation is bool}
-    pairs = zip(arguments, [*arguments[1:], "--"], strict=False)
-    return [f"{now}=true" if now in flags and then.startswith("--") else now for now, then in pairs]
+    options = {f"--{parameter.name}" for parameter in parameters} | {"--config", "--help", "-h"}
+
+    def is_option(word: str) -> bool:
+        return re.split("[=.]", word, maxsplit=1)[0] in options
+
+    spelled: list[str] = []
+    for argument in arguments:
+        before = spelled[-1] if spelled else ""
+        if before in flags and argument.startswith("--"):
+            spelled[-1] = f"{before}=true"
+        elif is_option(before) and "=" not in before and argument.startswith("-") and not is_option(argument):
+            spelled[-1] = f"{before}={argument}"
+            continue
+        spelled.append(argument)
+    if spelled and spelled[-1] in flags:
+        spelled[-1] += "=true"
+    return spelled
 
 
 def message(error: BaseException) -> str:

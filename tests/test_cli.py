@@ -2,6 +2,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from gpt.cli import COMMANDS, main, message
 from gpt.files import atomic_write
@@ -134,3 +135,49 @@ def test_a_failed_rename_names_the_target(tmp_path):
     with pytest.raises(OSError) as error, atomic_write(tmp_path / "folder"):
         pass
     assert message(error.value).startswith(f"{tmp_path / 'folder'}: ")
+
+
+TEXTS = {
+    "generate": ["prompt", "checkpoint", "stop"],
+    "serve": ["checkpoint", "host", "name", "api_key"],
+    "attention": ["checkpoint", "text", "output"],
+    "evaluate": ["checkpoint", "data"],
+    "import": ["source", "output"],
+    "export": ["checkpoint", "output", "push"],
+    "prepare": ["corpus", "output", "vocabulary", "text_column", "template.user"],
+    "plot": ["runs", "output"],
+}
+
+
+@pytest.mark.parametrize(
+    "typed", ["###", "null", "~", "[end]", "'a'", '"a"', '["a"]', "{a: 1}", "- a", "---", "1", "&a", "a: b"]
+)
+@pytest.mark.parametrize("command", TEXTS)
+def test_a_text_is_taken_as_it_is_typed(command, typed, capsys):
+    """Not as YAML, in which the first three of them mean nothing and the fourth is a list."""
+    positional = {"corpus", "source", "runs"}
+    words = [word for name in TEXTS[command] if name not in positional for word in (f"--{name}", typed)]
+    words += ["--", typed] if positional & set(TEXTS[command]) else []
+    with pytest.raises(SystemExit) as exit_:
+        main([command, "--print_config", *words])
+    assert exit_.value.code == 0
+    options = yaml.safe_load(capsys.readouterr().out)
+    for name in TEXTS[command]:
+        group, _, last = name.rpartition(".")
+        expected = [typed] if name in ("stop", "runs") else typed
+        assert (options[group] if group else options)[last] == expected
+
+
+def test_several_runs_are_words_and_a_flag_stands_alone(capsys):
+    with pytest.raises(SystemExit):
+        main(["plot", "a", "b", "--print_config", "--x", "tokens"])
+    assert yaml.safe_load(capsys.readouterr().out)["runs"] == ["a", "b"]
+    with pytest.raises(SystemExit):
+        main(["generate", "--print_config", "--interactive", "--show_copied"])
+    options = yaml.safe_load(capsys.readouterr().out)
+    assert options["interactive"] is options["show_copied"] is True
+
+
+def test_an_option_without_its_value_does_not_take_the_next_option(capsys):
+    assert main(["generate", "--prompt", "--interactive"]) == 2
+    assert "prompt" in capsys.readouterr().err

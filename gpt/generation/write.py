@@ -30,7 +30,7 @@ def write(
     repetition_penalty: float = 1.0,
     seed: int | None = None,
     num_samples: int = 1,
-    stop: list[str] | str | None = None,
+    stop: list[str] | None = None,
     precision: Precision | None = None,
     device: Device = "auto",
     show_copied: bool = False,
@@ -51,7 +51,8 @@ def write(
         repetition_penalty: above 1, tokens that came before are less likely.
         seed: the same seed gives the same text.
         num_samples: how many texts to write.
-        stop: a string or a list of strings; a text ends before the first of them.
+        stop: a text ends before this string, in which \\n is a newline and \\t a tab; may be given several
+            times.
         precision: of the weights; bfloat16 and int8 are faster on a CPU. The model's own if left out.
         device: where the model runs; auto takes a GPU if there is one.
         show_copied: print a text when it is complete, with [[ ]] around what stands word for word in the
@@ -77,7 +78,7 @@ def write(
         num_samples=num_samples,
         sampling=sampling,
         seed=seed,
-        stop=() if stop is None else stop,
+        stop=[text.replace(r"\n", "\n").replace(r"\t", "\t") for text in stop or []],
     )
     with built_meanwhile(suits_program(model)):
         if not interactive:

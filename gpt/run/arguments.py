@@ -2,7 +2,8 @@
 
 An option takes one value, and the last one counts: the defaults, the run that is resumed, a plan or a recipe,
 the files in their order, the command line. What a text means is decided by the option's type, wherever it
-stands. What stands below the options' fields is their help, see `gpt.run.options`.
+stands: a name or a path is taken as it is typed, and only `null` means that there is none. What stands below
+the options' fields is their help, see `gpt.run.options`.
 """
 
 import difflib

@@ -183,5 +183,5 @@ def summarize(loop: Loop) -> None:
     write_json(loop.folder / "summary.json", summary)
     print(json.dumps(summary, indent=2))
     print(f"{loop.folder}/ holds the checkpoints, metrics.csv, loss.png and summary.json")
-    how = "--interactive" if loop.data.prepared.template else "--prompt 'The '"
+    how = "--interactive" if loop.data.prepared.template else "--prompt 'The'"
     print(f"next: gpt generate --checkpoint {loop.folder} {how}")

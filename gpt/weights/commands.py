@@ -56,7 +56,7 @@ def import_weights(
         print("Python alone can use it, and continues ids:")
         print(f"gpt.generate(GPT.from_pretrained({str(output)!r}), [[0]], max_new_tokens=20)")
     else:
-        print(f"next: gpt generate --checkpoint {output} --prompt 'The '")
+        print(f"next: gpt generate --checkpoint {output} --prompt 'The'")
         print(f"or:   gpt fit --model.init_from {output} --data.corpus my.txt")
 
 

@@ -124,7 +124,7 @@ def test_a_closed_standard_output(checkpoint):
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("temperature", "-1"), ("max_new_tokens", "-1"), ("stop", ""), ("stop", '["a", ""]')],
+    [("temperature", "-1"), ("max_new_tokens", "-1"), ("stop", "")],
 )
 def test_bad_input_is_one_line(checkpoint, capsys, option, value):
     assert main(["generate", "--checkpoint", checkpoint, "--prompt", "Hi", f"--{option}", value]) == 2
@@ -145,3 +145,27 @@ def test_what_is_copied_is_marked_when_the_text_is_complete(checkpoint, capsys, 
 def test_without_a_run_the_training_text_is_not_known(checkpoint, capsys):
     assert main(["generate", "--checkpoint", checkpoint, "--show_copied"]) == 2
     assert "the training text is not known" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [(r"\n", "\n"), (r"\t", "\t"), ("#", "#"), ("~", "~"), ("]", "]")]
+)
+def test_a_text_ends_before_the_stop_string_that_was_typed(typed, meant, checkpoint, capsys):
+    how = (
+        "--checkpoint",
+        checkpoint,
+        "--prompt",
+        "Hi",
+        "--seed",
+        "3",
+        "--temperature",
+        "1",
+        "--top_k",
+        "null",
+    )
+    everything = [*how, "--max_new_tokens", "1000"]
+    assert main(["generate", *everything]) == 0
+    whole = capsys.readouterr().out
+    assert meant in whole[:-1]
+    assert main(["generate", *everything, "--stop", "not there", "--stop", typed]) == 0
+    assert capsys.readouterr().out == f"{whole.partition(meant)[0]}\n"

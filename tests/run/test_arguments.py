@@ -7,6 +7,8 @@ import pytest
 from tiny_runs import fit, result
 
 from gpt.cli import main
+from gpt.run.arguments import scan
+from gpt.run.options import OPTIONS
 from gpt.run.start import start
 from gpt.weights.checkpoint import read
 
@@ -126,3 +128,12 @@ def test_a_value_that_is_none_says_what_was_expected(options, message, workplace
     assert main(["fit", *options]) == 2
     err = capsys.readouterr().err
     assert message in err and err.count("\n") == 1
+
+
+TYPED = ["###", "~", "[end]", "'a'", '"a"', '["a"]', '{"a": 1}', "1", "true", "&a", "---"]
+
+
+@pytest.mark.parametrize("name", [name for name, option in OPTIONS.items() if "str" in str(option.kind)])
+def test_a_text_is_taken_as_it_is_typed(name):
+    for typed in TYPED:
+        assert scan([f"--{name}={typed}"], "fit")[0][name] == typed
