@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+import platform
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
@@ -14,13 +16,14 @@ from urllib.parse import urlsplit
 from gpt.data.documents import Piece, cut, read_documents
 from gpt.data.formats import PART_BYTES, file_format, named, part_sizes, read_rows, read_text
 from gpt.errors import InputError
-from gpt.files import atomic_write, cache_folder, shipped
-from gpt.plain import build, is_hub_name, parse_yaml
+from gpt.files import StrPath, atomic_write, cache_folder, file_sha256, shipped
+from gpt.plain import build, is_hub_name, parse_yaml, shown
 from gpt.progress import notice
 from gpt.text.template import DEFAULT_TEMPLATE, Template
 
 _PROTOCOLS = ("https", "http", "s3", "gs", "hf")
 _LARGEST_RECIPE = 1 << 16  # bytes
+_LONGEST_NAME = 50  # characters, of at most 4 bytes: a file's name has at most 255 bytes
 _FEWEST_PARTS = 8  # to draw from, if there are so many
 _ORDERED = 8
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
@@ -34,8 +37,16 @@ class Corpus:
     """Paths, URLs, hub:OWNER/NAME, builtin:NAME; URLs are downloaded by `find_corpus`."""
     subset: str | None = None
     revision: str | None = None  # without one, prepared data is not updated when the hub's data set is
+    sha256: tuple[str, ...] = ()
+    """Of each file in hexadecimal, if it is known: what differs is not read."""
     text_column: str = "text"
     template: Template = DEFAULT_TEMPLATE
+
+    def __post_init__(self) -> None:
+        if self.sha256 and len(self.sha256) != len(self.files):
+            raise InputError(f"sha256 has {len(self.sha256)} values for {len(self.files)} files")
+        if wrong := [value for value in self.sha256 if not re.fullmatch("[0-9a-f]{64}", value)]:
+            raise InputError(f"sha256 is {shown(wrong[0])}, expected 64 hexadecimal digits in lower case")
 
     @cached_property
     def _part_sizes(self) -> list[list[int]]:
@@ -45,6 +56,10 @@ class Corpus:
     def size(self) -> int | None:
         """Bytes of the files; None if unknown before reading, as of what is compressed or on the hub."""
         return sum(map(sum, self._part_sizes)) if all(self._part_sizes) else None
+
+    def stamps(self) -> list[object]:
+        """What changes when a file does: its size, time and number; of Python's own text, the version."""
+        return [_stamp(name) for name in self.files]
 
     def pieces(self, most_bytes: int | None = None) -> Iterator[Piece]:
         """The documents in order, in pieces; with `most_bytes`, parts of about so many bytes in all.
@@ -122,7 +137,8 @@ def find_corpus(name: str, **options: Any) -> Corpus:
     if not corpus.files:
         raise InputError(f"no file matches {name}")
     given = {key: value for key, value in options.items() if value is not None}
-    return replace(corpus, files=tuple(map(_at_hand, corpus.files)), **given)
+    expected = corpus.sha256 or (None,) * len(corpus.files)
+    return replace(corpus, files=tuple(map(_at_hand, corpus.files, expected)), **given)
 
 
 def recipes() -> dict[str, Path]:
@@ -135,8 +151,9 @@ def _read_recipe(path: Path) -> Corpus:
         if path.stat().st_size > _LARGEST_RECIPE:
             raise InputError(f"it has more than {_LARGEST_RECIPE:,} bytes")
         recipe = dict(parse_yaml(path.read_text(encoding="utf-8"))["corpus"])
-        files = recipe.get("files", ())
-        recipe["files"] = (files,) if isinstance(files, str) else tuple(files)
+        for name in ("files", "sha256"):
+            values = recipe.get(name, ())
+            recipe[name] = (values,) if isinstance(values, str) else tuple(values)
         return build(Corpus, {field.name: field.default for field in fields(Corpus)} | recipe)
     except (ValueError, TypeError, LookupError, OSError) as error:
         raise InputError(f"{path} is not a recipe: it needs a mapping under `corpus` ({error})") from error
@@ -154,25 +171,51 @@ def _files(pattern: str) -> tuple[str, ...]:
     return tuple(files)
 
 
-def _at_hand(name: str) -> str:
+def _stamp(name: str) -> object:
+    kind = file_format(name)
+    if kind == "builtin":
+        return platform.python_version()
+    if kind == "hub":
+        return None
+    status = os.stat(name)
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def _at_hand(name: str, sha256: str | None) -> str:
     """A name of `Corpus.files` that can be read: a URL's is that of its copy in the cache, made once."""
-    if name.startswith(("builtin:", "hub:")) or os.path.isfile(name):
+    if name.startswith(("builtin:", "hub:")):
+        if sha256:
+            raise InputError(f"{name} has no sha256: give the data set's revision, or leave sha256 out")
+        return name
+    if os.path.isfile(name):
+        _check_sha256(name, sha256)
         return name
     if "://" in name:
-        return _download(name)
+        return _download(name, sha256)
     raise InputError(f"{name} is not a file, or a link to one that is missing")
 
 
-def _download(url: str) -> str:
+def _check_sha256(path: StrPath, expected: str | None, what: str = "") -> None:
+    if expected and (found := file_sha256(path)) != expected:
+        raise InputError(f"{what or path} has the SHA-256 {found}, the recipe expects {expected}")
+
+
+def _download(url: str, sha256: str | None) -> str:
     protocol = url.partition("://")[0]
     if protocol not in _PROTOCOLS:  # fsspec reads templates of others
         raise InputError(f"{url}: expected a path, or a URL of {', '.join(_PROTOCOLS)}")
     key = hashlib.sha256(url.encode()).hexdigest()[:16]
-    path = cache_folder() / "downloads" / key / (Path(urlsplit(url).path).name or "text")
-    if not path.is_file():
-        import fsspec
+    file = Path(urlsplit(url).path).name[-_LONGEST_NAME:] or "text"  # whose endings say what it is
+    path = cache_folder() / "downloads" / key / file
+    if path.is_file():
+        _check_sha256(path, sha256, f"delete {path} to download it again: it")
+        return str(path)
+    import fsspec
 
-        notice(f"downloading {url} to {path}")
-        with named(url), fsspec.filesystem(protocol).open(url, "rb") as far, atomic_write(path, "wb") as near:
+    notice(f"downloading {url} to {path}")
+    with atomic_write(path, "wb") as near:
+        with named(url), fsspec.filesystem(protocol).open(url, "rb") as far:
             shutil.copyfileobj(far, near)
+        near.flush()
+        _check_sha256(near.name, sha256, url)
     return str(path)

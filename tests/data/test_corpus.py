@@ -2,10 +2,13 @@
 
 import csv
 import gzip
+import hashlib
 import json
 import os
+import re
 import tracemalloc
 from io import StringIO
+from itertools import zip_longest
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +20,8 @@ from gpt.data.corpus import find_corpus, recipes
 from gpt.data.prepare import prepare
 from gpt.data.shards import Prepared
 from gpt.errors import InputError
+
+HELLO = hashlib.sha256(b"hello").hexdigest()
 
 
 def documents(corpus, **options):
@@ -168,7 +173,8 @@ def test_a_file_name_that_is_not_utf8(tmp_path):
     path = os.path.join(os.fsencode(tmp_path), b"caf\xe9.txt")
     with open(path, "wb") as file:
         file.write(b"some text")
-    assert Prepared(prepare(os.fsdecode(path), vocab_size=300)).counts["train"].documents == 1
+    counts = Prepared(prepare(os.fsdecode(path), vocab_size=300)).counts
+    assert counts["train"].bytes + counts["val"].bytes == 9
 
 
 @pytest.fixture
@@ -216,12 +222,15 @@ def test_a_recipe_asks_the_hub_for_its_revision(hub, monkeypatch):
 
 
 def test_recipes_describe_themselves(monkeypatch):
-    monkeypatch.setattr("gpt.data.corpus._download", lambda url: url)
+    monkeypatch.setattr("gpt.data.corpus._download", lambda url, sha256: url)
     assert {"python-docs", "python-stdlib", "tinyshakespeare", "tinystories", "fineweb-edu"} <= set(recipes())
     for name, path in recipes().items():
         recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
         assert {"about", "source", "licence", "size", "corpus"} <= set(recipe), name
-        assert find_corpus(name).files, name
+        found = find_corpus(name)
+        assert found.files, name
+        for file, expected in zip_longest(found.files, found.sha256):  # what it names stays what it is
+            assert file.startswith("builtin:") or re.fullmatch("[0-9a-f]{40,64}", expected or found.revision)
     assert find_corpus("fineweb-edu").subset == "sample-10BT"
 
 
@@ -235,6 +244,8 @@ def test_recipes_describe_themselves(monkeypatch):
         ("a: " + "[" * 10_000, "recursion"),
         ("corpus: {files: [1, a.txt]}", "expected tuple"),
         ("corpus: {files: 'hub:a/b', revision: 1234567}", "revision is 1234567, expected str"),
+        ("corpus: {files: a.txt, sha256: abc}", "sha256 is 'abc', expected 64 hexadecimal digits"),
+        (f"corpus: {{files: a.txt, sha256: [{HELLO}, {HELLO}]}}", "2 values for 1 files"),
     ],
 )
 def test_recipes_that_are_none(tmp_path, text, message):
@@ -253,6 +264,34 @@ def test_a_url_is_downloaded_once(tmp_path, far_files):
     recipe = write(tmp_path / "far.yaml", f"corpus: {{files: ['{url}']}}")
     assert documents(recipe) == ["from afar\r\n"]
     assert not list((tmp_path / "cache").rglob("nothing*"))
+
+
+def test_a_recipe_says_what_its_files_hold(tmp_path, far_files):
+    """What differs is named with both hashes, as it comes and in the cache; nothing of it is kept."""
+    far = write(tmp_path / "a.txt", "hello")
+    recipe = write(tmp_path / "far.yaml", f"corpus: {{files: 's3://{far}', sha256: {HELLO}}}")
+    write(far, "evil")
+    evil = hashlib.sha256(b"evil").hexdigest()
+    with pytest.raises(InputError, match=f"^s3://{far} has the SHA-256 {evil}, the recipe expects {HELLO}"):
+        find_corpus(str(recipe))
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    write(far, "hello")
+    assert documents(recipe) == ["hello"]
+    (kept,) = (tmp_path / "cache").rglob("a.txt")
+    write(kept, "evil")
+    with pytest.raises(InputError, match=rf"^delete {kept} .*SHA-256 {evil}, the recipe expects {HELLO}"):
+        find_corpus(str(recipe))
+    write(recipe, f"corpus: {{files: ['{far}', 's3://{far}'], sha256: [{HELLO}, {HELLO}]}}")
+    kept.unlink()
+    assert documents(recipe) == ["hello", "hello"]
+    write(far, "other")
+    with pytest.raises(InputError, match=f"{far} has the SHA-256 .*, the recipe expects {HELLO}"):
+        find_corpus(str(recipe))
+
+
+def test_the_name_of_a_url_may_be_long(tmp_path, far_files):
+    far = write(tmp_path / ("\u4e2d" * 82 + ".jsonl"), '{"text": "hello"}')
+    assert documents(f"s3://{far}") == ["hello"]
 
 
 def test_size_is_known_for_what_can_be_drawn_from(tmp_path, monkeypatch):
