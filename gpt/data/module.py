@@ -158,7 +158,7 @@ class TokenData(pl.LightningDataModule):
         dataset = TrainWindows(
             stream, windows, self.batch_size, self.seed, rank, processes, self.options.isolate, respelling
         )
-        return TrainLoader(dataset, accumulate, self.place)
+        return TrainLoader(dataset, accumulate, self.place, pin_memory=self._on_cuda())
 
     def val_dataloader(self) -> EvalWindows:
         """The whole split once, in order: padding has the target IGNORE_INDEX."""
@@ -176,6 +176,11 @@ class TokenData(pl.LightningDataModule):
             return 0, 1, 1
         return trainer.global_rank, trainer.world_size, trainer.accumulate_grad_batches
 
+    def _on_cuda(self) -> bool:
+        """Whether this process trains on a GPU, which copies pinned batches while it computes."""
+        trainer: Any = self.trainer
+        return trainer is not None and trainer.strategy.root_device.type == "cuda"
+
 
 class TrainLoader:
     """Batches of consecutive numbers: each iteration continues where the last one stopped.
@@ -185,9 +190,12 @@ class TrainLoader:
     its weight in their mean. Its state is what a Trainer saves to resume within an epoch.
     """
 
-    def __init__(self, dataset: TrainWindows, multiple_of: int = 1, place: int = 0) -> None:
+    def __init__(
+        self, dataset: TrainWindows, multiple_of: int = 1, place: int = 0, *, pin_memory: bool = False
+    ) -> None:
         self.dataset = dataset
         self._per_update = multiple_of
+        self._pin_memory = pin_memory
         self._count = math.ceil(len(dataset) / multiple_of) * multiple_of
         self._windows_per_batch = dataset.batch_size * dataset.world_size
         self.load_state_dict({"windows": place})
@@ -196,14 +204,13 @@ class TrainLoader:
         return self._count
 
     def __iter__(self) -> Iterator[Batch | WeightedBatch]:
-        pin = torch.cuda.is_available()  # a GPU copies these while it computes
         for _ in range(self._count // self._per_update):
             weights = self._weights()
             for number in range(self._per_update):
                 batch = self.dataset[self._next]
                 weight = None if weights is None else weights[number]
                 self._next += 1
-                if pin:
+                if self._pin_memory:
                     batch = tuple(part.pin_memory() for part in batch)
                     weight = None if weight is None else weight.pin_memory()
                 yield batch if weight is None else _weighted(batch, weight)

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import shutil
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -86,9 +85,7 @@ def prepare_for(
     from filelock import FileLock
 
     source = find_corpus(corpus, **reading)
-    found = [os.stat(file) for file in source.files if os.path.exists(file)]
-    stamps = [(one.st_size, one.st_mtime_ns, one.st_ino) for one in found]  # an edit changes them
-    parts = META, sys.version, source, stamps, vars(vocabulary), val_fraction, most_bytes
+    parts = META, source, source.stamps(), vars(vocabulary), val_fraction, most_bytes
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
     folder = Path(output) if output is not None else cache_folder() / key
     folder.parent.mkdir(parents=True, exist_ok=True)

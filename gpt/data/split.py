@@ -118,15 +118,18 @@ class Divided:
 
 
 def divide(pieces: Iterable[Piece], rule: Rule) -> Iterator[Piece]:
-    """The pieces with their splits: of a document in both, each part is a document there."""
-    begun: set[str] = set()  # the splits that have a part of this document
+    """The pieces with their splits: of a document in both, each run of units is a document there.
+
+    What stood on both sides of a hole is never joined: the text of either split is text that was written.
+    """
+    before = ""  # the split of the part before, if it is of the same document
     for piece, units in _units(pieces, rule.longest):
         if piece.first:
-            begun.clear()
+            before = ""
         for held_out, run in groupby(units, key=lambda unit: unit[0] < rule.below):
             split = SPLITS[held_out]
-            yield Piece("".join(text for _, text in run), split not in begun, piece.scored, split)
-            begun.add(split)
+            yield Piece("".join(text for _, text in run), split != before, piece.scored, split)
+            before = split
 
 
 def _units(pieces: Iterable[Piece], longest: int) -> Iterator[tuple[Piece, list[tuple[int, str]]]]:

@@ -20,6 +20,7 @@ from gpt.text.table import END_OF_TEXT, WORDS, check_table, pack, read_table, un
 
 _FULL_SIZE = 50257
 SMALLEST_SIZE = 257  # of a vocabulary: the 256 bytes and `<|endoftext|>`
+LARGEST_SIZE = (1 << 16) - (1 << 11)  # ids are stored in 16 bits, in a page as letters without surrogates
 
 # These always begin a word: text cut there gives the same tokens.
 _LINE_END = re.compile(r"(?<=\S)\n")
@@ -33,8 +34,8 @@ class Tokenizer:
 
     Args:
         name: `gpt2`, or `own` for a table of its own.
-        vocab_size: tokens in all, 257 .. 50257: the first ranks of the table, then `<|endoftext|>`.
-        table: the tokens by rank, if the name is `own`; it decides vocab_size.
+        vocab_size: tokens of `gpt2` in all, 257 .. 50257: the first ranks of the table, then `<|endoftext|>`.
+        table: the tokens by rank, if the name is `own`, `LARGEST_SIZE` - 1 at most; it decides the size.
     """
 
     def __init__(
@@ -45,7 +46,9 @@ class Tokenizer:
     ) -> None:
         if name != ("gpt2" if table is None else "own"):
             raise InputError(f"unknown tokenizer {name!r}, expected gpt2")
-        if not SMALLEST_SIZE <= vocab_size <= _FULL_SIZE:
+        if table is not None:
+            check_size(len(table) + 1)
+        elif not SMALLEST_SIZE <= vocab_size <= _FULL_SIZE:
             raise InputError(f"vocab_size must be {SMALLEST_SIZE} to {_FULL_SIZE}, got {vocab_size}")
         self.name = name
         self.tokens = list(_table()[: vocab_size - 1] if table is None else table)
@@ -58,7 +61,10 @@ class Tokenizer:
         """The inverse of `to_dict`; an InputError for anything else."""
         try:
             table = unpack(saved["table"]) if "table" in saved else None
-            return cls(saved["name"], saved["vocab_size"], table)
+            tokenizer = cls(saved["name"], saved["vocab_size"], table)
+            if tokenizer.n_vocab != saved["vocab_size"]:
+                raise InputError(f"it has {tokenizer.n_vocab} tokens, expected {saved['vocab_size']}")
+            return tokenizer
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InputError(f"not a saved tokenizer: {type(error).__name__} {error}") from None
 
@@ -129,6 +135,12 @@ class Tokenizer:
     def byte_lengths(self) -> NDArray[np.int64]:
         """UTF-8 bytes of text that each id stands for, (n_vocab,); 0 for `<|endoftext|>`."""
         return np.array([*map(len, self.tokens), 0], dtype=np.int64)
+
+
+def check_size(tokens: int) -> None:
+    """An InputError for a vocabulary of its own that has too few tokens, or more than can be stored."""
+    if not SMALLEST_SIZE <= tokens <= LARGEST_SIZE:
+        raise InputError(f"vocab_size must be {SMALLEST_SIZE} to {LARGEST_SIZE}, got {tokens}")
 
 
 def whole_characters(text: str) -> str:

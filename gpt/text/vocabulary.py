@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt.errors import InputError, check_least
+from gpt.errors import InputError
 from gpt.text.table import byte_letters, unspell
-from gpt.text.tokenizer import SMALLEST_SIZE, Tokenizer, split_at_words
+from gpt.text.tokenizer import Tokenizer, check_size, split_at_words
 
 _LONGEST_TOKEN = 128  # bytes, as in GPT-2's table
 _LONGEST_WORD = 256  # bytes: the time to learn grows with the square of a word,
@@ -19,12 +19,12 @@ _learned: dict[tuple[str, int], list[bytes]] = {}  # by the text: a run has the 
 
 @dataclass(frozen=True)
 class Learned:
-    """A vocabulary to learn from the corpus; an InputError for fewer than 257 tokens."""
+    """A vocabulary to learn from the corpus; an InputError for fewer than 257 tokens, or too many."""
 
     n_vocab: int  # at most: a text has those that stand in it twice
 
     def __post_init__(self) -> None:
-        check_least(SMALLEST_SIZE, vocab_size=self.n_vocab)
+        check_size(self.n_vocab)
 
 
 def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:

@@ -117,7 +117,8 @@ def test_a_small_corpus_trains_or_names_both_lengths(tmp_path):
     path = tmp_path / "small.txt"
     path.write_text(text, encoding="utf-8")
     data = data_of(str(path), context_length=128, batch_size=12)
-    assert data.prepared.counts["train"].tokens + data.prepared.counts["val"].tokens in (301, 302)
+    train, val = (data.prepared.counts[split] for split in ("train", "val"))
+    assert train.tokens + val.tokens == 299 + train.documents + val.documents  # an end of text each
     model = fit(tmp_path, data, 2, val_check_interval=1)
     assert math.isfinite(model.nats)
     assert model.targets == 2 * data.prepared.counts["val"].tokens
@@ -130,8 +131,8 @@ def test_validation_covers_the_bytes_held_out(novel):
     targets = torch.cat([y.flatten() for _, y in data.val_dataloader()])
     targets = targets[targets >= 0]
     assert len(targets) == data.prepared.counts["val"].tokens
-    text = data.tokenizer.decode_bytes(targets[:-1].tolist())
     assert targets[-1] == data.tokenizer.eot
+    text = data.tokenizer.decode_bytes(targets[targets != data.tokenizer.eot].tolist())
     assert len(text) == data.prepared.counts["val"].scored_bytes
 
 
@@ -169,6 +170,19 @@ def test_processes_that_cannot_share_an_update_are_told_which_they_can(novel):
     data.trainer = SimpleNamespace(world_size=5, accumulate_grad_batches=1)
     with pytest.raises(InputError, match="384 is no multiple of 80, a window on each process: give 400"):
         data.setup("fit")
+
+
+def test_memory_is_pinned_for_the_device_that_trains(novel, monkeypatch):
+    """A run on the CPU takes none, also where there is a GPU."""
+    pinned = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self) or self)
+    for device, count in (("cpu", 0), ("cuda", 2)):
+        data = data_of(novel)
+        place = {"global_rank": 0, "world_size": 1, "accumulate_grad_batches": 1}
+        data.trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device(device)), **place)
+        next(iter(data.train_dataloader()))
+        assert len(pinned) == count
 
 
 TWO_PROCESSES = """

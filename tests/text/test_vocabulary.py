@@ -147,7 +147,8 @@ def test_names():
             for name in ("gpt3", "learn:many", "gpt2:")
         ),
         ("learn:" + "9" * 5000, "unknown vocabulary"),
-        ("learn:256", "vocab_size must be at least 257, got 256"),
+        ("learn:256", "vocab_size must be 257 to 63488, got 256"),
+        ("learn:63489", "vocab_size must be 257 to 63488, got 63489"),
         ("gpt2:99999", "50257, got 99999"),
     ):
         with pytest.raises(InputError, match=message):
@@ -200,3 +201,22 @@ def test_a_file_of_ones_own(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr("gpt.text.table._LARGEST_FILE", 1000)
     with pytest.raises(InputError, match="has more than 1,000 bytes"):
         find_vocabulary(str(path), 1)
+
+
+def test_a_table_that_the_files_cannot_hold_is_refused_before_anything_is_read(tmp_path):
+    """One that they hold comes back, also with more tokens than GPT-2's."""
+    pairs = [bytes([first, second]) for first in range(256) for second in range(256)]
+    for tokens in (60_000, 63_489):
+        path = tmp_path / f"{tokens}.json"
+        path.write_text(json.dumps(to_json([*BYTES, *pairs][: tokens - 1])), encoding="utf-8")
+    tokenizer = find_vocabulary(str(tmp_path / "60000.json"), 1)
+    assert Tokenizer.from_dict(tokenizer.to_dict()) == tokenizer
+    (tmp_path / "a.txt").write_text(PROSE, encoding="utf-8")
+    prepared = Prepared(prepare(str(tmp_path / "a.txt"), vocabulary=str(tmp_path / "60000.json")))
+    assert prepared.tokenizer == tokenizer
+    assert prepared.counts["train"].tokens == len(prepared.stream("train").tokens) > 0
+    with pytest.raises(InputError, match="257 to 63488, got 63489"):
+        prepare(str(tmp_path / "a.txt"), vocabulary=str(tmp_path / "63489.json"))
+    saved = tokenizer.to_dict() | {"vocab_size": 59_999}
+    with pytest.raises(InputError, match="it has 60000 tokens, expected 59999"):
+        Tokenizer.from_dict(saved)
