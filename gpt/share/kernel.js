@@ -1,59 +1,136 @@
-// The one loop that takes time, y[t][r] = sum of w[r][c] * x[t][c], as WebAssembly with 128-bit vectors. The
-// instructions are written here by their numbers (webassembly.github.io/spec/core/binary), so nothing compiles it.
+// The one loop that takes time, y[t][r] = sum of w[r][c] * x[t][c], as WebAssembly with 128-bit vectors.
+//
+// `kernels` writes the program's bytes (webassembly.github.io/spec/core/binary), so that nothing has to be compiled
+// before. Its functions are called (w, x, y, rows, columns): three addresses in `memory` and two counts. There are four:
+// a matrix of int8 with x of int16, or both of float32; for one row of x, or for four that share what is loaded of w.
+// Columns are a multiple of 16; y is of float32.
 "use strict";
 
-// Functions (w, x, y, rows, columns) of addresses in `memory` and of counts: int8 with x of int16 and float32, for one
-// row of x and for four, which share what is loaded of w. Columns are a multiple of 16; y is of float32.
-function kernels(memory) {
-  const [W, X, Y, ROWS, COLUMNS, P, END, OUT, STEP, Q] = Array(10).keys();  // parameters, then locals
-  const PART = Q + 4, SUM = PART + 1;
-  const get = local => [0x20, local], set = local => [0x21, local];
-  const integer = value => [0x41, ...(value < 64 ? [value] : [value | 0x80, 0])];  // up to 127
-  const add = [0x6a], vector = (...code) => [0xfd, ...code];
-  const load = (address, offset, code = 0) => [...get(address), ...vector(code, 0, offset)];
-  const move = (local, by) => [...get(local), ...by, ...add, ...set(local)];
-  const shifted = (local, by) => [...get(local), ...integer(by), 0x74];
-  const each = (count, code) => Array.from({ length: count }, (_, k) => code(k)).flat();
-  const kinds = {  // how many vectors are 16 columns, their bytes, log2 of a number's, how they are loaded and computed
-    int8: { parts: 2, bytes: 8, w: 0, x: 1, from: 1, times: [0xba, 1], plus: [0xae, 1], lane: k => [...vector(0x1b, k), 0xb2] },
-    float32: { parts: 4, bytes: 16, w: 2, x: 2, from: 0, times: [0xe6, 1], plus: [0xe4, 1], lane: k => vector(0x1f, k) },
-  };
+const kernels = (() => {  // which keeps these names to itself
+// Instructions by the names of the specification.
+const LOOP = [0x03, 0x40], END = [0x0b], I32_LESS = [0x49], I32_ADD = [0x6a], I32_SUBTRACT = [0x6b], I32_SHIFT_LEFT = [0x74];
+const F32_ADD = [0x92], F32_FROM_I32 = [0xb2], F32_STORE = [0x38, 2, 0];  // aligned to 2^2 bytes, at no offset
+const branchIf = depth => [0x0d, depth];  // to the loop that is so many levels out
+const get = local => [0x20, local], set = local => [0x21, local], setAndKeep = local => [0x22, local];
+const i32 = value => [0x41, ...(value < 64 ? [value] : [value | 0x80, 0])];  // a constant up to 127
 
-  const rowLoop = ({ parts, bytes, w, x, from, times, plus, lane }, count) => {
-    const sum = (k, t) => SUM + (count === 1 ? k : t);  // several in either case, as one waits for itself
-    return [
-      ...shifted(ROWS, 2), ...set(STEP),  // bytes of a row of y
-      0x03, 0x40,  // for each row of w
-      ...get(W), ...set(P), ...get(W), ...shifted(COLUMNS, w), ...add, ...set(END), ...get(X), ...set(Q),
-      ...each(count - 1, t => [...get(Q + t), ...shifted(COLUMNS, x), ...add, ...set(Q + t + 1)]),
-      ...each(4, k => [...vector(0x0c, ...Array(16).fill(0)), ...set(SUM + k)]),
-      0x03, 0x40,  // for each sixteen columns
-      ...each(parts, k => [...load(P, bytes * k, from), ...set(PART), ...each(count, t =>
-        [...get(sum(k, t)), ...get(PART), ...load(Q + t, 16 * k), ...vector(...times), ...vector(...plus), ...set(sum(k, t))])]),
-      ...move(P, integer(bytes * parts)), ...each(count, t => move(Q + t, integer(16 * parts))),
-      ...get(P), ...get(END), 0x49, 0x0d, 0, 0x0b,  // again while P < END
-      ...(count > 1 ? [] : each(3, k => [...get(SUM), ...get(SUM + k + 1), ...vector(...plus), ...set(SUM)])),
-      ...get(Y), ...set(OUT),
-      ...each(count, t => [
-        ...get(OUT), ...each(4, k => [...get(SUM + t), ...lane(k), ...(k ? [0x92] : [])]), 0x38, 2, 0,
-        ...move(OUT, get(STEP)),
+const vector = (...code) => [0xfd, ...code];
+const ZERO_VECTOR = vector(0x0c, ...Array(16).fill(0));
+const LOAD = 0x00, LOAD_8_AS_16 = 0x01;  // sixteen bytes as they are, or eight bytes as numbers of int16
+const loadVector = (address, offset, kind = LOAD) => [...get(address), ...vector(kind, 0, offset)];
+const DOT_I16 = vector(0xba, 1), ADD_I32 = vector(0xae, 1), MULTIPLY_F32 = vector(0xe6, 1), ADD_F32 = vector(0xe4, 1);
+const laneOfI32 = k => vector(0x1b, k), laneOfF32 = k => vector(0x1f, k);
+
+const addTo = (local, by) => [...get(local), ...by, ...I32_ADD, ...set(local)];
+const shifted = (local, by) => [...get(local), ...i32(by), ...I32_SHIFT_LEFT];
+const repeat = (count, code) => Array.from({ length: count }, (_, k) => code(k)).flat();
+
+// How sixteen columns are read and multiplied, for each type of w.
+const KINDS = {
+  int8: {
+    vectors: 2,  // in sixteen columns
+    vectorBytes: 8,  // of w in one of them
+    weightShift: 0,  // log2 of the bytes of a number of w, then of x
+    inputShift: 1,
+    load: LOAD_8_AS_16,
+    multiply: DOT_I16,
+    add: ADD_I32,
+    lane: k => [...laneOfI32(k), ...F32_FROM_I32],
+  },
+  float32: {
+    vectors: 4,
+    vectorBytes: 16,
+    weightShift: 2,
+    inputShift: 2,
+    load: LOAD,
+    multiply: MULTIPLY_F32,
+    add: ADD_F32,
+    lane: laneOfF32,
+  },
+};
+
+// The parameters of a function, then its other integers, then its vectors.
+const W = 0, X = 1, Y = 2, ROWS = 3, COLUMNS = 4;
+const AT = 5;  // the address in w
+const ROW_END = 6;  // where this row of w ends
+const OUT = 7;  // the address in y
+const Y_ROW = 8;  // bytes of a row of y
+const INPUT = 9;  // the addresses in up to four rows of x
+const WEIGHTS = 13;  // sixteen columns' part of w
+const SUM = 14;  // four vectors of sums
+
+// One function, for a kind and for so many rows of x.
+function multiply(kind, inputs) {
+  return [
+    ...shifted(ROWS, 2), ...set(Y_ROW),
+    ...LOOP,  // for each row of w
+    ...beginRow(kind, inputs),
+    ...LOOP,  // for each sixteen columns
+    ...multiplyColumns(kind, inputs),
+    ...get(AT), ...get(ROW_END), ...I32_LESS, ...branchIf(0), ...END,
+    ...writeSums(kind, inputs),
+    ...get(ROW_END), ...set(W), ...addTo(Y, i32(4)),
+    ...get(ROWS), ...i32(1), ...I32_SUBTRACT, ...setAndKeep(ROWS), ...branchIf(0), ...END,
+    ...END,
+  ];
+}
+
+// Set the addresses of a row of w and of the rows of x, and the sums to zero.
+function beginRow({ weightShift, inputShift }, inputs) {
+  return [
+    ...get(W), ...set(AT),
+    ...get(W), ...shifted(COLUMNS, weightShift), ...I32_ADD, ...set(ROW_END),
+    ...get(X), ...set(INPUT),
+    ...repeat(inputs - 1, t => [...get(INPUT + t), ...shifted(COLUMNS, inputShift), ...I32_ADD, ...set(INPUT + t + 1)]),
+    ...repeat(4, k => [...ZERO_VECTOR, ...set(SUM + k)]),
+  ];
+}
+
+// Add the products of sixteen columns to the sums, and go on to the next sixteen.
+function multiplyColumns({ vectors, vectorBytes, load, multiply, add }, inputs) {
+  // A row of x alone has several sums as well: an addition would wait for the one before it.
+  const sum = (k, t) => SUM + (inputs === 1 ? k : t);
+  return [
+    ...repeat(vectors, k => [
+      ...loadVector(AT, vectorBytes * k, load), ...set(WEIGHTS),
+      ...repeat(inputs, t => [
+        ...get(sum(k, t)), ...get(WEIGHTS), ...loadVector(INPUT + t, 16 * k), ...multiply, ...add, ...set(sum(k, t)),
       ]),
-      ...get(END), ...set(W), ...move(Y, integer(4)),
-      ...get(ROWS), ...integer(1), 0x6b, 0x22, ROWS, 0x0d, 0, 0x0b, 0x0b,
-    ];
-  };
+    ]),
+    ...addTo(AT, i32(vectorBytes * vectors)),
+    ...repeat(inputs, t => addTo(INPUT + t, i32(16 * vectors))),
+  ];
+}
+
+// Write the sum of the lanes for each row of x.
+function writeSums({ add, lane }, inputs) {
+  return [
+    ...(inputs > 1 ? [] : repeat(3, k => [...get(SUM), ...get(SUM + k + 1), ...add, ...set(SUM)])),
+    ...get(Y), ...set(OUT),
+    ...repeat(inputs, t => [
+      ...get(OUT), ...repeat(4, k => [...get(SUM + t), ...lane(k), ...(k ? F32_ADD : [])]), ...F32_STORE,
+      ...addTo(OUT, get(Y_ROW)),
+    ]),
+  ];
+}
+
+// The functions, by names such as int8x4: the kind, and how many rows of x.
+return memory => {
+  const functions = Object.keys(KINDS).flatMap(kind => [1, 4].map(inputs => [`${kind}x${inputs}`, multiply(KINDS[kind], inputs)]));
   const sized = bytes => [(bytes.length & 127) | 128, bytes.length >> 7, ...bytes];
-  const body = code => sized([2, 8, 0x7f, 5, 0x7b, ...code]);  // locals: eight i32, five v128
   const section = (number, ...bytes) => [number, ...sized(bytes)];
   const name = text => [text.length, ...[...text].map(letter => letter.charCodeAt(0))];
-  const made = Object.keys(kinds).flatMap(kind => [1, 4].map(count => [`${kind}x${count}`, rowLoop(kinds[kind], count)]));
-  const module = new WebAssembly.Module(new Uint8Array([
-    0, 0x61, 0x73, 0x6d, 1, 0, 0, 0,
-    ...section(1, 1, 0x60, 5, ...Array(5).fill(0x7f), 0),
-    ...section(2, 1, ...name("here"), ...name("memory"), 2, 0, 1),
-    ...section(3, 4, 0, 0, 0, 0),
-    ...section(7, 4, ...made.flatMap(([called], index) => [...name(called), 0, index])),
-    ...section(10, 4, ...made.flatMap(([, code]) => body(code))),
-  ]));
+  const I32 = 0x7f, V128 = 0x7b, FUNCTION = 0x60;
+  const LOCALS = [2, 8, I32, 5, V128];  // two groups: eight integers, five vectors
+  const program = [
+    0, 0x61, 0x73, 0x6d, 1, 0, 0, 0,  // "\0asm", version 1
+    ...section(1, 1, FUNCTION, 5, ...Array(5).fill(I32), 0),  // one type: five integers, no result
+    ...section(2, 1, ...name("here"), ...name("memory"), 2, 0, 1),  // imports the memory
+    ...section(3, 4, 0, 0, 0, 0),  // four functions of the first type
+    ...section(7, 4, ...functions.flatMap(([called], index) => [...name(called), 0, index])),  // their names
+    ...section(10, 4, ...functions.flatMap(([, code]) => sized([...LOCALS, ...code]))),
+  ];
+  const module = new WebAssembly.Module(new Uint8Array(program));
   return new WebAssembly.Instance(module, { here: { memory } }).exports;
-}
+};
+})();
