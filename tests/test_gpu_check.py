@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "gpu_check.py"
+DRY = ["--dry-run", "--minutes", "5", "--checks"]
 
 
 @pytest.fixture
@@ -40,34 +41,85 @@ def test_the_dry_run(tmp_path):
     rows = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["rows"]
     results = {row["case"]: row["result"] for row in rows}
     assert results["synchronisation: muon"] == "needs a GPU"
-    assert set(results.values()) == {"ok", "needs a GPU"} and len(results) > 20
+    assert set(results.values()) == {"ok", "needs a GPU", "needs several GPUs"} and len(results) > 20
+    assert results["ddp: two processes share a GPU, muon"] == results["ddp: one process with NCCL"] == "ok"
     assert all(f"| {case} | {result} |" in done.stdout for case, result in results.items())
 
 
-def test_what_is_not_reached_fails(script, tmp_path, monkeypatch, capsys):
-    """Neither does a case begin after the deadline, nor a command that could not have its time."""
+def test_a_case_whose_time_no_longer_fits_is_not_begun_and_takes_none_from_others(
+    script, tmp_path, monkeypatch, capsys
+):
     ran = []
-    cases = {"a: one": lambda place: ran.append("one") or {}, "a: two": lambda place: place.gpt("fit")}
+
+    def case(name, seconds):
+        def check(place):
+            assert 0 < place.seconds_left <= seconds
+            ran.append(name)
+            return {}
+
+        return script.Case(check=check, seconds=seconds)
+
+    cases = {"a: short": case("short", 50), "a: long": case("long", 70), "a: last": case("last", 50)}
     monkeypatch.setattr(script, "CASES", cases)
     monkeypatch.setattr(script.signal, "signal", lambda *_: None)
     monkeypatch.setenv("GPT_CACHE", str(tmp_path))  # which the script sets
-    for minutes in ("0", "1"):
-        monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--dry-run", "--minutes", minutes])
-        assert script.main() == 1
-    assert ran == ["one"]
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--dry-run", "--minutes", "1"])
+    assert script.main() == 1
+    assert ran == ["short", "last"]
     out = capsys.readouterr().out
-    assert out.count("FAILED: not reached in time") == 3 and out.count("| a: one | ok |") == 1
+    assert "| a: long | FAILED: not begun, it may take 70 s |" in out and "| a: last | ok |" in out
+
+
+def test_it_starts_where_nothing_can_be_served(tmp_path):
+    """And says that it has not checked that."""
+    lines = ["import runpy, sys", "sys.modules['fastapi'] = None", f"sys.argv = {['', *DRY, 'serving']}"]
+    lines += [
+        f"sys.path.insert(0, {str(SCRIPT.parent)!r})",
+        f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "| serving | needs fastapi |" in done.stdout
+
+
+def test_what_is_watched_for_waiting_is_the_update_of_a_run(script, tmp_path, monkeypatch):
+    """With the clipping, the guard and the optimizer that `gpt fit` has."""
+    (tmp_path / "text.txt").write_text("A fox jumps over the dog.\n" * 400, encoding="utf-8")
+    clipped, forbidden = [], []
+    clip = script.LanguageModel.configure_gradient_clipping
+
+    def noted(self, *given, **named):
+        clipped.append(self.trainer.global_step)
+        return clip(self, *given, **named)
+
+    def forbid(forbidden_now):
+        forbidden.append(forbidden_now)
+        return False
+
+    monkeypatch.setattr(script.LanguageModel, "configure_gradient_clipping", noted)
+    monkeypatch.setattr(script, "forbid_waiting", forbid)
+    place = script.Place(device="cpu", folder=tmp_path, until=time.monotonic() + 60)
+    with pytest.raises(script.Needs, match="a GPU"):
+        script.synchronisation(place, "muon")
+    assert clipped == list(range(6))
+    assert forbidden.count(True) == 2  # before each batch of the third update; the rest are the guard's
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="process groups")
-def test_nothing_is_left_of_a_command(script, tmp_path, monkeypatch):
+def test_nothing_is_left_of_a_command(script, tmp_path):
     """Also not of the processes that it starts, as DDP does."""
-    monkeypatch.setattr(script, "COMMAND_SECONDS", 2.0)
     child = "import subprocess; child = subprocess.Popen(['sleep', '60'])"
     command = [sys.executable, "-c", f"{child}; print(child.pid, file=open('pid', 'w'), flush=True)"]
     with pytest.raises(subprocess.TimeoutExpired):  # where it ended, its child still holds the pipe
-        script.run_alone(command, tmp_path, dict(os.environ))
+        script.run_alone(command, tmp_path, dict(os.environ), seconds=2.0)
     pid = int((tmp_path / "pid").read_text(encoding="utf-8"))
     deadline = time.monotonic() + 10
     while is_running(pid):

@@ -56,7 +56,8 @@ class ModelOptions:
     """Tokens whose logits are in memory at the same time, by default 8,192 on a GPU, else 1,024. Rare."""
     sampled_softmax: int = 1
     """Score a batch's targets and of the other ids a random one in so many, in the last fifth of the updates
-    one in two: a small model with a large vocabulary then learns as much from a step, in less time. Rare."""
+    one in two: a small model with a large vocabulary then learns as much from a step, in less time. A GPU
+    scores all: that takes it little, and it would be waited for. Rare."""
 
     def __post_init__(self) -> None:
         check_least(1, loss_chunk=self.loss_chunk, sampled_softmax=self.sampled_softmax)
@@ -122,7 +123,8 @@ class LanguageModel(LightningModule):
         rows = self.model.features(x, document_ids=documents).flatten(0, 1)  # (B * T, D)
         inputs = rows, self.model.head.weight, y.flatten()
         how = self.options.loss_chunk, self.kernel
-        rate = self.options.sampled_softmax if self.training else 1
+        # A GPU scores all at little cost; a sample's size has to be read from it, which waits for it.
+        rate = self.options.sampled_softmax if self.training and x.device.type == "cpu" else 1
         if rate > 1 and self.step >= early_steps(self.planned_steps):
             rate = LATE_RATE
         if rate > 1:

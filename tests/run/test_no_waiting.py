@@ -101,7 +101,10 @@ def run_updates(module: LanguageModel, processes: int) -> None:
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-@pytest.mark.parametrize("options", [{}, {"checkpoint_activations": True}, {"processes": 2}, {"cuda": False}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"checkpoint_activations": True}, {"processes": 2}, {"cuda": False}, {"sampled_softmax": 8}],
+)
 def test_an_update_reads_once_from_the_device(precision, optimizer, options, reads):
     update(LanguageModel, precision, optimizer, **options)
     assert [tuple(flags.shape) for flags in reads] == [(3,), (3,)]
