@@ -10,7 +10,7 @@ import ctypes
 import functools
 from collections.abc import Sequence
 from typing import Literal
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,6 @@ _EXACT = 2e-5
 _ROUNDED = 0.05
 _INT8 = 0.15
 _tell_once = functools.cache(notice)
-_in_int8 = WeakSet[GPT]()
 # The state of each model in which it was found out how to compute it: by the program, or else with a cache?
 _known = WeakKeyDictionary[GPT, tuple[object, Compiled | bool]]()
 
@@ -47,19 +46,24 @@ _known = WeakKeyDictionary[GPT, tuple[object, Compiled | bool]]()
 def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
     """Put a model into evaluation mode and into a precision, and return it; None is its own.
 
-    int8 is the compiled program's alone: the model keeps its weights, and InputError says what is missing.
+    int8 is the compiled program's alone: the model keeps its weights and notes that they are to be rounded.
+    Where the program cannot be had or does not suit the model, InputError says what is missing.
     """
-    if precision == "int8":
-        build.build()
-        _in_int8.add(model)
-        if not isinstance(way_of(model), Compiled):
-            raise InputError(
-                "precision int8 is for an unchanged model on a CPU, of a width that 32 divides, "
-                "with heads whose width 16 divides"
-            )
-    elif precision:
-        model.to(getattr(torch, precision))
-    return model.eval()
+    model.eval()
+    if precision is None:
+        return model
+    model.decodes_in_int8 = False
+    if precision != "int8":
+        return model.to(getattr(torch, precision))
+    build.build()
+    model.decodes_in_int8 = True
+    if not isinstance(way_of(model), Compiled):
+        model.decodes_in_int8 = False
+        raise InputError(
+            "precision int8 is for an unchanged model on a CPU, of a width that 32 divides, "
+            "with heads whose width 16 divides"
+        )
+    return model
 
 
 def suits_program(model: GPT) -> bool:
@@ -118,7 +122,7 @@ def _find_out(model: GPT, program: ctypes.CDLL | None) -> Compiled | bool:
         try:
             way = Compiled(program, model)
             check(way, _AT_ONCE, tolerance)
-            if model in _in_int8:
+            if model.decodes_in_int8:
                 way = Compiled(program, model, int8=True)
                 check(way, _AT_ONCE, _INT8)
             return way
@@ -140,7 +144,7 @@ def _tokens(model: GPT) -> Tensor:
 
 def _state(model: GPT, program: ctypes.CDLL | None) -> list[tuple[int, ...]]:
     """Another one after a tensor was written, or a tensor, layer, hook or attribute replaced."""
-    found: list[tuple[int, ...]] = [(program is not None, model in _in_int8)]
+    found: list[tuple[int, ...]] = [(program is not None,)]
     for module in model.modules():
         for value in (type(module), *vars(module).values()):
             for one in value.values() if isinstance(value, dict) else [value]:

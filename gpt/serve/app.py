@@ -22,7 +22,8 @@ from starlette.types import Receive, Scope, Send
 from gpt.attention import capture_weights
 from gpt.errors import InputError
 from gpt.evaluation.copied import Copied
-from gpt.generation import Token
+from gpt.generation import Token, for_decoding
+from gpt.generation.decoding import Precision
 from gpt.model import GPT
 from gpt.serve.engine_thread import EngineThread, Handle, Piece
 from gpt.serve.errors import error_body, error_reply
@@ -45,6 +46,7 @@ def create_app(
     template: Template | None = None,
     run: Path | None = None,
     copied: Copied | None = None,
+    precision: Precision | None = None,
 ) -> FastAPI:
     """The application that serves a model under a `name`.
 
@@ -52,13 +54,13 @@ def create_app(
 
     Clients must send the `api_key`, if there is one. Without the `template` of the examples that the model
     was tuned on there are no chats. The page shows the training of the `run`, and marks what the model has
-    `copied`.
+    `copied`. The snapshots of the run compute in the `precision` that the model was put into.
     """
     limits = limits or Limits()
     device = model.token_embedding.weight.device
 
     def read_snapshot(file: Path) -> EngineThread:
-        return EngineThread(load(file)[0].to(device), tokenizer)
+        return EngineThread(for_decoding(load(file)[0].to(device), precision), tokenizer)
 
     own = EngineThread(model, tokenizer)
     history = History(own, run or Path(os.devnull), read_snapshot, limits.snapshots)

@@ -69,6 +69,7 @@ def serve(
         template=template,
         run=run,
         copied=copied,
+        precision=precision,
     )
     if host in _LOCAL:  # stops DNS rebinding by pages of other sites
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "[::1]", "::1"])

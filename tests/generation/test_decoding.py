@@ -1,5 +1,6 @@
 """When it is found out which way computes, and the precision of a model."""
 
+import copy
 import gc
 import weakref
 
@@ -74,6 +75,22 @@ def test_a_precision_is_set_in_place():
     assert model.head.weight.dtype == torch.bfloat16
     assert for_decoding(model).head.weight.dtype == torch.bfloat16
     assert for_decoding(model, "float32").head.weight.dtype == torch.float32
+
+
+@pytest.mark.usefixtures("built")
+def test_a_precision_is_the_models_own():
+    """int8 ends with the next precision, goes along with a copy, and leaves other models alone."""
+    model, other = sharp(CONFIG), sharp(CONFIG)
+    exact = way_of(model)
+    rounded = way_of(for_decoding(model, "int8"))
+    assert rounded._shape != exact._shape
+    assert way_of(copy.deepcopy(model))._shape == way_of(for_decoding(model))._shape == rounded._shape
+    assert way_of(other)._shape == way_of(for_decoding(model, "float32"))._shape == exact._shape
+    model.final_norm.eps = 1.0
+    with pytest.raises(InputError, match="int8 is for an unchanged model"):
+        for_decoding(model, "int8")
+    model.final_norm.eps = 1e-5
+    assert way_of(model)._shape == exact._shape
 
 
 @pytest.mark.usefixtures("built")

@@ -1,8 +1,10 @@
 """The training of a run: its losses, and text and attention of its snapshots."""
 
 import asyncio
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from gpt.generation import for_decoding, generate
 from gpt.serve.history import History
 from gpt.weights.load import load
+from tests.generation.conftest import sharp
 from tests.serve.server import MODEL, TOKENIZER, httpx, listening, new_app, post, talk
 from tests.snapshots import add_snapshot
 
@@ -49,6 +52,20 @@ def test_a_snapshot_writes_the_text_of_its_weights(run):
         model = for_decoding(load(path)[0])
         (row,) = generate(model, [TOKENIZER.encode("Hi")], max_new_tokens=12, temperature=0)
         assert response.json()["choices"][0]["text"] == TOKENIZER.decode(row[2:])
+
+
+def test_a_snapshot_computes_in_the_precision_of_the_model(tmp_path, monkeypatch):
+    if shutil.which("c++") is None:
+        pytest.skip("there is no compiler")
+    monkeypatch.setenv("GPT_CACHE", str(tmp_path / "cache"))
+    model = sharp(replace(MODEL.config, num_heads=2))  # heads of a width that the program computes
+    add_snapshot(tmp_path / "run", 64, model, TOKENIZER, 3.5)
+    for precision, kind in (("bfloat16", torch.bfloat16), ("int8", torch.float32)):
+        app = new_app(for_decoding(model, precision), run=tmp_path / "run", precision=precision)
+        assert post(app, **FORM, snapshot=64).status_code == 200
+        (engine,) = app.state.service.history.engines.values()
+        assert engine.model.head.weight.dtype == kind
+        assert engine.model.decodes_in_int8 == (precision == "int8")
 
 
 def test_the_attention_is_the_snapshots(run):
