@@ -9,13 +9,50 @@ Shapes: N tokens, D features, V vocabulary, P the vocabulary padded, C rows of a
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from gpt.data.windows import IGNORE_INDEX
 
 _MULTIPLE = 64  # on any device, products are faster where the vocabulary is a multiple of this
 _CACHED = 1 << 19  # logits that take two megabytes in float32, which fit in a core's cache
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def is_matrix(head: nn.Module) -> bool:
+    """Whether calling the head is a product with its `weight` and nothing else: no bias, hook or adapter."""
+    return (
+        type(head) is nn.Linear
+        and getattr(head, "bias", None) is None
+        and type(head.weight) is nn.Parameter
+        and "forward" not in vars(head)
+        and not any(getattr(head, hooks) for hooks in _HOOKS)
+    )
+
+
+def head_cross_entropy(
+    head: nn.Module, features: Tensor, targets: Tensor, chunk: int | None = None, kernel: Any = None
+) -> Tensor:
+    """The mean of `cross_entropy(head(features), targets)` in nats; NaN where no position is scored.
+
+    A head that is a matrix is multiplied by `linear_cross_entropy`. Any other is called, chunk by chunk, and
+    once more in the backward pass, so that not all logits are in memory.
+
+    Args:
+        head: (..., D) -> (..., V).
+        features, targets, chunk, kernel: as for `linear_cross_entropy`.
+    """
+    if is_matrix(head):
+        return linear_cross_entropy(features, head.weight, targets, chunk, kernel)  # type: ignore[arg-type]
+
+    def total(rows: Tensor, wanted: Tensor) -> Tensor:
+        return F.cross_entropy(head(rows).float(), wanted, ignore_index=IGNORE_INDEX, reduction="sum")
+
+    size = chunk or _chunk_of(features)
+    parts = zip(torch.split(features, size), torch.split(targets, size), strict=True)
+    totals = [checkpoint(total, rows, wanted, use_reentrant=False) for rows, wanted in parts]
+    return torch.stack(totals).sum() / (targets != IGNORE_INDEX).sum()
 
 
 def linear_cross_entropy(
@@ -35,8 +72,14 @@ def linear_cross_entropy(
     if not torch.is_grad_enabled():  # a Function asks only whether its inputs require gradients
         features = features.detach()
         weight = weight.detach()
-    chunk = chunk or (8192 if features.is_cuda else 1024)
-    return _LinearCrossEntropy.apply(features, weight, targets, chunk, kernel or _in_cache)  # type: ignore[no-untyped-call]
+    return _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        features, weight, targets, chunk or _chunk_of(features), kernel or _in_cache
+    )
+
+
+def _chunk_of(features: Tensor) -> int:
+    """How many rows have their logits in memory at the same time."""
+    return 8192 if features.is_cuda else 1024
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

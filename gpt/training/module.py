@@ -22,7 +22,7 @@ from gpt.evaluation.scoring import ERROR_BLOCKS, bits_per_byte, target_bytes
 from gpt.training import compilation
 from gpt.training.guard import Guard
 from gpt.training.lora import LoRAConfig, add_adapters
-from gpt.training.loss import linear_cross_entropy
+from gpt.training.loss import head_cross_entropy, is_matrix
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.sampled import LATE_RATE, early_steps, sampled_cross_entropy
 from gpt.training.schedule import learning_rate_factor
@@ -116,20 +116,24 @@ class LanguageModel(LightningModule):
     def cross_entropy(self, batch: Batch | WeightedBatch) -> Tensor:
         """Mean cross-entropy in nats of a batch: tokens x and targets y, (B, T) each.
 
-        A third tensor, the document of each token, keeps attention within documents.
+        A third tensor, the document of each token, keeps attention within documents. InputError for
+        `sampled_softmax` and a head that is more than a matrix, whose rows could be sampled.
         """
         x, y = batch[:2]
         documents = batch[2] if len(batch) > 2 else None
         rows = self.model.features(x, document_ids=documents).flatten(0, 1)  # (B * T, D)
-        inputs = rows, self.model.head.weight, y.flatten()
+        head = self.model.head
+        targets = y.flatten()
         how = self.options.loss_chunk, self.kernel
         # A GPU scores all at little cost; a sample's size has to be read from it, which waits for it.
         rate = self.options.sampled_softmax if self.training and x.device.type == "cpu" else 1
         if rate > 1 and self.step >= early_steps(self.planned_steps):
             rate = LATE_RATE
         if rate > 1:
-            return sampled_cross_entropy(*inputs, rate, *how)
-        return linear_cross_entropy(*inputs, *how)
+            if not is_matrix(head):
+                raise InputError("model.sampled_softmax needs a head that is a matrix alone: set it to 1")
+            return sampled_cross_entropy(rows, head.weight, targets, rate, *how)
+        return head_cross_entropy(head, rows, targets, *how)
 
     @property
     def step(self) -> int:

@@ -106,3 +106,17 @@ def test_isolated_documents_change_what_is_learned(workplace):
         weights.append(read(f"runs/{isolate}/checkpoints/last.safetensors").weights)
     name = "blocks.0.attention.W_key.weight"
     assert not torch.allclose(weights[0][name], weights[1][name], atol=1e-4)
+
+
+@pytest.mark.parametrize("sampled", [1, 4])
+def test_what_is_added_to_the_head_is_trained(sampled, workplace):
+    data = TokenData("text.txt", vocab_size=300, context_length=16, batch_size=4)
+    module = LanguageModel(CONFIG, OptimizerConfig(name="adamw"), sampled_softmax=sampled)
+    module.model.head.bias = torch.nn.Parameter(torch.zeros(300))
+    own = trainer(max_steps=5, limit_val_batches=0)
+    if sampled > 1:
+        with pytest.raises(InputError, match="needs a head that is a matrix alone"):
+            own.fit(module, data)
+        return
+    own.fit(module, data)
+    assert module.model.head.bias.abs().min() > 0

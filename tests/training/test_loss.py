@@ -2,14 +2,16 @@ from collections import Counter
 
 import pytest
 import torch
+from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from gpt.data.windows import IGNORE_INDEX
 from gpt.training import loss
 from gpt.training.compilation import has_compiler
-from gpt.training.loss import linear_cross_entropy
+from gpt.training.loss import head_cross_entropy, is_matrix, linear_cross_entropy
 
 
 def leaves(dtype=torch.float32):
@@ -139,3 +141,72 @@ def test_float16_keeps_the_gradients_of_many_rows():
         found.append((loss, *torch.autograd.grad(loss * 65536.0, inputs)))
     for exact, ours in zip(*found, strict=True):
         assert (ours.double() - exact).norm() < 1e-3 * exact.norm()
+
+
+class WithBias(nn.Module):
+    """A head that adds a bias to a matrix's product, as an adapter would."""
+
+    def __init__(self, matrix: nn.Linear) -> None:
+        super().__init__()
+        self.matrix = matrix
+        self.bias = nn.Parameter(torch.randn(matrix.out_features))
+
+    def forward(self, x):
+        return self.matrix(x) + self.bias
+
+
+def hooked(matrix: nn.Linear) -> nn.Linear:
+    matrix.register_forward_hook(lambda module, args, logits: 3 * torch.tanh(logits / 3))
+    return matrix
+
+
+def renormed(matrix: nn.Linear) -> nn.Linear:
+    return torch.nn.utils.parametrizations.weight_norm(matrix)
+
+
+def overridden(matrix: nn.Linear) -> nn.Linear:
+    matrix.forward = lambda x: F.linear(2 * x, matrix.weight)
+    return matrix
+
+
+HEADS = {
+    "a matrix": lambda matrix: matrix,
+    "a bias": lambda matrix: nn.Linear(matrix.in_features, matrix.out_features),
+    "a module": WithBias,
+    "a hook": hooked,
+    "a parametrization": renormed,
+    "a forward of its own": overridden,
+}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_the_loss_is_that_of_what_the_head_computes(kind):
+    head = HEADS[kind](nn.Linear(24, 70, bias=False))
+    assert is_matrix(head) == (kind == "a matrix")
+    features = torch.randn(50, 24, requires_grad=True)
+    targets = torch.randint(0, 70, (50,))
+    targets[::7] = IGNORE_INDEX
+    gradients = []
+    for mean in (
+        head_cross_entropy(head, features, targets, chunk=16),
+        F.cross_entropy(head(features), targets, ignore_index=IGNORE_INDEX),
+    ):
+        gradients.append([mean, *torch.autograd.grad(mean, [features, *head.parameters()])])
+    for ours, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, expected)
+    with torch.no_grad():
+        torch.testing.assert_close(head_cross_entropy(head, features, targets), gradients[1][0])
+    nothing = torch.full_like(targets, IGNORE_INDEX)
+    assert head_cross_entropy(head, features, nothing).isnan()
+
+
+def test_a_head_that_is_no_matrix_never_has_all_logits_in_memory():
+    sizes = []
+    head = nn.Linear(24, 70, bias=False)
+    head.register_forward_hook(lambda module, args, logits: sizes.append(len(logits)))
+    features = torch.randn(50, 24, requires_grad=True)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.shape) or x, lambda x: x):
+        head_cross_entropy(head, features, torch.randint(0, 70, (50,)), chunk=16).backward()
+    assert max(sizes) == 16 and sum(sizes) == 2 * 50  # once more in the backward pass
+    assert (16, 70) not in saved
