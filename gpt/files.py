@@ -1,11 +1,15 @@
 """Where the files that come with the package are, and writing a file so that no reader sees half of it."""
 
+import errno
 import hashlib
 import json
 import os
+import re
 import secrets
+import shutil
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -13,6 +17,11 @@ from gpt.errors import InputError
 
 StrPath = str | os.PathLike[str]
 _PACKAGE = Path(__file__).parent
+_OPENS_FOLDERS = os.open in os.supports_dir_fd  # Windows does not
+# Follow no link, wait for no reader of a pipe, and change no line ends; each where the system knows it.
+_PLAIN = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
+_UNKNOWN_CALL = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+_HAS_NO_LINKS = {*_UNKNOWN_CALL, errno.EPERM, errno.EMLINK, errno.EXDEV}
 
 
 def shipped(folder: str) -> Path:
@@ -34,6 +43,178 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minimal-gpt"
 
 
+class Folder:
+    """An open folder. Its files are opened, written and renamed within it by their plain names.
+
+    The folder itself may be reached over links, as whoever names it wants; no link in it is followed. What is
+    written stays in this folder, whatever its path leads to meanwhile. Windows opens no folders: there names
+    are joined to the path.
+    """
+
+    def __init__(self, path: StrPath, descriptor: int | None = None) -> None:
+        """Open the folder at `path`, or take the descriptor of one that is open."""
+        self.path = Path(path)
+        if descriptor is None and _OPENS_FOLDERS:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        self._descriptor = descriptor
+
+    def __enter__(self) -> "Folder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the descriptor back; nothing else may follow."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def below(self, name: str) -> "Folder":
+        """The folder of this name in it, made if there is none; an InputError for a link or a file."""
+        with self._errors_of(name):
+            with suppress(FileExistsError):
+                os.mkdir(self._at(name), dir_fd=self._descriptor)
+                self.sync()
+            if stat.S_ISDIR(self._status(name).st_mode):
+                flags = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _PLAIN
+                opened = os.open(name, flags, dir_fd=self._descriptor) if _OPENS_FOLDERS else None
+                return Folder(self.path / name, opened)
+        raise InputError(f"{self.path / name} is a link or a file, expected a folder: move it away")
+
+    def names(self) -> list[str]:
+        """Those of all that is in it."""
+        return sorted(os.listdir(self.path if self._descriptor is None else self._descriptor))
+
+    def is_file(self, name: str) -> bool:
+        """Whether this is a plain file, and neither a link nor a pipe."""
+        try:
+            return stat.S_ISREG(self._status(name).st_mode)
+        except FileNotFoundError:
+            return False
+
+    def open(self, name: str, flags: int = os.O_RDONLY) -> int:
+        """The descriptor of a plain file; an InputError for a link, a pipe or a device."""
+        with self._errors_of(name):
+            try:
+                descriptor = os.open(self._at(name), flags | _PLAIN, 0o666, dir_fd=self._descriptor)
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.ENXIO):  # of a link, of a pipe without a reader
+                    raise
+                raise self._not_plain(name) from None
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise self._not_plain(name)
+        return descriptor
+
+    def read(self, name: str) -> bytes:
+        """What a plain file holds; errors as `open`."""
+        with os.fdopen(self.open(name), "rb") as file:
+            return file.read()
+
+    @contextmanager
+    def write(self, name: str, mode: str = "w") -> Iterator[IO[Any]]:
+        """`atomic_write` of a file in this folder."""
+        temporary = self._temporary()
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _PLAIN
+        with self._errors_of(name):
+            descriptor = os.open(self._at(temporary), flags, 0o666, dir_fd=self._descriptor)
+        try:
+            encoding = None if "b" in mode else "utf-8"
+            # The name is for libraries that take no open file.
+            with open(self.path / temporary, mode, encoding=encoding, opener=lambda *_: descriptor) as file:
+                yield file
+                with self._errors_of(name):
+                    file.flush()
+                    os.fsync(file.fileno())
+            self.rename(temporary, name)
+        except BaseException:
+            self.remove(temporary)
+            raise
+        self.sync()
+
+    def also_called(self, name: str, new: str, where: "Folder | None" = None) -> None:
+        """Give a plain file a further name, here or in another folder: what had that name is replaced.
+
+        At any moment the new name is that of this file or of what had it before. Where a file system has no
+        links, it is a copy.
+        """
+        where = where or self
+        temporary = self._temporary()
+        with self._errors_of(name):
+            try:
+                there = where._descriptor
+                os.link(self._at(name), where._at(temporary), src_dir_fd=self._descriptor, dst_dir_fd=there)
+            except OSError as error:
+                if error.errno not in _HAS_NO_LINKS:
+                    raise
+                with os.fdopen(self.open(name), "rb") as old, where.write(new, "wb") as file:
+                    shutil.copyfileobj(old, file, 1 << 20)
+                return
+        where.rename(temporary, new)
+        where.remove(temporary)  # it stays where both were one file
+
+    def rename(self, name: str, new: str) -> None:
+        """Rename a file, also a link, which itself is renamed; what had the new name is replaced."""
+        here = self._descriptor
+        with self._errors_of(new):
+            os.replace(self._at(name), self._at(new), src_dir_fd=here, dst_dir_fd=here)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, or a link, if it is there."""
+        with self._errors_of(name), suppress(FileNotFoundError):
+            os.unlink(self._at(name), dir_fd=self._descriptor)
+
+    def remove_unfinished(self) -> None:
+        """Remove what `write` was killed in, and the same of safetensors, which earlier versions used."""
+        for name in self.names():
+            if re.fullmatch(r"\..*\.tmp|\.tmp\w{6}", name):
+                self.remove(name)
+
+    def sync(self) -> None:
+        """Make what was renamed durable, where the file system can: some know no such call for a folder."""
+        if self._descriptor is None:  # Windows needs none
+            return
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            if error.errno not in _UNKNOWN_CALL:
+                raise
+
+    def _status(self, name: str) -> os.stat_result:
+        return os.stat(self._at(name), dir_fd=self._descriptor, follow_symlinks=False)
+
+    def _at(self, name: str) -> str:
+        return name if self._descriptor is not None else str(self.path / name)
+
+    def _not_plain(self, name: str) -> InputError:
+        return InputError(f"{self.path / name} is a link or no file, expected a plain file: move it away")
+
+    @staticmethod
+    def _temporary() -> str:
+        return f".{secrets.token_hex(8)}.tmp"  # without the name, which may be as long as names can be
+
+    @contextmanager
+    def _errors_of(self, name: str) -> Iterator[None]:
+        """Have the system's errors name the whole path, which it does not know."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno is None or (error.filename and os.path.dirname(error.filename)):
+                raise
+            raise OSError(error.errno, error.strerror, str(self.path / name)) from error
+
+
+def make_folder(path: StrPath) -> None:
+    """Make a folder and those above it that are missing, durably."""
+    path = Path(path)
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        with Folder(folder.parent) as above:
+            above.sync()
+
+
 @contextmanager
 def atomic_write(path: StrPath, mode: str = "w") -> Iterator[IO[Any]]:
     """Open a temporary file beside `path`; when the block succeeds, flush it to disk and rename it to `path`.
@@ -41,23 +222,9 @@ def atomic_write(path: StrPath, mode: str = "w") -> Iterator[IO[Any]]:
     If the block raises, or the disk is full (OSError), the temporary file is deleted and `path` unchanged.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    if os.name != "nt":  # makes the rename durable; Windows has no such call and needs none
-        descriptor = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    make_folder(path.parent)
+    with Folder(path.parent) as folder, folder.write(path.name, mode) as file:
+        yield file
 
 
 def file_sha256(path: StrPath) -> str:

@@ -5,7 +5,7 @@ import math
 import re
 import reprlib
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from datetime import timedelta
 from pathlib import Path
 from types import NoneType, UnionType
@@ -61,6 +61,25 @@ def build(kind: type[T], values: Any) -> T:
         if not _is_a(values[name], hint):
             raise InputError(f"{name} is {shown(values[name])}, expected {getattr(hint, '__name__', hint)}")
     return kind(**values)
+
+
+def build_known(kind: type[T], values: Any) -> tuple[T, tuple[str, ...]]:
+    """`build` from what another version has written, and the names of fields that are unknown, and ignored.
+
+    Fields that are missing take their defaults; an InputError for one without a default.
+    """
+    if not isinstance(values, Mapping):
+        raise InputError(f"expected {', '.join(get_type_hints(kind))}, got {shown(values)}")
+    found = {str(name): value for name, value in values.items()}
+    known: dict[str, Any] = {}
+    for field in fields(kind):  # type: ignore[arg-type]
+        if field.name in found:
+            known[field.name] = found[field.name]
+        elif field.default is not MISSING:
+            known[field.name] = field.default
+        elif field.default_factory is not MISSING:
+            known[field.name] = field.default_factory()
+    return build(kind, known), tuple(sorted(found.keys() - known.keys()))
 
 
 def as_dict(value: Any) -> dict[str, Any]:

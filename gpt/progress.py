@@ -9,12 +9,17 @@ from contextlib import contextmanager, suppress
 _SECONDS_BETWEEN_LINES = 10.0
 
 
+def is_first_process() -> bool:
+    """Whether this is the first of the processes that train together: by what torchrun or Lightning says."""
+    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
+
+
 def report(*lines: str, prefix: str = "gpt fit: ") -> None:
-    """Print lines on stderr, on the first process alone: by what torchrun or Lightning says of it.
+    """Print lines on stderr, on the first process alone.
 
     Nothing happens where nobody reads them any more: `| head -1` has ended, a terminal has closed.
     """
-    if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) != "0":
+    if not is_first_process():
         return
     for line in lines:
         with suppress(OSError):

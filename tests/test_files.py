@@ -22,7 +22,7 @@ def test_bytes(tmp_path):
     assert (tmp_path / "a.bin").read_bytes() == b"\x00\xff"
 
 
-def fail(*_):
+def fail(*_, **__):
     raise KeyboardInterrupt
 
 

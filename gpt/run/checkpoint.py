@@ -1,7 +1,5 @@
 """Writing a run's checkpoints, each of which is whole or not there, and continuing from one."""
 
-import os
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -9,16 +7,32 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import Muon, Optimizer
 
 from gpt.errors import InputError
-from gpt.files import atomic_write
+from gpt.files import Folder, atomic_write
+from gpt.run.folder import RunFolder
 from gpt.training.module import LanguageModel
+from gpt.training.optimizers.combined import CombinedOptimizer
 from gpt.weights.adapters import adapters_of
-from gpt.weights.checkpoint import SUFFIX, Checkpoint, ModelPart, RunPart, checkpoints_of, read, write
+from gpt.weights.checkpoint import (
+    SUFFIX,
+    Checkpoint,
+    ModelPart,
+    Order,
+    RunPart,
+    checkpoints_of,
+    next_session,
+    order_of,
+    read,
+    write,
+)
 from gpt.weights.formats.table import Weights
 
 LOSSES = "losses"  # what is saved beside a process's generators: the sum since the last row of metrics.csv
+RECORDS = ("metrics.csv", "samples.txt")  # what a run writes beside its weights
+_LAST = f"last{SUFFIX}"
+_BEST = f"best{SUFFIX}"
 _SECONDS_BETWEEN = 60.0
 _PART_BETWEEN = 0.01  # of the run
 
@@ -27,26 +41,52 @@ class Checkpoints:
     """Keeps the newest checkpoint, `last`, those before it, `step-N`, and `best`, of the lowest validation.
 
     A save writes `last`, and where it is the best, `best` becomes a further name of this file. The newest
-    `keep` are kept, by the first process. What is of another future than the one that is `resumed`, of which
-    `run` tells, is set aside, and what a kill between the two left undone is made good.
+    `keep` are kept, by the first process. Each save first proves that `last` is still what this process has
+    read or written: another one that has resumed the run meanwhile, where locks do not hold, loses nothing.
+
+    What is of another future than the one that is `resumed` is set aside, under names that no save takes. The
+    first act of a resume from another checkpoint than the newest is to write that as `last`: at no moment is
+    the newest checkpoint of a future that was left. What a kill has left undone is made good.
     """
 
-    def __init__(self, folder: Path, keep: int, resumed: Checkpoint | None, run: RunPart) -> None:
+    def __init__(self, folder: RunFolder, keep: int, resumed: Checkpoint | None, run: RunPart) -> None:
         self.folder = folder
+        self.files = folder.checkpoints
         self.keep = keep
-        self.last, self.best = (checkpoint_of(folder, name) for name in ("last", "best"))
+        self.best = self.files.path / _BEST
+        self.files.remove_unfinished()
         self._saved = run.step  # the step of the newest one
         self._at = time.monotonic()  # when it was written
-        for file in folder.rglob(".*.tmp"):
-            file.unlink(missing_ok=True)
-        last = self.last.resolve()
-        path = resumed.path.resolve() if resumed else None
-        if path and path.parent == last.parent and run.best_step == run.step > _step_of(self.best):
-            also_called(path, self.best)
-        if path != last:
-            set_aside(self.last, "step-")
-        if not 0 <= _step_of(self.best) <= run.step:
-            set_aside(self.best, "best-step-")
+        self._order = self._order_of(_LAST)  # of `last`, by this process
+        self._continue(resumed, run)
+
+    def _continue(self, resumed: Checkpoint | None, run: RunPart) -> None:
+        """Leave in the folder what is of the past of this run, and set aside what is not."""
+        newest = self._newest()
+        order = run.order if resumed else None  # as it was read
+        run.session = next_session(self.folder.path)
+        if self.files.is_file(_LAST) and (order is None or self._order != order):
+            self._set_last_aside()
+        if resumed and newest and order != newest:
+            self._write(resumed.tensors, resumed.model, run)
+        best = self._step_of(_BEST)
+        if not 0 <= best <= run.step:
+            self.begin_best_again()
+            best = -1
+        if resumed and run.best_step == run.step > best and self._is_here(resumed.path):
+            self.files.also_called(resumed.path.name, _BEST)
+
+    @property
+    def has_best(self) -> bool:
+        """Whether there is a best one."""
+        return self.files.is_file(_BEST)
+
+    def begin_best_again(self) -> None:
+        """Set the best one aside, if there is any."""
+        if self.has_best:
+            step = self._step_of(_BEST)
+            self._keep_as(_BEST, f"best-step-{step}" if step >= 0 else _BEST, SUFFIX if step >= 0 else ".broken")
+            self.files.remove(_BEST)
 
     def is_late(self, run: RunPart) -> bool:
         """Whether a minute and a hundredth of the run have passed since the last one."""
@@ -54,44 +94,93 @@ class Checkpoints:
         return seconds >= _SECONDS_BETWEEN and run.step - self._saved >= _PART_BETWEEN * run.total
 
     def save(self, tensors: Weights, model: ModelPart, run: RunPart) -> None:
-        """Write the newest; an OSError leaves all files as they were."""
+        """Write the newest; an OSError leaves all files as they were, an InputError the other process's."""
         try:
-            if self.last.is_file():
-                also_called(self.last, checkpoint_of(self.folder, f"step-{self._saved}"))
-            save(self.last, tensors, model, run)
+            self._check_turn()
+            if self.files.is_file(_LAST):
+                self.files.also_called(_LAST, f"step-{self._saved}{SUFFIX}")
+            self._write(tensors, model, run)
             if run.best_step == run.step:
-                also_called(self.last, self.best)
+                self.files.also_called(_LAST, _BEST)
+                self.files.sync()
         except OSError as error:
             why = f"{error.strerror}; the earlier checkpoints are intact"
-            raise OSError(error.errno, why, str(self.last)) from error
+            raise OSError(error.errno, why, str(self.files.path / _LAST)) from error
         self._saved = run.step
         self._at = time.monotonic()
-        newest_first = checkpoints_of(self.folder, broken_first=False)
-        older = [file for file in newest_first if file.name.startswith("step-")]
-        for file in older[self.keep - 1 :]:
-            file.unlink(missing_ok=True)
+        newest_first = checkpoints_of(self.folder.path, broken_first=False)
+        older = [file.name for file in newest_first if file.name.startswith("step-")]
+        for name in older[self.keep - 1 :]:
+            self.files.remove(name)
 
+    def _write(self, tensors: Weights, model: ModelPart, run: RunPart) -> None:
+        """Write `last`, the newest of all."""
+        run.save += 1
+        run.saved_at = time.time()
+        with self.files.write(_LAST, "wb") as file:
+            write(file, tensors, model, run)
+        self._order = run.order
 
-def checkpoint_of(run: Path, name: str) -> Path:
-    """Where a run's checkpoint of this name is."""
-    return run / f"checkpoints/{name}{SUFFIX}"
+    def _check_turn(self) -> None:
+        """An InputError where another process has written `last` since this one has."""
+        order = self._order_of(_LAST)
+        if order not in (None, self._order):
+            what = "was written by another process, which has resumed this run meanwhile"
+            how = "this one stops, and nothing of the other is lost"
+            raise InputError(f"{self.files.path / _LAST} {what}: {how}")
+
+    def _newest(self) -> Order | None:
+        """The order of the newest one that is whole in its header."""
+        orders = (self._order_of(path.name) for path in checkpoints_of(self.folder.path, broken_first=False))
+        return next((order for order in orders if order), None)
+
+    def _set_last_aside(self) -> None:
+        """Give `last` a further name with the record of its run, or call it broken."""
+        step = self._step_of(_LAST)
+        if step < 0:
+            self._keep_as(_LAST, _LAST, ".broken")
+            self.files.remove(_LAST)
+            return
+        name = self._keep_as(_LAST, f"last-step-{step}", SUFFIX)
+        for record in RECORDS:
+            if self.folder.top.is_file(record):
+                self.folder.top.also_called(record, f"{name.removesuffix(SUFFIX)}.{record}", self.files)
+
+    def _keep_as(self, name: str, stem: str, suffix: str) -> str:
+        """Give a file a further name, STEM or the first of STEM-2, ... that no other file has."""
+        new = f"{stem}{suffix}"
+        number = 1
+        names = self.files.names()
+        order = self._order_of(name)
+        while new in names and (order is None or self._order_of(new) != order):
+            number += 1
+            new = f"{stem}-{number}{suffix}"
+        if new not in names:
+            self.files.also_called(name, new)
+        return new
+
+    def _is_here(self, path: Path) -> bool:
+        return path.resolve().parent == self.files.path.resolve() and self.files.is_file(path.name)
+
+    def _order_of(self, name: str) -> Order | None:
+        try:
+            return order_of(self.files.path / name)
+        except InputError:
+            return None
+
+    def _step_of(self, name: str) -> int:
+        """The step of a checkpoint, -1 of none or a broken one."""
+        try:
+            run = read(self.files.path / name).run
+        except InputError:
+            return -1
+        return run.step if run else 0
 
 
 def save(path: Path, tensors: Weights, model: ModelPart, run: RunPart | None) -> None:
     """Write a checkpoint, atomically: an OSError leaves the old file unchanged."""
     with atomic_write(path, "wb") as file:
         write(file, tensors, model, run)
-
-
-def also_called(file: Path, name: Path) -> None:
-    """Give a file a further name; at any moment that is the name of this file or of what had it before."""
-    temporary = name.with_name(f".{name.name}.tmp")
-    try:
-        os.link(file, temporary)
-    except OSError:  # a file system without links
-        shutil.copyfile(file, temporary)
-    os.replace(temporary, name)
-    temporary.unlink(missing_ok=True)  # it stays where both were one file
 
 
 def gather(module: LanguageModel, optimizer: Optimizer | None = None) -> Weights:
@@ -108,11 +197,33 @@ def gather(module: LanguageModel, optimizer: Optimizer | None = None) -> Weights
     return state
 
 
-def load_optimizer(module: LanguageModel, optimizer: Optimizer, tensors: Weights) -> None:
-    """Restore the optimizer's state; its options stay those of today."""
-    for name, weight in module.model.named_parameters():
-        for key, tensor in below(f"optimizer/{name}/", tensors).items():
-            optimizer.state[weight][key] = tensor.to(weight.device, copy=True)
+def load_optimizer(module: LanguageModel, optimizer: CombinedOptimizer, checkpoint: Checkpoint) -> None:
+    """Restore the optimizer's state; its options stay those of today.
+
+    An InputError where the state is not that of these weights. A run in float16 may have none: until its loss
+    scale has been found, no update is made.
+    """
+    saved = below("optimizer/", checkpoint.tensors)
+    if not saved and checkpoint.run and checkpoint.run.scale:
+        return
+    names = {weight: name for name, weight in module.model.named_parameters()}
+    expected = {
+        f"{names[weight]}/{key}": (weight, key)
+        for part in optimizer.parts
+        for group in part.param_groups
+        for weight in group["params"]
+        for key in (("momentum_buffer",) if isinstance(part, Muon) else ("exp_avg", "exp_avg_sq", "step"))
+    }
+    if wrong := sorted(expected.keys() ^ saved.keys()):
+        what = "lacks" if wrong[0] in expected else "has"
+        raise InputError(f"{checkpoint.path}: the optimizer's state {what} {wrong[0]}")
+    for name, (weight, key) in expected.items():
+        tensor = saved[name]
+        shape = torch.Size([]) if key == "step" else weight.shape
+        if tensor.shape != shape or not tensor.is_floating_point():
+            what = f"has shape {tuple(tensor.shape)}, expected {tuple(shape)} in floating point"
+            raise InputError(f"{checkpoint.path}: the optimizer's {name} {what}")
+        optimizer.state[weight][key] = tensor.to(weight.device, copy=True)
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
@@ -140,19 +251,3 @@ def _generators(device: torch.device) -> dict[str, Any]:
 def below(prefix: str, tensors: Weights) -> Weights:
     """The tensors under a prefix, by the rest of their names."""
     return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def set_aside(file: Path, prefix: str) -> None:
-    """Name a checkpoint by its step, or as broken."""
-    step = _step_of(file)
-    if file.is_file():
-        os.replace(file, f"{file}.broken" if step < 0 else file.with_name(f"{prefix}{step}{SUFFIX}"))
-
-
-def _step_of(file: Path) -> int:
-    """The step of a checkpoint, -1 of none or a broken one."""
-    try:
-        run = read(file).run
-    except InputError:
-        return -1
-    return run.step if run else 0

@@ -1,34 +1,117 @@
 """A run's folder, which belongs to one process group at a time: README.md lists the files.
 
-`.lock` is locked by the process that trains.
+`.lock` is locked by the process that trains. All that a run writes goes into this folder and those below it,
+whatever links a stranger has left there: see `gpt.files.Folder`.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import errno
+import os
+import sys
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from gpt.errors import InputError
+from gpt.files import Folder, make_folder
 from gpt.plain import shown
+from gpt.progress import is_first_process, notice
 from gpt.weights.checkpoint import RUNS, run_of
 
+_LOCK = ".lock"
+_IN_USE = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK}
+_HAS_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 
-@contextmanager
-def opened(new: Path, existing: Path | None) -> Iterator[Path]:
-    """The folder `existing`, or else `new` or the first free one of `new-2`, `new-3`, ..., locked.
 
-    One that another process uses is an InputError. The lock is the operating system's: it ends with the
-    process.
+class RunFolder:
+    """The folder of a run, locked from when it is made until it is closed.
+
+    The lock is the operating system's: it ends with the process. A folder that another process uses is an
+    InputError. Where the file system knows no locks, each save still proves that the run is this process's.
     """
-    folder = existing or _reserve(new)
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder / ".lock", timeout=0):
-            yield folder
-    except Timeout:
-        what = "in use by another process: wait for its end, or name another --run"
-        raise InputError(f"{folder} is {what}") from None
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.top = Folder(path)
+        try:
+            self._lock = self.top.open(_LOCK, os.O_RDWR | os.O_CREAT)
+        except BaseException:
+            self.top.close()
+            raise
+        try:
+            lock(self._lock)
+        except OSError as error:
+            if error.errno not in _HAS_NO_LOCKS:
+                self.close()
+                if error.errno not in _IN_USE:
+                    raise OSError(error.errno, error.strerror, str(path / _LOCK)) from error
+                what = "in use by another process: wait for its end, or name another --run"
+                raise InputError(f"{path} is {what}") from None
+            notice(f"the file system of {path} has no locks: let no second process resume this run meanwhile")
+
+    @cached_property
+    def checkpoints(self) -> Folder:
+        """The folder of the checkpoints, made if there is none."""
+        return self.top.below("checkpoints")
+
+    @cached_property
+    def snapshots(self) -> Folder:
+        """The folder of the snapshots, made if there is none."""
+        return self.top.below("snapshots")
+
+    def close(self) -> None:
+        """Give the lock back."""
+        os.close(self._lock)
+        for name in ("checkpoints", "snapshots", "top"):
+            if name in self.__dict__:
+                self.__dict__[name].close()
+
+
+class Claim:
+    """What a process has claimed: one run's folder, of the first process of those that train together."""
+
+    def __init__(self) -> None:
+        self.folder: RunFolder | None = None
+
+    def __enter__(self) -> "Claim":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def take(self, path: Path) -> RunFolder:
+        """Lock the folder at `path`, unless it is the one that is held."""
+        if self.folder is None:
+            self.folder = RunFolder(path)
+        elif not os.path.samefile(self.folder.path, path):
+            raise InputError(f"{self.folder.path} is resumed: a process cannot use {path} too")
+        return self.folder
+
+    def take_existing(self, path: Path | None) -> None:
+        """Lock a run's folder before its checkpoints are read, if `path` is one."""
+        if path is not None and is_first_process() and is_run(path):
+            self.take(path)
+
+    def take_new(self, first: Path) -> RunFolder:
+        """Make and lock the first of `runs/NAME`, `runs/NAME-2`, ... that does not exist."""
+        return self.take(_reserve(first))
+
+    def close(self) -> None:
+        """Give back what is held."""
+        if self.folder is not None:
+            self.folder.close()
+            self.folder = None
+
+
+def lock(descriptor: int) -> None:
+    """Lock an open file, for as long as it is open; an OSError where another process has locked it."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def folder_of(name: str) -> Path:
@@ -63,9 +146,10 @@ def _reserve(first: Path) -> Path:
     """Make the first of `runs/NAME`, `runs/NAME-2`, ... that does not exist, one for each caller."""
     folder = first
     number = 1
+    make_folder(first.parent)
     while True:
         with suppress(FileExistsError):
-            folder.mkdir(parents=True)
+            folder.mkdir()
             return folder
         number += 1
         folder = first.with_name(f"{first.name}-{number}")

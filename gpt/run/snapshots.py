@@ -1,12 +1,12 @@
 """Snapshots of a run's weights, kept so that one can watch it learn."""
 
 from contextlib import suppress
-from pathlib import Path
 
 import torch
 
-from gpt.run.checkpoint import save
-from gpt.weights.checkpoint import ModelPart, Snapshot, most_crowded, snapshots_of
+from gpt.files import Folder
+from gpt.run.folder import RunFolder
+from gpt.weights.checkpoint import ModelPart, Snapshot, most_crowded, snapshots_of, write
 from gpt.weights.formats.table import Weights
 
 
@@ -18,12 +18,14 @@ class Snapshots:
     without what resuming needs. Those after `step`, of another future, are deleted.
     """
 
-    def __init__(self, folder: Path, megabytes: int, step: int) -> None:
+    def __init__(self, folder: RunFolder, megabytes: int, step: int) -> None:
         self.folder = folder
         self.most = megabytes * 1_000_000
-        for other, _, file in snapshots_of(folder):
-            if other > step:
-                file.unlink(missing_ok=True)
+        if "snapshots" in folder.top.names():
+            folder.snapshots.remove_unfinished()
+            for other, _, file in snapshots_of(folder.path):
+                if other > step:
+                    folder.snapshots.remove(file.name)
 
     def is_due(self, step: int, last: bool) -> bool:
         """Whether to keep the weights after this update."""
@@ -34,14 +36,15 @@ class Snapshots:
         small = {name: tensor.to("cpu", torch.bfloat16) for name, tensor in weights.items()}
         if 8 * sum(tensor.nbytes for tensor in small.values()) > self.most:
             return
-        path = self.folder / f"snapshots/step-{step}-loss-{loss:.4f}.safetensors"
+        files = self.folder.snapshots
         with suppress(OSError):
-            save(path, small, model, None)
-            thin(snapshots_of(self.folder), self.most)
+            with files.write(f"step-{step}-loss-{loss:.4f}.safetensors", "wb") as file:
+                write(file, small, model, None)
+            thin(files, snapshots_of(self.folder.path), self.most)
 
 
-def thin(found: list[Snapshot], most: int) -> None:
+def thin(files: Folder, found: list[Snapshot], most: int) -> None:
     """Delete snapshots until they take at most so many bytes, the ones first whose neighbours are closest."""
     while len(found) > 2 and sum(file.stat().st_size for *_, file in found) > most:
         *_, file = found.pop(most_crowded(found))
-        file.unlink(missing_ok=True)
+        files.remove(file.name)

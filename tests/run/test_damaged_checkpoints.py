@@ -1,15 +1,16 @@
 """Readable checkpoints with values that no run saves: one line, status 2, and nothing is trained."""
 
-import json
 import os
 from pathlib import Path
 
 import pytest
 import torch
-from rewritten import rewritten
+from rewritten import retold, rewritten
 from tiny_runs import fit
 
 from gpt.cli import main
+from gpt.errors import InputError
+from gpt.run.checkpoint import save
 from gpt.weights.checkpoint import read
 
 LAST = "runs/mine/checkpoints/last.safetensors"
@@ -45,19 +46,35 @@ def test_values_that_no_run_saves(saved, capsys):
     ("text", "value"),
     [
         *(('"step":2', '"step":-5'), ('"step":2', '"step":"2"'), ('"step":2', '"step":2.5')),
-        *(('"session":1', '"session":1e999'), ('"save":', '"saves":')),
+        *(('"session":1', '"session":1e999'), ('"save":1', f'"save":{1 << 53}')),
+        *(('"session":1', f'"session":{1 << 53}'), ('"place":', f'"place":{1 << 53},"was":')),
     ],
 )
-def test_numbers_that_are_none_or_out_of_range(text, value, saved, capsys):
-    """Edited in the header, with the right checksum: only the values are wrong."""
-    import gpt.weights.checkpoint as module
-
-    with pytest.MonkeyPatch.context() as patch:
-        dump = json.dumps
-        patch.setattr(module.json, "dumps", lambda *args, **how: dump(*args, **how).replace(text, value))
-        with EVIL.open("wb") as file:
-            module.write(file, saved.tensors, saved.model, saved.run)
+def test_numbers_that_are_none_or_out_of_range(text, value, mine, capsys):
+    """Edited in the header, with the right checksum: only the values are wrong, or too large to go on from."""
+    retold(LAST, EVIL, text, value)
     assert "evil.safetensors" in refused(capsys, "fit", "--resume", str(EVIL), "--trainer.max_steps", "3")
+
+
+def test_a_save_that_no_reader_would_take_is_not_made(saved, tmp_path):
+    saved.run.save = 1 << 53
+    with pytest.raises(InputError, match="save is 9007199254740992, more than a run can count"):
+        save(tmp_path / "new.safetensors", saved.tensors, saved.model, saved.run)
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("change", ["missing", "shape", "unknown"])
+def test_an_optimizer_state_that_is_not_the_weights(change, saved, capsys):
+    name = "optimizer/final_norm.weight/exp_avg"
+    changed = {
+        "missing": {name: None},
+        "shape": {name: torch.zeros(7)},
+        "unknown": {"optimizer/final_norm.weight/speed": torch.zeros(32)},
+    }[change]
+    path = str(rewritten(LAST, EVIL, tensors=changed))
+    err = refused(capsys, "fit", "--resume", path, "--trainer.max_steps", "3")
+    assert "evil.safetensors" in err and "final_norm.weight" in err
+    assert read(LAST).run.step == 2
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
