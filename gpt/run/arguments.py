@@ -57,6 +57,24 @@ def typed(values: Values) -> Values:
     return found
 
 
+def known(values: Values, prefix: str = "") -> tuple[Values, list[str]]:
+    """Nested values of options without those that there are not, and the dotted names of these."""
+    kept: Values = {}
+    unknown: list[str] = []
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if name in OPTIONS:
+            kept[key] = value
+        elif not any(option.startswith(f"{name}.") for option in OPTIONS):
+            unknown.append(name)
+        elif isinstance(value, dict):
+            kept[key], others = known(value, f"{name}.")
+            unknown += others
+        else:  # no group of options, which `typed` says
+            kept[key] = value
+    return kept, unknown
+
+
 def options_of(values: Values, kind: type = Options, prefix: str = "") -> Any:
     """`Options` with these values, and the defaults of the others."""
     found = {}

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Muon, Optimizer
 
 from gpt.errors import InputError
-from gpt.files import Folder, atomic_write
+from gpt.files import atomic_write
 from gpt.run.folder import RunFolder
 from gpt.training.module import LanguageModel
 from gpt.training.optimizers.combined import CombinedOptimizer
@@ -85,7 +85,8 @@ class Checkpoints:
         """Set the best one aside, if there is any."""
         if self.has_best:
             step = self._step_of(_BEST)
-            self._keep_as(_BEST, f"best-step-{step}" if step >= 0 else _BEST, SUFFIX if step >= 0 else ".broken")
+            broken = step < 0
+            self._keep_as(_BEST, _BEST if broken else f"best-step-{step}", ".broken" if broken else SUFFIX)
             self.files.remove(_BEST)
 
     def is_late(self, run: RunPart) -> bool:

@@ -20,6 +20,7 @@ from gpt.files import write_json
 from gpt.plain import as_dict
 from gpt.progress import report
 from gpt.run.distributed import data_parallel
+from gpt.run.folder import Claim
 from gpt.run.lightning_private import silence_warnings
 from gpt.run.loop import Loop
 from gpt.run.options import Options
@@ -35,8 +36,12 @@ from gpt.weights.checkpoint import read
 
 def main(arguments: list[str]) -> None:
     """Run `fit ...` or `validate ...`; what cannot be used is an InputError."""
-    command, *rest = arguments
-    begun = start(command, rest)
+    with Claim() as claim:
+        _main(*arguments, claim=claim)
+
+
+def _main(command: str, *rest: str, claim: Claim) -> None:
+    begun = start(command, list(rest), claim)
     if "--print_config" in rest:
         print(yaml.safe_dump(asdict(begun.options), sort_keys=False, allow_unicode=True), end="")
         return

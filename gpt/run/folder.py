@@ -17,6 +17,7 @@ from gpt.plain import shown
 from gpt.progress import is_first_process, notice
 from gpt.weights.checkpoint import RUNS, run_of
 
+CONFIG = "config.yaml"
 _LOCK = ".lock"
 _IN_USE = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK}
 _HAS_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
@@ -79,8 +80,9 @@ class Claim:
         self.close()
 
     def take(self, path: Path) -> RunFolder:
-        """Lock the folder at `path`, unless it is the one that is held."""
+        """Lock the folder at `path`, made if there is none, unless it is the one that is held."""
         if self.folder is None:
+            make_folder(path)
             self.folder = RunFolder(path)
         elif not os.path.samefile(self.folder.path, path):
             raise InputError(f"{self.folder.path} is resumed: a process cannot use {path} too")
@@ -138,7 +140,7 @@ def folder_of_checkpoint(checkpoint: Path) -> Path | None:
 
 def is_run(folder: Path) -> bool:
     """Whether config.yaml in this folder was written by a run."""
-    config = folder / "config.yaml"
+    config = folder / CONFIG
     return config.is_file() and b"\ncheckpoint_every:" in config.read_bytes()
 
 

@@ -7,7 +7,6 @@ validates, if it is told to; and at last the callback keeps and saves.
 """
 
 import sys
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -20,7 +19,7 @@ from lightning.pytorch import Callback, Trainer
 
 from gpt.data.module import TokenData
 from gpt.errors import InputError
-from gpt.files import atomic_write, file_sha256
+from gpt.files import Folder, file_sha256
 from gpt.progress import report
 from gpt.run.checkpoint import (
     LOSSES,
@@ -29,11 +28,10 @@ from gpt.run.checkpoint import (
     gather,
     load_optimizer,
     random_state,
-    set_aside,
     set_random_state,
 )
 from gpt.run.distributed import check_replicas
-from gpt.run.folder import folder_of, opened
+from gpt.run.folder import CONFIG, RunFolder, folder_of
 from gpt.run.lightning_private import skip_sigterm_broadcast
 from gpt.run.limits import Limits
 from gpt.run.options import Options
@@ -46,7 +44,7 @@ from gpt.training.guard import scaler_of
 from gpt.training.lora import ALPHA
 from gpt.training.module import VALIDATED, LanguageModel
 from gpt.weights.adapters import without_adapters
-from gpt.weights.checkpoint import ModelPart, next_session
+from gpt.weights.checkpoint import ModelPart, checkpoints_of
 from gpt.weights.formats.table import Weights
 from gpt.weights.load import GPT
 
@@ -71,7 +69,7 @@ class Loop(Callback):
         module.planned_steps = 1
         self.trainer: Trainer
         self.folder = folder_of(options.run)
-        self._open = ExitStack()  # the folder, the record and the signals
+        self._open = ExitStack()  # the record and the signals
 
     # -- before the first batch
 
@@ -85,41 +83,63 @@ class Loop(Callback):
         other_text = run.corpus not in ("", corpus)
         run.corpus = corpus
         run.options = asdict(self.options)
+        if self.begun.checkpoint:
+            optimizer: Any = trainer.optimizers[0]
+            load_optimizer(self.module, optimizer, self.begun.checkpoint)
         self.folder, has_best = self._on_first(lambda: self._begin(other_text))
         if not has_best:
             run.best_loss = None
             run.stalled = 0
         self.data.place = run.place - run.place % (self.data.batch_size * trainer.world_size)  # whole batches
-        load_optimizer(self.module, trainer.optimizers[0], self.tensors)
 
     def _begin(self, other_text: bool) -> tuple[Path, bool]:
         """Open the folder, leave in it what is of this run's past, and tell whether that has a best."""
         run = self.run
         module = self.module
-        folder = self._open.enter_context(opened(self.folder, self.begun.folder))
-        self.checkpoints = Checkpoints(folder, self.options.keep_checkpoints, self.begun.checkpoint, run)
+        self.files = files = self._claimed()
+        top = files.top
+        has_ended = top.is_file("summary.json")
+        if has_ended:  # else it ends again: it was killed before that
+            self.limits.check_left()
+        top.remove_unfinished()
+        if not top.is_file(CONFIG):  # which makes the folder a run's, before anything else is in it
+            self._write_config(top)
+        self.checkpoints = Checkpoints(files, self.options.keep_checkpoints, self.begun.checkpoint, run)
         if other_text:
             report("the text is not the one that this run was trained on: the best checkpoint begins again")
-            set_aside(self.checkpoints.best, "best-step-")
-        if (ended := folder / "summary.json").is_file():  # else it ends again: it was killed before that
-            self.limits.check_left()
-            ended.unlink()
-        self.snapshots = Snapshots(folder, self.options.snapshot_megabytes, run.step)
-        run.session = next_session(folder)
-        with atomic_write(folder / "config.yaml") as file:
-            file.write(yaml.safe_dump(run.options, sort_keys=False, allow_unicode=True))
+            self.checkpoints.begin_best_again()
+        if has_ended:
+            top.remove("summary.json")
+        self.snapshots = Snapshots(files, self.options.snapshot_megabytes, run.step)
+        self._write_config(top)
         self.model_part = ModelPart(
             config=module.config.to_dict(),
             tokenizer=self.data.tokenizer.to_dict(),
             template=self.data.prepared.meta.template,
-            adapters=self._adapters(folder / "base") if module.options.lora.rank else None,
+            adapters=self._adapters() if module.options.lora.rank else None,
         )
-        return folder, self.checkpoints.best.is_file()
+        return files.path, self.checkpoints.has_best
 
-    def _adapters(self, base: Path) -> dict[str, Any]:
+    def _write_config(self, top: Folder) -> None:
+        with top.write(CONFIG) as file:
+            file.write(yaml.safe_dump(self.run.options, sort_keys=False, allow_unicode=True))
+
+    def _claimed(self) -> RunFolder:
+        """The run's folder, locked: from before its checkpoint was read, or as it begins here."""
+        claim = self.begun.claim
+        existing = self.begun.folder
+        files = claim.take(existing) if existing else claim.take_new(self.folder)
+        if self.begun.checkpoint is None and (begun := checkpoints_of(files.path)):
+            what = "another process has begun this run meanwhile: start again to resume it"
+            raise InputError(f"{begun[0]} is there, {what}")
+        return files
+
+    def _adapters(self) -> dict[str, Any]:
         """Of a run with adapters; its fixed weights are written into the folder `base`, once."""
         rank = self.module.options.lora.rank
-        if self.begun.checkpoint is None or not base.is_dir():
+        self.files.top.below("base").close()  # it is no link
+        base = self.files.path / "base"
+        if self.begun.checkpoint is None or not (base / "model.safetensors").is_file():
             weights = without_adapters(self.module.model.state_dict())
             GPT.from_weights(self.module.config, weights).save_pretrained(base)
         return {"rank": rank, "scale": ALPHA / rank, "base": file_sha256(base / "model.safetensors")}
@@ -131,7 +151,8 @@ class Loop(Callback):
         skip_sigterm_broadcast(trainer)
         self._open.enter_context(remembered(self.module.guard))
         self.limits.begin()
-        self.record = Record(self.folder, run, self.options, self.data.context_length, first=rank == 0)
+        files = self.files if rank == 0 else None
+        self.record = Record(files, run, self.options, self.data.context_length)
         self._open.callback(self.record.close)
         state = below(f"random/{rank}/", self.tensors)  # nothing of a further process than the run had
         self.record.loss_sum = state.pop(LOSSES, torch.tensor(0.0)).to(self.module.device)
@@ -158,8 +179,7 @@ class Loop(Callback):
         # 2. A row of metrics.csv.
         if self.record.is_due():
             loss = float(trainer.strategy.reduce(self.record.loss_sum / run.batches))  # over all processes
-            rate = trainer.optimizers[0].param_groups[0]["lr"]
-            self.record.update(loss, rate, float(module.last_gradient_norm))
+            self.record.update(loss, module.last_learning_rate, float(module.last_gradient_norm))
 
         # 3. A validation; what is kept and saved follows it.
         if self.limits.validates and trainer.enable_validation:
@@ -257,7 +277,5 @@ class Loop(Callback):
         for rank, state in enumerate(states):
             tensors |= {f"random/{rank}/{name}": tensor for name, tensor in state.items()}
         run.scale = scaler.state_dict() if scaler else None
-        run.save += 1
-        run.saved_at = time.time()
         self.record.note()
         self._on_first(lambda: self.checkpoints.save(tensors, self.model_part, run))

@@ -1,16 +1,20 @@
 """What a run records: metrics.csv, loggers, samples.txt, the progress on stderr, summary.json.
 
-A resumed run cuts off what was written after its checkpoint, and continues.
+A resumed run continues the record that its checkpoint was written with: what was written after that is left
+out. It writes into files of its own, so that a link in their place changes nothing elsewhere.
 """
 
+import csv
+import io
 import math
 import os
 import sys
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from lightning.pytorch.loggers.logger import Logger
@@ -18,9 +22,11 @@ from torch import Tensor
 
 from gpt.data.module import TokenData
 from gpt.errors import InputError
+from gpt.files import Folder
 from gpt.model import GPT
 from gpt.pictures.runs import loss_curve
 from gpt.progress import progress, report
+from gpt.run.folder import RunFolder
 from gpt.run.options import Options
 from gpt.training.module import VALIDATED
 from gpt.weights.checkpoint import RunPart
@@ -41,38 +47,34 @@ class Record:
     """Writes a row every `log_every` updates and at each validation, and counts in `run`, whose windows have
     `window` tokens.
 
-    The losses in between are summed on the device: reading one would wait for the device. Only the `first`
-    process writes and prints.
+    The losses in between are summed on the device: reading one would wait for the device. Only the first
+    process writes and prints; the others have no `folder`.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        run: RunPart,
-        options: Options,
-        window: int,
-        first: bool = True,
-    ) -> None:
-        self.folder = folder
+    def __init__(self, folder: RunFolder | None, run: RunPart, options: Options, window: int) -> None:
         self.run = run
         self.every = options.log_every
         self.window = window
-        self.first = first
         self.loss_sum = torch.tensor(0.0)
-        self._bar = ExitStack()
+        self._open = ExitStack()  # the files and the progress bar
         self._loggers: list[Logger] = []
         self._step = run.step  # of the last row
         self._at = time.perf_counter()
         self._started = self._at - run.seconds
-        if not first:
+        self.first = folder is not None
+        if folder is None:
             return
         names = options.trainer.logger.split(",")
         self._loggers = [_logger(name, folder, run.step) for name in names if name != "csv"]
-        for name, size in (("metrics.csv", run.csv), ("samples.txt", run.samples)):
-            if (path := folder / name).is_file():
-                os.truncate(path, min(size, path.stat().st_size))
+        self.folder = folder.path
+        table, self._columns = with_columns(kept_rows(folder, run))
+        samples = kept_samples(folder, run)
         bar = progress("training", run.total, done=run.step, unit="steps")
-        self._advance: Callable[..., None] = self._bar.enter_context(bar)
+        with ExitStack() as opened:
+            self._metrics = opened.enter_context(Appended(folder.top, "metrics.csv", table))
+            self._samples = opened.enter_context(Appended(folder.top, "samples.txt", samples))
+            self._advance: Callable[..., None] = opened.enter_context(bar)
+            self._open = opened.pop_all()
 
     @property
     def tokens(self) -> int:
@@ -131,19 +133,19 @@ class Record:
         sampling = Sampling(temperature=0.8 * temperature, top_k=50)
         pieces = stream_samples(model, data.tokenizer, "", sampling=sampling, max_new_tokens=64, seed=0)
         text = "".join(piece for _, piece in pieces).strip()
-        self._append("samples.txt", f"--- step {run.step}\n{text}\n\n")
+        self._samples.append(f"--- step {run.step}\n{text}\n\n")
         report(f"step {run.step}  {told}", text, prefix="")
 
     def note(self) -> None:
         """Count what a checkpoint keeps: the seconds, and the files so far, which are on the disk then."""
         self.run.seconds = self.elapsed()
         if self.first:
-            self.run.csv = self._size("metrics.csv")
-            self.run.samples = self._size("samples.txt")
+            self.run.csv, self.run.csv_sum = self._metrics.flush()
+            self.run.samples, self.run.samples_sum = self._samples.flush()
 
     def close(self) -> None:
-        """Take the progress bar away, and close the loggers."""
-        self._bar.close()
+        """Take the progress bar away, and close the files and the loggers."""
+        self._open.close()
         for logger in self._loggers:
             logger.finalize("success")
 
@@ -169,28 +171,107 @@ class Record:
 
     def _row(self, figures: dict[str, float]) -> None:
         figures = {"step": self.run.step, "tokens": self.tokens, "seconds": self.elapsed(), **figures}
-        cells = (f"{figures[name]:.8g}" if name in figures else "" for name in COLUMNS)
-        self._append("metrics.csv", f"{','.join(cells)}\n", head=f"{','.join(COLUMNS)}\n")
+        cells = (f"{figures[name]:.8g}" if name in figures else "" for name in self._columns)
+        self._metrics.append(f"{','.join(cells)}\n")
         for logger in self._loggers:
             logger.log_metrics(figures, step=self.run.step)
 
-    def _append(self, name: str, text: str, head: str = "") -> None:
-        with open(self.folder / name, "ab") as file:
-            file.write(text.encode() if file.tell() else f"{head}{text}".encode())
 
-    def _size(self, name: str) -> int:
-        with open(self.folder / name, "ab") as file:
-            os.fsync(file.fileno())
-            return file.tell()
+class Appended:
+    """A file that a run adds to: a new one that begins with what is `kept` of the old."""
+
+    def __init__(self, folder: Folder, name: str, kept: bytes) -> None:
+        with folder.write(name, "wb") as file:
+            file.write(kept)
+        self._file: IO[bytes] = os.fdopen(folder.open(name, os.O_WRONLY | os.O_APPEND), "ab")
+        self._size = len(kept)
+        self._sum = zlib.crc32(kept)
+
+    def __enter__(self) -> "Appended":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def append(self, text: str) -> None:
+        """Write text for all to see."""
+        data = text.encode("utf-8", "backslashreplace")
+        self._file.write(data)
+        self._file.flush()
+        self._size += len(data)
+        self._sum = zlib.crc32(data, self._sum)
+
+    def flush(self) -> tuple[int, int]:
+        """Have all of it on the disk: its bytes, and their CRC-32."""
+        os.fsync(self._file.fileno())
+        return self._size, self._sum
 
 
-def _logger(name: str, folder: Path, resumed_at: int) -> Logger:
+def kept_rows(folder: RunFolder, run: RunPart) -> bytes:
+    """What metrics.csv held when `run` was saved.
+
+    That is what has the sum that was saved with it: of this file, or of one that was set aside with the
+    checkpoint of a future that was left. Where none has it (the table has other columns since then, or an
+    earlier version saved no sum), those of its rows that are whole and not after the step.
+    """
+    for data in _records(folder, "metrics.csv"):
+        if zlib.crc32(data[: run.csv]) == run.csv_sum:
+            return data[: run.csv]
+    lines = next(_records(folder, "metrics.csv"), b"").splitlines(keepends=True)
+    kept = lines[:1]
+    for line in lines[1:]:
+        step = line.partition(b",")[0]
+        whole = line.endswith(b"\n") and line.count(b",") == kept[0].count(b",") and step.isdigit()
+        if not whole or int(step) > run.step:
+            break
+        kept.append(line)
+    return b"".join(kept)
+
+
+def kept_samples(folder: RunFolder, run: RunPart) -> bytes:
+    """What samples.txt held when `run` was saved, as `kept_rows`."""
+    for data in _records(folder, "samples.txt"):
+        if zlib.crc32(data[: run.samples]) == run.samples_sum:
+            return data[: run.samples]
+    return next(_records(folder, "samples.txt"), b"")[: run.samples]
+
+
+def with_columns(table: bytes) -> tuple[bytes, tuple[str, ...]]:
+    """A table with the columns of today first, before others of an earlier version, and their names."""
+    head = ",".join(COLUMNS)
+    text = table.decode("utf-8", "replace")
+    if not text:
+        return f"{head}\n".encode(), COLUMNS
+    rows = csv.DictReader(io.StringIO(text))
+    names = tuple(rows.fieldnames or ())
+    if names[: len(COLUMNS)] == COLUMNS:
+        return table, names
+    columns = (*COLUMNS, *(name for name in names if name not in COLUMNS))
+    changed = io.StringIO()
+    writer = csv.DictWriter(changed, columns, restval="", extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return changed.getvalue().encode(), columns
+
+
+def _records(folder: RunFolder, name: str) -> Iterator[bytes]:
+    """The file of this name in a run's folder, and those that were set aside with a checkpoint."""
+    if name in folder.top.names():
+        yield folder.top.read(name)
+    for other in folder.checkpoints.names():
+        if other.endswith(f".{name}"):
+            yield folder.checkpoints.read(other)
+
+
+def _logger(name: str, folder: RunFolder, resumed_at: int) -> Logger:
     from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 
+    folder.top.below(name).close()  # which is no link
+    path = folder.path
     try:
         if name == "wandb":
-            return WandbLogger(name=folder.name, save_dir=folder)
-        return TensorBoardLogger(folder, "tensorboard", "", default_hp_metric=False, purge_step=resumed_at)
+            return WandbLogger(name=path.name, save_dir=path)
+        return TensorBoardLogger(path, "tensorboard", "", default_hp_metric=False, purge_step=resumed_at)
     except ImportError:
         raise InputError(f"the logger {name} needs a package: pip install {name}") from None
 

@@ -13,8 +13,8 @@ from gpt.plan.cost import Shape
 from gpt.plan.plan import GIVEN, PATIENCE, VALIDATIONS, Plan
 from gpt.plan.recommend import BYTES_PER_TOKEN, TUNED_CONTEXT, most_bytes, planner, time_machine
 from gpt.progress import notice, report
-from gpt.run.arguments import Values, options_of, recipe, scan, typed
-from gpt.run.folder import folder_of_checkpoint, folder_to_restart
+from gpt.run.arguments import Values, known, options_of, recipe, scan, typed
+from gpt.run.folder import Claim, folder_of_checkpoint, folder_to_restart
 from gpt.run.options import Options
 from gpt.text.template import DEFAULT_TEMPLATE
 from gpt.text.tokenizer import Tokenizer
@@ -24,6 +24,7 @@ from gpt.weights.load import Found, read_weights
 AUTO_OR_NEW = "auto_or_new"
 _MOST_MINUTES = 1_000_000
 _CHOSEN_ANEW = ("resume", "ckpt_path", "minutes")  # by each start
+_WHERE = ("trainer.devices", "trainer.accelerator", "trainer.logger")  # chosen by each start, for its machine
 _FIXED = ("model.config.", "model.optimizer.name", "model.lora.rank", "model.init_from")  # by the weights
 _LIMITS = ("trainer.max_steps", "trainer.max_epochs", "trainer.max_time")
 _UNPLANNED = (
@@ -61,10 +62,17 @@ class Start:
     """What --minutes has planned."""
     minutes: float | None = None
     """When the process has to end, after its start."""
+    claim: Claim = field(default_factory=Claim, compare=False)
+    """What this process has locked."""
 
 
-def start(command: str, arguments: list[str]) -> Start:
-    """Read the command line, its files and the checkpoint that it names, and plan what --minutes asks for."""
+def start(command: str, arguments: list[str], claim: Claim | None = None) -> Start:
+    """Read the command line, its files and the checkpoint that it names, and plan what --minutes asks for.
+
+    With a `claim`, the folder of a run that is resumed is locked before its checkpoints are read: what is
+    read is still the newest when the run writes.
+    """
+    locks = claim is not None
     own, files = scan(arguments, command)
     given = {**files, **own}
     asked = {name: value for name, value in given.items() if value is not None}
@@ -73,8 +81,12 @@ def start(command: str, arguments: list[str]) -> Start:
         raise InputError("nothing to validate: give a checkpoint or a run's folder with --ckpt_path")
     _check_here("--config", files, own.keys())
     minutes = _minutes(asked)
-    if wanted is not None and (checkpoint := find(wanted, asked.get("run"))):
-        return _resumed(command, own, given, checkpoint)
+    claim = claim or Claim()
+    if wanted is not None:
+        if locks and command == "fit" and "print_config" not in own:
+            claim.take_existing(_folder_of(wanted, asked.get("run")))
+        if checkpoint := find(wanted, asked.get("run")):
+            return replace(_resumed(command, own, given, checkpoint), claim=claim)
     plan = None
     weights = None
     # What is wrong is said before anything is measured.
@@ -100,6 +112,7 @@ def start(command: str, arguments: list[str]) -> Start:
         folder=folder_to_restart(options.run) if wanted else None,
         plan=plan,
         minutes=minutes,
+        claim=claim,
     )
 
 
@@ -113,10 +126,17 @@ def find(resume: str, run: str | None = None) -> Checkpoint | None:
         return _newest(Path(resume)) if Path(resume).is_dir() else _of_a_run(Path(resume))
     if resume == AUTO_OR_NEW and run is None:
         raise InputError("--resume auto_or_new needs the name of the run: give it with --run")
-    folder = RUNS / run if run is not None else newest_run()
+    folder = _folder_of(resume, run)
     if folder is None:
         raise InputError(f"no checkpoint under {RUNS}/ to resume: start a run with 'gpt fit'")
     return None if resume == AUTO_OR_NEW and not checkpoints_of(folder) else _newest(folder)
+
+
+def _folder_of(resume: str, run: str | None) -> Path | None:
+    """The run's folder in which `find` looks for a checkpoint, if there is any."""
+    if resume in ("auto", AUTO_OR_NEW):
+        return RUNS / run if run is not None else newest_run()
+    return Path(resume) if Path(resume).is_dir() else folder_of_checkpoint(Path(resume))
 
 
 def is_local(name: str) -> bool:
@@ -154,7 +174,8 @@ def _resumed(command: str, own: Values, given: Values, checkpoint: Checkpoint) -
         raise InputError(f"--run {other} is not the run that is resumed, {folder}: leave --run out")
     try:
         checkpoint.all_weights()  # which are checked
-        saved = typed(run.options)
+        written, unknown = known(run.options)
+        saved = {name: value for name, value in typed(written).items() if name not in _WHERE}
         shape = typed({"model": {"config": as_dict(checkpoint.config)}})
         saved |= {**shape, "model.config.dropout": saved["model.config.dropout"]}
         saved["model.lora.rank"] = checkpoint.adapters.rank if checkpoint.adapters else 0
@@ -164,6 +185,8 @@ def _resumed(command: str, own: Values, given: Values, checkpoint: Checkpoint) -
     _check_here(str(path), {"data.corpus": saved["data.corpus"]}, given.keys())
     options = _options({**saved, **given})
     lines = [f"resuming {path}, after step {run.step}"]
+    if names := ", ".join((*checkpoint.unknown, *unknown)):
+        lines.append(f"ignored what a later version has saved and this one does not know: {names}")
     for name in sorted(given.keys() & saved.keys() - {"run", *_CHOSEN_ANEW}):
         before = saved[name]
         value = given[name]

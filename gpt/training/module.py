@@ -106,6 +106,8 @@ class LanguageModel(LightningModule):
         self.last_term = self.last_loss
         """The last loss times its weight in the mean of its update."""
         self.last_gradient_norm = self.last_loss
+        self.last_learning_rate = float("nan")
+        """Of the last update, in the first of the optimizer's groups: the blocks' matrices."""
         saved = {**asdict(plain), "config": self.config.to_dict()}
         self.save_hyperparameters(saved if plain.lora.rank else {**saved, "init_from": None})
 
@@ -236,6 +238,7 @@ class LanguageModel(LightningModule):
         weights = [weight for weight in self.parameters() if weight.grad is not None]
         norm = get_total_norm([w.grad for w in weights])  # type: ignore[misc]
         self.last_gradient_norm = norm  # before clipping
+        self.last_learning_rate = float(optimizer.param_groups[0]["lr"])
         self.guard.check(self.trainer, self.last_loss, norm, self.step + 1)
         if gradient_clip_val:
             clip_grads_with_norm_(weights, gradient_clip_val, norm)

@@ -41,15 +41,15 @@ def test_a_kill_at_any_write_loses_nothing(links, workplace, monkeypatch):
         if made == number:
             raise Killed
 
-    def replaced(*names):
+    def replaced(*names, **folders):
         count()
-        replace(*names)
+        replace(*names, **folders)
 
-    def linked(*names):
+    def linked(*names, **folders):
         if not links:
             raise OSError(errno.EPERM, "no links")
         count()
-        link(*names)
+        link(*names, **folders)
 
     monkeypatch.setattr(os, "replace", replaced)
     monkeypatch.setattr(os, "link", linked)

@@ -7,7 +7,6 @@ Most claim to be on a CUDA GPU, so that the code takes its branches for one; els
 
 import sys
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 
 import lightning.pytorch as pl
@@ -80,7 +79,7 @@ def update(
 
 
 def run_updates(module: LanguageModel, processes: int) -> None:
-    trainer, record = Trainer(processes), Record(Path("none"), RunPart(), Options(), window=16, first=False)
+    trainer, record = Trainer(processes), Record(None, RunPart(), Options(), window=16)
     module._trainer, module.logs_itself = trainer, False
     configured = module.configure_optimizers()
     optimizer, scheduler = configured["optimizer"], configured["lr_scheduler"]["scheduler"]

@@ -1,5 +1,6 @@
 """Options are plain values wherever they stand: nothing that one names is imported, run or fetched."""
 
+import os
 import time
 from pathlib import Path
 
@@ -21,14 +22,16 @@ POPEN = {"class_path": "subprocess.Popen", "init_args": {"args": "touch pwned", 
 HOSTILE = {
     "a class": {"trainer": {"accelerator": POPEN}},
     "a name to import": {"trainer": {"accelerator": "evil_module.Strategy"}},
-    "a plugin": {"trainer": {"plugins": "evil_module.Plugin"}},
-    "a class as the model": {"model": POPEN},
     "a file as a group": {"trainer": "evil.yaml"},
     "a URL as the corpus": {"data": {"corpus": "https://example.org/text.txt"}},
     "a chain of fsspec": {"data": {"corpus": "filecache::memory"}},
     "a data set of the hub": {"data": {"corpus": "hub:owner/name"}},
     "a recipe with a URL": {"data": {"corpus": "evil-recipe.yaml"}},
-    "unpickling": {"weights_only": False},
+}
+UNKNOWN = {
+    "trainer.plugins": {"trainer": {"plugins": "evil_module.Plugin"}},
+    "model.class_path, model.init_args": {"model": POPEN},
+    "weights_only": {"weights_only": False},
 }
 
 
@@ -81,6 +84,20 @@ def test_a_hostile_option_of_a_checkpoint_is_refused_and_nothing_happens(
     assert status == 2
     assert err.count("\n") == 1
     assert str(path) in err
+    assert not Path("pwned").exists()
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_an_option_of_a_checkpoint_that_is_unknown_is_named_and_does_nothing(
+    name, two_steps, hostile_folder, capsys
+):
+    last = two_steps / "checkpoints" / "last.safetensors"
+    options = changed(read(last).run.options, UNKNOWN[name])
+    path = rewritten(last, "runs/evil/checkpoints/last.safetensors", run={"options": options})
+    with watched(Path("runs"), Path(os.environ["GPT_CACHE"])) as seen:
+        assert main(["fit", "--resume", str(path), "--trainer.max_steps", "3"]) == 0
+    assert seen == []
+    assert f"this one does not know: {name}\n" in capsys.readouterr().err
     assert not Path("pwned").exists()
 
 

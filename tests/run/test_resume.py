@@ -47,7 +47,7 @@ def test_options_on_the_command_line_win_and_are_named(whole, workplace, capsys)
     assert "changed model.optimizer.lr: 0.005 -> 0.0125" in err
     assert "changed trainer.max_steps: 20 -> 10" in err
     assert "run:" not in err
-    factor = 11 / 50  # the warm-up at step 10, which the scheduler has stepped to
+    factor = 10 / 50  # of the warm-up, in the tenth update
     rates = [float(row["learning_rate"]) for row in result(run)[1] if row["train_loss"]]
     assert rates[-1] == pytest.approx(0.0125 * factor)
     saved = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from gpt.run.folder import Claim
 from gpt.run.options import Options
 from gpt.run.record import Record
 from gpt.weights.checkpoint import RunPart
@@ -23,7 +24,10 @@ def clock(monkeypatch):
 @pytest.fixture
 def run(clock, tmp_path):
     """A run of 100 updates."""
-    return Record(tmp_path, RunPart(total=100), Options(log_every=10), window=16)
+    with Claim() as claim:
+        record = Record(claim.take(tmp_path), RunPart(total=100), Options(log_every=10), window=16)
+        yield record
+        record.close()
 
 
 def advance(run, clock, to):

@@ -14,6 +14,7 @@ from gpt import GPT
 from gpt.errors import InputError
 from gpt.run import checkpoint
 from gpt.run.checkpoint import save, set_random_state
+from gpt.run.folder import Claim
 from gpt.training.module import LanguageModel
 from gpt.weights.checkpoint import RunPart, read
 
@@ -79,24 +80,25 @@ def test_a_run_saves_at_least_once_a_minute(workplace, monkeypatch):
         now[0] += 20.0
         return original(self, *arguments, **options)
 
-    def noted(path, tensors, model, run, original=checkpoint.save):
-        made.append(run.step if run and "last" in path.name else None)
-        original(path, tensors, model, run)
+    def noted(file, tensors, model, run, original=checkpoint.write):
+        made.append(run.step)
+        original(file, tensors, model, run)
 
     monkeypatch.setattr(LanguageModel, "configure_gradient_clipping", step)
-    monkeypatch.setattr(checkpoint, "save", noted)
+    monkeypatch.setattr(checkpoint, "write", noted)
     never = ["--trainer.val_check_interval", "1000", "--checkpoint_every", "1000"]
     assert fit(*never, "--trainer.max_steps", "10", "--run", "r") == 0
-    assert [one for one in made if one] == [4, 8, 10]
+    assert made == [4, 8, 10]
 
 
 def test_a_resumed_run_saves_at_most_once_a_hundredth(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now[0])
-    files = checkpoint.Checkpoints(tmp_path, 1, None, RunPart(step=500))
-    now[0] = 60.0
-    assert not files.is_late(RunPart(step=509, total=1000))
-    assert files.is_late(RunPart(step=510, total=1000))
+    with Claim() as claim:
+        files = checkpoint.Checkpoints(claim.take(tmp_path), 1, None, RunPart(step=500))
+        now[0] = 60.0
+        assert not files.is_late(RunPart(step=509, total=1000))
+        assert files.is_late(RunPart(step=510, total=1000))
 
 
 def test_a_further_process_than_the_run_had_has_numbers_of_its_own():

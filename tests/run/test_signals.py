@@ -64,7 +64,7 @@ def test_a_signal_saves_the_step_and_the_run_resumes_from_it(number, expected, w
 
 
 def test_a_second_ctrl_c_leaves_at_once(workplace):
-    slow = "import time, gpt.weights.checkpoint as s; s.save_file = lambda *_, **__: time.sleep(60)"
+    slow = "import time, gpt.run.checkpoint as s; s.write = lambda *_: time.sleep(60)"
     with started(workplace / "log", *LONG, "--snapshot_megabytes", "0", "--run", "cut", code=slow) as process:
         for _ in range(2):
             os.kill(process.pid, signal.SIGINT)

@@ -9,7 +9,8 @@ import torch
 from tiny_runs import fit, result, run_in
 
 from gpt.cli import main
-from gpt.run import checkpoint
+from gpt.files import Folder
+from gpt.run import snapshots
 from gpt.run.snapshots import thin
 from gpt.weights.checkpoint import read, snapshots_of
 from gpt.weights.load import load
@@ -64,19 +65,23 @@ def test_the_closest_go_first(tmp_path):
     (tmp_path / "snapshots").mkdir()
     for step in steps:
         (tmp_path / "snapshots" / f"step-{step}-loss-1.0.safetensors").write_bytes(bytes(100))
-    thin(snapshots_of(tmp_path), 650)
-    assert steps_of(tmp_path) == [1, 2, 4, 8, 16, 1000]
-    thin(snapshots_of(tmp_path), 0)
+    with Folder(tmp_path / "snapshots") as files:
+        thin(files, snapshots_of(tmp_path), 650)
+        assert steps_of(tmp_path) == [1, 2, 4, 8, 16, 1000]
+        thin(files, snapshots_of(tmp_path), 0)
     assert steps_of(tmp_path) == [1, 1000]
 
 
 def test_a_full_disk_costs_the_snapshot_and_not_the_run(workplace, monkeypatch):
-    def full(file, *parts, original=checkpoint.write):
-        if "step-2-" in file.name:
+    made = []
+
+    def full(file, *parts, original=snapshots.write):
+        made.append(file)
+        if len(made) == 2:
             raise OSError(28, "No space left on device")
         original(file, *parts)
 
-    monkeypatch.setattr(checkpoint, "write", full)
+    monkeypatch.setattr(snapshots, "write", full)
     assert fit("--run", "full", "--trainer.max_steps", "3") == 0
     assert steps_of(Path("runs/full")) == [1, 3]
 
