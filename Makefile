@@ -3,20 +3,25 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install setup train test test-slow test-install test-lowest test-newest test-next lint typecheck imports unit site clean
+.PHONY: install setup lock train test test-slow test-install test-lowest test-newest test-next lint typecheck imports unit site \
+	clean
 
 install: $(VENV)/.package
 setup: $(VENV)/.dev
 
 # The package alone, which is what training and generating need. Runs again when the dependencies change.
-$(VENV)/.package: pyproject.toml constraints.txt scripts/install.py
+$(VENV)/.package: pyproject.toml constraints.txt lock.txt scripts/install.py
 	$(PYTHON) scripts/install.py $(VENV)
 	touch $@
 
 # The package and the tools of its tests.
-$(VENV)/.dev: pyproject.toml constraints.txt scripts/install.py
+$(VENV)/.dev: pyproject.toml constraints.txt lock.txt scripts/install.py
 	$(PYTHON) scripts/install.py $(VENV) --extras dev
 	touch $@ $(VENV)/.package
+
+# Writes lock.txt anew, after a change of constraints.txt or of a requirement. Needs uv.
+lock:
+	$(PYTHON) scripts/lock.py
 
 train: install
 	$(BIN)/gpt fit --minutes 1.8

@@ -2,14 +2,18 @@
 
     python scripts/install.py .venv --extras dev
 
-On a machine without an NVIDIA GPU it takes PyTorch's CPU build, which is gigabytes smaller. It uses uv where
-that is installed, else pip. Standard library alone: it runs before anything is installed.
+Every file is checked against the hashes of lock.txt. Two kinds are not, and a line says so: PyTorch's CPU
+build, which is gigabytes smaller and comes from PyTorch's own index to machines without an NVIDIA GPU, and
+files of an index or a folder to which pip is set, such as a mirror, where they are not those of the lock.
+
+It uses uv where that is installed, else pip. Standard library alone: it runs before anything is installed.
 """
 
 from __future__ import annotations  # so that an older Python gets as far as the line that refuses it
 
 import argparse
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +22,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+SOURCES = re.compile(r"\b(index-url|extra-index-url|find-links|no-index)=")  # among pip's settings
+TORCH_UNCHECKED = "PyTorch's CPU build is not in lock.txt: its hash was not checked"
+UNCHECKED = (
+    "this machine's package index has other files than lock.txt: they are installed by version, unchecked"
+)
 
 
 def has_nvidia_gpu() -> bool:
@@ -26,7 +35,7 @@ def has_nvidia_gpu() -> bool:
 
 
 def cpu_index_answers(seconds: float = 5.0) -> bool:
-    """Whether PyTorch's own package index can be reached: without it, the usual index has to do."""
+    """Whether PyTorch's own package index can be reached."""
     try:
         with urllib.request.urlopen(f"{CPU_INDEX}/torch/", timeout=seconds):
             return True
@@ -34,25 +43,77 @@ def cpu_index_answers(seconds: float = 5.0) -> bool:
         return False
 
 
-def install_command(python: Path, extras: str, *, uv: bool, cpu_build: bool) -> list[str]:
-    """The command that installs the checkout for the interpreter `python`.
+def pip_has_own_sources() -> bool:
+    """Whether pip is set to another index than PyPI, or to folders of wheels. uv reads none of that."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    settings = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
+    return SOURCES.search(settings.stdout) is not None
 
-    Args:
-        python: the virtual environment's interpreter.
-        extras: names of extras, separated by commas; empty for none.
-        uv: use uv rather than pip.
-        cpu_build: take PyTorch from its index of CPU builds.
-    """
-    installer = (
-        ["uv", "pip", "install", "--python", str(python)] if uv else [str(python), "-m", "pip", "install"]
-    )
-    index = (["--torch-backend", "cpu"] if uv else ["--extra-index-url", CPU_INDEX]) if cpu_build else []
-    package = f"{ROOT}[{extras}]" if extras else str(ROOT)
-    return [*installer, *index, "--constraint", str(ROOT / "constraints.txt"), "--editable", package]
+
+def locked(groups: set[str], lock: Path = ROOT / "lock.txt") -> str:
+    """The entries of the lock that one of these groups needs; a line above each entry names its groups."""
+    entries = re.split("^# for ", lock.read_text(encoding="utf-8"), flags=re.M)[1:]
+    chosen = (entry for entry in entries if groups & set(entry.partition("\n")[0].split()))
+    return "".join(entry.partition("\n")[2] for entry in chosen)
+
+
+def make_environment(folder: Path, *, with_pip: bool) -> Path:
+    """The interpreter of the virtual environment, which is made where there is none; it may fail to be."""
+    python = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    if not python.exists():
+        options = [] if with_pip else ["--without-pip"]
+        subprocess.run([sys.executable, "-m", "venv", *options, str(folder)], check=False)
+    return python
+
+
+def succeeds(command: list[str]) -> bool:
+    """Show a command and run it."""
+    print(" ".join(command), flush=True)
+    return subprocess.run(command, check=False).returncode == 0
+
+
+def install(folder: Path, extras: str) -> bool:
+    """Install the package with `extras`, names separated by commas; whether that worked."""
+    own_sources = pip_has_own_sources()
+    # The macOS builds have no CUDA; elsewhere PyPI has the CUDA build.
+    cpu_build = sys.platform != "darwin" and not has_nvidia_gpu()
+    cpu_index = cpu_build and cpu_index_answers()
+    uv = shutil.which("uv") is not None and not own_sources
+    python = make_environment(folder, with_pip=not uv)
+    if uv:
+        command = ["uv", "pip", "install", "--python", str(python)]
+    else:
+        command = [str(python), "-m", "pip", "install"]
+    version = re.search("^torch==.*?(?= )", locked({"torch"}), re.M)[0]
+    constrained = [*command, "--constraint", str(ROOT / "constraints.txt")]
+    package = ["--editable", f"{ROOT}[{extras}]" if extras else str(ROOT)]
+    groups = {"build", "package", *extras.split(",")}
+    # The CPU build is that of PyTorch's own index, of which nothing else is taken, or what pip is set to.
+    if cpu_index:
+        torch = [*command, "--no-deps", "--index-url", CPU_INDEX, version]
+    elif cpu_build and own_sources:
+        torch = [*constrained, version]
+    else:
+        torch = []
+        groups.add("torch")
+    requirements = folder / "locked.txt"
+    requirements.write_text(locked(groups), encoding="utf-8")
+    checked = succeeds([*command, "--no-deps", "--require-hashes", "--requirement", str(requirements)])
+    if not checked:
+        if not own_sources:
+            return False
+        print(UNCHECKED, flush=True)
+    if torch:
+        print(TORCH_UNCHECKED, flush=True)
+        if not succeeds(torch):
+            return False
+    if checked:
+        return succeeds([*command, "--no-deps", "--no-build-isolation", *package])
+    return succeeds([*constrained, *package])
 
 
 def main() -> int:
-    """Create the environment if it is not there, and install into it."""
+    """Read the command line and install."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -62,26 +123,7 @@ def main() -> int:
     if sys.version_info < (3, 10):  # noqa: UP036 - nothing has checked it before this script runs
         print(f"Python 3.10 or newer is needed, this is {platform.python_version()}", file=sys.stderr)
         return 2
-    # The macOS builds have no CUDA; elsewhere the usual index serves the CUDA build.
-    wants_cpu_build = sys.platform != "darwin" and not has_nvidia_gpu()
-    cpu_build = wants_cpu_build and cpu_index_answers()
-    # uv reads none of pip's settings, such as a local folder of wheels. Without the CPU index it would fetch
-    # the CUDA build, where pip may be configured to find another.
-    uv = shutil.which("uv") is not None and (cpu_build or not wants_cpu_build)
-    python = options.folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
-    if not python.exists():
-        made = subprocess.run(
-            [sys.executable, "-m", "venv", *(["--without-pip"] if uv else []), options.folder], check=False
-        )
-        if made.returncode:
-            print(
-                "the virtual environment could not be made; on Debian: apt install python3-venv",
-                file=sys.stderr,
-            )
-            return 2
-    command = install_command(python, options.extras, uv=uv, cpu_build=cpu_build)
-    print(" ".join(command), flush=True)
-    return subprocess.run(command, check=False).returncode
+    return 0 if install(options.folder, options.extras) else 1
 
 
 if __name__ == "__main__":

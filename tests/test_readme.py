@@ -62,7 +62,7 @@ def folder(tmp_path_factory) -> Path:
     (hub / "refs").mkdir()
     (hub / "refs" / "main").write_text("1", encoding="utf-8")
     folders = ("gpt", "tests", "scripts", "configs", "data", "docs")
-    for name in ("Makefile", "pyproject.toml", "constraints.txt", *folders):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "lock.txt", *folders):
         (folder / name).symlink_to(ROOT / name)
     return folder
 

@@ -5,11 +5,11 @@ import json
 import os
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import torch
@@ -34,6 +34,11 @@ from gpt.share.page import served_page
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
 from gpt.weights.load import load
+
+Result = TypeVar("Result")
+
+_LONG = 1 << 14  # bytes of a body that is long
+_LONG_TEXTS = 2  # that are tokenized together
 
 
 def create_app(
@@ -105,6 +110,8 @@ class _Service:
     def __post_init__(self) -> None:
         self.started = int(time.time())
         self.cost = 0  # of all that is open
+        self.waiting_bytes = 0  # of bodies whose texts wait to be tokenized or searched, or are
+        self.long_texts = asyncio.Semaphore(_LONG_TEXTS)
 
     @contextmanager
     def admitted(self, cost: int) -> Iterator[None]:
@@ -119,6 +126,21 @@ class _Service:
             yield
         finally:
             self.cost -= cost
+
+    async def worked(self, body: bytes, work: Callable[..., Result], *arguments: Any) -> Result:
+        """The result of work that a body's size bounds, done in a thread so that the event loop goes on.
+
+        HTTPException 503 where too many bytes wait. Few long bodies have a thread at a time: short ones, and
+        answers, find one free.
+        """
+        if self.waiting_bytes + len(body) > self.limits.waiting_bytes:
+            raise HTTPException(503, "too many long texts are waiting, try again later")
+        self.waiting_bytes += len(body)
+        try:
+            async with self.long_texts if len(body) > _LONG else nullcontext():
+                return await asyncio.to_thread(work, *arguments)
+        finally:
+            self.waiting_bytes -= len(body)
 
     async def page(self) -> HTMLResponse:
         page, policy = served_page()
@@ -140,8 +162,9 @@ class _Service:
         return {"id": self.name, **marks, **self.history.curve()}
 
     async def attention(self, request: Request) -> Response:
-        form = AttentionRequest.model_validate_json(await self.limits.read_body(request))
-        ids = await asyncio.to_thread(form.ids, self.tokenizer, self.template)
+        body = await self.limits.read_body(request)
+        form = AttentionRequest.model_validate_json(body)
+        ids = await self.worked(body, form.ids, self.tokenizer, self.template)
         with self.admitted(CALL_COST):
             engine = await self.history.engine(form.snapshot)
             tokens = ids[-min(self.limits.attention_tokens, engine.model.config.context_length) :]
@@ -158,26 +181,28 @@ class _Service:
         return json.dumps({"tokens": texts, "weights": rounded})
 
     async def find_copied(self, request: Request) -> dict[str, Any]:
-        form = CopiedRequest.model_validate_json(await self.limits.read_body(request))
+        body = await self.limits.read_body(request)
+        form = CopiedRequest.model_validate_json(body)
         assert self.copied
-        return {"runs": await asyncio.to_thread(self.copied.runs, form.tokens)}
+        return {"runs": await self.worked(body, self.copied.runs, form.tokens)}
 
     async def completions(self, request: Request) -> Response:
-        return await self.answer(
-            CompletionRequest.model_validate_json(await self.limits.read_body(request)), request
-        )
+        body = await self.limits.read_body(request)
+        return await self.answer(CompletionRequest.model_validate_json(body), body, request)
 
     async def chat(self, request: Request) -> Response:
-        form = CompletionRequest.model_validate_json(await self.limits.read_body(request))
+        body = await self.limits.read_body(request)
+        form = CompletionRequest.model_validate_json(body)
         if form.logprobs is not None:
             raise InputError("logprobs are for completions: a chat has none")
         form.messages = form.messages or []
-        return await self.answer(form, request, chat=True)
+        return await self.answer(form, body, request, chat=True)
 
-    async def answer(self, form: CompletionRequest, request: Request, chat: bool = False) -> Response:
+    async def answer(
+        self, form: CompletionRequest, body: bytes, request: Request, chat: bool = False
+    ) -> Response:
         await self.model(self.name if form.model is None else form.model)
-        # Long texts take a while to encode, which must not hold up the event loop.
-        requests = await asyncio.to_thread(form.requests, self.tokenizer, self.template)
+        requests = await self.worked(body, form.requests, self.tokenizer, self.template)
         with ExitStack() as stack:
             stack.enter_context(self.admitted(cost(requests)))
             engine = await self.history.engine(form.snapshot)

@@ -10,6 +10,8 @@ from starlette.exceptions import HTTPException
 from gpt.errors import InputError
 
 _MOST = 512  # errors of a body; a list of more would hold up the others
+# What is left of a body that is refused is not read.
+_HEADERS = {408: {"connection": "close"}, 413: {"connection": "close"}, 503: {"retry-after": "1"}}
 
 
 def server_failed(error: Exception) -> HTTPException:
@@ -36,4 +38,4 @@ def error_body(error: Exception) -> tuple[dict[str, Any], int]:
 def error_reply(error: Exception) -> JSONResponse:
     """The HTTP response to any exception."""
     body, status = error_body(error)
-    return JSONResponse(body, status, {"retry-after": "1"} if status == 503 else None)
+    return JSONResponse(body, status, _HEADERS.get(status))

@@ -24,7 +24,9 @@ class Limits:
     body_bytes: int = 1 << 20  # of a request
     cost: int = 1 << 18  # of a request, see `cost`
     open_cost: int = 1 << 20  # of all requests that are open; more are refused
-    seconds: int = 300  # for the body of a request to arrive, and then for its answer
+    waiting_bytes: int = 8 << 20  # of bodies whose prompts wait to be tokenized; more are refused
+    arrival_seconds: int = 30  # for a request to arrive
+    seconds: int = 300  # for its answer
     drain_seconds: int = 30  # for open requests to end when the server shuts down
     last_seconds: int = 5  # after either, for the client to take the error that ends its answer
     attention_tokens: int = 256  # whose attention is computed
@@ -37,7 +39,7 @@ class Limits:
         """The body of a request, which may declare no length; HTTPException if it is too large or slow."""
         body = bytearray()
         try:
-            with anyio.fail_after(self.seconds):
+            with anyio.fail_after(self.arrival_seconds):
                 async for part in request.stream():
                     body += part
                     if len(body) > self.body_bytes:

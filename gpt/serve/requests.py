@@ -12,8 +12,9 @@ from gpt.generation import Request, Sampling, Token
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
 
-Ids = Annotated[list[int], Field(fail_fast=True)]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+Ids = Annotated[list[Count], Field(fail_fast=True)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 _Zero = Annotated[float, Field(ge=0, le=0)]  # clients send the default
 _PROMPTS = Field(max_length=1024, fail_fast=True)
@@ -71,8 +72,8 @@ class CompletionRequest(_Prompted):
     """
 
     model: str | None = None
-    max_tokens: int | None = Field(default=None, ge=0)
-    max_completion_tokens: int | None = Field(default=None, ge=0)
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
     temperature: float | None = None
     top_p: float | None = None
     n: int | None = Field(default=1, ge=1, lt=2**31)
@@ -85,7 +86,7 @@ class CompletionRequest(_Prompted):
     frequency_penalty: _Zero | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
 
-    top_k: int | None = None
+    top_k: Count | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
 

@@ -4,14 +4,17 @@ import asyncio
 import gc
 import json
 import time
+from collections import Counter
 from threading import get_ident
 
 import pytest
 import torch
 
+from gpt.serve.app import create_app
 from gpt.serve.limits import Limits
 from gpt.serve.requests import log_probabilities
 from gpt.serve.start import serve
+from gpt.text.tokenizer import Tokenizer
 from tests.serve.server import MODEL, TOKENIZER, alone, hooked, idle, new_app, slow, talk
 
 GOOD = {"prompt": "Hi", "max_tokens": 30, "temperature": 0}
@@ -117,8 +120,9 @@ def test_a_body_that_trickles_is_ended():
     async def send(message):
         sent.append(message)
 
-    talk_raw(new_app(limits=Limits(seconds=1)), trickle, send)
+    talk_raw(new_app(limits=Limits(arrival_seconds=1)), trickle, send)
     assert sent[0]["status"] == 408
+    assert (b"connection", b"close") in sent[0]["headers"]
 
 
 def test_a_stream_that_nobody_reads_is_ended():
@@ -187,6 +191,32 @@ def test_all_that_is_open_has_a_cost(monkeypatch):
     assert talk(app, use) == ([200, 200, 503], 200)
 
 
+class SlowTokenizer(Tokenizer):
+    """One that takes its time for a long text."""
+
+    def encode(self, text):
+        if len(text) > 20_000:
+            time.sleep(0.1)
+            text = text[:1]
+        return super().encode(text)
+
+
+def test_long_texts_do_not_keep_short_ones_from_being_tokenized():
+    app = create_app(MODEL, SlowTokenizer("gpt2", vocab_size=257), limits=Limits(waiting_bytes=500_000))
+    ended = []
+
+    async def use(client):
+        async def ask(prompt):
+            answer = await client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1})
+            ended.append((len(prompt), answer.status_code))
+
+        await asyncio.gather(*(ask("a" * 40_000) for _ in range(14)), ask("Hi"))
+
+    talk(app, use)
+    assert Counter(ended) == {(40_000, 200): 12, (40_000, 503): 2, (2, 200): 1}
+    assert ended.index((2, 200)) < 6  # the refused ones come first, the long ones two at a time
+
+
 BRACKETS = b"[" * 200_000 + b"]" * 200_000
 
 
@@ -198,6 +228,10 @@ BRACKETS = b"[" * 200_000 + b"]" * 200_000
         b'{"prompt": ' + BRACKETS + b"}",
         b'{"prompt": "Hi", "stream_options": {' + b",".join(b'"a%d":7' % i for i in range(80_000)) + b"}}",
         b'{"prompt": "Hi", "seed": ' + b"9" * 1_000_000 + b"}",
+        b'{"prompt": "Hi", "n": 2147483647, "max_tokens": ' + b"9" * 4300 + b"}",
+        b'{"prompt": "Hi", "n": 2147483647, "max_completion_tokens": ' + b"9" * 4300 + b"}",
+        b'{"prompt": [' + b"9" * 4300 + b"]}",
+        b'{"prompt": "Hi", "top_k": ' + b"9" * 4300 + b"}",
         b'{"prompt": "Hi", "temperature": NaN}',
         b'{"prompt": "\\ud800"}',
         b'{"prompt": "' + b"a" * 1_000_000 + b'"}',

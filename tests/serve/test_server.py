@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import pytest
@@ -119,6 +119,34 @@ def test_the_key_of_the_environment_and_the_hosts_of_a_local_server(tmp_path, mo
     serve(tmp_path, port=0)
     assert len(built) == 1  # the compiled program is begun, where it suits the model
     assert talk(apps[0], use) == [401, 200, 200, 200, 400]
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", HEAD, HEAD + b"content-length: 9\r\n\r\n{"], ids=["nothing", "head", "body"]
+)
+def test_a_request_that_does_not_arrive_is_ended(sent):
+    limits = Limits(arrival_seconds=1, last_seconds=1)
+    with listening(new_app(limits=limits), limits) as address:
+        host, port = address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as client:
+            client.sendall(sent)
+            read = b"".join(iter(lambda: client.recv(4096), b""))
+    assert read.startswith(b"HTTP/1.1 408") == sent.endswith(b"{")
+    assert read == b"" or b"connection: close" in read
+
+
+def test_requests_that_do_not_arrive_shut_nobody_out():
+    with listening(new_app()) as address, ExitStack() as stack:
+        host, port = address.removeprefix("http://").split(":")
+        for _ in range(300):
+            client = stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
+            client.sendall(HEAD + b"content-length: 9\r\n\r\n{")
+        deadline = time.monotonic() + 10  # for the server to get through all of them
+        while httpx.post(f"{address}/v1/completions", json={"prompt": "Hi"}, timeout=20).status_code == 503:
+            assert time.monotonic() < deadline
 
 
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
