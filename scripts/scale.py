@@ -1,4 +1,4 @@
-"""The cost of training GPT-2's sizes on one to 64 GPUs: the formulas and tables of docs/hardware.md.
+"""The cost of training GPT-2's sizes on one to 64 GPUs: the formulas and tables of docs/cluster.md.
 
     python scripts/scale.py
 
@@ -54,7 +54,7 @@ def activations(config: GPTConfig) -> float:
 
 
 def tables() -> str:
-    """The tables of docs/hardware.md."""
+    """The tables of docs/cluster.md."""
     sizes = {name: GPTConfig.from_name(name) for name in GPTConfig.names()}
     lines = [
         "| | parameters | GFLOP a token | states, GB | a window's activations, GB |",

@@ -1,4 +1,4 @@
-"""docs/hardware.md contains the output of scripts/scale.py, whose formulas agree with torch's own count."""
+"""docs/cluster.md contains the output of scripts/scale.py, whose formulas agree with torch's own count."""
 
 import os
 import re
@@ -27,7 +27,7 @@ def scale():
 
 
 def test_the_document_contains_the_tables(scale):
-    assert scale["tables"]() in (ROOT / "docs" / "hardware.md").read_text(encoding="utf-8")
+    assert scale["tables"]() in (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("context", [256, 1024])
@@ -46,7 +46,7 @@ def test_operations_per_token_equal_torchs_count(context, scale):
 @pytest.mark.slow
 def test_the_cluster_script_is_requeued_and_its_run_goes_on(tmp_path, workplace):
     """Its steps with two processes: SIGUSR1 to the job, its requeueing, and the second start."""
-    script = re.search(r"```slurm\n(.*?)```", (ROOT / "docs" / "hardware.md").read_text("utf-8"), re.S)[1]
+    script = re.search(r"```slurm\n(.*?)```", (ROOT / "docs" / "cluster.md").read_text("utf-8"), re.S)[1]
     (tmp_path / "train.sbatch").write_text(script, encoding="utf-8")
     commands = tmp_path / "bin"
     commands.mkdir()
