@@ -72,7 +72,12 @@ def stored(*parts: tuple[str, bool]) -> list[int]:
 
 def trained_together(data, rank, processes, accumulate):
     """The loader of one of so many processes."""
-    data.trainer = SimpleNamespace(global_rank=rank, world_size=processes, accumulate_grad_batches=accumulate)
+    data.trainer = SimpleNamespace(
+        global_rank=rank,
+        world_size=processes,
+        accumulate_grad_batches=accumulate,
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
+    )
     return data.train_dataloader()
 
 

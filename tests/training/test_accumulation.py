@@ -23,7 +23,12 @@ def test_every_scored_token_of_an_update_weighs_the_same(tmp_path, monkeypatch):
     data = TokenData("text.jsonl", vocab_size=300, context_length=16, batch_size=1, val_fraction=0.2)
     module = LanguageModel(CONFIG, OptimizerConfig())
     trainer = SimpleNamespace(
-        accumulate_grad_batches=4, num_training_batches=4, loggers=[], global_rank=0, world_size=1
+        accumulate_grad_batches=4,
+        num_training_batches=4,
+        loggers=[],
+        global_rank=0,
+        world_size=1,
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
     )
     data.trainer = trainer
     data.setup("fit")
