@@ -30,6 +30,7 @@ COMMANDS = {
     "serve": ("serve.start:serve", "serve a model over HTTP, with a page", "--checkpoint runs/quick"),
     "attention": ("pictures.attention:attention_maps", "draw what each head looks at", "--text 'To be'"),
     "evaluate": ("evaluation.evaluate:evaluate", "score a model on a text", "--data my.txt"),
+    "runs": ("run.listing:runs", "list the runs here, the newest first", "--folder runs"),
     "plot": ("pictures.runs:plot", "draw the loss curves of several runs", "runs/quick runs/quick-2"),
     "import": ("weights.commands:import_weights", "read GPT-2 weights of another program", "gpt2"),
     "export": ("share.export:export_weights", "write a model for another program", "--format html"),

@@ -239,11 +239,17 @@ def newest_run() -> Path | None:
 
 def order_of(path: Path) -> Order:
     """The order of a checkpoint, by its header alone; an InputError for what is none."""
-    with _opened(path) as name:
-        _, run, _ = _parts(_metadata(path, name))
+    _, run = parts_of(path)
     if run is None:
         raise InputError(f"{path} is a snapshot of the weights alone")
     return run.order
+
+
+def parts_of(path: Path) -> tuple[ModelPart, RunPart | None]:
+    """What the header of a checkpoint or a snapshot says; an InputError for a file that is neither."""
+    with _opened(path) as name:
+        model, run, _ = _parts(_metadata(path, name))
+    return model, run
 
 
 def next_session(run: Path) -> int:

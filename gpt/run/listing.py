@@ -1,0 +1,97 @@
+"""`gpt runs`: a table of the runs here, the newest first."""
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpt.errors import InputError
+from gpt.plain import shown
+from gpt.weights.checkpoint import RUNS, RunPart, checkpoints_of, parts_of
+
+_HEADINGS = ("run", "text", "bits per byte", "steps", "minutes", "saved")
+_LEFT_ALIGNED = 2  # columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A run, as its newest checkpoint says."""
+
+    name: str
+    text: str
+    """The corpus, a path without its folders."""
+    bits_per_byte: float | None
+    """Of held-out text, at the last validation; None if there was none yet."""
+    step: int
+    total: int
+    """Steps made, and steps planned."""
+    seconds: float
+    """Of training and validation."""
+    saved_at: float
+    """When the checkpoint was written, in seconds since 1970."""
+
+    @classmethod
+    def of(cls, name: str, run: RunPart) -> "Row":
+        """The row of a run of this name."""
+        data = run.options.get("data")
+        corpus = data.get("corpus") if isinstance(data, dict) else None
+        return cls(
+            name=name,
+            text=Path(corpus).name if isinstance(corpus, str) else "",
+            bits_per_byte=run.validation.get("val_bits_per_byte"),
+            step=run.step,
+            total=run.total,
+            seconds=run.seconds,
+            saved_at=run.saved_at,
+        )
+
+    def cells(self) -> tuple[str, ...]:
+        """Texts for the columns of `_HEADINGS`."""
+        bits = "" if self.bits_per_byte is None else f"{self.bits_per_byte:.3f}"
+        steps = f"{self.step}" if self.step == self.total else f"{self.step} of {self.total}"
+        saved = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.saved_at))
+        return _printable(self.name), _printable(self.text), bits, steps, f"{self.seconds / 60:.1f}", saved
+
+
+def runs(folder: Path = RUNS) -> None:
+    """List the runs of a folder, the newest first, with their text, result, time and date.
+
+    Args:
+        folder: where the runs are.
+    """
+    rows = read_rows(folder)
+    if not rows:
+        raise InputError(f"no run in {shown(str(folder))}: start one with 'gpt fit'")
+    print("\n".join(table(rows)))
+
+
+def read_rows(folder: Path) -> list[Row]:
+    """The runs of a folder that have a checkpoint, the newest first."""
+    rows = []
+    for run in folder.glob("*"):
+        for path in checkpoints_of(run, broken_first=False):
+            with suppress(InputError, OSError):
+                part = parts_of(path)[1]
+                if part is not None:
+                    rows.append(Row.of(run.name, part))
+                    break
+    return sorted(rows, key=lambda row: (row.saved_at, row.name), reverse=True)
+
+
+def table(rows: list[Row]) -> list[str]:
+    """Lines of aligned columns."""
+    lines = [_HEADINGS, *(row.cells() for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADINGS))]
+    texts = []
+    for line in lines:
+        cells = [
+            cell.ljust(width) if column < _LEFT_ALIGNED else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        texts.append("  ".join(cells).rstrip())
+    return texts
+
+
+def _printable(text: str) -> str:
+    """A name that a stranger gave, without characters that a terminal would obey."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
