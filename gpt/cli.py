@@ -31,11 +31,12 @@ COMMANDS = {
     "attention": ("pictures.attention:attention_maps", "draw what each head looks at", "--text 'To be'"),
     "evaluate": ("evaluation.evaluate:evaluate", "score a model on a text", "--data my.txt"),
     "runs": ("run.listing:runs", "list the runs here, the newest first", "--folder runs"),
+    "compare": ("compare.command:main", "compare variants over seeds", "quick --model.optimizer.lr 3e-3"),
     "plot": ("pictures.runs:plot", "draw the loss curves of several runs", "runs/quick runs/quick-2"),
     "import": ("weights.commands:import_weights", "read GPT-2 weights of another program", "gpt2"),
     "export": ("share.export:export_weights", "write a model for another program", "--format html"),
 }
-OWN_PARSERS = ("fit", "validate", "plan")
+OWN_PARSERS = ("fit", "validate", "plan", "compare")
 _USAGE = """usage: gpt COMMAND [OPTIONS]
 
 Train a small GPT and generate text with it. 'gpt COMMAND --help' lists a command's options.

@@ -28,7 +28,7 @@ BLOCKS = [
     for block in re.findall(rf"^```({languages})\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
 ]
 
-# The `gpt` that the README's commands find runs this checkout; `fit` makes four steps, and plans nothing.
+# The `gpt` of the README's commands runs this checkout; `fit` and `compare` make four steps and plan nothing.
 SHIM = f"""#!{sys.executable}
 import sys
 from gpt.cli import main
@@ -39,6 +39,8 @@ if words[0] == "fit":
         place = words.index("--minutes")
         del words[place : place + 2]
     words += ["--trainer.max_steps", "4", "--trainer.val_check_interval", "4"]
+if words[0] == "compare":
+    words += ["--steps", "4"]
 sys.exit(main(words))
 """
 

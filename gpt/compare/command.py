@@ -1,0 +1,155 @@
+"""`gpt compare`: variants side by side, on the same texts, batches and seeds."""
+
+import argparse
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from gpt.compare.picture import draw
+from gpt.compare.result import Design, as_json, lines
+from gpt.compare.trainings import Machine, Processes, Recipe, Text, recipes_of, train_all
+from gpt.compare.variants import parse_variants, slug
+from gpt.errors import InputError, check_least
+from gpt.files import write_json
+from gpt.pictures.figures import save
+from gpt.plain import shown
+from gpt.progress import report
+
+FOLDER = Path("comparisons")
+_SEEDS = 3
+_HELP = """Train variants with several seeds, and say whether they differ by more than chance.
+
+The words before the options name the base: a recipe, a config file, or a folder that holds an edited copy
+of this program. Options of 'gpt fit' are the change. `vs` stands between variants where there are more;
+options of the first then hold for all. Every run is a process of its own. Finished runs are kept: the same
+command goes on where it was interrupted, and with more --seeds it makes the missing runs alone."""
+_EXAMPLES = """examples:
+  gpt compare quick --model.optimizer.lr 3e-3
+  gpt compare quick tinyshakespeare --texts my.txt --steps 500
+  gpt compare quick vs --model.optimizer.lr 3e-3 vs --model.optimizer.lr 8e-3 --seeds 5
+  gpt compare quick ../my-copy"""
+
+
+def main(arguments: list[str]) -> None:
+    """Run `compare ...`; what cannot be used is an InputError."""
+    own, words = _parser().parse_known_args(arguments[1:])
+    with ending_at_signals():
+        compare(words, own.texts, own.seeds, own.first_seed, own.steps, own.name, Processes())
+
+
+def compare(
+    words: list[str],
+    texts: str | None,
+    seeds: int,
+    first_seed: int,
+    steps: int | None,
+    name: str | None,
+    machine: Machine,
+) -> Path:
+    """Train what is missing, print the result, and return the comparison's folder."""
+    check_least(2, seeds=seeds)
+    check_least(0, first_seed=first_seed)
+    variants = parse_variants(words)
+    folder = folder_of(name or slug(" vs ".join(variant.name for variant in variants)))
+    recipes = recipes_of(variants, machine)
+    design = Design(
+        recipes=tuple(recipes),
+        texts=texts_of(texts or recipes[0].options["data"]["corpus"]),
+        seeds=tuple(range(first_seed, first_seed + seeds)),
+        steps=steps_of(steps, recipes[0]),
+    )
+    with opened(folder):
+        trainings = design.trainings()
+        report(f"{len(trainings)} runs in {folder}/", prefix="gpt compare: ")
+        outcomes = train_all(trainings, folder, machine)
+        diverged = [one for one in trainings if one.recipe is design.base and not outcomes[one].is_finite]
+        if diverged:
+            raise InputError(f"the base diverged: {diverged[0].name} has no finite loss")
+        write_json(folder / "result.json", as_json(design, outcomes))
+        save(draw(design, outcomes), folder / "comparison.png")
+    print("\n".join(lines(design, outcomes)))
+    print(f"\n{folder}/ holds comparison.png, result.json and the runs")
+    return folder
+
+
+def texts_of(names: str) -> tuple[Text, ...]:
+    """The texts of a list with commas; an InputError for one that is named twice."""
+    texts = [Text.of(name) for name in names.split(",")]
+    labels = [text.name for text in texts]
+    if len(set(labels)) < len(labels) or "" in labels:
+        raise InputError(f"--texts {shown(names)}: expected names that differ, with commas between them")
+    return tuple(texts)
+
+
+def steps_of(steps: int | None, base: Recipe) -> int:
+    """Those that were asked for, or else the base's; an InputError where it has none."""
+    if steps is None:
+        steps = int(base.options["trainer"]["max_steps"])
+        if steps < 1:
+            raise InputError(f"{base.variant.name} has no trainer.max_steps: give --steps")
+    check_least(2, steps=steps)
+    return steps
+
+
+def folder_of(name: str) -> Path:
+    """`comparisons/NAME`; a name that is no folder's raises an InputError."""
+    if not name or name.startswith(".") or Path(name).name != name:
+        raise InputError(f"expected a plain folder name for --name, got {shown(name)}")
+    return FOLDER / name
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[None]:
+    """Have the folder for this process alone; an InputError where another one uses it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            yield
+    except Timeout:
+        raise InputError(
+            f"{folder} is in use by another process: wait for its end, or give a --name"
+        ) from None
+
+
+@contextmanager
+def ending_at_signals() -> Iterator[None]:
+    """End as at Ctrl-C where a signal ends this process: the present run is stopped, and saves itself."""
+
+    def end(number: int, _: Any) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = [number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None))]
+    ours = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpt compare",
+        usage="gpt compare [BASE] [--NAME VALUE]... [vs [CONFIG|FOLDER] [--NAME VALUE]...]...",
+        description=_HELP,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=_SEEDS, help=f"runs of each variant, {_SEEDS} by default"
+    )
+    parser.add_argument("--first_seed", type=int, default=1337, help="the others follow it, 1337 by default")
+    parser.add_argument("--steps", type=int, help="of each run, by default those of the base's config")
+    parser.add_argument(
+        "--texts", metavar="A,B", help="one text or several, by default that of the base's config"
+    )
+    parser.add_argument("--name", help="of the folder under comparisons/, by default the variants' names")
+    return parser

@@ -1,0 +1,90 @@
+"""Means with their 95 % intervals, of differences between runs that share text and seed."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+CONFIDENCE = 0.95
+Table = Sequence[Sequence[float]]
+"""A row for each text, in it a number for each seed."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean, and half the width of the interval around it that holds the true mean with 95 %."""
+
+    mean: float
+    half: float
+
+    @property
+    def low(self) -> float:
+        """The lower end."""
+        return self.mean - self.half
+
+    @property
+    def high(self) -> float:
+        """The upper end."""
+        return self.mean + self.half
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the interval leaves out zero: a difference can be seen."""
+        return self.low > 0 or self.high < 0
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
+    """The mean of at least two independent values, with its interval."""
+    return paired_interval([values])
+
+
+def paired_interval(differences: Table) -> Interval:
+    """The mean over texts and seeds of paired differences, with its interval for these very texts.
+
+    What a text's mean differs from another's is no noise: seeds scatter around the mean of their text, and
+    that scatter is pooled over the texts. With one text this is the paired t-test. At least two seeds.
+    """
+    texts = len(differences)
+    seeds = len(differences[0])
+    if seeds < 2:
+        raise ValueError("one seed says nothing of the scatter")
+    means = [fmean(row) for row in differences]
+    squares = sum((value - mean) ** 2 for row, mean in zip(differences, means, strict=True) for value in row)
+    degrees = texts * (seeds - 1)
+    error = math.sqrt(squares / degrees / (texts * seeds))
+    return Interval(fmean(means), student_t(degrees) * error)
+
+
+def student_t(degrees: int, confidence: float = CONFIDENCE) -> float:
+    """The t between whose negative and itself Student's distribution has this much probability."""
+    low = 0.0
+    high = 1.0
+    while probability_within(high, degrees) < confidence:
+        high *= 2
+    for _ in range(100):
+        middle = (low + high) / 2
+        if probability_within(middle, degrees) < confidence:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def probability_within(t: float, degrees: int) -> float:
+    """That |T| < t, for Student's distribution with a whole number of degrees of freedom.
+
+    The finite sums of Abramowitz and Stegun 1964, 26.7.3 and 26.7.4, in theta = atan(t / sqrt(degrees)).
+    """
+    if degrees < 1:
+        raise ValueError("expected at least one degree of freedom")
+    theta = math.atan(t / math.sqrt(degrees))
+    square = math.cos(theta) ** 2
+    is_odd = degrees % 2
+    term = math.cos(theta) if is_odd else 1.0
+    total = 0.0
+    for power in range(2 + is_odd, degrees + 1, 2):
+        total += term
+        term *= (power - 1) / power * square
+    if is_odd:
+        return 2 / math.pi * (theta + math.sin(theta) * total)
+    return math.sin(theta) * total

@@ -1,0 +1,102 @@
+"""The picture of a comparison: curves with the spread over seeds, and differences with their intervals."""
+
+import math
+from itertools import cycle
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from gpt.compare.interval import Interval, paired_interval
+from gpt.compare.result import Design, Outcomes
+from gpt.compare.trainings import Recipe, Training
+from gpt.pictures.runs import COLOURS, short
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_BAND = 0.2  # its opacity
+
+
+def draw(design: Design, outcomes: Outcomes) -> "Figure":
+    """On the left bits per byte over steps, on the right what each variant differs from the base, in %."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for recipe, colour in zip(design.recipes, cycle(COLOURS)):
+        steps = common_steps(design, outcomes, recipe)
+        name = recipe.variant.name.replace("$", r"\$")
+        means, low, high = _spread(design, outcomes, recipe, steps)
+        left.plot(steps, means, color=colour, linewidth=2.0, marker="o", markersize=4.5, label=name)
+        left.fill_between(steps, low, high, color=colour, alpha=_BAND, linewidth=0)
+        if recipe is design.base:
+            right.axhline(0, color=colour, linewidth=2.0, label=name)
+            continue
+        intervals = differences(design, outcomes, recipe, steps)
+        means = [_percent(interval.mean) for interval in intervals]
+        right.plot(steps, means, color=colour, linewidth=2.0, marker="o", markersize=4.5, label=name)
+        right.fill_between(
+            steps,
+            [_percent(interval.low) for interval in intervals],
+            [_percent(interval.high) for interval in intervals],
+            color=colour,
+            alpha=_BAND,
+            linewidth=0,
+        )
+    left.set_title("Mean, and from the best seed to the worst", fontsize=11)
+    left.set_ylabel("bits per byte of held-out text")
+    right.set_title("Mean difference, with its 95 % interval", fontsize=11)
+    right.set_ylabel("bits per byte, % from the base; below 0 is better")
+    for axes in (left, right):
+        _finish(axes)
+    return figure
+
+
+def common_steps(design: Design, outcomes: Outcomes, recipe: Recipe) -> list[int]:
+    """Those after which every run of the recipe and of the base was validated, with a number."""
+    tables = [design.table(lambda one: outcomes[one].curve, each) for each in (recipe, design.base)]
+    curves = [set(curve) for table in tables for row in table for curve in row]
+    return sorted(set.intersection(*curves))
+
+
+def differences(design: Design, outcomes: Outcomes, recipe: Recipe, steps: list[int]) -> list[Interval]:
+    """The interval of the logarithm's difference from the base after each of the steps."""
+    found = []
+    for step in steps:
+        rows = []
+        for text in design.texts:
+            pairs = [
+                [
+                    outcomes[Training(one, text, seed, design.steps)].curve[step]
+                    for one in (recipe, design.base)
+                ]
+                for seed in design.seeds
+            ]
+            rows.append([math.log(ours / base) for ours, base in pairs])
+        found.append(paired_interval(rows))
+    return found
+
+
+def _spread(
+    design: Design, outcomes: Outcomes, recipe: Recipe, steps: list[int]
+) -> tuple[list[float], list[float], list[float]]:
+    """The mean over texts and seeds after each step, the best seed's and the worst's."""
+    curves = []
+    for seed in design.seeds:
+        of_texts = [outcomes[Training(recipe, text, seed, design.steps)].curve for text in design.texts]
+        curves.append([fmean(curve[step] for curve in of_texts) for step in steps])
+    columns = list(zip(*curves, strict=True))
+    return [fmean(column) for column in columns], list(map(min, columns)), list(map(max, columns))
+
+
+def _percent(logarithm: float) -> float:
+    return 100 * math.expm1(min(logarithm, 1.0))  # wider bands leave the picture anyway
+
+
+def _finish(axes: "Axes") -> None:
+    axes.set_xlabel("step")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.locator_params(axis="x", nbins=6)
+    axes.xaxis.set_major_formatter(short)
+    axes.legend(frameon=False)

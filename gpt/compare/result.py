@@ -1,0 +1,245 @@
+"""What a comparison found: differences from the base with their intervals, as numbers and as text."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, TypeVar
+
+from gpt.compare.interval import Interval, Table, paired_interval
+from gpt.compare.trainings import Outcome, Recipe, Text, Training
+
+T = TypeVar("T")
+_UNSTEADY = 0.1  # half the width of the interval of a step's time
+Outcomes = Mapping[Training, Outcome]
+
+
+@dataclass(frozen=True)
+class Design:
+    """What is trained: every recipe, the base first, on every text with every seed."""
+
+    recipes: tuple[Recipe, ...]
+    texts: tuple[Text, ...]
+    seeds: tuple[int, ...]
+    steps: int
+
+    @property
+    def base(self) -> Recipe:
+        """What the others are compared with."""
+        return self.recipes[0]
+
+    def trainings(self) -> list[Training]:
+        """In their order: the recipes take turns, so that a change of the machine's speed meets them all."""
+        found = []
+        order = list(self.recipes)
+        for seed in self.seeds:
+            for text in self.texts:
+                found += [Training(recipe, text, seed, self.steps) for recipe in order]
+                order.reverse()
+        return found + [self.shorter(text) for text in self.texts]
+
+    def shorter(self, text: Text) -> Training:
+        """The base with half of the steps, which tells what steps are worth on this text."""
+        return Training(self.base, text, self.seeds[0], max(1, self.steps // 2))
+
+    def table(self, value: Callable[[Training], T], recipe: Recipe) -> list[list[T]]:
+        """A value of the recipe's trainings: a row for each text, in it a value for each seed."""
+        return [
+            [value(Training(recipe, text, seed, self.steps)) for seed in self.seeds] for text in self.texts
+        ]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a recipe's runs differ by from the base's of the same text and seed.
+
+    In logarithms, a row for each text, in it a number for each seed: -0.02 is 2 % less.
+    """
+
+    bits: Table
+    """Bits per byte after the same steps."""
+    time: Table
+    """Time of a step."""
+    equal_time: Table
+    """Bits per byte in the same time."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The means of a `Change` over texts and seeds, with their intervals."""
+
+    bits: Interval
+    time: Interval
+    equal_time: Interval
+
+
+def doubling(design: Design, outcomes: Outcomes, text: Text) -> float:
+    """The logarithm of bits per byte that twice the steps add on this text, below zero where they help."""
+    short = design.shorter(text)
+    whole = Training(design.base, text, design.seeds[0], design.steps)
+    if short.steps == whole.steps:
+        return 0.0
+    gained = math.log(outcomes[whole].bits / outcomes[short].bits)
+    return gained / math.log2(whole.steps / short.steps)
+
+
+def change(design: Design, outcomes: Outcomes, recipe: Recipe) -> Change | None:
+    """What the recipe changes; None where one of its runs diverged."""
+    tables = [design.table(lambda one: outcomes[one], each) for each in (recipe, design.base)]
+    if not all(outcome.is_finite for row in tables[0] for outcome in row):
+        return None
+    pairs = [list(zip(*rows, strict=True)) for rows in zip(*tables, strict=True)]
+    bits = [[math.log(ours.bits / base.bits) for ours, base in row] for row in pairs]
+    time = [[math.log(ours.milliseconds / base.milliseconds) for ours, base in row] for row in pairs]
+    # Where a step takes twice the time, half of the steps are made, and what a doubling gains is lost.
+    worth = [doubling(design, outcomes, text) / math.log(2) for text in design.texts]
+    equal = [
+        [of_bits - rate * of_time for of_bits, of_time in zip(*rows, strict=True)]
+        for rate, *rows in zip(worth, bits, time, strict=True)
+    ]
+    return Change(bits, time, equal)
+
+
+def difference(design: Design, outcomes: Outcomes, recipe: Recipe) -> Difference | None:
+    """The recipe's from the base, over all texts and seeds; None where a run diverged."""
+    found = change(design, outcomes, recipe)
+    if found is None:
+        return None
+    return Difference(*map(paired_interval, (found.bits, found.time, found.equal_time)))
+
+
+def lines(design: Design, outcomes: Outcomes) -> list[str]:
+    """The result for a terminal."""
+    base = design.base.variant.name
+    found = {recipe: difference(design, outcomes, recipe) for recipe in design.recipes[1:]}
+    verdicts = []
+    for recipe, of_recipe in found.items():
+        verdicts.append(verdict(recipe.variant.name, base, of_recipe, len(design.seeds)))
+        if of_recipe and of_recipe.time.half > _UNSTEADY:
+            scatter = percent(of_recipe.time)
+            verdicts.append(f"The time of its steps is not certain, {scatter}: is the machine busy?")
+    worth = fmean(doubling(design, outcomes, text) for text in design.texts)
+    return [
+        f"{', '.join(text.name for text in design.texts)}: {design.steps} steps, "
+        f"seeds {design.seeds[0]} to {design.seeds[-1]}",
+        "",
+        *aligned(_rows(design, outcomes, found)),
+        "",
+        *([*aligned(_rows_by_text(design, outcomes)), ""] if len(design.texts) > 1 else []),
+        *verdicts,
+        "",
+        "Lower is better. Brackets: 95 % intervals of the mean difference between runs of the same seed.",
+        f"The same time is computed from the time of a step: twice the steps change the bits of {base}",
+        f"by {percent(worth)} ({max(1, design.steps // 2)} and {design.steps} steps).",
+    ]
+
+
+def _rows(
+    design: Design, outcomes: Outcomes, differences: Mapping[Recipe, Difference | None]
+) -> list[tuple[str, ...]]:
+    """A row for each variant: means over texts and seeds, and the differences from the base."""
+    header = ("variant", "bits per byte", "in the same steps", "ms a step", "in the same time")
+    rows: list[tuple[str, ...]] = [header]
+    for recipe in design.recipes:
+        bits = fmean(fmean(row) for row in design.table(lambda one: outcomes[one].bits, recipe))
+        time = fmean(fmean(row) for row in design.table(lambda one: outcomes[one].milliseconds, recipe))
+        found = differences.get(recipe)
+        same = percent(found.bits) if found else ""
+        equal = percent(found.equal_time) if found else ""
+        rows.append((recipe.variant.name, f"{bits:.4f}", same, f"{time:.1f}", equal))
+    return rows
+
+
+def _rows_by_text(design: Design, outcomes: Outcomes) -> list[tuple[str, ...]]:
+    """A row for each text: what the base reaches, and the mean difference of each variant."""
+    changes = [change(design, outcomes, recipe) for recipe in design.recipes[1:]]
+    names = [recipe.variant.name for recipe in design.recipes]
+    rows: list[tuple[str, ...]] = [("text, in the same steps", *names)]
+    of_base = design.table(lambda one: outcomes[one].bits, design.base)
+    for number, text in enumerate(design.texts):
+        means = [percent(fmean(found.bits[number])) if found else "diverged" for found in changes]
+        rows.append((text.name, f"{fmean(of_base[number]):.4f}", *means))
+    return rows
+
+
+def verdict(name: str, base: str, found: Difference | None, seeds: int) -> str:
+    """What may be said of a variant, in a sentence."""
+    if found is None:
+        return f"{name} diverged: its loss is no number."
+    parts = [
+        f"{_better(interval, seeds)} in the same {what}"
+        for what, interval in (("steps", found.bits), ("time", found.equal_time))
+    ]
+    return f"{name} beside {base}: {'; '.join(parts)}."
+
+
+def as_json(design: Design, outcomes: Outcomes) -> dict[str, Any]:
+    """The result for programs: every run, and the differences as fractions with their ends."""
+    variants = []
+    for recipe in design.recipes:
+        found = None if recipe is design.base else difference(design, outcomes, recipe)
+        variants.append(
+            {
+                "name": recipe.variant.name,
+                "words": list(recipe.variant.words),
+                "source": str(recipe.variant.source),
+                "same_steps": _fractions(found.bits) if found else None,
+                "milliseconds": _fractions(found.time) if found else None,
+                "same_time": _fractions(found.equal_time) if found else None,
+            }
+        )
+    return {
+        "steps": design.steps,
+        "seeds": list(design.seeds),
+        "texts": [text.corpus for text in design.texts],
+        "doubling": [math.expm1(doubling(design, outcomes, text)) for text in design.texts],
+        "variants": variants,
+        "runs": [
+            {
+                "run": training.name,
+                "variant": training.recipe.variant.name,
+                "text": training.text.name,
+                "seed": training.seed,
+                "steps": training.steps,
+                "bits_per_byte": outcome.bits if math.isfinite(outcome.bits) else None,
+                "milliseconds_per_step": outcome.milliseconds,
+            }
+            for training, outcome in outcomes.items()
+        ],
+    }
+
+
+def percent(value: Interval | float) -> str:
+    """A difference of logarithms as a percentage, with the ends of its interval."""
+    if isinstance(value, Interval):
+        return f"{percent(value.mean)} ({_number(value.low)} to {_number(value.high)})"
+    return f"{_number(value)} %"
+
+
+def _number(logarithm: float) -> str:
+    if logarithm > math.log(10):  # of few seeds an interval may end anywhere
+        return "more"
+    value = 100 * math.expm1(logarithm)
+    return f"{value:+.2f}" if abs(value) < 1 else f"{value:+.1f}"
+
+
+def _better(interval: Interval, seeds: int) -> str:
+    if not interval.is_certain:
+        return f"no difference can be seen with {seeds} seeds"
+    amount = f"{_number(interval.mean).lstrip('+-')} %"
+    return f"{'better' if interval.mean < 0 else 'worse'} by {amount}"
+
+
+def _fractions(interval: Interval) -> dict[str, float]:
+    ends = {"mean": interval.mean, "low": interval.low, "high": interval.high}
+    return {name: math.expm1(min(value, 700.0)) for name, value in ends.items()}
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table whose first column begins on the left, and whose others end on the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    found = []
+    for first, *others in rows:
+        cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+        found.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
+    return found

@@ -1,0 +1,145 @@
+"""What is compared: the words of a command line become variants, the base first."""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+from gpt.errors import InputError
+from gpt.plain import shown
+
+BETWEEN = "vs"
+OUR_SOURCE = Path(__file__).resolve().parents[2]
+"""The folder with the package that is running."""
+_LONGEST_NAME = 60  # characters of a folder's name
+# What is the same for all variants, and how it is said.
+_SHARED = {
+    "data.corpus": "all variants read the same texts: name them with --texts",
+    "trainer.max_steps": "all variants make the same steps: give --steps",
+    "trainer.max_epochs": "all variants make the same steps: give --steps",
+    "trainer.max_time": "all variants make the same steps: give --steps",
+    "minutes": "all variants make the same steps: give --steps",
+    "early_stopping": "all variants make the same steps: leave it out",
+    "seed_everything": "all variants have the same seeds: give --seeds and --first_seed",
+    "run": "runs are named by what they are: give the comparison a --name",
+    "resume": "the same command resumes: leave it out",
+    "ckpt_path": "nothing is validated: leave it out",
+    "print_config": "the variants' options are written into the comparison's folder: leave it out",
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to train: words for `gpt fit`, and the folder with the source that runs them."""
+
+    name: str
+    words: tuple[str, ...]
+    source: Path = OUR_SOURCE
+
+
+@dataclass(frozen=True)
+class Part:
+    """What stands between two `vs`: a config, recipe or folder, if one is named, and options."""
+
+    word: str | None
+    options: tuple[str, ...]
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> "Part":
+        """InputError for more than one word before the options, and for options that all variants share."""
+        names = list(takewhile(lambda word: not word.startswith("-"), words))
+        if len(names) > 1:
+            raise InputError(f"{names[0]} {names[1]}: write '{names[0]} {BETWEEN} {names[1]}'")
+        options = tuple(words[len(names) :])
+        for name, _ in named_options(options):
+            if name in _SHARED:
+                raise InputError(f"--{name}: {_SHARED[name]}")
+        return cls(names[0] if names else None, options)
+
+    @property
+    def source(self) -> Path | None:
+        """The folder with an edited copy of the package; an InputError for a folder without one."""
+        if self.word is None or not os.path.isdir(self.word):
+            return None
+        folder = Path(self.word).resolve()
+        if not (folder / "gpt" / "__init__.py").is_file():
+            raise InputError(
+                f"{self.word} has no gpt/__init__.py: expected the folder that holds the package gpt"
+            )
+        return folder
+
+    @property
+    def config(self) -> tuple[str, ...]:
+        """The option that names the config or recipe, if the part does."""
+        return () if self.word is None or self.source else ("--config", self.word)
+
+    @property
+    def name(self) -> str:
+        """The file's, recipe's or folder's, and the options by the last parts of their names."""
+        settings = [
+            name.rpartition(".")[2] if value is None else f"{name.rpartition('.')[2]}={value}"
+            for name, value in named_options(self.options)
+        ]
+        if self.word is None:
+            return " ".join(settings)
+        stem = Path(self.word).resolve().name if self.source else Path(self.word).stem
+        return " ".join([stem, *settings])
+
+
+def parse_variants(words: Sequence[str]) -> tuple[Variant, ...]:
+    """The variants of a command line, the base first: see `gpt compare --help`.
+
+    Options of the base hold for all; a variant that names a config or a folder has it instead of the base's.
+    """
+    base, *others = map(Part.of, split(words))
+    variants = [Variant(base.name or "quick", (*base.config, *base.options), base.source or OUR_SOURCE)]
+    for part in others:
+        chosen = (*(part.config or base.config), *base.options, *part.options)
+        variants.append(Variant(part.name, chosen, part.source or variants[0].source))
+    names = [variant.name for variant in variants]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"two variants are {shown(twice)}: expected variants that differ")
+    return tuple(variants)
+
+
+def split(words: Sequence[str]) -> list[list[str]]:
+    """The parts between `vs`, at least two. Without it each word is a part, or the options are the second."""
+    parts: list[list[str]] = [[]]
+    names = list(takewhile(lambda word: not word.startswith("-"), words))
+    options = list(words[len(names) :])
+    if BETWEEN in words:
+        for word in words:
+            if word == BETWEEN:
+                parts.append([])
+            else:
+                parts[-1].append(word)
+    elif options and len(names) <= 1:
+        parts = [names, options]
+    elif options:
+        raise InputError(f"write '{BETWEEN}' between variants: {names[0]} {BETWEEN} {names[1]} ...")
+    else:
+        parts = [[name] for name in names]
+    if len(parts) < 2:
+        raise InputError("name two variants or more: gpt compare quick --model.optimizer.lr 3e-3")
+    if not all(parts[1:]):
+        raise InputError(f"nothing stands after a '{BETWEEN}': expected a config, a folder or options")
+    return parts
+
+
+def named_options(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Each option's name and value; None where it stands alone."""
+    following = [*words[1:], "--"]
+    for word, then in zip(words, following, strict=False):  # of no words there is one more
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            if equals:
+                yield name, value
+            else:
+                yield name, None if then.startswith("--") else then
+
+
+def slug(name: str) -> str:
+    """A name as one of a folder."""
+    return re.sub(r"[^\w.=-]+", "-", name).strip("-.")[:_LONGEST_NAME] or "x"

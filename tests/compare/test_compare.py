@@ -1,0 +1,352 @@
+"""`gpt compare`, on runs whose results are made up; at the end one with real runs, killed and resumed."""
+
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from matplotlib.image import imread
+from tiny_runs import TINY
+
+from gpt.cli import main
+from gpt.compare.command import compare
+from gpt.compare.trainings import Processes, milliseconds_per_step, source_digest
+from gpt.errors import InputError
+from gpt.files import write_json
+from gpt.pictures.runs import Metrics
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = {
+    "model": {"init_from": None},
+    "data": {"corpus": "my.txt", "vocabulary": None, "val_fraction": None},
+    "trainer": {"max_steps": 100},
+}
+HEAD = "step,tokens,tokens_per_second,val_bits_per_byte\n"
+LR = ["--model.optimizer.lr", "3e-3"]
+
+
+class Pretended:
+    """A machine whose runs end at once, with the bits per byte and milliseconds of `reach`."""
+
+    def __init__(self, reach, options=None) -> None:
+        self.reach = reach
+        self.changed = options or {}
+        self.trained = []
+
+    def options(self, variant):
+        return {**OPTIONS, **self.changed.get(variant.name, {}), "words": list(variant.words)}
+
+    def train(self, training, folder, watch):
+        self.trained.append((training.recipe.variant.name, training.text.name, training.seed, training.steps))
+        bits, milliseconds = self.reach(*self.trained[-1])
+        run = folder / "runs" / training.name
+        run.mkdir(parents=True)
+        steps = training.steps
+        speed = 1000 * 10 / milliseconds
+        row = (
+            f"{steps // 2},{10 * steps // 2},{speed},\n{steps},{10 * steps},{speed},\n{steps},{10 * steps},,"
+        )
+        (run / "metrics.csv").write_text(f"{HEAD}{row}{bits}\n", encoding="utf-8")
+        loss = None if math.isnan(bits) else 3 * bits
+        summary = {"val_loss": loss, "val_bits_per_byte": loss and bits, "best_loss": loss}
+        watch()
+        write_json(run / "summary.json", summary)
+
+
+def compared(machine, *words, texts=None, seeds=3, steps=None, name="here"):
+    folder = compare(list(words), texts, seeds, 7, steps, name, machine)
+    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+
+
+def noisy(change=0.0, slower=1.0, doubling=0.96):
+    """Bits of a text and seed, with noise that variants share to 0.1 %; lower by `change` of a variant."""
+
+    def reach(variant, text, seed, steps):
+        bits = 2.0 if text == "my" else 3.0
+        bits *= 1 + 0.01 * math.sin(17 * seed)
+        own = np.random.default_rng(seed + len(variant)).normal(0, 0.001)
+        bits *= doubling ** math.log2(steps / 100)
+        is_changed = variant != "quick"
+        return bits * (1 + own) * (1 - change * is_changed), 20 * (slower if is_changed else 1.0)
+
+    return reach
+
+
+@pytest.fixture(autouse=True)
+def _somewhere(workplace):
+    """A folder with two texts to work in."""
+    for name in ("my.txt", "other.txt"):
+        (workplace / name).write_text("some text\n" * 9, encoding="utf-8")
+
+
+def test_the_variants_take_turns(capsys):
+    machine = Pretended(noisy())
+    compared(machine, "quick", *LR, texts="my.txt,other.txt", seeds=2)
+    assert machine.trained == [
+        ("quick", "my", 7, 100),
+        ("lr=3e-3", "my", 7, 100),
+        ("lr=3e-3", "other", 7, 100),
+        ("quick", "other", 7, 100),
+        ("quick", "my", 8, 100),
+        ("lr=3e-3", "my", 8, 100),
+        ("lr=3e-3", "other", 8, 100),
+        ("quick", "other", 8, 100),
+        ("quick", "my", 7, 50),
+        ("quick", "other", 7, 50),
+    ]
+
+
+def test_a_difference_that_is_there_is_found(capsys):
+    result = compared(Pretended(noisy(change=0.03)), "quick", *LR)
+    found = result["variants"][1]["same_steps"]
+    assert found["low"] < -0.03 < found["high"] < 0
+    assert "lr=3e-3 beside quick: better by 3." in capsys.readouterr().out
+
+
+def test_one_that_is_not_there_is_not_claimed(capsys):
+    result = compared(Pretended(noisy()), "quick", *LR)
+    found = result["variants"][1]["same_steps"]
+    assert found["low"] < 0 < found["high"]
+    assert "no difference can be seen with 3 seeds in the same steps" in capsys.readouterr().out
+
+
+def test_the_interval_is_that_of_numpy():
+    result = compared(Pretended(noisy(change=0.01)), "quick", *LR, texts="my.txt,other.txt", seeds=4)
+    bits = {
+        (run["variant"], run["text"], run["seed"]): run["bits_per_byte"]
+        for run in result["runs"]
+        if run["steps"] == 100
+    }
+    table = np.array(
+        [
+            [np.log(bits["lr=3e-3", text, seed] / bits["quick", text, seed]) for seed in (7, 8, 9, 10)]
+            for text in ("my", "other")
+        ]
+    )
+    error = np.sqrt(table.var(axis=1, ddof=1).mean() / 8)
+    found = result["variants"][1]["same_steps"]
+    ends = np.expm1([table.mean(), table.mean() - 2.446912 * error, table.mean() + 2.446912 * error])
+    assert [found["mean"], found["low"], found["high"]] == pytest.approx(ends.tolist(), rel=1e-5)
+
+
+def test_in_the_same_time_a_slower_step_costs_what_steps_are_worth(capsys):
+    """Twice the steps take 4 % off: a variant whose steps take twice the time needs 4 % more to be equal."""
+
+    def reach(variant, text, seed, steps):
+        better = 0.99 if variant != "quick" else 1.0
+        noise = 1 + 0.0001 * math.sin(seed * len(variant))
+        return 2.0 * noise * better * 0.96 ** math.log2(steps / 100), 20.0 if better == 1 else 40.0
+
+    result = compared(Pretended(reach), "quick", *LR)
+    assert result["doubling"][0] == pytest.approx(-0.04, abs=1e-3)
+    variant = result["variants"][1]
+    assert variant["milliseconds"]["mean"] == pytest.approx(1.0)
+    assert variant["same_steps"]["mean"] == pytest.approx(-0.01, abs=1e-3)
+    assert variant["same_time"]["mean"] == pytest.approx(0.99 / 0.96 - 1, abs=1e-3)
+    out = capsys.readouterr().out
+    assert "better by 1.0 % in the same steps; worse by 3.1 % in the same time" in out
+
+
+def test_what_is_finished_is_not_run_again():
+    machine = Pretended(noisy(0.01))
+    first = compared(machine, "quick", *LR)
+    made = len(machine.trained)
+    assert compared(machine, "quick", *LR) == first and len(machine.trained) == made == 7
+    compared(machine, "quick", *LR, seeds=4)
+    assert machine.trained[made:] == [("lr=3e-3", "my", 10, 100), ("quick", "my", 10, 100)]
+    compared(machine, "quick", "vs", *LR, "vs", "--data.batch_size", "6")
+    assert {trained[0] for trained in machine.trained[made + 2 :]} == {"batch_size=6"}
+
+
+def test_a_run_that_failed_is_the_only_one_to_be_made(capsys):
+    machine = Pretended(noisy())
+    train = machine.train
+
+    def fails(training, folder, watch):
+        if len(machine.trained) == 3:
+            raise InputError("no memory")
+        train(training, folder, watch)
+
+    machine.train = fails
+    with pytest.raises(InputError, match="no memory"):
+        compared(machine, "quick", *LR)
+    machine.train = train
+    compared(machine, "quick", *LR)
+    assert len(machine.trained) == len(set(machine.trained)) == 7
+
+
+def copy_of_the_package(folder: Path) -> Path:
+    """What a researcher edits: the package and its recipes."""
+    for name in ("gpt", "configs", "data"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+def test_what_was_edited_since_is_run_anew(tmp_path):
+    copy = copy_of_the_package(tmp_path / "copy")
+    machine = Pretended(noisy())
+    compared(machine, "quick", "copy")
+    made = len(machine.trained)
+    file = copy / "gpt" / "training" / "schedule.py"
+    file.write_text(file.read_text(encoding="utf-8") + "\n# edited\n", encoding="utf-8")
+    source_digest.cache_clear()  # of a process, in which nothing is edited
+    compared(machine, "quick", "copy")
+    assert [name for name, *_ in machine.trained[made:]] == ["copy"] * 3
+    (tmp_path / "my.txt").write_text("another text", encoding="utf-8")
+    compared(machine, "quick", "copy", texts="my.txt")
+    (tmp_path / "my.txt").write_text("an edited text", encoding="utf-8")
+    made = len(machine.trained)
+    compared(machine, "quick", "copy", texts="my.txt")
+    assert len(machine.trained) == made + 7
+
+
+def test_a_variant_that_diverges_is_said_to(capsys):
+    result = compared(
+        Pretended(lambda variant, *_: (2.0 if variant == "quick" else math.nan, 9)), "quick", *LR
+    )
+    assert result["variants"][1]["same_steps"] is None
+    assert "lr=3e-3 diverged" in capsys.readouterr().out
+    with pytest.raises(InputError, match="the base diverged"):
+        compared(Pretended(lambda *_: (math.nan, 9)), "quick", *LR, name="other")
+
+
+def test_one_picture_is_drawn(capsys):
+    compared(Pretended(noisy()), "quick", *LR)
+    assert imread("comparisons/here/comparison.png").shape == (540, 1200, 4)
+    assert "comparisons/here/ holds comparison.png" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"seeds": 1}, "seeds must be at least 2"),
+        ({"steps": 0}, "steps must be at least 2"),
+        ({"name": "../a"}, "plain folder name"),
+        ({"texts": "a.txt,b/../a.txt,a.txt"}, "names that differ"),
+    ],
+)
+def test_bad_values_are_refused(arguments, message):
+    with pytest.raises(InputError, match=message):
+        compared(Pretended(noisy()), "quick", *LR, **arguments)
+
+
+def test_another_held_out_text_is_refused():
+    other = {"lr=3e-3": {"data": {**OPTIONS["data"], "val_fraction": 0.1}}}
+    with pytest.raises(InputError, match=r"lr=3e-3 has --data.val_fraction 0.1, quick None"):
+        compared(Pretended(noisy(), other), "quick", *LR)
+
+
+def test_a_base_without_steps_needs_them():
+    endless = {"quick": {"trainer": {"max_steps": -1}}}
+    with pytest.raises(InputError, match="give --steps"):
+        compared(Pretended(noisy(), endless), "quick", *LR)
+    assert compared(Pretended(noisy(), endless), "quick", *LR, steps=8)["steps"] == 8
+
+
+def test_two_processes_do_not_use_one_folder():
+    machine = Pretended(noisy())
+    train = machine.train
+
+    def meets(training, folder, watch):
+        with pytest.raises(InputError, match="in use by another process"):
+            compared(Pretended(noisy()), "quick", *LR)
+        train(training, folder, watch)
+
+    machine.train = meets
+    compared(machine, "quick", *LR)
+
+
+def test_the_time_of_a_step_leaves_out_the_start_and_validations(tmp_path):
+    rows = "20,200,10,\n20,200,,2.0\n40,400,1000,\n50,500,500,\n"
+    (tmp_path / "metrics.csv").write_text(HEAD + rows, encoding="utf-8")
+    assert milliseconds_per_step(Metrics.read(tmp_path)) == pytest.approx((20 * 10 + 10 * 20) / 30)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["quick"], "name two variants"),
+        (["quick", "nope.yaml"], "no such file"),
+        (["quick", "--model.optimizer.lrr", "1"], "did you mean --model.optimizer.lr?"),
+        (["quick", *LR, "--seeds", "many"], "--seeds"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message, capsys):
+    assert main(["compare", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1 and err.startswith("gpt compare: ")
+    assert not Path("comparisons").exists()
+
+
+@pytest.mark.slow
+def test_the_options_are_those_of_the_source(tmp_path):
+    """An edited copy prints its own, whatever folder this is; paths are whole, as runs are elsewhere."""
+    from gpt.compare.trainings import recipes_of
+    from gpt.compare.variants import parse_variants
+
+    copy = copy_of_the_package(tmp_path / "copy")
+    file = copy / "gpt" / "run" / "options.py"
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace("log_every: int = 20", "log_every: int = 21"), encoding="utf-8")
+    base, edited = recipes_of(parse_variants(["quick", "copy"]), Processes())
+    assert (base.options["log_every"], edited.options["log_every"]) == (20, 21)
+    assert base.digest != edited.digest
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
+def test_a_comparison_that_is_killed_goes_on_where_it_was(tmp_path):
+    """With real runs, of this source and of a copy whose learning rate is always zero."""
+    copy = copy_of_the_package(tmp_path / "copy")
+    file = copy / "gpt" / "training" / "schedule.py"
+    text, found = re.subn(
+        r"(def learning_rate_factor\(.*?\"\"\".*?\"\"\")",
+        r"\1\n    return 0.0",
+        file.read_text("utf-8"),
+        flags=re.S,
+    )
+    assert found == 1
+    file.write_text(text, encoding="utf-8")
+    options = dict(zip(TINY[1::2], TINY[2::2], strict=True))
+    for name in ("--data.corpus", "--trainer.max_steps"):
+        del options[name]
+    nested = {}
+    for name, value in options.items():
+        *rooms, last = name[2:].split(".")
+        place = nested
+        for room in rooms:
+            place = place.setdefault(room, {})
+        place[last] = yaml.safe_load(value)
+    Path("tiny.yaml").write_text(yaml.safe_dump(nested), encoding="utf-8")
+    command = [sys.executable, "-m", "gpt", "compare", "tiny.yaml", "copy", "--texts", "text.txt"]
+    command += ["--seeds", "2", "--steps", "400", "--name", "here"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    deadline = time.monotonic() + 600
+    while not list(Path("comparisons").glob("here/runs/copy*/metrics.csv")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=120)
+    assert process.returncode == 143
+    first = next(Path("comparisons/here/runs").glob("tiny-*/summary.json"))
+    cut = next(Path("comparisons/here/runs").glob("copy-*.log"))
+    assert "SIGTERM: stopped after step" in cut.read_text(encoding="utf-8")
+    ended = first.stat().st_mtime_ns
+    done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stderr
+    assert first.stat().st_mtime_ns == ended
+    assert re.search(r"resuming .*after step \d+", cut.read_text(encoding="utf-8"))
+    assert "copy beside tiny: worse by" in done.stdout
+    assert "left" in done.stderr or "comparing" in done.stderr
+    result = json.loads(Path("comparisons/here/result.json").read_text(encoding="utf-8"))
+    assert len(result["runs"]) == 5

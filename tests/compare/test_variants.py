@@ -1,0 +1,93 @@
+"""What the words of `gpt compare` mean."""
+
+import pytest
+
+from gpt.compare.variants import OUR_SOURCE, parse_variants, slug
+from gpt.errors import InputError
+
+LR = ["--model.optimizer.lr", "3e-3"]
+
+
+def parsed(*words):
+    return [(variant.name, list(variant.words)) for variant in parse_variants(words)]
+
+
+def test_options_are_a_change_of_the_base():
+    assert parsed("base.yaml", *LR) == [
+        ("base", ["--config", "base.yaml"]),
+        ("lr=3e-3", ["--config", "base.yaml", *LR]),
+    ]
+    assert parsed(*LR) == [("quick", []), ("lr=3e-3", LR)]
+
+
+def test_words_are_variants():
+    found = parsed("quick", "deep/other.yaml", "lora")
+    assert found == [
+        ("quick", ["--config", "quick"]),
+        ("other", ["--config", "deep/other.yaml"]),
+        ("lora", ["--config", "lora"]),
+    ]
+
+
+def test_vs_stands_between_variants_and_the_options_of_the_first_hold_for_all():
+    shared = ["--data.batch_size", "6"]
+    found = parsed("quick", *shared, "vs", *LR, "vs", "other.yaml", "--model.compile", "vs", "--x=-1")
+    assert found == [
+        ("quick batch_size=6", ["--config", "quick", *shared]),
+        ("lr=3e-3", ["--config", "quick", *shared, *LR]),
+        ("other compile", ["--config", "other.yaml", *shared, "--model.compile"]),
+        ("x=-1", ["--config", "quick", *shared, "--x=-1"]),
+    ]
+
+
+def test_a_base_without_words_is_the_quick_recipe():
+    assert parsed("vs", *LR) == [("quick", []), ("lr=3e-3", LR)]
+
+
+def test_a_negative_value_is_a_value():
+    name, words = parsed("quick", "--trainer.devices", "-1")[1]
+    assert name == "devices=-1"
+    assert words[-2:] == ["--trainer.devices", "-1"]
+
+
+def test_a_folder_is_a_source_that_is_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "copy" / "gpt").mkdir(parents=True)
+    (tmp_path / "copy" / "gpt" / "__init__.py").touch()
+    base, edited, changed = parse_variants(["quick", "vs", "copy", "vs", "./copy/", *LR])
+    assert base.source == OUR_SOURCE and (OUR_SOURCE / "gpt" / "cli.py").is_file()
+    assert edited.source == changed.source == tmp_path / "copy"
+    assert edited.name == "copy" and edited.words == ("--config", "quick")
+    assert changed.name == "copy lr=3e-3" and changed.words == ("--config", "quick", *LR)
+    first, second = parse_variants(["copy", *LR])
+    assert first.source == second.source == tmp_path / "copy"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "two variants"),
+        (["quick"], "two variants"),
+        (["quick", "vs"], "nothing stands after a 'vs'"),
+        (["quick", "lora", *LR], "quick vs lora"),
+        (["quick", "lora", "vs", *LR], "quick vs lora"),
+        (["quick", "quick"], "two variants are 'quick'"),
+        (["quick", "--data.corpus", "my.txt"], "--texts"),
+        (["quick", "--trainer.max_steps=5"], "--steps"),
+        (["quick", "--minutes", "5"], "--steps"),
+        (["quick", "--seed_everything", "5"], "--first_seed"),
+        (["quick", "--run", "a"], "--name"),
+        (["quick", "--resume", "auto"], "the same command resumes"),
+        (["quick", "EMPTY"], "has no gpt/__init__.py"),
+    ],
+)
+def test_what_compares_nothing_is_refused(words, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        parse_variants([str(tmp_path) if word == "EMPTY" else word for word in words])
+
+
+def test_names_of_folders():
+    assert slug("quick vs lr=3e-3") == "quick-vs-lr=3e-3"
+    assert slug("../a b/") == "a-b"
+    assert slug("///") == "x"
+    assert len(slug("a" * 300)) == 60
