@@ -5,6 +5,7 @@ of examples are int32, with -1 - id for a token that is not scored.
 """
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -97,6 +98,19 @@ class Meta:
 def is_prepared(corpus: str) -> bool:
     """Whether it is a folder of `gpt prepare`."""
     return (Path(corpus) / META).is_file()
+
+
+def find_prepared(sha256: str, folders: Iterable[Path]) -> "Prepared | None":
+    """The first of some prepared folders whose training tokens have this hash, or None."""
+    for folder in folders:
+        try:
+            if sha256 and sha256 in (folder / META).read_text(encoding="utf-8"):
+                prepared = Prepared(folder)
+                if prepared.counts["train"].sha256 == sha256:
+                    return prepared
+        except (OSError, ValueError):  # damaged, or deleted meanwhile
+            continue
+    return None
 
 
 class Prepared:

@@ -8,28 +8,40 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt.data.prepare import prepare_for
-from gpt.data.shards import Prepared, token_ids
+from gpt.data.shards import META, find_prepared, is_prepared, token_ids
 from gpt.errors import InputError, check_least
-from gpt.plain import build, parse_yaml
-from gpt.text.template import Template
+from gpt.files import cache_folder
+from gpt.plain import parse_yaml
 from gpt.text.tokenizer import Tokenizer
+from gpt.weights.checkpoint import newest_text
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 def training_text(run: Path | None, tokenizer: Tokenizer) -> NDArray[Any]:
-    """The ids (tokens,) of a run's training text; an InputError where it is not at hand."""
+    """The ids (tokens,) of a run's training text; an InputError where it is not at hand.
+
+    It is known by the hash in the run's newest checkpoint: any prepared text with this hash is it, in the
+    cache or in the prepared folder that config.yaml names. The run may be a stranger's, so nothing else that
+    its files name is read, and nothing is fetched.
+    """
     if run is None:
         raise InputError("the training text is not known: give a run, or a checkpoint in its folder")
+    folders = [file.parent for file in cache_folder().glob(f"*/{META}")]
+    prepared = find_prepared(newest_text(run), [*_named_folder(run), *folders])
+    if prepared is None or prepared.tokenizer != tokenizer:
+        how = f"gpt validate --ckpt_path {run} --data.corpus TEXT"
+        raise InputError(f"the training text of {run} is not at hand: prepare it with '{how}'")
+    return token_ids(prepared.stream("train").tokens).astype("u4")  # also what is not scored
+
+
+def _named_folder(run: Path) -> list[Path]:
+    """The prepared folder that a run's config.yaml names, if it does."""
     try:
-        data = parse_yaml((run / "config.yaml").read_text(encoding="utf-8"))["data"]
-        options = {name: data[name] for name in ("val_fraction", "most_bytes", "text_column")}
-        template = build(Template, data["template"])
-        folder = prepare_for(tokenizer, data["corpus"], template=template, **options)
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"the training text of {run} is not at hand: {error}") from None
-    return token_ids(Prepared(folder).stream("train").tokens).astype("u4")  # also what is not scored
+        corpus = parse_yaml((run / "config.yaml").read_text(encoding="utf-8"))["data"]["corpus"]
+        return [Path(corpus)] if is_prepared(corpus) else []
+    except (OSError, KeyError, TypeError, ValueError):
+        return []
 
 
 class Copied:

@@ -231,6 +231,14 @@ def checkpoints_of(run: Path, *, broken_first: bool = True) -> list[Path]:
     return sorted(found, key=lambda path: orders[path] != _BROKEN) if broken_first else found
 
 
+def newest_text(run: Path) -> str:
+    """The hash of the training tokens of a run's newest checkpoint; "" where there is none."""
+    for path in checkpoints_of(run, broken_first=False):
+        with suppress(ValueError, OSError):
+            return _run_part(_metadata(path).get("run", "")).corpus
+    return ""
+
+
 def newest_run() -> Path | None:
     """The run in `runs/` with the newest checkpoint, by the clocks that wrote them."""
     found = [(order[2], run) for run in RUNS.glob("*") for order in _orders(run).values()]
