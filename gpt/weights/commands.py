@@ -1,5 +1,7 @@
 """`gpt import` and `gpt export`: read other programs' weights, and write a model for other programs."""
 
+import html
+import re
 import sys
 from pathlib import Path
 from typing import Literal
@@ -13,6 +15,7 @@ from gpt.weights.load import GPT, Found, read_weights
 from gpt.weights.tensors import read_json
 
 _WRITERS = {"hf": hf.write, "nanogpt": nanogpt.write, "book": book.write}
+_MOST_CELL = 200  # characters
 _CARD = """---
 library_name: transformers
 pipeline_tag: text-generation
@@ -80,7 +83,19 @@ def _card(found: Found, path: Path, name: str) -> str:
     run = run_of(path)
     if run and (run / "summary.json").is_file():
         told |= read_json(run / "summary.json")
-    return _CARD.format(name) + "".join(f"| {key} | {value} |\n" for key, value in told.items())
+    rows = "".join(f"| {_cell(key)} | {_cell(value)} |\n" for key, value in told.items())
+    return _CARD.format(name) + rows
+
+
+def _cell(value: object) -> str:
+    """A value in a table of Markdown; a text, which may be a stranger's, is shown letter by letter."""
+    text = " ".join(str(value).split())
+    if len(text) > _MOST_CELL:
+        text = f"{text[:_MOST_CELL]}..."
+    if isinstance(value, bool | int | float) or re.fullmatch(r"[a-zA-Z0-9]+(_[a-zA-Z0-9]+)*", text):
+        return text
+    # Neither HTML, nor Markdown with another cell, nor an address that becomes a link.
+    return re.sub(r"[\\`*_{}\[\]()#!|~$:@^]|(?<=www)\.", r"\\\g<0>", html.escape(text, quote=False))
 
 
 def write_export(found: Found, folder: Path, format: str) -> None:

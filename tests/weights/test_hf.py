@@ -122,6 +122,34 @@ def test_an_export_has_a_model_card_and_goes_to_the_hub(model, tmp_path, monkeyp
     ]
 
 
+HOSTILE = {
+    "text": "a | b\n\n# Heading\n| x | y |",
+    "<script>alert(1)</script>": "<img src=x onerror=alert(1)> &lt; & \\",
+    "[link](https://a.example)": "![p](http://a.example/p.png) https://a.example www.a.example me@a.example",
+    "`code`": ["*bold*", {"_x_": "~~y~~ $z$ $$w$$"}],
+    "long": "x" * 100_000,
+    "none": None,
+}
+
+
+def test_texts_of_a_strangers_summary_are_shown_in_the_card_letter_by_letter(model, tmp_path):
+    markdown = pytest.importorskip("markdown_it").MarkdownIt("gfm-like", {"linkify": False}).enable("table")
+    run = tmp_path / "runs" / "mine"
+    add_snapshot(run, 1, model, Tokenizer(vocab_size=300))
+    (run / "summary.json").write_text(json.dumps(HOSTILE), encoding="utf-8")
+    export_weights(str(run), tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert len(card) < 3000 and "https://" not in card and "www.a" not in card  # which become links elsewhere
+    tokens = markdown.parse(card.split("---", 2)[2].partition("\n\nA GPT-2")[2])
+    cells = [token for token in tokens if token.type == "inline"][1:]
+    assert {child.type for cell in cells for child in cell.children} <= {"text", "text_special"}
+    shown = ["".join(child.content for child in cell.children) for cell in cells]
+    rows = dict(zip(shown[2::2], shown[3::2], strict=True))
+    for key, value in HOSTILE.items():
+        expected = " ".join(str(value).split())
+        assert rows[key] == (expected if len(expected) <= 200 else f"{expected[:200]}...")
+
+
 @pytest.mark.parametrize(("push", "form"), [("name", "hf"), ("a/b/c", "hf"), ("owner/name", "gguf")])
 def test_a_push_that_the_hub_would_refuse_writes_nothing(push, form):
     with pytest.raises(InputError, match=r"--push .*: expected OWNER/NAME of the hub, and --format hf"):
