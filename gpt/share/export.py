@@ -6,12 +6,12 @@ from typing import Literal
 from gpt.errors import InputError, check_least
 from gpt.evaluation.copied import training_text
 from gpt.files import check_free
-from gpt.generation import build
-from gpt.generation.compiled import Compiled
-from gpt.generation.decoding import suits_program, way_of
 from gpt.share.file import Precision, write
+from gpt.share.gpt2 import is_gpt2
 from gpt.weights.checkpoint import run_of, snapshots_of
 from gpt.weights.commands import export_folder
+from gpt.weights.formats import hf
+from gpt.weights.formats.table import check_known
 from gpt.weights.load import GPT, Found, find, read_weights
 
 
@@ -43,6 +43,7 @@ def export_weights(
         raise InputError(f"--push {push}: expected OWNER/NAME of the hub, and --format hf")
     path = find(checkpoint)
     found = read_weights(path).cropped()
+    check_known(found.config, found.weights, hf.NAMES)
     _check_arithmetic(found)
     if format != "html":
         return export_folder(found, path, output, format, push)
@@ -54,15 +55,8 @@ def export_weights(
 
 
 def _check_arithmetic(found: Found) -> None:
-    """InputError where an edited `gpt/` computes other logits than the compiled program, which is GPT-2's."""
-    model = GPT.from_weights(found.config, found.weights)
-    if not suits_program(model):
-        return
-    try:
-        build.build()
-    except InputError:  # without a compiler nothing is compared
-        return
-    if not isinstance(way_of(model), Compiled):
+    """InputError where an edited `gpt/` computes other logits than GPT-2, which other programs compute."""
+    if not is_gpt2(GPT.from_weights(found.config, found.weights)):
         raise InputError(
             "other programs compute GPT-2 with these weights, not what the edited gpt/ does: "
             "generate and serve here, or undo the edit"

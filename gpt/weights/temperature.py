@@ -2,7 +2,7 @@
 
 from gpt.weights.formats.table import Weights
 
-_NORM = ("final_norm.weight", "final_norm.bias")  # the head is linear in them
+_NORM = "final_norm."  # in whose tensors the head is linear
 
 
 def with_temperature(weights: Weights, temperature: float) -> Weights:
@@ -10,4 +10,6 @@ def with_temperature(weights: Weights, temperature: float) -> Weights:
 
     The last norm's weights take it up, so they are an ordinary GPT's, which any program computes.
     """
-    return {**weights, **{name: weights[name] / temperature for name in _NORM}}
+    if temperature == 1:
+        return weights
+    return {name: t / temperature if name.startswith(_NORM) else t for name, t in weights.items()}

@@ -90,4 +90,4 @@ def test_the_command_writes_a_file_and_its_size(workplace, capsys, monkeypatch):
     assert "MB, more than 0" in said and "--snapshot_megabytes 0" in said
     assert not (workplace / "large.html").exists()
     assert main([*arguments, "text.html", "--with_text"]) == 2
-    assert "No such file or directory" in capsys.readouterr().err
+    assert "runs/mine is not at hand: prepare it with" in capsys.readouterr().err

@@ -80,7 +80,11 @@ def to_gpt(
 
 
 def from_gpt(config: GPTConfig, weights: Weights, names: Names, transposed: str = "") -> Weights:
-    """The inverse of `to_gpt`; one tensor for query, key and value is zeros where a GPT has no such bias."""
+    """The inverse of `to_gpt`; one tensor for query, key and value is zeros where a GPT has no such bias.
+
+    InputError as `check_known`.
+    """
+    check_known(config, weights, names)
     state: Weights = {}
     for name, ours, shape, turned in _tensors(replace(config, qkv_bias=True), names, transposed):
         if ours[0] in weights:
@@ -89,6 +93,21 @@ def from_gpt(config: GPTConfig, weights: Weights, names: Names, transposed: str 
         elif len(ours) > 1:
             state[name] = torch.zeros(shape)
     return state
+
+
+def check_known(config: GPTConfig, weights: Weights, names: Names) -> None:
+    """InputError for a tensor that the other program has no place for, or that it needs and would miss."""
+    ours = [name for together in names.values() for name in together.split()]
+    blocks = range(config.num_layers)
+    known = {name.format(block) for name in ours for block in (blocks if "{}" in name else (0,))}
+    optional = {"head.weight"} if config.tie_embeddings else set()
+    if not config.qkv_bias:
+        optional |= {name for name in known if re.fullmatch(r".*\.W_\w+\.bias", name)}
+    for name in sorted(weights.keys() - known):
+        shape = tuple(weights[name].shape)
+        raise InputError(f"the edited gpt/ has a tensor {name} of shape {shape}, which GPT-2 does not have")
+    for name in sorted(known - optional - weights.keys()):
+        raise InputError(f"the edited gpt/ has no tensor {name}, which GPT-2 has")
 
 
 def check_complete(config: GPTConfig, weights: Weights) -> Weights:

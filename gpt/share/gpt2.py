@@ -1,0 +1,64 @@
+"""GPT-2 as other programs compute it, written out apart from `gpt/model.py`, which may be edited.
+
+Shapes: B batch, T tokens, D emb_dim, H heads, K width of a head, V vocab_size.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gpt.config import GPTConfig
+from gpt.model import GPT
+from gpt.weights.formats.table import Weights
+
+_TOLERANCE = 2e-5  # of the logits' size: between kernels of float32 3e-6 of it were seen
+_LENGTH = 17  # tokens of a text, or more where weights times tokens are no more than `_WORK`
+_WORK = 400_000_000
+
+
+def logits(config: GPTConfig, weights: Weights, tokens: Tensor) -> Tensor:
+    """Those of each next token, by weights with a GPT's names: (B, T) -> (B, T, V).
+
+    A tensor that is missing raises KeyError, one of another shape RuntimeError.
+    """
+    width = config.emb_dim
+
+    def linear(x: Tensor, name: str, outputs: int) -> Tensor:
+        weight = weights[f"{name}.weight"]
+        if tuple(weight.shape) != (outputs, x.shape[2]):
+            raise RuntimeError(f"{name} is not of shape {(outputs, x.shape[2])}")
+        return F.linear(x, weight, weights.get(f"{name}.bias"))
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return F.layer_norm(x, (width,), weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+    def heads(x: Tensor, name: str) -> Tensor:
+        parts = linear(x, name, width).view(*x.shape[:2], config.num_heads, -1)  # (B, T, H, K)
+        return parts.transpose(1, 2)  # (B, H, T, K)
+
+    x = weights["token_embedding.weight"][tokens] + weights["position_embedding.weight"][: tokens.shape[1]]
+    for block in (f"blocks.{number}" for number in range(config.num_layers)):
+        inputs = norm(x, f"{block}.attention_norm")
+        query, key, value = (heads(inputs, f"{block}.attention.W_{one}") for one in ("query", "key", "value"))
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)  # (B, H, T, K)
+        x = x + linear(attended.transpose(1, 2).flatten(2), f"{block}.attention.out_proj", width)
+        inputs = norm(x, f"{block}.feed_forward_norm")
+        wide = linear(inputs, f"{block}.feed_forward.up", 4 * width)  # (B, T, 4 * D)
+        activated = F.gelu(wide, approximate="none" if config.exact_gelu else "tanh")
+        x = x + linear(activated, f"{block}.feed_forward.down", width)
+    head = "token_embedding" if config.tie_embeddings else "head"
+    return linear(norm(x, "final_norm"), head, config.vocab_size)
+
+
+@torch.no_grad()
+def is_gpt2(model: GPT) -> bool:
+    """Whether a float32 model on the CPU, in evaluation mode, computes what GPT-2 does with its weights."""
+    length = min(model.config.context_length, max(_LENGTH, _WORK // model.num_parameters()))
+    tokens = (torch.arange(2 * length) * 7919 % model.config.vocab_size).view(2, length)
+    own = model(tokens).double()
+    try:
+        expected = logits(model.config, model.state_dict(), tokens).double()
+        difference = (own - expected).square().mean().sqrt()
+    except (KeyError, RuntimeError):  # it lacks a tensor, or has one of another shape
+        return False
+    return bool(difference <= _TOLERANCE * expected.square().mean().sqrt())
