@@ -235,7 +235,8 @@ def newest_text(run: Path) -> str:
     """The hash of the training tokens of a run's newest checkpoint; "" where there is none."""
     for path in checkpoints_of(run, broken_first=False):
         with suppress(ValueError, OSError):
-            return _run_part(_metadata(path).get("run", "")).corpus
+            if run_part := parts_of(path)[1]:
+                return run_part.corpus
     return ""
 
 
