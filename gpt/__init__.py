@@ -1,6 +1,5 @@
 """A minimal GPT: train it, generate text with it, reuse its attention module. Names load on first use."""
 
-import time
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +19,6 @@ _HOME = {
     "Tokenizer": "gpt.text.tokenizer",
     "generate": "gpt.generation",
 }
-
-STARTED = time.perf_counter()  # about when the process began: `gpt fit --minutes` counts from here
 
 
 def __getattr__(name: str) -> Any:

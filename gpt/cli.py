@@ -7,6 +7,7 @@ import io
 import os
 import re
 import sys
+import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 # Each command's MODULE:FUNCTION within this package, its purpose, and an example of its arguments. The
 # function's typed arguments are the options, its docstring their help; `OWN_PARSERS` parse their own.
 COMMANDS = {
-    "fit": ("run.fit:main", "train a model, the quick run by default", "--data.corpus my.txt"),
+    "fit": ("run.fit:main", "train a model, for two minutes by default", "--data.corpus my.txt"),
     "validate": ("run.fit:main", "score a checkpoint as fit does", "--ckpt_path runs/quick"),
-    "plan": ("plan.recommend:plan", "recommend a model for the available time", "--data.corpus my.txt"),
+    "plan": ("plan.command:plan", "recommend a model for the available time", "--data.corpus my.txt"),
     "prepare": ("data.prepare:prepare", "turn a corpus into token files", "my.txt --output my-tokens"),
     "generate": ("generation.write:write", "write text with a trained model", "--prompt 'Return the'"),
     "serve": ("serve.start:serve", "serve a model over HTTP, with a page", "--checkpoint runs/quick"),
@@ -48,6 +49,7 @@ example: gpt fit && gpt generate --prompt 'Return a new'"""
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command, by default the command line's; bad input prints one line and gives the status 2."""
+    began = time.perf_counter()
     arguments = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # its encoding may lack characters
@@ -59,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
         elif arguments[0] == "--version":
             print(f"gpt {version('minimal-gpt')}")
         else:
-            run(arguments[0], arguments[1:])
+            run(arguments[0], arguments[1:], began)
         if sys.stdout is not None:  # started without one
             sys.stdout.flush()
     except BrokenPipeError:
@@ -77,8 +79,11 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def run(name: str, arguments: list[str]) -> None:
-    """Import the command's code and call it with its options; InputError where they cannot be used."""
+def run(name: str, arguments: list[str], began: float) -> None:
+    """Import the command's code and call it with its options; InputError where they cannot be used.
+
+    It `began` at this time of `time.perf_counter`: imports are a part of the minutes of a run.
+    """
     if name not in COMMANDS:
         raise InputError(f"unknown command, expected one of {', '.join(COMMANDS)}")
     import jsonargparse
@@ -87,7 +92,7 @@ def run(name: str, arguments: list[str]) -> None:
     function = resolve_name(f"gpt.{code}")
     try:
         if name in OWN_PARSERS:
-            function([name, *arguments])
+            function([name, *arguments], began)
             return
         parser = _parser(name, function)
         options = parser.instantiate(parser.parse_args(_spell_out(arguments, function)))

@@ -22,7 +22,7 @@ NAMES = {
     "generate": "generation beside transformers, and llama.cpp with --llamacpp",
     "learn": "bits per byte reached in nanoGPT's training time (needs --nanogpt and --text)",
     "loop": "the Trainer beside a bare loop of the same step",
-    "plan": "runs by --minutes: their time, prediction and result beside a grid chosen by hand",
+    "plan": "runs by --minutes: their time and result, beside those of another checkout",
     "serve": "concurrent requests beside one after another",
     "step": "a GPT-2 small training step beside other implementations",
 }
@@ -35,9 +35,11 @@ OPTIONS: dict[str, tuple[type, str]] = {
     "llamacpp": (Path, "llama.cpp's programs, built as docs/benchmarks.md says"),
     "text": (Path, "the tinyshakespeare text"),
     "chart": (Path, "of learn: where to draw the race"),
-    "texts": (str, "of plan: corpora, such as python-docs,shakespeare=input.txt"),
+    "texts": (str, "of plan: corpora, such as python-docs,input.txt"),
     "minutes": (str, "of plan: such as 1,4"),
-    "part": (str, "of plan: some of plan,grid,neighbours,stolen"),
+    "seeds": (str, "of plan: such as 1,2"),
+    "baseline": (Path, "of plan: another checkout of this program"),
+    "table": (Path, "of plan: the CSV of all runs, which is continued"),
 }
 
 

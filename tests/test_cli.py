@@ -26,7 +26,7 @@ def test_help_imports_nothing_heavy():
 def test_the_package_loads_neither_lightning_nor_datasets():
     code = (
         "import sys; from gpt import GPT, GPTConfig, MultiHeadAttention, Tokenizer, generate;"
-        "import gpt.generation, gpt.plan.recommend; from gpt import generate; assert callable(generate);"
+        "import gpt.generation, gpt.plan.command; from gpt import generate; assert callable(generate);"
         "heavy = {'lightning', 'datasets', 'transformers', 'matplotlib'} & set(sys.modules);"
         "assert not heavy, heavy"
     )
@@ -55,14 +55,18 @@ BAD = {
     "validated what is not a checkpoint": (["validate", "--ckpt_path", "junk"], "junk"),
     "missing corpus": (["fit", "--data.corpus", "nope.txt"], "nope.txt"),
     "empty corpus": (["fit", "--data.corpus", "empty.txt"], "empty.txt"),
-    "text shorter than the context": (["fit", "--data.corpus", "short.txt"], "128"),
+    "text too short to hold some out": (["fit", "--data.corpus", "short.txt"], "short.txt"),
+    "text shorter than the context": (["fit", "short.txt", "--config", "quick"], "128"),
     "missing config": (["fit", "--config", "nope.yaml"], "nope.yaml"),
     "wrong config key": (["fit", "--config", "bad.yaml"], "confg"),
     "config that is not YAML": (["fit", "--config", "worse.yaml"], "config"),
-    "heads that do not divide": (["fit", "--model.config.num_heads", "5"], "num_heads 5"),
+    "heads that do not divide": (
+        ["fit", "--model.config.num_heads", "5", "--model.config.emb_dim", "96"],
+        "num_heads 5",
+    ),
     "negative rate": (["fit", "--model.optimizer.lr", "-1"], "lr"),
     "run name with a path": (["fit", "--run", "../elsewhere"], "../elsewhere"),
-    "unwritable folder": (["fit", "--data.corpus", "text.txt"], "runs"),
+    "unwritable folder": (["fit", "--data.corpus", "text.txt", "--config", "quick"], "runs"),
 }
 
 

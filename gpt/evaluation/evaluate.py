@@ -82,14 +82,17 @@ def score_text(
     }
 
 
-def score_sample(weights: str, data: str, most_context: int, **reading: Any) -> tuple[float, float]:
+def score_sample(
+    weights: str, data: str, most_context: int, device: Device, **reading: Any
+) -> tuple[float, float]:
     """Bits per byte of about `SAMPLE` tokens from all that is held out of a text, and their standard error.
 
-    `weights` are those of `find`, with at most so many positions; `reading` are options of `prepare_for`.
+    `weights` are those of `find`, with at most so many positions, and compute on the `device`; `reading` are
+    options of `prepare_for`.
     """
     found = read_weights(weights)
     found = found.cropped(min(most_context, found.config.context_length))
-    model = GPT.from_weights(found.config, found.weights).to(choose_device())
+    model = GPT.from_weights(found.config, found.weights).to(choose_device(device))
     prepared = Prepared(prepare_for(found.tokenizer, data, template=found.template, **reading))
     nats, sizes = map(np.concatenate, zip(*score_windows(model, prepared, "val", SAMPLE), strict=True))
     return bits_per_byte(nats, sizes)

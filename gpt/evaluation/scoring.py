@@ -45,27 +45,6 @@ def bits_per_byte(nats: NDArray[np.float64], sizes: NDArray[np.int64]) -> tuple[
     return ratio, error
 
 
-def quarters(nats: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Bits per byte of quarters of a text, from the easiest windows to the hardest, by each model, (M, 4).
-
-    Args:
-        nats: of the windows by each model, (M, N).
-        sizes: their bytes, (N,).
-    """
-    order = np.argsort(nats.sum(axis=0) / np.maximum(sizes, 1))
-    ends = np.cumsum(sizes[order])
-    edges = np.linspace(0, ends[-1], 5)
-    sums = np.stack([np.interp(edges, [0, *ends], [0, *np.cumsum(one[order])]) for one in nats])  # (M, 5)
-    return np.diff(sums) / edges[1] / math.log(2)
-
-
-def repeated(nats: Tensor, tokens: Tensor, targets: Tensor) -> float:
-    """The share of the nats, (B, T), of tokens that follow the same token earlier in their window too."""
-    pairs = torch.stack([tokens, targets], dim=2)  # (B, T, 2)
-    same = (pairs[:, :, None] == pairs[:, None]).all(dim=3)  # (B, T, T)
-    return float(nats[same.tril(-1).any(dim=2)].sum() / nats.sum())
-
-
 def score_windows(
     model: GPT, prepared: Prepared, split: str, most: int = sys.maxsize
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:

@@ -13,7 +13,6 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer, seed_everything
 
-from gpt import STARTED
 from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.files import write_json
@@ -34,14 +33,17 @@ from gpt.weights.adapters import base_folder
 from gpt.weights.checkpoint import read
 
 
-def main(arguments: list[str]) -> None:
-    """Run `fit ...` or `validate ...`; what cannot be used is an InputError."""
+def main(arguments: list[str], began: float | None = None) -> None:
+    """Run `fit ...` or `validate ...`; what cannot be used is an InputError.
+
+    The minutes of a run are those since the process `began`, a time of `time.perf_counter`, by default now.
+    """
     with Claim() as claim:
-        _main(*arguments, claim=claim)
+        _main(*arguments, claim=claim, began=began)
 
 
-def _main(command: str, *rest: str, claim: Claim) -> None:
-    begun = start(command, list(rest), claim)
+def _main(command: str, *rest: str, claim: Claim, began: float | None) -> None:
+    begun = start(command, list(rest), claim, began)
     if "--print_config" in rest:
         print(yaml.safe_dump(asdict(begun.options), sort_keys=False, allow_unicode=True), end="")
         return
@@ -173,6 +175,29 @@ def new_trainer(options: Options, data: TokenData, callbacks: list[Any]) -> Trai
         raise InputError(f"the options cannot be used: {error}") from error
 
 
+def planned_and_reached(loop: Loop, summary: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """What a run for a time was given, and what its best checkpoint has reached.
+
+    `config.yaml` now has the steps that were made, so that it repeats the run.
+    """
+    begun = loop.begun
+    planned = {"seconds": 60 * (begun.minutes or 0.0), "steps": loop.options.trainer.max_steps}
+    seconds = time.perf_counter() - begun.began
+    # Of the last validation, whose bits per byte belong to its own loss.
+    bits = summary["val_bits_per_byte"] * summary["best_loss"] / (summary["val_loss"] or 1)
+    reached = {"seconds": seconds, "steps": loop.run.step, "bits_per_byte": bits}
+    error = summary["val_standard_error"]
+    report(
+        f"reached {bits:.4g}{f' ± {error:.2g}' if error else ''} bits per byte in {seconds:.1f} s, with "
+        f"{summary['tokens']:,} tokens",
+        prefix="",
+    )
+    trainer = replace(loop.options.trainer, max_steps=loop.run.step)
+    loop.run.options = asdict(replace(loop.options, trainer=trainer))
+    loop.write_config()
+    return {"planned": planned, "reached": reached}
+
+
 def summarize(loop: Loop) -> None:
     """Write summary.json, and print how the run ended and what to do next."""
     report(f"ended after step {loop.run.step}: {loop.limits.why()}", prefix="")
@@ -181,10 +206,8 @@ def summarize(loop: Loop) -> None:
         temperature = read(loop.checkpoints.best).model.temperature
         if temperature > 1:
             report(f"the best checkpoint's logits are divided by {temperature:.2f} in use", prefix="")
-    if plan := loop.begun.plan:
-        summary |= plan.compared(time.perf_counter() - STARTED, summary)
-        what = "{}: {seconds:.1f} s, {tokens:,} tokens, {bits_per_byte:.4} bits per byte"
-        report(", ".join(what.format(name, **summary[name]) for name in ("planned", "reached")), prefix="")
+    if loop.begun.plan:
+        summary |= planned_and_reached(loop, summary)
     write_json(loop.folder / "summary.json", summary)
     print(json.dumps(summary, indent=2))
     print(f"{loop.folder}/ holds the checkpoints, metrics.csv, loss.png and summary.json")

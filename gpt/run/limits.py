@@ -1,104 +1,157 @@
-"""How many updates a run makes: from steps, epochs, a time, a plan and early stopping, decided here alone."""
+"""How many updates a run makes: `Limits` alone decides it, and with it the schedule of the learning rate.
+
+Steps and epochs are limits that are known before. A time is one that is estimated after each update, from the
+speed of late. A plan may take only a part of the time, and another as long as held-out text gains. The first
+of them ends the run; early stopping, and a held-out loss that rises, end it before.
+"""
 
 import math
-import time
+from dataclasses import dataclass
 from datetime import timedelta
 
-from gpt import STARTED
 from gpt.errors import InputError
-from gpt.plan.plan import END_SECONDS, Plan
+from gpt.plan.rule import END_SECONDS, Plan
 from gpt.progress import report
 from gpt.run.options import Options
 from gpt.run.signals import Stopped
 from gpt.training.sampled import LATE, early_steps
 from gpt.weights.checkpoint import RunPart
 
-_RECENT = 0.2  # fraction of the run over which speed is averaged
-_OFF = 0.01  # fraction of the time by which a planned run may be off uncorrected
 _ENDLESS = 1 << 53  # updates: JSON's numbers go so far
-_EVERY = 0.05  # fraction of the time between two corrections, and of the start, whose updates are slow
+_RISES = 3  # of the held-out loss, one after the other, end a run for a time
+_RECENT = 0.2  # of the time that a run has, over which its speed is averaged
+_LONGER = 1.2  # times as many updates, at least, are worth a further part
+
+
+@dataclass(frozen=True)
+class End:
+    """The last update that a limit allows, and how the limit is told."""
+
+    step: int
+    why: str
+
+
+class Speed:
+    """How long an update takes, over the last `window` seconds of training without validations.
+
+    Updates of the last fifth may score more ids: such a one counts as `slower` of the others, which are
+    the unit.
+    """
+
+    def __init__(self, window: float, slower: float) -> None:
+        self.window = window
+        self.slower = slower
+        self._work = 0.0
+        self._marks: list[tuple[float, float]] = []  # the work done by then, in early updates, and seconds
+
+    def begin(self, seconds: float) -> None:
+        """Count from here: without this, from the end of the first update, which may have compiled."""
+        self._marks.append((self._work, seconds))
+
+    def update(self, late: int, seconds: float) -> float | None:
+        """Count an update, number `late` of the last fifth; return the seconds of an early one, if known."""
+        self._work += self.slower if late > 0 else 1.0
+        if late == 1 and self.slower != 1.0:  # from here on it is measured and no longer supposed
+            self._marks.clear()
+        self._marks.append((self._work, seconds))
+        while len(self._marks) > 2 and seconds - self._marks[1][1] > self.window:
+            del self._marks[0]
+        work, since = self._marks[0]
+        return (seconds - since) / (self._work - work) if self._work > work else None
+
+    def last_step(self, step: int, early: float) -> int:
+        """The last update of a run, where after `step` there is time for so many `early` ones."""
+        mixed = (step + early) / (1 - LATE + LATE * self.slower)
+        all_late = step + early / self.slower
+        return int(max(step, mixed, all_late))
 
 
 class Limits:
-    """Decides `run.total`, the number of updates, at each moment: `reason` says what it comes from.
+    """Decides `run.total`, the number of updates, at each moment, and `why()`.
 
-    With a time limit it is estimated after each update from the recent speed. A run that was planned for a
-    time has a fixed number, corrected rarely, where the speed is another one. A resumed run takes what its
-    checkpoint says, unless its options were changed; limits count over all resumes.
+    Args:
+        options: limits among them, which count over all resumes.
+        run: a resumed one makes the updates that its checkpoint says, unless its limits were changed.
+        plan: whose steps are a guess, which the clock corrects.
+        deadline: whether the process has to end at a time, which `begin` is told.
     """
 
     def __init__(
-        self, options: Options, run: RunPart, plan: Plan | None = None, minutes: float | None = None
+        self, options: Options, run: RunPart, plan: Plan | None = None, deadline: bool = False
     ) -> None:
+        trainer = options.trainer
         self.options = options
         self.run = run
-        self.plan = plan
-        self.minutes = minutes
-        plain = options.trainer
-        self.seconds = plain.max_seconds
-        if plain.max_steps == plain.max_epochs == -1 and self.seconds is None:
+        self.seconds = trainer.max_seconds
+        """Of training and validation, over all resumes."""
+        if trainer.max_steps == trainer.max_epochs == -1 and self.seconds is None and not deadline:
             raise InputError("the run needs an end: give --trainer.max_steps, max_epochs or max_time")
-        # The first update of a run that compiles, or has begun just now, says nothing of the speed.
-        warms_up = options.model.compile or minutes
-        self._work = 0.0  # updates since then, in the time of one before the last fifth of all
-        self._marks = [] if warms_up else [(self._work, run.seconds)]  # seconds without validations
-        self._corrected = 0.0  # when, in seconds
+        self._plan = plan
+        self._deadline = deadline
+        self._fixed = End(_ENDLESS, "")
+        self._part = End(_ENDLESS, "")  # of the time, until held-out text shows whether more gains
+        self._end = self._fixed
+        self._speed = Speed(math.inf, 1.0)
         self._validating = 0.0  # seconds of all validations
         self._validation = plan.validation if plan else 0.0  # seconds of the last
-        self._whole = plan is None or plan.is_whole
-        self._slower = plan.slower if plan and options.model.sampled_softmax > 1 else 1.0
+        self._last_loss = math.inf
+        self._rises = 0
 
     def count(self, steps_per_epoch: int) -> None:
-        """Turn epochs into updates; a run that has a total already keeps it in the place of max_steps."""
+        """Turn epochs into updates."""
         run = self.run
-        steps = self.options.trainer.max_steps
-        epochs = self.options.trainer.max_epochs
-        if steps > 0 and run.total and self.seconds is None:
-            steps = run.total
-        self._limit(steps if steps > 0 else _ENDLESS)
-        if 0 < epochs * steps_per_epoch < self._most:
-            self._limit(epochs * steps_per_epoch)
-            self.reason = f"max_epochs {epochs} of {steps_per_epoch} steps"
+        trainer = self.options.trainer
+        if self._plan:
+            if not self._plan.is_whole:
+                self._part = End(self._plan.steps, "the first part of the time")
+            self._take(End(self._plan.steps, "a guess"))
+            return
+        ends = [self._fixed]
+        if run.total and trainer.max_steps > 0 and self.seconds is None:
+            as_planned = run.total != trainer.max_steps
+            ends.append(End(run.total, f"{'as planned' if as_planned else 'max_steps'} {run.total}"))
+        elif trainer.max_steps > 0:
+            ends.append(End(trainer.max_steps, f"max_steps {trainer.max_steps}"))
+        if trainer.max_epochs > 0:
+            steps = trainer.max_epochs * steps_per_epoch
+            ends.append(End(steps, f"max_epochs {trainer.max_epochs} of {steps_per_epoch} steps"))
+        self._fixed = min(ends, key=lambda end: end.step)
+        self._take(self._fixed)
 
     def check_left(self) -> None:
         """Stopped where no update is left."""
         if self.run.step >= self.run.total:
-            done = f"all {self.run.step} steps are done ({self.reason})"
+            done = f"all {self.run.step} steps are done ({self.why()})"
             raise Stopped(f"{done}: ask for more with --trainer.max_steps", 0)
 
-    def begin(self) -> None:
-        """Say what is planned, and begin to count the time."""
-        plans = [f"{self._most} steps ({self.reason})"] if self._most < _ENDLESS else []
+    def begin(self, left: float | None = None) -> None:
+        """Say what is planned, and begin to count the time; with a deadline so many seconds are `left`."""
+        run = self.run
+        if left is not None:
+            self.seconds = run.seconds + left - END_SECONDS
+            if self.seconds <= run.seconds:
+                raise InputError("the time is over before the first step: give more --minutes")
+        plans = [f"{self._fixed.step} steps ({self._fixed.why})"] if self._fixed.step < _ENDLESS else []
         if self.seconds is not None:
-            plans.append(f"{_clock(self.seconds)} of training (max_time)")
+            option = "max_time" if left is None else "minutes"
+            plans.append(f"{_clock(self.seconds)} of training ({option})")
         first = ", whichever comes first" if plans[1:] else ""
         report(f"planned: {', '.join(plans)}{first}", prefix="")
-        elapsed = self.run.seconds
-        if self.minutes is not None:
-            self.seconds = elapsed + STARTED + 60 * self.minutes - END_SECONDS - time.perf_counter()
-            if self.seconds <= elapsed:
-                raise InputError("the time is over before the first step: give more --minutes")
-        self._keep_time(elapsed)
+        if self.seconds is None:
+            return
+        slower = self._plan.slower if self._plan else 1.0
+        self._speed = Speed(_RECENT * self.seconds, slower)
+        if not (self.options.model.compile or self._deadline):  # whose first update is slow
+            self._speed.begin(run.seconds)
+        self._keep_time(run.seconds)
 
     def update(self, elapsed: float) -> None:
         """Count an update, after so many seconds of training and validation."""
         if self.seconds is None:
             return
         run = self.run
-        now = elapsed - self._validating
-        if self.plan and now < _EVERY * self.seconds:
-            return
-        marks = self._marks
-        late = run.step - early_steps(run.total)  # so many updates have scored larger samples
-        self._work += self._slower if late > 0 else 1
-        if late == 1 and self.options.model.sampled_softmax > 1:
-            marks.clear()  # from here on the speed is another one
-        marks.append((self._work, now))
-        while len(marks) > 2 and now - marks[1][1] > _RECENT * self.seconds:
-            del marks[0]
-        first, since = marks[0]
-        if self._work > first:
-            run.seconds_per_step = (now - since) / (self._work - first)
+        late = run.step - early_steps(run.total)
+        run.seconds_per_step = self._speed.update(late, elapsed - self._validating) or run.seconds_per_step
         self._keep_time(elapsed)
 
     def paused(self, seconds: float) -> None:
@@ -106,99 +159,98 @@ class Limits:
         self._validation = seconds
         self._validating += seconds
 
-    def validated(self, loss: float, before: float | None, elapsed: float, ratio: float = 1.0) -> None:
-        """Note the loss of a validation, in nats per token, and that of the last one, after so many seconds.
+    def validated(self, loss: float, elapsed: float) -> None:
+        """Note the loss of a validation, in nats per token at its best temperature, after so many seconds.
 
-        The best is the one that is the lowest times its `ratio`, which temperature scaling decides.
-        Updates follow a planned part of the time, where the loss is the lowest at its end.
+        A further part of the time follows, if the loss is the lowest so far at the end of one.
         """
         run = self.run
-        best = run.best_loss or math.inf
-        scaled = ratio * loss
-        # A planned run may be above its best for long, while its rate is high: it ends where the curve rises.
-        falls = scaled < best if self.minutes is None or before is None else loss < before
-        run.stalled = 0 if falls else run.stalled + 1
-        if scaled < best:
-            run.best_loss = scaled
+        self._rises = 0 if loss < self._last_loss else self._rises + 1
+        self._last_loss = loss
+        if run.best_loss is None or loss < run.best_loss:
+            run.best_loss = loss
             run.best_step = run.step
-        if self._whole or self.stopped_early or run.step < run.total:
-            return
-        allowed = self._estimate(elapsed)
-        if run.best_step < run.step or allowed < 1.2 * run.step:
-            self.reason = f"held-out text was best after step {run.best_step}: longer gained nothing"
-            return
-        self._whole = allowed < 3 * run.step  # no later part would be as long
-        self._limit(allowed if self._whole else 2 * run.step)
-        report(f"after step {run.step}: held-out text still gains, {run.total} steps")
-
-    @property
-    def stopped_early(self) -> bool:
-        """Whether so many validations as are allowed have not improved."""
-        patience = self.options.early_stopping
-        return patience is not None and self.run.stalled >= patience
+            run.stalled = 0
+        else:
+            run.stalled += 1
+        if self._part.step == run.step and not self._stopped():
+            self._end_part(elapsed)
 
     @property
     def is_over(self) -> bool:
         """Whether no update follows."""
-        return self.stopped_early or self.run.step >= self.run.total
+        return self._stopped() is not None or self.run.step >= self.run.total
+
+    @property
+    def interval(self) -> int:
+        """Updates between two validations: twice as many where a planned run has become twice as long."""
+        planned = self.options.trainer.max_steps
+        longer = self.run.total // planned if 0 < planned < self.run.total < _ENDLESS else 1
+        return self.options.trainer.interval << (longer.bit_length() - 1)
 
     @property
     def validates(self) -> bool:
         """Whether a validation follows this update, if there is text for it: none soon before the last."""
-        every = self.options.trainer.interval
-        is_due = self.run.step % every == 0 and self.run.total - self.run.step > every / 8
+        is_due = self.run.step % self.interval == 0 and self.run.total - self.run.step > self.interval / 8
         return is_due or self.is_over
 
     def why(self) -> str:
-        """What ended the run."""
-        if self.stopped_early:
-            return f"early stopping: val_loss was lowest after step {self.run.best_step}"
-        return self.reason
+        """What ends the run."""
+        return self._stopped() or self._end.why
 
-    def _limit(self, steps: int) -> None:
-        self._most = steps
-        self.run.total = steps
-        self.reason = f"max_steps {steps}"
+    def _stopped(self) -> str | None:
+        """What of held-out text ends the run at once."""
+        run = self.run
+        patience = self.options.early_stopping
+        if patience is not None and run.stalled >= patience:
+            return f"early stopping: val_loss was lowest after step {run.best_step}"
+        if self._deadline and self._rises >= _RISES:
+            return f"val_loss rose {_RISES} times in a row: it was lowest after step {run.best_step}"
+        return None
+
+    def _take(self, end: End) -> None:
+        self._end = end
+        self.run.total = end.step
 
     def _keep_time(self, elapsed: float) -> None:
-        """Plan for the updates that the time allows; a planned run only where it would miss it by far."""
-        run = self.run
-        allowed = self.seconds
-        if allowed is None:
+        """Make the updates that the time allows, if no other limit comes before."""
+        if self.seconds is None:
             return
-        estimate = self._estimate(elapsed)
-        if self.plan is None:
-            run.total = min(self._most, estimate)
-            if run.step == estimate < self._most:
-                self.reason = f"max_time {_clock(allowed)}"
-            return
-        if not self._whole:
-            estimate = min(estimate, run.total)
-        # The updates in question are the last ones, which take longer.
-        off = abs(estimate - run.total) * self._slower * (run.seconds_per_step or 0.0)
-        since = elapsed - max(self._corrected, _EVERY * allowed)
-        if since > _EVERY * allowed and off > _OFF * allowed:
-            if not self._corrected:  # the progress bar shows the later ones
-                report(f"after step {run.step}: {estimate} steps in the time, not {run.total}")
-            self._corrected = elapsed
-            self._limit(estimate)
+        limit = "--minutes" if self._deadline else f"max_time {_clock(self.seconds)}"
+        in_time = End(self._in_time(elapsed), limit)
+        self._take(min(self._fixed, self._part, in_time, key=lambda end: end.step))
 
-    def _estimate(self, elapsed: float) -> int:
+    def _in_time(self, elapsed: float) -> int:
         """The last update before the time is over, after so many seconds of it."""
-        left = (self.seconds or 0.0) - elapsed
         step = self.run.step
+        left = (self.seconds or 0.0) - elapsed
         speed = self.run.seconds_per_step
+        if left <= 0:
+            return step
         if speed is None:
-            return _ENDLESS if left > 0 else step
-        every = self.options.trainer.interval
-        steps = int(left / speed)
-        for _ in range(2):  # those within the updates that they leave; max_time does not count the last
-            ahead = (step + steps) // every - (step - 1) // every
-            validations = ahead + bool(self.minutes)
-            steps = int((left - validations * self._validation) / speed)
-        # The last fifth of all updates takes longer.
-        mixed = (step + steps) / (1 - LATE + LATE * self._slower)
-        return int(max(step, step + steps / self._slower, mixed))
+            return self._plan.steps if self._plan else _ENDLESS
+        last = self._speed.last_step(step, left / speed)
+        for _ in range(2):  # validations on the way leave fewer updates, which have fewer validations
+            ahead = last // self.interval - (step - 1) // self.interval
+            validations = ahead + self._deadline  # max_time does not count the last
+            last = self._speed.last_step(step, (left - validations * self._validation) / speed)
+        return last
+
+    def _end_part(self, elapsed: float) -> None:
+        """At the end of a part go on for as long again, or end."""
+        run = self.run
+        in_time = self._in_time(elapsed)
+        if run.best_step < run.step:
+            self._take(
+                End(run.step, f"held-out text was best after step {run.best_step}: longer gained nothing")
+            )
+        elif in_time < _LONGER * run.step:
+            self._take(End(run.step, "the rest of the time is too short for a further part"))
+        else:
+            is_last = in_time < 3 * run.step  # no later part would be as long
+            self._part = End(_ENDLESS, "") if is_last else End(2 * run.step, "a further part of the time")
+            self._keep_time(elapsed)
+            report(f"after step {run.step}: held-out text still gains, {run.total} steps")
 
 
 def _clock(seconds: float) -> str:

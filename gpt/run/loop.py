@@ -19,7 +19,7 @@ from lightning.pytorch import Callback, Trainer
 
 from gpt.data.module import TokenData
 from gpt.errors import InputError
-from gpt.files import Folder, file_sha256
+from gpt.files import file_sha256
 from gpt.progress import report
 from gpt.run.checkpoint import (
     LOSSES,
@@ -63,7 +63,7 @@ class Loop(Callback):
         self.begun = begun
         self.run = begun.run
         self.tensors: Weights = begun.checkpoint.tensors if begun.checkpoint else {}
-        self.limits = Limits(options, self.run, begun.plan, begun.minutes)
+        self.limits = Limits(options, self.run, begun.plan, begun.minutes is not None)
         module.logs_itself = False
         module.first_step = self.run.step
         module.planned_steps = 1
@@ -76,13 +76,14 @@ class Loop(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """With the model on its device: open the folder, and restore all but what the first batch needs."""
         run = self.run
-        if trainer.strategy.broadcast(run) != run:
-            raise InputError(f"process {trainer.global_rank} and process 0 have to see the same checkpoints")
         self.limits.count(self.data.updates_per_epoch)
         corpus = self.data.prepared.counts["train"].sha256  # of its tokens, whatever folder it is in
         other_text = run.corpus not in ("", corpus)
         run.corpus = corpus
         run.options = asdict(self.options)
+        if trainer.strategy.broadcast(run) != run:
+            what = "have to see the same checkpoints, options and text"
+            raise InputError(f"process {trainer.global_rank} and process 0 {what}")
         if self.begun.checkpoint:
             optimizer: Any = trainer.optimizers[0]
             load_optimizer(self.module, optimizer, self.begun.checkpoint)
@@ -103,7 +104,7 @@ class Loop(Callback):
             self.limits.check_left()
         top.remove_unfinished()
         if not top.is_file(CONFIG):  # which makes the folder a run's, before anything else is in it
-            self._write_config(top)
+            self.write_config()
         self.checkpoints = Checkpoints(files, self.options.keep_checkpoints, self.begun.checkpoint, run)
         if other_text:
             report("the text is not the one that this run was trained on: the best checkpoint begins again")
@@ -111,7 +112,7 @@ class Loop(Callback):
         if has_ended:
             top.remove("summary.json")
         self.snapshots = Snapshots(files, self.options.snapshot_megabytes, run.step)
-        self._write_config(top)
+        self.write_config()
         self.model_part = ModelPart(
             config=module.config.to_dict(),
             tokenizer=self.data.tokenizer.to_dict(),
@@ -120,8 +121,9 @@ class Loop(Callback):
         )
         return files.path, self.checkpoints.has_best
 
-    def _write_config(self, top: Folder) -> None:
-        with top.write(CONFIG) as file:
+    def write_config(self) -> None:
+        """Write the run's options."""
+        with self.files.top.write(CONFIG) as file:
             file.write(yaml.safe_dump(self.run.options, sort_keys=False, allow_unicode=True))
 
     def _claimed(self) -> RunFolder:
@@ -150,7 +152,7 @@ class Loop(Callback):
         rank = trainer.global_rank
         skip_sigterm_broadcast(trainer)
         self._open.enter_context(remembered(self.module.guard))
-        self.limits.begin()
+        self.limits.begin(trainer.strategy.broadcast(self.begun.left))
         files = self.files if rank == 0 else None
         self.record = Record(files, run, self.options, self.data.context_length)
         self._open.callback(self.record.close)
@@ -192,7 +194,6 @@ class Loop(Callback):
         """Record the loss, and write a sample."""
         found = trainer.callback_metrics
         figures = {name: float(found[name]) for name in VALIDATED if name in found}
-        before = self.run.validation.get("val_loss")
         model = self.module.model
         temperature = ratio = 1.0  # the ratio of the loss with the temperature to the one without
         if self.options.temperature_scaling:
@@ -202,7 +203,7 @@ class Loop(Callback):
         seconds = elapsed - self._paused
         self.record.paused(seconds)
         self.limits.paused(self._agreed(seconds))
-        self.limits.validated(figures["val_loss"], before, elapsed, ratio)
+        self.limits.validated(ratio * figures["val_loss"], elapsed)
         self._keep(validated=True, temperature=temperature)
 
     def _keep(self, validated: bool = False, temperature: float = 1.0) -> None:

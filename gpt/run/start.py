@@ -1,6 +1,7 @@
 """From a command line to what it starts: the options, the checkpoint that is resumed, the plan."""
 
 import os
+import time
 from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,9 +10,8 @@ from gpt.data.split import held_out_bytes
 from gpt.errors import InputError
 from gpt.files import shipped
 from gpt.plain import as_dict, seconds_of, shown
-from gpt.plan.cost import Shape
-from gpt.plan.plan import GIVEN, PATIENCE, VALIDATIONS, Plan
-from gpt.plan.recommend import BYTES_PER_TOKEN, TUNED_CONTEXT, most_bytes, planner, time_machine
+from gpt.plan.command import BYTES_PER_TOKEN, TUNED_CONTEXT, bytes_to_read, planner, time_machine
+from gpt.plan.rule import GIVEN, Plan, Shape
 from gpt.progress import notice, report
 from gpt.run.arguments import Values, known, options_of, recipe, scan, typed
 from gpt.run.folder import Claim, folder_of_checkpoint, folder_to_restart
@@ -23,6 +23,8 @@ from gpt.weights.load import Found, read_weights
 
 AUTO_OR_NEW = "auto_or_new"
 _MOST_MINUTES = 1_000_000
+_USUAL_MINUTES = 2.0  # of a run that is given no end
+_NO_END = f"no time and no other end is given: --minutes {_USUAL_MINUTES:g}"
 _CHOSEN_ANEW = ("resume", "ckpt_path", "minutes")  # by each start
 _WHERE = ("trainer.devices", "trainer.accelerator", "trainer.logger")  # chosen by each start, for its machine
 _FIXED = ("model.config.", "model.optimizer.name", "model.lora.rank", "model.init_from")  # by the weights
@@ -40,6 +42,7 @@ _GPT2_SMALL = 124e6
 _TUNING_RATE = 5e-5
 _MOST_RATE = 6e-3
 _TUNING_STEPS = 200
+_VALIDATIONS = 5  # of them
 _TUNING_TOKENS = 1024  # of a batch: a gigabyte of activations
 _LEAST_TUNED = 1 << 16  # bytes of text that a tuning for a time reads
 _ADAPTERS = 8  # their rank, where there is no memory for all weights
@@ -60,18 +63,29 @@ class Start:
     """That of the run, if it has one."""
     plan: Plan | None = None
     """What --minutes has planned."""
+    began: float = 0.0
+    """When the process began, by `time.perf_counter`."""
     minutes: float | None = None
-    """When the process has to end, after its start."""
+    """When it has to end, after that."""
     claim: Claim = field(default_factory=Claim, compare=False)
     """What this process has locked."""
 
+    @property
+    def left(self) -> float | None:
+        """Seconds until it has to end."""
+        return None if self.minutes is None else self.began + 60 * self.minutes - time.perf_counter()
 
-def start(command: str, arguments: list[str], claim: Claim | None = None) -> Start:
+
+def start(
+    command: str, arguments: list[str], claim: Claim | None = None, began: float | None = None
+) -> Start:
     """Read the command line, its files and the checkpoint that it names, and plan what --minutes asks for.
 
     With a `claim`, the folder of a run that is resumed is locked before its checkpoints are read: what is
-    read is still the newest when the run writes.
+    read is still the newest when the run writes. The minutes are those since the process `began`, a time of
+    `time.perf_counter`, by default now.
     """
+    began = time.perf_counter() if began is None else began
     locks = claim is not None
     own, files = scan(arguments, command)
     given = {**files, **own}
@@ -87,6 +101,9 @@ def start(command: str, arguments: list[str], claim: Claim | None = None) -> Sta
             claim.take_existing(_folder_of(wanted, asked.get("run")))
         if checkpoint := find(wanted, asked.get("run")):
             return replace(_resumed(command, own, given, checkpoint), claim=claim)
+    has_end = minutes is not None or asked.keys() & {"config", "model.init_from", *_LIMITS}
+    if not has_end:
+        minutes = _usual_minutes(asked)
     plan = None
     weights = None
     # What is wrong is said before anything is measured.
@@ -97,8 +114,8 @@ def start(command: str, arguments: list[str], claim: Claim | None = None) -> Sta
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if minutes is not None and weights is None:
         _options({name: value for name, value in given.items() if name not in GIVEN})  # which a plan checks
-        plan = planner(asked)(minutes)
-        report(str(plan))
+        plan = planner(asked, began)(minutes)
+        report(*([] if has_end else [_NO_END]), str(plan))
         given = {**typed(plan.options()), **given}
     elif "config" not in own:
         tuning = "lora" if "model.lora.rank" in asked else "finetune"
@@ -111,6 +128,7 @@ def start(command: str, arguments: list[str], claim: Claim | None = None) -> Sta
         tokenizer=weights.tokenizer if weights else None,
         folder=folder_to_restart(options.run) if wanted else None,
         plan=plan,
+        began=began,
         minutes=minutes,
         claim=claim,
     )
@@ -157,6 +175,13 @@ def _minutes(asked: Values) -> float | None:
     if not 0 <= minutes <= _MOST_MINUTES:
         raise InputError(f"--minutes {asked['minutes']}: expected a time, such as 90s, 10m or 8h")
     return minutes
+
+
+def _usual_minutes(asked: Values) -> float:
+    """The time of a run that is given none and no other end; an InputError beside options of none."""
+    if others := ", ".join(f"--{name}" for name in _UNPLANNED if name in asked.keys() - {"resume"}):
+        raise InputError(f"a run with {others} needs an end: give --trainer.max_steps, or a --config")
+    return _USUAL_MINUTES
 
 
 def _options(values: Values) -> Options:
@@ -223,24 +248,29 @@ def _of_weights(found: Found, given: Values, minutes: float | None) -> Values:
     config = found.config
     context = given.get("model.config.context_length", min(TUNED_CONTEXT, config.context_length))
     windows = given.get("data.batch_size", max(1, _TUNING_TOKENS // context))
-    shape = Shape(config.vocab_size, context, config.emb_dim, config.num_layers, windows)
+    shape = Shape(
+        vocab_size=config.vocab_size,
+        context_length=context,
+        emb_dim=config.emb_dim,
+        num_layers=config.num_layers,
+        batch_size=windows,
+    )
     smaller = max(1.0, _GPT2_SMALL / (shape.blocks + shape.table))
     steps = round(_TUNING_STEPS * smaller**0.5)
     values: Values = {"model.config.context_length": context, "data.batch_size": windows}
     if minutes is not None:
-        cost = time_machine(given)
-        most = most_bytes(cost, minutes, shape, _LEAST_TUNED)
+        machine = time_machine(given)
+        most = bytes_to_read(machine, minutes, _LEAST_TUNED, shape)
         batches = held_out_bytes(most) / BYTES_PER_TOKEN / shape.tokens  # to validate, each a third of a step
         values |= {
             "data.most_bytes": most,
-            "early_stopping": PATIENCE,
             "trainer.max_time": f"{60 * minutes}s",
-            "trainer.val_check_interval": max(steps // VALIDATIONS, round(2 * batches)),
+            "trainer.val_check_interval": max(steps // _VALIDATIONS, round(2 * batches)),
         }
-        if shape.memory() > cost.memory and "model.lora.rank" not in given:
+        if shape.memory() > machine.memory and "model.lora.rank" not in given:
             values["model.lora.rank"] = _ADAPTERS
             what = f"all weights would take {shape.memory() / 1e9:.1f} GB of memory"
-            report(f"{what}, and {cost.memory / 1e9:.1f} GB are free: adapters are trained")
+            report(f"{what}, and {machine.memory / 1e9:.1f} GB are free: adapters are trained")
     elif not given.keys() & _LIMITS:
         values["trainer.max_steps"] = steps
     rate = min(_TUNING_RATE * smaller ** (2 / 3), _MOST_RATE)

@@ -1,6 +1,5 @@
 """What `--vocabulary` names, and learning a vocabulary from texts."""
 
-import hashlib
 import os
 import re
 from dataclasses import dataclass
@@ -13,8 +12,6 @@ from gpt.text.tokenizer import Tokenizer, check_size, split_at_words
 _LONGEST_TOKEN = 128  # bytes, as in GPT-2's table
 _LONGEST_WORD = 256  # bytes: the time to learn grows with the square of a word,
 _PART = 1 << 14  # and that to cut a word with the square of the text it is in
-_USUAL_SIZE = 1 << 15  # tokens: so many take a tenth longer to learn than 4,096
-_learned: dict[tuple[str, int], list[bytes]] = {}  # by the text: a run has the vocabulary of its plan
 
 
 @dataclass(frozen=True)
@@ -47,17 +44,7 @@ def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
 
 
 def learn(texts: list[str], wanted: Learned) -> Tokenizer:
-    """The vocabulary of the most frequent pairs, as far as they stand in the texts twice."""
-    size = max(wanted.n_vocab, _USUAL_SIZE)
-    key = hashlib.sha256("".join(texts).encode()).hexdigest(), size
-    if key not in _learned:
-        _learned[key] = _train(texts, size)
-    # Of any size the beginning is the same.
-    return Tokenizer("own", table=_learned[key][: wanted.n_vocab - 1])
-
-
-def _train(texts: list[str], size: int) -> list[bytes]:
-    """The bytes, then the merges of the most frequent pairs by rank."""
+    """The bytes, then the merges of the most frequent pairs, as far as they stand in the texts twice."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # it warns of workers forked later otherwise
     from tokenizers import Regex, models, pre_tokenizers, trainers
     from tokenizers import Tokenizer as Library
@@ -67,7 +54,7 @@ def _train(texts: list[str], size: int) -> list[bytes]:
     parts = pre_tokenizers.Split(Regex(f".{{1,{_LONGEST_WORD}}}"), "isolated")
     library.pre_tokenizer = pre_tokenizers.Sequence([words, parts])
     trainer = trainers.BpeTrainer(
-        vocab_size=size,
+        vocab_size=wanted.n_vocab - 1,  # and `<|endoftext|>`
         min_frequency=2,
         initial_alphabet=list(byte_letters()),
         max_token_length=_LONGEST_TOKEN,
@@ -75,4 +62,5 @@ def _train(texts: list[str], size: int) -> list[bytes]:
     )
     library.train_from_iterator((part for text in texts for part in split_at_words(text, _PART)), trainer)
     ids = library.get_vocab()
-    return [unspell(token) for token in sorted(ids, key=ids.__getitem__)]
+    table = [unspell(token) for token in sorted(ids, key=ids.__getitem__)]
+    return Tokenizer("own", table=table)

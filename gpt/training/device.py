@@ -1,6 +1,7 @@
 """What suits a device and its memory."""
 
 import ctypes
+import platform
 import re
 import sys
 import timeit
@@ -53,6 +54,16 @@ def keep_freed_memory() -> None:
             mallopt = ctypes.CDLL(None).mallopt
             mallopt(_M_MMAP_MAX, 0)  # large blocks come from the heap, not from mmap
             mallopt(_M_TRIM_THRESHOLD, -1)  # and the heap is never trimmed
+
+
+def device_name(device: torch.device) -> str:
+    """That of the processor or of the GPU, as far as the system tells it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    with suppress(OSError):
+        if found := re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text("utf-8")):
+            return found[1]
+    return platform.processor() or platform.machine()
 
 
 def free_memory(device: torch.device) -> float:

@@ -107,13 +107,13 @@ class RunPart:
     seconds: float = 0.0
     """Of training and validation."""
     seconds_per_step: float | None = None
-    """Of late, in a run limited by time."""
+    """Of late, in a run limited by time; in the last fifth as if it were before."""
     best_loss: float | None = None
-    """The lowest validation loss so far, in nats per token."""
+    """The lowest validation loss so far, in nats per token: where the run scales its temperature, scaled."""
     best_step: int = 0
     """The update after which it was the lowest."""
     stalled: int = 0
-    """Validations since."""
+    """Validations since, none of which was lower."""
     validation: dict[str, float | None] = field(default_factory=dict)
     """The figures of the last one; None for one that is not finite."""
     batches: int = 0

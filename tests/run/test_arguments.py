@@ -85,8 +85,8 @@ def test_the_last_of_several_sources_counts(workplace):
 
 
 def test_a_text_before_the_options_is_the_corpus(workplace):
-    assert start("fit", ["my.txt", "--data.shift"]).options.data.corpus == "my.txt"
-    assert start("fit", ["my.txt", "--data.shift"]).options.data.shift
+    assert start("fit", ["my.txt", "--data.shift", *FEW]).options.data.corpus == "my.txt"
+    assert start("fit", ["my.txt", "--data.shift", *FEW]).options.data.shift
 
 
 def test_print_config_is_a_file_for_config(workplace, capsys):

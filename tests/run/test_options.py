@@ -57,7 +57,7 @@ def changed(options: dict, by: dict) -> dict:
 @pytest.mark.parametrize(
     ("words", "updates"),
     [
-        ("", 400),
+        ("--config quick", 400),
         ("--trainer.max_steps 100000", 400),
         ("--trainer.max_steps 50", 10),
         ("--trainer.max_steps 50 --trainer.accumulate_grad_batches 4", 10),

@@ -1,0 +1,42 @@
+"""What the processes of a run have to agree on before they train together."""
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+from torch.distributed.rendezvous import rendezvous
+
+_WAITING = timedelta(minutes=10)
+_FAILED = "failed"
+
+
+def of_first_process(name: str, measure: Callable[[], float]) -> float:
+    """A number that the first of the processes that torchrun has started measures; the others receive it.
+
+    The processes meet at the address of torchrun. Where the first fails, the others end with a
+    RuntimeError. A process that is alone measures for itself.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "MASTER_ADDR" not in os.environ:
+        return measure()
+    store = _store()
+    key = f"gpt/{name}"
+    if os.environ["RANK"] == "0":
+        try:
+            found = measure()
+        except BaseException:
+            store.set(key, _FAILED)
+            raise
+        store.set(key, repr(found))
+        return found
+    told = store.get(key).decode()
+    if told == _FAILED:
+        raise RuntimeError(f"the first process could not measure its {name}")
+    return float(told)
+
+
+@cache  # the first process serves it as long as it lives
+def _store() -> Any:
+    store, _, _ = next(rendezvous("env://", timeout=_WAITING))
+    return store

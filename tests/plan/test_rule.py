@@ -1,0 +1,169 @@
+"""The rule of plans: its table, the options that it keeps, and what has no plan."""
+
+import itertools
+import math
+
+import pytest
+import yaml
+from processes import ROOT
+
+from gpt.errors import InputError
+from gpt.plan.rule import LADDER, USUAL_COMPUTE, Machine, Plan, Text, choose, trained_on
+from gpt.run.arguments import options_of, typed
+from gpt.training.sampled import LATE
+
+CORE = Machine(speed=3.3e11, memory=16e9, is_gpu=False)
+GPU = Machine(speed=2e14, memory=1.4e11, is_gpu=True)
+MEGABYTE = Text(size=1_100_000, val_fraction=0.1)
+USUAL = USUAL_COMPUTE / CORE.speed  # seconds
+
+
+def plan(text: Text = MEGABYTE, seconds: float = USUAL, machine: Machine = CORE, **given: float) -> Plan:
+    names = {name.replace("__", "."): value for name, value in given.items()}
+    return choose(text, machine, seconds, names)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shape", "context", "windows"),
+    [
+        *((3, (64, 1), 64, 12), (10, (96, 1), 64, 24), (30, (96, 2), 64, 24), (100, (128, 2), 64, 48)),
+        *((200, (160, 2), 64, 48), (600, (192, 3), 128, 48), (3600, (256, 4), 128, 96)),
+        (36_000, (384, 6), 256, 96),
+    ],
+)
+def test_more_compute_buys_wider_and_deeper_models_longer_windows_and_larger_batches(
+    seconds, shape, context, windows
+):
+    found = plan(Text(size=10**9, val_fraction=1e-4), seconds).shape
+    assert (found.emb_dim, found.num_layers) == shape
+    assert (found.context_length, found.batch_size) == (context, windows)
+
+
+@pytest.mark.parametrize(
+    ("size", "ids"),
+    [(1_000, 512), (255_000, 512), (257_000, 1024), (2_040_000, 4096), (2_050_000, 8192), (10**7, 8192)],
+)
+def test_a_vocabulary_has_225_bytes_of_text_for_each_id(size, ids):
+    """A tenth is held out."""
+    assert plan(Text(size=size, val_fraction=0.1)).shape.vocab_size == ids
+
+
+@pytest.mark.parametrize(
+    ("size", "bpe_dropout", "dropout"),
+    [(10**7, 0.0, 0.0), (2_000_000, 0.05, 0.0), (600_000, 0.05, 0.1), (200_000, 0.05, 0.2)],
+)
+def test_what_is_read_often_is_not_learned_by_heart(size, bpe_dropout, dropout):
+    found = plan(Text(size=size, val_fraction=0.1))
+    assert (found.bpe_dropout, found.dropout) == (bpe_dropout, dropout)
+    config = found.options()
+    assert (config["data"]["bpe_dropout"], config["model"]["config"]["dropout"]) == (bpe_dropout, dropout)
+    assert (f"dropout {dropout}, " in str(found)) == bool(dropout)
+
+
+def test_a_text_of_records_has_longer_windows_and_no_dropout():
+    """Logs were 4.6 % worse with BPE-dropout, and 5 % better with windows of 128."""
+    logs = plan(Text(size=600_000, val_fraction=0.1, packed=0.11))
+    prose = plan(Text(size=600_000, val_fraction=0.1, packed=0.3))
+    assert (logs.bpe_dropout, logs.dropout, logs.shape.context_length) == (0.0, 0.0, 128)
+    assert (prose.bpe_dropout, prose.dropout, prose.shape.context_length) == (0.05, 0.1, 64)
+    assert logs.shape.tokens == prose.shape.tokens
+
+
+def test_a_short_text_is_read_sixty_times_before_its_result_decides():
+    found = plan(Text(size=20_000, val_fraction=0.1))
+    assert found.epochs == pytest.approx(60, rel=0.01)
+    assert not found.is_whole and "and longer while held-out text gains" in str(found)
+    assert found.shape.blocks + found.shape.table <= 5 * 18_000
+    assert found.shape.tokens <= 18_000 / 1.9 / 16 + 64
+    longer = plan(Text(size=20_000, val_fraction=0.1), 100 * USUAL)
+    assert (longer.shape.emb_dim, longer.epochs) == (found.shape.emb_dim, pytest.approx(60, rel=0.01))
+    assert plan(Text(size=20_000, val_fraction=0.0)).is_whole  # nothing could decide
+
+
+@pytest.mark.parametrize("seconds", [30, 100, 600])
+@pytest.mark.parametrize("size", [200_000, 10**6, 10**7])
+def test_the_steps_take_the_time(seconds, size):
+    found = plan(Text(size=size, val_fraction=0.05), seconds)
+    if not found.is_whole:
+        return
+    early = found.shape.operations(8) / CORE.speed * (1.3 if found.dropout else 1.0)
+    validating = found.validations * found.validation
+    assert 2 <= found.validations <= 5
+    assert found.steps * early * (1 + LATE * (found.slower - 1)) + validating == pytest.approx(
+        seconds, rel=0.12
+    )
+    assert found.slower > 1.0
+    assert found.tokens <= trained_on(CORE, seconds, found.shape)
+
+
+def test_options_given_by_hand_are_kept():
+    found = plan(model__config__emb_dim=96, model__config__num_layers=5, data__batch_size=7)
+    assert (found.shape.emb_dim, found.shape.num_layers, found.shape.batch_size) == (96, 5, 7)
+    given = {"num_heads": 2, "context_length": 32, "vocab_size": 700, "dropout": 0.3}
+    found = plan(**{f"model__config__{name}": value for name, value in given.items()})
+    options = options_of(typed(found.options()))
+    assert {name: getattr(options.model.config, name) for name in given} == given
+    assert plan(model__config__emb_dim=256).shape.num_layers == 4
+    assert plan(model__config__num_layers=3).shape.emb_dim == 96  # about as many weights as 128 x 2
+
+
+@pytest.mark.parametrize(("width", "heads"), [(97, 1), (100, 2), (250, 5), (400, 5), (20, 1), (768, 12)])
+def test_a_width_by_hand_has_heads_that_divide_it(width, heads):
+    assert plan(seconds=3600, model__config__emb_dim=width).num_heads == heads
+
+
+def test_a_prepared_text_keeps_its_vocabulary_and_its_count_of_tokens():
+    text = Text(size=1_000_000, val_fraction=0.1, vocab_size=600, tokens=250_000)
+    found = plan(text)
+    assert found.shape.vocab_size == 600
+    assert found.epochs == pytest.approx(found.tokens * 4 / 900_000)
+
+
+def test_a_model_fits_into_memory():
+    """Whose width, or else whose batch, becomes smaller."""
+    usual = plan(seconds=3600).shape
+    for memory, windows in ((0.8 * usual.memory(), usual.batch_size), (0.1 * usual.memory(), 24)):
+        small = plan(seconds=3600, machine=Machine(speed=3.3e11, memory=memory, is_gpu=False)).shape
+        assert small.memory() < memory
+        assert small.batch_size == windows and small.emb_dim < usual.emb_dim
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ({"seconds": 0.1}, "20 steps of 32 x 1 and .* take longer than the 0 s that are left .* give more"),
+        ({"model__config__emb_dim": 96, "model__config__num_heads": 5}, "num_heads 5 does not divide"),
+        ({"model__config__emb_dim": 100_000}, "no model fits into 16.0 GB of memory"),
+        ({"model__config__context_length": 200_000}, "context_length 200000: the text has 1,100,000 bytes"),
+    ],
+)
+def test_what_cannot_be_planned_is_said_in_a_line(more, line):
+    with pytest.raises(InputError, match=line):
+        plan(**more)
+
+
+def test_wide_models_on_a_gpu_have_the_rates_of_gpt2():
+    recipe = yaml.safe_load((ROOT / "configs" / "gpt2-small.yaml").read_text("utf-8"))["model"]["optimizer"]
+    text = Text(size=10**9, val_fraction=0.003)
+    found = plan(text, 28_000, GPU)
+    assert found.shape.emb_dim >= 768
+    assert (found.shape.vocab_size, found.shape.context_length) == (32_768, 1024)
+    options = found.options()
+    assert options["model"]["optimizer"]["lr"] <= recipe["lr"]
+    assert options["model"]["optimizer"]["rest_lr"] <= recipe["rest_lr"]
+    assert options["model"]["compile"] and not plan(text, 300, GPU).compile and not plan(text, 3600).compile
+    often = plan(Text(size=10**6, val_fraction=0.1), 300, GPU)  # BPE-dropout is one thread of the CPU
+    assert (often.bpe_dropout, often.dropout, often.machine.sampled_softmax) == (0.0, 0.2, 1)
+
+
+def test_several_processes_divide_a_batch():
+    two = Machine(speed=CORE.speed, memory=CORE.memory, is_gpu=False, processes=2)
+    one = plan().options()["data"]["batch_size"]
+    assert plan(machine=two).options()["data"]["batch_size"] == one / 2
+
+
+def test_the_ladder_climbs():
+    weights = [layers * width**2 for width, layers in LADDER]
+    assert weights == sorted(weights)
+    assert all(later / earlier < 4.1 for earlier, later in itertools.pairwise(weights))
+    assert all(math.log2(width / 32) >= 0 for width, _ in LADDER)

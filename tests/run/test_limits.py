@@ -1,0 +1,148 @@
+"""`Limits`, on a clock that the tests tell: how many updates fit into a time, and what ends a run before."""
+
+import dataclasses
+
+import pytest
+
+from gpt.errors import InputError
+from gpt.plan.rule import END_SECONDS, Machine, Plan, Text, choose
+from gpt.run.limits import Limits
+from gpt.run.options import Options, TrainerOptions
+from gpt.training.module import ModelOptions
+from gpt.weights.checkpoint import RunPart
+
+
+def planned(**changes: object) -> Plan:
+    """A plan whose steps, of a run without samples, are told."""
+    machine = Machine(speed=3.3e11, memory=16e9, is_gpu=False)
+    plan = choose(Text(size=10**7, val_fraction=0.01), machine, 60, {})
+    return dataclasses.replace(plan, **{"validation": 0.0, "slower": 1.0, "is_whole": True, **changes})
+
+
+class Run:
+    """Makes updates until `limits` end them: `seconds(step)` each, and validations of `validation`."""
+
+    def __init__(self, plan: Plan, *, interval: int = 1000, sampled: int = 1, minute: float = 60.0) -> None:
+        self.part = RunPart()
+        trainer = TrainerOptions(max_steps=plan.steps, val_check_interval=interval)
+        options = Options(trainer=trainer, model=ModelOptions(sampled_softmax=sampled))
+        self.limits = Limits(options, self.part, plan, deadline=True)
+        self.limits.count(1)
+        self.limits.begin(minute + END_SECONDS)
+        self.now = 0.0
+        self.totals: list[int] = []
+        self.validated: list[int] = []
+
+    def train(self, seconds, validation: float = 0.0, loss=lambda step: 5.0 - step / 10_000) -> None:
+        while not self.limits.is_over:
+            self.now += seconds(self.part.step)
+            self.part.step += 1
+            self.limits.update(self.now)
+            self.totals.append(self.part.total)
+            if self.limits.validates:
+                self.now += validation
+                self.limits.paused(validation)
+                self.validated.append(self.part.step)
+                self.limits.validated(loss(self.part.step), self.now)
+
+
+@pytest.mark.parametrize("guess", [100, 300, 900])
+@pytest.mark.parametrize("each", [0.04, 0.2])
+def test_the_clock_corrects_the_number_of_steps(guess, each, capsys):
+    run = Run(planned(steps=guess), interval=100)
+    run.train(lambda _: each, validation=1.0)
+    assert run.now == pytest.approx(60.0, rel=0.01)
+    assert run.part.step == pytest.approx((60 - len(run.validated)) / each, abs=3)
+    assert run.limits.why() == "--minutes"
+    assert "1:00 of training (minutes)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("later", [0.05, 0.4])
+def test_a_run_keeps_its_time_where_the_speed_changes(later):
+    """Another process begins, or ends, half-way."""
+    run = Run(planned(steps=300))
+    run.train(lambda step: 0.2 if step < 150 else later)
+    assert run.now == pytest.approx(60.0, rel=0.01)
+
+
+def test_slow_first_steps_do_not_shorten_a_run():
+    run = Run(planned(steps=600))
+    run.train(lambda step: 1.0 if step < 3 else 0.1)
+    assert run.now == pytest.approx(60.0, rel=0.01)
+    assert run.part.step == pytest.approx(3 + 57 / 0.1, rel=0.01)
+
+
+@pytest.mark.parametrize("supposed", [1.0, 1.5, 2.9])
+@pytest.mark.parametrize("real", [1.2, 1.5, 2.8])
+def test_the_last_fifth_of_the_steps_takes_longer_where_ids_are_sampled(supposed, real):
+    """As long as supposed or not: a minute is kept."""
+    run = Run(planned(steps=500, slower=supposed), sampled=8)
+    run.train(lambda step: 0.1 if step < 0.8 * run.part.total - 0.5 else 0.1 * real)
+    assert run.now == pytest.approx(60.0, rel=0.011)
+
+
+@pytest.mark.parametrize(
+    ("losses", "steps", "why"),
+    [
+        # At 200 it gains: twice as many, then all that the time allows.
+        ({}, 850, "--minutes"),
+        ({400: 4.995}, 400, "held-out text was best after step 200: longer gained nothing"),
+        ({200: 5.5, 100: 4.0}, 200, "held-out text was best after step 100: longer gained nothing"),
+    ],
+)
+def test_the_result_decides_how_long_a_text_is_read(losses, steps, why):
+    """A step is a tenth of a second, and a part of the time was planned: 200 steps of 85 seconds."""
+    run = Run(planned(steps=200, is_whole=False), interval=100, minute=85.0)
+    run.train(lambda _: 0.1, loss=lambda step: losses.get(step, 5.0 - step / 10_000))
+    assert (run.part.step, run.limits.why()) == (steps, why)
+    if not losses:  # a run that became four times as long is validated a fourth as often
+        assert run.validated == [100, 200, 400, 850]
+
+
+def test_a_part_that_leaves_no_time_for_another_ends_the_run():
+    run = Run(planned(steps=200, is_whole=False), interval=100, minute=23.0)
+    run.train(lambda _: 0.1)
+    assert run.part.step == 200
+    assert run.limits.why() == "the rest of the time is too short for a further part"
+
+
+def test_a_loss_that_rises_three_times_in_a_row_ends_a_run_for_a_time():
+    losses = {100: 5.0, 200: 4.0, 300: 4.5, 400: 4.4, 500: 4.5, 600: 4.6, 700: 4.7}
+    run = Run(planned(steps=800), interval=100, minute=90.0)
+    run.train(lambda _: 0.1, loss=losses.get)
+    assert run.part.step == 700
+    assert run.limits.why() == "val_loss rose 3 times in a row: it was lowest after step 200"
+
+
+def test_validations_in_a_row_that_are_not_the_best_are_counted_in_any_run():
+    run = Run(planned(steps=800), interval=100, minute=90.0)
+    losses = iter([5.0, 4.0, 4.5, 4.4, 3.9])
+    counted = []
+
+    def loss(_: int) -> float:
+        counted.append(run.part.stalled)
+        return next(losses, 3.8 - len(counted) / 100)
+
+    run.train(lambda _: 0.1, loss=loss)
+    assert counted[:6] == [0, 0, 0, 1, 2, 0]
+    assert run.part.best_step == run.part.step
+
+
+def test_a_resumed_run_makes_the_updates_that_its_checkpoint_says(capsys):
+    options = Options(trainer=TrainerOptions(max_steps=600, val_check_interval=100))
+    saved = RunPart(step=31, total=285, seconds=7.0)
+    limits = Limits(options, saved)
+    limits.count(1)
+    limits.begin()
+    assert "planned: 285 steps (as planned 285)" in capsys.readouterr().err
+    saved.step = 32
+    limits.update(900.0)
+    assert saved.total == 285
+    assert limits.why() == "as planned 285"
+
+
+def test_time_that_is_over_before_the_first_step_is_said():
+    limits = Limits(Options(trainer=TrainerOptions(max_steps=5)), RunPart(), planned(steps=5), deadline=True)
+    limits.count(1)
+    with pytest.raises(InputError, match="over before the first step: give more --minutes"):
+        limits.begin(0.5)
