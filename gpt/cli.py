@@ -38,6 +38,7 @@ COMMANDS = {
     "export": ("share.export:export_weights", "write a model for another program", "--format html"),
 }
 OWN_PARSERS = ("fit", "validate", "plan", "compare")
+TIMED = ("fit", "validate")  # are told when they began: a time that they are given counts from then
 _USAGE = """usage: gpt COMMAND [OPTIONS]
 
 Train a small GPT and generate text with it. 'gpt COMMAND --help' lists a command's options.
@@ -92,7 +93,8 @@ def run(name: str, arguments: list[str], began: float) -> None:
     function = resolve_name(f"gpt.{code}")
     try:
         if name in OWN_PARSERS:
-            function([name, *arguments], began)
+            more = {"began": began} if name in TIMED else {}
+            function([name, *arguments], **more)
             return
         parser = _parser(name, function)
         options = parser.instantiate(parser.parse_args(_spell_out(arguments, function)))

@@ -82,12 +82,11 @@ _HEADINGS = (
 )
 
 
-def plan(arguments: list[str], began: float | None = None) -> None:
+def plan(arguments: list[str]) -> None:
     """Print which model to train on a text in the time one has: what `gpt fit --minutes M` would train.
 
     Times some steps on this machine and takes the size of the text; what the run will reach is not predicted.
     """
-    del began  # each line is for a run that begins anew
     parser = ArgumentParser(
         "gpt plan",
         description=plan.__doc__,
