@@ -1,7 +1,9 @@
 """Inject faults into training: `python scripts/torture.py --kills 50`.
 
-Kills runs with SIGKILL in steps, saves and validations, and damages checkpoints. Resumed runs must equal an
-undisturbed one. Prints a table of injected, survived and lost faults; the exit status is 1 if any was lost.
+Kills runs with SIGKILL in steps, saves and validations, and damages checkpoints. Kills resumes at a random
+moment of their first two seconds, and starts two processes on one run. Resumed runs must equal an undisturbed
+one, and so must a future that was left for another and is taken up again, with its metrics.csv. Prints a
+table of injected, survived and lost faults; the exit status is 1 if any was lost.
 
 Needs POSIX, because runs are forked.
 """
@@ -21,9 +23,10 @@ from typing import Any
 
 import torch
 from faults.fingerprint import fingerprint
-from faults.forked import run
+from faults.forked import run, run_beside
 
 import gpt.run.fit  # noqa: F401 - once, before the processes that are killed are forked
+from gpt.weights.checkpoint import checkpoints_of, order_of
 
 MOMENTS = ("anywhere", "step", "write", "rename", "validation")
 TEXT = "The quick brown fox jumps over the lazy dog, and on it goes.\n" * 300
@@ -34,6 +37,9 @@ RUN = shlex.split("""fit --run run --data.corpus text.txt --trainer.logger csv -
 --model.config.num_layers 1 --model.config.dropout 0.1 --trainer.max_steps 30
 --trainer.accumulate_grad_batches 2 --checkpoint_every 4 --trainer.val_check_interval 7
 --data.batch_size 16""")
+CUT_AT = 22  # updates of the run whose resumes are killed
+STARTING = 2.0  # seconds
+OTHER = ["--model.optimizer.lr", "0.01"]  # of another future
 TWO = [*RUN, "--data.batch_size=8", "--trainer.devices=2"]
 
 
@@ -77,6 +83,7 @@ class Faults:
         self.chance = chance
         self.runs = folder / "runs"
         self.found: dict[int, Any] = {}
+        self.others: dict[str, Any] = {}
 
     def undisturbed(self, processes: int = 1) -> Any:
         """The fingerprint and the seconds of a run that nothing disturbs, and which is not left."""
@@ -132,11 +139,82 @@ class Faults:
         last.write_bytes(data)
         return self.resumed(["fit", "--resume", "auto", "--run", "run"])
 
+    def kill_resume(self) -> str | None:
+        """Kill a resume of the newest checkpoint as it starts: it ends as if nothing had been."""
+        self.cut()
+        command = ["fit", "--resume", str(self.runs / "run")]
+        run(self.folder, command, kill_after=self.chance.uniform(0, STARTING))
+        return self.resumed(command)
+
+    def kill_return(self) -> str | None:
+        """Kill a resume of an earlier checkpoint, with another option, as it starts; end both futures."""
+        self.cut()
+        folder = self.runs / "run"
+        newest, *earlier = checkpoints_of(folder)
+        left = order_of(newest)
+        name = self.chance.choice([path.name for path in earlier if path.name.startswith("step-")])
+        command = ["fit", "--resume", str(folder / "checkpoints" / name), *OTHER]
+        wanted = self.other_future(command, name)
+        self.cut()
+        run(self.folder, command, kill_after=self.chance.uniform(0, STARTING))
+        if problem := self.ends(command, wanted):
+            return f"another future from {name}: {problem}"
+        kept = [path for path in checkpoints_of(folder) if order_of(path) == left]
+        if not kept:
+            return f"the newest checkpoint is gone after a resume from {name}"
+        problem = self.ends(["fit", "--resume", str(kept[0])], self.undisturbed()[0])
+        return problem and f"the future that was left for {name}: {problem}"
+
+    def race(self) -> str | None:
+        """Two processes that start or resume one run: one trains, the other is refused or finds it done."""
+        wanted, seconds = self.undisturbed()
+        if self.chance.random() < 0.5:
+            self.cut()
+        command = [*RUN, "--resume", "auto_or_new"]
+        ended = run_beside(self.folder, [command, command], self.chance.uniform(0, seconds))
+        refusals = ("in use by another process", "has begun this run meanwhile")
+        for status, err in zip(ended.statuses, ended.errs, strict=True):
+            if status and not (status == 2 and any(refusal in err for refusal in refusals)):
+                return f"status {status}: {err[-300:]}"
+        if all(ended.statuses):
+            return f"both were refused: {ended.errs}"
+        return None if fingerprint(self.runs / "run") == wanted else "differs from the undisturbed run"
+
+    def cut(self) -> None:
+        """The run as a kill after `CUT_AT` updates has left it, with all of its checkpoints."""
+        kept = self.folder / "cut"
+        if not kept.exists():
+            self.undisturbed()
+            many = [*RUN, "--keep_checkpoints", "100"]
+            run(self.folder, many, sabotage=die_at("step", 2 * CUT_AT + 1))
+            shutil.move(self.runs, kept)
+        shutil.rmtree(self.runs, ignore_errors=True)
+        shutil.copytree(kept, self.runs)
+
+    def other_future(self, command: list[str], name: str) -> Any:
+        """The fingerprint of a resume from the checkpoint of this name that nothing disturbs."""
+        if name not in self.others:
+            ended = run(self.folder, command)
+            if ended.status:
+                raise SystemExit(f"the undisturbed resume failed: {ended.err}")
+            self.others[name] = fingerprint(self.runs / "run")
+        return self.others[name]
+
+    def ends(self, command: list[str], wanted: Any) -> str | None:
+        """Run the command to its end, and compare it."""
+        ended = run(self.folder, command)
+        if ended.status:
+            return f"status {ended.status}: {ended.err[-300:]}"
+        return None if fingerprint(self.runs / "run") == wanted else "differs from one that was not disturbed"
+
 
 KINDS: dict[str, tuple[int, str, Callable[[Faults], str | None]]] = {
     "kills": (50, "SIGKILL, one process", Faults.kill),
     "kills2": (0, "SIGKILL, two processes", Faults.kill_two),
     "damages": (20, "damaged checkpoint", Faults.damage),
+    "resumes": (50, "killed resume", Faults.kill_resume),
+    "returns": (50, "killed return", Faults.kill_return),
+    "races": (50, "two processes", Faults.race),
 }
 
 

@@ -2,11 +2,14 @@
 
 import os
 import signal
+import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gpt.progress import report
 from gpt.training.guard import Guard
 
 
@@ -19,25 +22,48 @@ def remembered(guard: Guard) -> Iterator[None]:
     """Note a signal in `guard`, on which all processes agree after the update.
 
     A launcher may send SIGTERM more than once, and a cluster SIGUSR1 before it: that changes nothing. Only
-    a second Ctrl-C exits at once.
+    a second Ctrl-C exits at once. The handler stores a number and does nothing that can fail, as the terminal
+    may be gone; a thread answers a Ctrl-C.
     """
 
     def note(number: int, _: Any) -> None:
-        if number == signal.SIGINT:
-            if guard.received == signal.SIGINT:
-                os._exit(128 + number)
-            os.write(2, b"\nfinishing the step; press Ctrl-C again to exit at once\n")
+        if number == guard.received == signal.SIGINT:
+            os._exit(128 + number)
         guard.received = number
 
     names = {"SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"}  # Windows lacks the last two
     known = [number for number in signal.Signals if number.name in names]
     ours = [number for number in known if signal.getsignal(number) != signal.SIG_IGN]  # as nohup sets SIGHUP
-    replaced = {number: signal.signal(number, note) for number in ours}
+    with answered():
+        replaced = {number: signal.signal(number, note) for number in ours}
+        try:
+            yield
+        finally:
+            for number, handler in replaced.items():
+                signal.signal(number, handler)
+
+
+@contextmanager
+def answered() -> Iterator[None]:
+    """Say what a Ctrl-C does, while the main thread is busy with its update."""
+    sender, receiver = socket.socketpair()
+    sender.setblocking(False)
+
+    def answer() -> None:
+        while numbers := receiver.recv(1):  # none once the other end is closed
+            if numbers[0] == signal.SIGINT:
+                report("\nfinishing the step; press Ctrl-C again to exit at once", prefix="")
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    before = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
     try:
         yield
     finally:
-        for number, handler in replaced.items():
-            signal.signal(number, handler)
+        signal.set_wakeup_fd(before)
+        sender.close()
+        thread.join()
+        receiver.close()
 
 
 def stopped(number: int, step: int, run: Path) -> Stopped:

@@ -224,9 +224,19 @@ def _resumed(command: str, own: Values, given: Values, checkpoint: Checkpoint) -
             run.total = 0
         lines.append(f"changed {name}: {shown(before)} -> {shown(value)}")
     if command == "fit":
-        report(*lines)
+        report(*lines, *_other_processes(options, written))
     tokenizer = Tokenizer.from_dict(part.tokenizer) if part.tokenizer else None
     return Start(options=options, tokenizer=tokenizer, checkpoint=checkpoint, run=run, folder=folder)
+
+
+def _other_processes(options: Options, written: Values) -> list[str]:
+    """A line where this start has more or fewer processes than the run, so that updates have another size."""
+    before = written.get("trainer", {}).get("devices") or 1
+    now = options.trainer.devices or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if before == now or options.data.tokens_per_update is not None:
+        return []
+    how = f"for updates of the same size give --trainer.devices {before}, or a larger or smaller batch"
+    return [f"the run had {before} processes on a machine, and this start has {now}: {how}"]
 
 
 def _check_here(source: str, values: Values, given: Set[str]) -> None:

@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpt.cli import main as gpt
@@ -26,6 +26,8 @@ class Ended:
     statuses: list[int]
     err: str
     """stderr of rank 0."""
+    errs: list[str] = field(default_factory=list)
+    """stderr of each."""
 
     @property
     def status(self) -> int:
@@ -51,6 +53,15 @@ def run(
     return _wait(folder, running, kill_after)
 
 
+def run_beside(folder: Path, commands: list[list[str]], seconds_between: float) -> Ended:
+    """Run commands that know nothing of each other, each so long after the one before, and wait."""
+    running = []
+    for number, command in enumerate(commands):
+        running.append(_fork(folder, command, number, {}, None))
+        time.sleep(seconds_between)
+    return _wait(folder, running, TIMEOUT)
+
+
 def _wait(folder: Path, started: list[int], seconds: float) -> Ended:
     """Wait for all, which are killed after so many seconds, or once one of them was killed."""
     running, deadline = set(started), time.monotonic() + seconds
@@ -65,7 +76,8 @@ def _wait(folder: Path, started: list[int], seconds: float) -> Ended:
             os.kill(pid, signal.SIGKILL)
         time.sleep(0.005)
     statuses = [int(_text(folder / f"status.{number}") or -9) for number in range(len(started))]
-    return Ended(statuses=statuses, err=_text(folder / "err.0"))
+    errs = [_text(folder / f"err.{number}") for number in range(len(started))]
+    return Ended(statuses=statuses, err=errs[0], errs=errs)
 
 
 def _text(file: Path) -> str:

@@ -63,6 +63,22 @@ def test_a_signal_saves_the_step_and_the_run_resumes_from_it(number, expected, w
     assert result(Path("runs/cut"))[0] == result(Path("runs/whole"))[0]
 
 
+def test_a_ctrl_c_whose_reader_has_gone_saves_the_step(workplace):
+    """Its stderr is a pipe that nobody reads any more."""
+    reader, writer = os.pipe()
+    with forked([*TINY, *LONG, "--run", "cut"], streams={2: writer}) as process:
+        os.close(writer)
+        deadline = time.monotonic() + 60
+        while process.is_alive() and not list(Path("runs").glob("*/metrics.csv")):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.close(reader)
+        os.kill(process.pid, signal.SIGINT)
+        assert status(process, timeout=30) == 130
+    saved = read("runs/cut/checkpoints/last.safetensors").run
+    assert saved.csv == Path("runs/cut/metrics.csv").stat().st_size  # nothing came after it
+
+
 def test_a_second_ctrl_c_leaves_at_once(workplace):
     slow = "import time, gpt.run.checkpoint as s; s.write = lambda *_: time.sleep(60)"
     with started(workplace / "log", *LONG, "--snapshot_megabytes", "0", "--run", "cut", code=slow) as process:
