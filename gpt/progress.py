@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -22,8 +22,10 @@ def report(*lines: str, prefix: str = "gpt fit: ") -> None:
     if not is_first_process():
         return
     for line in lines:
-        with suppress(OSError):
+        try:
             print(f"{prefix}{line}", file=sys.stderr, flush=True)
+        except OSError:  # what is left of it would change the exit status, as Python flushes it at the end
+            sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def notice(message: str) -> None:
