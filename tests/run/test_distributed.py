@@ -200,3 +200,16 @@ def test_two_in_bfloat16_accumulate_and_recompute_as_one_does(launch):
     assert losses("two") == pytest.approx(losses("one"), rel=1e-4)
     for name, weight in weights("one").items():
         torch.testing.assert_close(weights("two")[name], weight, rtol=0, atol=1e-3, msg=name)
+
+
+@pytest.mark.slow
+def test_the_first_process_plans_for_both(launch):
+    """Whose clocks and speeds differ: both make the same updates of the same model, and end in time."""
+    Path("text.txt").write_text("".join(f"{n * n} is the square of {n}.\n" for n in range(9000)), "utf-8")
+    small = ["--model.config.emb_dim", "32", "--model.config.num_layers", "1", "--trainer.accelerator", "cpu"]
+    told = launch("fit", "text.txt", *small, "--minutes", "20s", "--run", "timed")
+    assert told.count("the plan is 32 x 1") == 1
+    assert "ended after step " in told
+    run = read("runs/timed/checkpoints/last.safetensors").run
+    assert run.step == run.total > 0
+    assert run.options["trainer"]["devices"] == 2
