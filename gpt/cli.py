@@ -15,6 +15,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from gpt.errors import InputError
+from gpt.home import ensure_home
 from gpt.plain import with_first
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def run(name: str, arguments: list[str], began: float) -> None:
         raise InputError(f"unknown command, expected one of {', '.join(COMMANDS)}")
     import jsonargparse
 
+    ensure_home()
     code, _, _ = COMMANDS[name]
     function = resolve_name(f"gpt.{code}")
     try:

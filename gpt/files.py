@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from gpt.errors import InputError
+from gpt.home import ensure_home
 
 StrPath = str | os.PathLike[str]
 _PACKAGE = Path(__file__).parent
@@ -40,6 +41,7 @@ def cache_folder() -> Path:
     """`$GPT_CACHE`, or `minimal-gpt` in the user's cache folder."""
     if chosen := os.environ.get("GPT_CACHE"):
         return Path(chosen)
+    ensure_home()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minimal-gpt"
 
 
@@ -246,3 +248,8 @@ def check_free(path: Path) -> None:
     """An InputError where an output would replace something; an empty folder may be filled."""
     if any(path.iterdir()) if path.is_dir() else os.path.lexists(path):
         raise InputError(f"{path} exists already: choose another name")
+
+
+def readable(name: str) -> str:
+    """A name as text that can be written anywhere: what is not UTF-8 in it is escaped, as in `run\\udcff`."""
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")

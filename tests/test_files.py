@@ -72,3 +72,7 @@ def test_a_folder_of_strangers_beside_an_installed_package_is_not_taken(tmp_path
         shipped("configs")
     (package / "configs").mkdir()
     assert shipped("configs") == package / "configs"
+
+
+def test_a_name_that_is_not_utf8_is_readable():
+    assert files.readable(os.fsdecode(b"caf\xe9 \xc3\xa9")) == "caf\\udce9 \u00e9"

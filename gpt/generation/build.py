@@ -5,7 +5,9 @@ import functools
 import hashlib
 import os
 import platform
+import secrets
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,8 +31,10 @@ _one_at_a_time = threading.Lock()
 
 def program() -> ctypes.CDLL | None:
     """The built program; None where it is not there or cannot be loaded."""
+    path = _path()
     try:
-        return ctypes.CDLL(str(_path()))
+        path.stat()  # the loader does not look, where it has loaded this path before
+        return ctypes.CDLL(str(path))
     except OSError:  # damaged, it is built anew
         return None
 
@@ -73,13 +77,15 @@ def _compile(path: Path) -> None:
     # By torch's own OpenMP library: idle threads of a second one would keep a core busy.
     openmp = ["-fopenmp", *map(str, _openmp_libraries())]
     openmp = ["-Xclang", *openmp] if sys.platform == "darwin" else [*openmp, "-Wl,--as-needed,-z,defs"]
-    built = path.with_suffix(f".{os.getpid()}")
-    for parallel in (openmp, []):
-        reason = _run([*compiler, str(SOURCE), *options, *parallel, "-o", str(built)])
-        if not reason:
-            built.replace(path)
-            return
-    built.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        built = Path(folder, "step.so")
+        for parallel in (openmp, []):
+            reason = _run([*compiler, str(SOURCE), *options, *parallel, "-o", str(built)])
+            if not reason:
+                temporary = path.with_suffix(f".{secrets.token_hex(8)}")
+                shutil.copyfile(built, temporary)
+                temporary.replace(path)
+                return
     raise InputError(f"the program cannot be compiled: {reason}")
 
 
@@ -122,11 +128,28 @@ def _path() -> Path:
     folder = cache_folder() / "compiled"
     with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-        mine = os.name == "nt" or (status.st_uid == os.getuid() and not status.st_mode & 0o022)
-        if mine and os.access(folder, os.W_OK):
+        if os.name != "nt":
+            folder = _private(folder)
+        if os.access(folder, os.W_OK):
             return folder / _name()
     return Path(_private_folder().name, _name())
 
 
+def _private(folder: Path) -> Path:
+    """A path of this very folder, whatever its name comes to mean; PermissionError where others can write.
+
+    Linux has such paths: those of open folders. Elsewhere it is the name.
+    """
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    status = os.fstat(opened)
+    held = _held.setdefault((status.st_dev, status.st_ino), opened)
+    if held != opened:
+        os.close(opened)
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise PermissionError(f"others can write {folder}")
+    descriptors = Path("/proc/self/fd")
+    return descriptors / str(held) if descriptors.is_dir() else folder
+
+
+_held: dict[tuple[int, int], int] = {}  # the folders that were opened, which stay open
 _private_folder = functools.cache(tempfile.TemporaryDirectory)  # until the process ends

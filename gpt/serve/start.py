@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gpt.errors import InputError
 from gpt.evaluation.copied import Copied, training_text
+from gpt.files import readable
 from gpt.generation.build import built_meanwhile
 from gpt.generation.decoding import Precision, for_decoding, suits_program
 from gpt.progress import notice
@@ -57,7 +58,7 @@ def serve(
     model = for_decoding(loaded, precision)
     run = run_of(path.resolve())
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    name = name or (run.name if run else path.resolve().stem)
+    name = readable(name or (run.name if run else path.resolve().stem))
     copied = Copied(training_text(run, tokenizer), tokenizer) if show_copied else None
     listener = _listener(host, port)
     app = create_app(

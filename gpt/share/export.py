@@ -5,7 +5,7 @@ from typing import Literal
 
 from gpt.errors import InputError, check_least
 from gpt.evaluation.copied import training_text
-from gpt.files import check_free
+from gpt.files import check_free, readable
 from gpt.share.file import Precision, write
 from gpt.share.gpt2 import is_gpt2
 from gpt.weights.checkpoint import run_of, snapshots_of
@@ -50,7 +50,7 @@ def export_weights(
     run = run_of(path.resolve())
     text = training_text(run, found.tokenizer) if with_text else None
     snapshots = snapshots_of(run) if run else []
-    name = (run or path).resolve().stem
+    name = readable((run or path).resolve().stem)
     print(write(output, found, name, precision, snapshots, text, snapshot_megabytes))
 
 

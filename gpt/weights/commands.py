@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpt.errors import InputError
-from gpt.files import atomic_write, check_free
+from gpt.files import atomic_write, check_free, readable
 from gpt.text.tokenizer import SMALLEST_SIZE
 from gpt.weights.checkpoint import run_of
 from gpt.weights.formats import book, gguf, hf, nanogpt
@@ -68,7 +68,7 @@ def export_folder(found: Found, path: Path, output: Path, format: str, push: str
     write_export(found, output, format)
     if format == "hf":
         with atomic_write(output / "README.md") as file:
-            file.write(_card(found, path, push or output.name))
+            file.write(readable(_card(found, path, push or output.name)))
     print(f"{output}/ holds the model in the format {format}")
     if push is not None:
         from huggingface_hub import create_repo, upload_folder

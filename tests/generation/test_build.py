@@ -48,18 +48,46 @@ def library(cache_with_program):
         patch.setenv("GPT_CACHE", cache_with_program)
         written = build._path().stat().st_mtime_ns
         assert build.build() and build._path().stat().st_mtime_ns == written
-        yield build._path()
+        yield build._path().resolve()  # a name for other processes
 
 
 def test_what_others_can_write_is_not_run(library, monkeypatch):
     assert build.program()
     library.parent.chmod(0o777)
-    assert not build.program() and build._path().parent != library.parent
+    assert not build.program() and build._path().resolve().parent != library.parent
     library.parent.chmod(0o700)
     assert build.program()
     monkeypatch.setattr(os, "getuid", lambda: 12345)  # whose files are not those of this user
     assert not build.program()
     _forget_private_folder()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no path of an open folder")
+def test_a_folder_that_another_takes_the_place_of_is_not_run(cache, compiler, library, monkeypatch):
+    """Between the look at who owns it and the loading."""
+    compiler(COPY.format(library))
+    build.build()
+    folder, access = cache / "compiled", os.access
+
+    def swap(*arguments):
+        if not (cache / "before").exists():
+            folder.rename(cache / "before")
+            folder.mkdir()
+            (folder / build._name()).write_bytes(b"another's")
+        return access(*arguments)
+
+    monkeypatch.setattr(os, "access", swap)
+    assert build.program()
+
+
+def test_two_processes_with_one_number_do_not_write_one_file(cache, compiler, library, tmp_path):
+    """As in two containers with a common cache: what a compiler writes has a name of its own."""
+    compiler(f'for last; do :; done; echo "$last" >> {tmp_path}/names; {COPY.format(library)}')
+    for _ in range(2):
+        build.build()
+        build._path().unlink()
+    first, second = (tmp_path / "names").read_text(encoding="utf-8").split()
+    assert first != second and str(cache) not in first
 
 
 COPY = 'while [ "$1" != -o ]; do shift; done; cp {} "$2"'
@@ -73,7 +101,7 @@ def test_a_program_is_kept_where_others_cannot_write(cache, compiler, library):
     finally:
         os.umask(before)
     (path,) = (cache / "compiled").iterdir()
-    assert build.program() and path == build._path()
+    assert build.program() and path.samefile(build._path())
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
@@ -89,7 +117,7 @@ def test_a_home_that_cannot_be_written(how, cache, compiler, library, monkeypatc
     else:
         monkeypatch.setenv("GPT_CACHE", str(cache / ("x" * 300)))
     assert build.build() and build.program()
-    assert cache not in build._path().parents
+    assert cache not in build._path().resolve().parents
 
 
 def test_a_compiler_of_several_words(cache, compiler, library, monkeypatch):

@@ -1,6 +1,7 @@
 """How a server starts and ends, what it does behind nginx, and who is let in."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -17,7 +18,8 @@ import pytest
 from gpt.errors import InputError
 from gpt.serve.limits import Limits
 from gpt.serve.start import serve
-from tests.serve.server import MODEL, httpx, listening, new_app, slow, talk
+from tests.serve.server import MODEL, TOKENIZER, httpx, listening, new_app, slow, talk
+from tests.snapshots import add_snapshot
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
 ROOT = Path(__file__).parents[2]
@@ -119,6 +121,23 @@ def test_the_key_of_the_environment_and_the_hosts_of_a_local_server(tmp_path, mo
     serve(tmp_path, port=0)
     assert len(built) == 1  # the compiled program is begun, where it suits the model
     assert talk(apps[0], use) == [401, 200, 200, 200, 400]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_a_run_whose_name_is_not_utf8_is_served_by_an_escaped_one(tmp_path, monkeypatch):
+    apps = []
+    monkeypatch.setattr(
+        "uvicorn.Server.run", lambda server, sockets: apps.append(server.config.app) or sockets[0].close()
+    )
+    snapshot = add_snapshot(tmp_path / os.fsdecode(b"caf\xe9"), 1, MODEL, TOKENIZER)
+    serve(snapshot, port=0)
+
+    async def use(client):
+        paths = ("/about", "/v1/models", "/v1/models/caf\\udce9")
+        return [await client.get(path, headers={"host": "localhost"}) for path in paths]
+
+    about, models, model = talk(apps[0], use)
+    assert about.json()["id"] == models.json()["data"][0]["id"] == model.json()["id"] == "caf\\udce9"
 
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

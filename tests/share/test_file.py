@@ -1,6 +1,8 @@
 """What `gpt export --format html` writes."""
 
+import os
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -33,6 +35,16 @@ def test_each_precision_gives_the_models_logits_and_a_smaller_file(precision, er
     weights = sum(weight.numel() for weight in model.parameters()) * 4 / 3
     width = {"float32": 4, "float16": 2, "int8": 1}[precision]
     assert 0.8 < (path.stat().st_size - bare) / (weights * width) < 1.3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_a_folder_whose_name_is_not_utf8_is_exported(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = os.fsdecode(b"caf\xe9")
+    snapshot = str(add_snapshot(tmp_path / name, 1, sharp(SHAPE), Tokenizer(vocab_size=300)))
+    assert main(["export", "--checkpoint", snapshot, "--format", "html", "--output", "it.html"]) == 0
+    assert r'"name": "caf\\udce9"' in (tmp_path / "it.html").read_text(encoding="utf-8")
+    assert main(["export", "--checkpoint", snapshot, "--output", "exported"]) == 0
 
 
 @needs_node
