@@ -5,7 +5,7 @@ from dataclasses import fields
 from itertools import accumulate, chain
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from gpt.errors import InputError
 from gpt.generation import Request, Sampling, Token
@@ -15,8 +15,7 @@ from gpt.text.tokenizer import Tokenizer
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[Count], Field(fail_fast=True)]
-Stop = Annotated[str, Field(min_length=1, max_length=256)]
-_Zero = Annotated[float, Field(ge=0, le=0)]  # clients send the default
+Stop = Annotated[str, Field(max_length=256)]
 _PROMPTS = Field(max_length=1024, fail_fast=True)
 
 
@@ -24,20 +23,21 @@ class _Form(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class _Text(_Form):
+class _Text(BaseModel):
     type: Literal["text"]
     text: str
 
 
 class _Message(BaseModel):
-    """Clients send answers back with more fields, which are ignored."""
+    """Clients send answers back with more fields, which are ignored, and some without a content."""
 
     role: str
-    content: str | Annotated[list[_Text], _PROMPTS]
+    content: str | Annotated[list[_Text], _PROMPTS] | None = None
 
     def plain(self) -> dict[str, str]:
         """The message of a template; `developer` is a newer name of the role `system`."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        content = self.content or ""
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
@@ -65,8 +65,43 @@ class _Prompted(_Form):
         return [prompt or [tokenizer.eot] for prompt in prompts]
 
 
-class CompletionRequest(_Prompted):
-    """The fields of the OpenAI form, then the engine's own; a field without support here is refused.
+class _Ignored(_Form):
+    """Fields of the OpenAI form that cannot change the text."""
+
+    metadata: object = None
+    parallel_tool_calls: object = None
+    prediction: object = None
+    prompt_cache_key: object = None
+    prompt_cache_retention: object = None
+    safety_identifier: object = None
+    service_tier: object = None
+    store: object = None
+    user: object = None
+
+
+_Zero = Annotated[float, Field(ge=0, le=0)]
+_Nothing = Field(max_length=0)
+
+
+class _Neutral(_Form):
+    """Fields of the OpenAI form without support here: the values that clients send to ask for nothing."""
+
+    best_of: Literal[1] | None = None
+    frequency_penalty: _Zero | None = None
+    function_call: Literal["none", "auto"] | None = None
+    functions: Annotated[list[object], _Nothing] | None = None
+    logit_bias: Annotated[dict[str, object], _Nothing] | None = None
+    modalities: list[Literal["text"]] | None = None
+    presence_penalty: _Zero | None = None
+    response_format: dict[Literal["type"], Literal["text"]] | None = None
+    suffix: Annotated[str, _Nothing] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    tools: Annotated[list[object], _Nothing] | None = None
+    top_logprobs: Literal[0] | None = None
+
+
+class CompletionRequest(_Prompted, _Ignored, _Neutral):
+    """The fields of the OpenAI form, then the engine's own; another field is refused by its name.
 
     `Sampling` checks the ranges of its fields.
     """
@@ -81,14 +116,18 @@ class CompletionRequest(_Prompted):
     stream_options: dict[str, bool | None] | None = None
     logprobs: int | None = Field(default=None, ge=0, le=5)  # as in OpenAI's API
     echo: bool | None = False
-    stop: Stop | Annotated[list[Stop], Field(max_length=4, fail_fast=True)] | None = None
-    presence_penalty: _Zero | None = None
-    frequency_penalty: _Zero | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=16, fail_fast=True)] | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
 
     top_k: Count | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+
+    @field_validator("logprobs", mode="before")
+    @classmethod
+    def _without(cls, logprobs: object) -> object:
+        """None for a chat's way to ask for none; a number counts as one."""
+        return None if logprobs is False else logprobs
 
     def requests(self, tokenizer: Tokenizer, template: Template | None) -> list[Request]:
         """One request of the engine for each prompt; InputError for what the vocabulary forbids."""
@@ -96,6 +135,7 @@ class CompletionRequest(_Prompted):
         max_tokens = next(count for count in given if count is not None)
         if not (max_tokens or self.echo):
             raise InputError("max_tokens must be at least 1 without echo, got 0")
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         names = {field.name for field in fields(Sampling)}
         sampling = Sampling(**self.model_dump(include=names, exclude_none=True))
         return [
@@ -106,7 +146,7 @@ class CompletionRequest(_Prompted):
                 seed=self.seed,
                 samples=self.n or 1,
                 end=tokenizer.eot,
-                stop=[self.stop] if isinstance(self.stop, str) else self.stop or [],
+                stop=[stop for stop in stops if stop],
                 alternatives=self.logprobs,
                 echo=bool(self.echo),
             )

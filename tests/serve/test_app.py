@@ -82,7 +82,7 @@ def test_the_openai_client_works_unchanged():
         ({"prompt": []}, "at least one prompt"),
         ({"prompt": [300]}, "300"),
         ({str(n): n for n in range(513)}, "the body has 513 errors"),
-        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": ["a"] * 17}, "stop"),
         ({"logprobs": 6}, "logprobs"),
         ({"colour": 1}, "colour"),
     ],

@@ -29,6 +29,27 @@ def test_a_reply_follows_the_conversation_in_the_template():
     assert body["usage"]["prompt_tokens"] == len(ids)
 
 
+def test_what_clients_send_besides_changes_nothing():
+    asked = {"messages": HI, "max_tokens": 9, "temperature": 0}
+    sent = {
+        "user": "someone", "metadata": {"chat": "1"}, "store": False, "service_tier": "auto",
+        "parallel_tool_calls": True, "safety_identifier": "x", "prompt_cache_key": "y", "logprobs": False,
+        "tools": [], "tool_choice": "auto", "logit_bias": {}, "response_format": {"type": "text"},
+        "modalities": ["text"], "n": None, "stop": [], "seed": None, "top_logprobs": None,
+    }  # fmt: skip
+    answer = chat(**asked, **sent)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"] == chat(**asked).json()["choices"]
+
+
+@pytest.mark.parametrize("content", [None, "", [], [{"type": "text", "text": ""}]])
+def test_a_message_may_be_empty(content):
+    turns = [*HI, {"role": "assistant", "content": content, "tool_calls": []}, *HI]
+    text = chat(messages=turns, max_tokens=9, temperature=0).json()["choices"][0]["message"]["content"]
+    ids = [TOKENIZER.eot, *TOKENIZER.encode("UHi\nA"), TOKENIZER.eot, *TOKENIZER.encode("UHi\nA")]
+    assert text == alone(ids, 9, temperature=0)
+
+
 def test_the_stream_adds_up_to_the_reply():
     form = {"messages": HI, "max_completion_tokens": 12, "seed": 2, "n": 2}
     whole = chat(**form).json()
@@ -48,10 +69,15 @@ def test_the_stream_adds_up_to_the_reply():
     [
         ({"messages": []}, "expected a list of messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "message 1 has the role 'tool'"),
-        ({"messages": [{"role": "user"}]}, "messages.0.content: Field required"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
         ({"messages": [*HI, {"role": "assistant", "content": "x"}]}, "the last message is the assistant's"),
         ({"messages": HI, "logprobs": 1}, "a chat has none"),
-        ({"messages": HI, "tools": []}, "tools: Extra inputs are not permitted"),
+        ({"messages": HI, "logprobs": True}, "a chat has none"),
+        ({"messages": HI, "tools": [{"type": "function"}]}, "tools: "),
+        ({"messages": HI, "tool_choice": "required"}, "tool_choice: "),
+        ({"messages": HI, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": HI, "modalities": ["audio"]}, "modalities"),
+        ({"messages": HI, "reasoning_effort": "high"}, "reasoning_effort: Extra inputs are not permitted"),
     ],
 )
 def test_what_cannot_be_answered(form, said):

@@ -53,9 +53,15 @@ def test_echo_without_log_probabilities_and_with_a_stop_string_in_the_prompt():
 
 
 def test_what_openais_form_has_and_the_engine_lacks_is_refused():
-    off = {"presence_penalty": 0.0, "frequency_penalty": 0}  # as clients send them
+    off = {"presence_penalty": 0.0, "frequency_penalty": 0, "best_of": 1, "suffix": "", "logprobs": False}
+    off |= {"stop": "", "logit_bias": {}, "user": "someone"}  # as clients send them
     assert post(new_app(), prompt="Hi", **off).status_code == 200
-    for form in ({"presence_penalty": 1}, {"frequency_penalty": -0.5}, {"logit_bias": {"9": 1}}):
+    for form in (
+        {"presence_penalty": 1},
+        {"frequency_penalty": -0.5},
+        {"logit_bias": {"9": 1}},
+        {"best_of": 2},
+    ):
         assert next(iter(form)) in post(new_app(), prompt="Hi", **form).json()["error"]["message"]
 
 
