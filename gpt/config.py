@@ -21,6 +21,7 @@ _KINDS: dict[Any, tuple[Any, str]] = {
     bool: (bool, "true or false"),
 }
 _LARGEST = 1 << 28  # so that no tensor's size overflows 64 bits
+_LARGE_MASK = 1 << 28  # bytes, of a context of 16,384 tokens: a larger one takes no more than the weights
 _MOST_LAYERS = 10_000  # a layer takes memory as a Python object, even without weights
 
 
@@ -62,6 +63,9 @@ class GPTConfig:
             raise InputError(f"dropout must be in [0, 1), got {self.dropout}")
         if self.emb_dim % self.num_heads:
             raise InputError(f"emb_dim {self.emb_dim} is not divisible by num_heads {self.num_heads}")
+        weights = self.vocab_size + self.context_length + 12 * self.num_layers * self.emb_dim
+        if self.context_length**2 > max(_LARGE_MASK, 4 * self.emb_dim * weights):
+            raise InputError(f"context_length {self.context_length} needs a mask larger than the weights")
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

@@ -4,16 +4,16 @@ Shapes: B batch, T tokens, D emb_dim, V vocab_size.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from typing_extensions import Self
 
 from gpt.attention import KeyValueCache, MultiHeadAttention
+from gpt.attention.kernels import causal_mask
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 
@@ -33,13 +33,16 @@ class FeedForward(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention, then the feed-forward, each with a LayerNorm before and a residual connection around it."""
+    """Attention, then the feed-forward, each with a LayerNorm before and a residual connection around it.
 
-    def __init__(self, config: GPTConfig) -> None:
+    The `mask` is `MultiHeadAttention`'s, for all blocks of a model.
+    """
+
+    def __init__(self, config: GPTConfig, mask: Tensor | None = None) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.emb_dim)
         sizes = (config.emb_dim, config.emb_dim, config.context_length, config.dropout, config.num_heads)
-        self.attention = MultiHeadAttention(*sizes, qkv_bias=config.qkv_bias)
+        self.attention = MultiHeadAttention(*sizes, qkv_bias=config.qkv_bias, mask=mask)
         self.feed_forward_norm = nn.LayerNorm(config.emb_dim)
         self.feed_forward = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout)
@@ -61,10 +64,13 @@ class GPT(nn.Module):
         self.token_embedding = nn.Embedding(config.vocab_size, config.emb_dim)
         self.position_embedding = nn.Embedding(config.context_length, config.emb_dim)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(config.num_layers))
+        mask = causal_mask(config.context_length)  # one for all blocks
+        self.blocks = nn.ModuleList(TransformerBlock(config, mask) for _ in range(config.num_layers))
         self.final_norm = nn.LayerNorm(config.emb_dim)
         self.head = nn.Linear(config.emb_dim, config.vocab_size, bias=False)
-        self._share(config.tie_embeddings)
+        if config.tie_embeddings:
+            self.head.weight = self.token_embedding.weight
+        self.register_load_state_dict_post_hook(_tie_weights)  # type: ignore[no-untyped-call]
         self._init_weights()
 
     def forward(self, tokens: Tensor, *, last: int | None = None, **options: Any) -> Tensor:
@@ -143,28 +149,20 @@ class GPT(nn.Module):
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
-    def _share(self, tied: bool) -> None:
-        """Use one causal mask for all layers and, if tied, one matrix for token embedding and head."""
-        if tied:
+    def tie_weights(self) -> None:
+        """Have one matrix for token embedding and head, if they are tied, and one causal mask for all blocks.
+
+        It runs after each load of a state dict, which may replace tensors (`assign=True`) or find some
+        without values (`.to_empty`).
+        """
+        if self.config.tie_embeddings and isinstance(self.head, nn.Linear):
             self.head.weight = self.token_embedding.weight
-        attentions = [module for module in self.modules() if isinstance(module, MultiHeadAttention)]
-        for attention in attentions:
-            attention.mask = attentions[0].mask
+        mask = causal_mask(self.config.context_length, self.token_embedding.weight.device)
+        for module in self.modules():
+            if isinstance(module, MultiHeadAttention) and module.mask is not None:
+                module.mask = mask
 
-    def _is_tied(self) -> bool:
-        return getattr(self.head, "weight", None) is getattr(self.token_embedding, "weight", self)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Called by `.to`, `.cuda` and the like. Where they replace tensors, share the new ones."""
-        tied = self._is_tied()
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._share(tied)
-        return self
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Give the head and the token embedding one Parameter, so that `assign=True` keeps them tied."""
-        weight = state_dict.get(f"{prefix}token_embedding.weight")
-        if self._is_tied() and weight is not None and args[0].get("assign_to_params_buffers"):
-            weight = nn.Parameter(weight)
-            state_dict |= {f"{prefix}{name}.weight": weight for name in ("token_embedding", "head")}
-        super()._load_from_state_dict(state_dict, prefix, *args)
+def _tie_weights(module: nn.Module, _: Any) -> None:
+    assert isinstance(module, GPT)
+    module.tie_weights()

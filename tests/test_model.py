@@ -6,6 +6,9 @@ import pytest
 import torch
 
 from gpt import GPT, GPTConfig
+from gpt import model as model_module
+from gpt.attention import multi_head
+from gpt.attention.kernels import causal_mask
 from gpt.errors import InputError
 
 
@@ -58,14 +61,37 @@ def test_dropout_acts_only_in_training(tokens, config):
     assert torch.equal(model(tokens), model(tokens))
 
 
-def test_one_mask_a_model(model):
-    for device in ("cpu", "meta"):
-        model.to(device)
-        masks = {id(block.attention.mask) for block in model.blocks}
-        assert len(masks) == 1
-        assert model.blocks[0].attention.mask.device.type == device
-        assert model.blocks[0].attention.mask.dtype == torch.bool
+def test_one_mask_a_model(model, config):
+    with torch.device("meta"):
+        empty = GPT(config)
+    empty.to_empty(device="cpu").load_state_dict(model.state_dict())
+    loaded = GPT(config)
+    loaded.load_state_dict(model.state_dict(), assign=True)
+    read = GPT.from_weights(config, model.state_dict())
+    for one in (model, empty, loaded, read, copy.deepcopy(model), model.double().float()):
+        assert len({block.attention.mask.data_ptr() for block in one.blocks}) == 1
+        expected = torch.ones(16, 16, dtype=torch.bool).triu(diagonal=1)
+        assert torch.equal(one.blocks[1].attention.mask, expected)
     assert not any("mask" in name for name in model.state_dict())
+    assert {block.attention.mask.device.type for block in model.to("meta").blocks} == {"meta"}
+
+
+def test_a_mask_is_made_once(config, monkeypatch):
+    made = []
+    for module in (model_module, multi_head):
+        monkeypatch.setattr(module, "causal_mask", lambda *args: made.append(args) or causal_mask(*args))
+    GPT(config)
+    assert made == [(16,)]
+
+
+def test_a_checkpoint_that_carries_masks_still_loads(model, config, tokens):
+    """As the chapter's own modules save them."""
+    mask = torch.ones(16, 16).triu(diagonal=1)
+    saved = {**model.state_dict(), **{f"blocks.{i}.attention.mask": mask for i in range(config.num_layers)}}
+    loaded = GPT(config).eval()
+    loaded.load_state_dict(saved)
+    assert torch.equal(loaded(tokens), model(tokens))
+    assert loaded.blocks[0].attention.mask.dtype == torch.bool
 
 
 def test_too_many_tokens_are_refused(model):

@@ -5,7 +5,6 @@ Shapes: B batch, T tokens given, S keys (the cached tokens, then the T given; or
 H heads, K width of a head (d_out = H * K).
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +27,8 @@ class MultiHeadAttention(nn.Module):
         qkv_bias: whether the query, key and value projections have a bias.
         causal: whether a token attends only to itself and earlier tokens; False for encoders and for
             cross-attention.
+        mask: the causal mask (context_length, context_length) of several layers, which they share and whoever
+            made it keeps up; by default a layer has its own.
 
     Raises:
         ValueError: a size below one, heads that do not divide `d_out`, or a dropout outside [0, 1].
@@ -45,6 +46,8 @@ class MultiHeadAttention(nn.Module):
         num_heads: int,
         qkv_bias: bool = False,
         causal: bool = True,
+        *,
+        mask: Tensor | None = None,
     ) -> None:
         super().__init__()
         check_least(1, d_in=d_in, d_out=d_out, context_length=context_length)
@@ -60,7 +63,11 @@ class MultiHeadAttention(nn.Module):
         self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.out_proj = nn.Linear(d_out, d_out)
         self.dropout = nn.Dropout(dropout)
-        self.register_buffer("mask", causal_mask(context_length) if causal else None, persistent=False)
+        self.register_load_state_dict_pre_hook(_without_mask)  # type: ignore[no-untyped-call]
+        if causal and mask is None:
+            mask = causal_mask(context_length)
+            self.register_load_state_dict_post_hook(_with_new_mask)  # type: ignore[no-untyped-call]
+        self.register_buffer("mask", mask, persistent=False)
 
     def forward(
         self,
@@ -156,21 +163,16 @@ class MultiHeadAttention(nn.Module):
             return padding if mask is None else mask
         return mask | padding
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MultiHeadAttention":
-        """Called by `.to` and the like. `.to_empty` leaves garbage, so a mask that moved is rebuilt."""
-        before = self.mask
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.mask is not None and self.mask is not before:
-            self.mask = causal_mask(self.context_length, self.mask.device)
-        return self
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Ignore the float `mask` that the chapter's own module saves."""
-        state_dict.pop(prefix + "mask", None)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        weight = state_dict.get(prefix + "W_query.weight")
-        if self.mask is not None and self.mask.is_meta and weight is not None:  # assign=True to a meta model
-            self.mask = causal_mask(self.context_length, weight.device)
+def _without_mask(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Ignore the float `mask` that the chapter's own module saves."""
+    state_dict.pop(prefix + "mask", None)
+
+
+def _with_new_mask(module: nn.Module, _: Any) -> None:
+    """Weights that are loaded may find a mask without values: `.to_empty` leaves garbage."""
+    assert isinstance(module, MultiHeadAttention)
+    module.mask = causal_mask(module.context_length, module.out_proj.weight.device)
 
 
 def _check(name: str, mask: Tensor, *shapes: tuple[int, ...]) -> None:

@@ -26,7 +26,6 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 Format = Literal["gpt", "hf", "nanogpt", "book"]
 _SHORT_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2")
 _FILES = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
-_MASK_BYTES = 1 << 28  # of a context of 16,384 tokens
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,6 @@ class GPT(model.GPT):
     def from_weights(cls, config: GPTConfig, weights: Weights) -> "GPT":
         """A GPT in evaluation mode with these weights; errors as `to_gpt`. A tied head may be left out."""
         weights = check_complete(config, weights)
-        if config.context_length**2 > max(_MASK_BYTES, sum(tensor.nbytes for tensor in weights.values())):
-            raise InputError(f"context_length {config.context_length} needs a mask larger than the weights")
         with on_meta():
             model = cls(config)
         try:
@@ -91,7 +88,6 @@ class GPT(model.GPT):
             model.load_state_dict({"head.weight": copies["token_embedding.weight"], **copies}, assign=True)
         except RuntimeError as error:
             raise InputError(f"the model does not fit into memory: {error}") from None
-        model._share(config.tie_embeddings)
         return model.eval()
 
 

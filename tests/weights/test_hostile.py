@@ -5,16 +5,19 @@ import json
 import struct
 import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from other_programs import book_state, huggingface_model, nanogpt_checkpoint
 from safetensors.torch import save_file
+from tiny_runs import fit
 
 from gpt import GPT, GPTConfig
 from gpt.cli import main
 from gpt.errors import InputError
+from gpt.weights.checkpoint import read, write
 
 HUGE = 1 << 28
 GPT2 = {"model_type": "gpt2", "vocab_size": 300, "n_positions": 24, "n_embd": 48, "n_head": 3, "n_layer": 2}
@@ -88,12 +91,29 @@ def test_a_configuration_that_is_no_mapping(text, refused, tmp_path):
 
 def test_a_mask_that_is_larger_than_the_weights(refused, tmp_path):
     """A hundred thousand positions of width one are 400 kB; their mask would be 10 GB."""
-    config = GPTConfig(vocab_size=300, context_length=100_000, emb_dim=1, num_heads=1, num_layers=1)
-    with torch.device("meta"):
-        state = GPT(config).state_dict()
-    state = {name: torch.zeros(tensor.shape) for name, tensor in state.items() if name != "head.weight"}
-    save_file(state, folder(tmp_path, {**OWN, **config.to_dict()}) / "model.safetensors")
+    small = GPTConfig(vocab_size=300, context_length=1, emb_dim=1, num_heads=1, num_layers=1)
+    state = {**GPT(small).state_dict(), "position_embedding.weight": torch.zeros(100_000, 1)}
+    del state["head.weight"]
+    config = {**OWN, **small.to_dict(), "context_length": 100_000}
+    save_file(state, folder(tmp_path, config) / "model.safetensors")
     refused(tmp_path, "mask")
+
+
+@pytest.mark.parametrize(
+    "command", [("fit", "--resume"), ("validate", "--ckpt_path"), ("generate", "--checkpoint")]
+)
+def test_a_checkpoint_whose_mask_is_larger_than_its_weights(command, workplace, capsys):
+    """200 KB that would take 20 times 900 MB, wherever they are read."""
+    assert fit("--run", "mine", "--trainer.max_steps", "1", "--model.config.num_layers", "20") == 0
+    saved = read("runs/mine/checkpoints/last.safetensors")
+    path = Path("runs/mine/checkpoints/step-1.safetensors")
+    tensors = {**saved.tensors, "position_embedding.weight": torch.zeros(30_000, 32)}
+    part = replace(saved.model, config={**saved.model.config, "context_length": 30_000})
+    with path.open("wb") as file:
+        write(file, tensors, part, saved.run)
+    capsys.readouterr()
+    assert main([*command, str(path)]) == 2
+    assert "context_length 30000 needs a mask larger than the weights" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
