@@ -123,9 +123,7 @@ def test_a_resume_from_an_earlier_checkpoint_first_writes_that_as_the_newest(min
 
 
 def test_a_checkpoint_that_is_replaced_while_it_is_read_is_whole(mine, monkeypatch):
-    other = rewritten(
-        LAST, "other.safetensors", run={"step": 7}, tensors={"final_norm.bias": torch.ones(32)}
-    )
+    other = rewritten(LAST, "other.safetensors", run={"step": 7}, tensors={"final_norm.bias": torch.ones(32)})
 
     def replaced(name, load=gpt.weights.checkpoint.load_file):
         if other.exists():
