@@ -9,9 +9,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from gpt.compare.machine import Machine, Processes, recipes_of, train_all
 from gpt.compare.picture import draw
 from gpt.compare.result import Design, as_json, lines
-from gpt.compare.trainings import Machine, Processes, Recipe, Text, recipes_of, train_all
+from gpt.compare.trainings import Recipe, Text
 from gpt.compare.variants import parse_variants, slug
 from gpt.errors import InputError, check_least
 from gpt.files import write_json

@@ -7,10 +7,11 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from gpt.compare.interval import Interval, Table, paired_interval
-from gpt.compare.trainings import Outcome, Recipe, Text, Training
+from gpt.compare.outcomes import Outcome
+from gpt.compare.trainings import Recipe, Text, Training
 
 T = TypeVar("T")
-_UNSTEADY = 0.1  # half the width of the interval of a step's time
+_UNSTEADY = 0.1  # half the width of the interval of the logarithm of a step's time
 Outcomes = Mapping[Training, Outcome]
 
 
@@ -112,12 +113,8 @@ def lines(design: Design, outcomes: Outcomes) -> list[str]:
     """The result for a terminal."""
     base = design.base.variant.name
     found = {recipe: difference(design, outcomes, recipe) for recipe in design.recipes[1:]}
-    verdicts = []
-    for recipe, of_recipe in found.items():
-        verdicts.append(verdict(recipe.variant.name, base, of_recipe, len(design.seeds)))
-        if of_recipe and of_recipe.time.half > _UNSTEADY:
-            scatter = percent(of_recipe.time)
-            verdicts.append(f"The time of its steps is not certain, {scatter}: is the machine busy?")
+    seeds = len(design.seeds)
+    verdicts = [verdict(recipe.variant.name, base, one, seeds) for recipe, one in found.items()]
     worth = fmean(doubling(design, outcomes, text) for text in design.texts)
     return [
         f"{', '.join(text.name for text in design.texts)}: {design.steps} steps, "
@@ -166,11 +163,12 @@ def verdict(name: str, base: str, found: Difference | None, seeds: int) -> str:
     """What may be said of a variant, in a sentence."""
     if found is None:
         return f"{name} diverged: its loss is no number."
-    parts = [
-        f"{_better(interval, seeds)} in the same {what}"
-        for what, interval in (("steps", found.bits), ("time", found.equal_time))
-    ]
-    return f"{name} beside {base}: {'; '.join(parts)}."
+    in_time = f"{_better(found.equal_time, seeds)} in the same time"
+    if found.time.half > _UNSTEADY:
+        in_time = (
+            f"nothing can be said of the same time, as steps took {percent(found.time)}: a busy machine?"
+        )
+    return f"{name} beside {base}: {_better(found.bits, seeds)} in the same steps; {in_time}"
 
 
 def as_json(design: Design, outcomes: Outcomes) -> dict[str, Any]:

@@ -14,6 +14,8 @@ BETWEEN = "vs"
 OUR_SOURCE = Path(__file__).resolve().parents[2]
 """The folder with the package that is running."""
 _LONGEST_NAME = 60  # characters of a folder's name
+HELD_OUT = ("val_fraction", "most_bytes", "text_column", "template")
+"""Options of `data` that decide which text is held out: bits per byte of another one compare nothing."""
 # What is the same for all variants, and how it is said.
 _SHARED = {
     "data.corpus": "all variants read the same texts: name them with --texts",
@@ -94,6 +96,11 @@ def parse_variants(words: Sequence[str]) -> tuple[Variant, ...]:
     Options of the base hold for all; a variant that names a config or a folder has it instead of the base's.
     """
     base, *others = map(Part.of, split(words))
+    for part in others:
+        for name, _ in named_options(part.options):
+            if name.startswith(tuple(f"data.{held_out}" for held_out in HELD_OUT)):
+                how = f"give it before the first '{BETWEEN}'"
+                raise InputError(f"--{name}: all variants are scored on the same held-out text: {how}")
     variants = [Variant(base.name or "quick", (*base.config, *base.options), base.source or OUR_SOURCE)]
     for part in others:
         chosen = (*(part.config or base.config), *base.options, *part.options)

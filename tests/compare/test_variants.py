@@ -77,6 +77,8 @@ def test_a_folder_is_a_source_that_is_run(tmp_path, monkeypatch):
         (["quick", "--minutes", "5"], "--steps"),
         (["quick", "--seed_everything", "5"], "--first_seed"),
         (["quick", "--run", "a"], "--name"),
+        (["quick", "--data.val_fraction", "0.2"], "before the first 'vs'"),
+        (["quick", "vs", *LR, "--data.template.user", "x"], "before the first 'vs'"),
         (["quick", "--resume", "auto"], "the same command resumes"),
         (["quick", "EMPTY"], "has no gpt/__init__.py"),
     ],

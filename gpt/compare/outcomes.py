@@ -1,0 +1,65 @@
+"""What finished trainings reached, from the files that `gpt fit` leaves."""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+
+from gpt.compare.trainings import Training
+from gpt.errors import InputError
+from gpt.pictures.runs import Metrics
+from gpt.plain import parse_json
+
+_PARTS = 5  # of a run, whose steps may take longer in the last fifth
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run reached; infinite where it diverged."""
+
+    bits: float
+    """Bits per byte of held-out text, of the best checkpoint."""
+    milliseconds: float
+    """A step, without validations."""
+    curve: dict[int, float]
+    """Bits per byte of held-out text after steps."""
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether it did not diverge."""
+        return math.isfinite(self.bits)
+
+
+def read_outcome(training: Training, folder: Path) -> Outcome | None:
+    """What a finished run reached; None for one that has not ended. InputError where it held out nothing."""
+    run = folder / "runs" / training.name
+    try:
+        summary = parse_json((run / "summary.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise InputError(f"{run / 'summary.json'}: {error}") from None
+    metrics = Metrics.read(run)
+    steps, values = metrics.points("step", "val_bits_per_byte")
+    if "val_bits_per_byte" not in metrics.rows[0] or "val_loss" not in summary:
+        raise InputError(f"{run}: no text is held out, give a --data.val_fraction above 0")
+    bits = math.inf
+    if all(summary.get(name) for name in ("val_loss", "val_bits_per_byte", "best_loss")):
+        bits = summary["best_loss"] * summary["val_bits_per_byte"] / summary["val_loss"]
+    curve = {int(step): value for step, value in zip(steps, values, strict=True)}
+    return Outcome(bits, milliseconds_per_step(metrics), curve)
+
+
+def milliseconds_per_step(metrics: Metrics) -> float:
+    """Of the rows after the first, which has the start; a run's rows leave validations out of the speed.
+
+    The mean of the medians of five parts of the run: a moment in which the machine did something else does
+    not count, and a last fifth of slower steps does.
+    """
+    rows = [row for row in metrics.rows if row["tokens_per_second"]]
+    seconds = [float(row["tokens"]) / float(row["step"]) / float(row["tokens_per_second"]) for row in rows]
+    counted = seconds[1:] or seconds
+    parts = min(_PARTS, len(counted))
+    edges = [len(counted) * part // parts for part in range(parts + 1)]
+    return 1000 * fmean(median(counted[first:last]) for first, last in pairwise(edges))
