@@ -31,18 +31,22 @@ BYTES_FOR_ID = 225
 """Of text, for each id of a vocabulary: with so many, 4,096 ids were 2 % better than 2,048."""
 VOCABULARIES = ((0.0, 8192), (1e15, 16_384), (1e17, 32_768))
 """The largest vocabulary from so much compute on."""
-USUAL_BATCH = 3072
-"""Tokens of a batch: twice as many for each ten times the compute."""
 WINDOWS = ((0.0, 64), (1e14, 128), (3e15, 256), (1e17, 512), (3e18, 1024))
-"""Tokens of a window from so much compute on."""
+"""Tokens of a window from so much compute on ..."""
+LONG_TEXT = 2.5e6
+"""... at least 128 for a text of so many bytes, little of which is read often, and for one of records."""
+USUAL_BATCH = 24
+"""Windows of a batch: twice as many for each ten times the compute ..."""
+MOST_BATCH = 65_536
+"""... up to so many tokens: larger batches were not measured."""
 RESPELLED_FROM = 5
 """Epochs from which words are spelled anew each time (BPE-dropout)."""
 BPE_DROPOUT = 0.05
-DROPOUT_FROM = ((15, 0.1), (40, 0.2))
+DROPOUT_FROM = ((15, 0.1), (60, 0.2))
 """Epochs from which there is dropout besides."""
 REGULAR = 0.2
 """Of its size: a text that zlib packs to less is one of records, as logs are. It is learned fast and hardly
-by heart, so it is not regularised, and a window that is twice as long sees the record before.
+by heart, so it is not regularised, and a window of 128 tokens sees the record before.
 """
 MOST_EPOCHS = 60
 """Of a short text at first: the run goes on from there while held-out text gains."""
@@ -69,9 +73,8 @@ _SAMPLED_SOFTMAX = 8  # on a CPU; on a GPU this was not measured
 _DROPPING = 1.3  # times as long takes a step with dropout
 _RESPELLING = 1.5e-6  # seconds of BPE-dropout for a token
 _COMPILING_FROM = 600.0  # seconds of training on a GPU
-# Rates beyond the widths and batches that were measured are those of configs/gpt2-small.yaml at most.
+# Beyond the widths that were measured rates are those of configs/gpt2-small.yaml at most.
 _WIDE = 768
-_LARGE_BATCH = 65_536
 _WIDE_RATES = (2e-3, 6e-4)
 
 
@@ -260,7 +263,7 @@ class Plan:
     def _rates(self) -> tuple[float, float]:
         """Of the blocks' matrices and of the other weights."""
         width = self.shape.emb_dim
-        rates = learning_rates(self.steps, width, min(self.shape.tokens, _LARGE_BATCH))
+        rates = learning_rates(self.steps, width, min(self.shape.tokens, MOST_BATCH))
         if width < _WIDE:
             return rates
         return min(rates[0], _WIDE_RATES[0]), min(rates[1], _WIDE_RATES[1])
@@ -371,7 +374,9 @@ def _batch(text: Text, compute: float, ids: int, given: Mapping[str, Any]) -> tu
     tokens_of_text = text.train_bytes / text.bytes_per_token(ids)
     context = given.get("model.config.context_length")
     if context is None:
-        context = _last_from(WINDOWS, compute) * (2 if text.is_regular else 1)
+        context = _last_from(WINDOWS, compute)
+        if text.is_regular or text.train_bytes >= LONG_TEXT:
+            context = max(context, 128)
         while context > 16 and 4 * context > tokens_of_text:
             context //= 2
     elif 4 * context > tokens_of_text:
@@ -379,8 +384,8 @@ def _batch(text: Text, compute: float, ids: int, given: Mapping[str, Any]) -> tu
             f"--model.config.context_length {context}: the text has {text.size:,} bytes, and four windows "
             "have to fit into it"
         )
-    tokens = USUAL_BATCH * 2 ** round(math.log10(compute / USUAL_COMPUTE))
-    tokens = min(tokens, tokens_of_text / _BATCHES_OF_A_TEXT)
+    windows = USUAL_BATCH * 2.0 ** int(math.log10(compute / USUAL_COMPUTE))
+    tokens = min(windows * context, MOST_BATCH, tokens_of_text / _BATCHES_OF_A_TEXT)
     return context, given.get("data.batch_size") or max(_FEWEST_WINDOWS, round(tokens / context))
 
 

@@ -26,15 +26,15 @@ def plan(text: Text = MEGABYTE, seconds: float = USUAL, machine: Machine = CORE,
 @pytest.mark.parametrize(
     ("seconds", "shape", "context", "windows"),
     [
-        *((3, (64, 1), 64, 12), (10, (96, 1), 64, 24), (30, (96, 2), 64, 24), (100, (128, 2), 64, 48)),
-        *((200, (160, 2), 64, 48), (600, (192, 3), 128, 48), (3600, (256, 4), 128, 96)),
-        (36_000, (384, 6), 256, 96),
+        *((3, (64, 1), 64, 12), (10, (96, 1), 64, 12), (30, (96, 2), 64, 24), (100, (128, 2), 64, 24)),
+        *((200, (160, 2), 64, 24), (600, (192, 3), 128, 24), (3600, (256, 4), 128, 48)),
+        (36_000, (320, 5), 256, 96),
     ],
 )
 def test_more_compute_buys_wider_and_deeper_models_longer_windows_and_larger_batches(
     seconds, shape, context, windows
 ):
-    found = plan(Text(size=10**9, val_fraction=1e-4), seconds).shape
+    found = plan(Text(size=2 * 10**6, val_fraction=0.05), seconds).shape
     assert (found.emb_dim, found.num_layers) == shape
     assert (found.context_length, found.batch_size) == (context, windows)
 
@@ -50,7 +50,13 @@ def test_a_vocabulary_has_225_bytes_of_text_for_each_id(size, ids):
 
 @pytest.mark.parametrize(
     ("size", "bpe_dropout", "dropout"),
-    [(10**7, 0.0, 0.0), (2_000_000, 0.05, 0.0), (600_000, 0.05, 0.1), (200_000, 0.05, 0.2)],
+    [
+        (10**7, 0.0, 0.0),
+        (2_000_000, 0.05, 0.0),
+        (600_000, 0.05, 0.1),
+        (200_000, 0.05, 0.1),
+        (50_000, 0.05, 0.2),
+    ],
 )
 def test_what_is_read_often_is_not_learned_by_heart(size, bpe_dropout, dropout):
     found = plan(Text(size=size, val_fraction=0.1))
@@ -66,7 +72,14 @@ def test_a_text_of_records_has_longer_windows_and_no_dropout():
     prose = plan(Text(size=600_000, val_fraction=0.1, packed=0.3))
     assert (logs.bpe_dropout, logs.dropout, logs.shape.context_length) == (0.0, 0.0, 128)
     assert (prose.bpe_dropout, prose.dropout, prose.shape.context_length) == (0.05, 0.1, 64)
-    assert logs.shape.tokens == prose.shape.tokens
+    assert logs.shape.batch_size == prose.shape.batch_size == 24
+
+
+@pytest.mark.parametrize(("size", "context"), [(2_500_000, 64), (2_700_000, 128)])
+def test_a_long_text_has_longer_windows(size, context):
+    """The Bible, 4 MB, was 1.1 % better with 24 windows of 128 than with 48 of 64."""
+    shape = plan(Text(size=size, val_fraction=0.05)).shape
+    assert (shape.context_length, shape.batch_size) == (context, 24)
 
 
 def test_a_short_text_is_read_sixty_times_before_its_result_decides():
@@ -122,7 +135,7 @@ def test_a_prepared_text_keeps_its_vocabulary_and_its_count_of_tokens():
 def test_a_model_fits_into_memory():
     """Whose width, or else whose batch, becomes smaller."""
     usual = plan(seconds=3600).shape
-    for memory, windows in ((0.8 * usual.memory(), usual.batch_size), (0.1 * usual.memory(), 24)):
+    for memory, windows in ((0.8 * usual.memory(), usual.batch_size), (0.1 * usual.memory(), 12)):
         small = plan(seconds=3600, machine=Machine(speed=3.3e11, memory=memory, is_gpu=False)).shape
         assert small.memory() < memory
         assert small.batch_size == windows and small.emb_dim < usual.emb_dim
@@ -148,6 +161,7 @@ def test_wide_models_on_a_gpu_have_the_rates_of_gpt2():
     found = plan(text, 28_000, GPU)
     assert found.shape.emb_dim >= 768
     assert (found.shape.vocab_size, found.shape.context_length) == (32_768, 1024)
+    assert found.shape.tokens <= 65_536
     options = found.options()
     assert options["model"]["optimizer"]["lr"] <= recipe["lr"]
     assert options["model"]["optimizer"]["rest_lr"] <= recipe["rest_lr"]
