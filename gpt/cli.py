@@ -100,7 +100,12 @@ def run(name: str, arguments: list[str], began: float) -> None:
             return
         parser = _parser(name, function)
         options = parser.instantiate(parser.parse_args(_spell_out(arguments, function)))
-        output = function(**{option: options[option] for option in inspect.signature(function).parameters})
+        given = {option: options[option] for option in inspect.signature(function).parameters}
+        hints = get_type_hints(function)
+        for option, value in given.items():
+            if value is not None and _is_path(hints[option]):
+                given[option] = Path(value)
+        output = function(**given)
         if isinstance(output, Path):
             print(output)  # for the next command
     except (argparse.ArgumentError, jsonargparse.ArgumentError, UnicodeDecodeError, RecursionError) as error:
@@ -135,7 +140,7 @@ def _parser(name: str, function: Callable[..., object]) -> "ArgumentParser":
             parser.add_argument(option, type=kind, help=texts[option], **how)
         else:
             how = {"action": "append"} if several else {}
-            default = parameter.default
+            default = str(parameter.default) if isinstance(parameter.default, Path) else parameter.default
             parser.add_argument(f"--{option}", type=kind, default=default, help=texts[option], **how)
     return parser
 
@@ -148,8 +153,19 @@ def _kind_of(hint: Any) -> tuple[Any, bool]:
     """
     kinds = (*get_args(hint), hint)
     if list[str] in kinds:
-        return str, True
-    return next((kind for kind in (str, Path) if kind in kinds), hint), False
+        return _text, True
+    return (_text if str in kinds or Path in kinds else hint), False
+
+
+def _text(typed: str) -> str:
+    """A text as it is typed: jsonargparse reads a value whose type is `str` as YAML, which is UTF-8."""
+    return str(typed)
+
+
+def _is_path(hint: Any) -> bool:
+    """Whether a value of an option is a path, and no text."""
+    kinds = (*get_args(hint), hint)
+    return Path in kinds and str not in kinds
 
 
 def _spell_out(arguments: list[str], function: Callable[..., object]) -> list[str]:

@@ -8,6 +8,7 @@ import re
 import secrets
 import shutil
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ _OPENS_FOLDERS = os.open in os.supports_dir_fd  # Windows does not
 # Follow no link, wait for no reader of a pipe, and change no line ends; each where the system knows it.
 _PLAIN = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
 _UNKNOWN_CALL = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+_IS_LOCKED = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK}
 _HAS_NO_LINKS = {*_UNKNOWN_CALL, errno.EPERM, errno.EMLINK, errno.EXDEV}
 
 
@@ -253,3 +255,36 @@ def check_free(path: Path) -> None:
 def readable(name: str) -> str:
     """A name as text that can be written anywhere: what is not UTF-8 in it is escaped, as in `run\\udcff`."""
     return name.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def lock(descriptor: int, *, wait: bool = False) -> bool:
+    """Lock an open file, which ends with the process; False where the file system has no locks.
+
+    A BlockingIOError where another process has locked it, unless it is waited for.
+    """
+    try:
+        _lock(descriptor, wait)
+    except OSError as error:
+        if error.errno in _IS_LOCKED:
+            raise BlockingIOError(error.errno, error.strerror) from None
+        if error.errno not in {*_UNKNOWN_CALL, errno.ENOLCK}:
+            raise
+        return False
+    return True
+
+
+def _lock(descriptor: int, wait: bool) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        while True:
+            try:
+                msvcrt.locking(descriptor, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+                return
+            except OSError as error:
+                if not wait or error.errno not in _IS_LOCKED:  # after ten seconds it gives up
+                    raise
+    else:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

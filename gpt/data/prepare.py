@@ -6,7 +6,7 @@ import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -20,9 +20,9 @@ from gpt.data.documents import Piece
 from gpt.data.shards import INDEX_DTYPE, META, Counts, Meta, Prepared, is_prepared, token_dtype
 from gpt.data.split import SPLITS, Divided
 from gpt.errors import InputError, check_least
-from gpt.files import cache_folder, write_json
+from gpt.files import Folder, cache_folder, lock, write_json
 from gpt.plain import as_dict
-from gpt.progress import progress
+from gpt.progress import notice, progress
 from gpt.text.template import DEFAULT_TEMPLATE, Template
 from gpt.text.tokenizer import Tokenizer
 from gpt.text.vocabulary import Learned, find_vocabulary, learn
@@ -82,20 +82,18 @@ def prepare_for(
     check_least(1, most_bytes=most_bytes)
     if is_prepared(corpus):
         return _check_vocabulary(Path(corpus), vocabulary)
-    from filelock import FileLock
-
     source = find_corpus(corpus, **reading)
     parts = META, source, source.stamps(), vars(vocabulary), val_fraction, most_bytes
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
     folder = Path(output) if output is not None else cache_folder() / key
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_name(f".{folder.name}.lock")):  # another process may be preparing it: wait
+    with _alone(_beside(folder, "lock")):
         if _is_done(folder, key):
             return folder
         divided = Divided(source, val_fraction, most_bytes)
         if isinstance(vocabulary, Learned):
             vocabulary = learn(divided.to_learn_from(), vocabulary)
-        unfinished = folder.with_name(f".{folder.name}.unfinished")
+        unfinished = _beside(folder, "unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
         try:
             unfinished.mkdir()
@@ -107,6 +105,31 @@ def prepare_for(
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
     return folder
+
+
+def _beside(folder: Path, ending: str) -> Path:
+    """A hidden name beside the folder, which is no longer than names can be."""
+    name = folder.name
+    if len(os.fsencode(name)) > 200:
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()
+    return folder.with_name(f".{name}.{ending}")
+
+
+@contextmanager
+def _alone(lock_file: Path) -> Iterator[None]:
+    """Wait until no other process holds the lock, and hold it: it ends with the process.
+
+    Where the file system has no locks, a line asks for what the lock would ensure.
+    """
+    with Folder(lock_file.parent) as folder:
+        descriptor = folder.open(lock_file.name, os.O_RDWR | os.O_CREAT)
+    try:
+        if not lock(descriptor, wait=True):
+            where = lock_file.parent
+            notice(f"the file system of {where} has no locks: prepare this text in one process at a time")
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _write(folder: Path, divided: Divided, tokenizer: Tokenizer, key: str) -> Meta:

@@ -4,23 +4,19 @@
 whatever links a stranger has left there: see `gpt.files.Folder`.
 """
 
-import errno
 import os
-import sys
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
 from gpt.errors import InputError
-from gpt.files import Folder, make_folder
+from gpt.files import Folder, lock, make_folder
 from gpt.plain import shown
 from gpt.progress import is_first_process, notice
 from gpt.weights.checkpoint import RUNS, run_of
 
 CONFIG = "config.yaml"
 _LOCK = ".lock"
-_IN_USE = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK}
-_HAS_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 class RunFolder:
@@ -39,14 +35,15 @@ class RunFolder:
             self.top.close()
             raise
         try:
-            lock(self._lock)
+            has_locks = lock(self._lock)
+        except BlockingIOError:
+            self.close()
+            what = "in use by another process: wait for its end, or name another --run"
+            raise InputError(f"{path} is {what}") from None
         except OSError as error:
-            if error.errno not in _HAS_NO_LOCKS:
-                self.close()
-                if error.errno not in _IN_USE:
-                    raise OSError(error.errno, error.strerror, str(path / _LOCK)) from error
-                what = "in use by another process: wait for its end, or name another --run"
-                raise InputError(f"{path} is {what}") from None
+            self.close()
+            raise OSError(error.errno, error.strerror, str(path / _LOCK)) from error
+        if not has_locks:
             notice(f"the file system of {path} has no locks: let no second process resume this run meanwhile")
 
     @cached_property
@@ -102,18 +99,6 @@ class Claim:
         if self.folder is not None:
             self.folder.close()
             self.folder = None
-
-
-def lock(descriptor: int) -> None:
-    """Lock an open file, for as long as it is open; an OSError where another process has locked it."""
-    if sys.platform == "win32":
-        import msvcrt
-
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-    else:
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def folder_of(name: str) -> Path:

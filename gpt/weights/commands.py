@@ -84,7 +84,7 @@ def _card(found: Found, path: Path, name: str) -> str:
     if run and (run / "summary.json").is_file():
         told |= read_json(run / "summary.json")
     rows = "".join(f"| {_cell(key)} | {_cell(value)} |\n" for key, value in told.items())
-    return _CARD.format(name) + rows
+    return readable(_CARD.format(name) + rows)  # the names of folders and texts have any bytes
 
 
 def _cell(value: object) -> str:

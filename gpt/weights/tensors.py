@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load, load_file, save
 
 from gpt.errors import InputError
 from gpt.files import atomic_write
@@ -30,9 +30,19 @@ def read_tensors(folder: Path) -> Weights:
     if not path.is_file():
         raise InputError(f"there is no {path.name} beside config.json")
     try:
-        return load_file(path)
+        # The library opens no file whose name is not UTF-8.
+        return load_file(path) if is_utf8(path) else load(path.read_bytes())
     except SafetensorError as error:
         raise InputError(f"{path.name} is not a safetensors file, or it is broken: {error}") from None
+
+
+def is_utf8(path: Path) -> bool:
+    """Whether a path's bytes are UTF-8, as libraries in other languages expect."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def write_tensors(folder: Path, tensors: Weights) -> None:
