@@ -14,6 +14,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
+from gpt.cores import limit_threads
 from gpt.errors import InputError
 from gpt.home import ensure_home
 from gpt.plain import with_first
@@ -91,6 +92,7 @@ def run(name: str, arguments: list[str], began: float) -> None:
     import jsonargparse
 
     ensure_home()
+    limit_threads()
     code, _, _ = COMMANDS[name]
     function = resolve_name(f"gpt.{code}")
     try:

@@ -1,6 +1,5 @@
 """The threads that compute on a CPU: at rest while others need the cores."""
 
-import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -9,15 +8,12 @@ from pathlib import Path
 
 import torch
 
+from gpt.cores import cores
+
 _INTERVAL = 0.5  # seconds between two looks at how busy the cores are
 # Seconds, in a second, that threads wait for a core.
 _BUSY = 0.2
 _QUIET = 0.05
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpt.cores import cores
 from gpt.data.corpus import find_corpus
 from gpt.data.documents import Piece
 from gpt.data.shards import INDEX_DTYPE, META, Counts, Meta, Prepared, is_prepared, token_dtype
@@ -26,7 +27,6 @@ from gpt.progress import notice, progress
 from gpt.text.template import DEFAULT_TEMPLATE, Template
 from gpt.text.tokenizer import Tokenizer
 from gpt.text.vocabulary import Learned, find_vocabulary, learn
-from gpt.threads import cores
 
 _BLOCK_CHARACTERS = 1 << 18
 

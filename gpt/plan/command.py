@@ -16,6 +16,7 @@ import torch
 from jsonargparse import ArgumentParser
 
 from gpt.config import GPTConfig
+from gpt.cores import cores
 from gpt.data.corpus import find_corpus
 from gpt.data.shards import Prepared, is_prepared
 from gpt.data.split import LEARNED_BYTES, SPLITS, Divided
@@ -28,7 +29,6 @@ from gpt.plain import seconds_of, with_first
 from gpt.plan.rule import END_SECONDS, GIVEN, SHARES, Machine, Plan, Shape, Text, choose, trained_on
 from gpt.text.tokenizer import Tokenizer
 from gpt.text.vocabulary import find_vocabulary
-from gpt.threads import cores
 from gpt.training.device import default_precision, device_name, free_memory, keep_freed_memory
 from gpt.training.loss import linear_cross_entropy
 from gpt.training.optimizers import OptimizerConfig, build_optimizer

@@ -13,6 +13,7 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer, seed_everything
 
+from gpt.cores import cores
 from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.files import write_json
@@ -26,7 +27,7 @@ from gpt.run.options import Options
 from gpt.run.signals import Stopped
 from gpt.run.start import Start, start
 from gpt.run.temperature import divide_logits
-from gpt.threads import cores, sharing_cores
+from gpt.threads import sharing_cores
 from gpt.training.device import default_precision, keep_freed_memory
 from gpt.training.module import LanguageModel
 from gpt.weights.adapters import base_folder

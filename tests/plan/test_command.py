@@ -10,6 +10,7 @@ import torch
 
 from gpt import GPTConfig
 from gpt.cli import main
+from gpt.cores import cores
 from gpt.data.prepare import prepare
 from gpt.data.shards import Prepared
 from gpt.data.split import SPLITS
@@ -17,7 +18,6 @@ from gpt.plan import command
 from gpt.plan.command import SPEEDS, bytes_to_read, measure, speed_key, time_machine
 from gpt.plan.rule import Machine
 from gpt.run.start import start
-from gpt.threads import cores
 from gpt.weights.load import GPT
 
 CORE = Machine(speed=3.3e11, memory=16e9, is_gpu=False)
