@@ -5,6 +5,7 @@ Shapes: N prompts, T tokens of a prompt, G new tokens.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from gpt.errors import InputError
 from gpt.generation.engine import Engine
+from gpt.generation.healing import Prompt, typed_prompt
 from gpt.generation.samples import Request
 from gpt.generation.sampling import Sampling
 from gpt.model import GPT
@@ -21,7 +23,13 @@ Prompts = TypeVar("Prompts", Tensor, Sequence[Sequence[int]])
 
 
 def generate(
-    model: GPT, tokens: Prompts, *, max_new_tokens: int, seed: int | None = None, **sampling: Any
+    model: GPT,
+    tokens: Prompts,
+    *,
+    max_new_tokens: int,
+    seed: int | None = None,
+    heal: Tokenizer | None = None,
+    **sampling: Any,
 ) -> Prompts:
     """Continue each prompt: (N, T) -> (N, T + G), or lists of ids of any lengths, each to a longer list.
 
@@ -33,11 +41,15 @@ def generate(
         tokens: prompts (N, T) int64, or a list of lists of ids; at least one token each, or an InputError.
         max_new_tokens: G, how many to add to each row.
         seed: the same seed gives the same text; None takes a random one.
+        heal: the tokenizer of prompts that are lists of what it gives for typed texts: as such a text may end
+            inside a token, its last word may be cut into other tokens. By default ids are left as they are.
         sampling: how tokens are drawn: temperature, top_k and the other fields of `Sampling`.
     """
     if isinstance(tokens, Tensor):
         if tokens.dim() != 2:
             raise InputError(f"expected tokens of shape (prompts, tokens), got {tuple(tokens.shape)}")
+        if heal:
+            raise InputError("expected prompts as lists of ids: rows whose ends change may differ in length")
         rows = generate(model, tokens.tolist(), max_new_tokens=max_new_tokens, seed=seed, **sampling)
         return torch.tensor(rows, dtype=tokens.dtype, device=tokens.device)
     how: Any = {"max_new_tokens": max_new_tokens, "sampling": Sampling(**sampling), "seed": seed}
@@ -45,7 +57,8 @@ def generate(
     engine = Engine(model)
     samples = {}
     for prompt, count in Counter(prompts).items():  # a prompt of several rows is read once
-        samples[prompt] = iter(engine.add(Request(tokens=prompt, samples=count, **how)))
+        ids, ending = _as_typed(heal, prompt) if heal else Prompt(list(prompt))
+        samples[prompt] = iter(engine.add(Request(tokens=ids, ending=ending, samples=count, **how)))
     for _ in engine.run():
         pass  # the samples hold the tokens
     return [next(samples[prompt]).tokens for prompt in prompts]
@@ -57,6 +70,7 @@ def stream_samples(
     prompt: str | Sequence[int],
     *,
     num_samples: int = 1,
+    heal: bool = True,
     **settings: Any,
 ) -> Iterator[tuple[int, str]]:
     """Yield the number of a sample and a piece of its text, up to `<|endoftext|>` or a stop string.
@@ -64,9 +78,29 @@ def stream_samples(
     A piece holds complete characters only and never the beginning of a stop string. The prompt, text or ids,
     is not repeated; an empty one starts a new document. `<|endoftext|>` in text is plain text. The settings
     are those of a `Request`: max_new_tokens, sampling, seed and stop.
+
+    A text may end inside a token, with a space or half a word: it is continued as if it did not, unless
+    `heal` is false. Ids are left as they are.
     """
-    ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-    engine = Engine(model, tokenizer)
     end = tokenizer.eot
-    engine.add(Request(tokens=ids or [end], samples=num_samples, end=end, **settings))
+    if isinstance(prompt, str):
+        ids, ending = typed_prompt(tokenizer, prompt) if heal else Prompt(tokenizer.encode(prompt))
+    else:
+        ids, ending = Prompt(list(prompt))
+    engine = Engine(model, tokenizer)
+    engine.add(Request(tokens=ids or [end], ending=ending, samples=num_samples, end=end, **settings))
     return ((token.sample.k, token.text) for token in engine.run() if token.text)
+
+
+def _as_typed(tokenizer: Tokenizer, ids: Sequence[int]) -> Prompt:
+    """The prompt of the text that ids stand for; the ids alone where the tokenizer gives others for it."""
+    last_end = max((place for place, id_ in enumerate(ids) if id_ == tokenizer.eot), default=-1)
+    document = list(ids[last_end + 1 :])
+    text = tokenizer.decode(document)
+    if not document or tokenizer.encode(text) != document:
+        return Prompt(list(ids))
+    kept, ending = typed_prompt(tokenizer, text)
+    before = list(ids[: last_end + 1])
+    if before and ending and ending.is_all:
+        return Prompt(before, replace(ending, is_all=False))
+    return Prompt([*before, *kept], ending)

@@ -64,7 +64,7 @@ class Engine:
         InputError for what is no token id of the vocabulary, or an empty stop string.
         """
         size = self.model.config.vocab_size
-        for id_ in request.tokens:
+        for id_ in (*request.tokens, *(request.ending.word if request.ending else ())):
             if id_ not in range(size):
                 raise InputError(f"token id {id_} is outside the vocabulary of vocab_size {size}")
         seed = secrets.randbits(64) if request.seed is None else request.seed
@@ -94,9 +94,12 @@ class Engine:
             return []
         self._admit()
         self._read(list(self._rows))
-        ready = [sample for sample in self._rows if not sample.unread]
-        drawn = zip(ready, self._draw(ready), strict=True)
-        return [token for sample, id_ in drawn for token in self._add(sample, id_)]
+        self._settle([sample for sample in self._rows if not (sample.is_settled or sample.is_reading)])
+        ready = [sample for sample in self._rows if not sample.is_reading]
+        known = {sample: sample.first for sample in ready if sample.first is not None}
+        to_draw = [sample for sample in ready if sample not in known]
+        drawn = known | dict(zip(to_draw, self._draw(to_draw), strict=True))
+        return [token for sample in ready for token in self._add(sample, drawn[sample])]
 
     def _admit(self) -> None:
         """Give rows to those that wait. A prompt is read for the first of its samples, the others copy it."""
@@ -105,15 +108,14 @@ class Engine:
             self._cache = Cache(self.model.config, self._way.like)
         for sample in self._waiting[: self.max_samples - len(self._rows)]:
             twin = next((one for one in self._rows if one.request is sample.request), None)
-            if twin and twin.unread > 1:
+            if twin and (twin.unread > 1 or not twin.is_settled):
                 continue  # until the prompt is read
             self._waiting.remove(sample)
             sample.row = len(self._rows)
             self._rows.append(sample)
             self._cache.reserve(len(self._rows), 0)
             if twin and twin.start == 0:  # its window has not moved
-                sample.read = len(sample.tokens) - 1
-                sample.scores = twin.scores
+                sample.copy(twin)
                 self._cache.copy(twin.row, sample.row, sample.read)
 
     def _read(self, samples: Sequence[Sample]) -> None:
@@ -133,8 +135,20 @@ class Engine:
             for sample in samples:
                 if len(samples) == 1:
                     self._fail(sample, error)
-                elif sample.unread:
+                elif sample.is_reading:
                     self._read([sample])
+
+    def _settle(self, samples: Sequence[Sample]) -> None:
+        """Draw for each what the last word of its prompt is cut into, where all ways to do so are known."""
+        for sample in samples:
+            assert sample.search
+            request = sample.request
+            seen = [*sample.tokens, *(request.ending.word if request.ending else ())]
+            spelling = sample.search.draw(request.sampling, seen, next(sample.numbers))
+            if spelling:
+                sample.settle(spelling)
+            else:
+                self._fail(sample, InputError(_NOT_FINITE))
 
     def _draw(self, samples: Sequence[Sample]) -> list[int]:
         """Draw a token for each; -1 where the logits are not finite."""
@@ -155,12 +169,15 @@ class Engine:
         tokens = []
         request = sample.request
         if request.echo and not sample.new_tokens:
-            tokens = [sample.token(place, score) for place, score in enumerate(sample.scores)]
+            typed = 1 if request.ending and request.ending.is_all else 0  # after `<|endoftext|>`
+            places = range(typed, len(sample.scores))
+            tokens = [sample.token(place, sample.scores[place]) for place in places]
         if not sample.finished:
             if id_ < 0:
                 self._fail(sample, InputError(_NOT_FINITE))
                 return tokens
             sample.tokens.append(id_)
+            sample.first = None
             score = UNSCORED
             if request.alternatives is not None:
                 (score,) = scores(sample.logits[:, : self._drawn], [id_], request.alternatives)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gpt.errors import InputError, check_least
 from gpt.generation.cache import Read
+from gpt.generation.healing import Ending, Search, Spelling
 from gpt.generation.sampling import Sampling, uniform
 from gpt.generation.text import TextStream
 from gpt.text.tokenizer import Tokenizer
@@ -24,7 +25,8 @@ UNSCORED: Score = (None, ())
 class Request:
     """A prompt and how to continue it; InputError for an empty prompt or a number out of its range."""
 
-    tokens: Sequence[int]  # the prompt
+    tokens: Sequence[int]  # the prompt, or what stays of it
+    ending: Ending | None = None  # its last word, which may be cut into other tokens: see healing.py
     max_new_tokens: int  # each sample ends after this many tokens at the latest
     sampling: Sampling = field(default_factory=Sampling)  # how tokens are drawn
     seed: int | None = None  # sample k's random numbers depend on it and on k alone; None takes a random one
@@ -79,17 +81,29 @@ class Sample:
         self.finished: str | None = None  # `stop`, `length`, `cancelled` or `error`; None while it runs
         self.numbers = uniform(seed, k)
         self.text = TextStream(tokenizer, request.stop) if tokenizer else None
+        # How the prompt's last word may be cut, until that is drawn, and the new token that it ends in.
+        self.search: Search | None = None
+        self.is_settled = True
+        self.first: int | None = None
+        self.typed = 0  # bytes of this token
+        if ending := request.ending:
+            # A word must leave room in the window for what stands before it.
+            if request.max_new_tokens > 0 and ending.longest <= context // 2:
+                self.search = Search(ending, tokenizer.n_vocab if tokenizer else None)
+                self.is_settled = False
+            else:
+                self.tokens = [*([] if ending.is_all else self.tokens), *ending.word]
+        self.prompt_length = len(self.tokens)
         # The first token of the window, and the next one to read; what is known of the prompt's tokens.
-        scored = request.echo and request.alternatives is not None
-        length = len(self.tokens)
-        self.start = 0 if scored else window_start(length, context)
+        self.is_scored = request.echo and request.alternatives is not None
+        self.start = 0 if self.is_scored else window_start(self.prompt_length, context)
         self.read = self.start
-        self.scores = [UNSCORED] * (1 if scored else length)  # nothing predicts the first
+        self.scores = [UNSCORED] * (1 if self.is_scored else self.prompt_length)  # nothing predicts the first
 
     @property
     def new_tokens(self) -> int:
         """How many tokens were added."""
-        return len(self.tokens) - len(self.request.tokens)
+        return len(self.tokens) - self.prompt_length
 
     @property
     def unread(self) -> int:
@@ -102,19 +116,34 @@ class Sample:
         return self.read - self.start
 
     @property
-    def _is_scored(self) -> bool:
+    def path(self) -> tuple[int, ...] | None:
+        """Tokens to read after the prompt's, of a way to cut its last word; None if there are none."""
+        return None if self.is_settled or self.search is None else self.search.unread
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether there is something to read before the next token can be drawn."""
+        return self.unread > 0 or self.path is not None
+
+    @property
+    def _has_scores(self) -> bool:
         """Whether every token of the prompt is scored, or none is to be."""
-        return len(self.scores) == len(self.request.tokens)
+        return len(self.scores) == self.prompt_length
 
     def part(self, most: int) -> Read:
-        """At most so many tokens to read next."""
+        """At most so many tokens to read next, or a way to cut the prompt's last word."""
+        if self.unread == 0 and self.path:
+            return Read(self.row, [*self.tokens[self.start :], *self.path], self.held, len(self.path))
         tokens = self.tokens[self.start : min(self.read + most, self.start + self.context)]
-        return Read(self.row, tokens, self.held, 1 if self._is_scored else len(tokens) - self.held)
+        return Read(self.row, tokens, self.held, 1 if self._has_scores else len(tokens) - self.held)
 
     def take(self, part: Read, logits: Tensor) -> None:
         """The logits (N, V) of the scored tokens of a part."""
         end = self.start + len(part.tokens)
-        if not self._is_scored:
+        if self.search and end > len(self.tokens):
+            self.search.take(tuple(part.tokens[len(self.tokens) - self.start :]), logits)
+            return
+        if not self._has_scores:
             # The logits at a position predict the next token; earlier windows may have scored it.
             known = len(self.scores)
             targets = self.tokens[known : end + 1]
@@ -123,25 +152,54 @@ class Sample:
         self.read = end
         self.logits = logits[-1:]
         self.slide()
+        if self.search and not self.is_settled and self.unread == 0:
+            self.search.take((), self.logits)
 
     def slide(self) -> None:
-        """Move the window where it is full and there is a token after it."""
-        if self.unread > 0 and self.read == self.start + self.context:
-            self.start = window_start(self.read + 1, self.context)
+        """Move the window where it has no room for the token after it, or for a way to cut the last word."""
+        room = 1 if self.unread else 0 if self.is_settled or not self.search else self.search.ending.longest
+        if self.held + room > self.context:
+            self.start = window_start(self.read + room, self.context)
             self.read = self.start
+
+    def settle(self, spelling: Spelling) -> None:
+        """Have drawn what the prompt's last tokens are, and the first new one if it begins in the prompt."""
+        self.is_settled = True
+        self.first = spelling.first
+        self.typed = spelling.typed
+        self.tokens += spelling.prompt
+        self.prompt_length = len(self.tokens)
+        start = window_start(self.prompt_length, self.context)
+        if start != self.start:
+            self.start = self.read = start
+        if not self.is_scored:
+            self.scores += [UNSCORED] * len(spelling.prompt)
+        elif spelling.prompt:
+            self.read = max(self.start, len(self.scores) - 1)  # its logits score the next one
+
+    def copy(self, twin: "Sample") -> None:
+        """Take over what a sample of the same prompt has read, but for the last token, and its search."""
+        length = len(self.tokens)
+        self.read = length - 1
+        self.scores = twin.scores[:length]
+        self.search = twin.search
 
     def token(self, place: int, score: Score = UNSCORED) -> Token:
         """One of its tokens with its text, which may end there."""
         request = self.request
         id_ = self.tokens[place]
-        new = place + 1 - len(request.tokens)
+        new = place + 1 - self.prompt_length
         text = ""
         if new > 0 and id_ == request.end:
             self.finished = "stop"
         elif new >= request.max_new_tokens:
             self.finished = "length"
         if self.text:
-            text = self.text.feed(id_, echoed=new <= 0)
+            typed = self.typed if new == 1 else 0
+            if request.echo and new <= 1:
+                text = self.text.echo(id_, None if new <= 0 else typed)
+            if new > 0:
+                text += self.text.feed(id_, typed=typed)
             if self.text.stopped:
                 self.finished = "stop"
             if self.finished:

@@ -95,7 +95,7 @@ def penalize(logits: Tensor, penalty: float, seen: Sequence[Sequence[int]]) -> T
     """
     logits = logits.clone()
     for row, ids in zip(logits, seen, strict=True):
-        before = torch.tensor([id_ for id_ in ids if id_ < len(row)], device=row.device)
+        before = torch.tensor([id_ for id_ in ids if id_ < len(row)], dtype=torch.long, device=row.device)
         row[before] = torch.where(row[before] > 0, row[before] / penalty, row[before] * penalty)
     return logits
 

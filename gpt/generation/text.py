@@ -24,15 +24,20 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
 
-    def feed(self, token: int, *, echoed: bool = False) -> str:
+    def feed(self, token: int, *, typed: int = 0) -> str:
         """The text that is known after `token`, often "". `<|endoftext|>` has no text.
 
-        In a token of the prompt (`echoed`) stop strings do not count.
+        So many bytes at its beginning are `typed`: they are the prompt's, and left out.
         """
         if token == self.tokenizer.eot:
             return ""
-        text = self._decoder.decode(self.tokenizer.decode_bytes([token]))
-        return text if echoed else self._release(text)
+        return self._release(self._decoder.decode(self.tokenizer.decode_bytes([token])[typed:]))
+
+    def echo(self, token: int, typed: int | None = None) -> str:
+        """The text that is known after a token of the prompt, or `typed` bytes of it: stop strings do not count."""
+        if token == self.tokenizer.eot:
+            return ""
+        return self._decoder.decode(self.tokenizer.decode_bytes([token])[:typed])
 
     def close(self) -> str:
         """The rest of the text after the last token; an incomplete character becomes U+FFFD."""

@@ -23,7 +23,12 @@ _MOST_MERGING = 1 << 28  # bytes of tokens squared: about half a minute
 # The words that merges do not cross, as tiktoken's regular expression: GPT-2's (Radford et al. 2019, the
 # released encoder.py) in the possessive form, which is faster.
 WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-# The same of Hugging Face's libraries, which also spells bytes as letters.
+# The end of a text whose words may change with what follows: its last word, or an apostrophe and a letter of
+# which "'ll", "'re" or "'ve" can come. `$` would also match before a newline at the end.
+LAST_WORD = (
+    r"(?:(?<![^\p{L}\p{N}\s]| )'[lrv]| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+)(?![\s\S])"
+)
+# `WORDS` of Hugging Face's libraries, which also spells bytes as letters.
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 

@@ -6,17 +6,20 @@ has the 256 single bytes encodes every text without loss, since a token is merge
 
 import lzma
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import regex
 from numpy.typing import NDArray
 
 from gpt.errors import InputError
 from gpt.files import shipped
-from gpt.text.table import END_OF_TEXT, WORDS, check_table, pack, read_table, unpack
+from gpt.text.table import END_OF_TEXT, LAST_WORD, WORDS, check_table, merge, pack, read_table, unpack
 
 _FULL_SIZE = 50257
 SMALLEST_SIZE = 257  # of a vocabulary: the 256 bytes and `<|endoftext|>`
@@ -25,6 +28,9 @@ LARGEST_SIZE = (1 << 16) - (1 << 11)  # ids are stored in 16 bits, in a page as 
 # These always begin a word: text cut there gives the same tokens.
 _LINE_END = re.compile(r"(?<=\S)\n")
 _BLANK = re.compile(r"(?<=\S) ")
+
+_LAST_WORD = regex.compile(LAST_WORD)
+_LONGEST_WORD = 65  # characters of a text's end in which its last word is looked for
 
 _LONGEST_CALL = 1 << 16  # characters: tiktoken's regular expression can panic on millions without a blank
 
@@ -101,7 +107,7 @@ class Tokenizer:
         return tiktoken.Encoding(
             name=f"{self.name}-{self.n_vocab}",
             pat_str=WORDS,
-            mergeable_ranks={token: rank for rank, token in enumerate(self.tokens)},
+            mergeable_ranks=self.ranks,
             special_tokens={END_OF_TEXT: self.eot},
         )
 
@@ -135,6 +141,38 @@ class Tokenizer:
     def byte_lengths(self) -> NDArray[np.int64]:
         """UTF-8 bytes of text that each id stands for, (n_vocab,); 0 for `<|endoftext|>`."""
         return np.array([*map(len, self.tokens), 0], dtype=np.int64)
+
+    @property
+    @lru_cache(maxsize=8)  # noqa: B019 (shared by equal tokenizers)
+    def ranks(self) -> dict[bytes, int]:
+        """The id of each token by its bytes, without `<|endoftext|>`."""
+        return {token: rank for rank, token in enumerate(self.tokens)}
+
+    def encode_word(self, word: bytes) -> list[int]:
+        """The ids of the bytes of one word of `WORDS`, or of its beginning."""
+        if word in self.ranks:
+            return [self.ranks[word]]
+        return [self.ranks[part] for part in merge(word, self.ranks.get)]
+
+    @lru_cache(maxsize=256)  # noqa: B019 (shared by equal tokenizers)
+    def ids_beginning_with(self, beginning: bytes) -> tuple[int, ...]:
+        """The ids of the tokens whose bytes begin with these, in order."""
+        tokens = self._sorted
+        following = tokens[bisect_left(tokens, beginning) :]
+        return tuple(
+            sorted(self.ranks[token] for token in takewhile(lambda one: one.startswith(beginning), following))
+        )
+
+    @property
+    @lru_cache(maxsize=8)  # noqa: B019 (shared by equal tokenizers)
+    def _sorted(self) -> list[bytes]:
+        return sorted(self.tokens)
+
+
+def last_word(text: str) -> str:
+    """The end of a text whose tokens may change with what follows it; of a longer word 65 characters."""
+    found = _LAST_WORD.search(whole_characters(text)[-_LONGEST_WORD:])
+    return found[0] if found else ""
 
 
 def check_size(tokens: int) -> None:
