@@ -42,6 +42,13 @@ class Request:
         check_least(0 if self.echo else 1, max_new_tokens=self.max_new_tokens)
         check_least(1, samples=self.samples)
 
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens the prompt has as it was given."""
+        if self.ending is None:
+            return len(self.tokens)
+        return len(self.ending.word) + (0 if self.ending.is_all else len(self.tokens))
+
 
 @dataclass(frozen=True)
 class Token:
@@ -99,6 +106,11 @@ class Sample:
         self.start = 0 if self.is_scored else window_start(self.prompt_length, context)
         self.read = self.start
         self.scores = [UNSCORED] * (1 if self.is_scored else self.prompt_length)  # nothing predicts the first
+
+    @property
+    def prompt(self) -> list[int]:
+        """The tokens of the prompt, as they are read."""
+        return self.tokens[: self.prompt_length]
 
     @property
     def new_tokens(self) -> int:
@@ -172,10 +184,10 @@ class Sample:
         start = window_start(self.prompt_length, self.context)
         if start != self.start:
             self.start = self.read = start
+        elif self.is_scored and spelling.prompt:
+            self.read -= 1  # the logits after what stays score the first of them
         if not self.is_scored:
             self.scores += [UNSCORED] * len(spelling.prompt)
-        elif spelling.prompt:
-            self.read = max(self.start, len(self.scores) - 1)  # its logits score the next one
 
     def copy(self, twin: "Sample") -> None:
         """Take over what a sample of the same prompt has read, but for the last token, and its search."""

@@ -34,7 +34,10 @@ class TextStream:
         return self._release(self._decoder.decode(self.tokenizer.decode_bytes([token])[typed:]))
 
     def echo(self, token: int, typed: int | None = None) -> str:
-        """The text that is known after a token of the prompt, or `typed` bytes of it: stop strings do not count."""
+        """The text that is known after a token of the prompt, or `typed` bytes of it.
+
+        Stop strings do not count in it.
+        """
         if token == self.tokenizer.eot:
             return ""
         return self._decoder.decode(self.tokenizer.decode_bytes([token])[:typed])

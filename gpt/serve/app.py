@@ -250,6 +250,7 @@ class _Answer:
         self.chat = chat
         self.lengths = [0] * handle.unread  # of the texts so far
         self.new_tokens = 0
+        self.begun: set[int] = set()  # the choices of which there is an entry
         kind = "text_completion"
         if chat:
             kind = "chat.completion.chunk" if form.stream else "chat.completion"
@@ -293,6 +294,10 @@ class _Answer:
         before = self.lengths[index]
         self.lengths[index] += len(text)
         logprobs = None if self.form.logprobs is None else log_probabilities(self.tokenizer, tokens, before)
+        if logprobs and index not in self.begun:
+            # Not OpenAI's; the page needs it, as the last word of a prompt may be cut anew.
+            logprobs["prompt_token_ids"] = tokens[0].sample.prompt
+            self.begun.add(index)
         choice = {"index": index, "logprobs": logprobs, "finish_reason": tokens[-1].finished}
         if not self.chat:
             return {"text": text, **choice}
@@ -300,7 +305,7 @@ class _Answer:
         return {**choice, "delta" if self.form.stream else "message": {**role, "content": text}}
 
     def _usage(self) -> dict[str, int]:
-        read = sum(len(one.tokens) for one in self.handle.requests)
+        read = sum(one.prompt_tokens for one in self.handle.requests)
         written = self.new_tokens
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 

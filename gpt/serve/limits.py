@@ -57,9 +57,9 @@ def cost(requests: Sequence[generation.Request]) -> int:
     """
     total = 0
     for one in requests:
-        tokens = one.max_new_tokens + (len(one.tokens) if one.echo else 0)
+        tokens = one.max_new_tokens + (one.prompt_tokens if one.echo else 0)
         entries = 1 if one.alternatives is None else 2 + one.alternatives
-        total += len(one.tokens) + one.samples * (64 + tokens * entries)
+        total += one.prompt_tokens + one.samples * (64 + tokens * entries)
     return total
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from gpt.errors import InputError
 from gpt.generation import Request, Sampling, Token
+from gpt.generation.healing import Prompt, typed_prompt
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
 
@@ -46,8 +47,11 @@ class _Prompted(_Form):
     messages: Annotated[list[_Message], _PROMPTS] | None = None  # of a chat, in place of a prompt
     snapshot: Natural | None = None  # whose model answers, that of the server without one
 
-    def prompts(self, tokenizer: Tokenizer, template: Template | None) -> list[list[int]]:
-        """The ids of each prompt, of which none is empty: `prompt` is one or several, each as text or ids."""
+    def prompts(self, tokenizer: Tokenizer, template: Template | None, *, heal: bool = False) -> list[Prompt]:
+        """The tokens of each prompt, of which none is empty: `prompt` is one or several, each as text or ids.
+
+        The last word of a text may be cut anew if it is to `heal`.
+        """
         given: Any = self.prompt
         if self.messages is not None:
             if template is None:
@@ -55,14 +59,16 @@ class _Prompted(_Form):
             messages = [message.plain() for message in self.messages]
             if messages and messages[-1]["role"] == "assistant":
                 raise InputError("the last message is the assistant's, expected one to reply to")
-            return [template.prompt(tokenizer, messages)]
+            return [Prompt(template.prompt(tokenizer, messages))]
         if given == []:
             raise InputError("expected at least one prompt, got an empty list")
         if isinstance(given, str) or isinstance(given[0], int):
             given = [given]
+        if heal and isinstance(given[0], str):
+            return [typed_prompt(tokenizer, prompt) for prompt in given]
         prompts = [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
         tokenizer.decode_bytes(chain.from_iterable(prompts))  # raises for an unknown id
-        return [prompt or [tokenizer.eot] for prompt in prompts]
+        return [Prompt(prompt or [tokenizer.eot]) for prompt in prompts]
 
 
 class _Ignored(_Form):
@@ -122,6 +128,9 @@ class CompletionRequest(_Prompted, _Ignored, _Neutral):
     top_k: Count | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    # Whether a prompt that is a text may end inside a token. By default it may, but not where its own tokens
+    # are asked for and at most one more: so programs score a text.
+    heal: bool | None = None
 
     @field_validator("logprobs", mode="before")
     @classmethod
@@ -136,11 +145,14 @@ class CompletionRequest(_Prompted, _Ignored, _Neutral):
         if not (max_tokens or self.echo):
             raise InputError("max_tokens must be at least 1 without echo, got 0")
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        scores_alone = bool(self.echo) and self.logprobs is not None and max_tokens <= 1
+        heal = not scores_alone if self.heal is None else self.heal
         names = {field.name for field in fields(Sampling)}
         sampling = Sampling(**self.model_dump(include=names, exclude_none=True))
         return [
             Request(
-                tokens=prompt,
+                tokens=prompt.tokens,
+                ending=prompt.ending,
                 max_new_tokens=max_tokens,
                 sampling=sampling,
                 seed=self.seed,
@@ -150,7 +162,7 @@ class CompletionRequest(_Prompted, _Ignored, _Neutral):
                 alternatives=self.logprobs,
                 echo=bool(self.echo),
             )
-            for prompt in self.prompts(tokenizer, template)
+            for prompt in self.prompts(tokenizer, template, heal=heal)
         ]
 
 
@@ -162,7 +174,7 @@ class AttentionRequest(_Prompted):
     def ids(self, tokenizer: Tokenizer, template: Template | None) -> list[int]:
         """All ids; InputError for one outside the vocabulary."""
         tokenizer.decode_bytes(self.tokens)  # raises for it
-        return self.prompts(tokenizer, template)[0] + self.tokens
+        return self.prompts(tokenizer, template)[0].tokens + self.tokens
 
 
 class CopiedRequest(_Form):

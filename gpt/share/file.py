@@ -17,7 +17,7 @@ from gpt.errors import InputError
 from gpt.files import atomic_write
 from gpt.generation.compiled import quantized
 from gpt.share.page import page_of
-from gpt.text.table import WORDS, pack
+from gpt.text.table import LAST_WORD, WORDS, pack
 from gpt.weights.checkpoint import Snapshot, most_crowded
 from gpt.weights.formats.table import Weights, check_complete
 from gpt.weights.load import Found, read_weights
@@ -58,6 +58,7 @@ def write(
         "template": asdict(found.template) if found.template else None,
         "table": pack(found.tokenizer.tokens),
         "words": _in_javascript(WORDS),
+        "last_word": _in_javascript(LAST_WORD),
         "text": None if text is None else _letters(text),
         "precision": precision,
         "tensors": tensors,

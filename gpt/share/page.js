@@ -30,13 +30,13 @@ function describe() {
 
 // The form of a request, as the settings are.
 function settings() {
-  const form = { logprobs: 5, stream: true };
+  const form = { logprobs: 5, stream: true, heal: true };
   for (const id of ["temperature", "max_tokens", "top_p", "repetition_penalty", "top_k", "min_p"]) {
     if (id !== "top_k" || $(id).value > 0) form[id] = Number($(id).value);
   }
   const seed = $("seed").value.trim();
   if (seed) form.seed = /^-?\d+$/.test(seed) ? Number(seed) : seed;  // an error says what is not a number
-  if ($("stop").value) form.stop = $("stop").value.replaceAll("\\n", "\n");
+  if ($("stop").value) form.stop = $("stop").value.replaceAll("\\n", "\n").replaceAll("\\t", "\t");
   return form;
 }
 
@@ -91,7 +91,9 @@ async function generate() {
 // Text is held back while it may be part of a character or of a stop string, so a piece of it can belong to several
 // tokens: those before it that had no text share its mark.
 function add(text, { text: piece, logprobs }) {
-  const { form, tokens, marks } = text, prompt = form.echo && text.written < form.prompt.length;
+  const { form, tokens, marks } = text;
+  text.prompt ??= logprobs.prompt_token_ids;  // in the first choice
+  const prompt = form.echo && text.written + piece.length <= form.prompt.length && text.written < form.prompt.length;
   for (const [i, id] of logprobs.token_ids.entries()) {
     const others = Object.entries(logprobs.top_logprobs[i] ?? {}).sort((one, other) => other[1] - one[1]);
     tokens.push({ id, name: logprobs.tokens[i], p: Math.exp(logprobs.token_logprobs[i]), others, index: tokens.length, prompt });
@@ -128,12 +130,15 @@ function tip(mark, token) {
   box.style.top = (below + box.offsetHeight < innerHeight ? below : place.top - box.offsetHeight - 6) + "px";
 }
 
-async function showAttention({ form, tokens: all }, mark, token) {
+async function showAttention({ form, tokens: all, prompt: read }, mark, token) {
   const turn = ++latest;
   document.querySelector(".token.chosen")?.classList.remove("chosen");
   mark.classList.add("chosen");
-  const before = all.slice(0, token.index).map(other => other.id), { prompt, messages, snapshot } = form;
-  const asked = form.echo ? { prompt: before.length ? before : "", tokens: [] } : { prompt, messages, tokens: before };
+  const before = all.slice(0, token.index).map(other => other.id), { messages, snapshot } = form;
+  // What the model read before: of the prompt, what is not among the tokens.
+  const unseen = form.echo ? Math.max(0, read.length - all.filter(one => one.prompt).length) : read.length;
+  const seen = [...read.slice(0, unseen), ...before];
+  const asked = messages ? { messages, tokens: before } : { prompt: seen.length ? seen : "", tokens: [] };
   const { tokens, weights } = await backend.ask("attention", { ...asked, snapshot });
   if (turn !== latest) return;
   $("attention").hidden = false;

@@ -7,7 +7,14 @@ from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
-_ENGINE = ("kernel.js", "tokenizer.js", "model.js", "sampling.js", "worker.js")  # what computes in a browser
+_ENGINE = (
+    "kernel.js",
+    "tokenizer.js",
+    "healing.js",
+    "model.js",
+    "sampling.js",
+    "worker.js",
+)  # what computes in a browser
 
 
 def served_page() -> tuple[str, str]:

@@ -19,6 +19,13 @@ function draw(logits, settings, seen, number) {
   return drawn < 0 ? mass.findLastIndex(one => one > 0) : drawn;
 }
 
+// The log-probabilities (V) of logits (V), in nats.
+function logSoftmax(logits) {
+  const most = logits.reduce((one, other) => Math.max(one, other), -Infinity);
+  const total = most + Math.log(logits.reduce((sum, logit) => sum + Math.exp(logit - most), 0));
+  return logits.map(logit => logit - total);
+}
+
 // The smallest logit in the smallest set of likeliest ids that reaches the probability.
 function nucleusEdge(logits, probability) {
   const sorted = logits.slice().sort().reverse(), mass = sorted.map(Math.exp);

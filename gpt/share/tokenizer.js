@@ -1,23 +1,24 @@
 // Text to ids and back, with the ids of gpt/text/tokenizer.py. A token is a string with a character for each byte.
 
 class Tokenizer {
-  // `table`: the tokens by id, each in base64 on a line; `words`: the regular expression that merges do not cross.
-  constructor({ table, words }) {
+  // `table`: the tokens by id, each in base64 on a line; `words`: the regular expression that merges do not cross;
+  // `last_word`: that of the end of a text whose tokens may change with what follows.
+  constructor({ table, words, last_word }) {
     this.ranks = new Map(table.split("\n").map((token, rank) => [atob(token), rank]));
     this.tokens = [...this.ranks.keys(), "<|endoftext|>"];
     this.words = new RegExp(words, "gv");
+    this.lastWord = new RegExp(last_word, "v");
     this.eot = this.ranks.size;
   }
 
   encode(text) {
     if (!text.isWellFormed()) throw new Error("the text has half a character (a lone surrogate): remove it");
-    return (text.match(this.words) ?? []).flatMap(word => this.merged(word));
+    return (text.match(this.words) ?? []).flatMap(word => this.merged(letters(word)));
   }
 
-  // The ids of a word: the pair whose token has the lowest rank is merged first.
+  // The ids of a word of such letters: the pair whose token has the lowest rank is merged first.
   merged(word) {
-    const parts = Array.from(new TextEncoder().encode(word), byte => String.fromCharCode(byte));
-    const whole = this.ranks.get(parts.join(""));
+    const parts = [...word], whole = this.ranks.get(word);
     if (whole !== undefined) return [whole];
     for (;;) {
       const ranks = parts.slice(1).map((part, i) => this.ranks.get(parts[i] + part) ?? Infinity);
@@ -52,6 +53,9 @@ class Tokenizer {
   }
 }
 
+// A character for each byte of a text.
+const letters = text => Array.from(new TextEncoder().encode(text), byte => String.fromCharCode(byte)).join("");
+
 // Turns ids into pieces of text that never have to be taken back: gpt/generation/text.py.
 class TextStream {
   constructor(tokenizer, stop) {
@@ -59,10 +63,16 @@ class TextStream {
     this.decoder = new TextDecoder("utf-8", { ignoreBOM: true });
   }
 
-  feed(id, echoed) {
+  // So many bytes at the beginning are typed: they are the prompt's, and left out.
+  feed(id, typed = 0) {
     if (id === this.tokenizer.eot) return "";
-    const text = this.decoder.decode(this.tokenizer.bytes(id), { stream: true });
-    return echoed ? text : this.release(text);
+    return this.release(this.decoder.decode(this.tokenizer.bytes(id).subarray(typed), { stream: true }));
+  }
+
+  // The text after a token of the prompt, or after `typed` bytes of it.
+  echo(id, typed) {
+    if (id === this.tokenizer.eot) return "";
+    return this.decoder.decode(this.tokenizer.bytes(id).subarray(0, typed), { stream: true });
   }
 
   close() { return this.release(this.decoder.decode()) + this.held; }

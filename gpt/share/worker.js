@@ -61,31 +61,63 @@ class Writer {
   async complete(form, take, stopped) {
     const { snapshot, echo, stop, max_tokens, seed = Math.floor(Math.random() * 2 ** 52) } = form;
     if (!Number.isInteger(seed)) throw new Error(`the seed must be a whole number, got ${seed}`);
-    const ids = this.ids(form), length = ids.length, text = new TextStream(this.tokenizer, stop);
-    for (let at = echo ? 0 : length, finish = null; !finish; at++) {
-      const echoed = at < length, logits = at > 0 ? await this.read(this.window(ids.slice(0, at)), snapshot, { stopped }) : null;
+    const heal = typeof form.prompt === "string" && !form.messages && max_tokens > 0;
+    let { ids, ending } = heal ? typedPrompt(this.tokenizer, form.prompt) : { ids: this.ids(form) };
+    if (ending && 2 * ending.longest > this.model.context_length) {  // it would leave no room for what stands before
+      ids = ending.isAll ? ending.word : [...ids, ...ending.word];
+      ending = null;
+    }
+    let drawn = 0, spelling = {};  // random numbers; what the prompt's last word is cut into
+    if (ending) {
+      spelling = await this.cut(ids, ending, form, uniform(seed, drawn++), stopped);
       if (stopped()) return;
-      if (!echoed) ids.push(draw(logits, form, ids, uniform(seed, at - length)));
-      if (!echoed && ids[at] === this.tokenizer.eot) finish = "stop";
-      let piece = text.feed(ids[at], echoed);
+      ids.push(...spelling.prompt);
+    }
+    const length = ids.length, prompt = ids.slice(), text = new TextStream(this.tokenizer, stop);
+    const begin = echo ? (ending?.isAll ? 1 : 0) : length;
+    for (let at = begin, finish = null; !finish; at++) {
+      const isNew = at >= length, logits = at > 0 ? await this.read(this.window(ids.slice(0, at)), snapshot, { stopped }) : null;
+      if (stopped()) return;
+      if (isNew) ids.push(at === length && spelling.first !== undefined ? spelling.first : draw(logits, form, ids, uniform(seed, drawn++)));
+      if (isNew && ids[at] === this.tokenizer.eot) finish = "stop";
+      const typed = at === length ? spelling.typed : 0;
+      let piece = !isNew ? text.echo(ids[at]) : echo && typed ? text.echo(ids[at], typed) : "";
+      if (isNew) piece += text.feed(ids[at], typed);
       if (text.stopped) finish = "stop";
       else if (at + 1 >= length + max_tokens) finish ??= "length";
       if (finish) piece += text.close();
-      take({ text: piece, logprobs: this.scores(ids[at], logits), finish_reason: finish });
+      const logprobs = this.scores(ids[at], logits);
+      if (at === begin) logprobs.prompt_token_ids = prompt;
+      take({ text: piece, logprobs, finish_reason: finish });
     }
+  }
+
+  // Draw what the last word of a prompt is cut into, after the ids before it.
+  async cut(ids, ending, form, number, stopped) {
+    const known = new Map(), { length } = this.window([...ids, ...Array(ending.longest)]);
+    const start = ids.length + ending.longest - length;  // of a window with room for each way
+    const logProbabilities = async before => {
+      const key = before.join();
+      if (!known.has(key)) {
+        const logits = await this.read([...ids.slice(start), ...before], form.snapshot, { stopped });
+        known.set(key, logits ? logSoftmax(logits) : []);
+      }
+      return known.get(key);
+    };
+    for (const way of ending.ways) { await logProbabilities(way.before); if (stopped()) return null; }
+    return drawWay(ending, form, [...ids, ...ending.word], number, logProbabilities);
   }
 
   // The log-probabilities of a token and of the likeliest ones, in the form of the server.
   scores(id, logits) {
     const name = other => this.tokenizer.name(other);
     if (!logits) return { tokens: [name(id)], token_ids: [id], token_logprobs: [null], top_logprobs: [null] };
-    const most = logits.reduce((one, other) => Math.max(one, other), -Infinity);
-    const total = most + Math.log(logits.reduce((sum, logit) => sum + Math.exp(logit - most), 0));
+    const values = logSoftmax(logits);
     const edge = logits.slice().sort()[Math.max(0, logits.length - LIKELIEST)];
     const likeliest = [...logits.keys()].filter(other => logits[other] >= edge);
     const top = [...likeliest.sort((one, other) => logits[other] - logits[one]).slice(0, LIKELIEST), id];
-    const others = Object.fromEntries(top.map(other => [name(other), logits[other] - total]));
-    return { tokens: [name(id)], token_ids: [id], token_logprobs: [logits[id] - total], top_logprobs: [others] };
+    const others = Object.fromEntries(top.map(other => [name(other), values[other]]));
+    return { tokens: [name(id)], token_ids: [id], token_logprobs: [values[id]], top_logprobs: [others] };
   }
 
   // The ids of a prompt, text or ids, or of a chat.

@@ -25,9 +25,7 @@ _MOST_MERGING = 1 << 28  # bytes of tokens squared: about half a minute
 WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 # The end of a text whose words may change with what follows: its last word, or an apostrophe and a letter of
 # which "'ll", "'re" or "'ve" can come. `$` would also match before a newline at the end.
-LAST_WORD = (
-    r"(?:(?<![^\p{L}\p{N}\s]| )'[lrv]| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+)(?![\s\S])"
-)
+LAST_WORD = r"(?:(?<![^\p{L}\p{N}\s]| )'[lrv]| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+)(?![\s\S])"
 # `WORDS` of Hugging Face's libraries, which also spells bytes as letters.
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 

@@ -2,14 +2,15 @@
 // and prints the results, a list. A name is a method of the file's Writer, or one of those below.
 "use strict";
 const html = require("fs").readFileSync(process.argv[2], "utf8");
-require("vm").runInThisContext(html.match(/<script id="engine">([^]*?)<\/script>/)[1] + ";globalThis.here = { FILE, Writer, draw, uniform, TextStream }");
+require("vm").runInThisContext(html.match(/<script id="engine">([^]*?)<\/script>/)[1] + ";globalThis.here = { FILE, Writer, draw, uniform, TextStream, typedPrompt }");
 const writer = new here.Writer(here.FILE);
 
 const others = {
   encode: texts => texts.map(text => writer.tokenizer.encode(text)),
+  typed: texts => texts.map(text => here.typedPrompt(writer.tokenizer, text)),
   pieces: (ids, stop) => {
     const stream = new here.TextStream(writer.tokenizer, stop);
-    return [...ids.map(id => stream.feed(id, false)), stream.close()];
+    return [...ids.map(id => stream.feed(id)), stream.close()];
   },
   draws: (logits, settings, seen, numbers) => numbers.map(number => here.draw(Float32Array.from(logits), settings, seen, number)),
   numbers: (seed, count) => Array.from({ length: count }, (_, number) => here.uniform(seed, number)),

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from gpt import GPTConfig, Tokenizer
-from gpt.generation import Sampling
+from gpt.generation import Sampling, stream_samples
+from gpt.generation.healing import typed_prompt
 from gpt.generation.sampling import sample_tokens, uniform
 from gpt.generation.text import TextStream
 from gpt.text.template import Template
@@ -94,6 +95,73 @@ def test_ids_are_the_tokenizers(vocabulary, tmp_path):
     texts = [*strings(10_000 if vocabulary in ("gpt2", "learned") else 1_000), "", "a" * 3000]
     path = export(tmp_path / "it.html", sharp(tiny), tokenizer)
     assert run(path, ["encode", texts])[0] == [tokenizer.encode(text) for text in texts]
+
+
+ENDS = [
+    "The ",
+    "The",
+    "we'l",
+    "'",
+    "x = foo(b",
+    "def f():\n    ",
+    "a\n\n",
+    "it  ",
+    "methodo",
+    " ",
+    "\n",
+    "日本",
+    "ab" * 90,
+]
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_the_ways_to_cut_a_prompts_last_word_are_the_engines(vocabulary, tmp_path):
+    tokenizer = VOCABULARIES[vocabulary]()
+    tiny = GPTConfig(vocab_size=tokenizer.n_vocab, context_length=4, emb_dim=2, num_heads=1, num_layers=1)
+    texts = [*ENDS, *strings(100 if vocabulary == "learned" else 5), "", LETTERS]
+    path = export(tmp_path / "it.html", sharp(tiny), tokenizer)
+    for text, found in zip(texts, run(path, ["typed", texts])[0], strict=True):
+        expected = typed_prompt(tokenizer, text)
+        assert found["ids"] == expected.tokens, text
+        assert ("ending" in found) == bool(expected.ending), text
+        if expected.ending:
+            ways = [
+                (tuple(way["before"]), tuple(way["ids"]), way.get("end"), way["typed"])
+                for way in found["ending"]["ways"]
+            ]
+            assert ways == [tuple(way) for way in expected.ending.ways], text
+            assert tuple(found["ending"]["word"]) == expected.ending.word
+            assert found["ending"]["longest"] == expected.ending.longest
+            assert found["ending"]["isAll"] == expected.ending.is_all
+
+
+def test_typed_prompts_are_continued_as_gpt_generate_does(tmp_path):
+    tokenizer = VOCABULARIES["learned"]()
+    model = sharp(GPTConfig(vocab_size=tokenizer.n_vocab, **SHAPES["tied"]), std=0.15)
+    path = export(tmp_path / "it.html", model, tokenizer)
+    prompts = ["the quick br", "the quick ", "it's 12", "क", "quick brown fox, it's 1234 words. it", "q"]
+    settings = [
+        {"temperature": 0.0},
+        {"temperature": 1.2, "top_k": 40},
+        {"repetition_penalty": 1.5, "top_p": 0.9},
+    ]
+    forms = [
+        {"prompt": prompt, "max_tokens": 20, "seed": seed, **how, "echo": bool(seed % 2)}
+        for prompt in prompts
+        for how in settings
+        for seed in range(4)
+    ]
+    wrong = 0
+    for form, choices in zip(forms, run(path, *(["text", form] for form in forms)), strict=True):
+        how = {
+            key: value for key, value in form.items() if key not in ("prompt", "max_tokens", "seed", "echo")
+        }
+        pieces = stream_samples(
+            model, tokenizer, form["prompt"], max_new_tokens=20, seed=form["seed"], sampling=Sampling(**how)
+        )
+        begin = form["prompt"] if form["echo"] else ""
+        wrong += "".join(choice["text"] for choice in choices) != begin + "".join(text for _, text in pieces)
+    assert wrong <= 1  # sums of float32 and of double meet at an edge
 
 
 def test_halves_of_surrogate_pairs_are_refused(tmp_path):
