@@ -39,3 +39,23 @@ def test_the_files_contain_the_names_beside_them(change, files):
     text = "\n".join(path.read_text(encoding="utf-8") for path in found)
     for name in re.findall(r"`(\w+)`", files):
         assert re.search(rf"\b{name}\b", text), f"{change}: {name} is not in {', '.join(paths)}"
+
+
+def promises() -> list[tuple[str, str]]:
+    """The rows of docs/reliability.md that promise something: the promise, and its tests."""
+    text = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    tables = [part.split("\n\n")[0] for part in text.split("| promise | test |\n| --- | --- |\n")[1:]]
+    return [row for table in tables for row in re.findall(r"^\| (.+) \| (.*) \|$", table, re.M)]
+
+
+def test_all_rows_of_promises_are_read():
+    assert len(promises()) > 30
+
+
+@pytest.mark.parametrize(("promise", "tests"), promises())
+def test_the_tests_of_a_promise_exist(promise, tests):
+    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", tests)
+    assert len(named) == len(tests.split(", ")), f"{promise}: expected names of tests, got {tests}"
+    for file, name in named:
+        source = (ROOT / file).read_text(encoding="utf-8")
+        assert re.search(rf"^(?:async )?def {name}\(", source, re.M), f"{promise}: no {name} in {file}"
