@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -31,6 +32,12 @@ def report(*lines: str, prefix: str = "gpt fit: ") -> None:
 def notice(message: str) -> None:
     """Print a line that is of no command alone, as `report` does."""
     report(message, prefix="gpt: ")
+
+
+@cache
+def notice_once(message: str) -> None:
+    """Print a line that several readers of the same text would repeat."""
+    notice(message)
 
 
 @contextmanager
@@ -77,7 +84,7 @@ def _plain_lines(label: str, total: int | None, before: int, unit: str) -> Calla
         count = f"{done} of {total} {unit}" if total else f"{done} {unit}"
         if unit == "bytes":
             count = f"{done / 1e6:.0f} MB, {speed / 1e6:.1f} MB/s"
-        left = f"{(total - done) / speed:.0f} s left" if total and speed else ""
+        left = f"{(total - done) / speed:.0f} s left" if total and total > done and speed else ""
         report(f"{label}: {', '.join(filter(None, (count, figures, left)))}", prefix="")
 
     return advance

@@ -14,7 +14,7 @@ BETWEEN = "vs"
 OUR_SOURCE = Path(__file__).resolve().parents[2]
 """The folder with the package that is running."""
 _LONGEST_NAME = 60  # characters of a folder's name
-HELD_OUT = ("val_fraction", "most_bytes", "text_column", "template")
+HELD_OUT = ("val_fraction", "most_bytes", "text_column", "skip_bad_rows", "template")
 """Options of `data` that decide which text is held out: bits per byte of another one compare nothing."""
 # What is the same for all variants, and how it is said.
 _SHARED = {

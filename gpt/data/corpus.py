@@ -5,17 +5,38 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from glob import escape, glob
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from gpt.data.documents import Piece, cut, read_documents
-from gpt.data.formats import PART_BYTES, file_format, named, part_sizes, read_rows, read_text
-from gpt.errors import InputError
+from gpt.data.documents import (
+    TEXT,
+    Piece,
+    Tolerance,
+    check_columns,
+    choose_columns,
+    cut,
+    no_columns,
+    read_documents,
+)
+from gpt.data.folders import find_files, is_pattern, special_kind
+from gpt.data.formats import (
+    PART_BYTES,
+    Row,
+    arrow_rows,
+    binary_error,
+    estimated_bytes,
+    file_format,
+    is_binary,
+    named,
+    part_sizes,
+    read_rows,
+    read_text,
+)
+from gpt.errors import InputError, check_least
 from gpt.files import StrPath, atomic_write, cache_folder, file_sha256, shipped
 from gpt.plain import build, is_hub_name, parse_yaml, shown
 from gpt.progress import notice
@@ -39,10 +60,14 @@ class Corpus:
     revision: str | None = None  # without one, prepared data is not updated when the hub's data set is
     sha256: tuple[str, ...] = ()
     """Of each file in hexadecimal, if it is known: what differs is not read."""
-    text_column: str = "text"
+    text_column: str = TEXT
     template: Template = DEFAULT_TEMPLATE
+    skip_bad_rows: int = 0
+    """Rows that cannot be used, of all files together, that may be left out."""
 
     def __post_init__(self) -> None:
+        check_columns(self.text_column)
+        check_least(0, skip_bad_rows=self.skip_bad_rows)
         if self.sha256 and len(self.sha256) != len(self.files):
             raise InputError(f"sha256 has {len(self.sha256)} values for {len(self.files)} files")
         if wrong := [value for value in self.sha256 if not re.fullmatch("[0-9a-f]{64}", value)]:
@@ -51,11 +76,37 @@ class Corpus:
     @cached_property
     def _part_sizes(self) -> list[list[int]]:
         """Of each file, see `part_sizes`."""
-        return [part_sizes(name) for name in self.files]
+        return [part_sizes(name, self._choose) for name in self.files]
+
+    @cached_property
+    def _data_sets(self) -> dict[str, Any]:
+        """Those of the hub that are open."""
+        return {}
 
     def size(self) -> int | None:
         """Bytes of the files; None if unknown before reading, as of what is compressed or on the hub."""
         return sum(map(sum, self._part_sizes)) if all(self._part_sizes) else None
+
+    def estimated_size(self, read: int, documents: int) -> int:
+        """About how many bytes of text there are, by what so many documents have that were read."""
+        found = zip(self.files, self._part_sizes, strict=True)
+        return sum(sum(sizes) or self._estimate(name, read / max(1, documents)) for name, sizes in found)
+
+    def _estimate(self, name: str, bytes_per_document: float) -> int:
+        if file_format(name) != "hub":
+            return estimated_bytes(name)
+        info = self._data_set(name).info
+        rows = info.splits["train"].num_examples if info.splits and "train" in info.splits else None
+        return round(rows * bytes_per_document) if rows else self._stored_bytes(name)
+
+    def _stored_bytes(self, name: str) -> int:
+        """The bytes of a data set's files, compressed as they are."""
+        from datasets import load_dataset_builder
+        from fsspec.core import url_to_fs
+
+        where = name.removeprefix("hub:")
+        files = load_dataset_builder(where, self.subset, revision=self.revision).config.data_files or {}
+        return sum(system.size(path) or 0 for system, path in map(url_to_fs, files.get("train", [])))
 
     def stamps(self) -> list[object]:
         """What changes when a file does: its size, time and number; of Python's own text, the version."""
@@ -69,43 +120,98 @@ class Corpus:
         What has no known size, such as a compressed file, is read from its beginning on.
         """
         read = 0
-        for piece in self._pieces(most_bytes):
-            if most_bytes is not None and read >= most_bytes + PART_BYTES:
-                return
-            read += len(piece.text)
-            yield piece
-
-    def _pieces(self, most_bytes: int | None) -> Iterator[Piece]:
-        share = most_bytes / (self.size() or most_bytes) if most_bytes else 1.0
-        count = sum(map(len, self._part_sizes))
-        of_parts = min(1.0, max(share, _FEWEST_PARTS / max(1, count)))
-        passed = 0  # parts of the files before
-        for name, sizes in zip(self.files, self._part_sizes, strict=True):
-            places = [number for number in range(len(sizes)) if evenly_spread(passed + number) < of_parts]
-            passed += len(sizes)
-            if sizes and not places:
-                continue
-            parts = places if share < 1.0 else None
+        tolerance = Tolerance(self.skip_bad_rows)
+        for name, selection in zip(self.files, choose_parts(self._part_sizes, most_bytes), strict=True):
             with named(name):
-                if file_format(name) == "text":
-                    texts = filter(None, read_text(name, parts))
-                    yield from (Piece(text, first=not number) for number, text in enumerate(texts))
-                else:
-                    rows = enumerate(self._rows(name, parts))
-                    of_rows = max(share / of_parts, 1 / _ORDERED)
-                    drawn = (row for number, row in rows if evenly_spread(number) < of_rows)
-                    yield from cut(read_documents(drawn, self.text_column, self.template))
+                for piece in self._pieces(name, selection, tolerance):
+                    if most_bytes is not None and read >= most_bytes + PART_BYTES:
+                        tolerance.tell()
+                        return
+                    read += len(piece.text)
+                    yield piece
+        tolerance.tell()
 
-    def _rows(self, name: str, parts: list[int] | None) -> Iterator[dict[str, Any]]:
-        kind, _, rest = name.partition(":")
-        if kind != "hub":
-            yield from read_rows(name, parts)
+    def _pieces(self, name: str, selection: "Selection", tolerance: Tolerance) -> Iterator[Piece]:
+        """What is selected of a file; of a text, what does not follow what was read before begins anew."""
+        if selection.is_empty:
             return
+        if file_format(name) == "text":
+            end = None
+            for stretch in read_text(name, selection.parts):
+                if stretch.text:
+                    yield Piece(stretch.text, first=stretch.begin != end)
+                    end = stretch.end
+            return
+        rows = enumerate(self._rows(name, selection.parts))
+        drawn = (row for number, row in rows if evenly_spread(number) < selection.rows)
+        yield from cut(read_documents(name, drawn, self.text_column, self.template, tolerance))
+
+    def _rows(self, name: str, parts: list[int] | None) -> Iterator[Row]:
+        if file_format(name) != "hub":
+            yield from read_rows(name, parts, self._choose)
+            return
+        data_set = self._data_set(name)
+        first = next(iter(data_set.with_format("arrow").iter(batch_size=1)), None)
+        if first is None:
+            return
+        names = self._choose(first.column_names)
+        number = 0
+        for table in data_set.select_columns(names).with_format("arrow").iter(batch_size=256):
+            for value in arrow_rows(table, names):
+                number += 1
+                yield Row(number, value)
+
+    def _data_set(self, name: str) -> Any:
         from datasets import load_dataset
 
-        found = load_dataset(rest, self.subset, split="train", revision=self.revision, streaming=True)
-        for table in found.with_format("arrow").iter(batch_size=256):
-            yield from table.to_pylist()
+        if name not in self._data_sets:
+            where = name.removeprefix("hub:")
+            options: dict[str, Any] = {"split": "train", "revision": self.revision, "streaming": True}
+            self._data_sets[name] = load_dataset(where, self.subset, **options)
+        return self._data_sets[name]
+
+    def _choose(self, present: Sequence[str]) -> list[str]:
+        """Those of the columns that are read; an InputError where what is needed is not among them."""
+        columns = choose_columns(self.text_column, present)
+        if columns is None:
+            raise no_columns(self.text_column, present)
+        return [name for name in columns.names if name in present]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What is read of a file."""
+
+    parts: list[int] | None
+    """Their numbers; None for all of the file, in order."""
+    rows: float = 1.0
+    """The share of the rows in them."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is."""
+        return self.parts == []
+
+
+def choose_parts(sizes: Sequence[Sequence[int]], most_bytes: int | None) -> list[Selection]:
+    """What to read of each file for about so many bytes in all, by the sizes of its parts.
+
+    Where one has no parts, as its size is unknown, all are read in order.
+    """
+    if most_bytes is None:
+        return [Selection(None)] * len(sizes)
+    known = sum(map(sum, sizes)) if all(sizes) else None
+    share = most_bytes / (known or most_bytes)
+    count = sum(map(len, sizes))
+    of_parts = min(1.0, max(share, _FEWEST_PARTS / max(1, count)))
+    of_rows = max(share / of_parts, 1 / _ORDERED)
+    selections = []
+    passed = 0  # parts of the files before
+    for parts in sizes:
+        places = [number for number in range(len(parts)) if evenly_spread(passed + number) < of_parts]
+        passed += len(parts)
+        selections.append(Selection(places if share < 1.0 else None, of_rows))
+    return selections
 
 
 def evenly_spread(number: int) -> float:
@@ -123,8 +229,10 @@ def find_corpus(name: str, **options: Any) -> Corpus:
         corpus = _read_recipe(path)
     elif path.is_file() or "://" in name:
         corpus = Corpus(files=(name,))
-    elif name and (path.is_dir() or any(mark in name for mark in "*?[")):
-        corpus = Corpus(files=_files(f"{escape(name)}/**/*" if path.is_dir() else name))
+    elif kind := special_kind(name):
+        raise InputError(f"{name} is a {kind}: write what it gives to a file, and give that")
+    elif name and (path.is_dir() or is_pattern(name)):
+        corpus = Corpus(files=find_files(name))
     elif name in recipes():
         corpus = _read_recipe(recipes()[name])
     elif is_hub_name(name):
@@ -159,18 +267,6 @@ def _read_recipe(path: Path) -> Corpus:
         raise InputError(f"{path} is not a recipe: it needs a mapping under `corpus` ({error})") from error
 
 
-def _files(pattern: str) -> tuple[str, ...]:
-    """The files of a pattern, in order; those of a folder that are not hidden."""
-    files = sorted(name for name in glob(pattern, recursive=True) if not os.path.isdir(name))
-    kinds = {file_format(name) == "text": name for name in files}
-    if len(kinds) > 1:
-        raise InputError(
-            f"{pattern} mixes files of rows ({kinds[False]}) with texts ({kinds[True]}): "
-            f"name one kind with a pattern, such as '**/*{Path(kinds[False]).suffix}'"
-        )
-    return tuple(files)
-
-
 def _stamp(name: str) -> object:
     kind = file_format(name)
     if kind == "builtin":
@@ -188,6 +284,8 @@ def _at_hand(name: str, sha256: str | None) -> str:
             raise InputError(f"{name} has no sha256: give the data set's revision, or leave sha256 out")
         return name
     if os.path.isfile(name):
+        if is_binary(name):
+            raise binary_error(name)
         _check_sha256(name, sha256)
         return name
     if "://" in name:

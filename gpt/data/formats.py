@@ -1,7 +1,7 @@
-"""Files as text or rows: JSON lines, CSV, Parquet, what comes with Python; plain or compressed.
+"""Files as text or rows: JSON lines or an array, CSV, Parquet, what comes with Python; plain or compressed.
 
-Memory does not grow with a file: text is read in parts, rows one by one, and what must be whole, a line of
-JSON or a field of CSV, has a limit. InputErrors say what a file is, behind its name (`named`).
+Memory does not grow with a file: text is read in parts, rows one by one, and what must be whole, a row or a
+value in it, has a limit. InputErrors say what a file is, behind its name (`named`).
 """
 
 import bz2
@@ -11,10 +11,13 @@ import io
 import json
 import lzma
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
-from typing import Any
+from functools import lru_cache
+from itertools import count, islice
+from typing import Any, NamedTuple
 
 from gpt.data import builtin
 from gpt.errors import InputError
@@ -24,8 +27,48 @@ PART_BYTES = 1 << 18  # of a file, which can be read without what is before it
 _FORMATS = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".tsv": "csv"}
 _FORMATS |= {".parquet": "parquet"}
 _DECOMPRESSED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-_LONGEST = 64 << 20  # bytes of a row: of a line of JSON, a field of CSV
+_LONGEST = 64 << 20  # bytes of a row: of a line of JSON, a field of CSV, a value of Parquet
 _LONGEST_LINE = 1 << 16  # bytes of a line of text that is not cut up
+_HEAD = 1 << 13  # bytes that tell what a file is
+_BLANKS = " \t\r\n"
+_BETWEEN = re.compile(r"[\s,]*")  # the values of an array
+_LONGEST_LITERAL = 16  # characters of JSON, such as -Infinity or an escape
+_JSON_ADVICE = "expected an object on each line, or one array of objects"
+_WESTERN = 0.2  # of the bytes at most are beyond ASCII, in text of Western Europe
+_UNDEFINED = frozenset(b"\x81\x8d\x8f\x90\x9d")  # in Windows-1252
+_SAMPLED = 4 << 20  # bytes of a compressed file that tell what the others are
+_BATCH = 256  # rows of Parquet at once,
+_BATCH_BYTES = 16 << 20  # and about so many bytes
+_USUAL_DICTIONARY = 1 << 20  # bytes, as those who write Parquet limit it
+_USUAL_RATIO = 10  # of compression
+
+_BINARY = (  # endings of what is no text
+    *(".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".ico", ".tif", ".tiff", ".heic", ".psd"),
+    *(".mp3", ".wav", ".ogg", ".flac", ".m4a", ".mp4", ".mkv", ".avi", ".mov", ".webm"),
+    *(".zip", ".tar", ".tgz", ".7z", ".rar", ".zst", ".jar", ".whl", ".deb", ".rpm", ".iso", ".dmg"),
+    *(".pyc", ".pyo", ".pyd", ".class", ".o", ".a", ".so", ".dll", ".dylib", ".exe", ".wasm"),
+    *(".pdf", ".docx", ".xlsx", ".pptx", ".odt", ".ods", ".epub", ".woff", ".woff2", ".ttf", ".otf"),
+    *(".safetensors", ".pt", ".pth", ".npy", ".npz", ".gguf", ".onnx", ".pkl", ".sqlite"),
+)
+_MARKS = {  # the longer one first, which begins with a shorter one
+    b"\xff\xfe\x00\x00": "utf-32",
+    b"\x00\x00\xfe\xff": "utf-32",
+    b"\xff\xfe": "utf-16",
+    b"\xfe\xff": "utf-16",
+}
+
+
+class Row(NamedTuple):
+    """A row, and where it stands: so many lines or rows into a file, counted from a byte of it."""
+
+    number: int
+    value: Any
+    """A dictionary of its columns, or the InputError that says why it is none."""
+    position: int = 0
+
+
+Choose = Callable[[Sequence[str]], Sequence[str]]
+"""From the columns that there are to those that are read."""
 
 
 def file_format(name: str) -> str:
@@ -43,6 +86,11 @@ def _opener(name: str) -> Any:
     return _DECOMPRESSED.get(os.path.splitext(name.lower())[1], open)
 
 
+def is_compressed(name: str) -> bool:
+    """Whether its bytes are those of another file."""
+    return _opener(name) is not open
+
+
 @contextmanager
 def named(name: str) -> Iterator[None]:
     """Have every error name the file: compressions, protocols and pyarrow share no class."""
@@ -50,39 +98,145 @@ def named(name: str) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(f"{name} {error}") from None
+    except RecursionError:
+        raise InputError(f"{name} is nested too deeply") from None
     except Exception as error:
         line = str(error).strip().partition("\n")[0]
         raise InputError(f"cannot read {name} ({type(error).__name__}: {line})") from error
 
 
-def part_sizes(name: str) -> list[int]:
-    """The bytes of the parts of a file that can be read without the others, of Parquet uncompressed.
+class Head(NamedTuple):
+    """What the first 8 KB of a file tell of it, decompressed."""
 
-    None of what has to be read to know its size.
+    encoding: str | None
+    """Of its byte order mark, unless it is UTF-8."""
+    has_nul: bool
+    is_array: bool
+    """Whether a JSON array begins there."""
+
+
+def look(name: str) -> Head:
+    """The head of a file, which is read once as long as the file does not change."""
+    status = os.stat(name)
+    return _look(name, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=1 << 14)
+def _look(name: str, size: int, changed: int) -> Head:
+    with _opener(name)(name, "rb") as file:
+        data: bytes = file.read(_HEAD)
+    encoding = next((encoding for mark, encoding in _MARKS.items() if data.startswith(mark)), None)
+    text = data.decode(encoding or "utf-8", "ignore").lstrip("\ufeff" + _BLANKS)
+    return Head(encoding, b"\0" in data, text.startswith("["))
+
+
+def is_binary(name: str) -> bool:
+    """Whether a file that is no Parquet has no text: by its ending, or a NUL byte in its first 8 KB."""
+    if file_format(name) not in ("text", "json", "csv"):
+        return False
+    if os.path.splitext(name)[1].lower() in _BINARY:
+        return True
+    try:
+        start = look(name)
+    except (OSError, EOFError, lzma.LZMAError):  # reading it says what is wrong
+        return False
+    return start.has_nul and start.encoding is None
+
+
+def binary_error(name: str) -> InputError:
+    """What to say of a binary file that is named: also that it may be text of 16 bits."""
+    with _opener(name)(name, "rb") as file:
+        data: bytes = file.read(_HEAD)
+    for encoding, nul in (("UTF-16LE", data[1::2]), ("UTF-16BE", data[::2])):
+        if nul and nul.count(0) > len(nul) / 2:
+            return InputError(
+                f"{name} seems to be {encoding} without a byte order mark: {convert(name, encoding)}"
+            )
+    return InputError(f"{name} is binary: expected text, JSON lines, a JSON array, CSV or Parquet")
+
+
+@contextmanager
+def _opened(name: str) -> Iterator[Any]:
+    """A file to read in UTF-8, with `peek`: decompressed, and converted if its byte order mark says so."""
+    with _opener(name)(name, "rb") as file:
+        encoding = look(name).encoding
+        yield io.BufferedReader(_Utf8(file, encoding), PART_BYTES) if encoding else file
+
+
+class _Utf8(io.RawIOBase):
+    """The bytes in UTF-8 of a file in another encoding."""
+
+    def __init__(self, file: Any, encoding: str) -> None:
+        self._text = io.TextIOWrapper(file, encoding, newline="")
+        self._left = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill what is there of a buffer; 0 at the end."""
+        self._left = self._left or self._text.read(PART_BYTES).encode()
+        size = min(len(buffer), len(self._left))
+        buffer[:size] = self._left[:size]
+        self._left = self._left[size:]
+        return size
+
+
+def part_sizes(name: str, choose: Choose) -> list[int]:
+    """The bytes of the parts of a file that can be read without the others.
+
+    Of Parquet those of the chosen columns, uncompressed; none of what has to be read to know its size.
     """
     kind = file_format(name)
-    if kind == "hub" or _opener(name) is not open:
-        return []
     if kind == "builtin":
         return [sum(map(len, builtin.texts(name)))]
+    if kind == "hub" or is_compressed(name):
+        return []
     if kind == "parquet":
         from pyarrow.parquet import read_metadata
 
         with named(name):
-            found = read_metadata(name)
-        return [found.row_group(number).total_byte_size for number in range(found.num_row_groups)]
+            metadata = read_metadata(name)
+            columns = choose(metadata.schema.to_arrow_schema().names)
+        groups = map(metadata.row_group, range(metadata.num_row_groups))
+        sizes = (sum(chunk.total_uncompressed_size for chunk in _chunks(group, columns)) for group in groups)
+        return list(sizes) or [0]
+    start = look(name)
+    if start.encoding:
+        return []
     size = os.stat(name).st_size
-    if kind == "csv":  # a quotation has line breaks
+    if kind == "csv" or (kind == "json" and start.is_array):  # a line break may be anywhere
         return [size]
     return [min(PART_BYTES, size - start) for start in range(0, max(1, size), PART_BYTES)]
 
 
-def read_text(name: str, parts: Iterable[int] | None, longest: int = _LONGEST_LINE) -> Iterator[str]:
+def estimated_bytes(name: str) -> int:
+    """About how many bytes a file has, decompressed and in UTF-8: by its first 4 MB, or exactly."""
+    size = os.stat(name).st_size
+    read = 0
+    with named(name), open(name, "rb") as raw:
+        file = _opener(name)(raw, "rb") if is_compressed(name) else raw
+        encoding = look(name).encoding
+        text = io.BufferedReader(_Utf8(file, encoding), PART_BYTES) if encoding else file
+        while read < _SAMPLED and (data := text.read(PART_BYTES)):
+            read += len(data)
+        return read if read < _SAMPLED else round(read * size / raw.tell())
+
+
+class Stretch(NamedTuple):
+    """Text of a file, and the bytes where it begins and ends."""
+
+    begin: int
+    end: int
+    text: str
+
+
+def read_text(name: str, parts: Iterable[int] | None, longest: int = _LONGEST_LINE) -> Iterator[Stretch]:
     """The text of a file in parts, or those of some numbers, which are the same.
 
     Part k begins with the first line after k * PART_BYTES, where one does in the next `longest` bytes.
     """
-    with _opener(name)(name, "rb") as file:
+    with _opened(name) as file:
         position = 0
         for number in count() if parts is None else parts:
             begin = number * PART_BYTES
@@ -97,11 +251,10 @@ def read_text(name: str, parts: Iterable[int] | None, longest: int = _LONGEST_LI
             try:
                 text = data.decode()
             except UnicodeDecodeError as error:
-                place = position + error.start
-                advice = "cannot be decoded; iconv converts it"
-                raise InputError(f"is not UTF-8 text: byte {place} {advice}") from None
-            yield text if position else text.removeprefix("\ufeff")
-            position += len(data)
+                raise InputError(_not_utf8(name, data, error.start, position)) from None
+            stop = position + len(data)
+            yield Stretch(position, stop, text if position else text.removeprefix("\ufeff"))
+            position = stop
 
 
 def _rest_of_line(file: Any, longest: int) -> bytes:
@@ -113,40 +266,172 @@ def _rest_of_line(file: Any, longest: int) -> bytes:
     return data
 
 
-def read_rows(name: str, parts: Sequence[int] | None) -> Iterator[dict[str, Any]]:
-    """The rows of a file, or those in some of its parts."""
+def _not_utf8(name: str, data: bytes, place: int, position: int) -> str:
+    """What to say of text in another encoding: how to convert it, and from what, where that can be told."""
+    near = data[max(0, place - _HEAD) : place + _HEAD]
+    foreign = sum(byte > 0x7F for byte in near)
+    western = foreign < _WESTERN * len(near) and not _UNDEFINED.intersection(near)
+    encoding = "WINDOWS-1252" if western else "ENCODING"
+    return (
+        f"is not UTF-8 text: byte {position + place} cannot be decoded; {convert(name, encoding)} converts it"
+    )
+
+
+def convert(name: str, encoding: str) -> str:
+    """The command that converts a file to UTF-8."""
+    stem, ending = os.path.splitext(name)
+    return f"iconv -f {encoding} -t UTF-8 {shlex.quote(name)} > {shlex.quote(f'{stem}-utf8{ending}')}"
+
+
+def read_rows(name: str, parts: Sequence[int] | None, choose: Choose) -> Iterator[Row]:
+    """The rows of a file, or those in some of its parts; of Parquet the chosen columns."""
     kind = file_format(name)
     if kind == "builtin":
-        yield from ({"text": text} for text in builtin.texts(name))
-        return
-    if kind == "parquet":
-        from pyarrow.parquet import ParquetFile
-
-        for batch in ParquetFile(name).iter_batches(256, row_groups=parts):
-            yield from batch.to_pylist()
-        return
-    parts = None if kind == "csv" else parts
-    lines = (line for text in read_text(name, parts, _LONGEST) for line in io.StringIO(text))
-    if kind == "csv":
+        texts = enumerate(builtin.texts(name), start=1)
+        yield from (Row(number, {"text": text}) for number, text in texts)
+    elif kind == "parquet":
+        yield from _parquet_rows(name, parts, choose)
+    elif kind == "csv":
+        lines = (line for stretch in read_text(name, None, _LONGEST) for line in io.StringIO(stretch.text))
         yield from _csv_rows(lines, "\t" if ".tsv" in name.lower() else ",")
+    elif look(name).is_array:
+        yield from _array_rows(stretch.text for stretch in read_text(name, None))
     else:
-        for number, line in enumerate(lines, start=1):
-            try:
+        for stretch in read_text(name, parts, _LONGEST):
+            for number, line in enumerate(io.StringIO(stretch.text), start=1):
                 if line.strip():
-                    yield json.loads(line)
-            except json.JSONDecodeError as error:
-                raise InputError(f"is not JSON lines, see line {number}: {error}") from None
+                    yield Row(number, _parsed(line), stretch.begin)
+
+
+def place(name: str, row: Row) -> str:
+    """Where a row stands in its file, as an editor counts it."""
+    if file_format(name) not in ("json", "csv"):
+        return f"row {row.number}"
+    lines = 0
+    with _opened(name) as file:
+        left = row.position
+        while left and (data := file.read(min(left, PART_BYTES))):
+            lines += data.count(b"\n")
+            left -= len(data)
+    return f"line {lines + row.number}"
+
+
+def _parsed(line: str) -> Any:
+    """The value of a line of JSON, or the InputError that says why it has none."""
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        return InputError(f"is no JSON, {error.msg} in column {error.colno}: {_JSON_ADVICE}")
+    except RecursionError:
+        return InputError("is nested too deeply")
+    except ValueError as error:  # a number of thousands of digits
+        return InputError(str(error))
+
+
+def _array_rows(texts: Iterator[str]) -> Iterator[Row]:
+    """The values of an array; a comma may follow the last one.
+
+    A value that is not complete is read again with twice the text, so that time grows with the file.
+    """
+    decode = json.JSONDecoder().raw_decode
+    text = "".join(islice(texts, 1))
+    at = text.index("[") + 1
+    line = text.count("\n", 0, at) + 1
+    while True:
+        begin = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
+        line += text.count("\n", at, begin)
+        at = begin
+        if text.startswith("]", at):
+            if (text[at + 1 :] + "".join(islice(texts, 1))).strip():
+                raise InputError(f"in line {line}: text follows the end of the array")
+            return
+        try:
+            value, end = decode(text, at)
+        except json.JSONDecodeError as error:
+            more = _as_much(texts, len(text) - at) if _may_be_cut(error, text, at) else ""
+            if not more:
+                number = line + text.count("\n", at, error.pos)
+                raise InputError(f"in line {number}: the array is no JSON, {error.msg}") from None
+            text = text[at:] + more
+            at = 0
+            continue
+        yield Row(line, value)
+        line += text.count("\n", at, end)
+        at = end
+
+
+def _may_be_cut(error: json.JSONDecodeError, text: str, at: int) -> bool:
+    """Whether more text might make a value of what is none."""
+    at_end = error.pos > len(text) - _LONGEST_LITERAL or error.msg.startswith("Unterminated")
+    return at_end and len(text) - at < _LONGEST
+
+
+def _as_much(texts: Iterator[str], size: int) -> str:
+    """The next texts, so many characters together at least, unless they end."""
+    found = []
+    for text in texts:
+        found.append(text)
+        size -= len(text)
+        if size <= 0:
+            break
+    return "".join(found)
 
 
 # Not with `datasets` or pyarrow, which guess types: the text `None` becomes no text, a date becomes a time.
-def _csv_rows(lines: Iterable[str], separator: str) -> Iterator[dict[str, Any]]:
+def _csv_rows(lines: Iterable[str], separator: str) -> Iterator[Row]:
     """The rows of CSV, where every value is text."""
     csv.field_size_limit(_LONGEST)
     reader = csv.DictReader(lines, delimiter=separator, strict=True)
     try:
         for row in reader:
-            if None in row:
-                raise csv.Error("it has more values than the header")
-            yield row
+            value = InputError("it has more values than the header") if None in row else row
+            yield Row(reader.reader.line_num, value)
     except csv.Error as error:
         raise InputError(f"in line {reader.reader.line_num}: {error}") from None
+
+
+def _parquet_rows(name: str, parts: Sequence[int] | None, choose: Choose) -> Iterator[Row]:
+    """The rows of some row groups, few in memory at once where their values are large."""
+    from pyarrow.parquet import ParquetFile, read_metadata
+
+    metadata = read_metadata(name)
+    columns = list(choose(metadata.schema.to_arrow_schema().names))
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    chunks = [_chunks(group, columns) for group in groups]
+    repeated = {chunk.path_in_schema for group in chunks for chunk in group if _repeats_large_values(chunk)}
+    chosen = range(len(groups)) if parts is None else parts
+    # Read in any other way, all of a row group would be in memory.
+    mapped: dict[str, Any] = {"memory_map": True, "pre_buffer": False}
+    with ParquetFile(name, metadata=metadata, read_dictionary=sorted(repeated), **mapped) as file:
+        for group in chosen:
+            number = sum(before.num_rows for before in groups[:group])
+            size = sum(chunk.total_uncompressed_size for chunk in chunks[group])
+            rows = min(_BATCH, max(1, _BATCH_BYTES * groups[group].num_rows // max(1, size)))
+            for batch in file.iter_batches(rows, row_groups=[group], columns=columns):
+                for value in arrow_rows(batch, columns):
+                    number += 1
+                    yield Row(number, value)
+
+
+def arrow_rows(table: Any, columns: Sequence[str]) -> Iterator[dict[str, Any] | InputError]:
+    """The rows of an Arrow table as Python's values, one at a time."""
+    values = [table.column(name) for name in columns]
+    for number in range(table.num_rows):
+        row = {name: column[number].as_py() for name, column in zip(columns, values, strict=True)}
+        large = [name for name, value in row.items() if isinstance(value, str) and len(value) > _LONGEST]
+        yield InputError(f"column {large[0]!r} has more than {_LONGEST >> 20} MB") if large else row
+
+
+def _chunks(group: Any, columns: Sequence[str]) -> list[Any]:
+    """The metadata of what belongs to some columns in a row group."""
+    chunks = map(group.column, range(group.num_columns))
+    return [chunk for chunk in chunks if any(f"{chunk.path_in_schema}.".startswith(f"{n}.") for n in columns)]
+
+
+def _repeats_large_values(chunk: Any) -> bool:
+    """Whether few bytes may stand for many: then a value is kept once for all rows that have it."""
+    if not chunk.has_dictionary_page or chunk.physical_type != "BYTE_ARRAY":
+        return False
+    dictionary = chunk.data_page_offset - chunk.dictionary_page_offset
+    ratio = chunk.total_uncompressed_size / max(1, chunk.total_compressed_size)
+    return bool(dictionary > _USUAL_DICTIONARY or ratio > _USUAL_RATIO)

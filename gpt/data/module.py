@@ -50,6 +50,8 @@ class DataOptions:
     """Keep attention within a document. Rare."""
     text_column: str | None = None
     """The column of the text, or the columns of examples, as in `gpt prepare`. Rare."""
+    skip_bad_rows: int | None = None
+    """Leave out at most so many rows that cannot be used, by default none. Rare."""
     template: Template = DEFAULT_TEMPLATE
     """The text around the messages of examples, which are packed."""
 
@@ -93,7 +95,7 @@ class TokenData(pl.LightningDataModule):
     @cached_property
     def prepared(self) -> Prepared:
         """The files on disk, prepared on first use."""
-        names = "val_fraction", "most_bytes", "text_column", "template"
+        names = "val_fraction", "most_bytes", "text_column", "skip_bad_rows", "template"
         options: dict[str, Any] = {name: getattr(self.options, name) for name in names}
         prepared = Prepared(prepare_for(self.vocabulary, self.options.corpus, **options))
         prepared.check_examples(self.context_length, self.options.isolate)

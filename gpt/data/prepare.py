@@ -40,6 +40,7 @@ def prepare(
     val_fraction: float | None = None,
     most_bytes: int | None = None,
     text_column: str | None = None,
+    skip_bad_rows: int | None = None,
     template: Template = DEFAULT_TEMPLATE,
 ) -> Path:
     """Tokenize a corpus into files that training memory-maps, and return their folder.
@@ -55,8 +56,10 @@ def prepare(
         val_fraction: the fraction of the text to hold out; by default a tenth of a text up to a megabyte, of
             a longer one 100 times the root of its bytes.
         most_bytes: of a longer text, tokenize parts of all of it, of about so many bytes together.
-        text_column: the column of the text, PROMPT,COMPLETION or the column of messages; by default `text`,
-            else `messages`, or `prompt` and `completion`. Of examples, the replies alone are scored.
+        text_column: the column of the text, PROMPT,COMPLETION, PROMPT,INPUT,COMPLETION or the column of
+            messages; by default `text`, else those of examples in docs/training.md, whose replies alone are
+            scored.
+        skip_bad_rows: leave out at most so many rows that cannot be used, by default none.
         template: the text around the messages of examples.
     """
     return prepare_for(
@@ -66,6 +69,7 @@ def prepare(
         val_fraction,
         most_bytes,
         text_column=text_column,
+        skip_bad_rows=skip_bad_rows,
         template=template,
     )
 

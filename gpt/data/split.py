@@ -20,6 +20,7 @@ SAMPLE_BYTES = 32 << 20  # of text in memory at once
 LEARNED_BYTES = 8 << 20
 _LEAST_UNIT = 1 << 10  # bytes, where so much is held out
 _HASHES = 1 << 64
+_UNLIMITED = 1 << 62  # bytes
 _SAMPLE = 1 << 20  # characters
 _PART = 2_000  # characters: long ones would miss what is alike in neighbouring documents
 
@@ -76,25 +77,17 @@ class Divided:
         if val_fraction is not None and not 0.0 <= val_fraction < 1.0:
             raise InputError(f"val_fraction must be in [0, 1), got {val_fraction}")
         self.source = source
-        most = most_bytes or 1 << 62
-        whole = source.size()
-        self._all: list[Piece] | None = None  # of what is read, if it fits into memory
-        if min(most, whole or 0) <= SAMPLE_BYTES:
-            limit = min(most, SAMPLE_BYTES)
-            pieces = list(source.pieces(limit))
-            read = sum(len(piece.text.encode()) for piece in pieces)
-            if whole is None and read < limit:
-                whole = read
-            if most <= SAMPLE_BYTES or (whole is not None and read <= limit):  # Parquet can hold more
-                self._all = pieces
-        self.drawn = most_bytes if most < (whole or 1 << 62) else None
+        most = most_bytes or _UNLIMITED
+        there, pieces = _measure(source, most)
+        self.drawn = most_bytes if most < there else None
         """`most_bytes`, if not all of the text is read."""
-        self.size = read if self._all is not None else min(most, whole or SAMPLE_BYTES)
+        self._all = pieces  # if it fits into memory
+        self.size = min(most, there) if pieces is None else sum(len(piece.text.encode()) for piece in pieces)
         """Bytes of UTF-8 text in both parts, of a large text about so many."""
         self.rule = Rule.of(self.size, val_fraction)
-        if self._all is not None:
-            self.rule = self.rule.exact(self._all)
-            self._all = list(divide(self._all, self.rule))
+        if pieces is not None:
+            self.rule = self.rule.exact(pieces)
+            self._all = list(divide(pieces, self.rule))
 
     def pieces(self) -> Iterable[Piece]:
         """All that is read, in order."""
@@ -115,6 +108,23 @@ class Divided:
         share = max(LEARNED_BYTES, self.size / 16) / max(1, min(self.size, SAMPLE_BYTES))
         train = (piece.text for piece in self.sample() if piece.split == "train")
         return [text for number, text in enumerate(train) if evenly_spread(number) < share]
+
+
+def _measure(source: Corpus, most: int) -> tuple[int, list[Piece] | None]:
+    """About how many bytes there are, and what is read of them, at most so many, if it fits into memory."""
+    known = source.size()
+    if known is not None and min(known, most) > SAMPLE_BYTES:
+        return known, None
+    limit = min(most, SAMPLE_BYTES)
+    pieces = list(source.pieces(limit))
+    read = sum(len(piece.text.encode()) for piece in pieces)
+    there = known
+    if there is None and read < limit:
+        there = read
+    if most <= SAMPLE_BYTES or (there is not None and read <= limit):  # Parquet can hold more
+        return _UNLIMITED if there is None else there, pieces
+    documents = sum(piece.first for piece in pieces)
+    return there or max(read, source.estimated_size(read, documents)), None
 
 
 def divide(pieces: Iterable[Piece], rule: Rule) -> Iterator[Piece]:

@@ -17,7 +17,7 @@ from jsonargparse import ArgumentParser
 
 from gpt.config import GPTConfig
 from gpt.cores import cores
-from gpt.data.corpus import find_corpus
+from gpt.data.corpus import Corpus, find_corpus
 from gpt.data.shards import Prepared, is_prepared
 from gpt.data.split import LEARNED_BYTES, SPLITS, Divided
 from gpt.errors import InputError
@@ -64,6 +64,7 @@ _PLANNED_AROUND = (  # options of `gpt fit` that a plan keeps
     *GIVEN,
     "data.vocabulary",
     "data.text_column",
+    "data.skip_bad_rows",
     "data.most_bytes",
     "trainer.accelerator",
     "trainer.precision",
@@ -104,7 +105,8 @@ def plan(arguments: list[str]) -> None:
         help=f"weights to tune instead, as in gpt fit; {_USUAL} if it was downloaded before",
     )
     for name in _PLANNED_AROUND:
-        kind = float if name in SHARES else int if name in (*GIVEN, "data.most_bytes") else str
+        whole = (*GIVEN, "data.most_bytes", "data.skip_bad_rows")
+        kind = float if name in SHARES else int if name in whole else str
         parser.add_argument(f"--{name}", type=kind, help="as in gpt fit: the rest is planned around it")
     parser.set_defaults({"data.corpus": "python-docs"})
     given = vars(parser.parse_args(with_first(arguments[1:], "data.corpus")).as_flat())
@@ -136,9 +138,7 @@ def planner(
         if not least <= value <= most:
             raise InputError(f"--{name} {value}: expected a number from {least:,} to {most:,}")
     corpus = given.get("data.corpus", "python-docs")
-    size = (
-        None if is_prepared(corpus) else find_corpus(corpus, text_column=given.get("data.text_column")).size()
-    )
+    size = None if is_prepared(corpus) else _find(corpus, given).size()
     machines: list[Machine] = []
 
     def plan_for(minutes: float) -> Plan:
@@ -186,7 +186,7 @@ def measure(corpus: str, given: Mapping[str, Any], most: int) -> Text:
             ),
         )
     else:
-        source = find_corpus(corpus, text_column=given.get("data.text_column"))
+        source = _find(corpus, given)
         divided = Divided(source, given.get("data.val_fraction"), most)
         text = Text(
             size=divided.size,
@@ -201,6 +201,12 @@ def measure(corpus: str, given: Mapping[str, Any], most: int) -> Text:
             "goes on: give more, prepare it with a larger --val_fraction, or leave --data.val_fraction out"
         )
     return text
+
+
+def _find(corpus: str, given: Mapping[str, Any]) -> Corpus:
+    """The corpus, as these options read it."""
+    names = ("text_column", "skip_bad_rows")
+    return find_corpus(corpus, **{name: given.get(f"data.{name}") for name in names})
 
 
 def _packed(texts: Iterable[str]) -> float:
@@ -264,6 +270,7 @@ def beside(weights: str, given: Mapping[str, Any], most: int | None) -> str:
         given["trainer.accelerator"] or "auto",
         val_fraction=given["data.val_fraction"],
         text_column=given["data.text_column"],
+        skip_bad_rows=given.get("data.skip_bad_rows"),
         most_bytes=most,
     )
     return (

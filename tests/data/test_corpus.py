@@ -91,9 +91,9 @@ def test_columns(tmp_path):
         tmp_path / "a.jsonl", '{"id": 5, "body": "x"}\n{"body": null}\n{"body": ""}\n\n{"body": "y"}'
     )
     assert documents(path, text_column="body") == ["x", "y"]
-    with pytest.raises(InputError, match=r"a.jsonl in row 1: has no column 'text', it has id, body"):
+    with pytest.raises(InputError, match=r"a.jsonl has no column 'text', it has id, body"):
         documents(path)
-    with pytest.raises(InputError, match=r"a.jsonl in row 1: column 'id' holds int, expected text"):
+    with pytest.raises(InputError, match=r"a.jsonl in line 1: column 'id' holds int, expected text"):
         documents(path, text_column="id")
 
 
@@ -103,19 +103,38 @@ def test_columns(tmp_path):
         (
             "a.jsonl",
             '{"text": "x"}\n\n{"text": \n',
-            r"a\.jsonl is not JSON lines, see line 3: Expecting value",
+            r"a\.jsonl in line 3: is no JSON, Expecting value in column 1: expected an object on each line",
         ),
-        ("a.json", '[{"text": "x"}]', r"a\.json in row 1: expected an object, got \[{'text': 'x'}\]"),
-        ("a.jsonl", '{"text": "x"}\n7\n', r"a\.jsonl in row 2: expected an object, got 7"),
-        ("a.jsonl", '{"text": "x"}\n{"text": 5}', r"a\.jsonl in row 2: column 'text' holds int"),
-        ("a.json", "[" * 100_000, r"cannot read .*a\.json \(RecursionError"),
+        ("a.jsonl", '{"text": "x"}\n7\n', r"a\.jsonl in line 2: expected an object, got 7; leave out"),
+        ("a.jsonl", '{"text": "x"}\n{"text": 5}', r"a\.jsonl in line 2: column 'text' holds int"),
+        ("a.jsonl", f'{{"text": {"7" * 5000}}}', r"a\.jsonl in line 1: Exceeds the limit .*digits"),
+        ("a.json", "[" * 100_000, r"a\.json is nested too deeply$"),
+        ("a.jsonl", '{"text": ' + "[" * 100_000, r"a\.jsonl in line 1: is nested too deeply"),
+        ("a.json", '[\n {"text": "x"},\n {"text" 5}]', r"in line 3: the array is no JSON, Expecting ':'"),
+        ("a.json", '[\n {"text": "x"},\n {"text":', r"in line 3: the array is no JSON, Expecting value"),
+        ("a.json", '[\n{"text": "x"}, 7]', r"in line 2: expected an object, got 7"),
+        ("a.json", '[{"text": "x"}]\n{"text": "y"}', r"in line 1: text follows the end of the array"),
         ("a.csv", "id,text\n1,x\n2,y,z\n", r"a\.csv in line 3: it has more values than the header"),
         ("a.csv", 'id,text\n1,"x\n2,y\n', r"a\.csv in line 3: unexpected end of data"),
         ("a.parquet", '{"text": "unfinished', r"cannot read .*a\.parquet"),
         ("a.csv.gz", "text", r"cannot read .*a\.csv\.gz \(BadGzipFile"),
         ("a.txt.gz", gzip.compress(b"text" * 999)[:-9], r"cannot read .*a\.txt\.gz \(EOFError"),
-        ("a.txt", "text".encode("utf-16"), "is not UTF-8 text: byte 0 "),
-        ("a.txt", b"%PDF-1.7 \xff", "is not UTF-8 text: byte 9 cannot be decoded; iconv"),
+        (
+            "a.txt",
+            b"a caf\xe9",
+            r"byte 5 cannot be decoded; iconv -f WINDOWS-1252 -t UTF-8 .*a.txt > .*a-utf8.txt",
+        ),
+        (
+            "a b.txt",
+            "\u043c\u0438\u0440 ".encode("koi8-r") * 9,
+            r"byte 0 .*; iconv -f ENCODING -t UTF-8 '.*a b.txt'",
+        ),
+        ("a.txt", "text".encode("utf-16-le"), "seems to be UTF-16LE .*: iconv -f UTF-16LE -t UTF-8"),
+        ("a.csv", "text,id\n".encode("utf-16-be"), "seems to be UTF-16BE .*: iconv -f UTF-16BE -t UTF-8"),
+        ("a.txt", b"some text \0 and more", "a.txt is binary: expected text, JSON lines"),
+        ("a.png", b"text", "a.png is binary: expected text"),
+        ("a.pyc", b"text", "a.pyc is binary: expected text"),
+        ("a.txt.gz", gzip.compress(b"some text \0 and more"), "a.txt.gz is binary: expected text"),
         ("a.txt", ("\u00e9\n" * 300_000).encode() + b"\xff", "is not UTF-8 text: byte 900000 "),
         ("a.jsonl", as_jsonl(["fine", "caf\u00e9"]).encode("latin-1"), "is not UTF-8 text: byte 48 "),
     ],
@@ -135,7 +154,7 @@ def test_what_a_compressed_file_holds_is_bounded(tmp_path, monkeypatch, name):
     tracemalloc.start()
     try:
         if "json" in name:
-            with pytest.raises(InputError, match=r"is not JSON lines, see line 1|RecursionError"):
+            with pytest.raises(InputError, match=r"in line 1: is no JSON|is nested too deeply"):
                 documents(path)
         else:
             assert sum(len(piece.text) for piece in find_corpus(str(path)).pieces()) == 64 << 20

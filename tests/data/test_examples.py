@@ -197,15 +197,15 @@ def test_what_is_left_out_and_what_is_cut(tmp_path, capsys):
     ("rows", "message"),
     [
         ([{"prompt": "a"}], "has no column 'text', it has prompt: choose one with --text_column"),
-        ([{"messages": [{"role": "user", "content": "a"}]}], "row 1: its last message is the user's"),
-        ([{"messages": [{"role": "tool", "content": "a"}]}], "row 1: message 1 has the role 'tool'"),
-        ([{"messages": []}], "row 1: expected a list of messages"),
-        ([{"messages": "[]"}], "row 1: expected a list of messages, got '"),
-        ([{"messages": None}], "row 1: expected a list of messages, got None"),
-        ([{"prompt": 1, "completion": "a"}], "row 1: message 1 has no text as its content"),
+        ([{"messages": [{"role": "user", "content": "a"}]}], "line 1: its last message is the user's"),
+        ([{"messages": [{"role": "tool", "content": "a"}]}], "line 1: message 1 has the role 'tool'"),
+        ([{"messages": []}], "line 1: expected a list of messages"),
+        ([{"messages": "no list"}], "line 1: expected a list of messages, got 'no list'"),
+        ([{"messages": None}], "line 1: expected a list of messages, got None"),
+        ([{"prompt": 1, "completion": "a"}], "line 1: column 'prompt' holds int, expected text"),
         (
             [{"messages": messages_of("ab")}] * 300 + [{"messages": messages_of("ab")[:1]}],
-            "in row 301: its last",
+            "in line 301: its last",
         ),
     ],
 )
