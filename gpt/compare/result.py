@@ -114,7 +114,9 @@ def lines(design: Design, outcomes: Outcomes) -> list[str]:
     base = design.base.variant.name
     found = {recipe: difference(design, outcomes, recipe) for recipe in design.recipes[1:]}
     seeds = len(design.seeds)
-    verdicts = [verdict(recipe.variant.name, base, one, seeds) for recipe, one in found.items()]
+    verdicts = [
+        line for recipe, one in found.items() for line in verdict(recipe.variant.name, base, one, seeds)
+    ]
     worth = fmean(doubling(design, outcomes, text) for text in design.texts)
     return [
         f"{', '.join(text.name for text in design.texts)}: {design.steps} steps, "
@@ -159,16 +161,18 @@ def _rows_by_text(design: Design, outcomes: Outcomes) -> list[tuple[str, ...]]:
     return rows
 
 
-def verdict(name: str, base: str, found: Difference | None, seeds: int) -> str:
-    """What may be said of a variant, in a sentence."""
+def verdict(name: str, base: str, found: Difference | None, seeds: int) -> list[str]:
+    """What may be said of a variant, in lines."""
     if found is None:
-        return f"{name} diverged: its loss is no number."
-    in_time = f"{_better(found.equal_time, seeds)} in the same time"
+        return [f"{name} diverged: its loss is no number"]
+    in_time = _better(found.equal_time, seeds)
     if found.time.half > _UNSTEADY:
-        in_time = (
-            f"nothing can be said of the same time, as steps took {percent(found.time)}: a busy machine?"
-        )
-    return f"{name} beside {base}: {_better(found.bits, seeds)} in the same steps; {in_time}"
+        in_time = f"nothing can be said, a step took {percent(found.time)}: is the machine busy?"
+    return [
+        f"{name} beside {base}",
+        f"  in the same steps: {_better(found.bits, seeds)}",
+        f"  in the same time: {in_time}",
+    ]
 
 
 def as_json(design: Design, outcomes: Outcomes) -> dict[str, Any]:

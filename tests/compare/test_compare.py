@@ -112,14 +112,14 @@ def test_a_difference_that_is_there_is_found(capsys):
     result = compared(Pretended(noisy(change=0.03)), "quick", *LR)
     found = result["variants"][1]["same_steps"]
     assert found["low"] < -0.03 < found["high"] < 0
-    assert "lr=3e-3 beside quick: better by 3." in capsys.readouterr().out
+    assert "lr=3e-3 beside quick\n  in the same steps: better by 3." in capsys.readouterr().out
 
 
 def test_one_that_is_not_there_is_not_claimed(capsys):
     result = compared(Pretended(noisy()), "quick", *LR)
     found = result["variants"][1]["same_steps"]
     assert found["low"] < 0 < found["high"]
-    assert "no difference can be seen with 3 seeds in the same steps" in capsys.readouterr().out
+    assert "in the same steps: no difference can be seen with 3 seeds" in capsys.readouterr().out
 
 
 def test_the_interval_is_that_of_numpy():
@@ -156,7 +156,7 @@ def test_in_the_same_time_a_slower_step_costs_what_steps_are_worth(capsys):
     assert variant["same_steps"]["mean"] == pytest.approx(-0.01, abs=1e-3)
     assert variant["same_time"]["mean"] == pytest.approx(0.99 / 0.96 - 1, abs=1e-3)
     out = capsys.readouterr().out
-    assert "better by 1.0 % in the same steps; worse by 3.1 % in the same time" in out
+    assert "in the same steps: better by 1.0 %\n  in the same time: worse by 3.1 %" in out
 
 
 def test_what_is_finished_is_not_run_again():
@@ -307,7 +307,7 @@ def test_nothing_is_said_of_the_same_time_where_times_scatter(capsys):
 
     compared(Pretended(reach), "quick", *LR)
     out = capsys.readouterr().out
-    assert "better by 3." in out and "nothing can be said of the same time" in out
+    assert "better by 3." in out and "in the same time: nothing can be said" in out
 
 
 @pytest.mark.parametrize(
@@ -381,7 +381,7 @@ def test_a_comparison_that_is_killed_goes_on_where_it_was(tmp_path):
     assert done.returncode == 0, done.stderr
     assert first.stat().st_mtime_ns == ended
     assert re.search(r"resuming .*after step \d+", cut.read_text(encoding="utf-8"))
-    assert "copy beside tiny: worse by" in done.stdout
+    assert "copy beside tiny\n  in the same steps: worse by" in done.stdout
     assert "left" in done.stderr or "comparing" in done.stderr
     result = json.loads(Path("comparisons/here/result.json").read_text(encoding="utf-8"))
     assert len(result["runs"]) == 5
