@@ -27,7 +27,8 @@ from gpt.run.options import OPTIONS, Options
 Values = dict[str, Any]  # by the dotted names of options
 
 _FIT = """Train a model on a text: a file, a folder, a pattern, a recipe or a data set of the hub.
-Defaults are those of configs/quick.yaml. Rare options: docs/options.md."""
+Without a time or another end it trains for two minutes, as a plan chooses; with an end defaults are those of
+configs/quick.yaml. Rare options: docs/options.md."""
 _VALIDATE = """Print the loss and the bits per byte of a run's checkpoint on the text that is held out.
 Options are by default those of the run."""
 # For each command the option whose value may stand before all others, what it does, and an example.
