@@ -17,6 +17,7 @@ _LONGEST_NAME = 60  # characters of a folder's name
 HELD_OUT = ("val_fraction", "most_bytes", "text_column", "skip_bad_rows", "template")
 """Options of `data` that decide which text is held out: bits per byte of another one compare nothing."""
 # What is the same for all variants, and how it is said.
+_USUAL_CONFIG = ("--config", "quick")  # without one `gpt fit` plans for a time
 _SHARED = {
     "data.corpus": "all variants read the same texts: name them with --texts",
     "trainer.max_steps": "all variants make the same steps: give --steps",
@@ -101,9 +102,10 @@ def parse_variants(words: Sequence[str]) -> tuple[Variant, ...]:
             if name.startswith(tuple(f"data.{held_out}" for held_out in HELD_OUT)):
                 how = f"give it before the first '{BETWEEN}'"
                 raise InputError(f"--{name}: all variants are scored on the same held-out text: {how}")
-    variants = [Variant(base.name or "quick", (*base.config, *base.options), base.source or OUR_SOURCE)]
+    config = base.config or _USUAL_CONFIG
+    variants = [Variant(base.name or "quick", (*config, *base.options), base.source or OUR_SOURCE)]
     for part in others:
-        chosen = (*(part.config or base.config), *base.options, *part.options)
+        chosen = (*(part.config or config), *base.options, *part.options)
         variants.append(Variant(part.name, chosen, part.source or variants[0].source))
     names = [variant.name for variant in variants]
     if twice := next((name for name in names if names.count(name) > 1), None):

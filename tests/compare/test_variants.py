@@ -6,6 +6,7 @@ from gpt.compare.variants import OUR_SOURCE, parse_variants, slug
 from gpt.errors import InputError
 
 LR = ["--model.optimizer.lr", "3e-3"]
+QUICK = ["--config", "quick"]
 
 
 def parsed(*words):
@@ -17,7 +18,7 @@ def test_options_are_a_change_of_the_base():
         ("base", ["--config", "base.yaml"]),
         ("lr=3e-3", ["--config", "base.yaml", *LR]),
     ]
-    assert parsed(*LR) == [("quick", []), ("lr=3e-3", LR)]
+    assert parsed(*LR) == [("quick", QUICK), ("lr=3e-3", [*QUICK, *LR])]
 
 
 def test_words_are_variants():
@@ -41,7 +42,7 @@ def test_vs_stands_between_variants_and_the_options_of_the_first_hold_for_all():
 
 
 def test_a_base_without_words_is_the_quick_recipe():
-    assert parsed("vs", *LR) == [("quick", []), ("lr=3e-3", LR)]
+    assert parsed("vs", *LR) == [("quick", QUICK), ("lr=3e-3", [*QUICK, *LR])]
 
 
 def test_a_negative_value_is_a_value():
