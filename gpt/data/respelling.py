@@ -7,7 +7,6 @@ Shapes: B windows, n tokens in each.
 """
 
 import re
-import timeit
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -21,7 +20,6 @@ from gpt.text.table import Ranked, merge
 _LETTERS = rb"[A-Za-z\x80-\xff]"  # of any script, in UTF-8
 _CONTINUES = re.compile(_LETTERS + rb"+")  # a word
 _CONTINUED = re.compile(rb" ?" + _LETTERS + rb"*")
-_TIMED = 64, 64  # windows and their tokens
 _MOST = 8  # tokens that are merged together: it takes the square of their bytes
 
 
@@ -41,11 +39,6 @@ class Respelling:
             ids = [part for word in self._words(row) for part in self._spell(word, merging)]
             found[i] = ids[: len(row)]
         return found
-
-    def seconds(self, ids: NDArray[Any]) -> float:
-        """What it takes for a token of such ids; the first time makes the tables."""
-        rows = np.resize(ids, _TIMED)
-        return min(timeit.repeat(lambda: self(rows, 0), number=1, repeat=3)) / rows.size
 
     @cached_property
     def _bytes(self) -> list[bytes]:

@@ -21,8 +21,6 @@ LEARNED_BYTES = 8 << 20
 _LEAST_UNIT = 1 << 10  # bytes, where so much is held out
 _HASHES = 1 << 64
 _UNLIMITED = 1 << 62  # bytes
-_SAMPLE = 1 << 20  # characters
-_PART = 2_000  # characters: long ones would miss what is alike in neighbouring documents
 
 
 def held_out_bytes(size: float) -> float:
@@ -160,12 +158,3 @@ def _hash(unit: str, number: int = 0) -> int:
     """By the text and, of parts of a piece, their number: a text that repeats one line is divided too."""
     text = f"{unit}{number}" if number else unit
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
-
-
-def sample(text: str, most: int = _SAMPLE) -> str:
-    """Parts from all of a text, at most so many characters."""
-    if len(text) <= most:
-        return text
-    number = most // _PART
-    starts = (i * len(text) // number for i in range(number))
-    return "".join(text[start : start + _PART] for start in starts)
