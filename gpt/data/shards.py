@@ -95,6 +95,11 @@ class Meta:
     """The `Counts` of each."""
 
 
+def positions_for(lengths: NDArray[np.int64]) -> int:
+    """The least power of two of positions that hold every example whole."""
+    return 1 << (int(lengths.max(initial=1)) - 1).bit_length()
+
+
 def is_prepared(corpus: str) -> bool:
     """Whether it is a folder of `gpt prepare`."""
     return (Path(corpus) / META).is_file()
@@ -148,6 +153,12 @@ class Prepared:
         """The position in `stream(split)` of each document's first token."""
         return np.fromfile(self.folder / f"{split}-documents.bin", INDEX_DTYPE)
 
+    def example_lengths(self) -> NDArray[np.int64]:
+        """The tokens of each example to train on, (examples,); of plain text none."""
+        if self.template is None:
+            return np.empty(0, np.int64)
+        return np.diff(self.document_starts("train"), append=self.counts["train"].tokens)
+
     def check_examples(self, context_length: int, isolate: bool) -> None:
         """Warn of examples that no window holds; an InputError if `isolate` would cut others."""
         if self.template is None:
@@ -155,9 +166,10 @@ class Prepared:
         replies = int((self.stream("train").tokens == self.tokenizer.eot).sum())
         if isolate and replies > self.counts["train"].documents:
             raise InputError("isolate would separate the turns of a conversation: leave it out")
-        longest = np.diff(self.document_starts("train"), append=self.counts["train"].tokens).max(initial=0)
-        if longest > context_length:
+        lengths = self.example_lengths()
+        if cut := int((lengths > context_length).sum()):
             notice(
-                f"an example has {longest:,} tokens: what is longer than the context_length of "
-                f"{context_length} is cut, so a completion may lack its prompt"
+                f"{cut:,} of {len(lengths):,} examples are longer than the context_length of "
+                f"{context_length} and are cut, so their completions lack some of the prompt: give "
+                f"--model.config.context_length {positions_for(lengths)}, or shorter examples"
             )

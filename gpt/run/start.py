@@ -6,6 +6,8 @@ from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from gpt.data.prepare import prepare_for
+from gpt.data.shards import Prepared, positions_for
 from gpt.data.split import held_out_bytes
 from gpt.errors import InputError
 from gpt.files import shipped
@@ -256,7 +258,7 @@ def _of_weights(found: Found, given: Values, minutes: float | None) -> Values:
     validation, and trains adapters where there is no memory for all weights.
     """
     config = found.config
-    context = given.get("model.config.context_length", min(TUNED_CONTEXT, config.context_length))
+    context = given.get("model.config.context_length") or _positions(found, given, minutes)
     windows = given.get("data.batch_size", max(1, _TUNING_TOKENS // context))
     shape = Shape(
         vocab_size=config.vocab_size,
@@ -287,6 +289,19 @@ def _of_weights(found: Found, given: Values, minutes: float | None) -> Values:
     adapters = {**values, **given}.get("model.lora.rank")
     values["model.optimizer.lr"] = 10 * rate if adapters else rate  # adapters begin at zero
     return values
+
+
+def _positions(found: Found, given: Values, minutes: float | None) -> int:
+    """The positions to tune where no number is given: those that the examples need, if there are so many."""
+    most = found.config.context_length
+    usual = min(TUNED_CONTEXT, most)
+    if usual == most or minutes is not None:  # how much is read for a time depends on the positions
+        return usual
+    data = _on_weights(_options({**given, "model.config.context_length": usual}), found).data
+    reading = ("val_fraction", "most_bytes", "text_column", "skip_bad_rows", "template")
+    options = {name: getattr(data, name) for name in reading}
+    needed = positions_for(Prepared(prepare_for(found.tokenizer, data.corpus, **options)).example_lengths())
+    return min(most, max(usual, needed))
 
 
 def _on_weights(options: Options, found: Found) -> Options:

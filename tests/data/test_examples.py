@@ -190,7 +190,14 @@ def test_what_is_left_out_and_what_is_cut(tmp_path, capsys):
     assert (
         sum(int((y != IGNORE_INDEX).sum()) for _, y in batches) == data.prepared.counts["train"].scored_tokens
     )
-    assert "what is longer than the context_length of 64 is cut" in capsys.readouterr().err
+    lengths = [len(part) for part in documents(data.prepared)]
+    train = data.prepared.counts["train"].documents
+    cut = sum(length > 64 for length in lengths[:train])
+    assert max(lengths) > 128
+    assert (
+        f"{cut} of {train} examples are longer than the context_length of 64 and are cut, so their "
+        "completions lack some of the prompt: give --model.config.context_length 256"
+    ) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """From examples to a chat: one tiny run that the tests below use."""
 
+import csv
 import io
 import json
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -140,3 +142,43 @@ def test_an_export_carries_the_template(tmp_path):
         assert (loaded, found) == (tokenizer, TEMPLATE)
     fields = pytest.importorskip("gguf").GGUFReader(tmp_path / "gguf" / "model.gguf").fields
     assert fields["tokenizer.chat_template"].contents() == TEMPLATE.to_jinja()
+
+
+LONG = [{"prompt": f"{i} " + "many words " * 60, "completion": f"{i} it is"} for i in range(64)]
+
+
+def test_windows_that_are_too_short_are_told_of_and_train_on(folder, capsys):
+    """64 prompts of hundreds of tokens in a window of 16: every loss is a number above 0."""
+    (folder / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in LONG), encoding="utf-8")
+    options = [*OPTIONS[:-1], "16", "--data.corpus", "long.jsonl", "--run", "short", "--log_every", "1"]
+    assert main([*TINY, *options, "--trainer.max_steps", "10"]) == 0
+    said = capsys.readouterr().err
+    assert " examples are longer than the context_length of 16 and are cut" in said
+    assert (
+        "give --model.config.context_length 1024" in said or "give --model.config.context_length 512" in said
+    )
+    rows = csv.DictReader(Path("runs/short/metrics.csv").read_text("utf-8").splitlines())
+    losses = [float(row[name]) for row in rows for name in ("train_loss", "val_loss") if row[name]]
+    assert len(losses) > 10
+    assert all(0 < loss < 100 for loss in losses)
+
+
+def test_positions_are_those_that_the_examples_need(folder, capsys):
+    """As far as the weights have them, unless a number is given; 256 for shorter ones."""
+    from gpt.run.start import start
+
+    (folder / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in LONG), encoding="utf-8")
+    wide = [*OPTIONS[:-1], "2048", "--trainer.max_steps", "1", "--run", "wide", "--data.batch_size", "1"]
+    (folder / "text.txt").write_text("some words of text\n" * 400, encoding="utf-8")
+    assert main([*TINY, *wide, "--data.corpus", "text.txt"]) == 0
+    begin = ["--config", "finetune", "--model.init_from", "runs/wide", "--data.corpus"]
+    lengths = TokenData("long.jsonl", vocab_size=300, context_length=16).prepared.example_lengths()
+    needed = 1 << (int(lengths.max()) - 1).bit_length()
+    assert 256 < needed <= 1024
+    for corpus, more, positions in (
+        ("long.jsonl", [], needed),
+        ("pairs.jsonl", [], 256),
+        ("text.txt", [], 256),
+        ("long.jsonl", ["--model.config.context_length", "64"], 64),
+    ):
+        assert start("fit", [*begin, corpus, *more]).options.model.config.context_length == positions
