@@ -28,6 +28,7 @@ def script(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.timeout(300)  # it starts five processes that import everything, and forks twenty
 def test_the_dry_run(tmp_path):
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--dry-run", "--json", str(tmp_path / "report.json")],
