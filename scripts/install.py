@@ -72,11 +72,14 @@ def succeeds(command: list[str]) -> bool:
     return subprocess.run(command, check=False).returncode == 0
 
 
-def install(folder: Path, extras: str) -> bool:
-    """Install the package with `extras`, names separated by commas; whether that worked."""
+def install(folder: Path, extras: str, build: str | None = None) -> bool:
+    """Install the package with `extras`, names separated by commas; whether that worked.
+
+    The `build` of PyTorch, cpu or cuda, is by default the one that suits the machine.
+    """
     own_sources = pip_has_own_sources()
     # The macOS builds have no CUDA; elsewhere PyPI has the CUDA build.
-    cpu_build = sys.platform != "darwin" and not has_nvidia_gpu()
+    cpu_build = sys.platform != "darwin" and not has_nvidia_gpu() if build is None else build == "cpu"
     cpu_index = cpu_build and cpu_index_answers()
     uv = shutil.which("uv") is not None and not own_sources
     python = make_environment(folder, with_pip=not uv)
@@ -119,11 +122,14 @@ def main() -> int:
     )
     parser.add_argument("folder", type=Path, help="the virtual environment")
     parser.add_argument("--extras", default="", help="names of extras, separated by commas: dev, serve, ...")
+    for build in ("cpu", "cuda"):
+        text = f"take PyTorch's {build.upper()} build, whatever this machine has"
+        parser.add_argument(f"--{build}", dest="build", action="store_const", const=build, help=text)
     options = parser.parse_args()
     if sys.version_info < (3, 10):  # noqa: UP036 - nothing has checked it before this script runs
         print(f"Python 3.10 or newer is needed, this is {platform.python_version()}", file=sys.stderr)
         return 2
-    return 0 if install(options.folder, options.extras) else 1
+    return 0 if install(options.folder, options.extras, options.build) else 1
 
 
 if __name__ == "__main__":

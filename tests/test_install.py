@@ -38,6 +38,7 @@ def ran(monkeypatch, tmp_path):
         settings: str = "",
         refused: bool = False,
         status: int = 0,
+        more: tuple[str, ...] = (),
     ) -> list[list[str]]:
         commands = []
 
@@ -59,7 +60,7 @@ def ran(monkeypatch, tmp_path):
         monkeypatch.setattr("subprocess.run", fake_run)
         monkeypatch.setattr("urllib.request.urlopen", fake_open)
         monkeypatch.setattr(sys, "platform", platform)
-        monkeypatch.setattr(sys, "argv", ["install.py", str(tmp_path / "venv"), "--extras", extras])
+        monkeypatch.setattr(sys, "argv", ["install.py", str(tmp_path / "venv"), "--extras", extras, *more])
         with pytest.raises(SystemExit) as ended:
             runpy.run_path(str(SCRIPT), run_name="__main__")
         assert ended.value.code == status
@@ -85,6 +86,11 @@ def test_the_build_suits_the_machine(ran, capsys, tmp_path):
         assert "--require-hashes" in locked and CPU_INDEX not in locked + package
         assert "\ntorch==" in (tmp_path / "venv" / "locked.txt").read_text(encoding="utf-8")
     assert install.TORCH_UNCHECKED not in capsys.readouterr().out
+
+
+def test_a_build_may_be_chosen_for_another_machine(ran):
+    """As for an image."""
+    assert len(ran(more=("--cuda",))) == 2 and CPU_INDEX in ran(gpu=True, more=("--cpu",))[1]
 
 
 def test_what_pip_is_set_to_decides_where_torchs_index_does_not_answer(ran, capsys):
