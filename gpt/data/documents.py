@@ -137,10 +137,12 @@ def read_documents(
     lacking: Counter[tuple[str, ...]] = Counter()
     for row in rows:
         try:
-            value = _mapping(row.value)
+            value = row.value
+            if not isinstance(value, dict):
+                raise _no_row(value)
             if columns is None and (columns := choose_columns(column, list(value))):
                 _tell(name, columns, value)
-            if columns is None or any(needed not in value for needed in columns.needed):
+            if columns is None or not all(map(value.__contains__, columns.needed)):
                 lacking[tuple(value)] += 1
                 continue
             yield _read_row(columns, value, template)
@@ -154,12 +156,9 @@ def read_documents(
         notice_once(f"{name}: {count:,} rows without {needed} were left out; the first has {what}")
 
 
-def _mapping(value: Any) -> dict[str, Any]:
-    if isinstance(value, InputError):
-        raise value
-    if not isinstance(value, dict):
-        raise InputError(f"expected an object, got {shown(value)}")
-    return value
+def _no_row(value: Any) -> InputError:
+    """What to say of a row without columns."""
+    return value if isinstance(value, InputError) else InputError(f"expected an object, got {shown(value)}")
 
 
 def _tell(name: str, columns: Columns, row: dict[str, Any]) -> None:

@@ -138,7 +138,7 @@ def _each_once(names: list[str], left_out: Counter[str]) -> Iterator[str]:
         except OSError:  # a link that leads nowhere
             yield name
             continue
-        if kind := special_kind(name):
+        if kind := _SPECIAL.get(stat.S_IFMT(status.st_mode)):
             left_out[kind] += 1
         elif (status.st_dev, status.st_ino) in seen:
             left_out["second name of a file"] += 1
