@@ -22,9 +22,9 @@ def sharing_cores() -> Iterator[None]:
 
     By default they spin, which takes the core from the thread that they wait for where other programs need
     the cores, or the scheduler has left two threads on one: small steps take three to ten times as long
-    (docs/log.md). GNU's OpenMP hardly spins in a process that has more OpenMP threads than cores; so while
-    the cores are busy, this keeps teams of threads that sleep. The threads that compute, and so the results,
-    stay the same. With another OpenMP nothing changes.
+    (docs/log/threads.md). GNU's OpenMP hardly spins in a process that has more OpenMP threads than cores; so
+    while the cores are busy, this keeps teams of threads that sleep. The threads that compute, and so the
+    results, stay the same. With another OpenMP nothing changes.
     """
     if sys.platform != "linux" or torch.get_num_threads() == 1:
         yield

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md"))
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", *PAGES]
 PATH = re.compile(r"(?<![\w/.-])(?:gpt|scripts|tests|docs|configs|data|\.ci)/[\w./*-]*[\w*/]")
 NAMED_FILE = re.compile(r"`([\w./-]+\.(?:py|md))`")
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
@@ -23,6 +24,26 @@ def named_paths(document: str) -> set[str]:
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_path_exists(document):
     assert [path for path in sorted(named_paths(document)) if not list(ROOT.glob(path))] == []
+
+
+def anchor(heading: str) -> str:
+    """GitHub's name of a heading in links."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_anchor_is_a_heading(document):
+    text = (ROOT / document).read_text(encoding="utf-8")
+    for name, target in re.findall(r"\]\((?!https?://)([^)#]*)#([^)]+)\)", text):
+        page = (ROOT / document).parent / name if name else ROOT / document
+        headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
+        assert target in map(anchor, headings), f"{name}#{target}"
+
+
+def test_the_index_of_the_log_links_every_entry():
+    index = (ROOT / "docs" / "log" / "index.md").read_text(encoding="utf-8")
+    linked = set(LINK.findall(index))
+    assert linked == {page.name for page in ROOT.glob("docs/log/*.md")} - {"index.md"}
 
 
 def rows_of_changes() -> list[tuple[str, str]]:

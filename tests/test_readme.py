@@ -49,7 +49,9 @@ sys.exit(main(words))
 def folder(tmp_path_factory) -> Path:
     """A text, a hub cache in which `gpt2` is tiny, and a `gpt`."""
     folder = tmp_path_factory.mktemp("readme")
-    pages = [(ROOT / "docs" / name).read_text("utf-8") for name in ("benchmarks.md", "log.md", "design.md")]
+    docs = ROOT / "docs"
+    names = (docs / "benchmarks.md", docs / "design.md", *sorted(docs.glob("log/*.md")))
+    pages = [name.read_text("utf-8") for name in names]
     text = "Once upon a time there was a fox.\n" * 400 + "".join(pages)
     (folder / "my-text.txt").write_text(text, encoding="utf-8")
     rows = (json.dumps({"prompt": f"Say {n}", "completion": f"{n}!"}) + "\n" for n in range(60))
