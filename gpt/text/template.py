@@ -9,7 +9,7 @@ from gpt.plain import shown
 from gpt.text.table import END_OF_TEXT
 from gpt.text.tokenizer import Tokenizer
 
-_PLACE = "{content}"
+PLACE = "{content}"
 _LONGEST = 1 << 12
 
 
@@ -36,21 +36,21 @@ class Template:
 
     def __post_init__(self) -> None:
         for role, text in vars(self).items():
-            parts = text.split(_PLACE)
+            parts = text.split(PLACE)
             if len(parts) != 2 or (role == "assistant" and parts[1]) or len(text) > _LONGEST:
-                rule = f"must be a text with one {_PLACE}, the assistant's at its end"
+                rule = f"must be a text with one {PLACE}, the assistant's at its end"
                 raise InputError(f"the template's {role} {rule}, got {shown(text)}")
 
     def to_jinja(self) -> str:
         """The template for transformers and llama.cpp, which encode a reply and the text before it in one."""
         cases = ""
         for role, text in vars(self).items():
-            before, after = text.split(_PLACE)
+            before, after = text.split(PLACE)
             after = END_OF_TEXT if role == "assistant" else after
             word = "elif" if cases else "if"
             content = f"{before!a} + message['content'] + {after!a}"
             cases += f"{{% {word} message['role'] == {role!r} %}}{{{{ {content} }}}}"
-        reply = self.assistant.removesuffix(_PLACE)
+        reply = self.assistant.removesuffix(PLACE)
         return (
             f"{{{{ {END_OF_TEXT!r} }}}}{{% for message in messages %}}{cases}"
             "{% else %}{{ raise_exception('unknown role') }}{% endif %}{% endfor %}"
@@ -68,7 +68,7 @@ class Template:
                 raise InputError(f"message {number} has no text as its content, got {shown(message)}")
             if (role := message.get("role")) not in (roles := list(vars(self))):
                 raise InputError(f"message {number} has the role {role!r:.80}, expected {', '.join(roles)}")
-            opening, closing = getattr(self, role).split(_PLACE)
+            opening, closing = getattr(self, role).split(PLACE)
             if role == "assistant":
                 parts += [Part(before + opening, False), Part(content, True)]
                 before = ""
@@ -80,7 +80,7 @@ class Template:
         """The ids that a reply to the messages follows, encoded part by part as in training."""
         *parts, (rest, _) = self.parts(messages)
         ids = [tokenizer.eot]
-        for text, scored in [*parts, Part(rest + self.assistant.removesuffix(_PLACE), False)]:
+        for text, scored in [*parts, Part(rest + self.assistant.removesuffix(PLACE), False)]:
             ids += tokenizer.encode(text)
             if scored:
                 ids.append(tokenizer.eot)

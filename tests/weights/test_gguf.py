@@ -1,12 +1,16 @@
+import json
+import re
 import sys
 
 import numpy as np
 import pytest
 import torch
 
-from gpt import GPT
+from gpt import GPT, Tokenizer
 from gpt.cli import main
+from gpt.text.template import DEFAULT_TEMPLATE, Template
 from gpt.weights.commands import write_export
+from gpt.weights.formats.gguf import modelfile
 from gpt.weights.load import Found
 
 
@@ -20,7 +24,7 @@ def test_the_file_read_back(more, config, tmp_path):
     torch.nn.init.normal_(model.blocks[0].attention.out_proj.bias)
     found = Found("gpt", model.config, model.state_dict())
     write_export(found, tmp_path / "gguf", "gguf")
-    assert [file.name for file in (tmp_path / "gguf").iterdir()] == ["model.gguf"]
+    assert {file.name for file in (tmp_path / "gguf").iterdir()} == {"model.gguf", "Modelfile"}
     reader = gguf.GGUFReader(tmp_path / "gguf" / "model.gguf")
     value = {name: field.contents() for name, field in reader.fields.items()}
     expected = {
@@ -69,3 +73,47 @@ def test_a_missing_package_is_one_line(model, tmp_path, monkeypatch, capsys):
     assert main(["export", "--checkpoint", "m", "--format", "gguf", "--output", "o"]) == 2
     assert "pip install -e '.[gguf]'" in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
+
+
+TEMPLATES = [
+    DEFAULT_TEMPLATE,
+    Template(system='"""{{ {content}\\n"', user="<{content}>\t{{ end }}é🙂\n", assistant='\\"}}{content}'),
+]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_the_modelfiles_template_gives_the_text_of_the_chat(template, config):
+    """Go's template in Jinja's words, with the same constants, branches and loop."""
+    jinja2 = pytest.importorskip("jinja2")
+    text = modelfile(config, template)
+    assert text.count('"""') == 2
+    go = text.split('"""')[1]
+    words = {
+        r"\{\{ range \.Messages \}\}": "{% for message in messages %}",
+        r'\{\{ (?:(else )?if) eq \.Role ("\w+") \}\}': lambda found: (
+            f"{{% {'elif' if found[1] else 'if'} message.role == {found[2]} %}}"
+        ),
+        r"\{\{ \.Content \}\}": "{{ message.content }}",
+        r"\{\{ end \}\}\{\{ end \}\}": "{% endif %}{% endfor %}",
+    }
+    constants: list[str] = []
+
+    def hidden(found: re.Match[str]) -> str:
+        constants.append(json.loads(found[1]))
+        return f"{{{{ constants[{len(constants) - 1}] }}}}"
+
+    jinja = re.sub(r'\{\{ ("(?:[^"\\]|\\.)*") \}\}', hidden, go)
+    for word, ours in words.items():
+        jinja = re.sub(word, ours, jinja)
+    roles = ("system", "user", "assistant", "user")
+    messages = [{"role": role, "content": f"{role} {{{{ 1 }}}}"} for role in roles]
+    found = jinja2.Template(jinja, keep_trailing_newline=True).render(messages=messages, constants=constants)
+    tokenizer = Tokenizer("gpt2", vocab_size=300)
+    assert found == tokenizer.decode(template.prompt(tokenizer, messages))
+
+
+def test_the_modelfile_says_where_a_text_ends_and_how_it_is_drawn(config):
+    lines = modelfile(config, None).splitlines()
+    assert lines[:2] == ["FROM ./model.gguf", 'TEMPLATE """{{ .Prompt }}"""']
+    assert 'PARAMETER stop "<|endoftext|>"' in lines and "PARAMETER num_ctx 24" in lines
+    assert "PARAMETER repeat_penalty 1.0" in lines

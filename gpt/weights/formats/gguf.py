@@ -1,21 +1,28 @@
 """GGUF, the file of llama.cpp: weights, configuration and tokenizer in one, written by the `gguf` package."""
 
+import json
 from pathlib import Path
 
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import atomic_write
 from gpt.text.table import END_OF_TEXT, to_json
-from gpt.text.template import Template
+from gpt.text.template import PLACE, Template
 from gpt.text.tokenizer import Tokenizer
 from gpt.weights.formats import hf
 from gpt.weights.formats.table import Weights, from_gpt
+
+# As `gpt generate` draws; Ollama's own defaults penalize repetition and leave out more.
+_DRAWN = {"temperature": 0.8, "top_k": 50, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
 
 
 def write(
     config: GPTConfig, weights: Weights, folder: Path, tokenizer: Tokenizer, template: Template | None
 ) -> None:
-    """Write model.gguf in float32; a tied head is left out. Without the `gguf` package: InputError."""
+    """Write model.gguf in float32, with a tied head left out, and a Modelfile for Ollama beside it.
+
+    Without the `gguf` package: InputError.
+    """
     try:
         import gguf
     except ImportError:
@@ -47,3 +54,32 @@ def write(
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
+    with atomic_write(folder / "Modelfile") as file:
+        file.write(modelfile(config, template))
+
+
+def modelfile(config: GPTConfig, template: Template | None) -> str:
+    """What `ollama create NAME -f Modelfile` reads: the template, where a text ends, and how it is drawn."""
+    text = to_go(template) if template else "{{ .Prompt }}"
+    parameters = {"stop": json.dumps(END_OF_TEXT), "num_ctx": config.context_length, **_DRAWN}
+    lines = "".join(f"PARAMETER {name} {value}\n" for name, value in parameters.items())
+    return f'FROM ./model.gguf\nTEMPLATE """{text}"""\n{lines}'
+
+
+def to_go(template: Template) -> str:
+    """The template in the language of Ollama, that of Go's text/template, with all texts as its constants.
+
+    A constant never has three quotes in a row, which would end it in a Modelfile.
+    """
+
+    def constant(text: str) -> str:
+        return f"{{{{ {json.dumps(text, ensure_ascii=False)} }}}}" if text else ""
+
+    cases = ""
+    for role, text in vars(template).items():
+        before, after = text.split(PLACE)
+        after = END_OF_TEXT if role == "assistant" else after
+        word = "else if" if cases else "if"
+        cases += f'{{{{ {word} eq .Role "{role}" }}}}{constant(before)}{{{{ .Content }}}}{constant(after)}'
+    messages = f"{{{{ range .Messages }}}}{cases}{{{{ end }}}}{{{{ end }}}}"
+    return constant(END_OF_TEXT) + messages + constant(template.assistant.removesuffix(PLACE))
