@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
-from programs import clients, model_formats, torch_tools  # noqa: F401 - each adds its checks
+from programs import chat, clients, model_formats, torch_tools  # noqa: F401 - each adds its checks
 from programs.common import GUESTS, Guest, Place, make_place
 
 from gpt.files import write_json
