@@ -24,7 +24,7 @@ ROOMS = {
     "attention/*.py": "attention test_model.py pictures/test_attention_maps.py",
     "model.py": "test_model.py generation/test_model_with_masks.py weights training/test_precision.py",
     "training/loss.py": "training/test_loss.py training/test_precision.py",
-    "training/module.py": "training run/test_training_docs.py run/test_golden.py run/test_ends.py "
+    "training/module.py": "training run/test_python_docs.py run/test_golden.py run/test_ends.py "
     "run/test_update_size.py run/test_distributed.py",
     "training/optimizers/*.py": "training run/test_golden.py run/test_resume.py run/test_distributed.py",
     "data/windows.py": "data/test_windows.py data/test_module.py data/test_examples.py run/test_golden.py",

@@ -20,7 +20,7 @@ from gpt.weights.load import Found
 
 ROOT = Path(__file__).parents[1]
 INSTALLS = re.compile("pip install|scripts/install.py")
-# The Python of docs/: test_training_docs.py, attention/test_reuse.py, which look at what it prints.
+# The Python of docs/: test_python_docs.py, attention/test_reuse.py, which look at what it prints.
 PAGES = {ROOT / "README.md": "bash|python", **dict.fromkeys(sorted(ROOT.glob("docs/*.md")), "bash")}
 BLOCKS = [
     block

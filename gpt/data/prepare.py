@@ -57,7 +57,7 @@ def prepare(
             a longer one 100 times the root of its bytes.
         most_bytes: of a longer text, tokenize parts of all of it, of about so many bytes together.
         text_column: the column of the text, PROMPT,COMPLETION, PROMPT,INPUT,COMPLETION or the column of
-            messages; by default `text`, else those of examples in docs/training.md, whose replies alone are
+            messages; by default `text`, else those of examples in docs/tune.md, whose replies alone are
             scored.
         skip_bad_rows: leave out at most so many rows that cannot be used, by default none.
         template: the text around the messages of examples.

@@ -1,11 +1,11 @@
-"""The programs of docs/training.md run, and learn; what the code defines itself has docstrings."""
+"""The programs of docs/python.md run, and learn; what the code defines itself has docstrings."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-TEXT = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
 
 
