@@ -91,7 +91,7 @@ def score_sample(
     options of `prepare_for`.
     """
     found = read_weights(weights)
-    found = found.cropped(min(most_context, found.config.context_length))
+    found = found.cropped().with_positions(min(most_context, found.config.context_length))
     model = GPT.from_weights(found.config, found.weights).to(choose_device(device))
     prepared = Prepared(prepare_for(found.tokenizer, data, template=found.template, **reading))
     nats, sizes = map(np.concatenate, zip(*score_windows(model, prepared, "val", SAMPLE), strict=True))

@@ -309,11 +309,24 @@ def _on_weights(options: Options, found: Found) -> Options:
     if options.data.vocabulary not in (None, "learn"):  # recipes say learn, for runs that start anew
         raise InputError("--data.vocabulary: weights to start from keep their own, leave it out")
     shape = options.model.config
-    config = replace(found.cropped(shape.context_length).config, dropout=shape.dropout)
+    own = found.cropped().config
+    config = replace(own, context_length=shape.context_length, dropout=shape.dropout)
+    report(*_positions_line(own.context_length, config.context_length))
     data = replace(options.data, vocabulary=None)
     if found.template and data.template == DEFAULT_TEMPLATE:
         data = replace(data, template=found.template)
     return replace(options, model=replace(options.model, config=config), data=data)
+
+
+def _positions_line(before: int, now: int) -> list[str]:
+    """What becomes of the weights' table of positions, if anything does."""
+    if now > before:
+        how = "texts of any length have to be learned anew, by some hundred steps"
+        return [f"the weights' table of {before} positions is interpolated to {now}: {how}"]
+    if now < before:
+        how = f"--model.config.context_length {before} keeps all"
+        return [f"of the weights' {before} positions the first {now} are kept: {how}"]
+    return []
 
 
 def _newest(folder: Path) -> Checkpoint:

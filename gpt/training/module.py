@@ -45,7 +45,7 @@ class ModelOptions:
     init_from: str | None = None
     """Weights to start from: gpt2, a run, or what `gpt import` reads; of a run as they are used, the logits
     divided by its temperature. They decide the shape, of whose options only dropout and context_length count;
-    a shorter context crops positions.
+    a shorter context crops the table of positions, a longer one stretches it.
     Elsewhere: model_name_or_path."""
     compile: bool = False
     """Compile the blocks, which takes 20 to 100 seconds and makes steps faster."""

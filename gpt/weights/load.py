@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
 
 from gpt import model
 from gpt.config import GPTConfig
@@ -25,6 +27,7 @@ from gpt.weights.tensors import read_json, read_pickle, read_tensors, write_tens
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Format = Literal["gpt", "hf", "nanogpt", "book"]
 _SHORT_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2")
+_POSITIONS = "position_embedding.weight"
 _FILES = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
 
 
@@ -43,19 +46,23 @@ class Found:
         """The weights' own, or GPT-2's of their size; InputError if they have too few rows for any."""
         return self.own_tokenizer or Tokenizer(vocab_size=min(self.config.vocab_size, Tokenizer().n_vocab))
 
-    def cropped(self, context_length: int | None = None) -> "Found":
-        """The same with `context_length` positions, and without rows that pad the vocabulary."""
+    def cropped(self) -> "Found":
+        """The same without rows that pad the vocabulary; InputError if the tokenizer has more tokens."""
         rows = self.config.vocab_size
-        most = self.config.context_length
         size = self.own_tokenizer.n_vocab if self.own_tokenizer else min(rows, Tokenizer().n_vocab)
         if size > rows:
             raise InputError(f"the tokenizer has {size} tokens, but the weights have {rows} rows")
-        kept = most if context_length is None else context_length
-        if kept > most:
-            raise InputError(f"context_length {kept} is more than the weights' {most} positions: set {most}")
-        config = replace(self.config, vocab_size=size, context_length=kept)
-        lengths = {"token_embedding.weight": size, "head.weight": size, "position_embedding.weight": kept}
+        lengths = {"token_embedding.weight": size, "head.weight": size}
         weights = {name: tensor[: lengths.get(name)] for name, tensor in self.weights.items()}
+        return replace(self, config=replace(self.config, vocab_size=size), weights=weights)
+
+    def with_positions(self, context_length: int) -> "Found":
+        """The same with `context_length` positions: the first ones, or more, interpolated from all.
+
+        InputError for so many that their mask would be larger than the weights.
+        """
+        config = replace(self.config, context_length=context_length)
+        weights = {**self.weights, _POSITIONS: _resized(self.weights[_POSITIONS], context_length)}
         return replace(self, config=config, weights=weights)
 
 
@@ -107,7 +114,7 @@ def load(path: StrPath | None = None, device: Device = "cpu") -> tuple[GPT, Toke
 
 def start_from(path: StrPath, config: GPTConfig) -> GPT:
     """A model in training mode with the weights at `path`, and context length and dropout of `config`."""
-    found = read_weights(path).cropped(config.context_length)
+    found = read_weights(path).cropped().with_positions(config.context_length)
     # A new model takes random numbers as a run from scratch does, so dropout's stay the same.
     model = GPT(replace(found.config, dropout=config.dropout))
     model.load_state_dict(found.weights, strict=False)  # complete, but for a head that is tied
@@ -196,6 +203,17 @@ def read_weights(path: StrPath | None) -> Found:
     except (TypeError, AttributeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
         # A text in place of a number, a list in place of a mapping, ...
         raise InputError(f"{path}: its settings are not a GPT-2's") from error
+
+
+def _resized(table: Tensor, length: int) -> Tensor:
+    """A table of positions (N, D) with `length` rows: its first ones, or all, interpolated along a line.
+
+    A stretched table keeps its first and last row. It learns longer texts sooner than copied rows do.
+    """
+    if length <= table.shape[0]:
+        return table[:length]
+    columns = table.float().T[None]  # (1, D, N)
+    return interpolate(columns, size=length, mode="linear", align_corners=True)[0].T.contiguous()
 
 
 def _from_checkpoint(saved: Checkpoint) -> Found:

@@ -40,6 +40,42 @@ def test_a_run_starts_from_the_weights(weights, text_file):
         assert yaml.safe_load(file)["model"]["config"] == model.config.to_dict()
 
 
+@pytest.mark.parametrize(
+    ("length", "line"),
+    [
+        (16, "of the weights' 24 positions the first 16 are kept: --model.config.context_length 24"),
+        (24, None),
+        (64, "the weights' table of 24 positions is interpolated to 64"),
+    ],
+)
+def test_a_line_says_what_becomes_of_the_positions(length, line, weights, text_file, capsys):
+    options = ["--model.init_from", "weights", "--data.corpus", str(text_file), *FAST]
+    options += ["--model.config.context_length", str(length)]
+    assert main(["fit", *options, "--trainer.max_steps", "1"]) == 0
+    told = [told for told in capsys.readouterr().err.splitlines() if " positions " in told]
+    assert len(told) == (line is not None)
+    assert line is None or told[0].startswith(f"gpt fit: {line}")
+    assert load("runs/tuned")[0].config.context_length == length
+
+
+def test_weights_with_more_positions_are_resumed_and_exported(weights, text_file, tmp_path):
+    """The new positions are read, trained, and stand in other programs' files."""
+    options = ["--model.init_from", "weights", "--data.corpus", str(text_file), *FAST]
+    options += ["--model.config.context_length", "64"]
+    assert main(["fit", *options, "--trainer.max_steps", "2"]) == 0
+    (tmp_path / "weights").rename(tmp_path / "moved")
+    assert main(["fit", "--resume", "runs/tuned", "--trainer.max_steps", "4"]) == 0
+    trained, _ = load("runs/tuned")
+    given = Found("gpt", SHAPE, weights.state_dict()).with_positions(64)
+    changed = trained.position_embedding.weight != given.weights["position_embedding.weight"]
+    assert changed.any(dim=1).all()
+    for format in ("hf", "book"):
+        assert main(["export", "--checkpoint", "runs/tuned", "--format", format, "--output", format]) == 0
+        exported, _ = load(format)
+        assert exported.config.context_length == 64
+        assert torch.equal(exported.position_embedding.weight, trained.position_embedding.weight)
+
+
 def test_one_command_starts_a_run_from_weights_and_resumes_it(weights, text_file, capsys):
     command = ["fit", "--model.init_from", "weights", "--resume", "auto_or_new", *FAST]
     command += ["--data.corpus", str(text_file)]

@@ -82,15 +82,41 @@ def test_a_name_that_can_only_be_a_path_never_asks_the_network(name, tmp_path, m
 
 def test_a_cropped_model_gives_the_logits_of_the_first_tokens(model, config, tokens):
     tokenizer = Tokenizer("own", table=[*(bytes([byte]) for byte in range(256)), b"ab", b"cd", b"ef"])
-    found = Found("gpt", config, model.state_dict(), tokenizer).cropped(context_length=10)
+    found = Found("gpt", config, model.state_dict(), tokenizer).cropped().with_positions(10)
     cropped = GPT.from_weights(found.config, found.weights)
     assert (cropped.config.vocab_size, cropped.config.context_length) == (260, 10)
     tokens = tokens[:, :10] % 260
     torch.testing.assert_close(cropped(tokens), model(tokens)[..., :260], atol=1e-5, rtol=0)
-    with pytest.raises(InputError, match="context_length 25 is more than the weights' 24 positions: set 24"):
-        Found("gpt", config, {}).cropped(context_length=25)
     with pytest.raises(InputError, match="the tokenizer has 260 tokens, but the weights have 259 rows"):
         Found("gpt", replace(config, vocab_size=259), {}, tokenizer).cropped()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_more_positions_lie_on_lines_between_those_of_the_weights(dtype, config, model):
+    """Of 24 and 47 positions every other one is the same, and those between are means."""
+    weights = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}
+    longer = Found("gpt", config, weights).with_positions(47)
+    assert longer.config == replace(config, context_length=47)
+    before = weights["position_embedding.weight"].float()
+    after = longer.weights["position_embedding.weight"]
+    torch.testing.assert_close(after[::2], before)
+    torch.testing.assert_close(after[1::2], (before[1:] + before[:-1]) / 2)
+    others = {name: tensor for name, tensor in longer.weights.items() if name != "position_embedding.weight"}
+    assert all(tensor is weights[name] for name, tensor in others.items())
+    assert (
+        GPT.from_weights(longer.config, longer.weights)(torch.zeros(1, 47, dtype=torch.long)).isfinite().all()
+    )
+
+
+def test_a_table_of_one_position_is_repeated(config, model):
+    short = Found("gpt", config, model.state_dict()).with_positions(1)
+    table = short.with_positions(3).weights["position_embedding.weight"]
+    assert torch.equal(table, model.position_embedding.weight[:1].expand(3, -1))
+
+
+def test_positions_whose_mask_would_outgrow_the_weights_are_refused(config, model):
+    with pytest.raises(InputError, match="context_length 1000000 needs a mask larger than the weights"):
+        Found("gpt", config, model.state_dict()).with_positions(1_000_000)
 
 
 def test_a_padded_vocabulary_is_exported_without_the_padding(tmp_path):
