@@ -125,8 +125,11 @@ def start(
     if weights is not None:
         given = {**_of_weights(weights, given, minutes), **given}
     options = _options(given)
+    if weights is not None:
+        options = _on_weights(options, weights)
+        report(*_positions_line(weights.config.context_length, options.model.config.context_length))
     return Start(
-        options=_on_weights(options, weights) if weights else options,
+        options=options,
         tokenizer=weights.tokenizer if weights else None,
         folder=folder_to_restart(options.run) if wanted else None,
         plan=plan,
@@ -311,7 +314,6 @@ def _on_weights(options: Options, found: Found) -> Options:
     shape = options.model.config
     own = found.cropped().config
     config = replace(own, context_length=shape.context_length, dropout=shape.dropout)
-    report(*_positions_line(own.context_length, config.context_length))
     data = replace(options.data, vocabulary=None)
     if found.template and data.template == DEFAULT_TEMPLATE:
         data = replace(data, template=found.template)
@@ -321,7 +323,7 @@ def _on_weights(options: Options, found: Found) -> Options:
 def _positions_line(before: int, now: int) -> list[str]:
     """What becomes of the weights' table of positions, if anything does."""
     if now > before:
-        how = "texts of any length have to be learned anew, by some hundred steps"
+        how = "the weights need some hundred steps to suit it"
         return [f"the weights' table of {before} positions is interpolated to {now}: {how}"]
     if now < before:
         how = f"--model.config.context_length {before} keeps all"
