@@ -1,15 +1,16 @@
 """What a corpus is, and how it is named: a file, a folder, a hub data set, a recipe."""
 
 import hashlib
+import math
 import os
 import platform
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from gpt.data.documents import (
@@ -26,6 +27,7 @@ from gpt.data.folders import find_files, is_pattern, special_kind
 from gpt.data.formats import (
     PART_BYTES,
     Row,
+    Stretch,
     arrow_rows,
     binary_error,
     estimated_bytes,
@@ -41,12 +43,16 @@ from gpt.files import StrPath, atomic_write, cache_folder, file_sha256, shipped
 from gpt.plain import build, is_hub_name, parse_yaml, shown
 from gpt.progress import notice
 from gpt.text.template import DEFAULT_TEMPLATE, Template
+from gpt.text.tokenizer import split_at_words
 
+T = TypeVar("T")
 _PROTOCOLS = ("https", "http", "s3", "gs", "hf")
 _LARGEST_RECIPE = 1 << 16  # bytes
 _LONGEST_NAME = 50  # characters, of at most 4 bytes: a file's name has at most 255 bytes
 _FEWEST_PARTS = 8  # to draw from, if there are so many
 _ORDERED = 8
+_PASSAGE = 1 << 13  # characters at most, of a text of which a share is read,
+_FEWEST_PASSAGES = 16  # of each part, if it has so many words
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
@@ -60,6 +66,8 @@ class Corpus:
     revision: str | None = None  # without one, prepared data is not updated when the hub's data set is
     sha256: tuple[str, ...] = ()
     """Of each file in hexadecimal, if it is known: what differs is not read."""
+    weights: tuple[float, ...] = ()
+    """Of each file the share that is read, above 0 and at most 1; all of every file, if there are none."""
     text_column: str = TEXT
     template: Template = DEFAULT_TEMPLATE
     skip_bad_rows: int = 0
@@ -70,13 +78,33 @@ class Corpus:
         check_least(0, skip_bad_rows=self.skip_bad_rows)
         if self.sha256 and len(self.sha256) != len(self.files):
             raise InputError(f"sha256 has {len(self.sha256)} values for {len(self.files)} files")
+        self._check_weights()
         if wrong := [value for value in self.sha256 if not re.fullmatch("[0-9a-f]{64}", value)]:
             raise InputError(f"sha256 is {shown(wrong[0])}, expected 64 hexadecimal digits in lower case")
 
+    def _check_weights(self) -> None:
+        if not self.weights:
+            return
+        if len(self.weights) != len(self.files):
+            raise InputError(f"weights has {len(self.weights)} values for {len(self.files)} files")
+        if wrong := [weight for weight in self.weights if not 0.0 < weight <= 1.0]:
+            raise InputError(
+                f"weights has {shown(wrong[0])}, expected the share of a file that is read, above 0 and at "
+                "most 1: give the other files smaller ones"
+            )
+        if len(set(self.files)) < len(self.files):  # parts of a text that is cut in two ways would overlap
+            raise InputError("a file is named twice: name each once where there are weights")
+
+    @property
+    def _shares(self) -> tuple[float, ...]:
+        """The weight of each file."""
+        return self.weights or (1.0,) * len(self.files)
+
     @cached_property
     def _part_sizes(self) -> list[list[int]]:
-        """Of each file, see `part_sizes`."""
-        return [part_sizes(name, self._choose) for name in self.files]
+        """Of each file, see `part_sizes`: as much of each part as the file's weight says."""
+        found = zip(self.files, self._shares, strict=True)
+        return [[math.ceil(share * size) for size in part_sizes(name, self._choose)] for name, share in found]
 
     @cached_property
     def _data_sets(self) -> dict[str, Any]:
@@ -84,13 +112,16 @@ class Corpus:
         return {}
 
     def size(self) -> int | None:
-        """Bytes of the files; None if unknown before reading, as of what is compressed or on the hub."""
+        """Bytes of the files by weight; None if unknown before reading, as if compressed or on the hub."""
         return sum(map(sum, self._part_sizes)) if all(self._part_sizes) else None
 
     def estimated_size(self, read: int, documents: int) -> int:
         """About how many bytes of text there are, by what so many documents have that were read."""
-        found = zip(self.files, self._part_sizes, strict=True)
-        return sum(sum(sizes) or self._estimate(name, read / max(1, documents)) for name, sizes in found)
+        per_document = read / max(1, documents)
+        return sum(
+            sum(sizes) or math.ceil(share * self._estimate(name, per_document))
+            for name, share, sizes in zip(self.files, self._shares, self._part_sizes, strict=True)
+        )
 
     def _estimate(self, name: str, bytes_per_document: float) -> int:
         if file_format(name) != "hub":
@@ -118,12 +149,14 @@ class Corpus:
         Files are read at places spread over all of them, and with more bytes at the same places and others.
         Of rows that can only be read in order, some of the first `_ORDERED` times as many bytes are taken.
         What has no known size, such as a compressed file, is read from its beginning on.
+        Of a file with a weight below 1 the same rows, or passages of text, are left out each time.
         """
         read = 0
         tolerance = Tolerance(self.skip_bad_rows)
-        for name, selection in zip(self.files, choose_parts(self._part_sizes, most_bytes), strict=True):
+        selections = choose_parts(self._part_sizes, most_bytes)
+        for name, share, selection in zip(self.files, self._shares, selections, strict=True):
             with named(name):
-                for piece in self._pieces(name, selection, tolerance):
+                for piece in self._pieces(name, share, selection, tolerance):
                     if most_bytes is not None and read >= most_bytes + PART_BYTES:
                         tolerance.tell()
                         return
@@ -131,18 +164,16 @@ class Corpus:
                     yield piece
         tolerance.tell()
 
-    def _pieces(self, name: str, selection: "Selection", tolerance: Tolerance) -> Iterator[Piece]:
-        """What is selected of a file; of a text, what does not follow what was read before begins anew."""
+    def _pieces(
+        self, name: str, share: float, selection: "Selection", tolerance: Tolerance
+    ) -> Iterator[Piece]:
+        """The file's share of what is selected of it."""
         if selection.is_empty:
             return
         if file_format(name) == "text":
-            end = None
-            for stretch in read_text(name, selection.parts):
-                if stretch.text:
-                    yield Piece(stretch.text, first=stretch.begin != end)
-                    end = stretch.end
+            yield from _text_pieces(read_text(name, selection.parts), share)
             return
-        rows = enumerate(self._rows(name, selection.parts))
+        rows = enumerate(_share_of(self._rows(name, selection.parts), share))
         drawn = (row for number, row in rows if evenly_spread(number) < selection.rows)
         yield from cut(read_documents(name, drawn, self.text_column, self.template, tolerance))
 
@@ -176,6 +207,37 @@ class Corpus:
         if columns is None:
             raise no_columns(self.text_column, present)
         return [name for name in columns.names if name in present]
+
+
+def _text_pieces(stretches: Iterable[Stretch], share: float) -> Iterator[Piece]:
+    """A share of a text; what does not follow what was read before begins anew."""
+    end: int | None = None  # of what was read last
+    for stretch in stretches:
+        follows = stretch.begin == end
+        for text, is_taken in _passages(stretch, share):
+            if is_taken and text:
+                yield Piece(text, first=not follows)
+            follows = is_taken and bool(text)
+        end = stretch.end if follows else None
+
+
+def _passages(stretch: Stretch, share: float) -> list[tuple[str, bool]]:
+    """The passages of a stretch, and which of them are taken: the same, whatever else of the file is read."""
+    if share == 1.0:
+        return [(stretch.text, True)]
+    longest = min(_PASSAGE, len(stretch.text) // _FEWEST_PASSAGES + 2)
+    texts = enumerate(split_at_words(stretch.text, longest), start=stretch.begin // _PASSAGE)
+    return [(text, _is_in_share(number, share)) for number, text in texts]
+
+
+def _share_of(items: Iterable[T], share: float) -> Iterator[T]:
+    """A share of the items, spread over all of them, with the first."""
+    return (item for number, item in enumerate(items) if _is_in_share(number, share))
+
+
+def _is_in_share(number: int, share: float) -> bool:
+    """Whether the item of this number is among so large a share of them; number 0 always is."""
+    return evenly_spread(number - 1) < share
 
 
 @dataclass(frozen=True)
@@ -259,9 +321,9 @@ def _read_recipe(path: Path) -> Corpus:
         if path.stat().st_size > _LARGEST_RECIPE:
             raise InputError(f"it has more than {_LARGEST_RECIPE:,} bytes")
         recipe = dict(parse_yaml(path.read_text(encoding="utf-8"))["corpus"])
-        for name in ("files", "sha256"):
+        for name in ("files", "sha256", "weights"):
             values = recipe.get(name, ())
-            recipe[name] = (values,) if isinstance(values, str) else tuple(values)
+            recipe[name] = (values,) if isinstance(values, str | int | float) else tuple(values)
         return build(Corpus, {field.name: field.default for field in fields(Corpus)} | recipe)
     except (ValueError, TypeError, LookupError, OSError) as error:
         raise InputError(f"{path} is not a recipe: it needs a mapping under `corpus` ({error})") from error

@@ -8,7 +8,7 @@ import os
 import re
 import tracemalloc
 from io import StringIO
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,7 +19,9 @@ from datasets import load_dataset
 from gpt.data.corpus import find_corpus, recipes
 from gpt.data.prepare import prepare
 from gpt.data.shards import Prepared
+from gpt.data.split import Divided
 from gpt.errors import InputError
+from gpt.plan.command import measure
 
 HELLO = hashlib.sha256(b"hello").hexdigest()
 
@@ -265,6 +267,12 @@ def test_recipes_describe_themselves(monkeypatch):
         ("corpus: {files: 'hub:a/b', revision: 1234567}", "revision is 1234567, expected str"),
         ("corpus: {files: a.txt, sha256: abc}", "sha256 is 'abc', expected 64 hexadecimal digits"),
         (f"corpus: {{files: a.txt, sha256: [{HELLO}, {HELLO}]}}", "2 values for 1 files"),
+        ("corpus: {files: [a.txt, b.txt], weights: 0.5}", "weights has 1 values for 2 files"),
+        ("corpus: {files: a.txt, weights: 2}", "weights has 2, expected the share of a file .* at most 1"),
+        ("corpus: {files: a.txt, weights: 0}", "weights has 0, expected the share of a file .* above 0"),
+        ("corpus: {files: a.txt, weights: .nan}", "weights is .*nan"),
+        ("corpus: {files: a.txt, weights: half}", "expected tuple"),
+        ("corpus: {files: [a.txt, a.txt], weights: [1, 0.5]}", "a file is named twice"),
     ],
 )
 def test_recipes_that_are_none(tmp_path, text, message):
@@ -320,3 +328,95 @@ def test_size_is_known_for_what_can_be_drawn_from(tmp_path, monkeypatch):
     assert find_corpus(str(tmp_path / "a.txt")).size() == 5
     assert find_corpus(str(tmp_path)).size() is find_corpus("someone/texts").size() is None
     assert find_corpus("python-docs").size() == 5
+
+
+def weighted(folder, names, weights):
+    """A recipe of these files with these weights."""
+    files = [str(folder / name) for name in names]
+    return write(folder / "mine.yaml", json.dumps({"corpus": {"files": files, "weights": weights}}))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet", "a.jsonl.gz", "a.json"])
+def test_a_weight_is_the_share_of_the_rows_that_is_read(tmp_path, name):
+    """Spread over all of them, the same each time; all of the other file."""
+    old = [f"{i:03} old" for i in range(400)]
+    write(tmp_path / "new.jsonl", as_jsonl(["new 1", "new 2"]))
+    if name == "a.parquet":
+        pq.write_table(pa.table({"text": old}), tmp_path / name)
+    elif name == "a.json":
+        write(tmp_path / name, json.dumps([{"text": text} for text in old]))
+    else:
+        content = (as_csv(old) if name == "a.csv" else as_jsonl(old)).encode()
+        write(tmp_path / name, gzip.compress(content) if name.endswith("gz") else content)
+    recipe = weighted(tmp_path, ["new.jsonl", name], [1, 0.25])
+    found = documents(recipe)
+    assert found == documents(recipe)
+    assert found[:2] == ["new 1", "new 2"]
+    places = [old.index(text) for text in found[2:]]
+    assert places == sorted(set(places)) and abs(len(places) - 100) <= 1
+    assert max(b - a for a, b in pairwise([*places, 400])) <= 5
+    assert set(found) <= set(documents(weighted(tmp_path, ["new.jsonl", name], [1, 0.5])))
+
+
+@pytest.mark.parametrize("lines", [600, 60_000])
+def test_a_weight_is_the_share_of_the_passages_of_a_text(tmp_path, lines):
+    """A passage is a document of its own, unless it follows one that is read."""
+    text = "".join(f"{i:06} line\n" for i in range(lines))
+    write(tmp_path / "a.txt", text)
+    found = documents(weighted(tmp_path, ["a.txt"], [0.25]))
+    assert found == documents(weighted(tmp_path, ["a.txt"], [0.25]))
+    assert sum(map(len, found)) / len(text) == pytest.approx(0.25, abs=0.06)
+    places = [text.index(document) for document in found]
+    assert places[0] == 0 and places == sorted(places)
+    assert places[-1] > 0.8 * len(text)
+    ends = [place + len(document) for place, document in zip(places, found, strict=True)]
+    assert all(end < place for end, place in zip(ends, places[1:], strict=False))
+    assert documents(weighted(tmp_path, ["a.txt"], [1])) == [text]
+
+
+def test_a_file_with_a_weight_is_never_left_out(tmp_path):
+    write(tmp_path / "a.jsonl", as_jsonl(["only"]))
+    write(tmp_path / "b.txt", "few words")
+    first, second = documents(weighted(tmp_path, ["a.jsonl", "b.txt"], [0.01, 0.01]))
+    assert first == "only" and second and "few words".startswith(second)
+
+
+def test_sizes_count_by_weight(tmp_path):
+    """Also where a part of the text is read, and where the size is estimated."""
+    line = "ten bytes\n"
+    write(tmp_path / "old.txt", line * 400_000)
+    write(tmp_path / "new.txt", "new words\n" * 100_000)
+    corpus = find_corpus(str(weighted(tmp_path, ["new.txt", "old.txt"], [1, 0.25])))
+    assert corpus.size() == 2_000_000
+    read = {word: sum(piece.text.count(word) for piece in corpus.pieces()) for word in ("new", "ten")}
+    assert read == {"new": 100_000, "ten": pytest.approx(100_000, rel=0.05)}
+    drawn = [piece.text for piece in corpus.pieces(1_000_000)]
+    assert sum(map(len, drawn)) == pytest.approx(1_000_000, rel=0.4)
+    assert {text[:3] for text in drawn} >= {"new"}
+    write(tmp_path / "c.gz", gzip.compress(line.encode() * 1000))
+    corpus = find_corpus(str(weighted(tmp_path, ["c.gz"], [0.25])))
+    assert corpus.size() is None and corpus.estimated_size(0, 0) == 2500
+
+
+def test_prepared_data_and_plans_know_the_weights(tmp_path):
+    write(tmp_path / "old.txt", "".join(f"{i} of the old lines\n" for i in range(20_000)))
+    write(tmp_path / "new.txt", "".join(f"{i} of the new lines\n" for i in range(5_000)))
+    sizes = {}
+    for weight in (0.25, 0.5):
+        recipe = str(weighted(tmp_path, ["new.txt", "old.txt"], [1, weight]))
+        folder = prepare(recipe, vocabulary="gpt2:300")
+        assert prepare(recipe, vocabulary="gpt2:300") == folder
+        counts = Prepared(folder).counts
+        sizes[folder] = sum(counts[split].bytes for split in ("train", "val"))
+        assert measure(recipe, {}, 1 << 30).size == sizes[folder]
+        assert sizes[folder] == pytest.approx(find_corpus(recipe).size(), rel=0.05)
+    assert len(sizes) == 2
+
+
+def test_nothing_that_is_held_out_is_trained_on_beside_a_weight(tmp_path):
+    write(tmp_path / "old.txt", "".join(f"{i:06} of the old lines\n" for i in range(60_000)))
+    source = find_corpus(str(weighted(tmp_path, ["old.txt"], [0.6])))
+    lines = {split: set() for split in ("train", "val")}
+    for piece in Divided(source).pieces():
+        lines[piece.split].update(re.findall(r"\d{6} of the old lines", piece.text))
+    assert len(lines["val"]) > 1000 and not lines["train"] & lines["val"]
