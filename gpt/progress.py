@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import TextIO
+from unicodedata import category
 
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -24,7 +26,7 @@ def report(*lines: str, prefix: str = "gpt fit: ") -> None:
         return
     for line in lines:
         try:
-            print(f"{prefix}{line}", file=sys.stderr, flush=True)
+            print(for_terminal(f"{prefix}{line}", sys.stderr), file=sys.stderr, flush=True)
         except OSError:  # what is left of it would change the exit status, as Python flushes it at the end
             sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
@@ -38,6 +40,23 @@ def notice(message: str) -> None:
 def notice_once(message: str) -> None:
     """Print a line that several readers of the same text would repeat."""
     notice(message)
+
+
+def for_terminal(text: str, stream: TextIO | None) -> str:
+    """The text as it is; for a terminal with its control characters spelled out, but for newlines and tabs.
+
+    A model's weights decide its text, and a terminal obeys control characters: some of them write to the
+    clipboard or rename the window. A file or a pipe gets the text as it is.
+    """
+    return spell_out_controls(text) if stream is not None and stream.isatty() else text
+
+
+def spell_out_controls(text: str) -> str:
+    """The text with control characters as Python writes them, such as \\x1b; newlines and tabs stay."""
+    return "".join(
+        ascii(letter)[1:-1] if category(letter) == "Cc" and letter not in "\n\t" else letter
+        for letter in text
+    )
 
 
 @contextmanager

@@ -3,7 +3,7 @@ import io
 import pytest
 
 from gpt import progress as progress_module
-from gpt.progress import progress
+from gpt.progress import progress, report
 
 
 @pytest.fixture
@@ -33,12 +33,28 @@ def test_things_are_counted_as_they_are(clock, capsys):
     assert capsys.readouterr().err == "drawing: 16 of 144 pictures, 128 s left\ndrawing: 3 pictures\n"
 
 
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+CLIPBOARD = "a\tb\n\x1b]52;c;aGk=\x07\x9b\r\x00é"
+
+
+def test_a_terminal_gets_no_control_characters(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    report(CLIPBOARD, prefix="")
+    assert terminal.getvalue() == "a\tb\n\\x1b]52;c;aGk=\\x07\\x9b\\r\\x00é\n"
+
+
+def test_a_pipe_gets_a_text_as_it_is(capsys):
+    report(CLIPBOARD, prefix="")
+    assert capsys.readouterr().err == CLIPBOARD + "\n"
+
+
 @pytest.mark.parametrize("unit", ["bytes", "pictures"])
 def test_a_terminal_gets_a_bar(monkeypatch, unit):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("sys.stderr", Terminal())
     with progress("drawing [/a] [b]", 10, unit=unit) as advance:  # no markup

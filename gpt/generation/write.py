@@ -13,7 +13,7 @@ from gpt.generation.api import stream_samples
 from gpt.generation.build import built_meanwhile
 from gpt.generation.decoding import Precision, for_decoding, suits_program
 from gpt.generation.sampling import Sampling
-from gpt.progress import notice
+from gpt.progress import for_terminal, notice
 from gpt.weights.checkpoint import run_of
 from gpt.weights.load import Device, find, load_with_template
 
@@ -111,13 +111,17 @@ def _show(
         if num_samples > 1:
             between = "\n" if k else ""
             print(f"{between}--- sample {k + 1}")
-        print(prompt + ("" if mark else texts[k]), end="", flush=True)
+        _print(prompt + ("" if mark else texts[k]), end="")
         for sample, piece in pieces:  # all of them while k is 0
             texts[sample] += piece
             if sample == k and not mark:
-                print(piece, end="", flush=True)
-        print(mark(texts[k]) if mark else "")
+                _print(piece, end="")
+        _print(mark(texts[k]) if mark else "")
     return texts[0]
+
+
+def _print(text: str, end: str = "\n") -> None:
+    print(for_terminal(text, sys.stdout), end=end, flush=True)
 
 
 def ask() -> Iterator[str]:

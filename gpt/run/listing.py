@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gpt.errors import InputError
 from gpt.plain import shown
+from gpt.progress import spell_out_controls
 from gpt.weights.checkpoint import RUNS, RunPart, checkpoints_of, parts_of
 
 _HEADINGS = ("run", "text", "bits per byte", "steps", "minutes", "saved")
@@ -50,7 +51,14 @@ class Row:
         bits = "" if self.bits_per_byte is None else f"{self.bits_per_byte:.3f}"
         steps = f"{self.step}" if self.step == self.total else f"{self.step} of {self.total}"
         saved = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.saved_at))
-        return _printable(self.name), _printable(self.text), bits, steps, f"{self.seconds / 60:.1f}", saved
+        return (
+            spell_out_controls(self.name),
+            spell_out_controls(self.text),
+            bits,
+            steps,
+            f"{self.seconds / 60:.1f}",
+            saved,
+        )
 
 
 def runs(folder: Path = RUNS) -> None:
@@ -90,8 +98,3 @@ def table(rows: list[Row]) -> list[str]:
         ]
         texts.append("  ".join(cells).rstrip())
     return texts
-
-
-def _printable(text: str) -> str:
-    """A name that a stranger gave, without characters that a terminal would obey."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

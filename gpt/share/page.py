@@ -18,8 +18,13 @@ _ENGINE = (
 
 
 def served_page() -> tuple[str, str]:
-    """The page that asks a server, and its Content-Security-Policy."""
-    return _page({"page": _texts("page.js", "http.js")}, "", "'self'")
+    """The page that asks a server, and its Content-Security-Policy, for a header of the answer.
+
+    No other site may show the page in a frame, where a visitor would click without seeing it. Only a header
+    can say that: browsers ignore `frame-ancestors` in a page.
+    """
+    page, policy = _page({"page": _texts("page.js", "http.js")}, "", "'self'")
+    return page, f"{policy}; frame-ancestors 'none'"
 
 
 def page_of(description: dict[str, Any], blocks: list[str]) -> str:

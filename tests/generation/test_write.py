@@ -169,3 +169,20 @@ def test_a_text_ends_before_the_stop_string_that_was_typed(typed, meant, checkpo
     assert meant in whole[:-1]
     assert main(["generate", *everything, "--stop", "not there", "--stop", typed]) == 0
     assert capsys.readouterr().out == f"{whole.partition(meant)[0]}\n"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("marks", [False, True])
+def test_a_model_cannot_write_to_the_clipboard_of_a_terminal(marks, monkeypatch):
+    from gpt.generation.write import _show
+
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    pieces = iter([(0, "\x1b]52;c;"), (0, "aGk=\x07\n")])
+    text = _show("P", pieces, 1, (lambda text: f"[[{text}]]") if marks else None)
+    assert text == "\x1b]52;c;aGk=\x07\n"  # what a chat remembers
+    assert terminal.getvalue().strip("[]P\n") == "\\x1b]52;c;aGk=\\x07"

@@ -173,3 +173,9 @@ def test_the_page_learns_what_is_copied():
     assert found.json() == {"runs": copied.runs(TOKENIZER.encode("it is learned badly"))}
     assert [answer.status_code for answer in refused] == [400, 400]
     assert talk(new_app(), lambda client: client.post("/copied", json={"tokens": []})).status_code == 404
+
+
+def test_no_other_site_shows_the_page_in_a_frame():
+    response = talk(new_app(), lambda client: client.get("/"))
+    policy = response.headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in policy.split("; ")
