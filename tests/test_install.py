@@ -198,7 +198,7 @@ def test_actions_are_pinned_and_may_only_read():
 def test_every_way_to_install_is_run():
     """By `make test-install`; what makes no environment of its own could use no earlier one."""
     blocks = check_install.blocks()
-    words = ("make train", "--extras serve", "scripts/install.py .venv\n", "-m pip install", "uv pip install")
+    words = ("make train", "scripts/install.py .venv\n", "-m pip install", "uv pip install", "--extras serve")
     for word, block in zip(words, blocks, strict=True):
         assert word in block and (".venv" in block or "make" in block)
     assert "git clone --quiet '/" in check_install.prepared(blocks[0], True)

@@ -42,8 +42,8 @@ def scaled_residual(block, x, **options):
 
 
 def gated(build):
-    def build_more(self, config):
-        build(self, config)
+    def build_more(self, config, *rest):
+        build(self, config, *rest)
         self.gate = nn.Parameter(torch.zeros(config.emb_dim))  # which nothing reads: logits stay GPT-2's
 
     return build_more
