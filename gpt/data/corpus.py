@@ -232,6 +232,8 @@ def _passages(stretch: Stretch, share: float) -> list[tuple[str, bool]]:
 
 def _share_of(items: Iterable[T], share: float) -> Iterator[T]:
     """A share of the items, spread over all of them, with the first."""
+    if share == 1.0:
+        return iter(items)
     return (item for number, item in enumerate(items) if _is_in_share(number, share))
 
 
