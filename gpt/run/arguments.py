@@ -1,9 +1,9 @@
 """The command line of `gpt fit` and `gpt validate`, and the files that it names with --config.
 
-An option takes one value, and the last one counts: the defaults, the run that is resumed, a plan or a recipe,
-the files in their order, the command line. What a text means is decided by the option's type, wherever it
-stands: a name or a path is taken as it is typed, and only `null` means that there is none. What stands below
-the options' fields is their help, see `gpt.run.options`.
+A later source overrides an earlier one: the defaults, the run that is resumed, a plan or a recipe, the files
+in their order, the command line. The option's type decides how a text is read, in a file as on the command
+line: a name or a path is taken as it is typed, and only `null` means None. The docstrings of the options'
+fields are their help, see `gpt.run.options`.
 """
 
 import difflib
@@ -24,14 +24,14 @@ from gpt.files import shipped
 from gpt.plain import parse_yaml, shown, with_first
 from gpt.run.options import OPTIONS, Options
 
-Values = dict[str, Any]  # by the dotted names of options
+Values = dict[str, Any]  # option values by dotted name, such as "data.batch_size"
 
 _FIT = """Train a model on a text: a file, a folder, a pattern, a recipe or a data set of the hub.
 Without a time or another end it trains for two minutes, as a plan chooses; with an end defaults are those of
 configs/quick.yaml. Rare options: docs/options.md."""
 _VALIDATE = """Print the loss and the bits per byte of a run's checkpoint on the text that is held out.
 Options are by default those of the run."""
-# For each command the option whose value may stand before all others, what it does, and an example.
+# For each command: the option whose value may come first without its name, the purpose, and an example.
 _COMMANDS = {
     "fit": ("data.corpus", _FIT, "my.txt --minutes 10 --run mine"),
     "validate": ("ckpt_path", _VALIDATE, "runs/quick"),
@@ -39,9 +39,9 @@ _COMMANDS = {
 
 
 def scan(arguments: list[str], command: str) -> tuple[Values, Values]:
-    """The options on a command line, with `config` and `print_config`, and those in the files that it names.
+    """Return the options of a command line, including `config` and `print_config`, and those of its files.
 
-    An InputError for an unknown one, or a value of another type.
+    Raises InputError for an unknown option or a value of the wrong type.
     """
     own = _parsed(_parser(command).parse_args, with_first(arguments, _COMMANDS[command][0]))
     files = Values()
@@ -51,7 +51,7 @@ def scan(arguments: list[str], command: str) -> tuple[Values, Values]:
 
 
 def typed(values: Values) -> Values:
-    """Nested values of a file by their dotted names, each of its option's type; else an InputError."""
+    """Flatten a file's nested values to dotted names; InputError for a value of the wrong type."""
     found = _parsed(_parser("fit").parse_object, values)
     for name in found.keys() - OPTIONS.keys():
         raise _unknown(name)
@@ -59,7 +59,7 @@ def typed(values: Values) -> Values:
 
 
 def known(values: Values, prefix: str = "") -> tuple[Values, list[str]]:
-    """Nested values of options without those that there are not, and the dotted names of these."""
+    """Return the nested values without unknown options, and the dotted names of the unknown ones."""
     kept: Values = {}
     unknown: list[str] = []
     for key, value in values.items():
@@ -71,13 +71,13 @@ def known(values: Values, prefix: str = "") -> tuple[Values, list[str]]:
         elif isinstance(value, dict):
             kept[key], others = known(value, f"{name}.")
             unknown += others
-        else:  # no group of options, which `typed` says
+        else:  # a plain value where a group of options belongs: `typed` reports it
             kept[key] = value
     return kept, unknown
 
 
 def options_of(values: Values, kind: type = Options, prefix: str = "") -> Any:
-    """`Options` with these values, and the defaults of the others."""
+    """Build `Options` from these values, with defaults for the others."""
     found = {}
     for field in fields(kind):
         name = f"{prefix}{field.name}"
@@ -89,7 +89,7 @@ def options_of(values: Values, kind: type = Options, prefix: str = "") -> Any:
 
 
 def recipe(name: str) -> Values:
-    """The options of a recipe that comes with the package."""
+    """Return the options of a recipe that comes with the package."""
     return typed(_shipped(name))
 
 
@@ -113,14 +113,14 @@ def _parsed(parse: Callable[..., Namespace], given: Any) -> Values:
 @cache
 def _parser(command: str) -> ArgumentParser:
     first, what, example = _COMMANDS[command]
-    wide: Any = partial(DefaultHelpFormatter, max_help_position=8, width=100)  # in whatever terminal
+    wide: Any = partial(DefaultHelpFormatter, max_help_position=8, width=100)  # the same in every terminal
     parser = ArgumentParser(
         usage=f"gpt {command} [{first.upper()}] [--NAME VALUE]...",
         description=what,
         epilog=f"example: gpt {command} {example}",
         formatter_class=wide,
-        parser_mode="json",  # of a value; YAML can grow
-        print_config=None,  # it would print one command line's options alone
+        parser_mode="json",  # for values: YAML's aliases can expand without bound
+        print_config=None,  # jsonargparse's own would leave out the values from files and checkpoints
         allow_abbrev=False,
         exit_on_error=False,
     )
@@ -144,7 +144,7 @@ def _parser(command: str) -> ArgumentParser:
 
 
 def _unknown(name: str) -> InputError:
-    """That there is no such option, with the one that was probably meant."""
+    """Return the error for an unknown option; it suggests the most similar known one."""
     names: dict[str, list[str]] = {}
     for ours, option in OPTIONS.items():
         for known in {ours, _last(ours), *re.findall(r"\w+", option.text.partition(" Elsewhere: ")[2])}:
@@ -161,7 +161,7 @@ def _last(name: str) -> str:
 
 
 def _read_config(argument: str) -> Values:
-    """The options in a file, or in a recipe of the package."""
+    """Read the options in a file, or in a recipe of the package."""
     recipes = {file.stem: file for file in shipped("configs").glob("*.yaml")}
     path = Path(argument) if os.path.isfile(argument) else recipes.get(argument)
     if path is None:

@@ -1,4 +1,4 @@
-"""Writing a run's checkpoints, each of which is whole or not there, and continuing from one."""
+"""Write a run's checkpoints atomically, and continue from one."""
 
 import time
 from pathlib import Path
@@ -29,8 +29,8 @@ from gpt.weights.checkpoint import (
 )
 from gpt.weights.formats.table import Weights
 
-LOSSES = "losses"  # what is saved beside a process's generators: the sum since the last row of metrics.csv
-RECORDS = ("metrics.csv", "samples.txt")  # what a run writes beside its weights
+LOSSES = "losses"  # key of the loss summed since the last row of metrics.csv, saved for each process
+RECORDS = ("metrics.csv", "samples.txt")  # files that grow while a run trains
 _LAST = f"last{SUFFIX}"
 _BEST = f"best{SUFFIX}"
 _SECONDS_BETWEEN = 60.0
@@ -38,15 +38,17 @@ _PART_BETWEEN = 0.01  # of the run
 
 
 class Checkpoints:
-    """Keeps the newest checkpoint, `last`, those before it, `step-N`, and `best`, of the lowest validation.
+    """Keeps the newest checkpoint `last`, earlier ones `step-N`, and `best`, of the lowest validation loss.
 
-    A save writes `last`, and where it is the best, `best` becomes a further name of this file. The newest
-    `keep` are kept, by the first process. Each save first proves that `last` is still what this process has
-    read or written: another one that has resumed the run meanwhile, where locks do not hold, loses nothing.
+    A save writes `last`. If it is the best so far, `best` becomes a second name of the same file. The first
+    process keeps the newest `keep` checkpoints. Each save first checks that `last` is still the file that
+    this process has read or written: where locks do not work, another process may have resumed the run
+    meanwhile, and its checkpoints must not be overwritten.
 
-    What is of another future than the one that is `resumed` is set aside, under names that no save takes. The
-    first act of a resume from another checkpoint than the newest is to write that as `last`: at no moment is
-    the newest checkpoint of a future that was left. What a kill has left undone is made good.
+    A run may be resumed from an older checkpoint. Checkpoints written after that one are then set aside,
+    under names that no save uses, and the older one is written as `last` before anything else: so the newest
+    checkpoint always belongs to the resumed run. If an earlier process was killed between two steps of this,
+    they are completed now.
     """
 
     def __init__(self, folder: RunFolder, keep: int, resumed: Checkpoint | None, run: RunPart) -> None:
@@ -55,15 +57,15 @@ class Checkpoints:
         self.keep = keep
         self.best = self.files.path / _BEST
         self.files.remove_unfinished()
-        self._saved = run.step  # the step of the newest one
-        self._at = time.monotonic()  # when it was written
-        self._order = self._order_of(_LAST)  # of `last`, by this process
+        self._saved = run.step  # step of the newest checkpoint
+        self._at = time.monotonic()  # when the newest checkpoint was written
+        self._order = self._order_of(_LAST)  # the order of `last` as this process read or wrote it
         self._continue(resumed, run)
 
     def _continue(self, resumed: Checkpoint | None, run: RunPart) -> None:
-        """Leave in the folder what is of the past of this run, and set aside what is not."""
+        """Keep the checkpoints from before the resumed one, and set later ones aside."""
         newest = self._newest()
-        order = run.order if resumed else None  # as it was read
+        order = run.order if resumed else None  # the resumed checkpoint's, as it was read
         run.session = next_session(self.folder.path)
         if self.files.is_file(_LAST) and (order is None or self._order != order):
             self._set_last_aside()
@@ -78,11 +80,11 @@ class Checkpoints:
 
     @property
     def has_best(self) -> bool:
-        """Whether there is a best one."""
+        """Whether a best checkpoint exists."""
         return self.files.is_file(_BEST)
 
     def begin_best_again(self) -> None:
-        """Set the best one aside, if there is any."""
+        """Set the best checkpoint aside, if there is one."""
         if self.has_best:
             step = self._step_of(_BEST)
             broken = step < 0
@@ -90,12 +92,16 @@ class Checkpoints:
             self.files.remove(_BEST)
 
     def is_late(self, run: RunPart) -> bool:
-        """Whether a minute and a hundredth of the run have passed since the last one."""
+        """Whether both a minute and a hundredth of the run have passed since the last checkpoint."""
         seconds = time.monotonic() - self._at
         return seconds >= _SECONDS_BETWEEN and run.step - self._saved >= _PART_BETWEEN * run.total
 
     def save(self, tensors: Weights, model: ModelPart, run: RunPart) -> None:
-        """Write the newest; an OSError leaves all files as they were, an InputError the other process's."""
+        """Write the newest checkpoint.
+
+        Raises OSError if the file cannot be written, and InputError if another process has written `last`.
+        Either way no existing file has changed.
+        """
         try:
             self._check_turn()
             if self.files.is_file(_LAST):
@@ -115,7 +121,7 @@ class Checkpoints:
             self.files.remove(name)
 
     def _write(self, tensors: Weights, model: ModelPart, run: RunPart) -> None:
-        """Write `last`, the newest of all."""
+        """Write `last`, the newest checkpoint."""
         run.save += 1
         run.saved_at = time.time()
         with self.files.write(_LAST, "wb") as file:
@@ -123,7 +129,7 @@ class Checkpoints:
         self._order = run.order
 
     def _check_turn(self) -> None:
-        """An InputError where another process has written `last` since this one has."""
+        """Raise InputError if another process has written `last` since this one did."""
         order = self._order_of(_LAST)
         if order not in (None, self._order):
             what = "was written by another process, which has resumed this run meanwhile"
@@ -131,12 +137,12 @@ class Checkpoints:
             raise InputError(f"{self.files.path / _LAST} {what}: {how}")
 
     def _newest(self) -> Order | None:
-        """The order of the newest one that is whole in its header."""
+        """Return the order of the newest checkpoint whose header can be read."""
         orders = (self._order_of(path.name) for path in checkpoints_of(self.folder.path, broken_first=False))
         return next((order for order in orders if order), None)
 
     def _set_last_aside(self) -> None:
-        """Give `last` a further name with the record of its run, or call it broken."""
+        """Give `last` a second name beside copies of its run's records; a broken one is named as broken."""
         step = self._step_of(_LAST)
         if step < 0:
             self._keep_as(_LAST, _LAST, ".broken")
@@ -148,7 +154,7 @@ class Checkpoints:
                 self.folder.top.also_called(record, f"{name.removesuffix(SUFFIX)}.{record}", self.files)
 
     def _keep_as(self, name: str, stem: str, suffix: str) -> str:
-        """Give a file a further name, STEM or the first of STEM-2, ... that no other file has."""
+        """Give a file a second name: STEM, or the first of STEM-2, STEM-3, ... that is free."""
         new = f"{stem}{suffix}"
         number = 1
         names = self.files.names()
@@ -170,7 +176,7 @@ class Checkpoints:
             return None
 
     def _step_of(self, name: str) -> int:
-        """The step of a checkpoint, -1 of none or a broken one."""
+        """Return the step of a checkpoint; -1 if it is missing or broken."""
         try:
             run = read(self.files.path / name).run
         except InputError:
@@ -179,13 +185,13 @@ class Checkpoints:
 
 
 def save(path: Path, tensors: Weights, model: ModelPart, run: RunPart | None) -> None:
-    """Write a checkpoint, atomically: an OSError leaves the old file unchanged."""
+    """Write a checkpoint atomically; after an OSError the old file is unchanged."""
     with atomic_write(path, "wb") as file:
         write(file, tensors, model, run)
 
 
 def gather(module: LanguageModel, optimizer: Optimizer | None = None) -> Weights:
-    """The weights by a GPT's names, or the adapters alone, and the optimizer's state."""
+    """Return the weights (or only the adapters) by their names in a GPT, and the optimizer's state."""
     state = module.model.state_dict()
     if module.options.lora.rank:
         state = adapters_of(state)
@@ -199,10 +205,10 @@ def gather(module: LanguageModel, optimizer: Optimizer | None = None) -> Weights
 
 
 def load_optimizer(module: LanguageModel, optimizer: CombinedOptimizer, checkpoint: Checkpoint) -> None:
-    """Restore the optimizer's state; its options stay those of today.
+    """Restore the optimizer's state; its options keep their present values.
 
-    An InputError where the state is not that of these weights. A run in float16 may have none: until its loss
-    scale has been found, no update is made.
+    Raises InputError if the state does not belong to these weights. A float16 run may have no state yet: no
+    update is made until its loss scale is found.
     """
     saved = below("optimizer/", checkpoint.tensors)
     if not saved and checkpoint.run and checkpoint.run.scale:
@@ -228,14 +234,14 @@ def load_optimizer(module: LanguageModel, optimizer: CombinedOptimizer, checkpoi
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """The states of torch's generators of this process, which dropout uses, by the kinds of their devices."""
+    """Return the states of this process's random generators, which dropout uses, by kind of device."""
     return {kind: generator.get_rng_state() for kind, generator in _generators(device).items()}
 
 
 def set_random_state(state: dict[str, Tensor], seed: int, rank: int, device: torch.device) -> None:
-    """Restore this process's generators, or seed those of a further process than the run had.
+    """Restore this process's random generators, or seed them if the saved run had fewer processes.
 
-    A device of another kind than the saved one keeps its own state.
+    A device whose kind differs from the saved one keeps its own state.
     """
     if not state and rank > 0:
         torch.manual_seed(int(np.random.SeedSequence((seed, rank)).generate_state(1, np.uint64)[0]))
@@ -245,10 +251,10 @@ def set_random_state(state: dict[str, Tensor], seed: int, rank: int, device: tor
 
 
 def _generators(device: torch.device) -> dict[str, Any]:
-    """What has the generators of the device and, in the place of `torch.cpu`, of the CPU."""
+    """Return the modules that hold the generators of the CPU and the device, by kind of device."""
     return {device.type: torch.get_device_module(device), "cpu": torch}
 
 
 def below(prefix: str, tensors: Weights) -> Weights:
-    """The tensors under a prefix, by the rest of their names."""
+    """Return the tensors whose names begin with a prefix, named without it."""
     return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}

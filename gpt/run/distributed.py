@@ -7,22 +7,23 @@ from torch import Tensor
 from gpt.errors import InputError
 from gpt.weights.formats.table import Weights
 
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
 
 
 def data_parallel() -> DDPStrategy:
-    """PyTorch's DistributedDataParallel, which sums gradients while others are computed.
+    """Return PyTorch's DistributedDataParallel, which averages gradients while others are still computed.
 
-    The model's only buffers are its causal masks, which are the same everywhere: they are not sent around.
+    Buffers are not broadcast: the model's only ones are its causal masks, which are equal in all processes.
     """
     return DDPStrategy(broadcast_buffers=False)
 
 
 def check_replicas(tensors: Weights, step: int) -> None:
-    """An InputError on all processes where one of them has other bits in its tensors than the first.
+    """Raise InputError on all processes if the tensors of one differ in any bit from the first process's.
 
-    Each process calls it, with what a checkpoint would hold. Equal gradients keep replicas equal to the last
-    bit; nothing would bring them together again, and only the first one's are saved.
+    Each process calls this with the tensors that a checkpoint would hold. Equal gradients keep replicas equal
+    to the last bit. Replicas that have drifted apart never become equal again, and only the first one's
+    weights are saved.
     """
     own = checksums(tensors)
     every: list[dict[str, int]] = [{}] * torch.distributed.get_world_size()
@@ -35,7 +36,7 @@ def check_replicas(tensors: Weights, step: int) -> None:
 
 
 def checksums(tensors: Weights) -> dict[str, int]:
-    """The sum of each tensor's bits, read as integers, by name: a value that changes changes it."""
+    """Return, by name, the sum of each tensor's bits read as integers, which any changed value changes."""
     if not tensors:
         return {}
     sums = torch.stack([_bits(tensor).sum(dtype=torch.int64).cpu() for tensor in tensors.values()])

@@ -1,4 +1,4 @@
-"""`gpt fit` and `gpt validate`: from a command line to a Trainer that runs."""
+"""`gpt fit` and `gpt validate`: build everything that a command line asks for, and run it."""
 
 import json
 import os
@@ -35,9 +35,9 @@ from gpt.weights.checkpoint import read
 
 
 def main(arguments: list[str], began: float | None = None) -> None:
-    """Run `fit ...` or `validate ...`; what cannot be used is an InputError.
+    """Run `fit ...` or `validate ...`; InputError for input that cannot be used.
 
-    The minutes of a run are those since the process `began`, a time of `time.perf_counter`, by default now.
+    The minutes of a run count from `began`, when the process started by `time.perf_counter`; by default now.
     """
     with Claim() as claim:
         _main(*arguments, claim=claim, began=began)
@@ -61,7 +61,7 @@ def _main(command: str, *rest: str, claim: Claim, began: float | None) -> None:
 
 
 def prepare_process() -> None:
-    """Settings of the whole process."""
+    """Apply the settings that concern the whole process."""
     silence_warnings()
     keep_freed_memory()
     if torch.cuda.is_available():  # TF32: several times faster, with 10 bits of mantissa
@@ -69,7 +69,7 @@ def prepare_process() -> None:
 
 
 def fit(begun: Start) -> None:
-    """Train; a run that a signal ended exits with the status that the signal has in a shell."""
+    """Train. A run that a signal ended exits with the status that a shell gives for this signal."""
     loop = assemble(begun)
     if begun.minutes and begun.plan is None:
         as_they_are = new_trainer(loop.options, loop.data, [])
@@ -93,7 +93,7 @@ def fit(begun: Start) -> None:
 
 
 def assemble(begun: Start) -> Loop:
-    """All parts of a run, its text prepared: what is wrong with it is found before there is a folder."""
+    """Build all parts of a run and prepare its text, so that errors appear before its folder is made."""
     options, module, data = build(begun)
     loop = Loop(options, module, data, begun)
     loop.trainer = new_trainer(options, data, [loop])
@@ -101,7 +101,7 @@ def assemble(begun: Start) -> Loop:
 
 
 def build(begun: Start) -> tuple[Options, LanguageModel, TokenData]:
-    """The options with all that was left open, and the modules of a Trainer, the text prepared."""
+    """Return the completed options, the model and the data, whose text is prepared."""
     seed = begun.options.seed_everything
     model = begun.options.model
     trainer = begun.options.trainer
@@ -120,17 +120,17 @@ def build(begun: Start) -> tuple[Options, LanguageModel, TokenData]:
         report(f"{devices} processes on {cores()} cores: each waits for the others")
     trainer = replace(trainer, precision=precision, devices=devices)
     options = replace(begun.options, model=model, trainer=trainer)
-    if saved := begun.checkpoint:  # it has the weights, or the adapters
+    if saved := begun.checkpoint:  # its weights or adapters are loaded below
         model = replace(model, init_from=str(base_folder(saved.path)) if model.lora.rank else None)
     seed_everything(seed, verbose=False)
     module = LanguageModel(**as_dict(model))
-    if saved:  # start.py has checked that they are all there
+    if saved:  # start.py has checked that none is missing
         module.model.load_state_dict(saved.weights, strict=False)
     return options, module, data
 
 
 def validate(begun: Start) -> None:
-    """Print the figures of a checkpoint on the text that is held out."""
+    """Print a checkpoint's loss, perplexity and bits per byte on held-out text."""
     options, module, data = build(begun)
     if begun.checkpoint:
         divide_logits(module.model, begun.checkpoint.model.temperature)
@@ -143,9 +143,9 @@ def validate(begun: Start) -> None:
 
 
 def new_trainer(options: Options, data: TokenData, callbacks: list[Any]) -> Trainer:
-    """A Trainer that computes: what a run counts, records and saves is the callbacks'."""
+    """Build a Trainer that only computes; the callbacks count, record and save."""
     plain = options.trainer
-    from_torchrun = TorchElasticEnvironment.detect()  # also of one process, which then trains as several do
+    from_torchrun = TorchElasticEnvironment.detect()  # also of a single process
     launcher = TorchElasticEnvironment if from_torchrun else LightningEnvironment
     devices = plain.devices or 1
     try:
@@ -160,31 +160,31 @@ def new_trainer(options: Options, data: TokenData, callbacks: list[Any]) -> Trai
             deterministic=plain.deterministic,
             callbacks=callbacks,
             plugins=[launcher()],
-            max_epochs=-1,  # `Loop` ends training
-            val_check_interval=1,  # and says when to validate
+            max_epochs=-1,  # no limit: `Loop` ends training
+            val_check_interval=1,  # `Loop` decides when to validate
             check_val_every_n_epoch=None,
             limit_val_batches=1.0 if data.prepared.counts["val"].tokens else 0.0,
             num_sanity_val_steps=0,
-            use_distributed_sampler=False,  # the loader shards by rank itself
+            use_distributed_sampler=False,  # the data loader shards by rank itself
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
             logger=False,
-            default_root_dir=os.devnull,  # where Lightning would look for checkpoints of SLURM
+            default_root_dir=os.devnull,  # Lightning would look here for checkpoints of SLURM jobs
         )
     except (MisconfigurationException, ValueError, RuntimeError) as error:
         raise InputError(f"the options cannot be used: {error}") from error
 
 
 def planned_and_reached(loop: Loop, summary: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """What a run for a time was given, and what its best checkpoint has reached.
+    """Return what a run with a time limit was given, and the figures of its best checkpoint.
 
-    `config.yaml` now has the steps that were made, so that it repeats the run.
+    By then `config.yaml` has the number of steps that were made, so it repeats the run.
     """
     begun = loop.begun
     planned = {"seconds": 60 * (begun.minutes or 0.0), "steps": loop.options.trainer.max_steps}
     seconds = time.perf_counter() - begun.began
-    # Of the last validation, whose bits per byte belong to its own loss.
+    # The ratio is the last validation's, whose bits per byte belong to its own loss.
     bits = summary["val_bits_per_byte"] * summary["best_loss"] / (summary["val_loss"] or 1)
     reached = {"seconds": seconds, "steps": loop.run.step, "bits_per_byte": bits}
     error = summary["val_standard_error"]
@@ -200,7 +200,7 @@ def planned_and_reached(loop: Loop, summary: dict[str, Any]) -> dict[str, dict[s
 
 
 def summarize(loop: Loop) -> None:
-    """Write summary.json, and print how the run ended and what to do next."""
+    """Write summary.json, then print how the run ended and what to do next."""
     report(f"ended after step {loop.run.step}: {loop.limits.why()}", prefix="")
     summary = loop.record.summary(loop.trainer)
     if loop.options.temperature_scaling and summary["best_loss"] is not None:

@@ -1,7 +1,7 @@
 """A run's folder, which belongs to one process group at a time: README.md lists the files.
 
-`.lock` is locked by the process that trains. All that a run writes goes into this folder and those below it,
-whatever links a stranger has left there: see `gpt.files.Folder`.
+The training process locks `.lock`. A run writes only into this folder and those below it, and follows no
+links that someone has left there: see `gpt.files.Folder`.
 """
 
 import os
@@ -20,10 +20,10 @@ _LOCK = ".lock"
 
 
 class RunFolder:
-    """The folder of a run, locked from when it is made until it is closed.
+    """The folder of a run, locked from construction until `close`.
 
-    The lock is the operating system's: it ends with the process. A folder that another process uses is an
-    InputError. Where the file system knows no locks, each save still proves that the run is this process's.
+    The lock is the operating system's and ends with the process. Raises InputError if another process uses
+    the folder. Where the file system has no locks, each save still checks that no other process has saved.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,16 +48,16 @@ class RunFolder:
 
     @cached_property
     def checkpoints(self) -> Folder:
-        """The folder of the checkpoints, made if there is none."""
+        """The folder of the checkpoints, made if missing."""
         return self.top.below("checkpoints")
 
     @cached_property
     def snapshots(self) -> Folder:
-        """The folder of the snapshots, made if there is none."""
+        """The folder of the snapshots, made if missing."""
         return self.top.below("snapshots")
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         os.close(self._lock)
         for name in ("checkpoints", "snapshots", "top"):
             if name in self.__dict__:
@@ -65,7 +65,7 @@ class RunFolder:
 
 
 class Claim:
-    """What a process has claimed: one run's folder, of the first process of those that train together."""
+    """The one run's folder that this process has locked. Of several processes, only the first locks it."""
 
     def __init__(self) -> None:
         self.folder: RunFolder | None = None
@@ -77,7 +77,7 @@ class Claim:
         self.close()
 
     def take(self, path: Path) -> RunFolder:
-        """Lock the folder at `path`, made if there is none, unless it is the one that is held."""
+        """Lock the folder at `path`, made if missing; return the held one if it is the same."""
         if self.folder is None:
             make_folder(path)
             self.folder = RunFolder(path)
@@ -95,21 +95,21 @@ class Claim:
         return self.take(_reserve(first))
 
     def close(self) -> None:
-        """Give back what is held."""
+        """Release the folder that is held."""
         if self.folder is not None:
             self.folder.close()
             self.folder = None
 
 
 def folder_of(name: str) -> Path:
-    """`runs/NAME`; a name that is no folder's raises an InputError."""
+    """Return `runs/NAME`; InputError for a name that cannot be a folder's."""
     if not name or name.startswith(".") or Path(name).name != name:
         raise InputError(f"expected a plain folder name for --run, got {shown(name)}")
     return RUNS / name
 
 
 def folder_to_restart(name: str) -> Path:
-    """`runs/NAME`; one that holds files of something else than a run raises an InputError."""
+    """Return `runs/NAME`; InputError if it holds files of anything but a run."""
     folder = folder_of(name)
     foreign = next(folder.glob("[!.]*"), None)
     if foreign and not is_run(folder):
@@ -118,19 +118,19 @@ def folder_to_restart(name: str) -> Path:
 
 
 def folder_of_checkpoint(checkpoint: Path) -> Path | None:
-    """The run that a checkpoint belongs to; None for a checkpoint that was moved elsewhere."""
+    """Return the folder of the run that a checkpoint belongs to; None if the checkpoint was moved away."""
     folder = run_of(checkpoint) or checkpoint.parent
     return folder if is_run(folder) else None
 
 
 def is_run(folder: Path) -> bool:
-    """Whether config.yaml in this folder was written by a run."""
+    """Whether a run wrote the config.yaml in this folder."""
     config = folder / CONFIG
     return config.is_file() and b"\ncheckpoint_every:" in config.read_bytes()
 
 
 def _reserve(first: Path) -> Path:
-    """Make the first of `runs/NAME`, `runs/NAME-2`, ... that does not exist, one for each caller."""
+    """Make the first of `runs/NAME`, `runs/NAME-2`, ... that does not exist; no two callers get the same."""
     folder = first
     number = 1
     make_folder(first.parent)

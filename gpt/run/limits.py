@@ -1,8 +1,9 @@
-"""How many updates a run makes: `Limits` alone decides it, and with it the schedule of the learning rate.
+"""How many updates a run makes: only `Limits` decides it, and with it the schedule of the learning rate.
 
-Steps and epochs are limits that are known before. A time is one that is estimated after each update, from the
-speed of late. A plan may take only a part of the time, and another as long as held-out text gains. The first
-of them ends the run; early stopping, and a held-out loss that rises, end it before.
+Limits of steps and epochs are known from the start. A limit of time is turned into updates after each update,
+from the recent speed. A plan may first use only a part of the time, and add parts as long as the held-out
+loss falls. The first limit that is reached ends the run. Early stopping, or a held-out loss that keeps
+rising, ends it sooner.
 """
 
 import math
@@ -17,41 +18,44 @@ from gpt.run.signals import Stopped
 from gpt.training.sampled import LATE, early_steps
 from gpt.weights.checkpoint import RunPart
 
-_ENDLESS = 1 << 53  # updates: JSON's numbers go so far
-_RISES = 3  # of the held-out loss, one after the other, end a run for a time
-_RECENT = 0.2  # of the time that a run has, over which its speed is averaged
-_LONGER = 1.2  # times as many updates, at least, are worth a further part
+_ENDLESS = 1 << 53  # updates: the largest whole number that is exact in JSON
+_RISES = 3  # consecutive rises of the held-out loss that end a run with a time limit
+_RECENT = 0.2  # fraction of the run's time over which its speed is averaged
+_LONGER = 1.2  # a further part must allow at least this many times the updates
 
 
 @dataclass(frozen=True)
 class End:
-    """The last update that a limit allows, and how the limit is told."""
+    """The last update that a limit allows, and the words that name the limit."""
 
     step: int
     why: str
 
 
 class Speed:
-    """How long an update takes, over the last `window` seconds of training without validations.
+    """How long an update takes, averaged over the last `window` seconds of training without validations.
 
-    Updates of the last fifth may score more ids: such a one counts as `slower` of the others, which are
-    the unit.
+    Updates in the last fifth of a run may score more tokens and take longer. The unit of work is an early
+    update; a late one counts as `slower` units.
     """
 
     def __init__(self, window: float, slower: float) -> None:
         self.window = window
         self.slower = slower
         self._work = 0.0
-        self._marks: list[tuple[float, float]] = []  # the work done by then, in early updates, and seconds
+        self._marks: list[tuple[float, float]] = []  # (work done in units of early updates, seconds)
 
     def begin(self, seconds: float) -> None:
-        """Count from here: without this, from the end of the first update, which may have compiled."""
+        """Start counting now. Without this call it starts after the first update, which may have compiled."""
         self._marks.append((self._work, seconds))
 
     def update(self, late: int, seconds: float) -> float | None:
-        """Count an update, number `late` of the last fifth; return the seconds of an early one, if known."""
+        """Count an update and return the seconds of an early one, if known.
+
+        `late` is the update's number within the last fifth of the run.
+        """
         self._work += self.slower if late > 0 else 1.0
-        if late == 1 and self.slower != 1.0:  # from here on it is measured and no longer supposed
+        if late == 1 and self.slower != 1.0:  # from here on `slower` is measured instead of assumed
             self._marks.clear()
         self._marks.append((self._work, seconds))
         while len(self._marks) > 2 and seconds - self._marks[1][1] > self.window:
@@ -60,20 +64,21 @@ class Speed:
         return (seconds - since) / (self._work - work) if self._work > work else None
 
     def last_step(self, step: int, early: float) -> int:
-        """The last update of a run, where after `step` there is time for so many `early` ones."""
+        """Return the run's last update, if after `step` there is time for `early` more early ones."""
         mixed = (step + early) / (1 - LATE + LATE * self.slower)
         all_late = step + early / self.slower
         return int(max(step, mixed, all_late))
 
 
 class Limits:
-    """Decides `run.total`, the number of updates, at each moment, and `why()`.
+    """Keeps `run.total`, the run's number of updates, up to date, and tells in `why()` what ends the run.
 
     Args:
-        options: limits among them, which count over all resumes.
-        run: a resumed one makes the updates that its checkpoint says, unless its limits were changed.
-        plan: whose steps are a guess, which the clock corrects.
-        deadline: whether the process has to end at a time, which `begin` is told.
+        options: the run's options; their limits count over all resumes.
+        run: where the run stands. A resumed run makes as many updates as its checkpoint says, unless its
+            limits were changed.
+        plan: the plan of a run with a time limit; its steps are an estimate that the clock corrects.
+        deadline: whether the process has to end at a certain time; `begin` receives the time left.
     """
 
     def __init__(
@@ -83,22 +88,22 @@ class Limits:
         self.options = options
         self.run = run
         self.seconds = trainer.max_seconds
-        """Of training and validation, over all resumes."""
+        """Limit of seconds of training and validation, over all resumes."""
         if trainer.max_steps == trainer.max_epochs == -1 and self.seconds is None and not deadline:
             raise InputError("the run needs an end: give --trainer.max_steps, max_epochs or max_time")
         self._plan = plan
         self._deadline = deadline
         self._fixed = End(_ENDLESS, "")
-        self._part = End(_ENDLESS, "")  # of the time, until held-out text shows whether more gains
+        self._part = End(_ENDLESS, "")  # end of the present part of the time
         self._end = self._fixed
         self._speed = Speed(math.inf, 1.0)
         self._validating = 0.0  # seconds of all validations
-        self._validation = plan.validation if plan else 0.0  # seconds of the last
+        self._validation = plan.validation if plan else 0.0  # seconds of the last validation
         self._last_loss = math.inf
         self._rises = 0
 
     def count(self, steps_per_epoch: int) -> None:
-        """Turn epochs into updates."""
+        """Turn the limit of epochs into one of updates."""
         run = self.run
         trainer = self.options.trainer
         if self._plan:
@@ -119,13 +124,13 @@ class Limits:
         self._take(self._fixed)
 
     def check_left(self) -> None:
-        """Stopped where no update is left."""
+        """Raise Stopped if no update is left."""
         if self.run.step >= self.run.total:
             done = f"all {self.run.step} steps are done ({self.why()})"
             raise Stopped(f"{done}: ask for more with --trainer.max_steps", 0)
 
     def begin(self, left: float | None = None) -> None:
-        """Say what is planned, and begin to count the time; with a deadline so many seconds are `left`."""
+        """Print the plan and begin to count the time. With a deadline, `left` seconds remain until it."""
         run = self.run
         if left is not None:
             self.seconds = run.seconds + left - END_SECONDS
@@ -141,12 +146,12 @@ class Limits:
             return
         slower = self._plan.slower if self._plan else 1.0
         self._speed = Speed(_RECENT * self.seconds, slower)
-        if not (self.options.model.compile or self._deadline):  # whose first update is slow
+        if not (self.options.model.compile or self._deadline):  # both make the first update slow
             self._speed.begin(run.seconds)
         self._keep_time(run.seconds)
 
     def update(self, elapsed: float) -> None:
-        """Count an update, after so many seconds of training and validation."""
+        """Count an update; `elapsed` is the seconds of training and validation so far."""
         if self.seconds is None:
             return
         run = self.run
@@ -155,14 +160,14 @@ class Limits:
         self._keep_time(elapsed)
 
     def paused(self, seconds: float) -> None:
-        """Note how long a validation took, with all that came with it."""
+        """Note how long a validation took, including the sample and the checkpoint."""
         self._validation = seconds
         self._validating += seconds
 
     def validated(self, loss: float, elapsed: float) -> None:
-        """Note the loss of a validation, in nats per token at its best temperature, after so many seconds.
+        """Note a validation's loss, in nats per token at its best temperature, after `elapsed` seconds.
 
-        A further part of the time follows, if the loss is the lowest so far at the end of one.
+        At the end of a part of the time, another part follows if this loss is the lowest so far.
         """
         run = self.run
         self._rises = 0 if loss < self._last_loss else self._rises + 1
@@ -178,28 +183,28 @@ class Limits:
 
     @property
     def is_over(self) -> bool:
-        """Whether no update follows."""
+        """Whether the run has made its last update."""
         return self._stopped() is not None or self.run.step >= self.run.total
 
     @property
     def interval(self) -> int:
-        """Updates between two validations: twice as many where a planned run has become twice as long."""
+        """Updates between two validations; their number doubles when a planned run doubles its length."""
         planned = self.options.trainer.max_steps
         longer = self.run.total // planned if 0 < planned < self.run.total < _ENDLESS else 1
         return self.options.trainer.interval << (longer.bit_length() - 1)
 
     @property
     def validates(self) -> bool:
-        """Whether a validation follows this update, if there is text for it: none soon before the last."""
+        """Whether to validate after this update, if text is held out; never shortly before the run's end."""
         is_due = self.run.step % self.interval == 0 and self.run.total - self.run.step > self.interval / 8
         return is_due or self.is_over
 
     def why(self) -> str:
-        """What ends the run."""
+        """Say what ends the run."""
         return self._stopped() or self._end.why
 
     def _stopped(self) -> str | None:
-        """What of held-out text ends the run at once."""
+        """Say why the held-out loss ends the run now; None if it does not."""
         run = self.run
         patience = self.options.early_stopping
         if patience is not None and run.stalled >= patience:
@@ -213,7 +218,7 @@ class Limits:
         self.run.total = end.step
 
     def _keep_time(self, elapsed: float) -> None:
-        """Make the updates that the time allows, if no other limit comes before."""
+        """Set the total to the updates that the time allows, unless another limit comes first."""
         if self.seconds is None:
             return
         limit = "--minutes" if self._deadline else f"max_time {_clock(self.seconds)}"
@@ -221,7 +226,7 @@ class Limits:
         self._take(min(self._fixed, self._part, in_time, key=lambda end: end.step))
 
     def _in_time(self, elapsed: float) -> int:
-        """The last update before the time is over, after so many seconds of it."""
+        """Return the last update that fits into the time, of which `elapsed` seconds are used."""
         step = self.run.step
         left = (self.seconds or 0.0) - elapsed
         speed = self.run.seconds_per_step
@@ -230,14 +235,14 @@ class Limits:
         if speed is None:
             return self._plan.steps if self._plan else _ENDLESS
         last = self._speed.last_step(step, left / speed)
-        for _ in range(2):  # validations on the way leave fewer updates, which have fewer validations
+        for _ in range(2):  # validations take time from updates, and fewer updates need fewer validations
             ahead = last // self.interval - (step - 1) // self.interval
-            validations = ahead + self._deadline  # max_time does not count the last
+            validations = ahead + self._deadline  # max_time does not count the last validation
             last = self._speed.last_step(step, (left - validations * self._validation) / speed)
         return last
 
     def _end_part(self, elapsed: float) -> None:
-        """At the end of a part go on for as long again, or end."""
+        """At the end of a part, double the run's length or end it."""
         run = self.run
         in_time = self._in_time(elapsed)
         if run.best_step < run.step:
@@ -247,7 +252,7 @@ class Limits:
         elif in_time < _LONGER * run.step:
             self._take(End(run.step, "the rest of the time is too short for a further part"))
         else:
-            is_last = in_time < 3 * run.step  # no later part would be as long
+            is_last = in_time < 3 * run.step  # after this part too little time is left for another
             self._part = End(_ENDLESS, "") if is_last else End(2 * run.step, "a further part of the time")
             self._keep_time(elapsed)
             report(f"after step {run.step}: held-out text still gains, {run.total} steps")

@@ -1,4 +1,4 @@
-"""`gpt runs`: a table of the runs here, the newest first."""
+"""`gpt runs`: print a table of the runs, the newest first."""
 
 import time
 from contextlib import suppress
@@ -16,24 +16,24 @@ _LEFT_ALIGNED = 2  # columns
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A run, as its newest checkpoint says."""
+    """A row of the table: a run by its newest checkpoint."""
 
     name: str
     text: str
-    """The corpus, a path without its folders."""
+    """The corpus; of a path only the last part."""
     bits_per_byte: float | None
-    """Of held-out text, at the last validation; None if there was none yet."""
+    """Bits per byte of held-out text at the last validation; None before the first."""
     step: int
     total: int
     """Steps made, and steps planned."""
     seconds: float
-    """Of training and validation."""
+    """Seconds of training and validation."""
     saved_at: float
-    """When the checkpoint was written, in seconds since 1970."""
+    """When the checkpoint was written, in seconds since 1970 (UTC)."""
 
     @classmethod
     def of(cls, name: str, run: RunPart) -> "Row":
-        """The row of a run of this name."""
+        """Return the row of the run with this name."""
         data = run.options.get("data")
         corpus = data.get("corpus") if isinstance(data, dict) else None
         return cls(
@@ -47,7 +47,7 @@ class Row:
         )
 
     def cells(self) -> tuple[str, ...]:
-        """Texts for the columns of `_HEADINGS`."""
+        """Return the texts for the columns of `_HEADINGS`."""
         bits = "" if self.bits_per_byte is None else f"{self.bits_per_byte:.3f}"
         steps = f"{self.step}" if self.step == self.total else f"{self.step} of {self.total}"
         saved = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.saved_at))
@@ -74,7 +74,7 @@ def runs(folder: Path = RUNS) -> None:
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """The runs of a folder that have a checkpoint, the newest first."""
+    """Return the rows of the runs in a folder that have a checkpoint, the newest first."""
     rows = []
     for run in folder.glob("*"):
         for path in checkpoints_of(run, broken_first=False):
@@ -87,7 +87,7 @@ def read_rows(folder: Path) -> list[Row]:
 
 
 def table(rows: list[Row]) -> list[str]:
-    """Lines of aligned columns."""
+    """Return the lines of a table with aligned columns."""
     lines = [_HEADINGS, *(row.cells() for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADINGS))]
     texts = []

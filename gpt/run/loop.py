@@ -1,9 +1,10 @@
-"""What happens between two batches of a run, in its order: `Loop.on_train_batch_end`, from top to bottom.
+"""What happens between two batches of a run: read `Loop.on_train_batch_end` from top to bottom.
 
-Lightning computes a batch (`LanguageModel.training_step`), and after the last batch of an update clips
-(`configure_gradient_clipping`, where the processes agree on signals and on losses that are not finite), steps
-the optimizer and the schedule. Then this callback, the only one of a run, plans and records; Lightning
-validates, if it is told to; and at last the callback keeps and saves.
+Lightning computes a batch (`LanguageModel.training_step`). After the last batch of an update it clips the
+gradients (`configure_gradient_clipping`, where the processes also agree on signals and on losses that are not
+finite) and steps the optimizer and the schedule. Then this callback, the only one of a run, plans and
+records. Lightning validates if the callback asks for it. Last, the callback keeps snapshots and saves
+checkpoints.
 """
 
 import sys
@@ -50,10 +51,10 @@ from gpt.weights.load import GPT
 
 
 class Loop(Callback):
-    """A run, from the update that its checkpoint was saved after, or from the first.
+    """A run, from its first update or from the checkpoint that is resumed.
 
-    `run` is where it stands: what a checkpoint holds, and the parts of the run count in it. The first process
-    alone has files: `checkpoints`, `snapshots`, and the `model_part` of both.
+    `run` is the run's state, which a checkpoint holds; all parts of the run count in this object. Only the
+    first process has files: `checkpoints`, `snapshots`, and the `model_part` that both are saved with.
     """
 
     def __init__(self, options: Options, module: LanguageModel, data: TokenData, begun: Start) -> None:
@@ -74,10 +75,10 @@ class Loop(Callback):
     # -- before the first batch
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """With the model on its device: open the folder, and restore all but what the first batch needs."""
+        """Open the folder and restore all but what `on_train_start` restores; the model is on its device."""
         run = self.run
         self.limits.count(self.data.updates_per_epoch)
-        corpus = self.data.prepared.counts["train"].sha256  # of its tokens, whatever folder it is in
+        corpus = self.data.prepared.counts["train"].sha256  # independent of the text's folder
         other_text = run.corpus not in ("", corpus)
         run.corpus = corpus
         run.options = asdict(self.options)
@@ -94,16 +95,19 @@ class Loop(Callback):
         self.data.place = run.place - run.place % (self.data.batch_size * trainer.world_size)  # whole batches
 
     def _begin(self, other_text: bool) -> tuple[Path, bool]:
-        """Open the folder, leave in it what is of this run's past, and tell whether that has a best."""
+        """Open the folder and set aside what does not belong to this run's past.
+
+        Return the folder, and whether it has a best checkpoint.
+        """
         run = self.run
         module = self.module
         self.files = files = self._claimed()
         top = files.top
         has_ended = top.is_file("summary.json")
-        if has_ended:  # else it ends again: it was killed before that
+        if has_ended:  # otherwise it was killed before it ended, and ends again
             self.limits.check_left()
         top.remove_unfinished()
-        if not top.is_file(CONFIG):  # which makes the folder a run's, before anything else is in it
+        if not top.is_file(CONFIG):  # write it before anything else: it marks the folder as a run's
             self.write_config()
         self.checkpoints = Checkpoints(files, self.options.keep_checkpoints, self.begun.checkpoint, run)
         if other_text:
@@ -127,7 +131,7 @@ class Loop(Callback):
             file.write(yaml.safe_dump(self.run.options, sort_keys=False, allow_unicode=True))
 
     def _claimed(self) -> RunFolder:
-        """The run's folder, locked: from before its checkpoint was read, or as it begins here."""
+        """Return the run's locked folder: the one locked before its checkpoint was read, or a new one."""
         claim = self.begun.claim
         existing = self.begun.folder
         files = claim.take(existing) if existing else claim.take_new(self.folder)
@@ -137,9 +141,9 @@ class Loop(Callback):
         return files
 
     def _adapters(self) -> dict[str, Any]:
-        """Of a run with adapters; its fixed weights are written into the folder `base`, once."""
+        """Return a checkpoint's part on adapters, and write the fixed weights into the folder `base` once."""
         rank = self.module.options.lora.rank
-        self.files.top.below("base").close()  # it is no link
+        self.files.top.below("base").close()  # raises InputError if it is a link
         base = self.files.path / "base"
         if self.begun.checkpoint is None or not (base / "model.safetensors").is_file():
             weights = without_adapters(self.module.model.state_dict())
@@ -147,7 +151,7 @@ class Loop(Callback):
         return {"rank": rank, "scale": ALPHA / rank, "base": file_sha256(base / "model.safetensors")}
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Restore what the first batch depends on."""
+        """Restore the state that the first batch depends on: random generators and sums of losses."""
         run = self.run
         rank = trainer.global_rank
         skip_sigterm_broadcast(trainer)
@@ -156,7 +160,7 @@ class Loop(Callback):
         files = self.files if rank == 0 else None
         self.record = Record(files, run, self.options, self.data.context_length)
         self._open.callback(self.record.close)
-        state = below(f"random/{rank}/", self.tensors)  # nothing of a further process than the run had
+        state = below(f"random/{rank}/", self.tensors)  # empty if the saved run had fewer processes
         self.record.loss_sum = state.pop(LOSSES, torch.tensor(0.0)).to(self.module.device)
         self._continue()
         set_random_state(state, self.options.seed_everything, rank, self.module.device)
@@ -166,36 +170,36 @@ class Loop(Callback):
     # -- between two batches
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
-        """After each batch; most of it after an update."""
+        """Run after each batch; most of it only after the last batch of an update."""
         module = self.module
         run = self.run
         self.record.batch(module.last_term)
-        if module.step == run.step:  # gradients accumulate, no update yet
+        if module.step == run.step:  # gradients accumulate; no update was made yet
             return
         run.step = module.step
         run.place = self.data.place + trainer.global_step * self.data.windows_per_update
 
-        # 1. How many updates, and whether this was the last.
+        # 1. Decide how many updates there are, and whether this was the last.
         self.limits.update(self._agreed(self.record.elapsed()))
 
-        # 2. A row of metrics.csv.
+        # 2. Write a row of metrics.csv.
         if self.record.is_due():
             loss = float(trainer.strategy.reduce(self.record.loss_sum / run.batches))  # over all processes
             self.record.update(loss, module.last_learning_rate, float(module.last_gradient_norm))
 
-        # 3. A validation; what is kept and saved follows it.
+        # 3. Validate; keeping and saving follow the validation.
         if self.limits.validates and trainer.enable_validation:
             self._paused = self.record.elapsed()
-            trainer.val_check_batch = 1  # Lightning asks whether this number divides the batches so far
+            trainer.val_check_batch = 1  # Lightning validates where this number divides the batches so far
         else:
             self._keep()
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Record the loss, and write a sample."""
+        """Record the validation loss, and write a sample."""
         found = trainer.callback_metrics
         figures = {name: float(found[name]) for name in VALIDATED if name in found}
         model = self.module.model
-        temperature = ratio = 1.0  # the ratio of the loss with the temperature to the one without
+        temperature = ratio = 1.0  # ratio: loss with the temperature / loss without it
         if self.options.temperature_scaling:
             temperature, ratio = self._on_first(lambda: find_temperature(model, self.data.prepared))
         self.record.validated(figures, model, self.data, temperature)
@@ -207,9 +211,9 @@ class Loop(Callback):
         self._keep(validated=True, temperature=temperature)
 
     def _keep(self, validated: bool = False, temperature: float = 1.0) -> None:
-        """Keep what an update made, with its validation where one was due: none is ever owed.
+        """Keep the result of an update. A validation that was due is done, so no checkpoint has one pending.
 
-        The temperature is the one that the validation found; weights without a validation have none.
+        `temperature` is the one that the validation found; it is 1 for weights without a validation.
         """
         run = self.run
         guard = self.module.guard
@@ -219,38 +223,38 @@ class Loop(Callback):
         if first:
             self.model_part = replace(self.model_part, temperature=temperature)
 
-        # 4. A snapshot of the weights.
+        # 4. Save a snapshot of the weights.
         if first and self.snapshots.is_due(run.step, last=over):
             self.snapshots.save(run.step, float(self.module.last_loss), gather(self.module), self.model_part)
 
-        # 5. A checkpoint.
+        # 5. Save a checkpoint.
         regular = run.step % self.options.checkpoint_every == 0
         if over or validated or regular or guard.agreed or guard.agreed_save:
             self._save()
         guard.wants_save = first and self.checkpoints.is_late(run)
 
-        # 6. A signal that any process has received.
+        # 6. Stop if any process has received a signal.
         if guard.agreed and not over:
             raise stopped(guard.agreed, run.step, self.folder)
 
     # -- parts
 
     def close(self) -> None:
-        """Give back what the run has taken, however it ended."""
+        """Release the run's folder, files and signal handlers, however the run ended."""
         self._open.close()
 
     def _continue(self) -> None:
-        """Have the schedule end, and Lightning stop, after the last update, and not validate meanwhile."""
+        """Set where the schedule and Lightning stop: after the last update. Request no validation yet."""
         self.module.plan(self.run.total)
         self.trainer.should_stop = self.limits.is_over
         self.trainer.val_check_batch = sys.maxsize
 
     def _agreed(self, seconds: float) -> float:
-        """A time; where it decides something, that of the first process."""
+        """Return a time; where it decides something, all processes use the first one's."""
         return seconds if self.limits.seconds is None else self.trainer.strategy.broadcast(seconds)
 
     def _on_first(self, act: Callable[[], Any]) -> Any:
-        """What the first process gets, on all of them; where it fails, they all raise its error."""
+        """Call `act` on the first process and return its result on all; if it fails, all raise its error."""
         found: Any = None
         error: Exception | None = None
         if self.trainer.is_global_zero:
@@ -264,7 +268,7 @@ class Loop(Callback):
         return found
 
     def _save(self) -> None:
-        """Write a checkpoint: the weights and the optimizer's state, every process's own, and `run`."""
+        """Write a checkpoint: the weights, the optimizer's state, each process's own state, and `run`."""
         run = self.run
         trainer = self.trainer
         scaler = scaler_of(trainer)

@@ -1,7 +1,7 @@
-"""The options of a run: dataclasses of numbers and text, which name nothing to import, fetch or execute.
+"""The options of a run: dataclasses of numbers and text. No option names code to import or execute.
 
-What is written below a field is its help: the first sentence is what `gpt fit --help` shows. "Rare." leaves
-an option to docs/options.md, and "Elsewhere:" lists the names that other programs have for it.
+The docstring below a field is its help, of which `gpt fit --help` shows the first sentence. "Rare." moves an
+option from there to docs/options.md. "Elsewhere:" lists the names that other programs use for it.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _USUAL_INTERVAL = 400
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerOptions:
-    """What drives the training; an InputError for a value that no run could follow."""
+    """Options of the training loop; InputError for a value out of its range."""
 
     max_steps: int = -1
     """Updates to make; -1 for no such limit. The first of several limits ends the run.
@@ -35,22 +35,22 @@ class TrainerOptions:
     """Updates between two validations, by default a fifth of --trainer.max_steps, at most 400.
     Elsewhere: eval_interval, eval_steps, check_val_every_n_epoch."""
     accumulate_grad_batches: int = 1
-    """Batches of an update. Elsewhere: gradient_accumulation_steps."""
+    """Batches whose gradients are averaged for each update. Elsewhere: gradient_accumulation_steps."""
     gradient_clip_val: float | None = 1.0
     """The largest norm of all gradients together; 0 or null clips none.
     Elsewhere: grad_clip, max_grad_norm."""
     accelerator: Literal["auto", "cpu", "cuda", "gpu", "mps"] = "auto"
     """Where the run computes. Elsewhere: device."""
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] | None = None
-    """Type of the products, by default what suits the device; weights are float32.
+    """Number type of matrix products, by default what suits the device; weights are float32.
     Elsewhere: dtype, fp16, bf16."""
     devices: int | None = None
-    """Processes on this machine, each with a device; by default 1, or as many as torchrun has started."""
+    """Processes on this machine, each with one device; by default 1, or as many as torchrun has started."""
     logger: str = "csv"
     """Where the loss curve goes beside metrics.csv: csv, tensorboard, wandb, or several with commas.
     Elsewhere: report_to, callbacks."""
     deterministic: bool = False
-    """Whether a GPU has to compute the same to the last bit each time. Rare."""
+    """Make a GPU compute the same bits each time. Rare."""
 
     def __post_init__(self) -> None:
         for name in ("max_steps", "max_epochs"):
@@ -73,13 +73,13 @@ class TrainerOptions:
 
     @property
     def max_seconds(self) -> float | None:
-        """Of training, over all resumes."""
+        """Limit of seconds of training, over all resumes."""
         return None if self.max_time is None else seconds_of("max_time", self.max_time)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """All options of a run; an InputError for a value out of its range."""
+    """All options of a run; InputError for a value out of its range."""
 
     run: str = "run"
     """Name of the folder under runs/ to write to; runs/NAME-2 where it exists.
@@ -90,12 +90,12 @@ class Options:
     ckpt_path: str | None = None
     """The checkpoint or folder of a run that `gpt validate` scores."""
     minutes: str | None = None
-    """Train the best model for the text that this time allows, from start to end: 90s, 10m, 8h.
+    """Choose and train the best model that this time allows, start and end included: 90s, 10m, 8h.
     Elsewhere: time."""
     seed_everything: int = 1337
-    """Decides the first weights, dropout and the order of the text. Rare. Elsewhere: seed."""
+    """Random seed of the initial weights, dropout and the order of the text. Rare. Elsewhere: seed."""
     checkpoint_every: int = 500
-    """Updates between two checkpoints, which are at most a minute or a hundredth of the run apart.
+    """Updates between two checkpoints; one is also saved after a minute, or after 1 % of a longer run.
     Elsewhere: save_steps."""
     keep_checkpoints: int = 2
     """Newest checkpoints to keep. Rare. Elsewhere: save_total_limit."""
@@ -103,11 +103,11 @@ class Options:
     """Updates between two rows of metrics.csv.
     Elsewhere: log_interval, logging_steps, log_every_n_steps, barebones."""
     snapshot_megabytes: int = 100
-    """Of snapshots to watch it learn with gpt serve, at most; 0 for none. Rare."""
+    """Maximum disk space in MB for snapshots, which gpt serve shows; 0 for none. Rare."""
     early_stopping: int | None = None
-    """Stop after so many validations in a row that do not improve val_loss."""
+    """Stop after this many validations in a row without a lower val_loss."""
     temperature_scaling: bool = False
-    """Divide logits, wherever a checkpoint is used, by the temperature that suited held-out text best."""
+    """Divide a checkpoint's logits, wherever it is used, by the temperature that best fits held-out text."""
     model: ModelOptions = ModelOptions()
     data: DataOptions = DataOptions()
     trainer: TrainerOptions = TrainerOptions()
@@ -122,7 +122,7 @@ class Options:
 
 
 class Option(NamedTuple):
-    """One option: its type, its default, and what the source says below its field."""
+    """One option: its type, its default, and its field's docstring."""
 
     kind: Any
     default: Any
@@ -130,7 +130,7 @@ class Option(NamedTuple):
 
 
 def all_options(kind: type = Options, prefix: str = "") -> Iterator[tuple[str, Option]]:
-    """Each option by its dotted name, in the order of the help."""
+    """Yield each option with its dotted name, in the order of the help."""
     hints = get_type_hints(kind)
     texts = {param.arg_name: param.description or "" for param in parse_from_object(kind).params}
     for field in fields(kind):

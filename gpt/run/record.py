@@ -1,7 +1,7 @@
-"""What a run records: metrics.csv, loggers, samples.txt, the progress on stderr, summary.json.
+"""Records of a run: metrics.csv, loggers, samples.txt, the progress on stderr, summary.json.
 
-A resumed run continues the record that its checkpoint was written with: what was written after that is left
-out. It writes into files of its own, so that a link in their place changes nothing elsewhere.
+A resumed run continues its records as they were when its checkpoint was written; later rows are dropped. It
+writes new files instead of appending to old ones, so a link in their place changes nothing elsewhere.
 """
 
 import csv
@@ -44,11 +44,12 @@ COLUMNS = (
 
 
 class Record:
-    """Writes a row every `log_every` updates and at each validation, and counts in `run`, whose windows have
-    `window` tokens.
+    """Writes a row of metrics.csv every `log_every` updates and at each validation.
 
-    The losses in between are summed on the device: reading one would wait for the device. Only the first
-    process writes and prints; the others have no `folder`.
+    It keeps its counts in `run`, whose windows have `window` tokens.
+
+    Losses between two rows are summed on the device, because reading one would wait for the device. Only the
+    first process writes and prints; the others have no `folder`.
     """
 
     def __init__(self, folder: RunFolder | None, run: RunPart, options: Options, window: int) -> None:
@@ -58,7 +59,7 @@ class Record:
         self.loss_sum = torch.tensor(0.0)
         self._open = ExitStack()  # the files and the progress bar
         self._loggers: list[Logger] = []
-        self._step = run.step  # of the last row
+        self._step = run.step  # step of the last row
         self._at = time.perf_counter()
         self._started = self._at - run.seconds
         self.first = folder is not None
@@ -78,7 +79,7 @@ class Record:
 
     @property
     def tokens(self) -> int:
-        """Trained on, by all processes."""
+        """Tokens that all processes together have trained on."""
         return self.run.place * self.window
 
     def elapsed(self) -> float:
@@ -86,16 +87,16 @@ class Record:
         return time.perf_counter() - self._started
 
     def batch(self, loss: Tensor) -> None:
-        """Count a batch."""
+        """Count a batch and add its loss."""
         self.loss_sum = self.loss_sum + loss
         self.run.batches += 1
 
     def is_due(self) -> bool:
-        """Whether a row follows this update."""
+        """Whether to write a row after this update."""
         return self.run.step % self.every == 0 or self.run.step == self.run.total
 
     def update(self, loss: float, rate: float, norm: float) -> None:
-        """Write the row of an interval, whose mean loss is given."""
+        """Write a row with the mean loss since the last row."""
         run = self.run
         self.loss_sum = torch.zeros_like(self.loss_sum)
         run.batches = 0
@@ -111,16 +112,15 @@ class Record:
         self._advance(made, f"loss {loss:.3f}, {speed:,.0f} tokens/s", run.total)
 
     def paused(self, seconds: float) -> None:
-        """Leave a validation of so many seconds out of the speed."""
+        """Leave a validation that took this many seconds out of the speed."""
         self._at += seconds
 
     def validated(
         self, figures: dict[str, float], model: GPT, data: TokenData, temperature: float = 1.0
     ) -> None:
-        """Write the figures of a validation, and continue an empty document, from the same seed each time.
+        """Write a validation's figures, and a sample generated from an empty prompt with a fixed seed.
 
-        The sample is that of logits which are divided by the temperature, as they are where the checkpoint's
-        weights are used.
+        The sample's logits are divided by the temperature, as they are wherever the checkpoint is used.
         """
         from gpt.generation import Sampling, stream_samples
 
@@ -137,20 +137,20 @@ class Record:
         report(f"step {run.step}  {told}", text, prefix="")
 
     def note(self) -> None:
-        """Count what a checkpoint keeps: the seconds, and the files so far, which are on the disk then."""
+        """Note in `run` what a checkpoint keeps: the seconds, and the files' sizes after a flush to disk."""
         self.run.seconds = self.elapsed()
         if self.first:
             self.run.csv, self.run.csv_sum = self._metrics.flush()
             self.run.samples, self.run.samples_sum = self._samples.flush()
 
     def close(self) -> None:
-        """Take the progress bar away, and close the files and the loggers."""
+        """Remove the progress bar, and close the files and the loggers."""
         self._open.close()
         for logger in self._loggers:
             logger.finalize("success")
 
     def summary(self, trainer: Any) -> dict[str, Any]:
-        """Draw loss.png. The figures of the run, sizes in bytes."""
+        """Draw loss.png and return the figures of the run; sizes are in bytes."""
         run = self.run
         loss_curve(self.folder / "metrics.csv", self.folder / "loss.png")
         device = trainer.strategy.root_device
@@ -178,7 +178,7 @@ class Record:
 
 
 class Appended:
-    """A file that a run adds to: a new one that begins with what is `kept` of the old."""
+    """A file that a run appends to. It is written anew and begins with the `kept` part of the old one."""
 
     def __init__(self, folder: Folder, name: str, kept: bytes) -> None:
         with folder.write(name, "wb") as file:
@@ -194,7 +194,7 @@ class Appended:
         self._file.close()
 
     def append(self, text: str) -> None:
-        """Write text for all to see."""
+        """Append text, at once visible to readers of the file."""
         data = text.encode("utf-8", "backslashreplace")
         self._file.write(data)
         self._file.flush()
@@ -202,17 +202,17 @@ class Appended:
         self._sum = zlib.crc32(data, self._sum)
 
     def flush(self) -> tuple[int, int]:
-        """Have all of it on the disk: its bytes, and their CRC-32."""
+        """Flush the file to disk; return its size in bytes and its CRC-32."""
         os.fsync(self._file.fileno())
         return self._size, self._sum
 
 
 def kept_rows(folder: RunFolder, run: RunPart) -> bytes:
-    """What metrics.csv held when `run` was saved.
+    """Return the content of metrics.csv when `run` was saved.
 
-    That is what has the sum that was saved with it: of this file, or of one that was set aside with the
-    checkpoint of a future that was left. Where none has it (the table has other columns since then, or an
-    earlier version saved no sum), those of its rows that are whole and not after the step.
+    The saved CRC-32 identifies it: in this file, or in one that was set aside when the run was resumed from
+    an older checkpoint. If no file matches (its columns have changed since, or an earlier version saved no
+    CRC-32), it is the complete rows up to the step.
     """
     for data in _records(folder, "metrics.csv"):
         if zlib.crc32(data[: run.csv]) == run.csv_sum:
@@ -229,7 +229,7 @@ def kept_rows(folder: RunFolder, run: RunPart) -> bytes:
 
 
 def kept_samples(folder: RunFolder, run: RunPart) -> bytes:
-    """What samples.txt held when `run` was saved, as `kept_rows`."""
+    """Return the content of samples.txt when `run` was saved, found like `kept_rows`."""
     for data in _records(folder, "samples.txt"):
         if zlib.crc32(data[: run.samples]) == run.samples_sum:
             return data[: run.samples]
@@ -237,7 +237,7 @@ def kept_samples(folder: RunFolder, run: RunPart) -> bytes:
 
 
 def with_columns(table: bytes) -> tuple[bytes, tuple[str, ...]]:
-    """A table with the columns of today first, before others of an earlier version, and their names."""
+    """Return a table with this version's columns first, then an earlier version's others, and all names."""
     head = ",".join(COLUMNS)
     text = table.decode("utf-8", "replace")
     if not text:
@@ -255,7 +255,7 @@ def with_columns(table: bytes) -> tuple[bytes, tuple[str, ...]]:
 
 
 def _records(folder: RunFolder, name: str) -> Iterator[bytes]:
-    """The file of this name in a run's folder, and those that were set aside with a checkpoint."""
+    """Yield the contents of the file of this name, and of those set aside with a checkpoint."""
     if name in folder.top.names():
         yield folder.top.read(name)
     for other in folder.checkpoints.names():
@@ -266,7 +266,7 @@ def _records(folder: RunFolder, name: str) -> Iterator[bytes]:
 def _logger(name: str, folder: RunFolder, resumed_at: int) -> Logger:
     from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 
-    folder.top.below(name).close()  # which is no link
+    folder.top.below(name).close()  # raises InputError if it is a link
     path = folder.path
     try:
         if name == "wandb":
@@ -280,7 +280,7 @@ def _peak_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if sys.platform == "win32":
-        return 0  # the standard library cannot tell
+        return 0  # Windows: the standard library cannot tell
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

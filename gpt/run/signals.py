@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP: finish the update, save it, and exit."""
+"""On Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP: finish the update, save a checkpoint, and exit."""
 
 import os
 import signal
@@ -14,16 +14,16 @@ from gpt.training.guard import Guard
 
 
 class Stopped(Exception):
-    """The run ends before or after an update: a line that says why, and the exit status."""
+    """Raised to end the run between two updates; it has a line that says why, and the exit status."""
 
 
 @contextmanager
 def remembered(guard: Guard) -> Iterator[None]:
-    """Note a signal in `guard`, on which all processes agree after the update.
+    """Note a received signal in `guard`, so that all processes act on it after the same update.
 
-    A launcher may send SIGTERM more than once, and a cluster SIGUSR1 before it: that changes nothing. Only
-    a second Ctrl-C exits at once. The handler stores a number and does nothing that can fail, as the terminal
-    may be gone; a thread answers a Ctrl-C.
+    Further signals change nothing: a launcher may send SIGTERM more than once, a cluster SIGUSR1 before it.
+    Only a second Ctrl-C exits at once. The handler only stores a number, because printing can fail where the
+    terminal is gone; a thread answers a Ctrl-C.
     """
 
     def note(number: int, _: Any) -> None:
@@ -33,7 +33,7 @@ def remembered(guard: Guard) -> Iterator[None]:
 
     names = {"SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"}  # Windows lacks the last two
     known = [number for number in signal.Signals if number.name in names]
-    ours = [number for number in known if signal.getsignal(number) != signal.SIG_IGN]  # as nohup sets SIGHUP
+    ours = [number for number in known if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
     with answered():
         replaced = {number: signal.signal(number, note) for number in ours}
         try:
@@ -45,12 +45,12 @@ def remembered(guard: Guard) -> Iterator[None]:
 
 @contextmanager
 def answered() -> Iterator[None]:
-    """Say what a Ctrl-C does, while the main thread is busy with its update."""
+    """Print what a Ctrl-C does while the main thread still computes its update."""
     sender, receiver = socket.socketpair()
     sender.setblocking(False)
 
     def answer() -> None:
-        while numbers := receiver.recv(1):  # none once the other end is closed
+        while numbers := receiver.recv(1):  # empty once the other end is closed
             if numbers[0] == signal.SIGINT:
                 report("\nfinishing the step; press Ctrl-C again to exit at once", prefix="")
 
@@ -67,7 +67,7 @@ def answered() -> Iterator[None]:
 
 
 def stopped(number: int, step: int, run: Path) -> Stopped:
-    """How a run ends that a signal stopped after `step`."""
+    """Return the exception for a run that a signal stopped after `step`."""
     line = f"{signal.Signals(number).name}: stopped after step {step}"
     saved = f"saved in {run}/checkpoints/last.safetensors"
     return Stopped(f"{line}, {saved}; continue with 'gpt fit --resume {run}'", 128 + number)

@@ -1,4 +1,4 @@
-"""Snapshots of a run's weights, kept so that one can watch it learn."""
+"""Snapshots of a run's weights, which show later how the model learned."""
 
 from contextlib import suppress
 
@@ -11,11 +11,12 @@ from gpt.weights.formats.table import Weights
 
 
 class Snapshots:
-    """Keeps the weights in bfloat16 after steps 1 to 8, 10, 12, 14, 16, 20, ..., and after the last.
+    """Saves the weights in bfloat16 after steps 1 to 8, 10, 12, 14, 16, 20, ..., and after the last.
 
-    All together take at most `megabytes`: the closest ones go first, so that the others stay evenly spread.
-    A model of which fewer than eight fit has none, as they would show little. A snapshot is a checkpoint
-    without what resuming needs. Those after `step`, of another future, are deleted.
+    All snapshots together take at most `megabytes`. The most closely spaced ones are deleted first, so the
+    others stay evenly spread. If fewer than eight fit, none is kept, as they would show little. A snapshot is
+    a checkpoint without the state for resuming. Snapshots from after `step`, where a run resumes, are
+    deleted.
     """
 
     def __init__(self, folder: RunFolder, megabytes: int, step: int) -> None:
@@ -28,11 +29,11 @@ class Snapshots:
                     folder.snapshots.remove(file.name)
 
     def is_due(self, step: int, last: bool) -> bool:
-        """Whether to keep the weights after this update."""
+        """Whether to save a snapshot after this update."""
         return last or step % (1 << max(0, step.bit_length() - 3)) == 0
 
     def save(self, step: int, loss: float, weights: Weights, model: ModelPart) -> None:
-        """Keep the weights. A full disk ends the run at its next checkpoint, with a line."""
+        """Save a snapshot. Errors of a full disk are ignored here: the next checkpoint reports them."""
         small = {name: tensor.to("cpu", torch.bfloat16) for name, tensor in weights.items()}
         if 8 * sum(tensor.nbytes for tensor in small.values()) > self.most:
             return
@@ -44,7 +45,7 @@ class Snapshots:
 
 
 def thin(files: Folder, found: list[Snapshot], most: int) -> None:
-    """Delete snapshots until they take at most so many bytes, the ones first whose neighbours are closest."""
+    """Delete snapshots, the most closely spaced first, until they take at most `most` bytes."""
     while len(found) > 2 and sum(file.stat().st_size for *_, file in found) > most:
         *_, file = found.pop(most_crowded(found))
         files.remove(file.name)

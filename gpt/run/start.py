@@ -1,4 +1,4 @@
-"""From a command line to what it starts: the options, the checkpoint that is resumed, the plan."""
+"""Find what a command line starts: the options, the checkpoint to resume, the plan."""
 
 import os
 import time
@@ -25,10 +25,10 @@ from gpt.weights.load import Found, read_weights
 
 AUTO_OR_NEW = "auto_or_new"
 _MOST_MINUTES = 1_000_000
-_USUAL_MINUTES = 2.0  # of a run that is given no end
+_USUAL_MINUTES = 2.0  # for a run without any limit
 _NO_END = f"no time and no other end is given: --minutes {_USUAL_MINUTES:g}"
-_CHOSEN_ANEW = ("resume", "ckpt_path", "minutes")  # by each start
-_WHERE = ("trainer.devices", "trainer.accelerator", "trainer.logger")  # chosen by each start, for its machine
+_CHOSEN_ANEW = ("resume", "ckpt_path", "minutes")  # never taken from a checkpoint
+_WHERE = ("trainer.devices", "trainer.accelerator", "trainer.logger")  # chosen anew too, for this machine
 _FIXED = ("model.config.", "model.optimizer.name", "model.lora.rank", "model.init_from")  # by the weights
 _LIMITS = ("trainer.max_steps", "trainer.max_epochs", "trainer.max_time")
 _UNPLANNED = (
@@ -39,53 +39,53 @@ _UNPLANNED = (
     "trainer.devices",
     "trainer.accumulate_grad_batches",
 )
-# What a tuning takes for GPT-2 small, if it is not given; smaller weights take more steps at higher rates.
+# Defaults for tuning GPT-2 small. Smaller models take more steps, at higher learning rates.
 _GPT2_SMALL = 124e6
 _TUNING_RATE = 5e-5
 _MOST_RATE = 6e-3
 _TUNING_STEPS = 200
-_VALIDATIONS = 5  # of them
-_TUNING_TOKENS = 1024  # of a batch: a gigabyte of activations
-_LEAST_TUNED = 1 << 16  # bytes of text that a tuning for a time reads
-_ADAPTERS = 8  # their rank, where there is no memory for all weights
+_VALIDATIONS = 5  # during a tuning
+_TUNING_TOKENS = 1024  # per batch, which take a gigabyte of activations
+_LEAST_TUNED = 1 << 16  # bytes of text that a tuning with a time limit reads at least
+_ADAPTERS = 8  # rank of the adapters that are tuned where memory is too small for all weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What a command line starts."""
+    """All that a run starts from."""
 
     options: Options
     tokenizer: Tokenizer | None = None
-    """That of the weights that it begins with."""
+    """The tokenizer of the initial weights, if there are any."""
     checkpoint: Checkpoint | None = None
-    """The one that is resumed or validated."""
+    """The checkpoint that is resumed or validated."""
     run: RunPart = field(default_factory=RunPart)
-    """Where the run stands."""
+    """The state of the run."""
     folder: Path | None = None
-    """That of the run, if it has one."""
+    """The run's folder, if it has one."""
     plan: Plan | None = None
-    """What --minutes has planned."""
+    """The plan made for --minutes."""
     began: float = 0.0
-    """When the process began, by `time.perf_counter`."""
+    """When the process began, in seconds by `time.perf_counter`."""
     minutes: float | None = None
-    """When it has to end, after that."""
+    """Minutes after `began` when the run has to end."""
     claim: Claim = field(default_factory=Claim, compare=False)
-    """What this process has locked."""
+    """The folder that this process has locked."""
 
     @property
     def left(self) -> float | None:
-        """Seconds until it has to end."""
+        """Seconds until the run has to end; None without a time limit."""
         return None if self.minutes is None else self.began + 60 * self.minutes - time.perf_counter()
 
 
 def start(
     command: str, arguments: list[str], claim: Claim | None = None, began: float | None = None
 ) -> Start:
-    """Read the command line, its files and the checkpoint that it names, and plan what --minutes asks for.
+    """Read the command line, its files and its checkpoint, and make the plan for --minutes.
 
-    With a `claim`, the folder of a run that is resumed is locked before its checkpoints are read: what is
-    read is still the newest when the run writes. The minutes are those since the process `began`, a time of
-    `time.perf_counter`, by default now.
+    With a `claim`, a resumed run's folder is locked before its checkpoints are read, so that no other process
+    can save a newer one meanwhile. The minutes count from `began`, when the process started by
+    `time.perf_counter`; by default now.
     """
     began = time.perf_counter() if began is None else began
     locks = claim is not None
@@ -108,14 +108,14 @@ def start(
         minutes = _usual_minutes(asked)
     plan = None
     weights = None
-    # What is wrong is said before anything is measured.
+    # Report errors before anything is measured.
     if "model.init_from" in asked:
         _options(given)
-        weights = replace(read_weights(asked["model.init_from"]), weights={})  # which the model reads itself
-    if asked.get("trainer.deterministic"):  # before a plan has cuBLAS multiply anything
+        weights = replace(read_weights(asked["model.init_from"]), weights={})  # the model reads them itself
+    if asked.get("trainer.deterministic"):  # has to be set before a plan first uses cuBLAS
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if minutes is not None and weights is None:
-        _options({name: value for name, value in given.items() if name not in GIVEN})  # which a plan checks
+        _options({name: value for name, value in given.items() if name not in GIVEN})  # the plan checks those
         plan = planner(asked, began)(minutes)
         report(*([] if has_end else [_NO_END]), str(plan))
         given = {**typed(plan.options()), **given}
@@ -140,10 +140,11 @@ def start(
 
 
 def find(resume: str, run: str | None = None) -> Checkpoint | None:
-    """The checkpoint to resume from; a newer one that is broken is named. InputError if none is intact.
+    """Return the checkpoint to resume from, and report newer ones that are broken.
 
-    `resume` is a checkpoint, a run's folder, "auto" for the newest intact checkpoint of `run`, by default the
-    newest run, or "auto_or_new", which gives None if `run` has no checkpoint.
+    `resume` is a checkpoint, a run's folder, or "auto" for the newest intact checkpoint of `run`, by default
+    of the newest run. "auto_or_new" is like "auto", but gives None if `run` has no checkpoint. Raises
+    InputError if there is no intact checkpoint.
     """
     if resume not in ("auto", AUTO_OR_NEW):
         return _newest(Path(resume)) if Path(resume).is_dir() else _of_a_run(Path(resume))
@@ -156,14 +157,14 @@ def find(resume: str, run: str | None = None) -> Checkpoint | None:
 
 
 def _folder_of(resume: str, run: str | None) -> Path | None:
-    """The run's folder in which `find` looks for a checkpoint, if there is any."""
+    """Return the run's folder in which `find` looks for a checkpoint; None if there is none."""
     if resume in ("auto", AUTO_OR_NEW):
         return RUNS / run if run is not None else newest_run()
     return Path(resume) if Path(resume).is_dir() else folder_of_checkpoint(Path(resume))
 
 
 def is_local(name: str) -> bool:
-    """Whether a name in a file leads to plain data on this machine, or to a recipe of the package."""
+    """Whether a corpus named in a file is plain data on this machine, or a recipe of the package."""
     if name in {file.stem for file in shipped("recipes").glob("*.yaml")}:
         return True
     path = Path(name)
@@ -171,7 +172,7 @@ def is_local(name: str) -> bool:
 
 
 def _minutes(asked: Values) -> float | None:
-    """The time to plan for, if one is given; an InputError beside options that a plan decides."""
+    """Return the minutes to plan for, if given; InputError if an option is given that the plan decides."""
     if "minutes" not in asked:
         return None
     if others := ", ".join(f"--{name}" for name in _UNPLANNED if name in asked):
@@ -183,19 +184,19 @@ def _minutes(asked: Values) -> float | None:
 
 
 def _usual_minutes(asked: Values) -> float:
-    """The time of a run that is given none and no other end; an InputError beside options of none."""
+    """Return the minutes of a run without any limit; InputError for options that need a limit of steps."""
     if others := ", ".join(f"--{name}" for name in _UNPLANNED if name in asked.keys() - {"resume"}):
         raise InputError(f"a run with {others} needs an end: give --trainer.max_steps, or a --config")
     return _USUAL_MINUTES
 
 
 def _options(values: Values) -> Options:
-    """Those of a run, without what each start chooses anew."""
+    """Build a run's options, without those that each start chooses anew."""
     return options_of({name: values[name] for name in values.keys() - _CHOSEN_ANEW})
 
 
 def _resumed(command: str, own: Values, given: Values, checkpoint: Checkpoint) -> Start:
-    """The options that the checkpoint carries, below those that are given."""
+    """Resume a run with its checkpoint's options, which the given ones override."""
     path = checkpoint.path
     run = checkpoint.run or RunPart()
     part = checkpoint.model
@@ -203,7 +204,7 @@ def _resumed(command: str, own: Values, given: Values, checkpoint: Checkpoint) -
     if folder and (other := own.get("run", folder.name)) != folder.name:
         raise InputError(f"--run {other} is not the run that is resumed, {folder}: leave --run out")
     try:
-        checkpoint.all_weights()  # which are checked
+        checkpoint.all_weights()  # this checks that none is missing
         written, unknown = known(run.options)
         saved = {name: value for name, value in typed(written).items() if name not in _WHERE}
         shape = typed({"model": {"config": as_dict(checkpoint.config)}})
@@ -235,7 +236,7 @@ def _resumed(command: str, own: Values, given: Values, checkpoint: Checkpoint) -
 
 
 def _other_processes(options: Options, written: Values) -> list[str]:
-    """A line where this start has more or fewer processes than the run, so that updates have another size."""
+    """Return a line to report if the number of processes, and so the size of an update, has changed."""
     before = written.get("trainer", {}).get("devices") or 1
     now = options.trainer.devices or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if before == now or options.data.tokens_per_update is not None:
@@ -245,7 +246,7 @@ def _other_processes(options: Options, written: Values) -> list[str]:
 
 
 def _check_here(source: str, values: Values, given: Set[str]) -> None:
-    """An InputError where a file names what would have to be fetched, and nobody has given another."""
+    """Raise InputError if a file names something to download that the command line has not given."""
     for name in {"data.corpus", "model.init_from"} & values.keys() - given:
         value = values[name]
         if value is not None and not is_local(value):
@@ -255,10 +256,10 @@ def _check_here(source: str, values: Values, given: Set[str]) -> None:
 
 
 def _of_weights(found: Found, given: Values, minutes: float | None) -> Values:
-    """What suits weights of this size, for options that nothing else decides: small ones learn faster.
+    """Return defaults for tuning weights of this size; small models take higher learning rates.
 
-    A tuning for a time reads as much text as can be trained on once, takes a seventh of the time at most for
-    validation, and trains adapters where there is no memory for all weights.
+    With a time limit, a tuning reads as much text as it can train on once, and validates for at most a
+    seventh of the time. It trains adapters where memory is too small for all weights.
     """
     config = found.config
     context = given.get("model.config.context_length") or _positions(found, given, minutes)
@@ -276,7 +277,7 @@ def _of_weights(found: Found, given: Values, minutes: float | None) -> Values:
     if minutes is not None:
         machine = time_machine(given)
         most = bytes_to_read(machine, minutes, _LEAST_TUNED, shape)
-        batches = held_out_bytes(most) / BYTES_PER_TOKEN / shape.tokens  # to validate, each a third of a step
+        batches = held_out_bytes(most) / BYTES_PER_TOKEN / shape.tokens  # each a third of a step
         values |= {
             "data.most_bytes": most,
             "trainer.max_time": f"{60 * minutes}s",
@@ -290,15 +291,15 @@ def _of_weights(found: Found, given: Values, minutes: float | None) -> Values:
         values["trainer.max_steps"] = steps
     rate = min(_TUNING_RATE * smaller ** (2 / 3), _MOST_RATE)
     adapters = {**values, **given}.get("model.lora.rank")
-    values["model.optimizer.lr"] = 10 * rate if adapters else rate  # adapters begin at zero
+    values["model.optimizer.lr"] = 10 * rate if adapters else rate  # adapters start at zero
     return values
 
 
 def _positions(found: Found, given: Values, minutes: float | None) -> int:
-    """The positions to tune where no number is given: those that the examples need, if there are so many."""
+    """Return the positions to tune by default: as many as the examples need, if the weights have them."""
     most = found.config.context_length
     usual = min(TUNED_CONTEXT, most)
-    if usual == most or minutes is not None:  # how much is read for a time depends on the positions
+    if usual == most or minutes is not None:  # with a time limit, the positions decide how much is read
         return usual
     data = _on_weights(_options({**given, "model.config.context_length": usual}), found).data
     reading = ("val_fraction", "most_bytes", "text_column", "skip_bad_rows", "template")
@@ -308,8 +309,8 @@ def _positions(found: Found, given: Values, minutes: float | None) -> int:
 
 
 def _on_weights(options: Options, found: Found) -> Options:
-    """With what the weights decide; InputError for options that contradict them."""
-    if options.data.vocabulary not in (None, "learn"):  # recipes say learn, for runs that start anew
+    """Complete the options by what the weights decide; InputError for options that contradict them."""
+    if options.data.vocabulary not in (None, "learn"):  # recipes say `learn`, which is for runs from scratch
         raise InputError("--data.vocabulary: weights to start from keep their own, leave it out")
     shape = options.model.config
     own = found.cropped().config
@@ -321,7 +322,7 @@ def _on_weights(options: Options, found: Found) -> Options:
 
 
 def _positions_line(before: int, now: int) -> list[str]:
-    """What becomes of the weights' table of positions, if anything does."""
+    """Return a line that says how the table of positions is cropped or stretched, if it is."""
     if now > before:
         how = "the weights need some hundred steps to suit it"
         return [f"the weights' table of {before} positions is interpolated to {now}: {how}"]

@@ -1,4 +1,4 @@
-"""Temperature scaling, for a model that is too sure of itself as it has read its text too often."""
+"""Temperature scaling, for a model that is overconfident after many epochs on its text."""
 
 from copy import deepcopy
 
@@ -9,14 +9,14 @@ from gpt.evaluation.scoring import score_windows
 from gpt.model import GPT
 
 _STEP = 1.05
-_SAMPLE = 4096  # tokens: they tell the temperature within a hundredth
+_SAMPLE = 4096  # tokens, enough to find the temperature within 1 %
 
 
 def find_temperature(model: GPT, prepared: Prepared) -> tuple[float, float]:
-    """The temperature at which held-out text is the likeliest (Guo et al. 2017, section 4.2).
+    """Find the temperature at which held-out text has the lowest loss (Guo et al. 2017, section 4.2).
 
-    Returns the temperature, a power of 1.05 from 1 on, and the nats of `_SAMPLE` held-out tokens with the
-    logits divided by it, over those without. The model is left as it is.
+    Returns the temperature, which is 1.05 to a power of at least 0, and a ratio: the loss on `_SAMPLE`
+    held-out tokens with the logits divided by it, over the loss without. The model is not changed.
     """
     scaled = deepcopy(model).eval()
     nats = [_nats(scaled, prepared)]
@@ -29,7 +29,7 @@ def find_temperature(model: GPT, prepared: Prepared) -> tuple[float, float]:
 
 @torch.no_grad()
 def divide_logits(model: GPT, temperature: float) -> None:
-    """Divide the logits of a model by the temperature: its last norm's weights take it up."""
+    """Divide a model's logits by the temperature, by scaling the weights of its last norm."""
     for parameter in model.final_norm.parameters():
         parameter.div_(temperature)
 
