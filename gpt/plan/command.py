@@ -1,4 +1,4 @@
-"""`gpt plan`, and what a plan is made from: the speed of the machine and the size of the text."""
+"""`gpt plan`, and the measurements that a plan is based on: the machine's speed and the text's size."""
 
 import json
 import math
@@ -37,28 +37,28 @@ from gpt.training.sampled import sampled_cross_entropy
 from gpt.weights.load import cached, choose_device
 
 TUNED_CONTEXT = 256
-"""Positions that are tuned, if the weights have so many and no other number is given."""
+"""Default context length of a tuning, or the weights' own where that is shorter."""
 BYTES_PER_TOKEN = 4
-"""About so many, where they are not counted."""
+"""Bytes of text per token, an estimate where tokens are not counted."""
 SPEEDS = "speed.json"
-"""In the cache: operations of training a second, by `speed_key`."""
+"""File in the cache with measured training speeds, in operations per second, by `speed_key`."""
 
-_TIMED = 1.0  # seconds
+_TIMED = 1.0  # seconds that the measurement takes at least
 _TIMED_SHAPE = Shape(vocab_size=4096, context_length=64, emb_dim=128, num_layers=2, batch_size=48)
 _TIMED_ON_GPU = Shape(vocab_size=16_384, context_length=256, emb_dim=512, num_layers=8, batch_size=64)
-_TRAINER = 1.1  # a step of a run, with callbacks and batches, over a bare one
-_BUSY = 0.8  # of its cores' time that a process gets: on an idle machine all of it
-_LEAST_READ = 1 << 22  # bytes: on a busy machine a short text is still read whole
-_READ = 8e6  # bytes in a minute by each core: more would be tokenized for longer than is trained on it
-# Seconds of a core to learn a vocabulary from a byte, and to divide, tokenize and write one.
+_TRAINER = 1.1  # time of a step of a run, with callbacks and data loading, over a bare step
+_BUSY = 0.8  # share of its cores' time that a process gets on an idle machine, at least
+_LEAST_READ = 1 << 22  # bytes: a short text is read whole even on a busy machine
+_READ = 8e6  # bytes per minute and core: tokenizing more would take longer than training on it
+# Core seconds per byte: to learn a vocabulary; to divide, tokenize and write the text.
 _LEARNING = 1e-6
 _TOKENIZING = 3e-7
-_REST_OF_START = 1.5  # seconds from the plan to the first step, beside these
-_LEAST_SECONDS = 10.0  # to start, to train a little, and to end
-_LEAST_HELD_OUT = 100  # bytes, which the result of a run is decided by
-_SAMPLE = 1 << 20  # characters to pack
-_SAMPLE_PART = 1 << 15  # of one piece of the text, at least: zlib looks so far back
-_USUAL = "gpt2"  # weights, if they are at hand and none are named
+_REST_OF_START = 1.5  # seconds from the plan to the first step, besides the above
+_LEAST_SECONDS = 10.0  # enough to start, train a little, and end
+_LEAST_HELD_OUT = 100  # bytes: fewer cannot decide how long to train
+_SAMPLE = 1 << 20  # characters to compress
+_SAMPLE_PART = 1 << 15  # characters of each piece at least: zlib's window is this long
+_USUAL = "gpt2"  # weights to score if none are named and these are in the cache
 _PLANNED_AROUND = (  # options of `gpt fit` that a plan keeps
     "data.corpus",
     *GIVEN,
@@ -84,9 +84,9 @@ _HEADINGS = (
 
 
 def plan(arguments: list[str]) -> None:
-    """Print which model to train on a text in the time one has: what `gpt fit --minutes M` would train.
+    """Print which model to train on a text in a given time: the plan of `gpt fit --minutes M`.
 
-    Times some steps on this machine and takes the size of the text; what the run will reach is not predicted.
+    It times some steps on this machine and measures the size of the text. It does not predict the loss.
     """
     parser = ArgumentParser(
         "gpt plan",
@@ -118,7 +118,7 @@ def plan(arguments: list[str]) -> None:
     if named or cached(_USUAL):
         try:
             print(beside(named or _USUAL, given, plans[-1].text.most_bytes), flush=True)
-        except InputError:  # a prepared folder has the vocabulary of other weights
+        except InputError:  # the prepared folder has another vocabulary
             if named:
                 raise
 
@@ -126,10 +126,10 @@ def plan(arguments: list[str]) -> None:
 def planner(
     given: Mapping[str, Any], began: float | None = None, start_seconds: float = 0.0
 ) -> Callable[[float], Plan]:
-    """What plans for some minutes around these options.
+    """Return a function from minutes to a plan that keeps the given options.
 
-    Of the minutes go the seconds since the process `began`, a time of `time.perf_counter`, or without one
-    `start_seconds`.
+    The minutes include the time since the process `began`, by `time.perf_counter`; without `began`, they
+    include `start_seconds`.
     """
     given = {name: value for name, value in given.items() if value is not None}
     numbers = {name: given[name] for name in GIVEN if name in given}
@@ -143,7 +143,7 @@ def planner(
 
     def plan_for(minutes: float) -> Plan:
         around = _LEARNING * min(size or 0, LEARNED_BYTES) / cores() + END_SECONDS
-        _check_time(minutes, _LEAST_SECONDS + around)  # before anything is measured
+        _check_time(minutes, _LEAST_SECONDS + around)  # fail before anything is measured
         if not machines:
             machines.append(time_machine(given))
         (machine,) = machines
@@ -163,16 +163,17 @@ def planner(
 def bytes_to_read(
     machine: Machine, minutes: float, least: int = _LEAST_READ, shape: Shape | None = None
 ) -> int:
-    """Of a longer text: what a model can be trained on once in some minutes, by default the rule's.
+    """Return how many bytes to read of a long text: as many as a model can train on once in the time.
 
-    A power of two, so that the same is read again.
+    `shape` is the model's, by default the one that the rule chooses. The result is a power of two, so that
+    runs with slightly different speeds read the same text.
     """
     in_time = trained_on(machine, 60 * minutes, shape) * BYTES_PER_TOKEN
     return 1 << round(math.log2(max(least, min(in_time, minutes * cores() * _READ))))
 
 
 def measure(corpus: str, given: Mapping[str, Any], most: int) -> Text:
-    """What the rule has to know of a text; an InputError if too little of it is held out."""
+    """Measure a text for the rule; InputError if too little of it is held out."""
     if is_prepared(corpus):
         prepared = Prepared(corpus)
         train, val = (prepared.counts[split] for split in SPLITS)
@@ -204,13 +205,13 @@ def measure(corpus: str, given: Mapping[str, Any], most: int) -> Text:
 
 
 def _find(corpus: str, given: Mapping[str, Any]) -> Corpus:
-    """The corpus, as these options read it."""
+    """Find the corpus, as these options read it."""
     names = ("text_column", "skip_bad_rows")
     return find_corpus(corpus, **{name: given.get(f"data.{name}") for name in names})
 
 
 def _packed(texts: Iterable[str]) -> float:
-    """The share of its size to which zlib packs the beginnings of these texts, about `_SAMPLE` characters."""
+    """Return compressed over original size, by zlib, of these texts' beginnings: `_SAMPLE` characters."""
     parts: list[str] = []
     missing = _SAMPLE
     for text in texts:
@@ -223,7 +224,7 @@ def _packed(texts: Iterable[str]) -> float:
 
 
 def _size_of_vocabulary(given: Mapping[str, Any]) -> int | None:
-    """None where the plan chooses it."""
+    """Return the vocabulary's size; None if the plan chooses it."""
     name = given.get("data.vocabulary", "learn")
     size = given.get("model.config.vocab_size")
     if name == "learn" and size is None:
@@ -232,12 +233,12 @@ def _size_of_vocabulary(given: Mapping[str, Any]) -> int | None:
 
 
 def table(times: list[float], plan_for: Callable[[float], Plan], plans: list[Plan]) -> Iterator[str]:
-    """Lines of a table of the plans for some minutes, which are appended to `plans`."""
+    """Yield the lines of a table with a plan for each of these minutes; append the plans to `plans`."""
     yield "  ".join(_HEADINGS)
     for minutes in times:
         try:
             plan = plan_for(minutes)
-        except InputError as error:  # too little time
+        except InputError as error:  # the time is too short
             if minutes == times[-1]:
                 raise
             yield str(error)
@@ -262,7 +263,7 @@ def table(times: list[float], plan_for: Callable[[float], Plan], plans: list[Pla
 
 
 def beside(weights: str, given: Mapping[str, Any], most: int | None) -> str:
-    """A line on weights that could be tuned instead: what they reach as they are."""
+    """Return a line with the score of weights that could be tuned instead."""
     bits, error = score_sample(
         weights,
         given["data.corpus"],
@@ -280,9 +281,9 @@ def beside(weights: str, given: Mapping[str, Any], most: int | None) -> str:
 
 
 def time_machine(given: Mapping[str, Any]) -> Machine:
-    """The machine where a run with these options computes, as the first of several processes measures it.
+    """Measure the machine for a run with these options; of several processes, the first one measures.
 
-    Its speed is that of before, in the cache, if this machine, version and number of threads have one.
+    Its speed comes from the cache, if one is stored for this machine, version and number of threads.
     """
     keep_freed_memory()
     accelerator: Any = given.get("trainer.accelerator") or "auto"
@@ -298,14 +299,14 @@ def time_machine(given: Mapping[str, Any]) -> Machine:
 
 
 def speed_key(device: torch.device, precision: str) -> str:
-    """Whose speed it is in the cache: of this machine and version, with so many threads."""
+    """Return the key of a speed in the cache: machine, cores, threads, precision and versions."""
     threads = f"{cores()} cores, {torch.get_num_threads()} threads"
     versions = f"gpt {version('minimal-gpt')}, torch {torch.__version__}"
     return f"{device_name(device)}, {threads}, {precision}, {versions}"
 
 
 def _speed(device: torch.device, precision: str) -> float:
-    """Operations of training a second: those of the cache, or measured in about a second."""
+    """Return the training speed in operations per second, from the cache or measured in about a second."""
     path = cache_folder() / "speed.json"
     versions = f"gpt {version('minimal-gpt')}, torch {torch.__version__}"
     key = (
@@ -314,16 +315,16 @@ def _speed(device: torch.device, precision: str) -> float:
     known = _read_speeds(path)
     if key not in known:
         speed, is_idle = _timed(device, precision)
-        if not is_idle:  # it is not kept, and the clock corrects the run when the others end
+        if not is_idle:  # do not store it; the clock corrects the run when other programs end
             return speed
         known[key] = speed
-        with suppress(OSError):  # a cache that cannot be written
+        with suppress(OSError):  # the cache may be read-only
             write_json(path, known)
     return known[key]
 
 
 def _read_speeds(path: Path) -> dict[str, float]:
-    """Those of the cache; none of a file that is no such thing."""
+    """Read the speeds in the cache; none if the file is missing or damaged."""
     with suppress(OSError, ValueError):
         found = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(found, dict):
@@ -332,17 +333,17 @@ def _read_speeds(path: Path) -> dict[str, float]:
 
 
 def _timed(device: torch.device, precision: str) -> tuple[float, bool]:
-    """Operations a second of a training of one shape, and whether no other program took the cores."""
+    """Measure training operations per second on one shape, and whether the machine was idle."""
     shape = _TIMED_ON_GPU if device.type == "cuda" else _TIMED_SHAPE
     machine = Machine(speed=1.0, memory=0.0, is_gpu=device.type == "cuda")
     step = _step(shape, machine.sampled_softmax, device, precision)
-    step()  # the first is slow
+    step()  # the first step is slow
     began = time.perf_counter()
     computed = time.process_time()
     seconds = [timeit.timeit(step, number=1)]
     while len(seconds) < 2 or time.perf_counter() - began < _TIMED:
         seconds.append(timeit.timeit(step, number=1))
-    # Threads compute, or wait for each other without rest: less than all of the time went to other programs.
+    # Threads compute or spin, so they use all CPU time of their cores, except what other programs take.
     got = (time.process_time() - computed) / (time.perf_counter() - began) / torch.get_num_threads()
     median = sorted(seconds)[len(seconds) // 2]
     speed = shape.operations(machine.sampled_softmax) / (_TRAINER * median)
@@ -350,7 +351,7 @@ def _timed(device: torch.device, precision: str) -> tuple[float, bool]:
 
 
 def _step(shape: Shape, sampled_softmax: int, device: torch.device, precision: str) -> Callable[[], None]:
-    """A training step, without the Trainer."""
+    """Return a function that makes a training step, without the Trainer."""
     config = GPTConfig(
         vocab_size=shape.vocab_size,
         context_length=shape.context_length,
@@ -382,7 +383,7 @@ def _step(shape: Shape, sampled_softmax: int, device: torch.device, precision: s
 
 
 def _check_time(minutes: float, seconds: float) -> None:
-    """InputError for fewer minutes than the seconds that are needed."""
+    """Raise InputError if the minutes are shorter than the seconds that are needed."""
     if 60 * minutes < seconds:
         raise InputError(
             f"{minutes:g} minutes do not suffice to start: give at least {1.1 * seconds / 60:.2f}"

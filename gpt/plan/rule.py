@@ -1,9 +1,10 @@
-"""Which model to train on a text in a time: a rule of a few constants, which docs/plan.md has measured.
+"""Choose a model to train on a text in a given time; docs/plan.md has the measurements behind the constants.
 
-The compute that the time allows decides width, depth, window and batch; the bytes of the text decide the
-vocabulary; how often the text is read decides what keeps the model from learning it by heart. The rule knows
-nothing else of the text, and promises no loss. It guesses how many updates fit into the time, which the clock
-corrects while the run trains, and how long to read a short text, which the result decides (`gpt.run.limits`).
+The compute that fits into the time decides width, depth, window and batch. The bytes of the text decide the
+vocabulary. The number of epochs decides the regularisation, which keeps the model from memorising the text.
+The rule uses nothing else about the text, and predicts no loss. It estimates how many updates fit into the
+time, which the clock corrects during training. It also estimates how long to train on a short text, which
+the held-out loss corrects (`gpt.run.limits`).
 """
 
 import math
@@ -15,106 +16,108 @@ from gpt.errors import InputError
 from gpt.training.sampled import LATE, LATE_RATE, sampled_share
 from gpt.training.schedule import learning_rates
 
-# The rule. Compute is counted in operations of a training, see `Shape.operations`.
+# The rule. Compute is counted in training operations, see `Shape.operations`.
 USUAL_COMPUTE = 3.3e13
-"""Two minutes of a core with AVX-512: for so much the constants below hold."""
+"""Two minutes on one core with AVX-512: the compute for which the constants below hold."""
 USUAL_WEIGHTS = 4e5
-"""Weights of the blocks' matrices then; more compute buys more of them ..."""
+"""Weights in the blocks' matrices at `USUAL_COMPUTE`."""
 WEIGHTS_POWER = 0.6
-"""... by this power."""
+"""The number of weights grows with compute to this power."""
 LADDER = (
     *((32, 1), (64, 1), (96, 1), (96, 2), (128, 2), (160, 2), (192, 3), (256, 4), (320, 5)),
     *((384, 6), (512, 8), (640, 10), (768, 12), (1024, 16)),
 )
-"""Widths and layers to choose from."""
+"""The (width, layers) to choose from."""
 BYTES_FOR_ID = 225
-"""Of text, for each id of a vocabulary: with so many, 4,096 ids were 2 % better than 2,048."""
+"""Bytes of text per token of the vocabulary: at this ratio, 4,096 tokens were 2 % better than 2,048."""
 VOCABULARIES = ((0.0, 8192), (1e15, 16_384), (1e17, 32_768))
-"""The largest vocabulary from so much compute on."""
+"""(compute, size): from this compute on, the largest vocabulary."""
 WINDOWS = ((0.0, 64), (1e14, 128), (3e15, 256), (1e17, 512), (3e18, 1024))
-"""Tokens of a window from so much compute on ..."""
+"""(compute, tokens): from this compute on, the window."""
 LONG_TEXT = 2.5e6
-"""... at least 128 for a text of so many bytes, little of which is read often, and for one of records."""
+"""Bytes from which a window has at least 128 tokens, as a long text is not read often. A text of records also
+has such windows."""
 USUAL_BATCH = 24
-"""Windows of a batch: twice as many for each ten times the compute ..."""
+"""Windows in a batch at `USUAL_COMPUTE`; twice as many for each tenfold compute."""
 MOST_BATCH = 65_536
-"""... up to so many tokens: larger batches were not measured."""
+"""The most tokens in a batch: larger batches were not measured."""
 RESPELLED_FROM = 5
-"""Epochs from which words are spelled anew each time (BPE-dropout)."""
+"""Epochs from which BPE-dropout is used: words are split into tokens at random each time."""
 BPE_DROPOUT = 0.05
 DROPOUT_FROM = ((15, 0.1), (60, 0.2))
-"""Epochs from which there is dropout besides."""
+"""(epochs, dropout): from this number of epochs on, the dropout."""
 REGULAR = 0.2
-"""Of its size: a text that zlib packs to less is one of records, as logs are. It is learned fast and hardly
-by heart, so it is not regularised, and a window of 128 tokens sees the record before.
+"""A text that zlib compresses to less than this share of its size consists of records, as a log does. It is
+learned fast and hardly memorised, so it is not regularised. Its windows of 128 tokens include the record
+before.
 """
 MOST_EPOCHS = 60
-"""Of a short text at first: the run goes on from there while held-out text gains."""
+"""Epochs planned for a short text at first; the run goes on while the held-out loss falls."""
 MOST_WEIGHTS_PER_BYTE = 5
-"""Of the text that is trained on, those of the token embedding too."""
+"""The most weights, token embedding included, per byte of training text."""
 
 SHARES = ("model.config.dropout", "data.val_fraction")
 GIVEN = (
     *("model.config.emb_dim", "model.config.num_layers", "model.config.num_heads"),
     *("model.config.context_length", "model.config.vocab_size", "data.batch_size", *SHARES),
 )
-"""Options that a plan keeps where they are given by hand."""
+"""Options that a plan keeps if they are given."""
 
 END_SECONDS = 1.2
-"""After the last validation: a checkpoint, the loss curve, the end of the process."""
+"""Seconds after the last validation: for a checkpoint, the loss curve, the end of the process."""
 _FEWEST_STEPS = 20
-_FEWEST_WINDOWS = 6  # of a batch: fewer look at too few places of the text
+_FEWEST_WINDOWS = 6  # in a batch: fewer would see too few places of the text
 _FEWEST_IDS = 512
-_BATCHES_OF_A_TEXT = 16  # at least
-_VALIDATIONS = 5  # at most
-_VALIDATING = 0.04  # of the time, where two take no longer
-_BESIDE = 16_384  # tokens scored in the time of a validation's temperature, sample and checkpoint
+_BATCHES_OF_A_TEXT = 16  # batches in an epoch, at least
+_VALIDATIONS = 5  # validations in a run, at most
+_VALIDATING = 0.04  # share of the time for validation, unless two validations take longer
+_BESIDE = 16_384  # a validation's temperature, sample and checkpoint take as long as this many tokens
 _SAMPLED_SOFTMAX = 8  # on a CPU; on a GPU this was not measured
-_DROPPING = 1.3  # times as long takes a step with dropout
-_RESPELLING = 1.5e-6  # seconds of BPE-dropout for a token
-_COMPILING_FROM = 600.0  # seconds of training on a GPU
-# Beyond the widths that were measured rates are those of configs/gpt2-small.yaml at most.
+_DROPPING = 1.3  # a step with dropout takes this many times as long
+_RESPELLING = 1.5e-6  # seconds per token for BPE-dropout
+_COMPILING_FROM = 600.0  # seconds of training on a GPU from which compiling pays off
+# For widths beyond the measured ones, learning rates are at most those of configs/gpt2-small.yaml.
 _WIDE = 768
 _WIDE_RATES = (2e-3, 6e-4)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a run may count on."""
+    """The machine's speed and memory for a run."""
 
     speed: float
-    """Operations a second, of all processes."""
+    """Training operations per second, of all processes together."""
     memory: float
-    """Bytes, of each."""
+    """Bytes for each process."""
     is_gpu: bool
     processes: int = 1
 
     @property
     def sampled_softmax(self) -> int:
-        """Of the planned runs."""
+        """The planned runs' option `sampled_softmax`."""
         return 1 if self.is_gpu else _SAMPLED_SOFTMAX
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """What the rule has to know of a text."""
+    """All that the rule uses about a text."""
 
     size: int
-    """Bytes that are read, those held out too."""
+    """Bytes that are read, including held-out ones."""
     val_fraction: float
-    """Of them is held out."""
+    """Share of the bytes that is held out."""
     most_bytes: int | None = None
-    """If it is a part of a longer text."""
+    """The bytes to read of a longer text; None if all of it is read."""
     vocab_size: int | None = None
-    """Of a vocabulary that is not the plan's to choose."""
+    """Size of a given vocabulary; None if the plan chooses it."""
     tokens: int | None = None
-    """Of a text that is prepared already."""
+    """Tokens of a prepared text; None for another."""
     packed: float = 1.0
-    """The share of its size to which zlib packs a sample."""
+    """Ratio of a sample's size compressed by zlib to its own size."""
 
     @property
     def train_bytes(self) -> float:
-        """What is not held out."""
+        """Bytes of training text."""
         return self.size * (1 - self.val_fraction)
 
     @property
@@ -123,7 +126,7 @@ class Text:
         return self.packed < REGULAR
 
     def bytes_per_token(self, vocab_size: int) -> float:
-        """Counted in a prepared text; else about those of prose: 1.9 with 512 ids, 3.6 with 8,192."""
+        """Bytes per token: counted if prepared, else as in prose (1.9 with 512 tokens, 3.6 with 8,192)."""
         if self.tokens:
             return self.size / self.tokens
         return max(1.0, 1.9 + 0.425 * math.log2(vocab_size / 512))
@@ -131,7 +134,7 @@ class Text:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A model and its batch, which decide the time and the memory of a step."""
+    """The shape of a model and its batch, which decides the time and memory of a step."""
 
     vocab_size: int
     context_length: int
@@ -141,39 +144,41 @@ class Shape:
 
     @property
     def tokens(self) -> int:
-        """Of a batch."""
+        """Tokens in a batch."""
         return self.batch_size * self.context_length
 
     @property
     def blocks(self) -> int:
-        """Weights of the blocks' matrices."""
+        """Weights in the blocks' matrices."""
         return 12 * self.num_layers * self.emb_dim**2
 
     @property
     def table(self) -> int:
-        """Weights of the token embedding, which is also the head."""
+        """Weights in the token embedding, which is also the head."""
         return self.vocab_size * self.emb_dim
 
     def operations(self, sampled_softmax: int = 1) -> float:
-        """Of a training step, six for each weight and token. The factors of what is no product of weights,
-        such as a softmax or the start of a kernel, are those of the time that it took on a core.
+        """Count the operations of a training step: six for each weight and token.
+
+        Work that is no matrix product, such as a softmax or the launch of a kernel, counts as many operations
+        as would take the same time on a core.
         """
         scored = self.vocab_size * sampled_share(self.vocab_size, self.tokens, sampled_softmax)
         attention = 11 * self.num_layers * self.context_length * self.emb_dim
         of_token = self.blocks + 1.4 * scored * (self.emb_dim + 64) + attention
-        of_update = self.num_layers * (2e8 + 90 * self.emb_dim**3)  # with Muon's products
+        of_update = self.num_layers * (2e8 + 90 * self.emb_dim**3)  # including Muon's matrix products
         return float(6 * (self.tokens * of_token + of_update))
 
     def memory(self) -> int:
-        """About the bytes of a step: weights, gradients and moments, activations, a chunk's logits."""
+        """Estimate the bytes of a step: weights, gradients, moments, activations and a chunk's logits."""
         activations = self.tokens * self.emb_dim * (36 * self.num_layers + 8)
-        logits = min(self.tokens, 8192) * self.vocab_size  # in a GPU's chunk, a CPU's is smaller
+        logits = min(self.tokens, 8192) * self.vocab_size  # of a GPU's chunk; a CPU's is smaller
         return 16 * (self.blocks + self.table) + 2 * activations + 8 * logits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A run for a time."""
+    """A planned run with a time limit."""
 
     text: Text
     shape: Shape
@@ -183,30 +188,30 @@ class Plan:
     machine: Machine
     compile: bool
     seconds: float
-    """Of training and validation that the time leaves."""
+    """Seconds left for training and validation."""
     steps: int
-    """About so many fit into them, or into the first part of them."""
+    """Estimated updates in these seconds, or in the first part of them."""
     is_whole: bool
-    """Not only a part, after which held-out text decides whether more gains."""
+    """Whether `steps` fill all the time; if not, the held-out loss decides after them whether to go on."""
     slower: float
-    """So many times as long takes a step of the last fifth, whose samples of the vocabulary are larger."""
+    """A step in the last fifth takes this many times as long, as its samples of the vocabulary are larger."""
     validations: int
     validation: float
-    """Seconds of one."""
+    """Seconds of one validation."""
 
     @property
     def parameters(self) -> int:
-        """Of the matrices, which are nearly all."""
+        """Weights in the matrices, which are nearly all weights."""
         return self.shape.blocks + self.shape.table + self.shape.context_length * self.shape.emb_dim
 
     @property
     def tokens(self) -> int:
-        """Trained on, over all epochs."""
+        """Tokens to train on, over all epochs."""
         return self.steps * self.shape.tokens
 
     @property
     def epochs(self) -> float:
-        """Over the text that is not held out."""
+        """Epochs over the training text."""
         return self.tokens * self.text.bytes_per_token(self.shape.vocab_size) / self.text.train_bytes
 
     def __str__(self) -> str:
@@ -222,7 +227,7 @@ class Plan:
         )
 
     def options(self) -> dict[str, Any]:
-        """The run as options of `gpt fit`."""
+        """Return the run as options of `gpt fit`."""
         shape = asdict(self.shape)
         batch_size = shape.pop("batch_size")
         rate, rest_rate = self._rates()
@@ -235,7 +240,7 @@ class Plan:
                     **shape,
                     "num_heads": self.num_heads,
                     "dropout": self.dropout,
-                    "exact_gelu": True,  # it takes less time than its approximation, or as much
+                    "exact_gelu": True,  # at least as fast as the approximation
                 },
                 "sampled_softmax": self.machine.sampled_softmax,
                 "optimizer": {
@@ -244,7 +249,7 @@ class Plan:
                     "warmup_steps": min(50, self.steps // 10),
                     "weight_decay": 0.4,
                     "embedding_weight_decay": 0.2,
-                    "betas": (0.8, 0.99),  # few tokens of a small batch have a rare id
+                    "betas": (0.8, 0.99),  # a rare token occurs in few batches
                 },
             },
             "data": {
@@ -261,7 +266,7 @@ class Plan:
         }
 
     def _rates(self) -> tuple[float, float]:
-        """Of the blocks' matrices and of the other weights."""
+        """Return the learning rates of the blocks' matrices and of the other weights."""
         width = self.shape.emb_dim
         rates = learning_rates(self.steps, width, min(self.shape.tokens, MOST_BATCH))
         if width < _WIDE:
@@ -270,9 +275,9 @@ class Plan:
 
 
 def choose(text: Text, machine: Machine, seconds: float, given: Mapping[str, Any]) -> Plan:
-    """The plan for so many seconds of training and validation.
+    """Choose the plan for this many seconds of training and validation.
 
-    `given` are options by their names in `GIVEN`, which are kept. An InputError where no model fits.
+    `given` has options by their names in `GIVEN`; the plan keeps them. Raises InputError if no model fits.
     """
     shape = _shape(text, machine, machine.speed * seconds, given)
     heads = given.get("model.config.num_heads") or _heads(shape.emb_dim)
@@ -288,7 +293,7 @@ def choose(text: Text, machine: Machine, seconds: float, given: Mapping[str, Any
     dropout = given.get("model.config.dropout")
     if dropout is None:
         dropout = 0.0 if text.is_regular else _last_from(((0, 0.0), *DROPOUT_FROM), epochs)
-    is_respelled = epochs >= RESPELLED_FROM and not (text.is_regular or machine.is_gpu)  # on one thread
+    is_respelled = epochs >= RESPELLED_FROM and not (text.is_regular or machine.is_gpu)  # one thread does it
     bpe_dropout = BPE_DROPOUT if is_respelled else 0.0
     slower_by = (_DROPPING if dropout else 1) + (shape.tokens * _RESPELLING / early if bpe_dropout else 0)
     in_time /= slower_by
@@ -317,14 +322,14 @@ def choose(text: Text, machine: Machine, seconds: float, given: Mapping[str, Any
 
 
 def trained_on(machine: Machine, seconds: float, shape: Shape | None = None) -> float:
-    """Tokens that a model is trained on in so many seconds, by default the rule's for an endless text."""
+    """Estimate the tokens that a model, by default the rule's for an endless text, trains on in a time."""
     endless = Text(size=1 << 40, val_fraction=0.0)
     shape = shape or _shape(endless, machine, machine.speed * seconds, {})
     return machine.speed * seconds / shape.operations(machine.sampled_softmax) * shape.tokens
 
 
 def _shape(text: Text, machine: Machine, compute: float, given: Mapping[str, Any]) -> Shape:
-    """The largest that the compute is worth, and text and memory have room for."""
+    """Choose the shape whose size suits the compute and which text and memory allow."""
     ids = text.vocab_size or given.get("model.config.vocab_size") or _vocabulary_size(text, compute)
     context, windows = _batch(text, compute, ids, given)
     wanted = USUAL_WEIGHTS * (compute / USUAL_COMPUTE) ** WEIGHTS_POWER
@@ -350,7 +355,7 @@ def _shape(text: Text, machine: Machine, compute: float, given: Mapping[str, Any
 
 
 def _ladder(given: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """The widths and layers of the ladder, around what is given."""
+    """Return the (width, layers) to choose from that agree with the given options."""
     width = given.get("model.config.emb_dim")
     layers = given.get("model.config.num_layers")
     heads = given.get("model.config.num_heads", 1)
@@ -364,13 +369,13 @@ def _ladder(given: Mapping[str, Any]) -> list[tuple[int, int]]:
 
 
 def _vocabulary_size(text: Text, compute: float) -> int:
-    """A power of two, with `BYTES_FOR_ID` bytes of text for each id."""
+    """Return a power of two with at least `BYTES_FOR_ID` bytes of text per token, within limits."""
     supported = 1 << int(math.log2(max(text.train_bytes / BYTES_FOR_ID, 1)))
     return min(max(supported, _FEWEST_IDS), _last_from(VOCABULARIES, compute))
 
 
 def _batch(text: Text, compute: float, ids: int, given: Mapping[str, Any]) -> tuple[int, int]:
-    """The tokens of a window, and the windows of a batch: a short text has several of both."""
+    """Choose the tokens in a window and the windows in a batch, few enough for a short text."""
     tokens_of_text = text.train_bytes / text.bytes_per_token(ids)
     context = given.get("model.config.context_length")
     if context is None:
@@ -390,18 +395,21 @@ def _batch(text: Text, compute: float, ids: int, given: Mapping[str, Any]) -> tu
 
 
 def _validations(text: Text, machine: Machine, seconds: float, shape: Shape) -> tuple[int, float]:
-    """How many validations a run has, and the seconds of one: it scores all ids, and is a third of a step."""
+    """Return the number of validations and the seconds of one.
+
+    A validation scores all of the vocabulary. It takes a third of a step's time, having no backward pass.
+    """
     held_out = text.val_fraction * text.size / text.bytes_per_token(shape.vocab_size)
     each = shape.operations() / 3 / shape.tokens * (held_out + _BESIDE) / machine.speed
     return int(min(max(_VALIDATING * seconds / each, 2), _VALIDATIONS)), each
 
 
 def _heads(width: int) -> int:
-    """The most heads, at least 32 wide and in wide models 64, that divide a width."""
+    """Return the most heads that divide a width, each at least 32 wide, or 64 in wide models."""
     most = width // (64 if width >= 384 else 32) or 1
     return next(heads for heads in range(most, 0, -1) if not width % heads)
 
 
 def _last_from(table: tuple[tuple[float, Any], ...], value: float) -> Any:
-    """What stands in a table of thresholds for a value that is not below the first."""
+    """Look up a value in a table of thresholds; it must not be below the first one."""
     return [found for threshold, found in table if value >= threshold][-1]
