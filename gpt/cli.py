@@ -22,8 +22,9 @@ from gpt.plain import with_first
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
-# Each command's MODULE:FUNCTION within this package, its purpose, and an example of its arguments. The
-# function's typed arguments are the options, its docstring their help; `OWN_PARSERS` parse their own.
+# For each command: its MODULE:FUNCTION within this package, its purpose, and an example of its arguments. The
+# function's typed parameters are the options, and its docstring is their help. Commands in `OWN_PARSERS`
+# parse their own arguments.
 COMMANDS = {
     "fit": ("run.fit:main", "train a model, for two minutes by default", "--data.corpus my.txt"),
     "validate": ("run.fit:main", "score a checkpoint as fit does", "--ckpt_path runs/quick"),
@@ -40,7 +41,7 @@ COMMANDS = {
     "export": ("share.export:export_weights", "write a model for another program", "--format html"),
 }
 OWN_PARSERS = ("fit", "validate", "plan", "compare")
-TIMED = ("fit", "validate")  # are told when they began: a time that they are given counts from then
+TIMED = ("fit", "validate")  # get the time when the process began, from which their time limits count
 _USAGE = """usage: gpt COMMAND [OPTIONS]
 
 Train a small GPT and generate text with it. 'gpt COMMAND --help' lists a command's options.
@@ -51,11 +52,11 @@ example: gpt fit && gpt generate --prompt 'Return a new'"""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command, by default the command line's; bad input prints one line and gives the status 2."""
+    """Run one command, by default the command line's; for bad input print one line and return status 2."""
     began = time.perf_counter()
     arguments = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # its encoding may lack characters
+        if isinstance(stream, io.TextIOWrapper):  # its encoding may not have all characters
             stream.reconfigure(errors="backslashreplace")
     try:
         if not arguments or arguments[0] in ("-h", "--help"):
@@ -65,10 +66,10 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"gpt {version('minimal-gpt')}")
         else:
             run(arguments[0], arguments[1:], began)
-        if sys.stdout is not None:  # started without one
+        if sys.stdout is not None:  # a process may be started without stdout
             sys.stdout.flush()
     except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the reader left
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the pipe's reader has ended
         return 0
     except KeyboardInterrupt:
         print(f"gpt {arguments[0]}: interrupted", file=sys.stderr)
@@ -83,9 +84,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(name: str, arguments: list[str], began: float) -> None:
-    """Import the command's code and call it with its options; InputError where they cannot be used.
+    """Import the command's code and call it with its options; InputError for options that cannot be used.
 
-    It `began` at this time of `time.perf_counter`: imports are a part of the minutes of a run.
+    `began` is when the process started, by `time.perf_counter`: imports count towards the minutes of a run.
     """
     if name not in COMMANDS:
         raise InputError(f"unknown command, expected one of {', '.join(COMMANDS)}")
@@ -109,7 +110,7 @@ def run(name: str, arguments: list[str], began: float) -> None:
                 given[option] = Path(value)
         output = function(**given)
         if isinstance(output, Path):
-            print(output)  # for the next command
+            print(output)  # so that another command can use it
     except (argparse.ArgumentError, jsonargparse.ArgumentError, UnicodeDecodeError, RecursionError) as error:
         unknown = re.search(r"unrecognized arguments.*?--([\w.-]+)", str(error))
         names = inspect.signature(function).parameters
@@ -121,7 +122,7 @@ def run(name: str, arguments: list[str], began: float) -> None:
 
 
 def _parser(name: str, function: Callable[..., object]) -> "ArgumentParser":
-    """The parser of a command whose options are a function's parameters, and their help its docstring."""
+    """Build a command's parser: its options are the function's parameters, their help is its docstring."""
     import jsonargparse
     from docstring_parser import parse_from_object
 
@@ -137,7 +138,7 @@ def _parser(name: str, function: Callable[..., object]) -> "ArgumentParser":
     parser.add_argument("--config", action="config", help="options from a YAML file")
     for option, parameter in inspect.signature(function).parameters.items():
         kind, several = _kind_of(get_type_hints(function)[option])
-        if parameter.default is inspect.Parameter.empty:  # the corpus, or the runs
+        if parameter.default is inspect.Parameter.empty:  # a positional argument: the corpus, or the runs
             how: dict[str, Any] = {"nargs": "+"} if several else {}
             parser.add_argument(option, type=kind, help=texts[option], **how)
         else:
@@ -148,10 +149,10 @@ def _parser(name: str, function: Callable[..., object]) -> "ArgumentParser":
 
 
 def _kind_of(hint: Any) -> tuple[Any, bool]:
-    """The type of a value of an option, and whether there may be several.
+    """Return the type of an option's value, and whether the option takes several values.
 
-    A text or a path is taken as it is typed, also `null`, `~` and `[end]`: jsonargparse reads the value of
-    an option that may be None or a list as YAML, so such an option has the type of its text alone.
+    Text and paths are taken as they are typed, even `null`, `~` and `[end]`. jsonargparse would read a value
+    that may be None or a list as YAML, so such an option is declared with the type of its text only.
     """
     kinds = (*get_args(hint), hint)
     if list[str] in kinds:
@@ -160,24 +161,25 @@ def _kind_of(hint: Any) -> tuple[Any, bool]:
 
 
 def _text(typed: str) -> str:
-    """A text as it is typed: jsonargparse reads a value whose type is `str` as YAML, which is UTF-8."""
+    """Return text as it is typed. jsonargparse would read a `str` as YAML, which has to be valid UTF-8."""
     return str(typed)
 
 
 def _is_path(hint: Any) -> bool:
-    """Whether a value of an option is a path, and no text."""
+    """Whether an option's value is a path rather than text."""
     kinds = (*get_args(hint), hint)
     return Path in kinds and str not in kinds
 
 
 def _spell_out(arguments: list[str], function: Callable[..., object]) -> list[str]:
-    """The same arguments, in full.
+    """Return the same arguments, written in full.
 
-    A word before the options is the first parameter's, `--flag` alone means `--flag=true`, and a value that
-    begins with a dash is its option's unless it names another option.
+    A word before the options is the value of the first parameter. `--flag` without a value means
+    `--flag=true`. A word that begins with a dash is the value of the option before it, unless it names an
+    option itself.
     """
     parameters = list(inspect.signature(function).parameters.values())
-    if parameters[0].default is not inspect.Parameter.empty:  # the checkpoint
+    if parameters[0].default is not inspect.Parameter.empty:  # it is optional, as a checkpoint is
         arguments = with_first(arguments, parameters[0].name)
     flags = {f"--{parameter.name}" for parameter in parameters if parameter.annotation is bool}
     options = {f"--{parameter.name}" for parameter in parameters} | {"--config", "--help", "-h"}
@@ -200,9 +202,9 @@ def _spell_out(arguments: list[str], function: Callable[..., object]) -> list[st
 
 
 def message(error: BaseException) -> str:
-    """What an error says, with the file's name where the system says it."""
+    """Return an error's message, with the file's name if the system reports one."""
     if isinstance(error, OSError) and error.strerror:
-        name = error.filename2 or error.filename  # the second is what a file is renamed to
+        name = error.filename2 or error.filename  # the second is the target of a rename
         return f"{name}: {error.strerror}" if name else error.strerror
     return str(error)
 

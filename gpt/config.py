@@ -20,27 +20,27 @@ _KINDS: dict[Any, tuple[Any, str]] = {
     float: (Real, "a number"),
     bool: (bool, "true or false"),
 }
-_LARGEST = 1 << 28  # so that no tensor's size overflows 64 bits
-_LARGE_MASK = 1 << 28  # bytes, of a context of 16,384 tokens: a larger one takes no more than the weights
-_MOST_LAYERS = 10_000  # a layer takes memory as a Python object, even without weights
+_LARGEST = 1 << 28  # keeps every tensor's size below 64 bits
+_LARGE_MASK = 1 << 28  # bytes, at 16,384 tokens; a larger mask must be no larger than the weights
+_MOST_LAYERS = 10_000  # each layer's Python object takes memory, even without weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
-    """The architecture of a GPT, by default GPT-2 small's; InputError for values that make none."""
+    """The architecture of a GPT, by default GPT-2 small's; InputError for values that cannot be used."""
 
     vocab_size: int = 50257
-    """Rows of the token embedding and of the head: ids are 0 .. vocab_size - 1."""
+    """Size of the vocabulary: token ids are 0 .. vocab_size - 1."""
     context_length: int = 1024
-    """The most tokens in one sequence: rows of the position embedding. Elsewhere: block_size."""
+    """The most tokens in one sequence, each with a position embedding. Elsewhere: block_size."""
     emb_dim: int = 768
     """Width of the residual stream. Elsewhere: n_embd."""
     num_heads: int = 12
-    """Attention heads in a block, each emb_dim / num_heads wide. Elsewhere: n_head."""
+    """Attention heads per block, each emb_dim / num_heads wide. Elsewhere: n_head."""
     num_layers: int = 12
     """Transformer blocks. Elsewhere: n_layer."""
     dropout: float = 0.0
-    """Probability that an embedding, attention weight or residual entry is dropped while training.
+    """Probability of dropping an entry of an embedding, attention weight or residual during training.
     Elsewhere: dropout."""
     qkv_bias: bool = True
     """Whether the query, key and value projections have a bias, as GPT-2's have. Rare. Elsewhere: bias."""
@@ -69,24 +69,24 @@ class GPTConfig:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Of `from_name`."""
+        """The names that `from_name` takes."""
         return tuple(_SIZES)
 
     @classmethod
     def from_name(cls, name: str, **changes: Any) -> "GPTConfig":
-        """A named size, with any field changed: `GPTConfig.from_name("gpt2-xl", context_length=256)`."""
+        """Return a named size, with changes: `GPTConfig.from_name("gpt2-xl", context_length=256)`."""
         if name not in _SIZES:
             raise InputError(f"unknown model size {name!r}, expected one of {', '.join(_SIZES)}")
         return cls.from_dict({**_SIZES[name], **changes})
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "GPTConfig":
-        """The inverse of `to_dict`; an unknown field raises InputError."""
+        """Build a config from what `to_dict` returned; InputError for an unknown field."""
         known = [field.name for field in fields(cls)]
         if unknown := sorted(map(str, values.keys() - known)):
             raise InputError(f"unknown model setting {', '.join(unknown)}, expected {', '.join(known)}")
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, for JSON and for checkpoints."""
+        """Return the fields as plain values, for JSON and checkpoints."""
         return asdict(self)

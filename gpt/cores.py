@@ -1,4 +1,4 @@
-"""The cores that this process may use. Without torch, which counts threads when it is imported."""
+"""The CPU cores that this process may use. It must not import torch, which reads the thread count then."""
 
 import math
 import os
@@ -6,18 +6,19 @@ from pathlib import Path
 
 
 def cores(system: Path = Path("/")) -> int:
-    """Cores that this process may run on, or those whose time it may take where that is less.
+    """Count the cores that this process may use.
 
-    A container may run on every core of a machine and have the time of one. `system` is the root of the file
-    system.
+    It is the number of cores that it may run on, or fewer where its CPU time is limited: a container may run
+    on every core of a machine but get the time of only one. `system` is the root of the file system.
     """
     return max(1, round(min(_allowed(), _quota(system))))
 
 
 def limit_threads(system: Path = Path("/")) -> None:
-    """Where a container limits the time of the cores, let torch have as many threads as that allows.
+    """Limit torch's threads to the CPU time that a container allows.
 
-    More would wait for each other, and small steps take many times as long. $OMP_NUM_THREADS goes before.
+    More threads would wait for each other, and small steps would take many times as long. If $OMP_NUM_THREADS
+    is set, it is kept.
     """
     if cores(system) < _allowed():
         os.environ.setdefault("OMP_NUM_THREADS", str(cores(system)))
@@ -28,19 +29,19 @@ def _allowed() -> int:
 
 
 def _quota(system: Path) -> float:
-    """Seconds of computing in a second that the process's control groups allow; inf without a limit."""
+    """Return the CPU seconds per second that the process's control groups allow; inf without a limit."""
     try:
         lines = (system / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:  # not Linux
+    except OSError:  # not on Linux
         return math.inf
     least = math.inf
     for line in lines:
         _, controllers, place = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
-        # Version 2 has one tree of groups, and no names here; version 1 has one for each set of controllers.
+        # Version 2 has one tree of groups and no controllers here; version 1 has a tree for each set of them.
         tree = system / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        # A limit counts for the groups below it too. In a container the tree may begin at its own group.
+        # A limit also holds for all groups below. In a container the visible tree may begin at its own group.
         group = tree / place.strip("/")
         for folder in (group, *group.parents):
             least = min(least, _quota_of(folder))
@@ -57,6 +58,6 @@ def _quota_of(folder: Path) -> float:
             quota = (folder / "cpu.cfs_quota_us").read_text(encoding="utf-8")
             period = (folder / "cpu.cfs_period_us").read_text(encoding="utf-8")
         limit = int(quota) / int(period)
-    except (OSError, ValueError):  # no such group, or "max"
+    except (OSError, ValueError):  # there is no such group, or the limit is "max"
         return math.inf
     return limit if limit > 0 else math.inf

@@ -1,4 +1,4 @@
-"""Where the files that come with the package are, and writing a file so that no reader sees half of it."""
+"""Find the files that come with the package, and write files atomically."""
 
 import errno
 import hashlib
@@ -19,8 +19,8 @@ from gpt.home import ensure_home
 
 StrPath = str | os.PathLike[str]
 _PACKAGE = Path(__file__).parent
-_OPENS_FOLDERS = os.open in os.supports_dir_fd  # Windows does not
-# Follow no link, wait for no reader of a pipe, and change no line ends; each where the system knows it.
+_OPENS_FOLDERS = os.open in os.supports_dir_fd  # False on Windows
+# Follow no links, do not wait for a pipe's reader, and keep line ends. Not every system has all three flags.
 _PLAIN = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
 _UNKNOWN_CALL = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 _IS_LOCKED = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK}
@@ -28,11 +28,11 @@ _HAS_NO_LINKS = {*_UNKNOWN_CALL, errno.EPERM, errno.EMLINK, errno.EXDEV}
 
 
 def shipped(folder: str) -> Path:
-    """`assets`, `configs` or `recipes` of a wheel, or of a checkout, where `recipes` is called `data`."""
+    """Return the folder `assets`, `configs` or `recipes` of the package; a checkout calls the last `data`."""
     project = _PACKAGE.parent / "pyproject.toml"
     found = _PACKAGE / folder
     in_checkout = project.is_file() and 'name = "minimal-gpt"' in project.read_text(encoding="utf-8")
-    if not found.is_dir() and in_checkout:  # elsewhere, a folder beside the package is someone else's
+    if not found.is_dir() and in_checkout:  # elsewhere it may be another project's
         found = _PACKAGE.parent / {"recipes": "data"}.get(folder, folder)
     if not found.is_dir():
         raise InputError(f"this installation has no {folder}: install minimal-gpt again")
@@ -40,7 +40,7 @@ def shipped(folder: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """`$GPT_CACHE`, or `minimal-gpt` in the user's cache folder."""
+    """Return `$GPT_CACHE`, or `minimal-gpt` in the user's cache folder."""
     if chosen := os.environ.get("GPT_CACHE"):
         return Path(chosen)
     ensure_home()
@@ -48,15 +48,15 @@ def cache_folder() -> Path:
 
 
 class Folder:
-    """An open folder. Its files are opened, written and renamed within it by their plain names.
+    """An open folder, whose files are opened, written and renamed by their plain names.
 
-    The folder itself may be reached over links, as whoever names it wants; no link in it is followed. What is
-    written stays in this folder, whatever its path leads to meanwhile. Windows opens no folders: there names
-    are joined to the path.
+    The path to the folder may contain links, but no link inside the folder is followed. Files are written
+    into this very folder even if its path leads elsewhere meanwhile. Windows cannot open folders; there,
+    names are joined to the path.
     """
 
     def __init__(self, path: StrPath, descriptor: int | None = None) -> None:
-        """Open the folder at `path`, or take the descriptor of one that is open."""
+        """Open the folder at `path`, or use the descriptor of a folder that is open already."""
         self.path = Path(path)
         if descriptor is None and _OPENS_FOLDERS:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -69,13 +69,13 @@ class Folder:
         self.close()
 
     def close(self) -> None:
-        """Give the descriptor back; nothing else may follow."""
+        """Close the descriptor; the object cannot be used afterwards."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
     def below(self, name: str) -> "Folder":
-        """The folder of this name in it, made if there is none; an InputError for a link or a file."""
+        """Return the folder of this name inside, made if missing; InputError for a link or a file."""
         with self._errors_of(name):
             with suppress(FileExistsError):
                 os.mkdir(self._at(name), dir_fd=self._descriptor)
@@ -87,23 +87,23 @@ class Folder:
         raise InputError(f"{self.path / name} is a link or a file, expected a folder: move it away")
 
     def names(self) -> list[str]:
-        """Those of all that is in it."""
+        """Return the names of all entries."""
         return sorted(os.listdir(self.path if self._descriptor is None else self._descriptor))
 
     def is_file(self, name: str) -> bool:
-        """Whether this is a plain file, and neither a link nor a pipe."""
+        """Whether this is a plain file, not a link or a pipe."""
         try:
             return stat.S_ISREG(self._status(name).st_mode)
         except FileNotFoundError:
             return False
 
     def open(self, name: str, flags: int = os.O_RDONLY) -> int:
-        """The descriptor of a plain file; an InputError for a link, a pipe or a device."""
+        """Open a plain file and return its descriptor; InputError for a link, a pipe or a device."""
         with self._errors_of(name):
             try:
                 descriptor = os.open(self._at(name), flags | _PLAIN, 0o666, dir_fd=self._descriptor)
             except OSError as error:
-                if error.errno not in (errno.ELOOP, errno.ENXIO):  # of a link, of a pipe without a reader
+                if error.errno not in (errno.ELOOP, errno.ENXIO):  # for a link; for a pipe without a reader
                     raise
                 raise self._not_plain(name) from None
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -112,20 +112,20 @@ class Folder:
         return descriptor
 
     def read(self, name: str) -> bytes:
-        """What a plain file holds; errors as `open`."""
+        """Return the content of a plain file; raises the errors of `open`."""
         with os.fdopen(self.open(name), "rb") as file:
             return file.read()
 
     @contextmanager
     def write(self, name: str, mode: str = "w") -> Iterator[IO[Any]]:
-        """`atomic_write` of a file in this folder."""
+        """Write a file in this folder like `atomic_write`."""
         temporary = self._temporary()
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _PLAIN
         with self._errors_of(name):
             descriptor = os.open(self._at(temporary), flags, 0o666, dir_fd=self._descriptor)
         try:
             encoding = None if "b" in mode else "utf-8"
-            # The name is for libraries that take no open file.
+            # The name is for libraries that cannot write to an open file.
             with open(self.path / temporary, mode, encoding=encoding, opener=lambda *_: descriptor) as file:
                 yield file
                 with self._errors_of(name):
@@ -138,10 +138,10 @@ class Folder:
         self.sync()
 
     def also_called(self, name: str, new: str, where: "Folder | None" = None) -> None:
-        """Give a plain file a further name, here or in another folder: what had that name is replaced.
+        """Give a plain file a second name, here or in another folder; replace any file of that name.
 
-        At any moment the new name is that of this file or of what had it before. Where a file system has no
-        links, it is a copy.
+        The replacement is atomic: the new name always refers to the old file or to this one. Where the file
+        system has no hard links, the file is copied.
         """
         where = where or self
         temporary = self._temporary()
@@ -156,28 +156,28 @@ class Folder:
                     shutil.copyfileobj(old, file, 1 << 20)
                 return
         where.rename(temporary, new)
-        where.remove(temporary)  # it stays where both were one file
+        where.remove(temporary)  # rename leaves it if both names were the same file
 
     def rename(self, name: str, new: str) -> None:
-        """Rename a file, also a link, which itself is renamed; what had the new name is replaced."""
+        """Rename a file, or a link itself; replace any file of the new name."""
         here = self._descriptor
         with self._errors_of(new):
             os.replace(self._at(name), self._at(new), src_dir_fd=here, dst_dir_fd=here)
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a link, if it is there."""
+        """Remove a file or a link, if it exists."""
         with self._errors_of(name), suppress(FileNotFoundError):
             os.unlink(self._at(name), dir_fd=self._descriptor)
 
     def remove_unfinished(self) -> None:
-        """Remove what `write` was killed in, and the same of safetensors, which earlier versions used."""
+        """Remove temporary files that a killed `write` has left, also those of earlier versions."""
         for name in self.names():
             if re.fullmatch(r"\..*\.tmp|\.tmp\w{6}", name):
                 self.remove(name)
 
     def sync(self) -> None:
-        """Make what was renamed durable, where the file system can: some know no such call for a folder."""
-        if self._descriptor is None:  # Windows needs none
+        """Flush renames to the disk, where the file system supports this for folders."""
+        if self._descriptor is None:  # Windows does not need it
             return
         try:
             os.fsync(self._descriptor)
@@ -196,11 +196,11 @@ class Folder:
 
     @staticmethod
     def _temporary() -> str:
-        return f".{secrets.token_hex(8)}.tmp"  # without the name, which may be as long as names can be
+        return f".{secrets.token_hex(8)}.tmp"  # a name may have the maximum length already
 
     @contextmanager
     def _errors_of(self, name: str) -> Iterator[None]:
-        """Have the system's errors name the whole path, which it does not know."""
+        """Make the system's errors name the whole path instead of the plain name."""
         try:
             yield
         except OSError as error:
@@ -210,7 +210,7 @@ class Folder:
 
 
 def make_folder(path: StrPath) -> None:
-    """Make a folder and those above it that are missing, durably."""
+    """Make a folder and its missing parents, and flush them to the disk."""
     path = Path(path)
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
@@ -223,7 +223,7 @@ def make_folder(path: StrPath) -> None:
 def atomic_write(path: StrPath, mode: str = "w") -> Iterator[IO[Any]]:
     """Open a temporary file beside `path`; when the block succeeds, flush it to disk and rename it to `path`.
 
-    If the block raises, or the disk is full (OSError), the temporary file is deleted and `path` unchanged.
+    If the block raises, or the disk is full (OSError), the temporary file is deleted and `path` is unchanged.
     """
     path = Path(path)
     make_folder(path.parent)
@@ -232,7 +232,7 @@ def atomic_write(path: StrPath, mode: str = "w") -> Iterator[IO[Any]]:
 
 
 def file_sha256(path: StrPath) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
@@ -241,26 +241,26 @@ def file_sha256(path: StrPath) -> str:
 
 
 def write_json(path: StrPath, value: Any) -> None:
-    """Write indented JSON, atomically. File names that are not UTF-8 come back as they were."""
+    """Write indented JSON atomically. File names that are not UTF-8 survive a round trip."""
     with atomic_write(path, "wb") as file:  # backslashreplace writes half a surrogate pair as JSON escapes it
         file.write(f"{json.dumps(value, indent=2, ensure_ascii=False)}\n".encode("utf-8", "backslashreplace"))
 
 
 def check_free(path: Path) -> None:
-    """An InputError where an output would replace something; an empty folder may be filled."""
+    """Raise InputError if an output would replace something; an empty folder may be filled."""
     if any(path.iterdir()) if path.is_dir() else os.path.lexists(path):
         raise InputError(f"{path} exists already: choose another name")
 
 
 def readable(name: str) -> str:
-    """A name as text that can be written anywhere: what is not UTF-8 in it is escaped, as in `run\\udcff`."""
+    """Return a name as valid text, in which bytes that are not UTF-8 are escaped, as in `run\\udcff`."""
     return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def lock(descriptor: int, *, wait: bool = False) -> bool:
-    """Lock an open file, which ends with the process; False where the file system has no locks.
+    """Lock an open file until the process ends; return False if the file system has no locks.
 
-    A BlockingIOError where another process has locked it, unless it is waited for.
+    Raises BlockingIOError if another process holds the lock, unless `wait` is set.
     """
     try:
         _lock(descriptor, wait)
@@ -282,7 +282,7 @@ def _lock(descriptor: int, wait: bool) -> None:
                 msvcrt.locking(descriptor, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
                 return
             except OSError as error:
-                if not wait or error.errno not in _IS_LOCKED:  # after ten seconds it gives up
+                if not wait or error.errno not in _IS_LOCKED:  # Windows gives up after ten seconds
                     raise
     else:
         import fcntl

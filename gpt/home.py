@@ -1,4 +1,4 @@
-"""A home for users who have none, as in a container: libraries and the cache keep files there."""
+"""A home folder for users without one, as in containers: libraries and the cache keep files there."""
 
 import functools
 import os
@@ -8,13 +8,11 @@ from gpt.progress import notice
 
 
 def ensure_home() -> None:
-    """Where the user has no home, or can write nothing there, let a temporary folder be it, and say so.
+    """If the user has no writable home, use a temporary folder as home and print so.
 
-    It is also the home of the processes that this one starts. It goes when this process ends.
+    Child processes use it too. It is deleted when this process ends.
     """
-    home = os.path.expanduser(
-        "~"
-    )  # stays as it is where neither $HOME nor the system's list of users has one
+    home = os.path.expanduser("~")  # "~" if neither $HOME nor the list of users has one
     if home == "~":
         why = "the user has no home"
     elif not os.access(home, os.W_OK | os.X_OK) and not os.path.isdir(os.path.join(home, ".cache")):

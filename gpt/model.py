@@ -1,4 +1,4 @@
-"""The GPT, exactly GPT-2's architecture (Radford et al. 2019, section 2.3).
+"""The GPT: by default exactly GPT-2's architecture (Radford et al. 2019, section 2.3).
 
 Shapes: B batch, T tokens, D emb_dim, V vocab_size.
 """
@@ -33,9 +33,9 @@ class FeedForward(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention, then the feed-forward, each with a LayerNorm before and a residual connection around it.
+    """Attention, then the feed-forward, each after a LayerNorm and inside a residual connection.
 
-    The `mask` is `MultiHeadAttention`'s, for all blocks of a model.
+    All blocks of a model share the `mask` of `MultiHeadAttention`.
     """
 
     def __init__(self, config: GPTConfig, mask: Tensor | None = None) -> None:
@@ -48,7 +48,7 @@ class TransformerBlock(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
-        """(B, T, D) -> (B, T, D); the options are `MultiHeadAttention`'s masks and cache."""
+        """(B, T, D) -> (B, T, D); `options` are the masks and the cache of `MultiHeadAttention.forward`."""
         x = x + self.dropout(self.attention(self.attention_norm(x), **options))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
@@ -74,7 +74,7 @@ class GPT(nn.Module):
         self._init_weights()
 
     def forward(self, tokens: Tensor, *, last: int | None = None, **options: Any) -> Tensor:
-        """Token ids (B, T) int64 -> logits (B, T, V), or of the `last` tokens; the options of `features`."""
+        """Token ids (B, T) int64 -> logits (B, T, V), or (B, last, V); `options` are those of `features`."""
         features = self.features(tokens, **options)
         return self.head(features if last is None else features[:, -last:])
 
@@ -87,19 +87,19 @@ class GPT(nn.Module):
         key_padding_mask: Tensor | None = None,
         document_ids: Tensor | None = None,
     ) -> Tensor:
-        """All but the head: token ids (B, T) int64 -> normalised features (B, T, D).
+        """Run all but the head: token ids (B, T) int64 -> normalised features (B, T, D).
 
         Args:
-            tokens: (B, T); with caches, the ones that follow the S - T cached tokens.
+            tokens: (B, T); with caches, the tokens that follow the S - T cached ones.
             positions: (T,) or (B, T) int64, each token's row of the position embedding; by default they count
                 up from the first token given or cached. A batch padded on the left needs them.
             caches: one per block, see `MultiHeadAttention.new_cache`; the tokens are appended to each.
             key_padding_mask: (B, S) boolean, True for tokens that are padding.
-            document_ids: (B, S) integers; a token attends to those of its own document alone.
+            document_ids: (B, S) integers; a token attends only to tokens of its own document.
 
         Raises:
-            InputError: not (B, T) integers, more than the context length, or an id outside the vocabulary
-                (on a CPU; a GPU would have to be waited for).
+            InputError: tokens are not (B, T) integers, are more than the context length, or an id is outside
+                the vocabulary. Ids are checked only on a CPU, as the check would wait for a GPU.
         """
         cached = caches[0].length if caches else 0
         self._check(tokens, cached)
@@ -133,14 +133,14 @@ class GPT(nn.Module):
             low = int(tokens.min())
             high = int(tokens.max())
             size = self.config.vocab_size
-        except RuntimeError:  # values cannot be read under torch.vmap
+        except RuntimeError:  # torch.vmap does not allow reading values
             return
         if not 0 <= low <= high < size:
             worst = low if low < 0 else high
             raise InputError(f"token id {worst} is outside the vocabulary of vocab_size {size}")
 
     def _init_weights(self) -> None:
-        """As GPT-2's, so that the variance does not grow with depth (Radford et al. 2019, section 2.3)."""
+        """Initialise as in GPT-2: variance does not grow with depth (Radford et al. 2019, section 2.3)."""
         residual_std = 0.02 / math.sqrt(2 * self.config.num_layers)
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
@@ -150,10 +150,10 @@ class GPT(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def tie_weights(self) -> None:
-        """Have one matrix for token embedding and head, if they are tied, and one causal mask for all blocks.
+        """Share one matrix between token embedding and head, if tied, and one causal mask between all blocks.
 
-        It runs after each load of a state dict, which may replace tensors (`assign=True`) or find some
-        without values (`.to_empty`).
+        It runs after each load of a state dict, because loading may replace tensors (`assign=True`), and
+        tensors may have had no values before (`.to_empty`).
         """
         if self.config.tie_embeddings and isinstance(self.head, nn.Linear):
             self.head.weight = self.token_embedding.weight

@@ -1,4 +1,4 @@
-"""Plain data from files and command lines that nobody vouches for: JSON, YAML, times, dataclasses of them."""
+"""Read plain data from untrusted files and command lines: JSON, YAML, times, and dataclasses of these."""
 
 import json
 import math
@@ -15,16 +15,16 @@ from gpt.errors import InputError
 
 T = TypeVar("T")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_LARGEST = 1 << 53  # up to which JSON's numbers are whole in every program
+_LARGEST = 1 << 53  # up to here every JSON reader has exact whole numbers
 
 
 def shown(value: object) -> str:
-    """A value for an error's line: never longer than that, however large or deep the value is."""
+    """Return a value as text for an error's line; it is short however large or deep the value is."""
     return reprlib.repr(value)
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text whose numbers are finite; a ValueError for any other text."""
+    """Parse a JSON text whose numbers are finite; ValueError for any other text."""
     try:
         return json.loads(text, parse_float=_finite, parse_constant=_finite)
     except RecursionError:
@@ -32,7 +32,7 @@ def parse_json(text: str) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """The plain value of a YAML text; a ValueError for anything else, and for aliases, which can grow."""
+    """Parse a YAML text of plain values; ValueError for any other, and for aliases, which can expand."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -48,12 +48,12 @@ def parse_yaml(text: str) -> Any:
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a name is an OWNER/NAME of the Hugging Face hub: not if there is a folder OWNER here."""
+    """Whether a name is an OWNER/NAME of the Hugging Face hub; never if a folder OWNER exists here."""
     return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name)) and not Path(name).parent.is_dir()
 
 
 def build(kind: type[T], values: Any) -> T:
-    """The dataclass `kind` of a mapping with exactly its fields, each of its type; else an InputError."""
+    """Build the dataclass `kind` from a mapping; InputError unless it has exactly its fields and types."""
     hints = get_type_hints(kind)
     if not isinstance(values, Mapping) or values.keys() != hints.keys():
         raise InputError(f"expected {', '.join(hints)}, got {shown(values)}")
@@ -64,9 +64,9 @@ def build(kind: type[T], values: Any) -> T:
 
 
 def build_known(kind: type[T], values: Any) -> tuple[T, tuple[str, ...]]:
-    """`build` from what another version has written, and the names of fields that are unknown, and ignored.
+    """Like `build`, from a mapping that another version has written; also return the unknown fields' names.
 
-    Fields that are missing take their defaults; an InputError for one without a default.
+    Unknown fields are ignored. Missing fields take their defaults; InputError for one without a default.
     """
     if not isinstance(values, Mapping):
         raise InputError(f"expected {', '.join(get_type_hints(kind))}, got {shown(values)}")
@@ -83,24 +83,24 @@ def build_known(kind: type[T], values: Any) -> tuple[T, tuple[str, ...]]:
 
 
 def as_dict(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass, without copies."""
+    """Return a dataclass's fields and values, without copying the values."""
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def seconds_of(name: str, text: str) -> float:
-    """The seconds in 90s, 10m, 8h, DD:HH:MM:SS or a plain number of minutes; else an InputError."""
+    """Return the seconds in 90s, 10m, 8h, DD:HH:MM:SS or a plain number of minutes; else InputError."""
     try:
         if ":" in text:
             days, hours, minutes, seconds = map(int, text.split(":"))
             return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds()
         number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "m")
-        return timedelta(seconds=float(number) * _UNITS[unit]).total_seconds()  # finite ones
+        return timedelta(seconds=float(number) * _UNITS[unit]).total_seconds()  # raises if not finite
     except (ValueError, OverflowError):
         raise InputError(f"--{name} {shown(text)}: expected a time, such as 90s, 10m or 8h") from None
 
 
 def with_first(arguments: list[str], option: str) -> list[str]:
-    """The words of a command line, where a value before the options belongs to one of them."""
+    """Return a command line in which the value before all options has its option's name in front."""
     is_named = not arguments or arguments[0].startswith("-")
     return arguments if is_named else [f"--{option}", *arguments]
 
@@ -123,7 +123,7 @@ def _is_a(value: Any, hint: Any) -> bool:
             if number and abs(value) <= _LARGEST:
                 return True
         elif isinstance(value, getattr(kind, "__origin__", kind)):
-            inner = [part for part in get_args(kind) if part is not ...][-1:]  # of tuple[str, ...] the first
+            inner = [part for part in get_args(kind) if part is not ...][-1:]  # str of tuple[str, ...]
             parts = value.values() if isinstance(value, dict) else value
             return inner in ([], [Any]) or all(_is_a(part, inner[0]) for part in parts)
     return False

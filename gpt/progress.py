@@ -13,46 +13,46 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 def is_first_process() -> bool:
-    """Whether this is the first of the processes that train together: by what torchrun or Lightning says."""
+    """Whether this is the first of the processes that train together, according to torchrun or Lightning."""
     return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
 
 
 def report(*lines: str, prefix: str = "gpt fit: ") -> None:
-    """Print lines on stderr, on the first process alone.
+    """Print lines on stderr, only on the first process.
 
-    Nothing happens where nobody reads them any more: `| head -1` has ended, a terminal has closed.
+    It does nothing if the reader is gone, because `| head -1` has ended or the terminal was closed.
     """
     if not is_first_process():
         return
     for line in lines:
         try:
             print(for_terminal(f"{prefix}{line}", sys.stderr), file=sys.stderr, flush=True)
-        except OSError:  # what is left of it would change the exit status, as Python flushes it at the end
+        except OSError:  # Python flushes stderr at exit: unwritten text would change the exit status
             sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def notice(message: str) -> None:
-    """Print a line that is of no command alone, as `report` does."""
+    """Print a line like `report`, with the program's name in front instead of the command's."""
     report(message, prefix="gpt: ")
 
 
 @cache
 def notice_once(message: str) -> None:
-    """Print a line that several readers of the same text would repeat."""
+    """Print a line only the first time: several readers of the same text would repeat it."""
     notice(message)
 
 
 def for_terminal(text: str, stream: TextIO | None) -> str:
-    """The text as it is; for a terminal with its control characters spelled out, but for newlines and tabs.
+    """Return text that is safe to print: for a terminal, control characters are escaped.
 
-    A model's weights decide its text, and a terminal obeys control characters: some of them write to the
-    clipboard or rename the window. A file or a pipe gets the text as it is.
+    A model can generate any character, and a terminal obeys control characters: some write to the clipboard
+    or rename the window. Newlines and tabs stay. For a file or a pipe the text is unchanged.
     """
     return spell_out_controls(text) if stream is not None and stream.isatty() else text
 
 
 def spell_out_controls(text: str) -> str:
-    """The text with control characters as Python writes them, such as \\x1b; newlines and tabs stay."""
+    """Return the text with control characters escaped as in Python, such as \\x1b; newlines and tabs stay."""
     return "".join(
         ascii(letter)[1:-1] if category(letter) == "Cc" and letter not in "\n\t" else letter
         for letter in text
@@ -63,10 +63,11 @@ def spell_out_controls(text: str) -> str:
 def progress(
     label: str, total: int | None, *, done: int = 0, unit: str = "bytes"
 ) -> Iterator[Callable[..., None]]:
-    """Show how much of `total` is done, how fast, and the time left; call what it yields with each increment.
+    """Show how much of `total` is done, the speed and the time left; yield a function that advances it.
 
-    It takes `(more, figures="", total=None)`: text to show, and a new total where that is an estimate. What
-    was `done` before this call does not count towards the speed. Bytes are shown as MB, with the speed.
+    The function takes `(more, figures="", total=None)`: the increment, text to show, and a new total where
+    that is an estimate. The part already `done` does not count towards the speed. Bytes are shown as MB, with
+    the speed.
     """
     if not sys.stderr.isatty():
         yield _plain_lines(label, total, done, unit)
@@ -77,7 +78,7 @@ def progress(
     counts: list[str | rich.ProgressColumn] = [rich.DownloadColumn(), rich.TransferSpeedColumn()]
     if unit != "bytes":
         counts = [rich.MofNCompleteColumn(), unit, "{task.fields[figures]}"]
-    name = rich.TextColumn("{task.description}", markup=False)  # `[a]` in a corpus's name is no style
+    name = rich.TextColumn("{task.description}", markup=False)  # `[a]` in a corpus's name is not markup
     columns = [name, rich.BarColumn(), *counts, rich.TimeRemainingColumn(), "left"]
     with rich.Progress(*columns, console=Console(stderr=True), refresh_per_second=4) as bar:
         task = bar.add_task(label, total=total, completed=done, figures="")

@@ -1,4 +1,4 @@
-"""The threads that compute on a CPU: at rest while others need the cores."""
+"""Let the threads that compute on a CPU sleep instead of spin while other programs need the cores."""
 
 import sys
 import threading
@@ -10,21 +10,21 @@ import torch
 
 from gpt.cores import cores
 
-_INTERVAL = 0.5  # seconds between two looks at how busy the cores are
-# Seconds, in a second, that threads wait for a core.
+_INTERVAL = 0.5  # seconds between two measurements of how busy the cores are
+# Seconds per second that threads wait for a core.
 _BUSY = 0.2
 _QUIET = 0.05
 
 
 @contextmanager
 def sharing_cores() -> Iterator[None]:
-    """Let OpenMP's threads sleep while they wait for each other, as long as they also wait for cores.
+    """Let OpenMP's threads sleep while they wait for each other, as long as cores are busy.
 
-    By default they spin, which takes the core from the thread that they wait for where other programs need
-    the cores, or the scheduler has left two threads on one: small steps take three to ten times as long
-    (docs/log/threads.md). GNU's OpenMP hardly spins in a process that has more OpenMP threads than cores; so
-    while the cores are busy, this keeps teams of threads that sleep. The threads that compute, and so the
-    results, stay the same. With another OpenMP nothing changes.
+    By default they spin. If other programs need the cores, or the scheduler has put two threads on one core,
+    a spinning thread takes the core from the thread that it waits for: small steps then take three to ten
+    times as long (docs/log/threads.md). GNU's OpenMP hardly spins in a process that has more OpenMP threads
+    than cores. So while cores are busy, this function keeps extra teams of sleeping threads. The threads that
+    compute, and so the results, stay the same. With another OpenMP nothing changes.
     """
     if sys.platform != "linux" or torch.get_num_threads() == 1:
         yield
@@ -38,7 +38,7 @@ def sharing_cores() -> Iterator[None]:
 
 
 def share_cores(ended: threading.Event) -> None:
-    """Start and end the teams, by how long threads have waited for a core since the last look."""
+    """Start and end the teams by how long threads have waited for a core since the last measurement."""
     waited = seconds_waited()
     teams = None
     while not ended.wait(_INTERVAL):
@@ -55,14 +55,14 @@ def share_cores(ended: threading.Event) -> None:
 
 
 def sleeping_teams() -> threading.Event:
-    """Start teams of OpenMP threads, so that there are more threads than cores until the event is set."""
+    """Start sleeping OpenMP teams, so that threads outnumber cores; set the returned event to end them."""
     size = torch.get_num_threads()
     number = max(0, 1 + (cores() - size) // (size - 1))
     started = threading.Barrier(number + 1)
     end = threading.Event()
 
     def hold() -> None:
-        torch.ones(1 << 18).sum()  # large enough to be shared out to a team
+        torch.ones(1 << 18).sum()  # large enough to run on a team of threads
         started.wait()
         end.wait()
 
@@ -73,9 +73,9 @@ def sleeping_teams() -> threading.Event:
 
 
 def seconds_waited() -> float:
-    """How long the threads of this process have been ready to run without a core, in sum."""
+    """Return the seconds that this process's threads have waited for a core, summed over the threads."""
     nanoseconds = 0
     for thread in Path("/proc/self/task").glob("*/schedstat"):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the thread has ended
             nanoseconds += int(thread.read_bytes().split()[1])
     return nanoseconds / 1e9
