@@ -1,4 +1,4 @@
-"""`gpt compare`: variants side by side, on the same texts, batches and seeds."""
+"""`gpt compare`: compare variants on the same texts, batches and seeds."""
 
 import argparse
 import signal
@@ -36,7 +36,7 @@ _EXAMPLES = """examples:
 
 
 def main(arguments: list[str]) -> None:
-    """Run `compare ...`; what cannot be used is an InputError."""
+    """Run `compare ...`; InputError for input that cannot be used."""
     own, words = _parser().parse_known_args(arguments[1:])
     with ending_at_signals():
         compare(words, own.texts, own.seeds, own.first_seed, own.steps, own.name, Processes())
@@ -51,7 +51,7 @@ def compare(
     name: str | None,
     machine: Machine,
 ) -> Path:
-    """Train what is missing, print the result, and return the comparison's folder."""
+    """Train the missing runs, print the result, and return the comparison's folder."""
     check_least(2, seeds=seeds)
     check_least(0, first_seed=first_seed)
     variants = parse_variants(words)
@@ -78,7 +78,7 @@ def compare(
 
 
 def texts_of(names: str) -> tuple[Text, ...]:
-    """The texts of a list with commas; an InputError for one that is named twice."""
+    """Return the texts of a comma-separated list; InputError for one that is named twice."""
     texts = [Text.of(name) for name in names.split(",")]
     labels = [text.name for text in texts]
     if len(set(labels)) < len(labels) or "" in labels:
@@ -87,7 +87,7 @@ def texts_of(names: str) -> tuple[Text, ...]:
 
 
 def steps_of(steps: int | None, base: Recipe) -> int:
-    """Those that were asked for, or else the base's; an InputError where it has none."""
+    """Return the number of steps: as given, else the base's; InputError if it has none."""
     if steps is None:
         steps = int(base.options["trainer"]["max_steps"])
         if steps < 1:
@@ -97,7 +97,7 @@ def steps_of(steps: int | None, base: Recipe) -> int:
 
 
 def folder_of(name: str) -> Path:
-    """`comparisons/NAME`; a name that is no folder's raises an InputError."""
+    """Return `comparisons/NAME`; InputError for a name that cannot be a folder's."""
     if not name or name.startswith(".") or Path(name).name != name:
         raise InputError(f"expected a plain folder name for --name, got {shown(name)}")
     return FOLDER / name
@@ -105,7 +105,7 @@ def folder_of(name: str) -> Path:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[None]:
-    """Have the folder for this process alone; an InputError where another one uses it."""
+    """Lock the folder for this process; InputError if another process uses it."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder / ".lock", timeout=0):
@@ -118,7 +118,7 @@ def opened(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def ending_at_signals() -> Iterator[None]:
-    """End as at Ctrl-C where a signal ends this process: the present run is stopped, and saves itself."""
+    """Treat signals that end this process like Ctrl-C: the present run is stopped and saves itself."""
 
     def end(number: int, _: Any) -> None:
         raise SystemExit(128 + number)

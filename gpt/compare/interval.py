@@ -1,4 +1,4 @@
-"""Means with their 95 % intervals, of differences between runs that share text and seed."""
+"""Means and 95 % confidence intervals of differences between runs with the same text and seed."""
 
 import math
 from collections.abc import Sequence
@@ -7,12 +7,12 @@ from statistics import fmean
 
 CONFIDENCE = 0.95
 Table = Sequence[Sequence[float]]
-"""A row for each text, in it a number for each seed."""
+"""One row per text, in it one number per seed."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean, and half the width of the interval around it that holds the true mean with 95 %."""
+    """A mean, and half the width of its 95 % confidence interval."""
 
     mean: float
     half: float
@@ -29,20 +29,20 @@ class Interval:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the interval leaves out zero: a difference can be seen."""
+        """Whether the interval excludes zero, so that the difference is significant."""
         return self.low > 0 or self.high < 0
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """The mean of at least two independent values, with its interval."""
+    """Return the mean of at least two independent values, with its interval."""
     return paired_interval([values])
 
 
 def paired_interval(differences: Table) -> Interval:
-    """The mean over texts and seeds of paired differences, with its interval for these very texts.
+    """Return the mean of paired differences over texts and seeds, with its interval for these very texts.
 
-    What a text's mean differs from another's is no noise: seeds scatter around the mean of their text, and
-    that scatter is pooled over the texts. With one text this is the paired t-test. At least two seeds.
+    Differences between texts are not noise. The noise is the spread of seeds around the mean of their text,
+    pooled over the texts. With one text this is the paired t-test. There have to be at least two seeds.
     """
     texts = len(differences)
     seeds = len(differences[0])
@@ -56,7 +56,7 @@ def paired_interval(differences: Table) -> Interval:
 
 
 def student_t(degrees: int, confidence: float = CONFIDENCE) -> float:
-    """The t between whose negative and itself Student's distribution has this much probability."""
+    """Return the t for which Student's distribution has probability `confidence` between -t and t."""
     low = 0.0
     high = 1.0
     while probability_within(high, degrees) < confidence:
@@ -71,9 +71,9 @@ def student_t(degrees: int, confidence: float = CONFIDENCE) -> float:
 
 
 def probability_within(t: float, degrees: int) -> float:
-    """That |T| < t, for Student's distribution with a whole number of degrees of freedom.
+    """Return the probability of |T| < t in Student's distribution, with a whole number of degrees of freedom.
 
-    The finite sums of Abramowitz and Stegun 1964, 26.7.3 and 26.7.4, in theta = atan(t / sqrt(degrees)).
+    Finite sums of Abramowitz and Stegun 1964, 26.7.3 and 26.7.4, in theta = atan(t / sqrt(degrees)).
     """
     if degrees < 1:
         raise ValueError("expected at least one degree of freedom")

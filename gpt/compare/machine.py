@@ -1,4 +1,4 @@
-"""Trainings in processes, one after another, those that are missing."""
+"""Make the missing trainings in processes, one after another."""
 
 import os
 import subprocess
@@ -19,29 +19,29 @@ from gpt.plain import parse_yaml
 from gpt.progress import progress
 from gpt.run.start import start
 
-# With the source first on the path, whatever the current folder holds.
+# Put the source first on the path, so that nothing in the current folder is imported.
 _START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from gpt.cli import main; sys.exit(main())"
 _PATHS = (("data", "vocabulary"), ("model", "init_from"))  # options that may name a file
 _SECONDS_BETWEEN_LOOKS = 1.0
 
 
 class Machine(Protocol):
-    """What reads options and trains."""
+    """Reads the options of variants and trains them."""
 
     def options(self, variant: Variant) -> dict[str, Any]:
-        """All options of a variant, with the defaults; an InputError where `gpt fit` takes them not."""
+        """Return all options of a variant, with defaults; InputError for options that `gpt fit` rejects."""
         ...
 
     def train(self, training: Training, folder: Path, watch: Callable[[], None]) -> None:
-        """Make or finish a run in `folder`/runs, and call `watch` now and then meanwhile."""
+        """Make or finish a run in `folder`/runs; call `watch` about every second."""
         ...
 
 
 class Processes:
-    """A process for each run, one after another: nothing leaks between them, and each has the machine."""
+    """Trains each run in its own process, one after another: each is isolated and has the whole machine."""
 
     def options(self, variant: Variant) -> dict[str, Any]:
-        """Those that this program reads; an edited copy prints its own."""
+        """Return a variant's options; an edited copy of the program is run to print its own."""
         if variant.source == OUR_SOURCE:
             try:
                 return asdict(start("fit", list(variant.words)).options)
@@ -61,9 +61,9 @@ class Processes:
         return dict(parse_yaml(done.stdout))
 
     def train(self, training: Training, folder: Path, watch: Callable[[], None]) -> None:
-        """`python -m gpt fit ...`, with what it prints in the run's .log; an InputError where it fails.
+        """Run `python -m gpt fit ...` with its output in the run's .log; InputError if it fails.
 
-        The current folder is the comparison's, which holds no package: the source is the first on the path.
+        The current folder is the comparison's, which has no package, so the source is imported.
         """
         source = str(training.recipe.variant.source)
         path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
@@ -82,7 +82,7 @@ class Processes:
             try:
                 while (status := _status(process)) is None:
                     watch()
-            except BaseException:  # a signal: the run saves itself, and resumes later
+            except BaseException:  # for example a signal: the run saves itself and can be resumed
                 process.terminate()
                 process.wait()
                 raise
@@ -92,7 +92,7 @@ class Processes:
 
 
 def write_config(recipe: Recipe, folder: Path) -> Path:
-    """The recipe's options as a file, without what is given on the command line of each run."""
+    """Write the recipe's options to a file, without those that each run's command line gives."""
     options = {**recipe.options, "data": {**recipe.options["data"]}, "model": {**recipe.options["model"]}}
     options["data"].pop("corpus", None)
     options["model"].pop("init_from", None)
@@ -103,7 +103,7 @@ def write_config(recipe: Recipe, folder: Path) -> Path:
 
 
 def recipes_of(variants: Iterable[Variant], machine: Machine) -> list[Recipe]:
-    """The variants with all their options; what is held out of a text is decided by the first one's."""
+    """Return the variants with all their options; the first one's decide which text is held out."""
     recipes: list[Recipe] = []
     for variant in variants:
         options = with_whole_paths(machine.options(variant))
@@ -115,7 +115,7 @@ def recipes_of(variants: Iterable[Variant], machine: Machine) -> list[Recipe]:
 
 
 def with_whole_paths(options: dict[str, Any]) -> dict[str, Any]:
-    """The options with the paths of files that exist from the root: runs have another current folder."""
+    """Make paths of existing files absolute, because runs have another current folder."""
     found = dict(options)
     for room, name in _PATHS:
         value = found[room].get(name)
@@ -125,7 +125,7 @@ def with_whole_paths(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def train_all(trainings: Sequence[Training], folder: Path, machine: Machine) -> dict[Training, Outcome]:
-    """The outcomes of all trainings, of which those that are missing are made, in this order."""
+    """Make the missing trainings, in order, and return the outcomes of all."""
     done = {training: outcome for training in trainings if (outcome := read_outcome(training, folder))}
     missing = [training for training in trainings if training not in done]
     total = sum(training.steps for training in trainings)
@@ -154,7 +154,7 @@ def train_all(trainings: Sequence[Training], folder: Path, machine: Machine) -> 
 
 
 def _status(process: "subprocess.Popen[bytes]") -> int | None:
-    """The exit status, or None after a second in which the process did not end."""
+    """Wait up to a second; return the exit status, or None if the process still runs."""
     try:
         return process.wait(_SECONDS_BETWEEN_LOOKS)
     except subprocess.TimeoutExpired:
@@ -162,11 +162,11 @@ def _status(process: "subprocess.Popen[bytes]") -> int | None:
 
 
 def _step(training: Training, folder: Path) -> int:
-    """How far the run has come, by the last whole row of its metrics."""
+    """Return the run's step by the last complete row of its metrics."""
     try:
         text = (folder / "runs" / training.name / "metrics.csv").read_text(encoding="utf-8")
         return int(text.split("\n")[-2].partition(",")[0])
-    except (OSError, ValueError, IndexError):  # not begun, or no row yet
+    except (OSError, ValueError, IndexError):  # the run has not begun, or has no row yet
         return 0
 
 

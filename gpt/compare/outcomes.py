@@ -1,4 +1,4 @@
-"""What finished trainings reached, from the files that `gpt fit` leaves."""
+"""Read the results of finished trainings from the files that `gpt fit` writes."""
 
 import math
 from dataclasses import dataclass
@@ -11,28 +11,28 @@ from gpt.errors import InputError
 from gpt.pictures.runs import Metrics
 from gpt.plain import parse_json
 
-_PARTS = 5  # of a run, whose steps may take longer in the last fifth
+_PARTS = 5  # of a run; steps may take longer in the last fifth
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run reached; infinite where it diverged."""
+    """The result of a run; its numbers are infinite if it diverged."""
 
     bits: float
-    """Bits per byte of held-out text, of the best checkpoint."""
+    """Bits per byte of the best checkpoint on held-out text."""
     milliseconds: float
-    """A step, without validations."""
+    """Milliseconds per step, without validations."""
     curve: dict[int, float]
-    """Bits per byte of held-out text after steps."""
+    """Bits per byte of held-out text, by step."""
 
     @property
     def is_finite(self) -> bool:
-        """Whether it did not diverge."""
+        """Whether the run did not diverge."""
         return math.isfinite(self.bits)
 
 
 def read_outcome(training: Training, folder: Path) -> Outcome | None:
-    """What a finished run reached; None for one that has not ended. InputError where it held out nothing."""
+    """Read a run's result; None if it has not ended. InputError if no text was held out."""
     run = folder / "runs" / training.name
     try:
         summary = parse_json((run / "summary.json").read_text(encoding="utf-8"))
@@ -52,10 +52,10 @@ def read_outcome(training: Training, folder: Path) -> Outcome | None:
 
 
 def milliseconds_per_step(metrics: Metrics) -> float:
-    """Of the rows after the first, which has the start; a run's rows leave validations out of the speed.
+    """Return the milliseconds per step, without the start and validations.
 
-    The mean of the medians of five parts of the run: a moment in which the machine did something else does
-    not count, and a last fifth of slower steps does.
+    The first row is skipped, as it includes the start. The result is the mean over five parts of the run of
+    the median in each. So moments when the machine was busy do not count, but a slower last fifth does.
     """
     rows = [row for row in metrics.rows if row["tokens_per_second"]]
     seconds = [float(row["tokens"]) / float(row["step"]) / float(row["tokens_per_second"]) for row in rows]

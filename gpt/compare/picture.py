@@ -1,4 +1,4 @@
-"""The picture of a comparison: curves with the spread over seeds, and differences with their intervals."""
+"""Draw a comparison: curves with the spread over seeds, and differences with their intervals."""
 
 import math
 from itertools import cycle
@@ -18,7 +18,7 @@ _BAND = 0.2  # its opacity
 
 
 def draw(design: Design, outcomes: Outcomes) -> "Figure":
-    """On the left bits per byte over steps, on the right what each variant differs from the base, in %."""
+    """Draw bits per byte over steps (left) and each variant's difference from the base in % (right)."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.5), layout="constrained")
@@ -53,14 +53,14 @@ def draw(design: Design, outcomes: Outcomes) -> "Figure":
 
 
 def common_steps(design: Design, outcomes: Outcomes, recipe: Recipe) -> list[int]:
-    """Those after which every run of the recipe and of the base was validated, with a number."""
+    """Return the steps after which every run of the recipe and the base has a finite validation."""
     tables = [design.table(lambda one: outcomes[one].curve, each) for each in (recipe, design.base)]
     curves = [set(curve) for table in tables for row in table for curve in row]
     return sorted(set.intersection(*curves))
 
 
 def differences(design: Design, outcomes: Outcomes, recipe: Recipe, steps: list[int]) -> list[Interval]:
-    """The interval of the logarithm's difference from the base after each of the steps."""
+    """Return the interval of the difference from the base, in logarithms, after each of the steps."""
     found = []
     for step in steps:
         rows = []
@@ -80,7 +80,7 @@ def differences(design: Design, outcomes: Outcomes, recipe: Recipe, steps: list[
 def _spread(
     design: Design, outcomes: Outcomes, recipe: Recipe, steps: list[int]
 ) -> tuple[list[float], list[float], list[float]]:
-    """The mean over texts and seeds after each step, the best seed's and the worst's."""
+    """Return, after each step, the mean over texts and seeds, the best seed's and the worst seed's."""
     curves = []
     for seed in design.seeds:
         of_texts = [outcomes[Training(recipe, text, seed, design.steps)].curve for text in design.texts]
@@ -90,7 +90,7 @@ def _spread(
 
 
 def _percent(logarithm: float) -> float:
-    return 100 * math.expm1(min(logarithm, 1.0))  # wider bands leave the picture anyway
+    return 100 * math.expm1(min(logarithm, 1.0))  # wider bands would exceed the picture anyway
 
 
 def _finish(axes: "Axes") -> None:

@@ -1,4 +1,4 @@
-"""What a comparison found: differences from the base with their intervals, as numbers and as text."""
+"""Compute a comparison's result: differences from the base with their intervals, as numbers and text."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,13 +11,13 @@ from gpt.compare.outcomes import Outcome
 from gpt.compare.trainings import Recipe, Text, Training
 
 T = TypeVar("T")
-_UNSTEADY = 0.1  # half the width of the interval of the logarithm of a step's time
+_UNSTEADY = 0.1  # largest half-width of the interval of log(time per step) for a steady speed
 Outcomes = Mapping[Training, Outcome]
 
 
 @dataclass(frozen=True)
 class Design:
-    """What is trained: every recipe, the base first, on every text with every seed."""
+    """The design of a comparison: every recipe, the base first, on every text with every seed."""
 
     recipes: tuple[Recipe, ...]
     texts: tuple[Text, ...]
@@ -26,11 +26,11 @@ class Design:
 
     @property
     def base(self) -> Recipe:
-        """What the others are compared with."""
+        """The recipe that the others are compared with."""
         return self.recipes[0]
 
     def trainings(self) -> list[Training]:
-        """In their order: the recipes take turns, so that a change of the machine's speed meets them all."""
+        """Return all trainings, recipes interleaved, so that changes of the machine's speed affect all."""
         found = []
         order = list(self.recipes)
         for seed in self.seeds:
@@ -40,11 +40,11 @@ class Design:
         return found + [self.shorter(text) for text in self.texts]
 
     def shorter(self, text: Text) -> Training:
-        """The base with half of the steps, which tells what steps are worth on this text."""
+        """Return the base with half the steps, which shows how much steps gain on this text."""
         return Training(self.base, text, self.seeds[0], max(1, self.steps // 2))
 
     def table(self, value: Callable[[Training], T], recipe: Recipe) -> list[list[T]]:
-        """A value of the recipe's trainings: a row for each text, in it a value for each seed."""
+        """Return a value of each of the recipe's trainings: one row per text, in it one value per seed."""
         return [
             [value(Training(recipe, text, seed, self.steps)) for seed in self.seeds] for text in self.texts
         ]
@@ -52,9 +52,9 @@ class Design:
 
 @dataclass(frozen=True)
 class Change:
-    """What a recipe's runs differ by from the base's of the same text and seed.
+    """The differences of a recipe's runs from the base's runs of the same text and seed.
 
-    In logarithms, a row for each text, in it a number for each seed: -0.02 is 2 % less.
+    They are differences of logarithms, so -0.02 is 2 % less. Tables have a row per text, a number per seed.
     """
 
     bits: Table
@@ -62,7 +62,7 @@ class Change:
     time: Table
     """Time of a step."""
     equal_time: Table
-    """Bits per byte in the same time."""
+    """Bits per byte after the same time."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Difference:
 
 
 def doubling(design: Design, outcomes: Outcomes, text: Text) -> float:
-    """The logarithm of bits per byte that twice the steps add on this text, below zero where they help."""
+    """Return the change of log bits per byte by twice the steps on this text; below 0 if they help."""
     short = design.shorter(text)
     whole = Training(design.base, text, design.seeds[0], design.steps)
     if short.steps == whole.steps:
@@ -85,14 +85,14 @@ def doubling(design: Design, outcomes: Outcomes, text: Text) -> float:
 
 
 def change(design: Design, outcomes: Outcomes, recipe: Recipe) -> Change | None:
-    """What the recipe changes; None where one of its runs diverged."""
+    """Return the recipe's differences from the base; None if a run diverged."""
     tables = [design.table(lambda one: outcomes[one], each) for each in (recipe, design.base)]
     if not all(outcome.is_finite for row in tables[0] for outcome in row):
         return None
     pairs = [list(zip(*rows, strict=True)) for rows in zip(*tables, strict=True)]
     bits = [[math.log(ours.bits / base.bits) for ours, base in row] for row in pairs]
     time = [[math.log(ours.milliseconds / base.milliseconds) for ours, base in row] for row in pairs]
-    # Where a step takes twice the time, half of the steps are made, and what a doubling gains is lost.
+    # If a step takes twice the time, half the steps fit, and the gain of a doubling is lost.
     worth = [doubling(design, outcomes, text) / math.log(2) for text in design.texts]
     equal = [
         [of_bits - rate * of_time for of_bits, of_time in zip(*rows, strict=True)]
@@ -102,7 +102,7 @@ def change(design: Design, outcomes: Outcomes, recipe: Recipe) -> Change | None:
 
 
 def difference(design: Design, outcomes: Outcomes, recipe: Recipe) -> Difference | None:
-    """The recipe's from the base, over all texts and seeds; None where a run diverged."""
+    """Return the recipe's mean differences from the base; None if a run diverged."""
     found = change(design, outcomes, recipe)
     if found is None:
         return None
@@ -110,7 +110,7 @@ def difference(design: Design, outcomes: Outcomes, recipe: Recipe) -> Difference
 
 
 def lines(design: Design, outcomes: Outcomes) -> list[str]:
-    """The result for a terminal."""
+    """Return the result as lines for a terminal."""
     base = design.base.variant.name
     found = {recipe: difference(design, outcomes, recipe) for recipe in design.recipes[1:]}
     seeds = len(design.seeds)
@@ -136,7 +136,7 @@ def lines(design: Design, outcomes: Outcomes) -> list[str]:
 def _rows(
     design: Design, outcomes: Outcomes, differences: Mapping[Recipe, Difference | None]
 ) -> list[tuple[str, ...]]:
-    """A row for each variant: means over texts and seeds, and the differences from the base."""
+    """Return one row per variant: means over texts and seeds, and differences from the base."""
     header = ("variant", "bits per byte", "in the same steps", "ms a step", "in the same time")
     rows: list[tuple[str, ...]] = [header]
     for recipe in design.recipes:
@@ -150,7 +150,7 @@ def _rows(
 
 
 def _rows_by_text(design: Design, outcomes: Outcomes) -> list[tuple[str, ...]]:
-    """A row for each text: what the base reaches, and the mean difference of each variant."""
+    """Return one row per text: the base's result, and each variant's mean difference."""
     changes = [change(design, outcomes, recipe) for recipe in design.recipes[1:]]
     names = [recipe.variant.name for recipe in design.recipes]
     rows: list[tuple[str, ...]] = [("text, in the same steps", *names)]
@@ -162,7 +162,7 @@ def _rows_by_text(design: Design, outcomes: Outcomes) -> list[tuple[str, ...]]:
 
 
 def verdict(name: str, base: str, found: Difference | None, seeds: int) -> list[str]:
-    """What may be said of a variant, in lines."""
+    """Return lines that state what the numbers show about a variant."""
     if found is None:
         return [f"{name} diverged: its loss is no number"]
     in_time = _better(found.equal_time, seeds)
@@ -176,7 +176,7 @@ def verdict(name: str, base: str, found: Difference | None, seeds: int) -> list[
 
 
 def as_json(design: Design, outcomes: Outcomes) -> dict[str, Any]:
-    """The result for programs: every run, and the differences as fractions with their ends."""
+    """Return the result for JSON: every run, and the differences as fractions with their intervals."""
     variants = []
     for recipe in design.recipes:
         found = None if recipe is design.base else difference(design, outcomes, recipe)
@@ -212,14 +212,14 @@ def as_json(design: Design, outcomes: Outcomes) -> dict[str, Any]:
 
 
 def percent(value: Interval | float) -> str:
-    """A difference of logarithms as a percentage, with the ends of its interval."""
+    """Format a difference of logarithms as a percentage, with the ends of its interval."""
     if isinstance(value, Interval):
         return f"{percent(value.mean)} ({_number(value.low)} to {_number(value.high)})"
     return f"{_number(value)} %"
 
 
 def _number(logarithm: float) -> str:
-    if logarithm > math.log(10):  # of few seeds an interval may end anywhere
+    if logarithm > math.log(10):  # with few seeds an interval can be arbitrarily wide
         return "more"
     value = 100 * math.expm1(logarithm)
     return f"{value:+.2f}" if abs(value) < 1 else f"{value:+.1f}"
@@ -238,7 +238,7 @@ def _fractions(interval: Interval) -> dict[str, float]:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table whose first column begins on the left, and whose others end on the right."""
+    """Return a table's lines: the first column is left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     found = []
     for first, *others in rows:

@@ -1,7 +1,8 @@
-"""The trainings of a comparison: each is a run of `gpt fit` in a process of its own, made once.
+"""The trainings of a comparison: each is a run of `gpt fit` in its own process, made only once.
 
-A training's folder is named by a hash of all that decides it: the source, the options, the text, the steps
-and the seed. So what is finished is not run again, what was killed resumes, and what was edited since is new.
+The name of a training's folder has a hash of all that decides its result: the source, options, text, steps
+and seed. So a finished training is not repeated, a killed one is resumed, and an edited one is a new
+training.
 """
 
 import hashlib
@@ -16,12 +17,12 @@ from typing import Any
 from gpt.compare.variants import Variant, slug
 
 _SOURCE_FILES = (".py", ".cpp", ".json")
-_HASH = 10  # characters
+_HASH = 10  # characters of a hash in a name
 
 
-@dataclass(frozen=True, eq=False)  # options are no key of a mapping
+@dataclass(frozen=True, eq=False)  # options are a dict and cannot be hashed
 class Recipe:
-    """A variant with all its options, as its own source understands them."""
+    """A variant with all its options, as its own source reads them."""
 
     variant: Variant
     options: dict[str, Any]
@@ -42,14 +43,14 @@ class Text:
 
     @classmethod
     def of(cls, name: str, options: tuple[str, ...] = ()) -> "Text":
-        """What a command line names: a file, folder, pattern, recipe or hub's name."""
+        """Build the text that a command line names: a file, folder, pattern, recipe or hub name."""
         is_pattern = "://" not in name and any(mark in name for mark in "*?[")
         is_path = is_pattern or os.path.exists(name)
         return cls(Path(name).stem if is_path else name, os.path.abspath(name) if is_path else name, options)
 
     @cached_property
     def version(self) -> list[tuple[int, int]]:
-        """The sizes and times of the files, if they are on this machine by name."""
+        """Sizes and modification times of the files, if the corpus is a path on this machine."""
         if not os.path.isabs(self.corpus):
             return []
         pattern = f"{escape(self.corpus)}/**" if os.path.isdir(self.corpus) else self.corpus
@@ -60,7 +61,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Training:
-    """One run."""
+    """One run: a recipe on a text, with a seed and a number of steps."""
 
     recipe: Recipe
     text: Text
@@ -69,7 +70,7 @@ class Training:
 
     @cached_property
     def name(self) -> str:
-        """Of the run's folder."""
+        """The name of the run's folder."""
         text = self.text
         key = digest(self.recipe.digest, text.corpus, text.options, text.version, self.seed, self.steps)
         return "-".join(
@@ -77,7 +78,7 @@ class Training:
         )
 
     def words(self, config: Path) -> list[str]:
-        """The command line of `gpt fit`; what a file must not name is given here."""
+        """Return the command line of `gpt fit`, with the options that a config file may not set."""
         weights = self.recipe.options["model"].get("init_from")
         return [
             *("fit", "--config", str(config), *self.text.options, "--data.corpus", self.text.corpus),
@@ -89,14 +90,14 @@ class Training:
 
 
 def digest(*values: object) -> str:
-    """A short hash of plain values."""
+    """Return a short hash of plain values."""
     text = json.dumps(values, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:_HASH]
 
 
 @cache
 def source_digest(source: Path) -> str:
-    """A hash of the package in this folder."""
+    """Return a hash of the package in this folder."""
     found = hashlib.sha256()
     for path in sorted((source / "gpt").rglob("*")):
         if path.suffix in _SOURCE_FILES and path.is_file():

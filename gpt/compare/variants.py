@@ -1,4 +1,4 @@
-"""What is compared: the words of a command line become variants, the base first."""
+"""Parse a command line into the variants to compare, the base first."""
 
 import os
 import re
@@ -12,12 +12,12 @@ from gpt.plain import shown
 
 BETWEEN = "vs"
 OUR_SOURCE = Path(__file__).resolve().parents[2]
-"""The folder with the package that is running."""
+"""The folder that holds the running package."""
 _LONGEST_NAME = 60  # characters of a folder's name
 HELD_OUT = ("val_fraction", "most_bytes", "text_column", "skip_bad_rows", "template")
-"""Options of `data` that decide which text is held out: bits per byte of another one compare nothing."""
-# What is the same for all variants, and how it is said.
-_USUAL_CONFIG = ("--config", "quick")  # without one `gpt fit` plans for a time
+"""Options of `data` that decide which text is held out. Scores on different texts cannot be compared."""
+# Options that all variants share, and what the error says.
+_USUAL_CONFIG = ("--config", "quick")  # without a config `gpt fit` would plan for a time
 _SHARED = {
     "data.corpus": "all variants read the same texts: name them with --texts",
     "trainer.max_steps": "all variants make the same steps: give --steps",
@@ -44,14 +44,17 @@ class Variant:
 
 @dataclass(frozen=True)
 class Part:
-    """What stands between two `vs`: a config, recipe or folder, if one is named, and options."""
+    """The words between two `vs`: at most one config, recipe or folder, then options."""
 
     word: str | None
     options: tuple[str, ...]
 
     @classmethod
     def of(cls, words: Sequence[str]) -> "Part":
-        """InputError for more than one word before the options, and for options that all variants share."""
+        """Parse the words of a part.
+
+        Raises InputError for more than one word before the options, and for options that all variants share.
+        """
         names = list(takewhile(lambda word: not word.startswith("-"), words))
         if len(names) > 1:
             raise InputError(f"{names[0]} {names[1]}: write '{names[0]} {BETWEEN} {names[1]}'")
@@ -63,7 +66,7 @@ class Part:
 
     @property
     def source(self) -> Path | None:
-        """The folder with an edited copy of the package; an InputError for a folder without one."""
+        """The folder with an edited copy of the package, if named; InputError for a folder without one."""
         if self.word is None or not os.path.isdir(self.word):
             return None
         folder = Path(self.word).resolve()
@@ -75,12 +78,12 @@ class Part:
 
     @property
     def config(self) -> tuple[str, ...]:
-        """The option that names the config or recipe, if the part does."""
+        """The option that names the config or recipe, if there is one."""
         return () if self.word is None or self.source else ("--config", self.word)
 
     @property
     def name(self) -> str:
-        """The file's, recipe's or folder's, and the options by the last parts of their names."""
+        """The name of the file, recipe or folder, then the options by the last parts of their names."""
         settings = [
             name.rpartition(".")[2] if value is None else f"{name.rpartition('.')[2]}={value}"
             for name, value in named_options(self.options)
@@ -92,9 +95,9 @@ class Part:
 
 
 def parse_variants(words: Sequence[str]) -> tuple[Variant, ...]:
-    """The variants of a command line, the base first: see `gpt compare --help`.
+    """Return the variants of a command line, the base first; see `gpt compare --help`.
 
-    Options of the base hold for all; a variant that names a config or a folder has it instead of the base's.
+    The base's options apply to all variants. A variant's own config or folder replaces the base's.
     """
     base, *others = map(Part.of, split(words))
     for part in others:
@@ -114,7 +117,10 @@ def parse_variants(words: Sequence[str]) -> tuple[Variant, ...]:
 
 
 def split(words: Sequence[str]) -> list[list[str]]:
-    """The parts between `vs`, at least two. Without it each word is a part, or the options are the second."""
+    """Split words at `vs` into at least two parts.
+
+    Without `vs`, each word is a part, or the options are the second part.
+    """
     parts: list[list[str]] = [[]]
     names = list(takewhile(lambda word: not word.startswith("-"), words))
     options = list(words[len(names) :])
@@ -138,9 +144,9 @@ def split(words: Sequence[str]) -> list[list[str]]:
 
 
 def named_options(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Each option's name and value; None where it stands alone."""
+    """Yield each option's name and value; the value is None if none follows."""
     following = [*words[1:], "--"]
-    for word, then in zip(words, following, strict=False):  # of no words there is one more
+    for word, then in zip(words, following, strict=False):  # `following` may be longer
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             if equals:
@@ -150,5 +156,5 @@ def named_options(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
 
 
 def slug(name: str) -> str:
-    """A name as one of a folder."""
+    """Return a name that can be a folder's."""
     return re.sub(r"[^\w.=-]+", "-", name).strip("-.")[:_LONGEST_NAME] or "x"
