@@ -1,4 +1,4 @@
-"""What of a generated text stands word for word in the training text."""
+"""Find passages of a generated text that are copied verbatim from the training text."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -19,11 +19,11 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 def training_text(run: Path | None, tokenizer: Tokenizer) -> NDArray[Any]:
-    """The ids (tokens,) of a run's training text; an InputError where it is not at hand.
+    """Return the token ids (tokens,) of a run's training text; InputError if it is not on this machine.
 
-    It is known by the hash in the run's newest checkpoint: any prepared text with this hash is it, in the
-    cache or in the prepared folder that config.yaml names. The run may be a stranger's, so nothing else that
-    its files name is read, and nothing is fetched.
+    The run's newest checkpoint has the text's hash. A prepared text with this hash is looked for in the cache
+    and in the prepared folder that config.yaml names. The run may be untrusted, so nothing else that its
+    files name is read, and nothing is downloaded.
     """
     if run is None:
         raise InputError("the training text is not known: give a run, or a checkpoint in its folder")
@@ -32,11 +32,11 @@ def training_text(run: Path | None, tokenizer: Tokenizer) -> NDArray[Any]:
     if prepared is None or prepared.tokenizer != tokenizer:
         how = f"gpt validate --ckpt_path {run} --data.corpus TEXT"
         raise InputError(f"the training text of {run} is not at hand: prepare it with '{how}'")
-    return token_ids(prepared.stream("train").tokens).astype("u4")  # also what is not scored
+    return token_ids(prepared.stream("train").tokens).astype("u4")  # includes tokens that are not scored
 
 
 def _named_folder(run: Path) -> list[Path]:
-    """The prepared folder that a run's config.yaml names, if it does."""
+    """Return the prepared folder that a run's config.yaml names, if it names one."""
     try:
         corpus = parse_yaml((run / "config.yaml").read_text(encoding="utf-8"))["data"]["corpus"]
         return [Path(corpus)] if is_prepared(corpus) else []
@@ -45,10 +45,11 @@ def _named_folder(run: Path) -> list[Path]:
 
 
 class Copied:
-    """Finds what of some ids stands in a text, (tokens,), in runs of at least `least` (N).
+    """Finds passages of at least `least` (N) tokens that occur in a text, (tokens,) ids.
 
-    It keeps a sorted hash of 64 bits for every N tokens of the text in a row, 8 bytes each. A run is copied
-    where every N of its tokens in a row stand in the text. InputError for N below 2.
+    It keeps a sorted array of 64-bit hashes, one for each N consecutive tokens of the text, 8 bytes each. A
+    passage counts as copied if each N consecutive tokens of it occur in the text. Raises InputError for N
+    below 2.
     """
 
     def __init__(self, text: NDArray[Any], tokenizer: Tokenizer, least: int = 12) -> None:
@@ -59,7 +60,7 @@ class Copied:
         self.hashes.sort()
 
     def runs(self, ids: Sequence[int]) -> list[list[int]]:
-        """The first id of each run and the one after its last, in their order; none is within another."""
+        """Return [start, end) of each copied passage in `ids`, in order; none contains another."""
         hashes = self._hashes(np.asarray(ids, np.uint64))
         known = self.hashes.searchsorted(hashes, "right") > self.hashes.searchsorted(hashes)
         changes = np.flatnonzero(np.diff(known, prepend=False, append=False)).reshape(-1, 2)
@@ -67,7 +68,7 @@ class Copied:
         return changes.tolist()
 
     def mark(self, text: str) -> str:
-        """The text with [[ ]] around what is copied, and a line that counts it."""
+        """Return the text with [[ ]] around copied passages, and a line that counts them."""
         ids = self.tokenizer.encode(text)
         runs = self.runs(ids)
         copied = {place for run in runs for place in range(*run)}

@@ -23,7 +23,7 @@ def evaluate(
     most_bytes: int | None = None,
     device: Device = "auto",
 ) -> None:
-    """Score a model on a text: nats per token, perplexity and bits per byte as JSON, each token once.
+    """Score a model on a text: print nats per token, perplexity and bits per byte as JSON.
 
     Args:
         checkpoint: a checkpoint, a run, or what gpt import reads; the newest run by default.
@@ -46,22 +46,23 @@ def evaluate(
 def score_text(
     model: GPT, tokenizer: Tokenizer, data: str, split: str | None = None, **reading: Any
 ) -> dict[str, Any]:
-    """Nats per token, perplexity, and bits per byte of UTF-8 text, with the standard error of the latter.
+    """Return nats per token, perplexity, bits per byte of UTF-8 text, and the standard error of the last.
 
-    `reading` are options of `prepare_for`. Bits per byte do not depend on the tokenizer.
+    `reading` are options of `prepare_for`. Bits per byte can be compared between tokenizers. Each token is
+    scored once.
 
-    `<|endoftext|>` precedes the first token. It also ends each document, where it is predicted as a token and
-    counts as no byte. Of examples, whose text is around them in a `template`, tokens and bytes of completions
-    count. A split without text raises InputError.
+    `<|endoftext|>` precedes the first token. It also ends each document, where it is scored as a token of no
+    bytes. Of examples, only the completions count, not the prompts or the `template`'s text. Raises
+    InputError for a split without text.
     """
     if is_prepared(data):
         split = split or "val"
-    elif split is None:  # nothing is held out
+    elif split is None:  # score the entire text
         reading["val_fraction"] = 0.0
     part = split or "train"
     prepared = Prepared(prepare_for(tokenizer, data, **reading))
     counts = prepared.counts[part]
-    if not counts.scored_bytes:  # of `<|endoftext|>` alone no bits per byte can be computed
+    if not counts.scored_bytes:  # only `<|endoftext|>`, which has no bytes
         raise InputError(f"{data} has no text to score in its split {part}")
     found = []
     with progress(f"scoring {data}", counts.scored_bytes) as advance:
@@ -85,10 +86,10 @@ def score_text(
 def score_sample(
     weights: str, data: str, most_context: int, device: Device, **reading: Any
 ) -> tuple[float, float]:
-    """Bits per byte of about `SAMPLE` tokens from all that is held out of a text, and their standard error.
+    """Return bits per byte of about `SAMPLE` tokens, spread over the held-out text, and their standard error.
 
-    `weights` are those of `find`, with at most so many positions, and compute on the `device`; `reading` are
-    options of `prepare_for`.
+    `weights` are a path or name for `find`. They have at most `most_context` positions and run on `device`.
+    `reading` are options of `prepare_for`.
     """
     found = read_weights(weights)
     found = found.cropped().with_positions(min(most_context, found.config.context_length))

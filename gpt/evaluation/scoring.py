@@ -19,18 +19,18 @@ from gpt.model import GPT
 
 ERROR_BLOCKS = 32
 SAMPLE = 8192
-"""Tokens that say enough of a held-out text: GPT-2 small scores them in ten seconds on two cores."""
-_AT_ONCE = 1024  # tokens whose logits are in memory: those of GPT-2 take 206 MB
-_WINDOWS = 8  # at once
+"""Tokens enough for an estimate of the loss; GPT-2 small scores them in ten seconds on two cores."""
+_AT_ONCE = 1024  # tokens whose logits are in memory together; GPT-2's take 206 MB
+_WINDOWS = 8  # windows in a batch
 
 
 def bits_per_byte(nats: NDArray[np.float64], sizes: NDArray[np.int64]) -> tuple[float, float]:
-    """Bits per byte of a text and their standard error, from nats and bytes of its windows in order, (N,).
+    """Return bits per byte and their standard error, from a text's nats and bytes per window in order, (N,).
 
-    The error is that of a ratio (Cochran 1977, "Sampling Techniques", section 6.4) over `ERROR_BLOCKS` blocks
-    of neighbouring windows, as neighbours are alike; infinite where there is no second block.
+    The error is that of a ratio (Cochran 1977, "Sampling Techniques", section 6.4). Neighbouring windows are
+    alike, so it is computed over `ERROR_BLOCKS` blocks of neighbours. It is infinite with a single block.
     """
-    scored = (nats != 0) | (sizes != 0)  # not those of padding alone
+    scored = (nats != 0) | (sizes != 0)  # without windows that are only padding
     nats = nats[scored]
     sizes = sizes[scored]
     count = min(ERROR_BLOCKS, int(np.count_nonzero(sizes)))
@@ -48,10 +48,10 @@ def bits_per_byte(nats: NDArray[np.float64], sizes: NDArray[np.int64]) -> tuple[
 def score_windows(
     model: GPT, prepared: Prepared, split: str, most: int = sys.maxsize
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
-    """The nats of each window of a split and the bytes that they are of, (B,) both, batch by batch.
+    """Yield, batch by batch, the nats of a split's windows and their bytes, both (B,).
 
-    All tokens that are to be scored are, each once, or about `most`, from all of the split; `<|endoftext|>`
-    precedes the first. Windows have the model's context length, and end where examples end. The model is in
+    Each token is scored once, or only about `most` tokens, spread over the split. `<|endoftext|>` precedes
+    the first. Windows have the model's context length, and end where examples end. The model has to be in
     evaluation mode.
     """
     stream = prepared.stream(split)
@@ -68,7 +68,7 @@ def score_windows(
 
 
 def target_bytes(targets: Tensor, byte_lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The bytes of text in each row of targets, (B, T) on the CPU -> (B,)."""
+    """Count the bytes of text in each row of targets, (B, T) on the CPU -> (B,)."""
     ids = targets.numpy()
     found: NDArray[np.int64] = np.where(ids == IGNORE_INDEX, 0, byte_lengths[ids]).sum(axis=1)
     return found
@@ -76,9 +76,9 @@ def target_bytes(targets: Tensor, byte_lengths: NDArray[np.int64]) -> NDArray[np
 
 @torch.inference_mode()
 def score(model: GPT, tokens: Tensor, targets: Tensor) -> Tensor:
-    """Nats of each target, (B, T) on the CPU.
+    """Return the nats of each target, (B, T) on the CPU.
 
-    `tokens` and `targets` are (B, T) int64. Where a target is IGNORE_INDEX nothing is scored: nats are 0.
+    `tokens` and `targets` are (B, T) int64. Targets of IGNORE_INDEX are not scored: their nats are 0.
     """
     tokens, targets = (ids.to(model.token_embedding.weight.device) for ids in (tokens, targets))
     scored = targets != IGNORE_INDEX

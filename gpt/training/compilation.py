@@ -1,4 +1,4 @@
-"""How to compile a model, so that its weights keep their names."""
+"""Compile a model in place, so that its weights keep their names."""
 
 import shutil
 from typing import Any
@@ -12,22 +12,22 @@ _COMPILERS = ("c++", "g++", "clang++", "cl")
 
 
 def compile_model(module: Any) -> None:
-    """Compile a LanguageModel's blocks in place; without a compiler, only say so.
+    """Compile a LanguageModel's blocks in place; without a compiler, only print a notice.
 
-    All blocks share one compilation, so its time does not grow with depth. What is fused on a GPU beside them
-    would make a CPU slower (docs/benchmarks.md).
+    All blocks share one compilation, so its time does not grow with depth. On a GPU the loss is compiled too;
+    on a CPU that would be slower (docs/benchmarks.md).
     """
     if not has_compiler():
         names = ", ".join(_COMPILERS)
         rank_zero_warn(f"not compiled: no compiler found, looked for {names}. Training is slower without it.")
         return
-    torch._dynamo.config.optimize_ddp = False  # DDP reduces one block while another computes: split none
+    torch._dynamo.config.optimize_ddp = False  # blocks are compiled one by one, so DDP needs no split
     if module.device.type == "cuda":
-        module.kernel = torch.compile(cross_entropy)  # softmax and gradient in one pass over the logits
+        module.kernel = torch.compile(cross_entropy)  # one pass over the logits for softmax and gradient
     for block in module.model.blocks:
         block.compile()
 
 
 def has_compiler() -> bool:
-    """Whether there is a compiler for what torch writes."""
+    """Whether a compiler for torch's generated code is installed."""
     return any(map(shutil.which, _COMPILERS))

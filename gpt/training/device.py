@@ -1,4 +1,4 @@
-"""What suits a device and its memory."""
+"""Settings that suit a device and its memory."""
 
 import ctypes
 import platform
@@ -12,25 +12,25 @@ from typing import Any
 
 import torch
 
-# Numbers of malloc.h.
+# Constants from malloc.h.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4
 
 
 def default_precision(accelerator: str | Any) -> str:
-    """bf16-mixed where bfloat16 matrix products are fast, 16-mixed on older GPUs, else 32-true."""
+    """Return bf16-mixed where bfloat16 matrix products are fast, 16-mixed on older GPUs, else 32-true."""
     if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
         return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "16-mixed"
     on_cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.backends.mps.is_available())
     return "bf16-mixed" if on_cpu and cpu_multiplies_bfloat16() else "32-true"
 
 
-@cache  # a process decides once: what a plan was timed in is what its run is trained in
+@cache  # decided once, so that a run trains in the precision that its plan was timed in
 def cpu_multiplies_bfloat16() -> bool:
-    """Whether the processor multiplies matrices faster in bfloat16 than in float32.
+    """Whether the CPU multiplies matrices faster in bfloat16 than in float32.
 
-    AVX-512's instructions for it are no proof: products were 3.4 times as fast on an AMD EPYC and half as
-    fast on an Intel Xeon, so they are timed.
+    A quick timing decides, because the presence of AVX-512's instructions does not: with them, products were
+    3.4 times as fast on an AMD EPYC but half as fast on an Intel Xeon.
     """
     if torch.cpu._is_amx_tile_supported():
         return True
@@ -38,26 +38,26 @@ def cpu_multiplies_bfloat16() -> bool:
 
 
 def _seconds(dtype: torch.dtype) -> float:
-    """The shortest time of a few matrix products, which other programs disturb least."""
+    """Time a few matrix products; return the shortest time, which other programs disturb least."""
     matrix = torch.ones(512, 512, dtype=dtype)
     return min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=6))
 
 
 def keep_freed_memory() -> None:
-    """Have glibc, where there is one, keep the memory of freed tensors for the next ones.
+    """Make glibc keep the memory of freed tensors for later ones; do nothing with another C library.
 
-    By default it returns every large block to the system at once, which clears each page anew when it is
-    touched: a good part of a GPT-2 step on a CPU (docs/benchmarks.md).
+    By default glibc returns every large block to the system at once. The system then has to clear each page
+    when it is used again, which takes a good part of a GPT-2 step on a CPU (docs/benchmarks.md).
     """
     if sys.platform == "linux":
-        with suppress(OSError, AttributeError):  # another C library
+        with suppress(OSError, AttributeError):  # it is another C library
             mallopt = ctypes.CDLL(None).mallopt
             mallopt(_M_MMAP_MAX, 0)  # large blocks come from the heap, not from mmap
             mallopt(_M_TRIM_THRESHOLD, -1)  # and the heap is never trimmed
 
 
 def device_name(device: torch.device) -> str:
-    """That of the processor or of the GPU, as far as the system tells it."""
+    """Return the name of the CPU or GPU, as far as the system tells it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     with suppress(OSError):
@@ -67,10 +67,10 @@ def device_name(device: torch.device) -> str:
 
 
 def free_memory(device: torch.device) -> float:
-    """Most of the bytes that are free on the device; infinite where the system does not say."""
+    """Return the bytes that a run may use: most of those free on the device; inf if unknown."""
     if device.type == "cuda":
         return 0.9 * torch.cuda.mem_get_info(device)[0]
-    with suppress(OSError):  # what holds files to read them again is free too
+    with suppress(OSError):  # MemAvailable includes the file cache, which can be freed
         if found := re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text("utf-8")):
             return 0.7 * 1024 * int(found[1])
     return float("inf")

@@ -1,4 +1,4 @@
-"""Losses and gradients that are not finite: they never reach the weights."""
+"""Keep losses and gradients that are not finite away from the weights."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from gpt.errors import InputError
 
 
 class Guard:
-    """Stops the run between the backward pass and the update; float16's scaler checks gradients itself.
+    """Stops a run before an update whose loss or gradients are not finite.
 
-    Loss and gradients are reduced to one flag. Only reading it makes an update wait for the device and
-    for other processes. So that they act together, they agree in the same moment on what any of them asks
-    for: `received` is a signal sent to this process, `wants_save` its wish to save; after the update `agreed`
-    and `agreed_save` are the same on all processes.
+    Loss and gradients are reduced to one flag; reading it is the only moment when an update waits for the
+    device and for other processes. In the same moment the processes agree on what any of them asks for:
+    `received` is a signal sent to this process, `wants_save` its request to save. After the update `agreed`
+    and `agreed_save` are the same on all processes. Float16's loss scaler checks the gradients itself.
     """
 
     def __init__(self) -> None:
@@ -25,8 +25,8 @@ class Guard:
         self.agreed_save = 0
 
     def check(self, trainer: Trainer, loss: Tensor, norm: Tensor, step: int) -> None:
-        """InputError unless update `step` may be made, by its last loss and its gradients' norm."""
-        total = loss if scaler_of(trainer) else loss + norm  # infinity and NaN survive addition
+        """Raise InputError if the loss or the gradients' norm of update `step` is not finite."""
+        total = loss if scaler_of(trainer) else loss + norm  # the sum is not finite if either is not
         broken = (~total.isfinite()).int()
         asked = [torch.full_like(broken, number) for number in (self.received, self.wants_save)]
         flags: Any = torch.stack([broken, *asked])
@@ -38,10 +38,10 @@ class Guard:
 
 
 def scaler_of(trainer: Trainer) -> Any:
-    """The loss scale of float16, if the run has one."""
+    """Return float16's loss scaler; None if the run has none."""
     return getattr(trainer.precision_plugin, "scaler", None)
 
 
 def read(flags: Tensor) -> list[int]:
-    """Read the flags from the device, at once."""
+    """Read the flags from the device, all in one transfer."""
     return flags.tolist()

@@ -1,4 +1,4 @@
-"""Training of low-rank adapters (LoRA, Hu et al. 2021) through peft, the other weights fixed."""
+"""Train low-rank adapters (LoRA, Hu et al. 2021) with peft, while the other weights are fixed."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,12 @@ from gpt.errors import InputError, check_least
 from gpt.weights.adapters import LAYERS
 
 ALPHA = 16
-"""The adapters' output is multiplied by this number, divided by their rank."""
+"""The adapters' output is multiplied by `ALPHA` / rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoRAConfig:
-    """Adapters beside the matrices of attention and feed-forward; InputError for a rank below 0."""
+    """Adapters of the matrices in attention and feed-forward; InputError for a rank below 0."""
 
     rank: int = 0
     """Rank of the adapters; 0 trains all weights."""
@@ -23,7 +23,7 @@ class LoRAConfig:
 
 
 def add_adapters(model: nn.Module, rank: int) -> None:
-    """Add adapters that change nothing yet, and fix the other weights; InputError without peft."""
+    """Add adapters that do not change the output yet, and fix the other weights; InputError without peft."""
     try:
         import peft
     except ImportError:

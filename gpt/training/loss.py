@@ -1,9 +1,10 @@
 """Cross-entropy over a large vocabulary, one chunk of rows at a time.
 
-All logits together would be the largest tensor of a training step: GPT-2 has 50,257 for each token. Here one
-chunk's logits exist at a time. Softmax and gradient run in float32 over a few rows that fit in a CPU's cache.
+All logits together would be the largest tensor of a training step: GPT-2 has 50,257 for each token. Here only
+one chunk's logits exist at a time. Softmax and gradient are computed in float32, over few enough rows to fit
+in a CPU's cache.
 
-Shapes: N tokens, D features, V vocabulary, P the vocabulary padded, C rows of a chunk, R rows in the cache.
+Shapes: N tokens, D features, V vocabulary, P padded vocabulary, C rows in a chunk, R rows in the cache.
 """
 
 from typing import Any
@@ -15,13 +16,13 @@ from torch.utils.checkpoint import checkpoint
 
 from gpt.data.windows import IGNORE_INDEX
 
-_MULTIPLE = 64  # on any device, products are faster where the vocabulary is a multiple of this
-_CACHED = 1 << 19  # logits that take two megabytes in float32, which fit in a core's cache
+_MULTIPLE = 64  # matrix products are faster on all devices if the vocabulary's size is a multiple of this
+_CACHED = 1 << 19  # logits: two megabytes in float32, which fit in a core's cache
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 def is_matrix(head: nn.Module) -> bool:
-    """Whether calling the head is a product with its `weight` and nothing else: no bias, hook or adapter."""
+    """Whether the head only multiplies by its `weight`, without bias, hook or adapter."""
     return (
         type(head) is nn.Linear
         and getattr(head, "bias", None) is None
@@ -36,8 +37,8 @@ def head_cross_entropy(
 ) -> Tensor:
     """The mean of `cross_entropy(head(features), targets)` in nats; NaN where no position is scored.
 
-    A head that is a matrix is multiplied by `linear_cross_entropy`. Any other is called, chunk by chunk, and
-    once more in the backward pass, so that not all logits are in memory.
+    For a head that is only a matrix, `linear_cross_entropy` does the work. Any other head is called chunk by
+    chunk, and again in the backward pass, so that the logits of only one chunk are in memory.
 
     Args:
         head: (..., D) -> (..., V).
@@ -60,16 +61,16 @@ def linear_cross_entropy(
 ) -> Tensor:
     """The mean of `cross_entropy(features @ weight.T, targets)` in nats; NaN where no position is scored.
 
-    Products are computed in autocast's type where it is on, all else in float32. The gradients are computed
-    in the forward pass, while the logits exist, and only where gradients are enabled.
+    Matrix products use autocast's number type if it is on; all else is in float32. The gradients are computed
+    in the forward pass, while the logits exist, and only if gradients are enabled.
 
     Args:
         features, weight: (N, D) and (V, D).
-        targets: (N,) int64 in [0, V), or IGNORE_INDEX for a position that is not scored.
+        targets: (N,) int64 in [0, V), or IGNORE_INDEX for positions that are not scored.
         chunk: rows whose logits exist at the same time, by default 8,192 on a GPU and 1,024 elsewhere.
-        kernel: `cross_entropy` compiled for a GPU; by default it runs as it is.
+        kernel: `cross_entropy` compiled for a GPU; by default it runs uncompiled.
     """
-    if not torch.is_grad_enabled():  # a Function asks only whether its inputs require gradients
+    if not torch.is_grad_enabled():  # a Function only checks whether its inputs require gradients
         features = features.detach()
         weight = weight.detach()
     return _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
@@ -78,7 +79,7 @@ def linear_cross_entropy(
 
 
 def _chunk_of(features: Tensor) -> int:
-    """How many rows have their logits in memory at the same time."""
+    """Return the number of rows whose logits are in memory at the same time."""
     return 8192 if features.is_cuda else 1024
 
 
@@ -95,9 +96,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 table = F.pad(table, (0, 0, 0, padding))  # (P, D)
             scored = (targets != IGNORE_INDEX)[:, None]  # (N, 1)
             count = scored.sum()
-            # Float16 has no numbers as small as 1 / count: its gradients are at first those of the sum / 64.
+            # 1 / count is too small for float16: its gradients are first those of the sum / 64.
             unit = count / 64 if dtype == torch.float16 else 1.0
-            row_weights = scored.float() * unit / count  # (N, 1), of each row in the mean
+            row_weights = scored.float() * unit / count  # (N, 1), weight of each row in the mean
             weighted_rows = (rows * row_weights).to(dtype)  # (N, D)
             target = targets.clamp(min=0)[:, None]  # (N, 1)
             total = torch.zeros((), dtype=torch.float32, device=features.device)
@@ -110,7 +111,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 logits[:, len(weight) :] = -torch.inf
                 losses = loss(logits, target[part], needs_features or needs_weight)
                 total += (losses * row_weights[part]).sum()
-                gradients = logits  # `loss` has written them in the place of the logits
+                gradients = logits  # `loss` has overwritten the logits with them
                 if features_grad is not None:
                     torch.mm(gradients, table, out=features_grad[part]).mul_(row_weights[part])
                 if needs_weight:
@@ -139,11 +140,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def cross_entropy(x: Tensor, y: Tensor, differentiate: bool) -> Tensor:
-    """(R, 1) of logits (R, P) and targets (R, 1). Its gradient, softmax - one-hot, replaces x if asked."""
-    below = x.gather(1, y).float() - x.amax(dim=1, keepdim=True)  # (R, 1), under the highest logit
+    """Logits x (R, P), targets y (R, 1) -> losses (R, 1); `differentiate` overwrites x with the gradient.
+
+    The gradient is softmax - one-hot.
+    """
+    below = x.gather(1, y).float() - x.amax(dim=1, keepdim=True)  # (R, 1), relative to the highest logit
     p = torch.softmax(x, dim=1, dtype=torch.float32)  # (R, P)
-    losses = -(below + p.amax(dim=1, keepdim=True).log())  # the highest logit's p is 1 / sum(exp)
-    if differentiate and torch.compiler.is_compiling():  # in the pass that writes; scattering is another
+    losses = -(below + p.amax(dim=1, keepdim=True).log())  # the highest p is 1 / sum(exp)
+    if differentiate and torch.compiler.is_compiling():  # in the same pass, as a scatter is not
         x.copy_(p - (torch.arange(x.shape[1], device=x.device) == y).float())
     elif differentiate:
         x.copy_(p.scatter_add_(1, y, p.new_full(y.shape, -1.0)))
@@ -151,7 +155,7 @@ def cross_entropy(x: Tensor, y: Tensor, differentiate: bool) -> Tensor:
 
 
 def _in_cache(logits: Tensor, target: Tensor, differentiate: bool) -> Tensor:
-    """The same of a whole chunk (C, P), on a CPU as many rows at a time as fit in its cache."""
+    """`cross_entropy` of a whole chunk (C, P); on a CPU, of as many rows at a time as fit in its cache."""
     size = max(1, _CACHED // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     parts = zip(torch.split(logits, size), torch.split(target, size), strict=True)
     return torch.cat([cross_entropy(x, y, differentiate) for x, y in parts])

@@ -1,4 +1,4 @@
-"""The LightningModule: what a training step and a validation step compute.
+"""The LightningModule: the computation of a training step and a validation step.
 
 Shapes: B batch, T tokens, D emb_dim, V vocab_size.
 """
@@ -29,35 +29,35 @@ from gpt.training.schedule import learning_rate_factor
 from gpt.weights.load import GPT, start_from
 
 VALIDATED = ("val_loss", "val_perplexity", "val_bits_per_byte", "val_standard_error")
-"""What a validation logs, and metrics.csv records."""
+"""The metrics that a validation logs and metrics.csv records."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """A model and how it learns; an InputError for a value out of its range."""
+    """A model and how it is trained; InputError for a value out of its range."""
 
     config: GPTConfig = GPTConfig()
     """The model's shape."""
     optimizer: OptimizerConfig = OptimizerConfig()
-    """The recipe of the updates."""
+    """The optimizer's settings."""
     lora: LoRAConfig = LoRAConfig()
-    """Low-rank adapters, which alone are trained and saved."""
+    """Low-rank adapters: only they are trained and saved."""
     init_from: str | None = None
-    """Weights to start from: gpt2, a run, or what `gpt import` reads; of a run as they are used, the logits
-    divided by its temperature. They decide the shape, of whose options only dropout and context_length count;
-    a shorter context crops the table of positions, a longer one stretches it.
+    """Weights to start from: gpt2, a run, or what `gpt import` reads. A run's logits are divided by its
+    temperature. The weights decide the model's shape: of its options only dropout and context_length can be
+    changed. A shorter context crops the table of positions, a longer one stretches it.
     Elsewhere: model_name_or_path."""
     compile: bool = False
     """Compile the blocks, which takes 20 to 100 seconds and makes steps faster."""
     checkpoint_activations: bool = False
-    """Keep only each block's input for the backward pass and compute the rest again: a third more time, a
+    """Keep only each block's input for the backward pass and recompute the rest: a third more time, a
     fraction of the memory (Chen et al. 2016). Rare. Elsewhere: gradient_checkpointing."""
     loss_chunk: int | None = None
-    """Tokens whose logits are in memory at the same time, by default 8,192 on a GPU, else 1,024. Rare."""
+    """Tokens whose logits are in memory at the same time; by default 8,192 on a GPU, else 1,024. Rare."""
     sampled_softmax: int = 1
-    """Score a batch's targets and of the other ids a random one in so many, in the last fifth of the updates
-    one in two: a small model with a large vocabulary then learns as much from a step, in less time. A GPU
-    scores all: that takes it little, and it would be waited for. Rare."""
+    """Sampled softmax on a CPU: score a batch's targets and a random 1/N of the other tokens. In the last
+    fifth of the updates it is one half. A small model with a large vocabulary then learns as much per step,
+    in less time. A GPU scores all tokens, which is fast there; sampling would make it wait. Rare."""
 
     def __post_init__(self) -> None:
         check_least(1, loss_chunk=self.loss_chunk, sampled_softmax=self.sampled_softmax)
@@ -70,10 +70,10 @@ class LanguageModel(LightningModule):
 
     Args:
         config: the model's shape.
-        optimizer: the recipe of the updates.
+        optimizer: the optimizer's settings.
         options: the other fields of `ModelOptions`.
 
-    A checkpoint of an ordinary Trainer carries these; `load_from_checkpoint` needs none of them.
+    A checkpoint of an ordinary Trainer has these arguments, so `load_from_checkpoint` needs none of them.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class LanguageModel(LightningModule):
         super().__init__()
         kinds: dict[str, Any] = {"config": GPTConfig, "optimizer": OptimizerConfig, "lora": LoRAConfig}
         given = {"config": config, "optimizer": optimizer, **options}
-        # A Trainer's checkpoint has dictionaries.
+        # A Trainer's checkpoint has dictionaries in place of dataclasses.
         built = {name: kinds[name](**each) for name, each in given.items() if isinstance(each, dict)}
         plain = self.options = ModelOptions(**{**given, **built})
         weights = plain.init_from
@@ -93,21 +93,21 @@ class LanguageModel(LightningModule):
         if plain.lora.rank:
             add_adapters(self.model, plain.lora.rank)
         self.model.checkpoint_activations = plain.checkpoint_activations
-        self.kernel = None  # of the loss, where `compile_model` compiles it
+        self.kernel = None  # the compiled loss, if `compile_model` sets it
         self.guard = Guard()
         self.config = self.model.config
         self.first_step = 0
         """Updates that were made before this training began."""
         self.planned_steps = 0
-        """Updates until the schedule has ended, with those before; 0 until the Trainer is asked."""
+        """Updates when the schedule ends, including `first_step`; 0 until the Trainer is asked."""
         self.logs_itself = True
-        """`gpt fit` records the training loss at less cost, and turns this off."""
+        """Whether to log the training loss. `gpt fit` turns this off, as it records the loss at less cost."""
         self.last_loss = torch.tensor(float("nan"))  # stays on the device until it is read
         self.last_term = self.last_loss
-        """The last loss times its weight in the mean of its update."""
+        """The last loss times its weight in its update's mean."""
         self.last_gradient_norm = self.last_loss
         self.last_learning_rate = float("nan")
-        """Of the last update, in the first of the optimizer's groups: the blocks' matrices."""
+        """The blocks' matrices' learning rate in the last update: that of the optimizer's first group."""
         saved = {**asdict(plain), "config": self.config.to_dict()}
         self.save_hyperparameters(saved if plain.lora.rank else {**saved, "init_from": None})
 
@@ -116,10 +116,11 @@ class LanguageModel(LightningModule):
         return self.model(tokens)
 
     def cross_entropy(self, batch: Batch | WeightedBatch) -> Tensor:
-        """Mean cross-entropy in nats of a batch: tokens x and targets y, (B, T) each.
+        """Return the mean cross-entropy in nats of a batch: tokens x and targets y, (B, T) each.
 
-        A third tensor, the document of each token, keeps attention within documents. InputError for
-        `sampled_softmax` and a head that is more than a matrix, whose rows could be sampled.
+        An optional third tensor has each token's document and keeps attention within documents. Raises
+        InputError for `sampled_softmax` with a head that is more than a matrix: only a matrix's rows can be
+        sampled.
         """
         x, y = batch[:2]
         documents = batch[2] if len(batch) > 2 else None
@@ -127,7 +128,7 @@ class LanguageModel(LightningModule):
         head = self.model.head
         targets = y.flatten()
         how = self.options.loss_chunk, self.kernel
-        # A GPU scores all at little cost; a sample's size has to be read from it, which waits for it.
+        # Scoring all is cheap on a GPU, while reading a sample's size would wait for it.
         rate = self.options.sampled_softmax if self.training and x.device.type == "cpu" else 1
         if rate > 1 and self.step >= early_steps(self.planned_steps):
             rate = LATE_RATE
@@ -139,17 +140,17 @@ class LanguageModel(LightningModule):
 
     @property
     def step(self) -> int:
-        """Updates that were made."""
+        """Updates made so far."""
         return int(self.first_step + self.trainer.global_step)
 
     def loss(self, batch: Batch | WeightedBatch) -> Tensor:
-        """What training minimises: a subclass may add terms here, which validation does not measure."""
+        """Return the loss to minimise. A subclass may add terms here; validation does not measure them."""
         return self.cross_entropy(batch)
 
     def training_step(self, batch: Batch | WeightedBatch, batch_idx: int) -> Tensor:
-        """The loss of a batch; Lightning takes the mean of an update's.
+        """Return the loss of a batch; Lightning averages the losses of an update's batches.
 
-        Where they score more or fewer tokens each, a `WeightedBatch` has its weight in that mean.
+        If the batches score different numbers of tokens, a `WeightedBatch` has its weight in this mean.
         """
         loss = self.loss(batch)
         self.last_loss = loss.detach()
@@ -169,7 +170,7 @@ class LanguageModel(LightningModule):
         tokenizer = getattr(self.trainer.datamodule, "tokenizer", None)  # type: ignore[attr-defined]
         for part in zip(*(torch.tensor_split(tensor, parts) for tensor in batch), strict=True):
             tokens = int((part[1] != IGNORE_INDEX).sum())
-            loss = float(self.cross_entropy(part)) if tokens else 0.0  # of padding alone
+            loss = float(self.cross_entropy(part)) if tokens else 0.0  # the part is only padding
             size = int(target_bytes(part[1].cpu(), tokenizer.byte_lengths()).sum()) if tokenizer else 0
             self._val_sums.append([loss * tokens, tokens, size])
 
@@ -177,7 +178,7 @@ class LanguageModel(LightningModule):
         """Log nats per token, perplexity, and bits per byte, which does not depend on the tokenizer."""
         sums = torch.tensor(self._val_sums, dtype=torch.float64)
         if self.trainer.world_size > 1:  # never on MPS, which has no float64
-            every: Any = self.all_gather(sums.to(self.device))  # (processes, parts, 3), which take turns
+            every: Any = self.all_gather(sums.to(self.device))  # (processes, parts, 3), interleaved
             sums = every.transpose(0, 1).flatten(0, 1).cpu()
         nats, tokens, sizes = sums.reshape(-1, 3).numpy().T
         loss = float(nats.sum() / max(tokens.sum(), 1))
@@ -190,7 +191,7 @@ class LanguageModel(LightningModule):
         self.log_dict(metrics)
 
     def configure_optimizers(self) -> Any:
-        # By the precision, which config.yaml keeps, and not by today's speed: a resumed run rounds as before.
+        # Muon's number type follows config.yaml's precision, not a new timing: a resumed run rounds the same.
         optimizer = build_optimizer(self.model, self.options.optimizer, str(self.trainer.precision))
         self.planned_steps = self.planned_steps or self._count_steps()
         return {
@@ -208,19 +209,19 @@ class LanguageModel(LightningModule):
         trainer: Any = self.trainer
         if trainer.max_steps > 0:
             return int(trainer.max_steps)
-        if isinstance(trainer.datamodule, TokenData):  # whose place in the text Lightning's count would move
+        if isinstance(trainer.datamodule, TokenData):  # whose place Lightning's count would move
             return max(1, trainer.max_epochs) * trainer.datamodule.updates_per_epoch
         return int(trainer.estimated_stepping_batches)
 
     def plan(self, steps: int) -> None:
-        """Have the schedule end after so many updates, from the next one on."""
+        """Make the schedule end after `steps` updates; the next update already uses it."""
         self.planned_steps = steps
         schedule: Any = self.lr_schedulers()
         for group in schedule.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * self._rate_factor(schedule.last_epoch)
 
     def on_fit_start(self) -> None:
-        """Compile, if asked to."""
+        """Compile the model if the options ask for it."""
         if self.options.compile:
             compilation.compile_model(self)
 
@@ -230,7 +231,7 @@ class LanguageModel(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip by the norm of all gradients; where it is not finite, stop."""
+        """Clip by the norm of all gradients; stop the run if it is not finite."""
         if gradient_clip_algorithm not in (None, "norm"):
             raise InputError(
                 f"gradient_clip_algorithm {gradient_clip_algorithm}: gradients are clipped by norm"

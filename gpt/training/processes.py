@@ -1,4 +1,4 @@
-"""What the processes of a run have to agree on before they train together."""
+"""Let a run's processes agree on measurements before they train together."""
 
 import os
 from collections.abc import Callable
@@ -13,10 +13,10 @@ _FAILED = "failed"
 
 
 def of_first_process(name: str, measure: Callable[[], float]) -> float:
-    """A number that the first of the processes that torchrun has started measures; the others receive it.
+    """Return a number that the first process measures and sends to all others that torchrun has started.
 
-    The processes meet at the address of torchrun. Where the first fails, the others end with a
-    RuntimeError. A process that is alone measures for itself.
+    The processes connect through torchrun's address. If the first one fails, the others raise RuntimeError. A
+    single process measures for itself.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "MASTER_ADDR" not in os.environ:
         return measure()
@@ -36,7 +36,7 @@ def of_first_process(name: str, measure: Callable[[], float]) -> float:
     return float(told)
 
 
-@cache  # the first process serves it as long as it lives
+@cache  # kept open, because the first process serves the others until it ends
 def _store() -> Any:
     store, _, _ = next(rendezvous("env://", timeout=_WAITING))
     return store

@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step, and its peak as one of a run's size."""
+"""The learning rate as a function of the step, and its peak as a function of a run's size."""
 
 import math
 from typing import Literal
@@ -13,10 +13,10 @@ def learning_rate_factor(
     schedule: Schedule = "cosine",
     final: float = 0.0,
 ) -> float:
-    """What the peak learning rate is multiplied with at `step`, counted from 0.
+    """Return the factor of the peak learning rate at `step`, counted from 0.
 
-    It climbs linearly over `warmup_steps`, so that step 0 already moves, then falls to `final` at
-    `total_steps` and stays there: along a line, or along half a cosine (Loshchilov and Hutter 2017).
+    It rises linearly over `warmup_steps`; at step 0 it is already above 0. Then it falls to `final` at
+    `total_steps`, linearly or along half a cosine (Loshchilov and Hutter 2017), and stays there.
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
@@ -28,6 +28,6 @@ def learning_rate_factor(
 
 
 def learning_rates(steps: int, width: int, batch: int) -> tuple[float, float]:
-    """The peak learning rates of the blocks' matrices and of the other weights; `batch` in tokens."""
+    """Return the peak learning rates of the blocks' matrices and of the other weights; `batch` in tokens."""
     rate = 0.009 * (steps / 1000) ** -0.25 * (128 / width * max(1, batch / 4096)) ** 0.5
     return round(rate, 6), round(1.5 * rate, 6)

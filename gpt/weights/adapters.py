@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA, Hu et al. 2021): checkpoints hold them alone, the run's folder the base once."""
+"""Low-rank adapters (LoRA, Hu et al. 2021). Checkpoints hold only them; the run's folder holds the base."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,55 +9,55 @@ from gpt.files import StrPath, file_sha256
 from gpt.weights.formats.table import Weights, check_complete
 from gpt.weights.tensors import read_tensors
 
-LAYERS = ("W_query", "W_key", "W_value", "out_proj", "up", "down")  # of a block: they get adapters
-# As peft names them.
+LAYERS = ("W_query", "W_key", "W_value", "out_proj", "up", "down")  # the layers of a block with adapters
+# peft's names of an adapter's matrices.
 _A = ".lora_A.default.weight"
 _B = ".lora_B.default.weight"
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterPart:
-    """What a checkpoint says of its adapters."""
+    """The metadata of a checkpoint's adapters."""
 
     rank: int
     scale: float
-    """Of their output."""
+    """Factor of the adapters' output."""
     base: str
-    """The SHA-256 of the base's weights."""
+    """SHA-256 of the base's weights."""
 
 
 def adapters_of(state: Weights) -> Weights:
-    """The adapters in a state dict."""
+    """Return only the adapters in a state dict."""
     return {name: tensor for name, tensor in state.items() if name.endswith((_A, _B))}
 
 
 def without_adapters(state: Weights) -> Weights:
-    """The base in the state dict of a model with adapters."""
+    """Return only the base's weights in the state dict of a model with adapters."""
     adapters = adapters_of(state)
     return {name.replace(".base_layer.", "."): t for name, t in state.items() if name not in adapters}
 
 
 def base_folder(checkpoint: StrPath) -> Path:
-    """The folder of the base: `base` beside `checkpoints`."""
+    """Return the folder of the base: `base` beside `checkpoints`."""
     return Path(checkpoint).resolve().parent.parent / "base"
 
 
 def with_base(checkpoint: StrPath, config: GPTConfig, part: AdapterPart | None, state: Weights) -> Weights:
-    """The weights of a checkpoint: `state`, or the base with the adapters in `state` if it is that base."""
+    """Return a checkpoint's weights: `state`, or its adapters merged with the base they were trained on."""
     if not part:
         return state
     folder = base_folder(checkpoint)
     file = folder / "model.safetensors"
     if not file.is_file():
         raise InputError(f"it holds adapters alone, and the weights that they change are missing: {folder}")
-    base = check_complete(config, read_tensors(folder))  # before a file of any size is hashed
+    base = check_complete(config, read_tensors(folder))  # bounds the size that is hashed
     if file_sha256(file) != part.base:
         raise InputError(f"its adapters were trained with other weights than those in {folder}")
     return merge(base, state, part)
 
 
 def merge(base: Weights, adapters: Weights, part: AdapterPart) -> Weights:
-    """`base` with W + scale * B A for each adapted W (out, in), where B is (out, rank) and A (rank, in)."""
+    """Return `base` with W + scale * B A for each adapted W (out, in); B is (out, rank), A is (rank, in)."""
     merged = dict(base)
     places = {name.removesuffix(_A).removesuffix(_B) for name in adapters}
     for place in places:

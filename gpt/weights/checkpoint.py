@@ -1,13 +1,13 @@
-"""A checkpoint of `gpt fit`: a safetensors file with JSON in its header, and which of a run's is the newest.
+"""Checkpoints of `gpt fit`, safetensors files with JSON in the header, and the order of a run's checkpoints.
 
-Its tensors are the weights by a GPT's names, `optimizer/WEIGHT/STATE`, and `random/PROCESS/DEVICE` with
-`random/PROCESS/losses`. The
-header's metadata has four texts: `version`, the number of this format; `model`, what the weights alone need
-to be used; `run`, where the run stands, which a snapshot lacks; `checksum`, of these texts and all tensors.
-Nothing in it is code, and any program that reads safetensors opens it.
+The tensors are the weights by their names in a GPT, `optimizer/WEIGHT/STATE`, `random/PROCESS/DEVICE` and
+`random/PROCESS/losses`. The header's metadata has four texts: `version`, the number of this format; `model`,
+all that is needed to use the weights; `run`, the state of the run, which a snapshot lacks; `checksum`, of
+these texts and all tensors. The file contains no code, and any program that reads safetensors can open it.
 
-What earlier versions wrote can be read: a field that they did not know takes its default. A field that this
-version does not know is ignored, and named; what must not be ignored takes a higher `version`.
+Files of earlier versions can be read: fields that they lack take their defaults. Unknown fields of later
+versions are ignored and reported. A later version that adds a field which must not be ignored increases
+`version`.
 """
 
 import errno
@@ -39,15 +39,15 @@ from gpt.weights.temperature import with_temperature
 
 RUNS = Path("runs")
 SUFFIX = ".safetensors"
-VERSION = 2  # of the format; files from before there was a number are of version 1
-Snapshot = tuple[int, float, Path]  # a step, the loss of its batch in nats per token, the weights after it
-Order = tuple[int, int, float]  # session, save and time of a checkpoint: no two of a run share them
-_MOST_HEADER = 64 << 20  # bytes
-_MOST_RUN = 1 << 20  # bytes
-_MOST_COUNTED = 1 << 48  # by a run: what it adds stays below the largest whole number in JSON
+VERSION = 2  # of the format; files without a number have version 1
+Snapshot = tuple[int, float, Path]  # step, loss of its batch in nats per token, file of the weights
+Order = tuple[int, int, float]  # session, save and time: no two checkpoints of a run share all three
+_MOST_HEADER = 64 << 20  # bytes, the largest header that is read
+_MOST_RUN = 1 << 20  # bytes, the largest text `run`
+_MOST_COUNTED = 1 << 48  # largest count in a file, so that sums stay exact in JSON
 _BROKEN = (0, 0, 0.0)  # the order of a checkpoint whose header cannot be read
-_RETIRED = {"temperature"}  # fields of a run in earlier versions, which nothing needs any more
-_TYPES = {  # of tensors, by their names in safetensors
+_RETIRED = {"temperature"}  # fields of earlier versions that are dropped without a notice
+_TYPES = {  # tensor types by their names in safetensors
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -61,19 +61,19 @@ _TYPES = {  # of tensors, by their names in safetensors
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPart:
-    """What the weights alone need to be used."""
+    """All that is needed, besides the weights, to use a model."""
 
     config: dict[str, Any]
     """The fields of `GPTConfig`."""
     tokenizer: dict[str, Any] | None
-    """For `Tokenizer.from_dict`."""
+    """The tokenizer, for `Tokenizer.from_dict`."""
     template: dict[str, Any] | None
-    """The fields of a `Template`: of the examples, if the run was trained on any."""
+    """The fields of the examples' `Template`; None if the run was not trained on examples."""
     adapters: dict[str, Any] | None
-    """The fields of `AdapterPart`, of a run that trains adapters: its checkpoints hold them alone."""
+    """The fields of `AdapterPart`, if the run trains adapters: then its checkpoints hold only these."""
     temperature: float = 1.0
-    """What the logits are divided by wherever the weights are used; training goes on from the weights as
-    they are. A validation of these very weights found it; 1 where none did, and in files without it."""
+    """The logits are divided by this number wherever the weights are used; training continues from undivided
+    weights. A validation of these very weights found it; it is 1 without one, and in files that lack it."""
 
     def __post_init__(self) -> None:
         check_least(1, temperature=self.temperature)
@@ -81,51 +81,51 @@ class ModelPart:
 
 @dataclass(kw_only=True)
 class RunPart:
-    """Where a run stands between two updates: with the tensors, all that it needs to continue exactly.
+    """The state of a run between two updates. With the tensors, it is all that an exact resume needs.
 
-    The parts of a run count in this one object, so that saving is writing it, and resuming is reading it.
+    All parts of a run keep their counts in this one object: saving a run writes it, resuming reads it.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
-    """All of the run, as `gpt.run.options.to_dict` gives them."""
+    """All options of the run, as nested mappings."""
     step: int = 0
-    """Updates made."""
+    """Updates made so far."""
     total: int = 0
-    """Updates to make, as it was planned after this one; 0 for a run that has not begun."""
+    """Updates to make in all, as planned at this step; 0 before the run has begun."""
     place: int = 0
-    """Windows of the text that all processes together have taken."""
+    """Windows of the text that all processes together have used."""
     session: int = 0
-    """Counts the starts and resumes of the run."""
+    """Number of starts and resumes of the run."""
     save: int = 0
-    """Counts the checkpoints."""
+    """Number of checkpoints saved."""
     saved_at: float = 0.0
-    """Seconds since 1970; tells which of several runs is the newest."""
+    """When it was saved, in seconds since 1970 (UTC); tells which of several runs is the newest."""
     corpus: str = ""
-    """A hash of the prepared text."""
+    """Hash of the prepared text."""
     scale: dict[str, Any] | None = None
-    """The state of float16's loss scale."""
+    """State of float16's loss scaler."""
     seconds: float = 0.0
-    """Of training and validation."""
+    """Seconds of training and validation."""
     seconds_per_step: float | None = None
-    """Of late, in a run limited by time; in the last fifth as if it were before."""
+    """Recent seconds per update in a run with a time limit; for the last fifth, those of an early update."""
     best_loss: float | None = None
-    """The lowest validation loss so far, in nats per token: where the run scales its temperature, scaled."""
+    """Lowest validation loss so far, in nats per token; with temperature scaling, the scaled loss."""
     best_step: int = 0
-    """The update after which it was the lowest."""
+    """The update with the lowest validation loss."""
     stalled: int = 0
-    """Validations since, none of which was lower."""
+    """Validations since `best_step`, none of which was lower."""
     validation: dict[str, float | None] = field(default_factory=dict)
-    """The figures of the last one; None for one that is not finite."""
+    """The metrics of the last validation; None stands for a number that is not finite."""
     batches: int = 0
-    """Of each process, since the last row of metrics.csv."""
+    """Batches of each process since the last row of metrics.csv."""
     csv: int = 0
-    """Bytes of metrics.csv."""
+    """Size of metrics.csv in bytes."""
     samples: int = 0
-    """Bytes of samples.txt."""
+    """Size of samples.txt in bytes."""
     csv_sum: int = 0
-    """The CRC-32 of these bytes of metrics.csv; earlier versions have none."""
+    """CRC-32 of these bytes of metrics.csv; earlier versions have none."""
     samples_sum: int = 0
-    """The same of samples.txt."""
+    """CRC-32 of these bytes of samples.txt."""
 
     def __post_init__(self) -> None:
         numbers = {name: value for name, value in as_dict(self).items() if isinstance(value, int | float)}
@@ -137,47 +137,47 @@ class RunPart:
 
     @property
     def order(self) -> Order:
-        """What tells it from all others of the run, the newest of which is the largest."""
+        """The checkpoint's order, unique within its run; the newest checkpoint has the largest."""
         return self.session, self.save, self.saved_at
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A file's contents. The tensors are mapped from the file, not in memory."""
+    """The contents of a checkpoint. The tensors are memory-mapped from the file."""
 
     path: Path
     tensors: Weights
     model: ModelPart
     run: RunPart | None
     unknown: tuple[str, ...] = ()
-    """Fields of its header that this version does not know, and ignores."""
+    """Fields of its header that this version does not know and ignores."""
 
     @property
     def weights(self) -> Weights:
-        """Those of the model, of a run with adapters those of the adapters, as training left them."""
+        """The trained weights (with adapters, only the adapters), without the temperature."""
         return {name: tensor for name, tensor in self.tensors.items() if "/" not in name}
 
     @property
     def adapters(self) -> AdapterPart | None:
-        """What it says of its adapters; None where it has none."""
+        """The metadata of its adapters; None if it has none."""
         return build(AdapterPart, self.model.adapters) if self.model.adapters else None
 
     @property
     def config(self) -> GPTConfig:
-        """The shape of the model."""
+        """The model's shape."""
         return GPTConfig.from_dict(self.model.config)
 
     def all_weights(self) -> Weights:
-        """All weights of the model for use: the logits are divided by the temperature.
+        """Return all weights of the model for use, with the logits divided by the temperature.
 
-        Those of a run with adapters are merged with the base in its folder.
+        Adapters are merged with the base in the run's folder.
         """
         whole = with_base(self.path, self.config, self.adapters, self.weights)
         return with_temperature(check_complete(self.config, whole), self.model.temperature)
 
 
 def read(path: StrPath) -> Checkpoint:
-    """The checkpoint or snapshot at `path`; an InputError if it is none, or not as it was written."""
+    """Read the checkpoint or snapshot at `path`; InputError if it is none or damaged."""
     path = Path(path)
     with _opened(path) as name:
         texts = _metadata(path, name)
@@ -194,9 +194,9 @@ def read(path: StrPath) -> Checkpoint:
 
 
 def write(file: IO[bytes], tensors: Mapping[str, Tensor], model: ModelPart, run: RunPart | None) -> None:
-    """Write a checkpoint, or without a `run` a snapshot, to an empty file with a name.
+    """Write a checkpoint, or without a `run` a snapshot, to an empty file that has a name.
 
-    What is written can be read: its header is read back. An InputError for numbers that no reader takes.
+    The header is read back, so that what is written can be read. Raises InputError for numbers out of range.
     """
     texts = {"format": "pt", "version": str(VERSION), "model": _text(model)}
     if run is not None:
@@ -211,9 +211,9 @@ def write(file: IO[bytes], tensors: Mapping[str, Tensor], model: ModelPart, run:
         shape = list(tensor.shape)
         header[name] = {"dtype": _TYPES[tensor.dtype], "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # numbers are aligned
+    text += b" " * (-len(text) % 8)  # aligns the tensors
     _parts(texts)
-    # safetensors' own writer makes a file of its own, which nobody would flush to the disk, and renames it.
+    # safetensors' own writer would make and rename a file of its own, without a flush to the disk.
     file.write(len(text).to_bytes(8, "little") + text)
     for _, tensor in largest_first:
         file.write(_bytes(tensor))
@@ -224,15 +224,15 @@ def write(file: IO[bytes], tensors: Mapping[str, Tensor], model: ModelPart, run:
 
 
 def checkpoints_of(run: Path, *, broken_first: bool = True) -> list[Path]:
-    """The checkpoints of a run, the newest first, those whose header cannot be read before or after them."""
+    """Return a run's checkpoints, newest first; those with unreadable headers come before or after all."""
     orders = _orders(run)
-    # Two names of one file: by name, so that the order does not depend on the folder's; `last` before `best`.
+    # Two names of one file are ordered by name, independent of the folder's order: `last` before `best`.
     found = sorted(orders, key=lambda path: (orders[path], path.name), reverse=True)
     return sorted(found, key=lambda path: orders[path] != _BROKEN) if broken_first else found
 
 
 def newest_text(run: Path) -> str:
-    """The hash of the training tokens of a run's newest checkpoint; "" where there is none."""
+    """Return the hash of the training text in a run's newest checkpoint; "" if there is none."""
     for path in checkpoints_of(run, broken_first=False):
         with suppress(ValueError, OSError):
             if run_part := parts_of(path)[1]:
@@ -241,13 +241,13 @@ def newest_text(run: Path) -> str:
 
 
 def newest_run() -> Path | None:
-    """The run in `runs/` with the newest checkpoint, by the clocks that wrote them."""
+    """Return the run in `runs/` with the newest checkpoint by the saved times; None if there is none."""
     found = [(order[2], run) for run in RUNS.glob("*") for order in _orders(run).values()]
     return max(found)[1] if found else None
 
 
 def order_of(path: Path) -> Order:
-    """The order of a checkpoint, by its header alone; an InputError for what is none."""
+    """Return the order of a checkpoint, reading only its header; InputError if it is no checkpoint."""
     _, run = parts_of(path)
     if run is None:
         raise InputError(f"{path} is a snapshot of the weights alone")
@@ -255,38 +255,41 @@ def order_of(path: Path) -> Order:
 
 
 def parts_of(path: Path) -> tuple[ModelPart, RunPart | None]:
-    """What the header of a checkpoint or a snapshot says; an InputError for a file that is neither."""
+    """Read the header of a checkpoint or snapshot; InputError for a file that is neither."""
     with _opened(path) as name:
         model, run, _ = _parts(_metadata(path, name))
     return model, run
 
 
 def next_session(run: Path) -> int:
-    """A number above that of every session in the run's checkpoints."""
+    """Return a number above that of every session in the run's checkpoints."""
     return 1 + max((order[0] for order in _orders(run).values()), default=0)
 
 
 def snapshots_of(run: Path) -> list[Snapshot]:
-    """The snapshots of a run in the order of their steps."""
+    """Return the snapshots of a run in the order of their steps."""
     name = re.compile(r"step-(\d{1,15})-loss-(\d+\.\d+|nan|inf)\.safetensors")
     found = [(name.fullmatch(path.name), path) for path in run.glob(f"snapshots/*{SUFFIX}") if path.is_file()]
     return sorted((int(match[1]), float(match[2]), path) for match, path in found if match)
 
 
 def most_crowded(found: list[Snapshot]) -> int:
-    """Which of at least three is the closest to its neighbours, in the logarithm of steps; never an end."""
+    """Return the index of the snapshot with the closest neighbours, by ratio of steps; never an end.
+
+    There have to be at least three snapshots.
+    """
     gaps = [after[0] / before[0] for before, after in zip(found, found[2:], strict=False)]
     return 1 + gaps.index(min(gaps))
 
 
 def run_of(checkpoint: Path) -> Path | None:
-    """The folder of the run in which a checkpoint or a snapshot is; None for one moved elsewhere."""
+    """Return the run's folder of a checkpoint or snapshot; None if it was moved elsewhere."""
     inside = checkpoint.suffix == SUFFIX and checkpoint.parent.name in ("checkpoints", "snapshots")
     return checkpoint.parent.parent if inside else None
 
 
 def _orders(run: Path) -> dict[Path, Order]:
-    """Session, save and time of each checkpoint of a run."""
+    """Return the order of each checkpoint of a run."""
     found = {}
     for path in run.glob(f"checkpoints/*{SUFFIX}"):
         if path.is_file():
@@ -298,13 +301,13 @@ def _orders(run: Path) -> dict[Path, Order]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[str]:
-    """A name of the file that is at `path` now, under which it can be opened again though it is replaced."""
+    """Yield a name by which the file now at `path` can be reopened even if it is replaced meanwhile."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise InputError(f"no checkpoint at {path}") from None
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a pipe or a device may never end
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # reading a pipe or a device may never end
             raise InputError(f"no checkpoint at {path}")
         yield _name_of(descriptor, path)
     finally:
@@ -312,15 +315,15 @@ def _opened(path: Path) -> Iterator[str]:
 
 
 def _name_of(descriptor: int, path: Path) -> str:
-    """A name of an open file, at whatever path it is meanwhile; where the system has none, the path."""
+    """Return a name of an open file that stays valid if it is moved; without such names, the path."""
     name = f"/dev/fd/{descriptor}"
-    return name if os.path.exists(name) else str(path)  # Windows replaces no open file
+    return name if os.path.exists(name) else str(path)  # Windows cannot replace open files
 
 
 def _metadata(path: Path, name: str) -> dict[str, str]:
-    """The texts in a safetensors header of bounded size, which is all that is read of the file of this name.
+    """Read only the header of the file `name`, which has to be of bounded size; return its texts.
 
-    `path` is for an error's line.
+    `path` names the file in error messages.
     """
     with open(name, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -342,7 +345,7 @@ def _metadata(path: Path, name: str) -> dict[str, str]:
 
 
 def _parts(texts: Mapping[str, str]) -> tuple[ModelPart, RunPart | None, tuple[str, ...]]:
-    """What the texts of a header say, and the fields that are unknown."""
+    """Parse the texts of a header; also return the names of unknown fields."""
     model, unknown = build_known(ModelPart, parse_json(texts["model"]))
     if "run" not in texts:
         return model, None, unknown
@@ -355,7 +358,7 @@ def _text(part: ModelPart | RunPart) -> str:
 
 
 def _checksum(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
-    """Of names and bytes of all tensors, whose CRC-32 are computed on all cores, and of the texts."""
+    """Return a checksum of the texts and of all tensors' names and CRC-32, which all cores compute."""
     names = sorted(tensors)
     with ThreadPoolExecutor() as pool:
         sums = list(pool.map(_crc, (tensors[name] for name in names)))
@@ -369,5 +372,5 @@ def _crc(tensor: Tensor) -> int:
 
 
 def _bytes(tensor: Tensor) -> Any:
-    """Those of a contiguous tensor, not copied."""
+    """Return the bytes of a contiguous tensor without copying them."""
     return tensor.reshape(-1).view(torch.uint8).numpy()

@@ -1,4 +1,4 @@
-"""`gpt import` and `gpt export`: read other programs' weights, and write a model for other programs."""
+"""`gpt import` and `gpt export`: read other programs' weights, and write weights for other programs."""
 
 import html
 import re
@@ -15,7 +15,7 @@ from gpt.weights.load import GPT, Found, read_weights
 from gpt.weights.tensors import read_json
 
 _WRITERS = {"hf": hf.write, "nanogpt": nanogpt.write, "book": book.write}
-_MOST_CELL = 200  # characters
+_MOST_CELL = 200  # characters of a table's cell
 _CARD = """---
 library_name: transformers
 pipeline_tag: text-generation
@@ -64,7 +64,7 @@ def import_weights(
 
 
 def export_folder(found: Found, path: Path, output: Path, format: str, push: str | None) -> None:
-    """`gpt export` of weights at a path to a folder; `push` is a name on the hub, where it goes."""
+    """Export the weights at a path to a folder, and upload it to the hub under the name `push`, if given."""
     write_export(found, output, format)
     if format == "hf":
         with atomic_write(output / "README.md") as file:
@@ -78,28 +78,28 @@ def export_folder(found: Found, path: Path, output: Path, format: str, push: str
 
 
 def _card(found: Found, path: Path, name: str) -> str:
-    """The README.md of a model on the hub: its shape, and the name of its run's text with what it reached."""
+    """Return a model's README.md for the hub: its shape, its training text's name and its run's results."""
     told = found.config.to_dict()
     run = run_of(path)
     if run and (run / "summary.json").is_file():
         told |= read_json(run / "summary.json")
     rows = "".join(f"| {_cell(key)} | {_cell(value)} |\n" for key, value in told.items())
-    return readable(_CARD.format(name) + rows)  # the names of folders and texts have any bytes
+    return readable(_CARD.format(name) + rows)  # names of folders and texts may not be UTF-8
 
 
 def _cell(value: object) -> str:
-    """A value in a table of Markdown; a text, which may be a stranger's, is shown letter by letter."""
+    """Return a value for a table in Markdown; text is untrusted, so it is escaped."""
     text = " ".join(str(value).split())
     if len(text) > _MOST_CELL:
         text = f"{text[:_MOST_CELL]}..."
     if isinstance(value, bool | int | float) or re.fullmatch(r"[a-zA-Z0-9]+(_[a-zA-Z0-9]+)*", text):
         return text
-    # Neither HTML, nor Markdown with another cell, nor an address that becomes a link.
+    # Escape HTML, Markdown such as cell borders, and addresses that would become links.
     return re.sub(r"[\\`*_{}\[\]()#!|~$:@^]|(?<=www)\.", r"\\\g<0>", html.escape(text, quote=False))
 
 
 def write_export(found: Found, folder: Path, format: str) -> None:
-    """Write weights in another format, with the tokenizer's files where the weights have their own."""
+    """Write weights in another format, with the tokenizer's files if the weights have their own."""
     found = found.cropped()
     if format != "hf" and found.config.exact_gelu != (format == "nanogpt"):
         what = "nanoGPT computes the GELU exactly, the others but hf by GPT-2's approximation"

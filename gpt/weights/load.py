@@ -1,4 +1,4 @@
-"""From a path or a hub's name to a model and its tokenizer, whichever program wrote them."""
+"""Load a model and its tokenizer from a path or a hub name, in any known format."""
 
 import os
 import sys
@@ -33,21 +33,21 @@ _FILES = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_confi
 
 @dataclass(frozen=True)
 class Found:
-    """Weights by a GPT's names, and the format they were stored in; this project's own is `gpt`."""
+    """Weights by their names in a GPT, and the format they were stored in; this project's is `gpt`."""
 
     format: Format
     config: GPTConfig
     weights: Weights
-    own_tokenizer: Tokenizer | None = None  # where the weights come with one
-    template: Template | None = None  # of the examples that they were trained on
+    own_tokenizer: Tokenizer | None = None  # None if the weights come without one
+    template: Template | None = None  # of the examples in training, if any
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The weights' own, or GPT-2's of their size; InputError if they have too few rows for any."""
+        """The weights' own tokenizer, or GPT-2's of their size; InputError if they have too few rows."""
         return self.own_tokenizer or Tokenizer(vocab_size=min(self.config.vocab_size, Tokenizer().n_vocab))
 
     def cropped(self) -> "Found":
-        """The same without rows that pad the vocabulary; InputError if the tokenizer has more tokens."""
+        """Drop rows that pad the vocabulary; InputError if the tokenizer has more tokens than rows."""
         rows = self.config.vocab_size
         size = self.own_tokenizer.n_vocab if self.own_tokenizer else min(rows, Tokenizer().n_vocab)
         if size > rows:
@@ -57,9 +57,9 @@ class Found:
         return replace(self, config=replace(self.config, vocab_size=size), weights=weights)
 
     def with_positions(self, context_length: int) -> "Found":
-        """The same with `context_length` positions: the first ones, or more, interpolated from all.
+        """Return the weights with `context_length` positions: the first ones, or more, interpolated from all.
 
-        InputError for so many that their mask would be larger than the weights.
+        Raises InputError for so many that the attention mask would be larger than the weights.
         """
         config = replace(self.config, context_length=context_length)
         weights = {**self.weights, _POSITIONS: _resized(self.weights[_POSITIONS], context_length)}
@@ -67,26 +67,31 @@ class Found:
 
 
 class GPT(model.GPT):
-    """`gpt.model.GPT` that can read its weights from any known format and write them to a folder."""
+    """A `gpt.model.GPT` that can read its weights from any known format and write them to a folder."""
 
     def save_pretrained(self, path: StrPath) -> None:
-        """Write `model.safetensors` and `config.json` into the folder `path`, a tied head once."""
+        """Write `model.safetensors` and `config.json` into the folder `path`; a tied head is not repeated."""
         write_tensors(Path(path), check_complete(self.config, self.state_dict()))
         write_json(Path(path) / "config.json", {"model_type": "minimal-gpt", **self.config.to_dict()})
 
     @classmethod
     def from_pretrained(cls, path: StrPath) -> "GPT":
-        """The model at a path of `find`, in any known format, on the CPU in evaluation mode.
+        """Load the model that `find` finds at a path, in any known format, on the CPU in evaluation mode.
 
-        A folder of `save_pretrained`, a run of `gpt fit` or its checkpoint, a Hugging Face folder of GPT-2, a
-        nanoGPT checkpoint, a state dict of the book's GPTModel. Anything else is an InputError.
+        The formats are a folder of `save_pretrained`, a run of `gpt fit` or its checkpoint, a Hugging Face
+        folder of GPT-2, a nanoGPT checkpoint, and a state dict of the book's GPTModel. Raises InputError for
+        any other.
         """
         found = read_weights(path)
         return cls.from_weights(found.config, found.weights)
 
     @classmethod
     def from_weights(cls, config: GPTConfig, weights: Weights) -> "GPT":
-        """A GPT in evaluation mode with these weights; errors as `to_gpt`. A tied head may be left out."""
+        """Build a GPT in evaluation mode with these weights; a tied head may be left out.
+
+        Raises InputError for weights that are missing, unknown or of another shape, or that do not fit into
+        memory.
+        """
         weights = check_complete(config, weights)
         with on_meta():
             model = cls(config)
@@ -101,44 +106,48 @@ class GPT(model.GPT):
 def load_with_template(
     path: StrPath | None = None, device: Device = "cpu"
 ) -> tuple[GPT, Tokenizer, Template | None]:
-    """`load`, and the template of a run that was trained on examples."""
+    """Like `load`, and return the template too, if the model was trained on examples."""
     found = read_weights(path).cropped()
     model = GPT.from_weights(found.config, found.weights).to(choose_device(device))
     return model, found.tokenizer, found.template
 
 
 def load(path: StrPath | None = None, device: Device = "cpu") -> tuple[GPT, Tokenizer]:
-    """The model at `path` of `find`, cropped and in evaluation mode, and its tokenizer; else InputError."""
+    """Load the model that `find` finds at `path` and its tokenizer; InputError if that fails.
+
+    The model has no rows that pad the vocabulary, and is in evaluation mode.
+    """
     return load_with_template(path, device)[:2]
 
 
 def start_from(path: StrPath, config: GPTConfig) -> GPT:
-    """A model in training mode with the weights at `path`, and context length and dropout of `config`."""
+    """Load a model in training mode from `path`, with the context length and dropout of `config`."""
     found = read_weights(path).cropped().with_positions(config.context_length)
-    # A new model takes random numbers as a run from scratch does, so dropout's stay the same.
+    # Initialise as a run from scratch does: it uses as many random numbers, so dropout's stay the same.
     model = GPT(replace(found.config, dropout=config.dropout))
-    model.load_state_dict(found.weights, strict=False)  # complete, but for a head that is tied
+    model.load_state_dict(found.weights, strict=False)  # only a tied head may be missing
     return model
 
 
 def choose_device(name: Device = "auto") -> torch.device:
-    """The device of that name, else InputError; `auto` takes a CUDA GPU, else Apple's MPS, else the CPU.
+    """Return the device of that name; InputError if it is not available.
 
-    A GPU is also called `gpu`, as by a Trainer.
+    `auto` takes a CUDA GPU, else Apple's MPS, else the CPU. `gpu` takes either kind of GPU, as in a Trainer.
     """
     found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     usable = [device for device, available in found.items() if available]
-    best = ("auto", "gpu")[: len(usable)]  # a CPU alone is no GPU
+    best = ("auto", "gpu")[: len(usable)]  # with only a CPU, `gpu` is not available
     if name not in (*best, *usable):
         raise InputError(f"there is no device {name} here, expected auto or one of {', '.join(usable)}")
     return torch.device(usable[0] if name in best else name)
 
 
 def find(path: StrPath | None = None) -> Path:
-    """The file or folder of the weights that `path` names, by default of the newest run; else InputError.
+    """Find the file or folder of the weights that `path` names; InputError if there is none.
 
-    A run's folder stands for its best checkpoint, else its newest. Unless they exist, `gpt2` and the other
-    sizes, and `OWNER/NAME` where there is no folder OWNER, are downloaded into the hub's cache, once.
+    Without a path it is the newest run. A run's folder stands for its best checkpoint, else its newest. Names
+    of GPT-2's sizes, such as `gpt2`, and `OWNER/NAME` are downloaded once into the hub's cache, unless such a
+    path, or a folder OWNER, exists here.
     """
     if path is None:
         path = newest_run()
@@ -162,7 +171,7 @@ def find(path: StrPath | None = None) -> Path:
 
 
 def cached(name: str) -> Path | None:
-    """The folder of a model of the hub, if it was downloaded before; nothing is fetched."""
+    """Return the cached folder of a hub's model; None if it was never downloaded. Nothing is fetched."""
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(name, "model.safetensors")
@@ -182,11 +191,11 @@ def _download(name: str) -> Path:
 
 
 def read_weights(path: StrPath | None) -> Found:
-    """Read what `find` takes; else InputError."""
+    """Read the weights that `find` finds at `path`; InputError if they cannot be used."""
     path = find(path)
     if path.name == "model.safetensors" and path.with_name("config.json").is_file():
         path = path.parent
-    for name in ("ckpt.pt", "model.pth"):  # in the folder of another program
+    for name in ("ckpt.pt", "model.pth"):  # usual names in other programs' folders
         if (path / name).is_file():
             path = path / name
     saved = read(path) if path.suffix == SUFFIX else None
@@ -201,14 +210,14 @@ def read_weights(path: StrPath | None) -> Found:
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except (TypeError, AttributeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
-        # A text in place of a number, a list in place of a mapping, ...
+        # For example a text in place of a number, or a list in place of a mapping.
         raise InputError(f"{path}: its settings are not a GPT-2's") from error
 
 
 def _resized(table: Tensor, length: int) -> Tensor:
-    """A table of positions (N, D) with `length` rows: its first ones, or all, interpolated along a line.
+    """Return a table of positions (N, D) with `length` rows: the first ones, or more, linearly interpolated.
 
-    A stretched table keeps its first and last row. It learns longer texts sooner than copied rows do.
+    A stretched table keeps its first and last row. It learns longer texts faster than one with copied rows.
     """
     if length <= table.shape[0]:
         return table[:length]

@@ -1,14 +1,14 @@
-"""The temperature of a model: what its logits are divided by."""
+"""The temperature of a model: the number that its logits are divided by."""
 
 from gpt.weights.formats.table import Weights
 
-_NORM = "final_norm."  # in whose tensors the head is linear
+_NORM = "final_norm."  # the logits are linear in its tensors
 
 
 def with_temperature(weights: Weights, temperature: float) -> Weights:
-    """Weights whose logits are those of `weights` divided by the temperature.
+    """Return weights whose logits are those of `weights` divided by the temperature.
 
-    The last norm's weights take it up, so they are an ordinary GPT's, which any program computes.
+    Only the last norm's weights are scaled, so the result is an ordinary GPT that any program can compute.
     """
     if temperature == 1:
         return weights

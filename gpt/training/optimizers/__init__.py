@@ -1,4 +1,4 @@
-"""The optimizers and the recipe that selects and sets them."""
+"""The optimizers, and the settings that choose and configure them."""
 
 from gpt.training.optimizers.recipe import OptimizerConfig, build_optimizer
 

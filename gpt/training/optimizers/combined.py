@@ -1,4 +1,4 @@
-"""Optimizers that step as one."""
+"""Several optimizers that step as one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,16 +10,16 @@ Closure = Callable[[], Any] | None
 
 
 def closure_loss(closure: Closure) -> Any:
-    """What a step's closure returns, called with gradients on; None without a closure."""
+    """Call a step's closure with gradients enabled and return its loss; None without a closure."""
     with torch.enable_grad():
         return closure() if closure else None
 
 
 class CombinedOptimizer(Optimizer):
-    """Steps its parts as one; they work on its parameter groups and its state.
+    """Steps several optimizers as one; they share its parameter groups and its state.
 
-    To the loss scale of float16 it is one that leaves scaling alone, as a fused one of torch does not, whose
-    gradients Lightning would not clip.
+    Lightning does not clip gradients for optimizers that unscale float16 gradients themselves, as torch's
+    fused ones do. This one leaves unscaling to the loss scaler, so its gradients are clipped.
     """
 
     def __init__(self, *parts: Optimizer) -> None:

@@ -10,10 +10,10 @@ from gpt.training.optimizers.combined import Closure, closure_loss
 
 
 class StackedMuon(Muon):
-    """`torch.optim.Muon` that orthogonalises all matrices of one shape in one batched product, in `dtype`.
+    """`torch.optim.Muon`, but it orthogonalises all matrices of one shape in one batched product, in `dtype`.
 
-    With its `match_rms_adamw` the update is the same up to rounding; it takes far fewer calls, which dominate
-    a small model's step.
+    The update equals that of torch's Muon with `match_rms_adamw`, up to rounding. It takes far fewer calls,
+    which dominate the time of a small model's step.
     """
 
     def __init__(self, params: Any, *, dtype: torch.dtype = torch.float32, **options: Any) -> None:
@@ -30,30 +30,30 @@ class StackedMuon(Muon):
         return loss
 
     def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
-        """Step the weights of one shape."""
+        """Update the weights of one shape."""
         for weight in weights:
             if not self.state[weight]:
                 self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
         momenta = [self.state[weight]["momentum_buffer"] for weight in weights]
         gradients: Any = [weight.grad for weight in weights]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-        ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov's
+        ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov momentum
         stack = torch.stack(ahead).to(self.dtype)  # (N, R, C)
         updates = orthogonalise(stack, group["ns_coefficients"], group["ns_steps"], group["eps"])
-        scale = 0.2 * max(stack.shape[1:]) ** 0.5  # gives AdamW's size (Liu et al. 2025)
+        scale = 0.2 * max(stack.shape[1:]) ** 0.5  # makes updates as large as AdamW's (Liu et al. 2025)
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(weights, list(updates.to(weights[0].dtype)), alpha=-group["lr"] * scale)
 
 
 def orthogonalise(matrices: Tensor, coefficients: tuple[float, ...], steps: int, eps: float) -> Tensor:
-    """The nearest semi-orthogonal matrix of each, roughly: (N, R, C) -> (N, R, C).
+    """Return roughly the nearest semi-orthogonal matrix to each: (N, R, C) -> (N, R, C).
 
     A quintic Newton-Schulz iteration pulls the singular values towards one (Jordan et al. 2024, "Muon: An
     optimizer for hidden layers in neural networks").
     """
     a, b, c = coefficients
     tall = matrices.shape[-2] > matrices.shape[-1]
-    x = matrices.mT if tall else matrices  # multiply on the shorter side
+    x = matrices.mT if tall else matrices  # makes the products smaller
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)
     for _ in range(steps):
         gram = x @ x.mT

@@ -1,4 +1,4 @@
-"""The recipe of the weights' updates: AdamW, or Muon for the blocks' matrices with AdamW for the rest."""
+"""The optimizer's settings: AdamW, or Muon for the blocks' matrices with AdamW for the rest."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,29 +15,29 @@ from gpt.training.schedule import Schedule
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """The recipe of the weights' updates; a value outside its range raises an InputError."""
+    """The optimizer's settings; InputError for a value outside its range."""
 
     name: Literal["muon", "adamw"] = "muon"
     """muon: Muon for the blocks' matrices, AdamW for the other weights. adamw: AdamW for all."""
     lr: float = 5e-3
-    """Peak learning rate of the blocks' matrices, on AdamW's scale for Muon too (Liu et al. 2025).
+    """Peak learning rate of the blocks' matrices, for Muon too on AdamW's scale (Liu et al. 2025).
     Elsewhere: learning_rate."""
     rest_lr: float | None = None
     """Peak learning rate of the other weights; None takes `lr`."""
     weight_decay: float = 0.0
-    """Decoupled decay of the blocks' matrices. Norms and biases do not decay."""
+    """Decoupled weight decay of the blocks' matrices. Norms and biases do not decay."""
     embedding_weight_decay: float = 0.0
-    """Decoupled decay of the embeddings, useful where a text is read several times."""
+    """Decoupled weight decay of the embeddings, useful for several epochs."""
     momentum: float = 0.95
     """Muon's momentum. Rare."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's decay rates of the first and second moment. Rare."""
+    """AdamW's decay rates for the first and second moments. Rare."""
     warmup_steps: int = 50
     """Updates over which the learning rate rises to its peak. Elsewhere: warmup_iters, warmup_ratio."""
     schedule: Schedule = "linear"
-    """How it falls afterwards, see `learning_rate_factor`. Elsewhere: lr_scheduler_type."""
+    """How the learning rate falls after warmup, see `learning_rate_factor`. Elsewhere: lr_scheduler_type."""
     final_lr_fraction: float = 0.0
-    """Fraction of the peak at the last update. Rare. Elsewhere: min_lr."""
+    """Learning rate at the last update, as a fraction of the peak. Rare. Elsewhere: min_lr."""
 
     def __post_init__(self) -> None:
         names = "lr", "rest_lr", "weight_decay", "embedding_weight_decay", "warmup_steps"
@@ -50,12 +50,12 @@ class OptimizerConfig:
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig, precision: str = "") -> Optimizer:
-    """The optimizer of a GPT's weights.
+    """Build the optimizer for a GPT's weights.
 
-    Muon orthogonalises in bfloat16 where the Trainer's `precision` names it, else in float32.
+    Muon orthogonalises in bfloat16 if the Trainer's `precision` names it, else in float32.
     """
     dtype = torch.bfloat16 if "bf16" in precision else torch.float32
-    # A tied head counts once; with adapters, the other weights are fixed.
+    # A tied head is included once. With adapters, only they are trained.
     named: dict[str, Tensor] = {name: w for name, w in model.named_parameters() if w.requires_grad}
     matrices = [weight for name, weight in named.items() if name.startswith("blocks.") and weight.dim() == 2]
     embeddings = [w for name, w in named.items() if not name.startswith("blocks.") and w.dim() == 2]

@@ -1,6 +1,6 @@
 """The GPTModel of "Build a Large Language Model (From Scratch)" (Raschka 2024, chapter 4).
 
-Its state dict lacks the number of heads: a config.json beside it has them, or it has one of GPT-2's sizes.
+Its state dict lacks the number of heads: a config.json beside it has it, or GPT-2's sizes tell it.
 """
 
 from pathlib import Path
@@ -40,7 +40,7 @@ _SKIPPED = r"trf_blocks\.\d+\.att\.mask|out_head\.weight"  # masks, and a tied h
 
 
 def read(state: Weights, given: dict[str, Any]) -> tuple[GPTConfig, Weights]:
-    """The model of a state dict; `given` is the book's configuration, or empty. Errors as `to_gpt`."""
+    """Convert a state dict; `given` is the book's configuration, or empty. Raises the errors of `to_gpt`."""
     for name in ("tok_emb.weight", "pos_emb.weight"):
         if name not in state or state[name].dim() != 2:
             raise InputError("no checkpoint of gpt fit or nanoGPT, and no state dict of the book's GPTModel")

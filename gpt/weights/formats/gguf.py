@@ -1,4 +1,4 @@
-"""GGUF, the file of llama.cpp: weights, configuration and tokenizer in one, written by the `gguf` package."""
+"""GGUF, llama.cpp's file of weights, configuration and tokenizer, written by the `gguf` package."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from gpt.text.tokenizer import Tokenizer
 from gpt.weights.formats import hf
 from gpt.weights.formats.table import Weights, from_gpt
 
-# As `gpt generate` draws; Ollama's own defaults penalize repetition and leave out more.
+# Sample as `gpt generate` does; Ollama's defaults penalize repetition and cut off more tokens.
 _DRAWN = {"temperature": 0.8, "top_k": 50, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
 
 
@@ -21,7 +21,7 @@ def write(
 ) -> None:
     """Write model.gguf in float32, with a tied head left out, and a Modelfile for Ollama beside it.
 
-    Without the `gguf` package: InputError.
+    Raises InputError without the `gguf` package.
     """
     try:
         import gguf
@@ -45,7 +45,7 @@ def write(
     writer.add_add_bos_token(False)
     if template:
         writer.add_chat_template(template.to_jinja())
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, config.num_layers)  # from Hugging Face's
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, config.num_layers)  # from Hugging Face's names
     for name, tensor in from_gpt(config, weights, hf.NAMES).items():
         layer, _, parameter = name.rpartition(".")
         writer.add_tensor(f"{names[layer]}.{parameter}", tensor.float().numpy())
@@ -59,7 +59,7 @@ def write(
 
 
 def modelfile(config: GPTConfig, template: Template | None) -> str:
-    """What `ollama create NAME -f Modelfile` reads: the template, where a text ends, and how it is drawn."""
+    """Return the Modelfile for `ollama create`: the template, the end of a text, and the sampling."""
     text = to_go(template) if template else "{{ .Prompt }}"
     parameters = {"stop": json.dumps(END_OF_TEXT), "num_ctx": config.context_length, **_DRAWN}
     lines = "".join(f"PARAMETER {name} {value}\n" for name, value in parameters.items())
@@ -67,7 +67,7 @@ def modelfile(config: GPTConfig, template: Template | None) -> str:
 
 
 def to_go(template: Template) -> str:
-    """The template in the language of Ollama, that of Go's text/template, with all texts as its constants.
+    """Return the template in Ollama's language, Go's text/template, with all texts as constants.
 
     A constant never has three quotes in a row, which would end it in a Modelfile.
     """

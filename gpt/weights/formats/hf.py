@@ -39,7 +39,7 @@ NAMES = {
     "transformer.ln_f.bias": "final_norm.bias",
     "lm_head.weight": "head.weight",
 }
-_TEMPLATE = "minimal_gpt_template"  # its fields, as Jinja is not read
+_TEMPLATE = "minimal_gpt_template"  # key of the template's fields, as Jinja is not read
 _TRANSPOSED = r".*\.c_\w+\.weight"
 SIZES = {
     "vocab_size": "vocab_size",
@@ -49,7 +49,7 @@ SIZES = {
     "n_head": "num_heads",
 }
 _SKIPPED = r"transformer\.h\.\d+\.attn\.(bias|masked_bias)|lm_head\.weight"  # masks, and a tied head
-# Settings for which this GPT knows one value: with another, the folder's model computes something else.
+# Settings of which this GPT supports only one value; with another, the model would compute something else.
 _FIXED = {
     "layer_norm_epsilon": 1e-5,
     "scale_attn_weights": True,
@@ -59,9 +59,9 @@ _FIXED = {
 
 
 def read(values: dict[str, Any], state: Weights) -> tuple[GPTConfig, Weights]:
-    """The model of a config.json and the state dict of a GPT2LMHeadModel, or of a GPT2Model.
+    """Convert a config.json and the state dict of a GPT2LMHeadModel or a GPT2Model.
 
-    The names of the latter lack `transformer.`. InputError if it is none that this GPT can compute.
+    The latter's names lack `transformer.`. Raises InputError for a model that this GPT cannot compute.
     """
     exact = values.get("activation_function") == "gelu"
     fixed = {
@@ -73,7 +73,7 @@ def read(values: dict[str, Any], state: Weights) -> tuple[GPTConfig, Weights]:
     for name, expected in fixed.items():
         if (value := values.get(name)) not in (None, expected):
             raise InputError(f"{name} is {value!r} in config.json, expected {expected!r}")
-    config = GPTConfig(  # of the sizes both have GPT-2 small's as defaults
+    config = GPTConfig(  # sizes default to GPT-2 small's in both programs
         **{ours: values[theirs] for theirs, ours in SIZES.items() if theirs in values},
         dropout=values.get("resid_pdrop", 0.1),
         tie_embeddings=values.get("tie_word_embeddings", True),
@@ -85,7 +85,7 @@ def read(values: dict[str, Any], state: Weights) -> tuple[GPTConfig, Weights]:
 
 
 def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
-    """Write weights without a tied head, and the configuration, for transformers."""
+    """Write the weights, without a tied head, and the configuration for transformers."""
     write_tensors(folder, from_gpt(config, weights, NAMES, _TRANSPOSED))
     settings = {
         "architectures": ["GPT2LMHeadModel"],
@@ -103,9 +103,9 @@ def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
 def write_tokenizer(
     tokenizer: Tokenizer, folder: Path, context_length: int, template: Template | None = None
 ) -> None:
-    """Write the files from which transformers and tokenizers produce the same ids, and the same chats.
+    """Write the tokenizer's files, so that transformers and tokenizers give the same ids and chats.
 
-    They encode `<|endoftext|>` in a text as `Tokenizer.encode` does with `allow_special`.
+    They encode `<|endoftext|>` in a text like `Tokenizer.encode` with `allow_special`.
     """
     write_json(folder / "tokenizer.json", to_json(tokenizer.tokens))
     settings: dict[str, Any] = {
@@ -113,7 +113,7 @@ def write_tokenizer(
         **dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), END_OF_TEXT),
         "clean_up_tokenization_spaces": False,
         "model_max_length": context_length,
-        # Without it transformers 4 adds token types, which its GPT-2 looks up among the tokens.
+        # Without it transformers 4 adds token types, which its GPT-2 embeds like tokens.
         "model_input_names": ["input_ids", "attention_mask"],
     }
     if template:
@@ -122,7 +122,7 @@ def write_tokenizer(
 
 
 def read_template(folder: Path) -> Template | None:
-    """The template that `write_tokenizer` wrote; the Jinja of another program is not read."""
+    """Read the template that `write_tokenizer` wrote; other programs' Jinja templates are not read."""
     file = folder / "tokenizer_config.json"
     saved = read_json(file).get(_TEMPLATE) if file.is_file() else None
     return build(Template, saved) if saved else None

@@ -16,7 +16,7 @@ _SKIPPED = r"transformer\.h\.\d+\.attn\.bias|lm_head\.weight"  # masks, and the 
 
 
 def read(checkpoint: dict[str, Any], state: Weights) -> tuple[GPTConfig, Weights]:
-    """The model of a checkpoint that `train.py` wrote; missing biases are zeros."""
+    """Convert a checkpoint that nanoGPT's `train.py` wrote; missing biases are zeros."""
     given = checkpoint["model_args"]
     sizes = {ours: given[theirs] for theirs, ours in _SIZES.items()}
     config = GPTConfig(**sizes, dropout=given.get("dropout", 0.0), exact_gelu=True)
@@ -25,7 +25,7 @@ def read(checkpoint: dict[str, Any], state: Weights) -> tuple[GPTConfig, Weights
 
 
 def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
-    """Write ckpt.pt for `sample.py`; without the optimizer's state `train.py` cannot resume it."""
+    """Write ckpt.pt for nanoGPT's `sample.py`; `train.py` cannot resume it without an optimizer's state."""
     if not config.tie_embeddings:
         raise InputError("nanoGPT always ties the head to the token embedding; this model's head is untied")
     state = from_gpt(config, weights, hf.NAMES)

@@ -17,12 +17,12 @@ from gpt.model import GPT
 Weights = dict[str, Tensor]
 Shape = tuple[int, ...]
 Names = Mapping[str, str]
-"""The name here of each tensor of the other program, `{}` is the block's number. Theirs can be several of
-ours, with blanks between the names, concatenated along their first axis."""
+"""Maps each tensor's name in the other program to ours; `{}` is the block's number. One of theirs can be
+several of ours, concatenated along the first axis: the names are then separated by blanks."""
 
 
 class _Unfilled(TorchFunctionMode):
-    """Skips initialisers on the meta device, which would load the compiler: two seconds for nothing."""
+    """Skips initialisers on the meta device, where they only load the compiler, which takes two seconds."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is Tensor.triu:
@@ -33,13 +33,13 @@ class _Unfilled(TorchFunctionMode):
 
 @contextmanager
 def on_meta() -> Iterator[None]:
-    """New modules take no memory and no random numbers."""
+    """Build modules without using memory or random numbers."""
     with torch.device("meta"), _Unfilled():
         yield
 
 
 def shapes(config: GPTConfig) -> dict[str, Shape]:
-    """The shape of each tensor in a GPT's state dict, blocks once as `blocks.{}`; without a tied head."""
+    """Return the shapes of a GPT's tensors, without a tied head; `blocks.{}` stands for every block."""
     with on_meta():
         state = GPT(replace(config, num_layers=1)).state_dict()
     if config.tie_embeddings:
@@ -58,7 +58,7 @@ def to_gpt(
 ) -> Weights:
     """Convert another program's state dict to a GPT's; the tensors are views of the given ones.
 
-    Regular expressions for names: `skipped` for those without weights, `transposed` for matrices stored as
+    `skipped` and `transposed` are regular expressions: for tensors to ignore, and for matrices stored as
     (in, out); `torch.nn.Linear` stores (out, in). With `zero_biases`, missing biases are zeros. Any other
     tensor that is missing, unknown, or of another shape or type raises InputError with its name.
     """
@@ -80,9 +80,9 @@ def to_gpt(
 
 
 def from_gpt(config: GPTConfig, weights: Weights, names: Names, transposed: str = "") -> Weights:
-    """The inverse of `to_gpt`; one tensor for query, key and value is zeros where a GPT has no such bias.
+    """The inverse of `to_gpt`; a combined bias of query, key and value is zeros where the GPT has none.
 
-    InputError as `check_known`.
+    Raises the errors of `check_known`.
     """
     check_known(config, weights, names)
     state: Weights = {}
@@ -96,7 +96,7 @@ def from_gpt(config: GPTConfig, weights: Weights, names: Names, transposed: str 
 
 
 def check_known(config: GPTConfig, weights: Weights, names: Names) -> None:
-    """InputError for a tensor that the other program has no place for, or that it needs and would miss."""
+    """Raise InputError for a tensor that the other program lacks, or that it needs and the GPT lacks."""
     ours = [name for together in names.values() for name in together.split()]
     blocks = range(config.num_layers)
     known = {name.format(block) for name in ours for block in (blocks if "{}" in name else (0,))}
@@ -111,14 +111,14 @@ def check_known(config: GPTConfig, weights: Weights, names: Names) -> None:
 
 
 def check_complete(config: GPTConfig, weights: Weights) -> Weights:
-    """The state dict of this project's own GPT, without the head if that is tied; errors as `to_gpt`."""
+    """Check this project's own state dict, drop a tied head; raises the errors of `to_gpt`."""
     return to_gpt(config, weights, {name: name for name in shapes(config)}, "head.weight")
 
 
 def _tensors(
     config: GPTConfig, names: Names, transposed: str
 ) -> Iterator[tuple[str, list[str], Shape, bool]]:
-    """Each tensor of the other program: its name, ours, its shape, and whether it is transposed."""
+    """Yield for each tensor of the other program: its name, ours, its shape, whether it is transposed."""
     expected = shapes(config)
     for theirs, together in names.items():
         ours = together.split()
