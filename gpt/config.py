@@ -30,7 +30,7 @@ class GPTConfig:
     """The architecture of a GPT, by default GPT-2 small's; InputError for values that cannot be used."""
 
     vocab_size: int = 50257
-    """Size of the vocabulary: token ids are 0 .. vocab_size - 1."""
+    """Tokens in the vocabulary. Their ids are 0 to vocab_size - 1."""
     context_length: int = 1024
     """The most tokens in one sequence, each with a position embedding. Elsewhere: block_size."""
     emb_dim: int = 768

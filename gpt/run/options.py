@@ -86,7 +86,7 @@ class Options:
     Elsewhere: out_dir, output_dir, default_root_dir."""
     resume: str | None = None
     """Resume a run: its folder, a checkpoint, `auto` for the newest checkpoint of --run or of all runs,
-    `auto_or_new` to begin --run where it has none. Elsewhere: resume_from_checkpoint."""
+    `auto_or_new` to begin --run if it has none. Elsewhere: resume_from_checkpoint."""
     ckpt_path: str | None = None
     """The checkpoint or folder of a run that `gpt validate` scores."""
     minutes: str | None = None

@@ -20,7 +20,7 @@ class OptimizerConfig:
     name: Literal["muon", "adamw"] = "muon"
     """muon: Muon for the blocks' matrices, AdamW for the other weights. adamw: AdamW for all."""
     lr: float = 5e-3
-    """Peak learning rate of the blocks' matrices, for Muon too on AdamW's scale (Liu et al. 2025).
+    """Peak learning rate of the blocks' matrices. Muon's updates are scaled to AdamW's (Liu et al. 2025).
     Elsewhere: learning_rate."""
     rest_lr: float | None = None
     """Peak learning rate of the other weights; None takes `lr`."""
