@@ -1,4 +1,4 @@
-"""The attention module inside the GPT, and the chapters' systems that lead to it; it needs torch alone."""
+"""The GPT's attention module, and the book's simpler variants that lead up to it. It needs only torch."""
 
 from .cache import KeyValueCache as KeyValueCache
 from .capture import capture_weights as capture_weights

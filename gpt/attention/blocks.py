@@ -1,7 +1,8 @@
-"""Causal attention one block of queries at a time: the fastest way in bfloat16 on a CPU.
+"""Causal attention, computed one block of queries at a time. This is the fastest way in bfloat16 on a CPU.
 
-Half of a causal matrix is masked. A block of queries multiplies only the keys up to its own end, and so skips
-most of that half. Two batched products for each block cost fewer passes over memory than PyTorch's kernel.
+A causal mask hides half of the score matrix. Each block of queries multiplies only the keys up to its own
+end, so most of that half is never computed. Two batched products per block read and write memory fewer times
+than PyTorch's kernel.
 
 Shapes: B batch, H heads, T tokens, K width of a key, V width of a value, R queries of a block, E keys up to
 the end of a block.
@@ -19,7 +20,7 @@ _LARGEST_BLOCK = 256  # queries
 
 
 def prefers_blocks(query: Tensor) -> bool:
-    """Whether blocks are the faster way for queries (B, H, T, K)."""
+    """Whether attention in blocks is faster than PyTorch's kernel for queries (B, H, T, K)."""
     if torch.compiler.is_exporting():  # the exported program may run on another device, at another length
         return False
     longest = _LONGEST_COMPILED if torch.compiler.is_compiling() else _LONGEST
@@ -27,8 +28,8 @@ def prefers_blocks(query: Tensor) -> bool:
 
 
 def block_size(length: int) -> int | None:
-    """How many queries make a block; None for all of them in one."""
-    # A compiled loop over blocks would be bound to one length.
+    """The number of queries in a block; None puts all of them into one block."""
+    # torch.compile would specialise a loop over blocks to one length.
     if torch.compiler.is_compiling() or length < _SHORTEST_DIVIDED:
         return None
     return min(length // 2, _LARGEST_BLOCK)
@@ -39,7 +40,7 @@ def attend_in_blocks(
 ) -> Tensor:
     """`attend` under the causal `mask` (T, T): (B, H, T, K), (B, H, T, K), (B, H, T, V) -> (B, H, T, V).
 
-    `block` is the number of queries in a block, by default all.
+    `block` is the number of queries in a block. By default one block holds all of them.
     """
     batch, heads, length, key_width = query.shape
     query, key, value = (x.flatten(0, 1) for x in (query, key, value))  # (B * H, T, K or V)

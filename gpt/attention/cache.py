@@ -1,6 +1,6 @@
-"""The keys and values of earlier tokens, kept so that a new token costs the work of one token.
+"""The keys and values of earlier tokens. They are kept, so a new token costs the work of one token only.
 
-Shapes: B batch, H heads, L most tokens, S tokens held so far, T new tokens, K width of a head.
+Shapes: B batch, H heads, L capacity in tokens, S tokens held so far, T new tokens, K width of a head.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,10 @@ from ..errors import InputError
 
 
 class KeyValueCache:
-    """The keys and values of one attention layer, in memory that is allocated once; `length` tokens are held.
+    """The keys and values of one attention layer, in memory that is allocated once.
 
-    Shorter prompts are padded on the left and masked by the caller. The options are device and dtype.
+    `length` is the number of tokens held. The caller pads shorter prompts on the left and masks the padding.
+    The options are `device` and `dtype`.
     """
 
     def __init__(
@@ -26,7 +27,10 @@ class KeyValueCache:
         self.length = 0
 
     def update(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Append T tokens, (B, H, T, K) each, and return all held so far, (B, H, S, K); errors as `check`."""
+        """Append T tokens, (B, H, T, K) each. Return all tokens held, (B, H, S, K) each.
+
+        Raises InputError as `check` does.
+        """
         self.check(key.shape)
         end = self.length + key.shape[2]
         self.keys[:, :, self.length : end] = key

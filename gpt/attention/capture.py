@@ -11,7 +11,10 @@ from .multi_head import MultiHeadAttention
 
 @contextmanager
 def capture_weights(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """The weights (batch, heads, queries, keys) of the last call of each `MultiHeadAttention`, by name."""
+    """Yield a dictionary that fills while the model runs: each `MultiHeadAttention`'s name and weights.
+
+    The weights are those of its last call, (batch, heads, queries, keys).
+    """
     captured: dict[str, Tensor] = {}
 
     def request(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

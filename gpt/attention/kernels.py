@@ -15,14 +15,14 @@ from .blocks import attend_in_blocks, block_size, prefers_blocks
 
 
 class Attended(NamedTuple):
-    """What attention gives."""
+    """The result of attention."""
 
     context: Tensor
     """The context vectors (B, H, T, V)."""
     weights: Tensor | None = None
-    """The attention weights (B, H, T, S), dropout included, if they were asked for."""
+    """The attention weights (B, H, T, S) after dropout, if the caller requested them."""
     no_key: Tensor | None = None
-    """With a mask: the queries that may see no key, (..., T, 1). Their weights and context are zero."""
+    """With a mask: True for queries that may see no key, (..., T, 1). Their weights and context are zero."""
 
 
 def causal_mask(length: int, device: torch.device | str | None = None) -> Tensor:
@@ -33,10 +33,10 @@ def causal_mask(length: int, device: torch.device | str | None = None) -> Tensor
 def attend(
     query: Tensor, key: Tensor, value: Tensor, masked: Tensor | None = None, dropout_p: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """softmax(query key^T / sqrt(K)) value, and the weights (Vaswani et al. 2017, equation 1).
+    """Return softmax(query key^T / sqrt(K)) value, and the weights (Vaswani et al. 2017, equation 1).
 
-    (..., T, K), (..., S, K), (..., S, V) -> (..., T, V), (..., T, S), dropout included. `masked` is
-    broadcastable to the weights; a fully masked row gives NaN.
+    (..., T, K), (..., S, K), (..., S, V) -> (..., T, V), (..., T, S). The weights are those after dropout.
+    `masked` must be broadcastable to the weights. A fully masked row gives NaN.
     """
     scores = query @ key.transpose(-2, -1) / math.sqrt(key.shape[-1])  # (..., T, S)
     if masked is not None:
@@ -55,12 +55,12 @@ def attention(
     dropout_p: float,
     need_weights: bool,
 ) -> Attended:
-    """The result of `attend` by the fastest kernel: (B, H, T, K), (B, H, S, K), (B, H, S, V) -> (B, H, T, V).
+    """Compute `attend` by the fastest kernel: (B, H, T, K), (B, H, S, K), (B, H, S, V) -> (B, H, T, V).
 
     Args:
-        query, key, value: the queries are the last T of the S tokens, where attention is causal.
+        query, key, value: where attention is causal, the queries belong to the last T of the S tokens.
         causal: the causal mask of S or more positions; None if every query may see every key.
-        masked: a boolean mask that is added to the causal one, broadcastable to (B, H, T, S).
+        masked: a further boolean mask, combined with the causal one; broadcastable to (B, H, T, S).
         dropout_p: the probability that a weight is dropped.
         need_weights: whether to return the weights.
     """
@@ -82,7 +82,7 @@ def attention(
 
 
 def _causal_attention(query: Tensor, key: Tensor, value: Tensor, causal: Tensor, dropout_p: float) -> Tensor:
-    """Attention of all T tokens to themselves and earlier ones: (B, H, T, V)."""
+    """Attend from each of T tokens to itself and earlier tokens: (B, H, T, V)."""
     length = query.shape[2]
     if prefers_blocks(query):
         mask = causal[:length, :length]
@@ -91,8 +91,8 @@ def _causal_attention(query: Tensor, key: Tensor, value: Tensor, causal: Tensor,
 
 
 def _later_keys(causal: Tensor, num_queries: int, num_keys: int) -> Tensor:
-    """The rows of the causal mask for the last queries: (1, 1, T, S)."""
-    if torch.compiler.is_exporting():  # a slice would bind the program to lengths below the whole mask's
+    """The last T rows of the causal mask: (1, 1, T, S)."""
+    if torch.compiler.is_exporting():  # a slice would limit the exported program to the mask's length
         positions = torch.arange(num_keys, device=causal.device)
         later = positions > positions[num_keys - num_queries :, None]  # (T, S)
     else:
@@ -103,8 +103,8 @@ def _later_keys(causal: Tensor, num_queries: int, num_keys: int) -> Tensor:
 def _masked_attention(
     query: Tensor, key: Tensor, value: Tensor, masked: Tensor, dropout_p: float, need_weights: bool
 ) -> Attended:
-    """Attention under a mask. A query that may see no key has weights and a context of zero."""
-    # A softmax over no keys is 0 / 0: such a query attends to all keys, and its result is set to zero.
+    """Attend under a mask. A query that may see no key gets weights and a context of zero."""
+    # A softmax over no keys is 0 / 0. So such a query attends to all keys, and its result is then zeroed.
     no_key = masked.all(dim=-1, keepdim=True)  # (..., T, 1)
     masked = masked & ~no_key
     is_one_on_cpu = query.shape[2] == 1 and query.device.type == "cpu" and not torch.compiler.is_exporting()
@@ -113,7 +113,7 @@ def _masked_attention(
         context, weights = attend(query, key, value, masked, dropout_p)
         weights = weights.masked_fill(no_key, 0.0)
     elif is_one_on_cpu:
-        # Faster, and its sums do not depend on the other rows, which the fused kernel splits over threads.
+        # This is faster. Its sums do not depend on other rows, as those of the threaded fused kernel do.
         context, _ = attend(query, key, value, masked, dropout_p)
     else:  # PyTorch's masks are True where a query attends
         context = F.scaled_dot_product_attention(query, key, value, attn_mask=~masked, dropout_p=dropout_p)

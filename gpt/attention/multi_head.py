@@ -1,8 +1,8 @@
-"""Multi-head attention with weight splits: the module inside the GPT, for any PyTorch model.
+"""Multi-head attention with weight splits. The GPT uses this module, and any other PyTorch model can.
 
 In every mask True means that the query must not attend to the key, as in `torch.nn.MultiheadAttention`.
-Shapes: B batch, T tokens given, S keys (the cached tokens, then the T given; or the context's tokens),
-H heads, K width of a head (d_out = H * K).
+Shapes: B batch, T tokens of the input, S keys (the cached tokens and then the input's, or the context's
+tokens), H heads, K width of a head (d_out = H * K).
 """
 
 from typing import Any
@@ -27,15 +27,15 @@ class MultiHeadAttention(nn.Module):
         qkv_bias: whether the query, key and value projections have a bias.
         causal: whether a token attends only to itself and earlier tokens; False for encoders and for
             cross-attention.
-        mask: the causal mask (context_length, context_length) of several layers, which they share and whoever
-            made it keeps up; by default a layer has its own.
+        mask: a causal mask (context_length, context_length) that several layers share. Its creator must
+            restore it after weights are loaded. By default each layer makes its own.
 
     Raises:
         ValueError: a size below one, heads that do not divide `d_out`, or a dropout outside [0, 1].
     """
 
     mask: Tensor | None
-    """The causal mask (context_length, context_length), boolean, in no state dict; None if not causal."""
+    """The boolean causal mask (context_length, context_length); None if not causal. No state dict has it."""
 
     def __init__(
         self,
@@ -81,15 +81,15 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Attend from each of T tokens to the keys it may see: (B, T, d_in) -> (B, T, d_out).
 
-        A token that can attend to no key gives zeros, and its gradient is zero.
+        A token that can attend to no key gives zeros. Its gradient is zero too.
 
         Args:
             x: (B, T, d_in).
-            context: (B, S, d_in), the tokens to attend to, `x` by default; needs causal=False.
-            need_weights: also return the weights (B, H, T, S), dropout included, by the slower kernel.
+            context: (B, S, d_in), the tokens to attend to, by default `x`. It needs causal=False.
+            need_weights: also return the weights (B, H, T, S) after dropout. This takes a slower kernel.
             key_padding_mask: (B, S) boolean, True for keys that are padding, on either side.
-            attn_mask: (T, S), (B, T, S) or (B, H, T, S) boolean, added to the causal mask.
-            cache: the tokens before `x`, from `new_cache`; `x` is appended to it.
+            attn_mask: (T, S), (B, T, S) or (B, H, T, S) boolean, combined with the causal mask.
+            cache: the keys and values of the tokens before `x`, from `new_cache`. Those of `x` are appended.
 
         Raises:
             InputError: a tensor of another shape or type, more keys than the context length or the cache can
@@ -114,9 +114,10 @@ class MultiHeadAttention(nn.Module):
     def new_cache(
         self, batch_size: int, max_length: int | None = None, dtype: torch.dtype | None = None
     ) -> KeyValueCache:
-        """An empty cache on this layer's device for `max_length` tokens, by default the context length.
+        """Make an empty cache on this layer's device for `max_length` tokens, by default the context length.
 
-        Its type is the weights' by default; under autocast give the type that autocast computes in.
+        By default it has the type of the weights. Under autocast, give the type that autocast computes in.
+        Raises InputError if the layer is not causal.
         """
         if self.mask is None:
             raise InputError("a cache needs causal=True: without it earlier tokens attend to later ones")
@@ -128,7 +129,7 @@ class MultiHeadAttention(nn.Module):
         return x.view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)  # (B, H, T, K)
 
     def _count_keys(self, x: Tensor, context: Tensor | None, cache: KeyValueCache | None) -> int:
-        """S, after checking the shapes."""
+        """Check the shapes and return S, the number of keys."""
         keys = x if context is None else context
         for name, tokens, batch in (("an input", x, "batch"), ("a context", keys, x.shape[0])):
             if tokens.dim() != 3 or tokens.shape[2] != self.d_in or tokens.shape[0] != x.shape[0]:
@@ -147,7 +148,7 @@ class MultiHeadAttention(nn.Module):
     def _combine_masks(
         self, x: Tensor, num_keys: int, padding: Tensor | None, mask: Tensor | None
     ) -> Tensor | None:
-        """The given masks as one, broadcastable to (B, H, T, S)."""
+        """Combine the given masks into one, broadcastable to (B, H, T, S); None if there are none."""
         batch, num_tokens, _ = x.shape
         if padding is not None:
             _check("key_padding_mask", padding, (batch, num_keys))
@@ -165,12 +166,12 @@ class MultiHeadAttention(nn.Module):
 
 
 def _without_mask(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Ignore the float `mask` that the chapter's own module saves."""
+    """Ignore the float `mask` that the book's own module saves in its state dict."""
     state_dict.pop(prefix + "mask", None)
 
 
 def _with_new_mask(module: nn.Module, _: Any) -> None:
-    """Weights that are loaded may find a mask without values: `.to_empty` leaves garbage."""
+    """Compute the mask again after weights are loaded, because `.to_empty` leaves garbage in it."""
     assert isinstance(module, MultiHeadAttention)
     module.mask = causal_mask(module.context_length, module.out_proj.weight.device)
 

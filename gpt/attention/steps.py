@@ -1,4 +1,4 @@
-"""The systems of the chapters on coding attention, to read in order; `multi_head.py` has the one to use.
+"""The attention variants of the book's chapter, to be read in order. `multi_head.py` has the one to use.
 
 Shapes: B batch, T tokens, D width of a token (d_in), K width of a head (d_out), H heads.
 """
@@ -61,7 +61,7 @@ class SelfAttention_v1(nn.Module):
 
 
 class SelfAttention_v2(nn.Module):
-    """v1 with `nn.Linear`, which initialises its weights better and stores them transposed."""
+    """v1 with `nn.Linear`, which initialises the weights better and stores them transposed."""
 
     def __init__(self, d_in: int, d_out: int, qkv_bias: bool = False) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class MultiHeadAttn(nn.Module):
             raise InputError(f"n_embd {n_embd} is not divisible by n_heads {n_heads}")
         self.n_heads = n_heads
         self.c_attn = nn.Linear(n_embd, 3 * n_embd)
-        # One where a query attends, the opposite of the other systems, as in GPT-2's checkpoints.
+        # 1 where a query attends, as in GPT-2's checkpoints. This is the opposite of the other variants.
         self.register_buffer("bias", torch.tril(torch.ones(1, 1, block_size, block_size)))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Two corpora that every Python carries: the standard library's documentation, and its source.
+"""Two corpora that come with every Python: the standard library's documentation, and its source.
 
-`python-docs` has a document for each topic that `help()` shows and one for each module's docstrings; only the
-first copy of a paragraph is kept, as one that is trained on must not be held out too. Tests are left out. The
-text is the Python Software Foundation's (PSF licence) and differs between versions.
+`python-docs` has one document for each topic of `help()` and one for the docstrings of each module. It keeps
+only the first copy of a paragraph, so that no paragraph is both trained on and held out. Tests are left out.
+The text belongs to the Python Software Foundation (PSF licence) and differs between versions.
 """
 
 import ast
@@ -18,7 +18,7 @@ _SHORTEST_PARAGRAPH = 40  # characters; shorter ones, like "Returns:", may repea
 
 
 def python_docs() -> Iterator[str]:
-    """The documents of `python-docs`: the reference's topics, then the modules, in order of name."""
+    """Yield the documents of `python-docs`: first the topics of `help()`, then the modules, by name."""
     from pydoc_data.topics import topics
 
     seen: set[str] = set()
@@ -28,7 +28,7 @@ def python_docs() -> Iterator[str]:
 
 
 def python_stdlib() -> Iterator[str]:
-    """The documents of `python-stdlib`: the source files of the library."""
+    """Yield the documents of `python-stdlib`: the library's source files."""
     for path in _source_files():
         if text := path.read_bytes().decode("utf-8", errors="replace"):
             yield text
@@ -39,7 +39,7 @@ _CORPORA = {"builtin:python-docs": python_docs, "builtin:python-stdlib": python_
 
 @cache
 def texts(name: str) -> list[str]:
-    """The documents of the corpus of this name in a recipe."""
+    """The documents of a built-in corpus, by its name in a recipe (`builtin:...`)."""
     return list(_CORPORA[name]())
 
 
@@ -67,7 +67,7 @@ def _inside(node: ast.AST) -> Iterator[str]:
 
 
 def _without_repeats(text: str, seen: set[str]) -> str:
-    """`text` without the paragraphs that are in `seen`; the kept ones are added to `seen`."""
+    """Remove the paragraphs of `text` that are in `seen`, and add the others to `seen`."""
     kept = []
     for paragraph in re.split(r"\n(?:[ \t]*\n)+", text):
         words = " ".join(paragraph.split())

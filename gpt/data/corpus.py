@@ -1,4 +1,4 @@
-"""What a corpus is, and how it is named: a file, a folder, a hub data set, a recipe."""
+"""What a corpus is, and the names it can have: a file, a folder, a hub data set or a recipe."""
 
 import hashlib
 import math
@@ -49,29 +49,29 @@ T = TypeVar("T")
 _PROTOCOLS = ("https", "http", "s3", "gs", "hf")
 _LARGEST_RECIPE = 1 << 16  # bytes
 _LONGEST_NAME = 50  # characters, of at most 4 bytes: a file's name has at most 255 bytes
-_FEWEST_PARTS = 8  # to draw from, if there are so many
-_ORDERED = 8
-_PASSAGE = 1 << 13  # characters at most, of a text of which a share is read,
-_FEWEST_PASSAGES = 16  # of each part, if it has so many words
+_FEWEST_PARTS = 8  # at least so many parts are read, if the corpus has them
+_ORDERED = 8  # of the rows of a part, at least one in so many is taken
+_PASSAGE = 1 << 13  # characters, the longest passage, where only a share of a text is read
+_FEWEST_PASSAGES = 16  # at least so many passages in a part, if it has so many words
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Where documents come from, and how they are read; see `data/README.md`."""
+    """Where documents come from, and how they are read. See `data/README.md`."""
 
     files: tuple[str, ...]
     """Paths, URLs, hub:OWNER/NAME, builtin:NAME; URLs are downloaded by `find_corpus`."""
     subset: str | None = None
-    revision: str | None = None  # without one, prepared data is not updated when the hub's data set is
+    revision: str | None = None  # without one, prepared data stays as it is when the hub's data set changes
     sha256: tuple[str, ...] = ()
-    """Of each file in hexadecimal, if it is known: what differs is not read."""
+    """The hash of each file in hexadecimal, or none. A file with another hash is an InputError."""
     weights: tuple[float, ...] = ()
-    """Of each file the share that is read, above 0 and at most 1; all of every file, if there are none."""
+    """The share of each file to read, above 0 and at most 1. Without weights, all of every file is read."""
     text_column: str = TEXT
     template: Template = DEFAULT_TEMPLATE
     skip_bad_rows: int = 0
-    """Rows that cannot be used, of all files together, that may be left out."""
+    """How many rows that cannot be used may be left out, of all files together."""
 
     def __post_init__(self) -> None:
         check_columns(self.text_column)
@@ -92,31 +92,31 @@ class Corpus:
                 f"weights has {shown(wrong[0])}, expected the share of a file that is read, above 0 and at "
                 "most 1: give the other files smaller ones"
             )
-        if len(set(self.files)) < len(self.files):  # parts of a text that is cut in two ways would overlap
+        if len(set(self.files)) < len(self.files):  # two shares of the same file would overlap
             raise InputError("a file is named twice: name each once where there are weights")
 
     @property
     def _shares(self) -> tuple[float, ...]:
-        """The weight of each file."""
+        """The weight of each file, 1 by default."""
         return self.weights or (1.0,) * len(self.files)
 
     @cached_property
     def _part_sizes(self) -> list[list[int]]:
-        """Of each file, see `part_sizes`: as much of each part as the file's weight says."""
+        """The bytes to read of each part of each file: the part's size times the file's weight."""
         found = zip(self.files, self._shares, strict=True)
         return [[math.ceil(share * size) for size in part_sizes(name, self._choose)] for name, share in found]
 
     @cached_property
     def _data_sets(self) -> dict[str, Any]:
-        """Those of the hub that are open."""
+        """The hub data sets that are open, by name."""
         return {}
 
     def size(self) -> int | None:
-        """Bytes of the files by weight; None if unknown before reading, as if compressed or on the hub."""
+        """The bytes to read in all. None if unknown in advance: files are compressed, or on the hub."""
         return sum(map(sum, self._part_sizes)) if all(self._part_sizes) else None
 
     def estimated_size(self, read: int, documents: int) -> int:
-        """About how many bytes of text there are, by what so many documents have that were read."""
+        """Estimate the bytes of text in all, given that the first `documents` documents had `read` bytes."""
         per_document = read / max(1, documents)
         return sum(
             sum(sizes) or math.ceil(share * self._estimate(name, per_document))
@@ -131,7 +131,7 @@ class Corpus:
         return round(rows * bytes_per_document) if rows else self._stored_bytes(name)
 
     def _stored_bytes(self, name: str) -> int:
-        """The bytes of a data set's files, compressed as they are."""
+        """The size in bytes of a hub data set's files, which are compressed."""
         from datasets import load_dataset_builder
         from fsspec.core import url_to_fs
 
@@ -140,16 +140,21 @@ class Corpus:
         return sum(system.size(path) or 0 for system, path in map(url_to_fs, files.get("train", [])))
 
     def stamps(self) -> list[object]:
-        """What changes when a file does: its size, time and number; of Python's own text, the version."""
+        """For each file a value that changes when the file does.
+
+        For a file on disk these are its size, its time of change and its inode number. For Python's own text
+        it is Python's version. For a hub data set it is None.
+        """
         return [_stamp(name) for name in self.files]
 
     def pieces(self, most_bytes: int | None = None) -> Iterator[Piece]:
-        """The documents in order, in pieces; with `most_bytes`, parts of about so many bytes in all.
+        """Yield the documents in order, in pieces. With `most_bytes`, yield only about so many bytes.
 
-        Files are read at places spread over all of them, and with more bytes at the same places and others.
-        Of rows that can only be read in order, some of the first `_ORDERED` times as many bytes are taken.
-        What has no known size, such as a compressed file, is read from its beginning on.
-        Of a file with a weight below 1 the same rows, or passages of text, are left out each time.
+        With `most_bytes`, parts are read that are spread evenly over all files. A larger `most_bytes` adds
+        parts to those of a smaller one. Where rows can only be read in order, at least one in `_ORDERED` is
+        taken. A file of unknown size, such as a compressed one, is read from its beginning.
+        If a file has a weight below 1, the same rows or passages of it are left out each time.
+        Raises InputError for a file that cannot be read, and for more bad rows than `skip_bad_rows`.
         """
         read = 0
         tolerance = Tolerance(self.skip_bad_rows)
@@ -167,7 +172,7 @@ class Corpus:
     def _pieces(
         self, name: str, share: float, selection: "Selection", tolerance: Tolerance
     ) -> Iterator[Piece]:
-        """The file's share of what is selected of it."""
+        """Yield the pieces of one file: its share of the selected parts."""
         if selection.is_empty:
             return
         if file_format(name) == "text":
@@ -202,7 +207,7 @@ class Corpus:
         return self._data_sets[name]
 
     def _choose(self, present: Sequence[str]) -> list[str]:
-        """Those of the columns that are read; an InputError where what is needed is not among them."""
+        """The columns to read. Raises InputError if a needed one is not present."""
         columns = choose_columns(self.text_column, present)
         if columns is None:
             raise no_columns(self.text_column, present)
@@ -210,8 +215,8 @@ class Corpus:
 
 
 def _text_pieces(stretches: Iterable[Stretch], share: float) -> Iterator[Piece]:
-    """A share of a text; what does not follow what was read before begins anew."""
-    end: int | None = None  # of what was read last
+    """Yield a share of a text. A passage that does not follow the last one begins a new document."""
+    end: int | None = None  # the byte after the last passage
     for stretch in stretches:
         follows = stretch.begin == end
         for text, is_taken in _passages(stretch, share):
@@ -222,7 +227,10 @@ def _text_pieces(stretches: Iterable[Stretch], share: float) -> Iterator[Piece]:
 
 
 def _passages(stretch: Stretch, share: float) -> list[tuple[str, bool]]:
-    """The passages of a stretch, and which of them are taken: the same, whatever else of the file is read."""
+    """The passages of a stretch, each with whether to take it.
+
+    The choice does not depend on what else of the file is read.
+    """
     if share == 1.0:
         return [(stretch.text, True)]
     longest = min(_PASSAGE, len(stretch.text) // _FEWEST_PASSAGES + 2)
@@ -231,36 +239,36 @@ def _passages(stretch: Stretch, share: float) -> list[tuple[str, bool]]:
 
 
 def _share_of(items: Iterable[T], share: float) -> Iterator[T]:
-    """A share of the items, spread over all of them, with the first."""
+    """Yield a share of the items, spread evenly over all of them. The first one is always included."""
     if share == 1.0:
         return iter(items)
     return (item for number, item in enumerate(items) if _is_in_share(number, share))
 
 
 def _is_in_share(number: int, share: float) -> bool:
-    """Whether the item of this number is among so large a share of them; number 0 always is."""
+    """Whether item `number` belongs to this share of the items. Item 0 always does."""
     return evenly_spread(number - 1) < share
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What is read of a file."""
+    """Which parts of a file, and which share of their rows, are read."""
 
     parts: list[int] | None
-    """Their numbers; None for all of the file, in order."""
+    """The numbers of the parts. None means all of the file, in order."""
     rows: float = 1.0
-    """The share of the rows in them."""
+    """The share of the rows of these parts that is read."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is."""
+        """Whether nothing of the file is read."""
         return self.parts == []
 
 
 def choose_parts(sizes: Sequence[Sequence[int]], most_bytes: int | None) -> list[Selection]:
-    """What to read of each file for about so many bytes in all, by the sizes of its parts.
+    """Choose what to read of each file, given the sizes of its parts, for about `most_bytes` in all.
 
-    Where one has no parts, as its size is unknown, all are read in order.
+    If the size of one file is unknown (it has no parts), all files are read in order.
     """
     if most_bytes is None:
         return [Selection(None)] * len(sizes)
@@ -270,7 +278,7 @@ def choose_parts(sizes: Sequence[Sequence[int]], most_bytes: int | None) -> list
     of_parts = min(1.0, max(share, _FEWEST_PARTS / max(1, count)))
     of_rows = max(share / of_parts, 1 / _ORDERED)
     selections = []
-    passed = 0  # parts of the files before
+    passed = 0  # how many parts the earlier files have
     for parts in sizes:
         places = [number for number in range(len(parts)) if evenly_spread(passed + number) < of_parts]
         passed += len(parts)
@@ -279,14 +287,15 @@ def choose_parts(sizes: Sequence[Sequence[int]], most_bytes: int | None) -> list
 
 
 def evenly_spread(number: int) -> float:
-    """A place in [0, 1) for each number, such that any that follow one another are spread over it (Weyl)."""
+    """Map each number to a point in [0, 1). The points of consecutive numbers spread evenly (Weyl)."""
     return (number + 1) * _GOLDEN_RATIO % 1.0
 
 
 def find_corpus(name: str, **options: Any) -> Corpus:
-    """The corpus that `name` stands for: a folder, file, URL, pattern or recipe, or the hub's `OWNER/NAME`.
+    """Find the corpus that `name` means: a folder, file, URL, pattern, recipe, or `OWNER/NAME` on the hub.
 
-    The options are fields of `Corpus` in place of the recipe's or the defaults, unless None.
+    The options are fields of `Corpus`. Those that are not None replace the recipe's values and the defaults.
+    Raises InputError if there is no such corpus.
     """
     path = Path(name)
     if path.is_file() and path.suffix == ".yaml":
@@ -314,7 +323,7 @@ def find_corpus(name: str, **options: Any) -> Corpus:
 
 
 def recipes() -> dict[str, Path]:
-    """The YAML file of every recipe that comes with the package, by name."""
+    """The YAML files of the recipes that come with the package, by name."""
     return {path.stem: path for path in sorted(shipped("recipes").glob("*.yaml"))}
 
 
@@ -342,7 +351,7 @@ def _stamp(name: str) -> object:
 
 
 def _at_hand(name: str, sha256: str | None) -> str:
-    """A name of `Corpus.files` that can be read: a URL's is that of its copy in the cache, made once."""
+    """Make a name of `Corpus.files` readable: a URL is downloaded once, and the copy's path returned."""
     if name.startswith(("builtin:", "hub:")):
         if sha256:
             raise InputError(f"{name} has no sha256: give the data set's revision, or leave sha256 out")
@@ -364,10 +373,10 @@ def _check_sha256(path: StrPath, expected: str | None, what: str = "") -> None:
 
 def _download(url: str, sha256: str | None) -> str:
     protocol = url.partition("://")[0]
-    if protocol not in _PROTOCOLS:  # fsspec reads templates of others
+    if protocol not in _PROTOCOLS:  # with others, fsspec may evaluate templates that a file contains
         raise InputError(f"{url}: expected a path, or a URL of {', '.join(_PROTOCOLS)}")
     key = hashlib.sha256(url.encode()).hexdigest()[:16]
-    file = Path(urlsplit(url).path).name[-_LONGEST_NAME:] or "text"  # whose endings say what it is
+    file = Path(urlsplit(url).path).name[-_LONGEST_NAME:] or "text"  # its endings tell the format
     path = cache_folder() / "downloads" / key / file
     if path.is_file():
         _check_sha256(path, sha256, f"delete {path} to download it again: it")

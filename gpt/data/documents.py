@@ -1,4 +1,4 @@
-"""From rows to documents, piece by piece: texts, examples with prompts and replies, conversations."""
+"""Turn rows into documents, piece by piece: texts, examples with prompts and replies, conversations."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,25 +14,25 @@ from gpt.text.template import Part, Template
 from gpt.text.tokenizer import split_at_words, whole_characters
 
 LONGEST_PIECE = 1 << 20  # characters
-Document = list[Part]  # a text in one part, or an example in several; none of one that is left out
+Document = list[Part]  # a text has one part, an example several; an empty list is left out
 
-_ROLES = {"human": "user", "gpt": "assistant"}  # of ShareGPT
+_ROLES = {"human": "user", "gpt": "assistant"}  # ShareGPT's names
 
 
 class Piece(NamedTuple):
-    """A document or a part of one; its text is never empty, but for a prompt's."""
+    """A document or a part of one. Its text is never empty, except that of a prompt."""
 
     text: str
-    first: bool = True  # a document begins with it
-    scored: bool = True  # a model learns to write it; of an example, the first piece is not
+    first: bool = True  # whether a document begins with this piece
+    scored: bool = True  # whether the model learns to write it; the first piece of an example is not scored
     split: str = ""  # `train` or `val`, see `gpt.data.split`
 
 
 class Columns(NamedTuple):
-    """The columns that a row's document is made of, and what such rows are called.
+    """The columns from which a row's document is made, and the name of this kind of row.
 
-    One has a text or the messages of a conversation, two a prompt and its completion; of three, the middle
-    one has an input that belongs to the prompt, which a row may lack.
+    One column holds a text or the messages of a conversation. Two columns hold a prompt and its completion.
+    With three columns, the middle one holds an input that belongs to the prompt. A row may lack that one.
     """
 
     names: tuple[str, ...]
@@ -40,11 +40,11 @@ class Columns(NamedTuple):
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Those without which a row has no document."""
+        """The columns that a row must have."""
         return self.names if len(self.names) < 3 else (self.names[0], self.names[2])
 
     def __str__(self) -> str:
-        """What is taken for what."""
+        """How the columns are read, for a notice to the user."""
         if len(self.names) == 1:
             return f"{self.kind}: column {self.names[0]} is a conversation"
         prompt = " and ".join(self.names[:-1])
@@ -61,11 +61,11 @@ EXAMPLES = (
     Columns(("question", "answer"), "pairs"),
     Columns(("query", "response"), "pairs"),
 )
-"""What rows without a column `text` are read as, the first whose columns they have."""
+"""How rows without a column `text` are read: as the first of these whose columns they have."""
 
 
 def choose_columns(column: str, present: Sequence[str]) -> Columns | None:
-    """What to read of the columns that there are, by the option `text_column`; None if they lack it."""
+    """The columns to read, given the option `text_column`. None if the rows lack them."""
     if column in present:
         return Columns((column,), "text" if column == TEXT else "")
     asked = Columns(tuple(part.strip() for part in column.split(",")), "pairs")
@@ -74,7 +74,7 @@ def choose_columns(column: str, present: Sequence[str]) -> Columns | None:
 
 
 def check_columns(column: str) -> None:
-    """An InputError for an option `text_column` that names more columns than an example has."""
+    """Raise InputError if the option `text_column` names more than three columns."""
     if len(names := column.split(",")) > 3:
         raise InputError(
             f"text_column {column!r} names {len(names)} columns: expected the text's, PROMPT,COMPLETION or "
@@ -83,7 +83,7 @@ def check_columns(column: str) -> None:
 
 
 def no_columns(column: str, present: Iterable[str]) -> InputError:
-    """What to say of rows that lack the columns."""
+    """The error for rows that lack the columns."""
     return InputError(
         f"has no column {column!r}, it has {', '.join(present)}: choose one with --text_column, "
         "PROMPT,COMPLETION or PROMPT,INPUT,COMPLETION (gpt fit: --data.text_column)"
@@ -92,15 +92,15 @@ def no_columns(column: str, present: Iterable[str]) -> InputError:
 
 @dataclass
 class Tolerance:
-    """How many rows that cannot be used may be left out, and how many were."""
+    """How many rows that cannot be used may be left out, and how many were left out so far."""
 
     most: int = 0
     skipped: int = field(default=0, init=False)
     first: str = field(default="", init=False)
-    """What is wrong with the first."""
+    """What is wrong with the first row that was left out."""
 
     def skip(self, name: str, message: str) -> None:
-        """Leave out a row of a file; an InputError beyond the limit."""
+        """Leave out a row of a file. Raises InputError beyond the limit."""
         if self.skipped == self.most:
             limit = (
                 f"{self.most:,} bad rows are left out already by" if self.most else "leave out bad rows with"
@@ -110,13 +110,13 @@ class Tolerance:
         self.first = self.first or f"{name} {message}"
 
     def tell(self) -> None:
-        """Say once how many were left out."""
+        """Tell the user how many rows were left out."""
         if self.skipped:
             notice_once(f"{self.skipped:,} bad rows were left out, the first: {self.first}")
 
 
 def cut(documents: Iterable[Document]) -> Iterator[Piece]:
-    """Documents cut into pieces."""
+    """Cut documents into pieces of at most `LONGEST_PIECE` characters."""
     for document in documents:
         first = True
         for text, scored in document:
@@ -128,10 +128,10 @@ def cut(documents: Iterable[Document]) -> Iterator[Piece]:
 def read_documents(
     name: str, rows: Iterable[Row], column: str, template: Template, tolerance: Tolerance
 ) -> Iterator[Document]:
-    """The documents in the rows of a file.
+    """Yield the documents in the rows of a file.
 
-    The first row that has the columns decides which they are; those that lack them are left out and counted.
-    InputError where no row has them, or for more bad rows than are tolerated.
+    The first row with known columns decides which columns are read. Rows that lack them are left out and
+    counted. Raises InputError if no row has them, or if there are more bad rows than are tolerated.
     """
     columns: Columns | None = None
     lacking: Counter[tuple[str, ...]] = Counter()
@@ -157,12 +157,12 @@ def read_documents(
 
 
 def _no_row(value: Any) -> InputError:
-    """What to say of a row without columns."""
+    """The error for a row that has no columns."""
     return value if isinstance(value, InputError) else InputError(f"expected an object, got {shown(value)}")
 
 
 def _tell(name: str, columns: Columns, row: dict[str, Any]) -> None:
-    """Say what is taken for what, unless it is a text as usual."""
+    """Tell the user how the columns are read, unless they are plain text and nothing else is possible."""
     if columns.kind != TEXT and columns.kind:
         notice_once(f"{name} is read as {columns}")
     elif columns.kind == TEXT and (other := next((e for e in EXAMPLES if {*e.needed} <= {*row}), None)):
@@ -173,7 +173,7 @@ def _tell(name: str, columns: Columns, row: dict[str, Any]) -> None:
 
 
 def _read_row(columns: Columns, row: dict[str, Any], template: Template) -> Document:
-    """The document of a row's columns; none of one whose text, or one of its completions, is empty."""
+    """The document in a row's columns. It is empty if the row's text or one of its completions is empty."""
     if len(columns.names) > 1:
         *prompt, completion = (_text(name, row.get(name)) for name in columns.names)
         asked = {"role": "user", "content": "\n\n".join(filter(None, prompt))}
@@ -193,8 +193,8 @@ def _text(name: str, value: Any) -> str:
 
 
 def _messages(value: Any) -> Any:
-    """The messages of a conversation, as OpenAI has them or ShareGPT; the template checks what they are."""
-    if isinstance(value, str):  # all that CSV has
+    """The messages of a conversation, converted to OpenAI's form. `Template.parts` checks them later."""
+    if isinstance(value, str):  # CSV has only strings, so the messages are JSON in one
         with suppress(ValueError):
             value = parse_json(value)
     if not isinstance(value, list):

@@ -1,7 +1,7 @@
-"""Which files a folder or a pattern stands for: what a person means by it.
+"""Find the files that a person means by a folder or a pattern.
 
-Every folder and every file is visited once, whatever links are among them. What holds no text is left out,
-with one line that counts it: pictures, archives, compiled code, pipes, what is hidden.
+Every folder and every file is visited once, whatever links there are. Files without text are left out:
+pictures, archives, compiled code, pipes and hidden files. One line counts them.
 """
 
 import os
@@ -18,7 +18,7 @@ from gpt.progress import notice_once
 _NOT_WRITTEN_BY_HAND = ("__pycache__", "node_modules")
 _ANY_FOLDERS = "**"
 _MAGIC = "*?["
-_MOST_KINDS = 8  # in the line on what is left out
+_MOST_KINDS = 8  # the most kinds that this line names
 _SPECIAL = {
     stat.S_IFIFO: "pipe",
     stat.S_IFSOCK: "socket",
@@ -33,7 +33,7 @@ def is_pattern(name: str) -> bool:
 
 
 def special_kind(name: str) -> str | None:
-    """`pipe`, `socket` or `device`; None for a file, a folder and what does not exist."""
+    """`pipe`, `socket` or `device`. None for a file, for a folder, and if nothing has this name."""
     try:
         return _SPECIAL.get(stat.S_IFMT(os.stat(name).st_mode))
     except OSError:
@@ -43,8 +43,8 @@ def special_kind(name: str) -> str | None:
 def find_files(name: str) -> tuple[str, ...]:
     """The files of a folder or a pattern, in the order of their names.
 
-    A link that leads nowhere is among them: what it stands for is missing. InputError if they are of rows and
-    texts together.
+    Broken links are included, so that the caller reports the missing file. Raises InputError if some files
+    hold rows and others hold text.
     """
     left_out: Counter[str] = Counter()
     if os.path.isdir(name):
@@ -61,7 +61,10 @@ def find_files(name: str) -> tuple[str, ...]:
 
 
 def _walk(folder: str, left_out: Counter[str], hidden: bool = False) -> Iterator[str]:
-    """The files below a folder, by their paths from there; each folder once, by its own name first."""
+    """Yield the paths of the files below a folder, relative to it.
+
+    Each folder is visited once. Links are followed last, so a folder appears under its own name.
+    """
     visited: set[tuple[int, int]] = set()
     waiting = [""]
     links: list[str] = []
@@ -73,7 +76,8 @@ def _walk(folder: str, left_out: Counter[str], hidden: bool = False) -> Iterator
             continue
         visited.add((status.st_dev, status.st_ino))
         with os.scandir(place) as entries:
-            inside = sorted(entries, key=lambda entry: entry.name, reverse=True)  # the first is taken first
+            # `waiting.pop` takes the last one, so the first name comes last.
+            inside = sorted(entries, key=lambda entry: entry.name, reverse=True)
         for entry in inside:
             path = os.path.join(here, entry.name)
             if entry.name.startswith(".") and not hidden:
@@ -97,7 +101,10 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 
 
 def _matching(folder: str, parts: tuple[str, ...], left_out: Counter[str]) -> Iterator[str]:
-    """The files of a pattern below a folder; a part that is the name of something stands for that alone."""
+    """Yield the files below a folder that match a pattern.
+
+    A part of the pattern that is the exact name of a file or folder matches only that one.
+    """
     if not parts:
         if not os.path.isdir(folder):
             yield folder
@@ -117,7 +124,9 @@ def _matching(folder: str, parts: tuple[str, ...], left_out: Counter[str]) -> It
 
 
 def _fits(names: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
-    """Whether the parts of a path fit those of a pattern; what is hidden has to be asked for by a dot."""
+    """Whether the parts of a path match those of a pattern. Only a part that begins with a dot matches
+    a hidden name.
+    """
     if not pattern:
         return not names
     first, *rest = pattern
@@ -130,7 +139,7 @@ def _fits(names: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
 
 
 def _each_once(names: list[str], left_out: Counter[str]) -> Iterator[str]:
-    """The files that can be read, each under its first name."""
+    """Yield the files that can be read as text or rows, each once, under its first name."""
     seen: set[tuple[int, int]] = set()
     for name in names:
         try:

@@ -1,7 +1,8 @@
-"""Files as text or rows: JSON lines or an array, CSV, Parquet, what comes with Python; plain or compressed.
+"""Read files as text or as rows: JSON lines, a JSON array, CSV, Parquet, or what comes with Python.
 
-Memory does not grow with a file: text is read in parts, rows one by one, and what must be whole, a row or a
-value in it, has a limit. InputErrors say what a file is, behind its name (`named`).
+Text, JSON and CSV may be compressed.
+Memory does not grow with the file. Text is read in parts, and rows one by one. The size of a row, and of a
+value in it, is limited. The messages of InputErrors follow the file's name, which `named` puts before them.
 """
 
 import bz2
@@ -22,27 +23,27 @@ from typing import Any, NamedTuple
 from gpt.data import builtin
 from gpt.errors import InputError
 
-PART_BYTES = 1 << 18  # of a file, which can be read without what is before it
+PART_BYTES = 1 << 18  # size of a part, which can be read without the parts before it
 
 _FORMATS = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".tsv": "csv"}
 _FORMATS |= {".parquet": "parquet"}
 _DECOMPRESSED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-_LONGEST = 64 << 20  # bytes of a row: of a line of JSON, a field of CSV, a value of Parquet
-_LONGEST_LINE = 1 << 16  # bytes of a line of text that is not cut up
-_HEAD = 1 << 13  # bytes that tell what a file is
+_LONGEST = 64 << 20  # bytes, the limit for a line of JSON, a field of CSV and a value of Parquet
+_LONGEST_LINE = 1 << 16  # bytes; a longer line of text is cut up
+_HEAD = 1 << 13  # bytes at the beginning that tell what a file is
 _BLANKS = " \t\r\n"
-_BETWEEN = re.compile(r"[\s,]*")  # the values of an array
-_LONGEST_LITERAL = 16  # characters of JSON, such as -Infinity or an escape
+_BETWEEN = re.compile(r"[\s,]*")  # what separates the values of an array
+_LONGEST_LITERAL = 16  # characters; no JSON literal or escape, such as -Infinity, is longer
 _JSON_ADVICE = "expected an object on each line, or one array of objects"
-_WESTERN = 0.2  # of the bytes at most are beyond ASCII, in text of Western Europe
-_UNDEFINED = frozenset(b"\x81\x8d\x8f\x90\x9d")  # in Windows-1252
-_SAMPLED = 4 << 20  # bytes of a compressed file that tell what the others are
-_BATCH = 256  # rows of Parquet at once,
-_BATCH_BYTES = 16 << 20  # and about so many bytes
-_USUAL_DICTIONARY = 1 << 20  # bytes, as those who write Parquet limit it
-_USUAL_RATIO = 10  # of compression
+_WESTERN = 0.2  # in Western European text at most this share of the bytes is beyond ASCII
+_UNDEFINED = frozenset(b"\x81\x8d\x8f\x90\x9d")  # bytes without a meaning in Windows-1252
+_SAMPLED = 4 << 20  # decompressed bytes from which the size of the whole file is estimated
+_BATCH = 256  # most rows of Parquet in memory at once
+_BATCH_BYTES = 16 << 20  # and about the most bytes
+_USUAL_DICTIONARY = 1 << 20  # bytes, the limit that programs that write Parquet use
+_USUAL_RATIO = 10  # compression ratio
 
-_BINARY = (  # endings of what is no text
+_BINARY = (  # endings of files without text
     *(".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".ico", ".tif", ".tiff", ".heic", ".psd"),
     *(".mp3", ".wav", ".ogg", ".flac", ".m4a", ".mp4", ".mkv", ".avi", ".mov", ".webm"),
     *(".zip", ".tar", ".tgz", ".7z", ".rar", ".zst", ".jar", ".whl", ".deb", ".rpm", ".iso", ".dmg"),
@@ -50,7 +51,7 @@ _BINARY = (  # endings of what is no text
     *(".pdf", ".docx", ".xlsx", ".pptx", ".odt", ".ods", ".epub", ".woff", ".woff2", ".ttf", ".otf"),
     *(".safetensors", ".pt", ".pth", ".npy", ".npz", ".gguf", ".onnx", ".pkl", ".sqlite"),
 )
-_MARKS = {  # the longer one first, which begins with a shorter one
+_MARKS = {  # byte order marks; a longer one comes before the shorter one that it begins with
     b"\xff\xfe\x00\x00": "utf-32",
     b"\x00\x00\xfe\xff": "utf-32",
     b"\xff\xfe": "utf-16",
@@ -59,20 +60,22 @@ _MARKS = {  # the longer one first, which begins with a shorter one
 
 
 class Row(NamedTuple):
-    """A row, and where it stands: so many lines or rows into a file, counted from a byte of it."""
+    """A row and its place in the file."""
 
     number: int
+    """The number of its line or row, counted from 1 at `position`."""
     value: Any
-    """A dictionary of its columns, or the InputError that says why it is none."""
+    """A dictionary of its columns, or the InputError that says why there is none."""
     position: int = 0
+    """The byte of the file from which `number` counts."""
 
 
 Choose = Callable[[Sequence[str]], Sequence[str]]
-"""From the columns that there are to those that are read."""
+"""A function from the columns of a file to the columns that are read."""
 
 
 def file_format(name: str) -> str:
-    """`text`, or what rows are in: `json`, `csv`, `parquet`, `hub`, `builtin`."""
+    """The format by the name's ending: `text`, or rows in `json`, `csv`, `parquet`, `hub` or `builtin`."""
     if name.startswith(("hub:", "builtin:")):
         return name.partition(":")[0]
     stem, ending = os.path.splitext(name.lower())
@@ -82,18 +85,21 @@ def file_format(name: str) -> str:
 
 
 def _opener(name: str) -> Any:
-    """What opens a file, or decompresses it according to its ending."""
+    """The function that opens a file; it decompresses the file if its ending says so."""
     return _DECOMPRESSED.get(os.path.splitext(name.lower())[1], open)
 
 
 def is_compressed(name: str) -> bool:
-    """Whether its bytes are those of another file."""
+    """Whether the file is compressed, according to its ending."""
     return _opener(name) is not open
 
 
 @contextmanager
 def named(name: str) -> Iterator[None]:
-    """Have every error name the file: compressions, protocols and pyarrow share no class."""
+    """Turn every error into an InputError that names the file.
+
+    All exceptions are caught, as those of decompression, protocols and pyarrow have no common class.
+    """
     try:
         yield
     except InputError as error:
@@ -106,17 +112,17 @@ def named(name: str) -> Iterator[None]:
 
 
 class Head(NamedTuple):
-    """What the first 8 KB of a file tell of it, decompressed."""
+    """What the first 8 KB of a file, decompressed, tell about it."""
 
     encoding: str | None
-    """Of its byte order mark, unless it is UTF-8."""
+    """The encoding that its byte order mark says, None without a mark or for UTF-8."""
     has_nul: bool
     is_array: bool
-    """Whether a JSON array begins there."""
+    """Whether it begins with a JSON array."""
 
 
 def look(name: str) -> Head:
-    """The head of a file, which is read once as long as the file does not change."""
+    """The `Head` of a file. It is cached until the file changes."""
     status = os.stat(name)
     return _look(name, status.st_size, status.st_mtime_ns)
 
@@ -131,20 +137,20 @@ def _look(name: str, size: int, changed: int) -> Head:
 
 
 def is_binary(name: str) -> bool:
-    """Whether a file that is no Parquet has no text: by its ending, or a NUL byte in its first 8 KB."""
+    """Whether a file holds no text: by its ending, or a NUL byte in its first 8 KB. False for Parquet."""
     if file_format(name) not in ("text", "json", "csv"):
         return False
     if os.path.splitext(name)[1].lower() in _BINARY:
         return True
     try:
         start = look(name)
-    except (OSError, EOFError, lzma.LZMAError):  # reading it says what is wrong
+    except (OSError, EOFError, lzma.LZMAError):  # the error is reported when the file is read
         return False
     return start.has_nul and start.encoding is None
 
 
 def binary_error(name: str) -> InputError:
-    """What to say of a binary file that is named: also that it may be text of 16 bits."""
+    """The error for a binary file. It says so if the file seems to be UTF-16 without a byte order mark."""
     with _opener(name)(name, "rb") as file:
         data: bytes = file.read(_HEAD)
     for encoding, nul in (("UTF-16LE", data[1::2]), ("UTF-16BE", data[::2])):
@@ -157,14 +163,14 @@ def binary_error(name: str) -> InputError:
 
 @contextmanager
 def _opened(name: str) -> Iterator[Any]:
-    """A file to read in UTF-8, with `peek`: decompressed, and converted if its byte order mark says so."""
+    """Open a file as UTF-8 bytes, with `peek`. It is decompressed, and converted by its byte order mark."""
     with _opener(name)(name, "rb") as file:
         encoding = look(name).encoding
         yield io.BufferedReader(_Utf8(file, encoding), PART_BYTES) if encoding else file
 
 
 class _Utf8(io.RawIOBase):
-    """The bytes in UTF-8 of a file in another encoding."""
+    """A file in another encoding, read as UTF-8 bytes."""
 
     def __init__(self, file: Any, encoding: str) -> None:
         self._text = io.TextIOWrapper(file, encoding, newline="")
@@ -174,7 +180,7 @@ class _Utf8(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill what is there of a buffer; 0 at the end."""
+        """Read bytes into a buffer and return how many; 0 at the end of the file."""
         self._left = self._left or self._text.read(PART_BYTES).encode()
         size = min(len(buffer), len(self._left))
         buffer[:size] = self._left[:size]
@@ -183,9 +189,10 @@ class _Utf8(io.RawIOBase):
 
 
 def part_sizes(name: str, choose: Choose) -> list[int]:
-    """The bytes of the parts of a file that can be read without the others.
+    """The size in bytes of each part of a file that can be read without the others.
 
-    Of Parquet those of the chosen columns, uncompressed; none of what has to be read to know its size.
+    For Parquet the parts are the row groups, and the sizes are those of the chosen columns, uncompressed.
+    The list is empty if the size is unknown before reading: the file is compressed, or on the hub.
     """
     kind = file_format(name)
     if kind == "builtin":
@@ -211,7 +218,7 @@ def part_sizes(name: str, choose: Choose) -> list[int]:
 
 
 def estimated_bytes(name: str) -> int:
-    """About how many bytes a file has, decompressed and in UTF-8: by its first 4 MB, or exactly."""
+    """Estimate a file's bytes, decompressed and in UTF-8, from its first 4 MB. A shorter one is exact."""
     size = os.stat(name).st_size
     read = 0
     with named(name), open(name, "rb") as raw:
@@ -232,9 +239,10 @@ class Stretch(NamedTuple):
 
 
 def read_text(name: str, parts: Iterable[int] | None, longest: int = _LONGEST_LINE) -> Iterator[Stretch]:
-    """The text of a file in parts, or those of some numbers, which are the same.
+    """Yield the text of a file in parts. With `parts`, yield only the parts with these numbers.
 
-    Part k begins with the first line after k * PART_BYTES, where one does in the next `longest` bytes.
+    Part k begins with the first line that begins after byte k * PART_BYTES. If none begins within `longest`
+    bytes, the line is cut there. Raises InputError if the text is not UTF-8.
     """
     with _opened(name) as file:
         position = 0
@@ -244,7 +252,7 @@ def read_text(name: str, parts: Iterable[int] | None, longest: int = _LONGEST_LI
             if parts is not None and begin:
                 position = file.seek(begin)
                 position += len(_rest_of_line(file, longest))
-            if position > end:  # all of it is of a line before
+            if position > end:  # a line that began earlier fills all of this part
                 continue
             if not (data := file.read(end - position) + _rest_of_line(file, longest)):
                 break
@@ -258,7 +266,7 @@ def read_text(name: str, parts: Iterable[int] | None, longest: int = _LONGEST_LI
 
 
 def _rest_of_line(file: Any, longest: int) -> bytes:
-    """What is left of a line, or `longest` bytes of it to the end of a character."""
+    """Read the rest of a line, or about `longest` bytes of it, up to the end of a character."""
     data: bytes = file.readline(longest)
     for _ in range(3):
         if not data.endswith(b"\n") and (file.peek(1)[:1] or b"a")[0] & 0xC0 == 0x80:
@@ -267,7 +275,10 @@ def _rest_of_line(file: Any, longest: int) -> bytes:
 
 
 def _not_utf8(name: str, data: bytes, place: int, position: int) -> str:
-    """What to say of text in another encoding: how to convert it, and from what, where that can be told."""
+    """The message for text in another encoding. It gives the command that converts the text.
+
+    It names Windows-1252 as the encoding where that is likely.
+    """
     near = data[max(0, place - _HEAD) : place + _HEAD]
     foreign = sum(byte > 0x7F for byte in near)
     western = foreign < _WESTERN * len(near) and not _UNDEFINED.intersection(near)
@@ -284,7 +295,7 @@ def convert(name: str, encoding: str) -> str:
 
 
 def read_rows(name: str, parts: Sequence[int] | None, choose: Choose) -> Iterator[Row]:
-    """The rows of a file, or those in some of its parts; of Parquet the chosen columns."""
+    """Yield the rows of a file, or only those of some of its parts. Of Parquet, read the chosen columns."""
     kind = file_format(name)
     if kind == "builtin":
         texts = enumerate(builtin.texts(name), start=1)
@@ -304,7 +315,7 @@ def read_rows(name: str, parts: Sequence[int] | None, choose: Choose) -> Iterato
 
 
 def place(name: str, row: Row) -> str:
-    """Where a row stands in its file, as an editor counts it."""
+    """The line or row number of a row, as an editor counts it, for messages."""
     if file_format(name) not in ("json", "csv"):
         return f"row {row.number}"
     lines = 0
@@ -317,7 +328,7 @@ def place(name: str, row: Row) -> str:
 
 
 def _parsed(line: str) -> Any:
-    """The value of a line of JSON, or the InputError that says why it has none."""
+    """The value of a line of JSON, or an InputError that says why it has none."""
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:
@@ -329,9 +340,9 @@ def _parsed(line: str) -> Any:
 
 
 def _array_rows(texts: Iterator[str]) -> Iterator[Row]:
-    """The values of an array; a comma may follow the last one.
+    """Yield the values of a JSON array. A comma may follow the last one.
 
-    A value that is not complete is read again with twice the text, so that time grows with the file.
+    A value that is not complete is parsed again with twice the text. So the time grows only with the file.
     """
     decode = json.JSONDecoder().raw_decode
     text = "".join(islice(texts, 1))
@@ -361,13 +372,13 @@ def _array_rows(texts: Iterator[str]) -> Iterator[Row]:
 
 
 def _may_be_cut(error: json.JSONDecodeError, text: str, at: int) -> bool:
-    """Whether more text might make a value of what is none."""
+    """Whether the value is perhaps only incomplete, so that more text could make it valid."""
     at_end = error.pos > len(text) - _LONGEST_LITERAL or error.msg.startswith("Unterminated")
     return at_end and len(text) - at < _LONGEST
 
 
 def _as_much(texts: Iterator[str], size: int) -> str:
-    """The next texts, so many characters together at least, unless they end."""
+    """Join the next texts until they have at least `size` characters, or there are no more."""
     found = []
     for text in texts:
         found.append(text)
@@ -377,9 +388,9 @@ def _as_much(texts: Iterator[str], size: int) -> str:
     return "".join(found)
 
 
-# Not with `datasets` or pyarrow, which guess types: the text `None` becomes no text, a date becomes a time.
+# `csv` reads, as `datasets` and pyarrow guess types: they read the text `None` as missing, a date as a time.
 def _csv_rows(lines: Iterable[str], separator: str) -> Iterator[Row]:
-    """The rows of CSV, where every value is text."""
+    """Yield the rows of CSV. Every value is text."""
     csv.field_size_limit(_LONGEST)
     reader = csv.DictReader(lines, delimiter=separator, strict=True)
     try:
@@ -391,7 +402,7 @@ def _csv_rows(lines: Iterable[str], separator: str) -> Iterator[Row]:
 
 
 def _parquet_rows(name: str, parts: Sequence[int] | None, choose: Choose) -> Iterator[Row]:
-    """The rows of some row groups, few in memory at once where their values are large."""
+    """Yield the rows of some row groups. The larger the values, the fewer rows are in memory at once."""
     from pyarrow.parquet import ParquetFile, read_metadata
 
     metadata = read_metadata(name)
@@ -400,7 +411,7 @@ def _parquet_rows(name: str, parts: Sequence[int] | None, choose: Choose) -> Ite
     chunks = [_chunks(group, columns) for group in groups]
     repeated = {chunk.path_in_schema for group in chunks for chunk in group if _repeats_large_values(chunk)}
     chosen = range(len(groups)) if parts is None else parts
-    # Read in any other way, all of a row group would be in memory.
+    # With other options, a whole row group would be in memory.
     mapped: dict[str, Any] = {"memory_map": True, "pre_buffer": False}
     with ParquetFile(name, metadata=metadata, read_dictionary=sorted(repeated), **mapped) as file:
         for group in chosen:
@@ -414,7 +425,7 @@ def _parquet_rows(name: str, parts: Sequence[int] | None, choose: Choose) -> Ite
 
 
 def arrow_rows(table: Any, columns: Sequence[str]) -> Iterator[dict[str, Any] | InputError]:
-    """The rows of an Arrow table as Python's values, one at a time."""
+    """Yield the rows of an Arrow table as Python values, one at a time."""
     values = [table.column(name) for name in columns]
     for number in range(table.num_rows):
         row = {name: column[number].as_py() for name, column in zip(columns, values, strict=True)}
@@ -423,13 +434,13 @@ def arrow_rows(table: Any, columns: Sequence[str]) -> Iterator[dict[str, Any] | 
 
 
 def _chunks(group: Any, columns: Sequence[str]) -> list[Any]:
-    """The metadata of what belongs to some columns in a row group."""
+    """The metadata of some columns in a row group."""
     chunks = map(group.column, range(group.num_columns))
     return [chunk for chunk in chunks if any(f"{chunk.path_in_schema}.".startswith(f"{n}.") for n in columns)]
 
 
 def _repeats_large_values(chunk: Any) -> bool:
-    """Whether few bytes may stand for many: then a value is kept once for all rows that have it."""
+    """Whether a column may repeat large values. Then each value is kept in memory once for all its rows."""
     if not chunk.has_dictionary_page or chunk.physical_type != "BYTE_ARRAY":
         return False
     dictionary = chunk.data_page_offset - chunk.dictionary_page_offset

@@ -1,4 +1,4 @@
-"""The LightningDataModule: a corpus becomes prepared files once, and its windows become batches."""
+"""The LightningDataModule. It prepares a corpus once, and makes batches of its windows."""
 
 import math
 from collections.abc import Iterator
@@ -23,37 +23,37 @@ from gpt.text.vocabulary import find_vocabulary
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """What text a run reads, and in what batches; an InputError for a value out of its range."""
+    """The text that a run reads, and its batches. Raises InputError for a value out of its range."""
 
     corpus: str = "python-docs"
-    """A recipe's name, a text file, a folder, a pattern, `OWNER/NAME` of the hub, or a prepared folder.
+    """A recipe's name, a text file, a folder, a pattern, `OWNER/NAME` on the hub, or a prepared folder.
     Elsewhere: dataset, train_file, text, data, corpus."""
     batch_size: int = 12
-    """Windows in a batch, on each process; with `tokens_per_update`, at most so many.
+    """Windows in a batch on each process. With `tokens_per_update`, the largest number allowed.
     Elsewhere: per_device_train_batch_size, train_batch_size."""
     tokens_per_update: int | None = None
-    """Tokens of an update, over all processes and accumulated batches; decides how many are accumulated."""
+    """Tokens in one update, over all processes. It sets the number of batches that are accumulated."""
     val_fraction: float | None = None
-    """Fraction of the text to hold out; by default a tenth of a text up to a megabyte, of a longer one 100
-    times the root of its bytes."""
+    """Fraction of the text to hold out. By default a tenth of a text of up to one megabyte; of a longer
+    text, 100 times the square root of its bytes."""
     most_bytes: int | None = None
-    """Of a longer text, read parts of all of it, of about so many bytes together."""
+    """Read only about so many bytes of a longer text, in parts spread over all of it."""
     vocabulary: str | None = None
-    """gpt2, gpt2:SIZE, learn, learn:SIZE, or a tokenizer.json file; by default GPT-2's of the
+    """gpt2, gpt2:SIZE, learn, learn:SIZE, or a tokenizer.json file; by default GPT-2's, cut to the
     model's size."""
     shift: bool = False
-    """Cut the text, unless it is examples, at another offset each epoch."""
+    """Cut the text into windows at another offset each epoch. Examples are not shifted."""
     bpe_dropout: float = 0.0
-    """Share of the merges that are left out of words, unless of examples, others each time: 0.05 helps where
-    a text is read six times or more (Provilkov et al. 2020). Rare."""
+    """Share of the BPE merges that are skipped, at random each time. 0.05 helps where a text is read for six
+    epochs or more (Provilkov et al. 2020). Examples are not changed. Rare."""
     isolate: bool = False
     """Keep attention within a document. Rare."""
     text_column: str | None = None
     """The column of the text, or the columns of examples, as in `gpt prepare`. Rare."""
     skip_bad_rows: int | None = None
-    """Leave out at most so many rows that cannot be used, by default none. Rare."""
+    """The most rows that cannot be used and may be left out; by default none. Rare."""
     template: Template = DEFAULT_TEMPLATE
-    """The text around the messages of examples, which are packed."""
+    """The text around the messages of examples. Examples are packed into windows."""
 
     def __post_init__(self) -> None:
         check_least(1, batch_size=self.batch_size, tokens_per_update=self.tokens_per_update)
@@ -66,10 +66,10 @@ class TokenData(pl.LightningDataModule):
 
     Args:
         corpus: see `DataOptions`.
-        vocab_size: size of the vocabulary where no `vocabulary` is named; GPT-2's whole one has 50257.
+        vocab_size: size of the vocabulary if no `vocabulary` is named. GPT-2's full one has 50257 tokens.
         context_length: tokens in a window.
-        seed: selects the order of the windows.
-        tokenizer: encodes the text in place of the vocabulary.
+        seed: determines the order of the windows.
+        tokenizer: encodes the text instead of the vocabulary.
         options: the other fields of `DataOptions`.
     """
 
@@ -90,11 +90,11 @@ class TokenData(pl.LightningDataModule):
         self.batch_size = self.options.batch_size
         self.seed = seed
         self.place = 0
-        """The place in the text: windows that all processes together have taken before training begins."""
+        """How many windows all processes together have read before training begins."""
 
     @cached_property
     def prepared(self) -> Prepared:
-        """The files on disk, prepared on first use."""
+        """The prepared folder. It is made on first use."""
         names = "val_fraction", "most_bytes", "text_column", "skip_bad_rows", "template"
         options: dict[str, Any] = {name: getattr(self.options, name) for name in names}
         prepared = Prepared(prepare_for(self.vocabulary, self.options.corpus, **options))
@@ -107,13 +107,16 @@ class TokenData(pl.LightningDataModule):
         return self.prepared.tokenizer
 
     def setup(self, stage: str) -> None:
-        """Tokenize the corpus, unless another process has, and divide an update into batches."""
+        """Tokenize the corpus, unless this was done before. Divide an update into batches."""
         _ = self.prepared
         if stage == "fit" and self.trainer is not None and self.options.tokens_per_update is not None:
             self._divide(self.options.tokens_per_update)
 
     def _divide(self, wanted: int) -> None:
-        """Divide an update's tokens over processes and batches of equal size, which are accumulated."""
+        """Divide an update's tokens into equal batches on all processes, and accumulate these.
+
+        Raises InputError if that is not possible.
+        """
         trainer: Any = self.trainer
         equal = self.context_length * trainer.world_size
         share, left = divmod(wanted, equal)
@@ -129,17 +132,20 @@ class TokenData(pl.LightningDataModule):
 
     @property
     def windows_per_update(self) -> int:
-        """Windows that all processes together take for an update."""
+        """How many windows all processes together read in one update."""
         _, processes, accumulate = self._place()
         return self.batch_size * processes * accumulate
 
     @property
     def updates_per_epoch(self) -> int:
-        """Updates in one pass over the training text, once the Trainer is known."""
-        return len(self.train_dataloader()) // self._place()[2]  # which divides it
+        """Updates in one epoch. The Trainer must be known."""
+        return len(self.train_dataloader()) // self._place()[2]  # it divides the length without a remainder
 
     def train_dataloader(self) -> "TrainLoader":
-        """(x, y) of (B, T) int64, y one token ahead of x; with `isolate` document ids too."""
+        """Batches (x, y), each (B, T) int64. y is one token ahead of x. With `isolate`, document ids follow.
+
+        Raises InputError if the training text is shorter than one window.
+        """
         stream = self.prepared.stream("train")
         length = self.context_length
         if len(stream) < length:
@@ -163,7 +169,7 @@ class TokenData(pl.LightningDataModule):
         return TrainLoader(dataset, accumulate, self.place, pin_memory=self._on_cuda())
 
     def val_dataloader(self) -> EvalWindows:
-        """The whole split once, in order: padding has the target IGNORE_INDEX."""
+        """The whole held-out split once, in order. The target of padding is IGNORE_INDEX."""
         stream = self.prepared.stream("val")
         rank, processes, _ = self._place()
         starts = self.prepared.document_starts("val") if self.prepared.template else None
@@ -172,24 +178,24 @@ class TokenData(pl.LightningDataModule):
         )
 
     def _place(self) -> tuple[int, int, int]:
-        """This process among those that train together, their number, and the batches of an update."""
+        """This process's rank, the number of processes, and the number of batches in an update."""
         trainer: Any = self.trainer
         if trainer is None:
             return 0, 1, 1
         return trainer.global_rank, trainer.world_size, trainer.accumulate_grad_batches
 
     def _on_cuda(self) -> bool:
-        """Whether this process trains on a GPU, which copies pinned batches while it computes."""
+        """Whether this process trains on a GPU. A GPU can copy pinned batches while it computes."""
         trainer: Any = self.trainer
         return trainer is not None and trainer.strategy.root_device.type == "cuda"
 
 
 class TrainLoader:
-    """Batches of consecutive numbers: each iteration continues where the last one stopped.
+    """Yields batch after batch. Each iteration continues where the last one stopped.
 
-    It begins at the `place`, in windows. An epoch's batches are rounded up to a multiple of `multiple_of`, so
-    that all updates accumulate equally many. Where an update has several batches of examples, each comes with
-    its weight in their mean. Its state is what a Trainer saves to resume within an epoch.
+    It begins after `place` windows. An epoch has a multiple of `multiple_of` batches (rounded up), so that
+    all updates accumulate the same number. If an update has several batches of examples, each batch comes
+    with its weight in their mean. The Trainer saves the loader's state to resume within an epoch.
     """
 
     def __init__(
@@ -218,7 +224,10 @@ class TrainLoader:
                 yield batch if weight is None else _weighted(batch, weight)
 
     def _weights(self) -> Tensor | None:
-        """The weights of this process's batches in the next update, (batches,) float32, where they differ."""
+        """The weights of this process's batches in the next update, (batches,) float32.
+
+        None if all of them are equal.
+        """
         if self._per_update * self.dataset.world_size == 1:
             return None
         scored = self.dataset.scored_tokens(np.arange(self._next, self._next + self._per_update))
@@ -227,11 +236,11 @@ class TrainLoader:
         return torch.from_numpy(scored[:, self.dataset.rank] / scored.mean()).float()
 
     def state_dict(self) -> dict[str, int]:
-        """The windows that all processes have taken."""
+        """The number of windows that all processes together have read."""
         return {"windows": self._next * self._windows_per_batch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue after the windows that `state_dict` counted, with another batch size too."""
+        """Continue after the windows that `state_dict` counted. The batch size may differ from before."""
         self._next = state["windows"] // self._windows_per_batch
 
 
