@@ -1,4 +1,4 @@
-"""`gpt prepare`: from a corpus to token shards, once for the same text, tokenizer and options."""
+"""`gpt prepare`: tokenize a corpus into files, once for the same text, tokenizer and options."""
 
 import hashlib
 import os
@@ -45,21 +45,22 @@ def prepare(
 ) -> Path:
     """Tokenize a corpus into files that training memory-maps, and return their folder.
 
-    A second call returns where the first has finished.
+    If the files exist already, their folder is returned at once.
 
     Args:
-        corpus: a file, folder, pattern, URL or prepared folder, a recipe's name, or the hub's OWNER/NAME.
+        corpus: a file, folder, pattern, URL or prepared folder, a recipe's name, or OWNER/NAME on the hub.
         output: the folder to write; by default one in the cache, named by text, tokenizer and options.
-        vocabulary: gpt2, gpt2:SIZE (a prefix of it), learn:SIZE (at most so many, of the training part of the
-            text), learn (at most `vocab_size`), a tokenizer.json file; by default GPT-2's first `vocab_size`.
-        vocab_size: tokens of a vocabulary of which `vocabulary` gives no number: GPT-2's has 50257.
-        val_fraction: the fraction of the text to hold out; by default a tenth of a text up to a megabyte, of
-            a longer one 100 times the root of its bytes.
-        most_bytes: of a longer text, tokenize parts of all of it, of about so many bytes together.
+        vocabulary: gpt2, gpt2:SIZE (GPT-2's first SIZE tokens), learn:SIZE (learn at most SIZE tokens from
+            the training text), learn (at most `vocab_size` tokens) or a tokenizer.json file; by default
+            GPT-2's first `vocab_size` tokens.
+        vocab_size: the number of tokens where `vocabulary` gives none. GPT-2's full vocabulary has 50257.
+        val_fraction: the fraction of the text to hold out. By default a tenth of a text of up to one
+            megabyte; of a longer text, 100 times the square root of its bytes.
+        most_bytes: tokenize only about so many bytes of a longer text, in parts spread over all of it.
         text_column: the column of the text, PROMPT,COMPLETION, PROMPT,INPUT,COMPLETION or the column of
-            messages; by default `text`, else those of examples in docs/tune.md, whose replies alone are
-            scored.
-        skip_bad_rows: leave out at most so many rows that cannot be used, by default none.
+            messages. By default `text`, or else the columns of examples in docs/tune.md. Of examples only
+            the replies are scored.
+        skip_bad_rows: the most rows that cannot be used and may be left out; by default none.
         template: the text around the messages of examples.
     """
     return prepare_for(
@@ -82,7 +83,7 @@ def prepare_for(
     most_bytes: int | None = None,
     **reading: Any,
 ) -> Path:
-    """`prepare` for a tokenizer, or for a vocabulary to learn; `reading` are options of `find_corpus`."""
+    """Do as `prepare` does, for a tokenizer or a vocabulary to learn. `reading` goes to `find_corpus`."""
     check_least(1, most_bytes=most_bytes)
     if is_prepared(corpus):
         return _check_vocabulary(Path(corpus), vocabulary)
@@ -98,7 +99,7 @@ def prepare_for(
         if isinstance(vocabulary, Learned):
             vocabulary = learn(divided.to_learn_from(), vocabulary)
         unfinished = _beside(folder, "unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(unfinished, ignore_errors=True)  # a process that was killed may have left it
         try:
             unfinished.mkdir()
             meta = _write(unfinished, divided, vocabulary, key)
@@ -112,7 +113,7 @@ def prepare_for(
 
 
 def _beside(folder: Path, ending: str) -> Path:
-    """A hidden name beside the folder, which is no longer than names can be."""
+    """A hidden path beside the folder. A name that would be too long is replaced by its hash."""
     name = folder.name
     if len(os.fsencode(name)) > 200:
         name = hashlib.sha256(os.fsencode(name)).hexdigest()
@@ -121,9 +122,10 @@ def _beside(folder: Path, ending: str) -> Path:
 
 @contextmanager
 def _alone(lock_file: Path) -> Iterator[None]:
-    """Wait until no other process holds the lock, and hold it: it ends with the process.
+    """Hold the lock during the block, after waiting until no other process holds it.
 
-    Where the file system has no locks, a line asks for what the lock would ensure.
+    The lock ends with the process. Where the file system has no locks, a notice asks the user to prepare
+    a text in one process at a time.
     """
     with Folder(lock_file.parent) as folder:
         descriptor = folder.open(lock_file.name, os.O_RDWR | os.O_CREAT)
@@ -137,7 +139,10 @@ def _alone(lock_file: Path) -> Iterator[None]:
 
 
 def _write(folder: Path, divided: Divided, tokenizer: Tokenizer, key: str) -> Meta:
-    """Tokenize both splits into files of the folder; an InputError for a corpus that has no text."""
+    """Tokenize both splits into files of the folder.
+
+    Raises InputError if the corpus has no text, or has both texts and examples.
+    """
     pieces = iter(divided.pieces())
     first = next(pieces, None)
     if first is None:
@@ -169,7 +174,7 @@ def _write(folder: Path, divided: Divided, tokenizer: Tokenizer, key: str) -> Me
 
 @dataclass
 class _SplitWriter:
-    """Writes the documents of a split; `<|endoftext|>` follows each, and each reply of an example."""
+    """Writes the documents of a split. `<|endoftext|>` follows each document and each reply of an example."""
 
     tokens: IO[bytes]
     starts: IO[bytes]
@@ -177,10 +182,10 @@ class _SplitWriter:
     eot: int
     counts: Counts = field(default_factory=Counts)
     sha256: Any = field(default_factory=hashlib.sha256)
-    open: bool = False  # `<|endoftext|>` has to follow what was written last
+    open: bool = False  # whether `<|endoftext|>` must still follow the last tokens
 
     def add(self, piece: Piece, ids: NDArray[Any]) -> None:
-        """Append the ids of a piece; those of a prompt are stored as -1 - id."""
+        """Append the ids of a piece. An id of a prompt is stored as -1 - id, to mark it as not scored."""
         if piece.first or not piece.scored:
             self.end()
         if piece.first:
@@ -195,7 +200,7 @@ class _SplitWriter:
         self.open = piece.scored
 
     def end(self) -> None:
-        """Write the `<|endoftext|>` of what was written last."""
+        """Write `<|endoftext|>` if it must still follow the last tokens. Update the hash."""
         if self.open:
             self.counts.scored_tokens += 1
             self._write(np.array([self.eot]))
@@ -209,7 +214,10 @@ class _SplitWriter:
 
 
 def _encode(pieces: Iterable[Piece], tokenizer: Tokenizer) -> Iterator[list[tuple[Piece, NDArray[Any]]]]:
-    """Pieces and their ids, from a thread for each core, as tiktoken releases Python's lock; in order."""
+    """Yield blocks of pieces with their ids, in order.
+
+    Each core has a thread, because tiktoken releases the global interpreter lock.
+    """
     threads = cores()
 
     def encode(block: list[Piece]) -> list[tuple[Piece, NDArray[Any]]]:
@@ -217,7 +225,7 @@ def _encode(pieces: Iterable[Piece], tokenizer: Tokenizer) -> Iterator[list[tupl
 
     with ThreadPoolExecutor(threads) as pool:
         submitted = (pool.submit(encode, block) for block in _blocks(pieces))
-        waiting = deque(islice(submitted, 2 * threads))  # few blocks wait in memory
+        waiting = deque(islice(submitted, 2 * threads))  # limits the blocks in memory
         while waiting:
             yield waiting.popleft().result()
             waiting.extend(islice(submitted, 1))
@@ -237,13 +245,13 @@ def _blocks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 def _is_done(folder: Path, key: str) -> bool:
-    """Whether `folder` is prepared by this key; an InputError if it has anything else."""
+    """Whether `folder` is already prepared with this key. Raises InputError if it holds anything else."""
     if not folder.is_dir() or not any(folder.iterdir()):
         return False
     with suppress(InputError):
         if Prepared(folder).meta.key == key:
             return True
-    if key not in folder.name:  # what is damaged in the cache is made again
+    if key not in folder.name:  # a damaged folder in the cache, whose name has the key, is made again
         raise InputError(
             f"{folder} holds other files, or other text or options: delete it, or choose another"
         )
@@ -252,7 +260,7 @@ def _is_done(folder: Path, key: str) -> bool:
 
 
 def _check_vocabulary(folder: Path, wanted: Tokenizer | Learned) -> Path:
-    """A prepared folder keeps its tokenizer: an InputError if another one is wanted."""
+    """Return a prepared folder. Raises InputError if its tokenizer is not the one that is wanted."""
     found = Prepared(folder).tokenizer
     if not isinstance(wanted, Learned) and found != wanted:
         raise InputError(

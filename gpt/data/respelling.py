@@ -1,7 +1,7 @@
-"""BPE-dropout (Provilkov et al. 2020, section 3): words spelled with other tokens each time they are read.
+"""BPE-dropout (Provilkov et al. 2020, section 3): a word is split into other tokens each time it is read.
 
-A text that is read often is then learned by heart less. The bytes of a word are those of its tokens, so the
-text itself is not needed.
+A model memorises a text that it reads often. BPE-dropout reduces that. It needs only the tokens, not the
+text, as the bytes of a word are those of its tokens.
 
 Shapes: B windows, n tokens in each.
 """
@@ -17,22 +17,25 @@ from numpy.typing import NDArray
 
 from gpt.text.table import Ranked, merge
 
-_LETTERS = rb"[A-Za-z\x80-\xff]"  # of any script, in UTF-8
-_CONTINUES = re.compile(_LETTERS + rb"+")  # a word
-_CONTINUED = re.compile(rb" ?" + _LETTERS + rb"*")
-_MOST = 8  # tokens that are merged together: it takes the square of their bytes
+_LETTERS = rb"[A-Za-z\x80-\xff]"  # bytes of letters of any script, in UTF-8
+_CONTINUES = re.compile(_LETTERS + rb"+")  # a token that can continue a word
+_CONTINUED = re.compile(rb" ?" + _LETTERS + rb"*")  # a token that can be continued
+_MOST = 8  # tokens of a word that are merged together; the time grows with the square of their bytes
 
 
 @dataclass(frozen=True, eq=False)
 class Respelling:
-    """Spells the words of windows anew: each merge is left out with a probability of `share`."""
+    """Splits the words of windows into tokens again. Each merge is skipped with probability `share`."""
 
     share: float  # above 0
-    tokens: Sequence[bytes]  # by rank
+    tokens: Sequence[bytes]  # in the order of their ranks
     seed: int
 
     def __call__(self, rows: NDArray[Any], first: int) -> NDArray[Any]:
-        """Rows of ids, (B, n), for a run's windows from number `first` on; what no longer fits falls off."""
+        """Respell rows of ids, (B, n) -> (B, n). They are the run's windows from number `first` on.
+
+        A respelled row may have more tokens. It is cut to n.
+        """
         found = np.empty_like(rows)
         for i, row in enumerate(rows.tolist()):
             merging = _Merging(self.share, np.random.default_rng((self.seed, first + i, 2)))
@@ -50,11 +53,11 @@ class Respelling:
 
     @cached_property
     def _letters(self) -> list[list[bool]]:
-        """Whether each token can continue a word, and whether the next can continue it."""
+        """Two lists: whether each token can continue a word, and whether another token can continue it."""
         return [[bool(kind.fullmatch(token)) for token in self._bytes] for kind in (_CONTINUES, _CONTINUED)]
 
     def _words(self, row: list[int]) -> Iterator[list[int]]:
-        """The tokens of each word; what is not of letters is one token each."""
+        """Yield the tokens of each word. A token without letters is a word of its own."""
         continues, continued = self._letters
         word = row[:1]
         for token in row[1:]:
@@ -66,7 +69,7 @@ class Respelling:
         yield word
 
     def _spell(self, word: list[int], merging: "_Merging") -> list[int]:
-        """As many tokens or more for a word: fewer, which is rare, would not fill the window."""
+        """Respell a word. If that gives fewer tokens (rare), keep the word, as the window must stay full."""
         text = b"".join(map(self._bytes.__getitem__, word))
         if merging.leaves(len(text) - len(word)):
             return word
@@ -75,21 +78,24 @@ class Respelling:
 
 
 class _Merging:
-    """Which merges are made: the next that is left out is drawn, and not each of those before it."""
+    """Decides which merges are skipped.
+
+    It draws the distance to the next skipped merge, which takes fewer random numbers than one per merge.
+    """
 
     def __init__(self, share: float, rng: np.random.Generator) -> None:
         self._draw: Callable[[], int] = partial(rng.geometric, share)
-        self._next = self._draw()  # to be left out, counted from 1
+        self._next = self._draw()  # how many merges from now the next skipped one is; 1 is the very next
 
     def leaves(self, merges: int) -> bool:
-        """Whether all of the next merges, so many, are made, so that a word stays as it is."""
+        """Whether none of the next `merges` merges is skipped. Then the word stays as it is."""
         if merges >= self._next:
             return False
         self._next -= merges
         return True
 
     def choose(self, ranked: list[Ranked]) -> Ranked | None:
-        """The first merge by rank that is not left out."""
+        """The merge of the lowest rank that is not skipped. None if all are skipped."""
         for each in sorted(ranked):
             self._next -= 1
             if self._next:

@@ -1,7 +1,7 @@
-"""A prepared folder: for each split its tokens and an index of document starts, and `META`.
+"""A prepared folder. It holds, for each split, the tokens and an index of document starts; and `META`.
 
-Tokens are little-endian uint16, one document after another, each followed by `<|endoftext|>`; those
-of examples are int32, with -1 - id for a token that is not scored.
+Tokens are little-endian uint16. The documents follow one another, each followed by `<|endoftext|>`. The
+tokens of examples are int32: a token that is not scored is stored as -1 - id.
 """
 
 import os
@@ -20,25 +20,25 @@ from gpt.plain import build, parse_json
 from gpt.progress import notice
 from gpt.text.tokenizer import Tokenizer
 
-META = "meta-4.json"  # with a number that changes with the format
+META = "meta-4.json"  # the number changes with the format
 INDEX_DTYPE = np.dtype("<i8")
 _STRETCH = 1 << 12  # tokens
 
 
 def token_dtype(examples: bool) -> np.dtype[Any]:
-    """The type that holds every id; for `examples` it has a sign."""
+    """The type in which ids are stored. For `examples` it is signed."""
     return np.dtype("<i4" if examples else "<u2")
 
 
 def token_ids(stored: NDArray[Any]) -> NDArray[np.int64]:
-    """The ids of stored tokens, whether they are scored or not."""
+    """The ids of stored tokens, both scored and not scored."""
     ids = stored.astype(np.int64)
     return ids if stored.dtype.kind == "u" else np.maximum(ids, ~ids)
 
 
 @dataclass(frozen=True)
 class Stream:
-    """The tokens of a split as they are stored; `eot`, `<|endoftext|>`, precedes the first."""
+    """The tokens of a split as they are stored. `eot` is the id of `<|endoftext|>`."""
 
     path: Path
     dtype: np.dtype[Any]
@@ -49,15 +49,15 @@ class Stream:
 
     @cached_property
     def tokens(self) -> NDArray[Any]:
-        """All of them, (tokens,), memory-mapped on first use."""
-        if not self.path.stat().st_size:  # nothing can be mapped
+        """All tokens, (tokens,), memory-mapped on first use."""
+        if not self.path.stat().st_size:  # an empty file cannot be mapped
             return np.empty(0, self.dtype)
         return np.asarray(np.memmap(self.path, self.dtype, mode="r"))
 
     def rows(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
-        """`length` stored tokens from each start on, and the one before them: (len(starts), length + 1).
+        """For each start, the token before it and `length` tokens from it on: (len(starts), length + 1).
 
-        The token before the first is `<|endoftext|>`; past the last, rows are filled with zeros.
+        The token before the first one of the split is `<|endoftext|>`. Past the last one, rows are zero.
         """
         tokens = self.tokens
         found = [tokens[max(start - 1, 0) : start + length] for start in starts.tolist()]
@@ -72,54 +72,54 @@ class Stream:
 
 @dataclass(kw_only=True)
 class Counts:
-    """What a split has; bytes are those of UTF-8 text."""
+    """The counts of a split. Bytes are those of its text in UTF-8."""
 
     tokens: int = 0
     documents: int = 0
     bytes: int = 0
     scored_tokens: int = 0
     scored_bytes: int = 0
-    sha256: str = ""  # of its file of tokens
+    sha256: str = ""  # the hash of its file of tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class Meta:
-    """What the file `META` holds."""
+    """The content of the file `META`."""
 
     key: str
-    """Of all that decides what is in the folder: text, tokenizer and options."""
+    """A hash of all that determines the content of the folder: text, tokenizer and options."""
     tokenizer: dict[str, Any]
     template: dict[str, str] | None
-    """Around the messages, if the documents are examples."""
+    """The text around the messages, if the documents are examples."""
     splits: dict[str, dict[str, Any]]
-    """The `Counts` of each."""
+    """The `Counts` of each split."""
 
 
 def positions_for(lengths: NDArray[np.int64]) -> int:
-    """The least power of two of positions that hold every example whole."""
+    """The smallest power of two that is a context length for examples of these lengths, none of them cut."""
     return 1 << (int(lengths.max(initial=1)) - 1).bit_length()
 
 
 def is_prepared(corpus: str) -> bool:
-    """Whether it is a folder of `gpt prepare`."""
+    """Whether the corpus is a folder that `gpt prepare` wrote."""
     return (Path(corpus) / META).is_file()
 
 
 def find_prepared(sha256: str, folders: Iterable[Path]) -> "Prepared | None":
-    """The first of some prepared folders whose training tokens have this hash, or None."""
+    """The first of these prepared folders whose training tokens have this hash, or None."""
     for folder in folders:
         try:
             if sha256 and sha256 in (folder / META).read_text(encoding="utf-8"):
                 prepared = Prepared(folder)
                 if prepared.counts["train"].sha256 == sha256:
                     return prepared
-        except (OSError, ValueError):  # damaged, or deleted meanwhile
+        except (OSError, ValueError):  # the folder is damaged, or was deleted meanwhile
             continue
     return None
 
 
 class Prepared:
-    """A prepared folder, memory-mapped, after the checks that take milliseconds: InputErrors."""
+    """A prepared folder, memory-mapped. Raises InputError if `META` or the size of a file is wrong."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
@@ -144,7 +144,7 @@ class Prepared:
         return Stream(self.folder / f"{split}.bin", self.dtype, self.tokenizer.eot)
 
     def spread_ids(self, most: int, split: str) -> NDArray[np.int64]:
-        """About so many ids of a split, in stretches from all of it."""
+        """About `most` ids of a split, in stretches spread evenly over it."""
         tokens = self.stream(split).tokens
         starts = range(0, max(1, len(tokens)), max(_STRETCH, _STRETCH * len(tokens) // most))
         return token_ids(np.concatenate([tokens[start : start + _STRETCH] for start in starts]))
@@ -154,13 +154,16 @@ class Prepared:
         return np.fromfile(self.folder / f"{split}-documents.bin", INDEX_DTYPE)
 
     def example_lengths(self) -> NDArray[np.int64]:
-        """The tokens of each example to train on, (examples,); of plain text none."""
+        """The number of tokens of each training example, (examples,). Empty for plain text."""
         if self.template is None:
             return np.empty(0, np.int64)
         return np.diff(self.document_starts("train"), append=self.counts["train"].tokens)
 
     def check_examples(self, context_length: int, isolate: bool) -> None:
-        """Warn of examples that no window holds; an InputError if `isolate` would cut others."""
+        """Warn if examples are longer than a window.
+
+        Raises InputError if `isolate` would separate the turns of a conversation.
+        """
         if self.template is None:
             return
         replies = int((self.stream("train").tokens == self.tokenizer.eot).sum())

@@ -1,8 +1,8 @@
-"""What of a corpus is held out: decided here once, on the text; everything else reads both parts here.
+"""Decide which part of a corpus is held out. This happens only here, and from the text only.
 
-A unit is a document, or of a longer one each part of at most a twentieth of what is held out, so that about
-twenty units are held out at least. They are those with the lowest hashes: equal documents are on the same
-side. An example is never cut up.
+The text is divided into units. A unit is a document. A longer document is cut into units of at most a
+twentieth of the held-out text, so that at least about twenty units are held out. An example is never cut.
+The units with the lowest hashes are held out. So equal documents are in the same split.
 """
 
 import hashlib
@@ -16,36 +16,45 @@ from gpt.errors import InputError
 from gpt.text.tokenizer import split_at_words
 
 SPLITS = ("train", "val")
-SAMPLE_BYTES = 32 << 20  # of text in memory at once
-LEARNED_BYTES = 8 << 20
-_LEAST_UNIT = 1 << 10  # bytes, where so much is held out
+SAMPLE_BYTES = 32 << 20  # the most text in memory at once
+LEARNED_BYTES = 8 << 20  # a vocabulary is learned from so much text, or more of a larger text
+_LEAST_UNIT = 1 << 10  # bytes; units are not smaller, if so much is held out
 _HASHES = 1 << 64
 _UNLIMITED = 1 << 62  # bytes
 
 
 def held_out_bytes(size: float) -> float:
-    """How much of a text is held out: a tenth up to a megabyte, of more 100 times the root of its bytes."""
+    """How many bytes of a text of `size` bytes are held out.
+
+    It is a tenth up to one megabyte. Of a longer text it is 100 times the square root of its bytes.
+    """
     return min(size / 10, 100 * size**0.5)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The most bytes of a unit, and the hash below which units are held out."""
+    """Which units are held out."""
 
     longest: int
+    """The most bytes of a unit."""
     below: int
+    """Units with a hash below this are held out."""
     share: float
-    """Of the text that is held out, of all or, where not all of it was read, about."""
+    """The share of the text that is held out. It is approximate unless all of the text was read."""
 
     @classmethod
     def of(cls, size: int, val_fraction: float | None = None) -> "Rule":
-        """The rule for a text of `size` bytes. A part of a large text has the units of all of it."""
+        """The rule for a text of `size` bytes. A part of a large text has the same units as all of it."""
         usual = held_out_bytes(min(size, SAMPLE_BYTES))
         fraction = held_out_bytes(size) / max(size, 1) if val_fraction is None else val_fraction
         return cls(int(max(1, usual / 20, min(usual, _LEAST_UNIT))), int(fraction * _HASHES), fraction)
 
     def exact(self, pieces: Iterable[Piece]) -> "Rule":
-        """The rule that holds out no more than its share of these pieces, and one unit of two at least."""
+        """The rule for exactly these pieces.
+
+        It holds out no more than its share, but at least one of two units if the share is above 0. The unit
+        with the highest hash is never held out.
+        """
         sizes: dict[int, int] = {}
         for _, units in _units(pieces, self.longest):
             for drawn, text in units:
@@ -65,8 +74,11 @@ class Divided:
     """A corpus in two parts, `train` and `val`.
 
     Args:
-        val_fraction: the fraction of the text to hold out, by default what `held_out_bytes` says.
-        most_bytes: of a longer text, read parts of about so many bytes in all, see `Corpus.pieces`.
+        val_fraction: the fraction of the text to hold out, by default as `held_out_bytes` says.
+        most_bytes: read only about so many bytes of a longer text, see `Corpus.pieces`.
+
+    Raises:
+        InputError: `val_fraction` is outside [0, 1), or the corpus cannot be read.
     """
 
     def __init__(
@@ -78,23 +90,23 @@ class Divided:
         most = most_bytes or _UNLIMITED
         there, pieces = _measure(source, most)
         self.drawn = most_bytes if most < there else None
-        """`most_bytes`, if not all of the text is read."""
-        self._all = pieces  # if it fits into memory
+        """`most_bytes` if only a part of the text is read, else None."""
+        self._all = pieces  # all pieces, if they fit into memory
         self.size = min(most, there) if pieces is None else sum(len(piece.text.encode()) for piece in pieces)
-        """Bytes of UTF-8 text in both parts, of a large text about so many."""
+        """The bytes of UTF-8 text in both parts. For a large text this is an estimate."""
         self.rule = Rule.of(self.size, val_fraction)
         if pieces is not None:
             self.rule = self.rule.exact(pieces)
             self._all = list(divide(pieces, self.rule))
 
     def pieces(self) -> Iterable[Piece]:
-        """All that is read, in order."""
+        """All pieces, in order."""
         return self._all or divide(self.source.pieces(self.drawn), self.rule)
 
     def sample(self) -> Iterable[Piece]:
-        """All of a text of up to `SAMPLE_BYTES`; of a larger one parts of it, of which more is held out.
+        """All pieces of a text of up to `SAMPLE_BYTES`. Of a larger text, only some parts.
 
-        What is `train` here is `train` among `pieces` too.
+        Then a larger share is held out than in `pieces`. What is `train` here is `train` in `pieces` too.
         """
         if self._all:
             return self._all
@@ -102,14 +114,17 @@ class Divided:
         return divide(self.source.pieces(SAMPLE_BYTES), rule)
 
     def to_learn_from(self) -> list[str]:
-        """Text to learn a vocabulary from: parts of all that is trained on, more of a larger text."""
+        """Text to learn a vocabulary from: parts spread over the training text. A larger text gives more."""
         share = max(LEARNED_BYTES, self.size / 16) / max(1, min(self.size, SAMPLE_BYTES))
         train = (piece.text for piece in self.sample() if piece.split == "train")
         return [text for number, text in enumerate(train) if evenly_spread(number) < share]
 
 
 def _measure(source: Corpus, most: int) -> tuple[int, list[Piece] | None]:
-    """About how many bytes there are, and what is read of them, at most so many, if it fits into memory."""
+    """Estimate the bytes of a corpus. Return them with its pieces, at most `most` bytes of them.
+
+    The pieces are None if they do not fit into memory.
+    """
     known = source.size()
     if known is not None and min(known, most) > SAMPLE_BYTES:
         return known, None
@@ -119,18 +134,19 @@ def _measure(source: Corpus, most: int) -> tuple[int, list[Piece] | None]:
     there = known
     if there is None and read < limit:
         there = read
-    if most <= SAMPLE_BYTES or (there is not None and read <= limit):  # Parquet can hold more
+    if most <= SAMPLE_BYTES or (there is not None and read <= limit):  # Parquet can hold more than its size
         return _UNLIMITED if there is None else there, pieces
     documents = sum(piece.first for piece in pieces)
     return there or max(read, source.estimated_size(read, documents)), None
 
 
 def divide(pieces: Iterable[Piece], rule: Rule) -> Iterator[Piece]:
-    """The pieces with their splits: of a document in both, each run of units is a document there.
+    """Yield the pieces with their splits. A document may have units in both splits.
 
-    What stood on both sides of a hole is never joined: the text of either split is text that was written.
+    Then each run of units in one split becomes a document of it. Text from both sides of a gap is never
+    joined, so that each split has only text as it was written.
     """
-    before = ""  # the split of the part before, if it is of the same document
+    before = ""  # the split of the previous part, if it belongs to the same document
     for piece, units in _units(pieces, rule.longest):
         if piece.first:
             before = ""
@@ -141,7 +157,7 @@ def divide(pieces: Iterable[Piece], rule: Rule) -> Iterator[Piece]:
 
 
 def _units(pieces: Iterable[Piece], longest: int) -> Iterator[tuple[Piece, list[tuple[int, str]]]]:
-    """Each piece with the hashes and the texts of its units; an example has one for all its pieces."""
+    """Yield each piece with the hashes and texts of its units. All pieces of an example share one hash."""
     example: int | None = None
     for piece in pieces:
         if piece.first:
@@ -155,6 +171,9 @@ def _units(pieces: Iterable[Piece], longest: int) -> Iterator[tuple[Piece, list[
 
 
 def _hash(unit: str, number: int = 0) -> int:
-    """By the text and, of parts of a piece, their number: a text that repeats one line is divided too."""
+    """The hash of a unit's text and of its number in the piece.
+
+    With the number, a text that repeats one line is divided too.
+    """
     text = f"{unit}{number}" if number else unit
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")

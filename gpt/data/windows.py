@@ -1,6 +1,6 @@
-"""Which windows of the text a batch holds: a pure function of the seed and the batch's number.
+"""Choose the windows of the text for each batch. The choice depends only on the seed and the batch's number.
 
-A window is at most T consecutive targets, each with the token before it as its input. An epoch visits every
+A window is at most T consecutive targets. The input of a target is the token before it. An epoch visits every
 window once, in the order of a permutation that is computed, not stored.
 
 Shapes: B windows in a batch of this process, T context_length, N windows in an epoch.
@@ -26,30 +26,31 @@ Batch = tuple[Tensor, ...]  # x, y, and with `isolate` the document of each toke
 
 
 class WeightedBatch(NamedTuple):
-    """A batch whose update has batches with more or fewer scored tokens.
+    """A batch and its weight in an update whose batches have different numbers of scored tokens.
 
-    The mean over all scored tokens of an update is that of its batches' means, each times its `weight`: its
-    scored tokens relative to those of the mean batch of the update, over all processes.
+    The weight is the batch's number of scored tokens, divided by the mean of this number over all batches of
+    the update on all processes. The mean of the batches' losses, each times its weight, is then the mean over
+    all scored tokens of the update.
     """
 
     x: Tensor
     y: Tensor
     documents: Tensor | None
     weight: Tensor
-    """(), float32, positive; exactly 1 where all batches of the update have equally many."""
+    """A positive float32 scalar, (). Exactly 1 if all batches of the update have equally many."""
 
 
-Spans = tuple[NDArray[np.int64], NDArray[np.int64]]  # each window's first target, and its number of targets
+Spans = tuple[NDArray[np.int64], NDArray[np.int64]]  # each window's first target and number of targets
 _PLANNED_WINDOWS = 4096
 
 
 def permute(positions: NDArray[np.int64], size: int, key: tuple[int, ...]) -> NDArray[np.int64]:
-    """The numbers at `positions` of the pseudorandom permutation `key` of 0 .. size - 1, in constant memory.
+    """Look up `positions` in the pseudorandom permutation `key` of 0 .. size - 1, in constant memory.
 
-    A Feistel network over Z_a x Z_b with a * b just above `size`, applied until the value is below `size`
-    (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", sections 4 and 5).
+    This is a Feistel network over Z_a x Z_b with a * b just above `size`. It is applied again until the value
+    is below `size` (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", sections 4 and 5).
     """
-    keys = np.random.SeedSequence(key).generate_state(8, np.uint64)  # of 8 rounds
+    keys = np.random.SeedSequence(key).generate_state(8, np.uint64)  # one for each of 8 rounds
     side = max(1, round(size**0.5))
     a = np.uint64(side)
     b = np.uint64(-(-size // side))
@@ -69,7 +70,7 @@ def permute(positions: NDArray[np.int64], size: int, key: tuple[int, ...]) -> ND
 
 
 def _mix(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
-    """The finalizer of splitmix64 (Steele, Lea and Flood 2014) of the value plus a key, modulo 2**64."""
+    """Apply the finalizer of splitmix64 (Steele, Lea and Flood 2014) to value + key, modulo 2**64."""
     values = values + key
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -77,7 +78,10 @@ def _mix(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
 
 
 class Grid:
-    """Windows of T targets side by side; with `shift`, equally many at another offset each epoch."""
+    """Adjacent windows of T targets. With `shift`, they begin at another offset each epoch.
+
+    All epochs have the same number of windows.
+    """
 
     def __init__(self, tokens: int, context_length: int, seed: int = 0, shift: bool = False) -> None:
         self.context_length = context_length
@@ -86,16 +90,17 @@ class Grid:
         self._offsets = min(tokens - self.count * context_length + 1, context_length) if shift else 1
 
     def spans(self, windows: NDArray[np.int64], epoch: int) -> Spans:
-        """Where the windows of these numbers lie in an epoch."""
+        """The spans of the windows with these numbers in an epoch."""
         offset = int(np.random.default_rng((self.seed, epoch, 1)).integers(self._offsets))
         return windows * self.context_length + offset, np.full_like(windows, self.context_length)
 
 
 class Packed:
-    """Windows of at most T targets that end where a document does, unless the document is longer than T.
+    """Windows of at most T targets that end at the end of a document, unless the document is longer than T.
 
-    Documents keep their order. One that does not fit in the rest of a window starts the next, a longer one
-    continues in the next. Windows without any token that is `scored`, (tokens,) bool, are left out.
+    Documents keep their order. A document that does not fit into the rest of a window begins the next one. A
+    document longer than T continues in the next window. `scored`, (tokens,) bool, says which tokens are
+    scored. Windows without such a token are left out.
     """
 
     def __init__(
@@ -107,7 +112,7 @@ class Packed:
     ) -> None:
         self.context_length = context_length
         document_ends = np.append(document_starts[1:], tokens)
-        bounds = array("q")  # where windows begin
+        bounds = array("q")  # the first target of each window
         begin = 0
         while begin < tokens:
             bounds.append(begin)
@@ -126,12 +131,12 @@ class Packed:
         self.count = len(self._kept)
 
     def spans(self, windows: NDArray[np.int64], epoch: int) -> Spans:
-        """Where the windows of these numbers lie, the same in every epoch."""
+        """The spans of the windows with these numbers. They are the same in every epoch."""
         kept = self._kept[windows]
         return self._bounds[kept], self._bounds[kept + 1] - self._bounds[kept]
 
     def scored_tokens(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many tokens are scored in each of the windows of these numbers."""
+        """The number of scored tokens in each of the windows with these numbers."""
         return self._sizes[windows]
 
 
@@ -142,17 +147,18 @@ def make_batch(
     isolate: bool,
     respell: Callable[..., Any] | None = None,
 ) -> Batch:
-    """Inputs x and targets y of B windows, (B, T) int64 each; with `isolate` each input's document too.
+    """Make inputs x and targets y of B windows, (B, T) int64 each. With `isolate`, add each input's document.
 
-    Padding is 0 in x; in y it is IGNORE_INDEX, as is a token of an example that is not scored. Documents
-    count from 0 in a row and begin with the `<|endoftext|>` before them, which predicts the first token.
+    Padding is 0 in x and IGNORE_INDEX in y. A token of an example that is not scored is IGNORE_INDEX in y
+    too. Documents are counted from 0 in each row. A document begins with the `<|endoftext|>` before it, as
+    that predicts its first token.
     """
     starts, lengths = spans
     rows = stream.rows(starts, context_length)  # (B, T + 1)
     if respell is not None:
         rows = respell(rows)
     tokens = token_ids(rows)
-    # Views: they share memory, unless one is changed.
+    # Both are views of the same memory. Where y must differ, it becomes a copy.
     x = tokens[:, :-1]
     y = tokens[:, 1:]
     if rows.dtype.kind == "i" or lengths.min() < context_length:
@@ -171,8 +177,8 @@ def make_batch(
 class TrainWindows:
     """Training batches by number: `dataset[k]` is batch k of this process, for any k from 0 on.
 
-    Window g of a run, counted over all processes, is number g % N of epoch g // N. Batch k of a process is
-    the B windows from (k * world_size + rank) * B on.
+    The windows of a run are counted over all processes. Window g of the run is window g % N of epoch g // N.
+    Batch k of a process holds the B windows from (k * world_size + rank) * B on.
     """
 
     stream: Stream
@@ -185,12 +191,12 @@ class TrainWindows:
     respelling: Respelling | None = None
 
     def __post_init__(self) -> None:
-        # A permutation takes about as long for one window as for thousands: plan many batches at once.
+        # Many batches are planned at once, as permuting one window takes about as long as permuting thousands.
         self._planned = max(1, min(_PLANNED_WINDOWS, 8 * self.windows.count) // self.batch_size)
-        self._plan: tuple[int, Spans] | None = None  # its number and its spans
+        self._plan: tuple[int, Spans] | None = None  # the plan's number and spans
 
     def __len__(self) -> int:
-        """Batches, on each process, until every window was seen once."""
+        """The number of batches of an epoch on each process, rounded up."""
         return math.ceil(self.windows.count / (self.batch_size * self.world_size))
 
     def __getitem__(self, batch: int) -> Batch:
@@ -204,7 +210,7 @@ class TrainWindows:
         return make_batch(self.stream, spans, self.windows.context_length, self.isolate, respell)
 
     def spans(self, batches: NDArray[np.int64]) -> Spans:
-        """Where the windows of these batches of this process lie: (len(batches), B) both."""
+        """The spans of the windows of this process's batches with these numbers: (len(batches), B) each."""
         first = (batches * self.world_size + self.rank) * self.batch_size
         places = first[:, None] + np.arange(self.batch_size)
         starts = np.empty_like(places)
@@ -214,9 +220,9 @@ class TrainWindows:
         return starts, lengths
 
     def scored_tokens(self, batches: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """How many tokens each process scores in these batches: (len(batches), world_size).
+        """The number of tokens that each process scores in these batches: (len(batches), world_size).
 
-        None where all windows have equally many.
+        None if all windows have equally many.
         """
         if not isinstance(self.windows, Packed):
             return None
@@ -230,7 +236,10 @@ class TrainWindows:
     def _windows_at(
         self, places: NDArray[np.int64]
     ) -> Iterator[tuple[int, NDArray[np.bool_], NDArray[np.int64]]]:
-        """For each epoch that these places of the run belong to: which of them do, and their windows."""
+        """For each epoch that has some of these places of the run, yield its number, a mask and windows.
+
+        The mask says which places belong to the epoch. The windows are those at these places.
+        """
         epochs, positions = np.divmod(places, self.windows.count)
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
@@ -240,7 +249,10 @@ class TrainWindows:
 def each_token_once(
     tokens: int, context_length: int, document_starts: NDArray[np.int64] | None = None
 ) -> Spans:
-    """Windows of all of a stream in order, packed where `document_starts` are given, else side by side."""
+    """The spans of windows that cover a stream in order.
+
+    They are packed if `document_starts` are given, else adjacent.
+    """
     if document_starts is not None:
         packed = Packed(document_starts, tokens, context_length)
         return packed.spans(np.arange(packed.count), 0)
@@ -250,7 +262,10 @@ def each_token_once(
 
 @dataclass
 class EvalWindows:
-    """A split once, in order; all processes have equally many batches, the last filled up with padding."""
+    """All windows of a split once, in order, as batches.
+
+    All processes have equally many batches. The last ones are filled with padding.
+    """
 
     stream: Stream
     context_length: int

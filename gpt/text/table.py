@@ -1,7 +1,7 @@
-"""Tables of tokens, the bytes of each by rank: their words, checks, and the file that holds one.
+"""Token tables: the bytes of each token by rank. How words are cut, checks, and the file format of a table.
 
-tiktoken's rule: within a word, the pair whose token has the lowest rank is merged first; a word that is a
-token is not merged.
+The merge rule is tiktoken's. Within a word, the pair whose token has the lowest rank is merged first. A word
+that is itself a token is taken as it is.
 """
 
 from base64 import b64decode, b64encode
@@ -16,22 +16,22 @@ from gpt.plain import parse_json
 
 END_OF_TEXT = "<|endoftext|>"
 Ranked = tuple[int, int]
-"""The rank of the token that two neighbours form, and the place of the first."""
+"""The rank of the token that two neighbours form, and the index of the first of them."""
 _LARGEST_FILE = 64 << 20  # bytes
-_MOST_MERGING = 1 << 28  # bytes of tokens squared: about half a minute
+_MOST_MERGING = 1 << 28  # the sum of the squared token lengths in bytes; merging takes about half a minute
 
-# The words that merges do not cross, as tiktoken's regular expression: GPT-2's (Radford et al. 2019, the
-# released encoder.py) in the possessive form, which is faster.
+# A word, as a regular expression for tiktoken. Merges never cross words. It is GPT-2's expression (Radford et
+# al. 2019, the released encoder.py) with possessive repetitions, which are faster.
 WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-# The end of a text whose words may change with what follows: its last word, or an apostrophe and a letter of
-# which "'ll", "'re" or "'ve" can come. `$` would also match before a newline at the end.
+# The end of a text that may be cut into other words when more text follows. It is the last word, or an
+# apostrophe and a letter that may become "'ll", "'re" or "'ve". `$` would also match before a final newline.
 LAST_WORD = r"(?:(?<![^\p{L}\p{N}\s]| )'[lrv]| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+)(?![\s\S])"
-# `WORDS` of Hugging Face's libraries, which also spells bytes as letters.
+# The equivalent of `WORDS` in Hugging Face's libraries. It also spells bytes as letters.
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 
 def check_table(tokens: list[bytes]) -> None:
-    """An InputError where a table cannot encode every text, or has two ids for the same bytes."""
+    """Raise InputError if a table cannot encode every text, or has two ids for the same bytes."""
     known = set(tokens)
     if missing := [byte for byte in range(256) if bytes([byte]) not in known]:
         raise InputError(f"the vocabulary lacks the byte {missing[0]}: it could not encode every text")
@@ -44,9 +44,10 @@ def merge(
     rank_of: Callable[[bytes], int | None],
     choose: Callable[[list[Ranked]], Ranked | None] = min,
 ) -> list[bytes]:
-    """The parts of a token whose bytes are merged, neighbours of the lowest rank first, as far as it goes.
+    """Merge the bytes of a token as far as possible and return the parts that are left.
 
-    `choose` takes another of the merges that are possible, or None to end.
+    The neighbours that form the token of the lowest rank are merged first. Another `choose` may pick another
+    of the possible merges, or None to stop.
     """
     parts = [token[i : i + 1] for i in range(len(token))]
     while True:
@@ -59,9 +60,10 @@ def merge(
 
 
 def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes] | None]:
-    """The two tokens that each token of several bytes is merged from: what tokens of lower rank leave of it.
+    """For each token of several bytes, the two tokens of lower rank that it is merged from.
 
-    None for one that merging never makes. An InputError for tokens so long that it would take minutes.
+    None for a token that merging never makes. Raises InputError if the tokens are so long that this would
+    take minutes.
     """
     if sum(len(token) ** 2 for token in tokens) > _MOST_MERGING:
         raise InputError("the vocabulary has too many long tokens to find their merges")
@@ -76,7 +78,10 @@ def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes] | None]:
 
 
 def read_table(path: Path) -> list[bytes]:
-    """The tokens by rank of a `tokenizer.json` of byte-level BPE with GPT-2's words."""
+    """Read the tokens, by rank, of a `tokenizer.json` of byte-level BPE that cuts words as GPT-2 does.
+
+    Raises InputError for any other file.
+    """
     try:
         if path.stat().st_size > _LARGEST_FILE:
             raise InputError(f"it has more than {_LARGEST_FILE:,} bytes")
@@ -103,7 +108,7 @@ def read_table(path: Path) -> list[bytes]:
 
 
 def to_json(tokens: list[bytes]) -> dict[str, Any]:
-    """The `tokenizer.json` from which Hugging Face's libraries give the same ids."""
+    """The content of a `tokenizer.json` with which Hugging Face's libraries give the same ids."""
     special = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {
         "version": "1.0",
@@ -112,7 +117,7 @@ def to_json(tokens: list[bytes]) -> dict[str, Any]:
         "decoder": _BYTE_LEVEL,
         "model": {
             "type": "BPE",
-            "ignore_merges": True,  # a word that is a token is taken at once, as tiktoken does
+            "ignore_merges": True,  # a word that is a token is not merged, as in tiktoken
             "vocab": {spell(token): rank for rank, token in enumerate(tokens)},
             "merges": [[spell(first), spell(second)] for first, second in filter(None, merges(tokens))],
         },
@@ -120,28 +125,31 @@ def to_json(tokens: list[bytes]) -> dict[str, Any]:
 
 
 def pack(tokens: list[bytes]) -> str:
-    """The tokens as one text, each in base64 on a line."""
+    """The tokens as one text: one line for each, in base64."""
     return "\n".join(b64encode(token).decode() for token in tokens)
 
 
 def unpack(table: str) -> list[bytes]:
-    """The inverse of `pack`; a rank may follow on each line, as in tiktoken's files."""
+    """The inverse of `pack`. A rank may follow the token on each line, as in tiktoken's files."""
     return [b64decode(line.partition(" ")[0], validate=True) for line in table.splitlines()]
 
 
 def spell(token: bytes) -> str:
-    """The bytes of a token as printable characters."""
+    """Write the bytes of a token as printable characters."""
     return "".join(map(byte_letters().__getitem__, token))
 
 
 def unspell(letters: str) -> bytes:
-    """The inverse of `spell`; a ValueError for other characters."""
+    """The inverse of `spell`. Raises ValueError for other characters."""
     return bytes(map(byte_letters().index, letters))
 
 
 @cache
 def byte_letters() -> str:
-    """A printable character for each byte, itself or one from U+0100 on (GPT-2's encoder.py)."""
+    """A printable character for each byte: the byte itself, or a character from U+0100 on.
+
+    GPT-2's encoder.py uses the same characters.
+    """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return "".join(chr(byte if byte in printable else next(others)) for byte in range(256))

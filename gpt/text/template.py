@@ -1,4 +1,4 @@
-"""The text around the messages of a conversation: plain text, in which nothing is ever evaluated."""
+"""The text around the messages of a conversation. It is plain text and is never evaluated."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,10 @@ _LONGEST = 1 << 12
 
 
 class Part(NamedTuple):
-    """A part of a conversation's text; `<|endoftext|>` follows it if it is `scored`: the model writes it."""
+    """A part of a conversation's text.
+
+    A `scored` part is one that the model learns to write. `<|endoftext|>` follows it.
+    """
 
     text: str
     scored: bool
@@ -22,9 +25,10 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Template:
-    """The text around a message of each role, with one `{content}` in its place; an InputError otherwise.
+    """The text around a message of each role. `{content}` stands for the message and must occur once.
 
-    A reply ends with `<|endoftext|>`, so nothing follows `{content}` in the assistant's text.
+    A reply ends with `<|endoftext|>`, so nothing may follow `{content}` in the assistant's text. Raises
+    InputError for any other text.
     """
 
     system: str = "{content}\n\n"
@@ -42,7 +46,10 @@ class Template:
                 raise InputError(f"the template's {role} {rule}, got {shown(text)}")
 
     def to_jinja(self) -> str:
-        """The template for transformers and llama.cpp, which encode a reply and the text before it in one."""
+        """The template in Jinja for transformers and llama.cpp.
+
+        These encode a reply together with the text before it, not part by part as training does.
+        """
         cases = ""
         for role, text in vars(self).items():
             before, after = text.split(PLACE)
@@ -58,7 +65,10 @@ class Template:
         )
 
     def parts(self, messages: Any) -> list[Part]:
-        """The text of [{"role": ..., "content": ...}, ...] in parts, last what follows the last reply."""
+        """The text of [{"role": ..., "content": ...}, ...] in parts. The last part follows the last reply.
+
+        Raises InputError if the messages have another form.
+        """
         if not isinstance(messages, list) or not messages:
             raise InputError(f"expected a list of messages, got {shown(messages)}")
         parts = []
@@ -77,7 +87,7 @@ class Template:
         return [*parts, Part(before, False)]
 
     def prompt(self, tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> list[int]:
-        """The ids that a reply to the messages follows, encoded part by part as in training."""
+        """The token ids of the prompt for a reply. The parts are encoded one by one, as in training."""
         *parts, (rest, _) = self.parts(messages)
         ids = [tokenizer.eot]
         for text, scored in [*parts, Part(rest + self.assistant.removesuffix(PLACE), False)]:

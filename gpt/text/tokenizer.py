@@ -1,7 +1,8 @@
-"""Text to ids and back: GPT-2's tokenizer, or one with a table of its own.
+"""Convert text to token ids and back, with GPT-2's tokenizer or with one that has its own table.
 
-Byte-pair encoding of bytes (Radford et al. 2019, section 2.2), by tiktoken. Any prefix of GPT-2's ranks that
-has the 256 single bytes encodes every text without loss, since a token is merged from tokens of lower rank.
+tiktoken does the byte-pair encoding of bytes (Radford et al. 2019, section 2.2). A token is merged only from
+tokens of lower rank. So any prefix of GPT-2's table that has the 256 single bytes encodes every text without
+loss.
 """
 
 import lzma
@@ -22,26 +23,31 @@ from gpt.files import shipped
 from gpt.text.table import END_OF_TEXT, LAST_WORD, WORDS, check_table, merge, pack, read_table, unpack
 
 _FULL_SIZE = 50257
-SMALLEST_SIZE = 257  # of a vocabulary: the 256 bytes and `<|endoftext|>`
-LARGEST_SIZE = (1 << 16) - (1 << 11)  # ids are stored in 16 bits, in a page as letters without surrogates
+SMALLEST_SIZE = 257  # tokens: the 256 bytes and `<|endoftext|>`
+# Files store an id in 16 bits. A page stores it as a letter of 16 bits, and 2048 of these are surrogates.
+LARGEST_SIZE = (1 << 16) - (1 << 11)
 
-# These always begin a word: text cut there gives the same tokens.
+# A line end or space after a non-blank always begins a word. Text that is cut there gives the same tokens.
 _LINE_END = re.compile(r"(?<=\S)\n")
 _BLANK = re.compile(r"(?<=\S) ")
 
 _LAST_WORD = regex.compile(LAST_WORD)
-_LONGEST_WORD = 65  # characters of a text's end in which its last word is looked for
+_LONGEST_WORD = 65  # characters at a text's end that are searched for its last word
 
 _LONGEST_CALL = 1 << 16  # characters: tiktoken's regular expression can panic on millions without a blank
 
 
 class Tokenizer:
-    """Text to ids and back. Tokenizers with the same table are equal; InputError for one that cannot be used.
+    """Converts text to token ids and back. Tokenizers with the same table are equal.
 
     Args:
-        name: `gpt2`, or `own` for a table of its own.
-        vocab_size: tokens of `gpt2` in all, 257 .. 50257: the first ranks of the table, then `<|endoftext|>`.
-        table: the tokens by rank, if the name is `own`, `LARGEST_SIZE` - 1 at most; it decides the size.
+        name: `gpt2`, or `own` for a tokenizer with its own table.
+        vocab_size: the number of tokens of `gpt2`, 257 .. 50257. They are the first tokens of the table and
+            `<|endoftext|>`.
+        table: the tokens by rank, at most `LARGEST_SIZE` - 1, if the name is `own`. It determines the size.
+
+    Raises:
+        InputError: the name is unknown, the size is out of range, or the table cannot encode every text.
     """
 
     def __init__(
@@ -58,13 +64,13 @@ class Tokenizer:
             raise InputError(f"vocab_size must be {SMALLEST_SIZE} to {_FULL_SIZE}, got {vocab_size}")
         self.name = name
         self.tokens = list(_table()[: vocab_size - 1] if table is None else table)
-        """The bytes of each by id, without `<|endoftext|>`."""
+        """The bytes of each token by id, without `<|endoftext|>`."""
         check_table(self.tokens)
         self.n_vocab = len(self.tokens) + 1
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "Tokenizer":
-        """The inverse of `to_dict`; an InputError for anything else."""
+        """The inverse of `to_dict`. Raises InputError for any other value."""
         try:
             table = unpack(saved["table"]) if "table" in saved else None
             tokenizer = cls(saved["name"], saved["vocab_size"], table)
@@ -76,14 +82,17 @@ class Tokenizer:
 
     @classmethod
     def from_file(cls, path: Path) -> "Tokenizer":
-        """The tokenizer in a file of `read_table`: GPT-2's if the table is a prefix of its ranks."""
+        """Read the tokenizer from a `tokenizer.json`. It is `gpt2` if its table is a prefix of GPT-2's.
+
+        Raises InputError as `read_table` does.
+        """
         table = read_table(path)
         if table == _table()[: len(table)]:
             return cls("gpt2", len(table) + 1)
         return cls("own", table=table)
 
     def to_dict(self) -> dict[str, Any]:
-        """Strings and numbers, for JSON and for checkpoints."""
+        """The tokenizer as strings and numbers, for JSON and for checkpoints."""
         saved: dict[str, Any] = {"name": self.name, "vocab_size": self.n_vocab}
         return saved if self.name == "gpt2" else saved | {"table": pack(self.tokens)}
 
@@ -101,7 +110,7 @@ class Tokenizer:
     @property
     @lru_cache(maxsize=8)  # noqa: B019 (shared by equal tokenizers)
     def encoding(self) -> Any:
-        """The `tiktoken.Encoding`."""
+        """The `tiktoken.Encoding` of this tokenizer."""
         import tiktoken
 
         return tiktoken.Encoding(
@@ -127,11 +136,11 @@ class Tokenizer:
         return np.concatenate([encode(part, disallowed_special=()) for part in parts])
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`; bytes that are not UTF-8, such as half a character, become U+FFFD."""
+        """The text of `ids`. Bytes that are not UTF-8, such as half a character, become U+FFFD."""
         return self.decode_bytes(ids).decode(errors="replace")
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """The bytes of `ids`; an InputError for one outside the vocabulary."""
+        """The bytes of `ids`. Raises InputError if an id is outside the vocabulary."""
         ids = [int(i) for i in ids]
         if outside := [i for i in ids if not 0 <= i < self.n_vocab]:
             raise InputError(f"token id {outside[0]} is outside the {self.n_vocab}-token vocabulary")
@@ -139,7 +148,7 @@ class Tokenizer:
 
     @lru_cache(maxsize=8)  # noqa: B019 (shared by equal tokenizers)
     def byte_lengths(self) -> NDArray[np.int64]:
-        """UTF-8 bytes of text that each id stands for, (n_vocab,); 0 for `<|endoftext|>`."""
+        """The number of bytes of each token, (n_vocab,). 0 for `<|endoftext|>`."""
         return np.array([*map(len, self.tokens), 0], dtype=np.int64)
 
     @property
@@ -149,14 +158,14 @@ class Tokenizer:
         return {token: rank for rank, token in enumerate(self.tokens)}
 
     def encode_word(self, word: bytes) -> list[int]:
-        """The ids of the bytes of one word of `WORDS`, or of its beginning."""
+        """The ids of one word of `WORDS`, or of the beginning of a word, given as bytes."""
         if word in self.ranks:
             return [self.ranks[word]]
         return [self.ranks[part] for part in merge(word, self.ranks.get)]
 
     @lru_cache(maxsize=256)  # noqa: B019 (shared by equal tokenizers)
     def ids_beginning_with(self, beginning: bytes) -> tuple[int, ...]:
-        """The ids of the tokens whose bytes begin with these, in order."""
+        """The ids of the tokens whose bytes begin with `beginning`, in order."""
         tokens = self._sorted
         following = tokens[bisect_left(tokens, beginning) :]
         return tuple(
@@ -170,19 +179,19 @@ class Tokenizer:
 
 
 def last_word(text: str) -> str:
-    """The end of a text whose tokens may change with what follows it; of a longer word 65 characters."""
+    """The end of a text whose tokens may change when more text follows. It has at most 65 characters."""
     found = _LAST_WORD.search(whole_characters(text)[-_LONGEST_WORD:])
     return found[0] if found else ""
 
 
 def check_size(tokens: int) -> None:
-    """An InputError for a vocabulary of its own that has too few tokens, or more than can be stored."""
+    """Raise InputError if an own vocabulary has too few tokens, or more than can be stored."""
     if not SMALLEST_SIZE <= tokens <= LARGEST_SIZE:
         raise InputError(f"vocab_size must be {SMALLEST_SIZE} to {LARGEST_SIZE}, got {tokens}")
 
 
 def whole_characters(text: str) -> str:
-    """`text` with U+FFFD in the place of half a surrogate pair, which UTF-8 cannot hold."""
+    """Replace each half of a surrogate pair in `text`, which UTF-8 cannot hold, with U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -191,10 +200,11 @@ def whole_characters(text: str) -> str:
 
 
 def split_at_words(text: str, longest: int) -> Iterator[str]:
-    """Cut `text` into parts of at most `longest` characters, two at least.
+    """Cut `text` into parts of at most `longest` characters; `longest` is at least 2.
 
-    It is cut at the first line end in the second half of each part, else at the first blank: encoded one by
-    one the parts give the ids of `text`. Where there is neither, they give ids that decode to it.
+    A part ends at the first line end in its second half, or else at the first space there. Such parts give
+    the same ids as `text` when they are encoded one by one. If there is neither, the part ends after
+    `longest` characters. The ids may then differ, but they still decode to `text`.
     """
     start = 0
     while len(text) - start > longest:

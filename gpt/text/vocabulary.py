@@ -1,4 +1,4 @@
-"""What `--vocabulary` names, and learning a vocabulary from texts."""
+"""Find the vocabulary that `--vocabulary` names, or learn one from texts."""
 
 import os
 import re
@@ -10,22 +10,28 @@ from gpt.text.table import byte_letters, unspell
 from gpt.text.tokenizer import Tokenizer, check_size, split_at_words
 
 _LONGEST_TOKEN = 128  # bytes, as in GPT-2's table
-_LONGEST_WORD = 256  # bytes: the time to learn grows with the square of a word,
-_PART = 1 << 14  # and that to cut a word with the square of the text it is in
+_LONGEST_WORD = 256  # bytes; the time to learn grows with the square of a word's length
+_PART = 1 << 14  # characters; the time to cut text into words grows with the square of its length
 
 
 @dataclass(frozen=True)
 class Learned:
-    """A vocabulary to learn from the corpus; an InputError for fewer than 257 tokens, or too many."""
+    """A vocabulary that is still to be learned from the corpus.
 
-    n_vocab: int  # at most: a text has those that stand in it twice
+    Raises InputError for fewer than 257 tokens, or for too many.
+    """
+
+    n_vocab: int  # the most tokens; a short text gives fewer, as a pair must occur twice to be merged
 
     def __post_init__(self) -> None:
         check_size(self.n_vocab)
 
 
 def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
-    """What `name` stands for, without one a prefix of GPT-2's; an InputError if unknown or unusable."""
+    """Find the vocabulary that `name` means. Without a name, it is GPT-2's, cut to `vocab_size` tokens.
+
+    Raises InputError if the name is unknown or the vocabulary cannot be used.
+    """
     if name is None:
         return Tokenizer("gpt2", vocab_size)
     if name == "learn":
@@ -44,8 +50,8 @@ def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
 
 
 def learn(texts: list[str], wanted: Learned) -> Tokenizer:
-    """The bytes, then the merges of the most frequent pairs, as far as they stand in the texts twice."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # it warns of workers forked later otherwise
+    """Learn a tokenizer: the 256 bytes, then merges of the most frequent pairs that occur at least twice."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # without it, the library warns about later forks
     from tokenizers import Regex, models, pre_tokenizers, trainers
     from tokenizers import Tokenizer as Library
 
