@@ -191,7 +191,7 @@ class TrainWindows:
     respelling: Respelling | None = None
 
     def __post_init__(self) -> None:
-        # Many batches are planned at once, as permuting one window takes about as long as permuting thousands.
+        # Many batches are planned at once, as permuting one window takes about as long as thousands.
         self._planned = max(1, min(_PLANNED_WINDOWS, 8 * self.windows.count) // self.batch_size)
         self._plan: tuple[int, Spans] | None = None  # the plan's number and spans
 

@@ -1,4 +1,4 @@
-"""Text generation: a key-value cache, many samples in one batch, and text that is streamed."""
+"""Text generation with a key-value cache, many samples in one batch, and streaming."""
 
 from gpt.generation.api import generate, stream_samples
 from gpt.generation.decoding import for_decoding

@@ -1,4 +1,4 @@
-"""The functions a program calls: `generate` for ids, `stream_samples` for text; `Engine` gives all details.
+"""The functions for programs: `generate` for token ids, `stream_samples` for text. `Engine` has all details.
 
 Shapes: N prompts, T tokens of a prompt, G new tokens.
 """
@@ -31,19 +31,22 @@ def generate(
     heal: Tokenizer | None = None,
     **sampling: Any,
 ) -> Prompts:
-    """Continue each prompt: (N, T) -> (N, T + G), or lists of ids of any lengths, each to a longer list.
+    """Continue each prompt: (N, T) -> (N, T + G). Lists of ids may differ in length; each becomes longer.
 
-    A row's text depends only on its prompt, the seed, and how many rows before it have the same prompt. Past
-    the context length the window slides by half a context: see `engine.py`.
+    A row's text depends only on its prompt, the seed, and the number of earlier rows with the same prompt.
+    Past the context length, the window slides by half a context: see `engine.py`.
 
     Args:
         model: any GPT; it is left unchanged.
-        tokens: prompts (N, T) int64, or a list of lists of ids; at least one token each, or an InputError.
+        tokens: prompts (N, T) int64, or a list of lists of ids. Each has at least one token.
         max_new_tokens: G, how many to add to each row.
         seed: the same seed gives the same text; None takes a random one.
-        heal: the tokenizer of prompts that are lists of what it gives for typed texts: as such a text may end
-            inside a token, its last word may be cut into other tokens. By default ids are left as they are.
+        heal: the tokenizer, if the prompts are lists of its ids for typed texts. A typed text may end inside
+            a token, so its last word may then be cut into other tokens. By default ids are left as they are.
         sampling: how tokens are drawn: temperature, top_k and the other fields of `Sampling`.
+
+    Raises:
+        InputError: an empty prompt, an id outside the vocabulary, or a setting out of its range.
     """
     if isinstance(tokens, Tensor):
         if tokens.dim() != 2:
@@ -56,7 +59,7 @@ def generate(
     prompts = [tuple(row) for row in tokens]
     engine = Engine(model)
     samples = {}
-    for prompt, count in Counter(prompts).items():  # a prompt of several rows is read once
+    for prompt, count in Counter(prompts).items():  # equal prompts are read once
         ids, ending = _as_typed(heal, prompt) if heal else Prompt(list(prompt))
         samples[prompt] = iter(engine.add(Request(tokens=ids, ending=ending, samples=count, **how)))
     for _ in engine.run():
@@ -75,11 +78,11 @@ def stream_samples(
 ) -> Iterator[tuple[int, str]]:
     """Yield the number of a sample and a piece of its text, up to `<|endoftext|>` or a stop string.
 
-    A piece holds complete characters only and never the beginning of a stop string. The prompt, text or ids,
-    is not repeated; an empty one starts a new document. `<|endoftext|>` in text is plain text. The settings
-    are those of a `Request`: max_new_tokens, sampling, seed and stop.
+    A piece has only complete characters and never the beginning of a stop string. The prompt is text or ids.
+    It is not repeated. An empty one starts a new document. `<|endoftext|>` in a text is plain text. The
+    settings are those of a `Request`: max_new_tokens, sampling, seed and stop.
 
-    A text may end inside a token, with a space or half a word: it is continued as if it did not, unless
+    A text may end inside a token, with a space or half a word. It is continued as if it did not, unless
     `heal` is false. Ids are left as they are.
     """
     end = tokenizer.eot
@@ -93,7 +96,10 @@ def stream_samples(
 
 
 def _as_typed(tokenizer: Tokenizer, ids: Sequence[int]) -> Prompt:
-    """The prompt of the text that ids stand for; the ids alone where the tokenizer gives others for it."""
+    """The prompt for the text that the ids mean, as if it was typed.
+
+    It is just the ids if the tokenizer gives other ids for this text.
+    """
     last_end = max((place for place, id_ in enumerate(ids) if id_ == tokenizer.eot), default=-1)
     document = list(ids[last_end + 1 :])
     text = tokenizer.decode(document)

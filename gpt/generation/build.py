@@ -1,4 +1,4 @@
-"""Builds `step.cpp` once for a processor and keeps it in the cache folder, where every process finds it."""
+"""Compile `step.cpp` once for each kind of processor. The cache folder keeps it for later processes."""
 
 import ctypes
 import functools
@@ -24,24 +24,24 @@ from gpt.progress import notice
 
 SOURCE = Path(__file__).with_name("step.cpp")
 _OPTIONS = ["-O2", "-std=gnu++17", "-fPIC", "-shared"]
-_LIMIT = 120.0  # seconds for the compiler, which takes about three
-_SOON = 1.0  # seconds that a command runs before it is worth the compiler's work
+_LIMIT = 120.0  # seconds that the compiler may take; it usually takes about three
+_SOON = 1.0  # seconds; for a command that ends sooner, compiling is not worth the work
 _one_at_a_time = threading.Lock()
 
 
 def program() -> ctypes.CDLL | None:
-    """The built program; None where it is not there or cannot be loaded."""
+    """The built program. None if it is missing or cannot be loaded."""
     path = _path()
     try:
-        path.stat()  # the loader does not look, where it has loaded this path before
+        path.stat()  # raises if the file is gone; the loader would not notice if it has loaded it before
         return ctypes.CDLL(str(path))
-    except OSError:  # damaged, it is built anew
+    except OSError:  # a damaged program is built again
         return None
 
 
 @contextmanager
 def built_meanwhile(wanted: bool) -> Iterator[None]:
-    """Build the program in a thread, unless it is there, once the block has run for a second."""
+    """Build the program in a thread once the block has run for a second, unless it exists already."""
     timer = threading.Timer(_SOON, _build_quietly)
     if wanted and program() is None:
         timer.start()
@@ -52,7 +52,7 @@ def built_meanwhile(wanted: bool) -> Iterator[None]:
 
 
 def build() -> ctypes.CDLL:
-    """The program, built now unless it is there; InputError says why it cannot be."""
+    """Return the program. Build it first if it does not exist. Raises InputError if that fails."""
     with _one_at_a_time:
         if program() is None:
             _compile(_path())
@@ -69,12 +69,12 @@ def _build_quietly() -> None:
 
 
 def _compile(path: Path) -> None:
-    """Compile with OpenMP, or else without, which means one thread; InputError for neither."""
-    compiler = shlex.split(os.environ.get("CXX", "")) or ["c++"]  # the system's own, GCC or clang
-    # A processor's own instructions have one option on ARM and another elsewhere.
+    """Compile with OpenMP, or else without it for one thread. Raises InputError if both fail."""
+    compiler = shlex.split(os.environ.get("CXX", "")) or ["c++"]  # by default the system's GCC or clang
+    # The option for this processor's own instructions has another name on ARM.
     arm = platform.machine().lower() in ("arm64", "aarch64")
     options = [*_OPTIONS, "-mcpu=native" if arm else "-march=native"]
-    # By torch's own OpenMP library: idle threads of a second one would keep a core busy.
+    # Link torch's own OpenMP library, as idle threads of a second one would keep a core busy.
     openmp = ["-fopenmp", *map(str, _openmp_libraries())]
     openmp = ["-Xclang", *openmp] if sys.platform == "darwin" else [*openmp, "-Wl,--as-needed,-z,defs"]
     with tempfile.TemporaryDirectory() as folder:
@@ -94,7 +94,7 @@ def _openmp_libraries() -> list[Path]:
 
 
 def _run(command: list[str]) -> str:
-    """Why a command failed, in one line; "" if it did not."""
+    """Run a command. Return in one line why it failed, or "" if it did not."""
     try:
         done = subprocess.run(
             command,
@@ -103,7 +103,7 @@ def _run(command: list[str]) -> str:
             encoding="utf-8",
             errors="replace",
             timeout=_LIMIT,
-            start_new_session=True,  # Ctrl-C ends a text, not the compiler
+            start_new_session=True,  # so that Ctrl-C, which ends a text, does not end the compiler
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -114,7 +114,7 @@ def _run(command: list[str]) -> str:
 
 @functools.cache
 def _name() -> str:
-    """Of the program for this processor and OpenMP library."""
+    """The file name of the program for this processor and OpenMP library."""
     described = Path("/proc/cpuinfo")
     lines = set(described.read_text(encoding="utf-8").splitlines() if described.exists() else ())
     processor = sorted(line for line in lines if line.startswith(("model name", "flags", "Features")))
@@ -124,7 +124,10 @@ def _name() -> str:
 
 
 def _path() -> Path:
-    """Where the program is kept: where nobody else can write, or else in a new folder of this process."""
+    """The path of the program.
+
+    It is in the cache folder if no other user can write there, else in a new temporary folder.
+    """
     folder = cache_folder() / "compiled"
     with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -136,9 +139,10 @@ def _path() -> Path:
 
 
 def _private(folder: Path) -> Path:
-    """A path of this very folder, whatever its name comes to mean; PermissionError where others can write.
+    """A path that always means this very folder, even if its name is later given to another one.
 
-    Linux has such paths: those of open folders. Elsewhere it is the name.
+    On Linux it is the path of the open folder in /proc. On other systems it is just the name. Raises
+    PermissionError if other users can write to the folder.
     """
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     status = os.fstat(opened)
@@ -151,5 +155,5 @@ def _private(folder: Path) -> Path:
     return descriptors / str(held) if descriptors.is_dir() else folder
 
 
-_held: dict[tuple[int, int], int] = {}  # the folders that were opened, which stay open
-_private_folder = functools.cache(tempfile.TemporaryDirectory)  # until the process ends
+_held: dict[tuple[int, int], int] = {}  # descriptors of opened folders, which stay open, by device and inode
+_private_folder = functools.cache(tempfile.TemporaryDirectory)  # one folder, deleted when the process ends

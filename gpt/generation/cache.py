@@ -1,7 +1,7 @@
-"""Keys and values of texts that differ in length and come and go: continuous batching needs it.
+"""A key-value cache for continuous batching: its texts differ in length, and start and end at any time.
 
-The tokens of a row are in its columns 0, 1, ..., so no padding is stored, a token's column is its position,
-and rows that come or go do not move the tokens of others. Columns past a row's end are masked.
+The tokens of a row are in its columns 0, 1, .... So no padding is stored, a token's column is its position,
+and rows that start or end do not move the tokens of others. Columns past a row's end are masked.
 
 Shapes: N rows, H heads, S columns attended to, L columns allocated, T new tokens, K width of a head.
 """
@@ -17,16 +17,16 @@ from gpt.config import GPTConfig
 
 
 class Read(NamedTuple):
-    """A window to read; keys and values are added to those of its first tokens, which a row holds already."""
+    """A window to read. A row already holds the keys and values of its first `held` tokens."""
 
     row: int
     tokens: Sequence[int]
-    held: int = 0  # how many of them the row holds
-    scored: int = 1  # how many of the last tokens the logits are computed of
+    held: int = 0  # how many of the tokens the row already holds
+    scored: int = 1  # for how many of the last tokens logits are computed
 
 
 class Cache:
-    """Memory (layers, 2, N, H, L, K) for rows of keys and values, of the device and type of `like`."""
+    """Memory (layers, 2, N, H, L, K) for rows of keys and values, with the device and type of `like`."""
 
     def __init__(self, config: GPTConfig, like: Tensor) -> None:
         heads = config.num_heads
@@ -34,7 +34,10 @@ class Cache:
         self.store = like.new_zeros(config.num_layers, 2, 0, heads, 0, config.emb_dim // heads)
 
     def reserve(self, rows: int, columns: int) -> None:
-        """Have memory for so many, and for later: all is copied, which takes longer than a step."""
+        """Make room for at least so many rows and columns.
+
+        It reserves more than needed, as growing copies the whole cache, which takes longer than a step.
+        """
         held_rows = self.store.shape[2]
         held_columns = self.store.shape[4]
         more_rows = max(rows - held_rows, held_rows) if rows > held_rows else 0
@@ -43,14 +46,14 @@ class Cache:
             self.store = F.pad(self.store, (0, 0, 0, more_columns, 0, 0, 0, more_rows))
 
     def copy(self, source: int, target: int, columns: int) -> None:
-        """Copy so many columns of a row to another one."""
+        """Copy the first `columns` columns of a row to another row."""
         self.store[:, :, target, :, :columns] = self.store[:, :, source, :, :columns]
 
 
 class Rows(KeyValueCache):
-    """Some rows of one layer while tokens are appended to each: keys and values (N, H, S, K).
+    """Some rows of one layer while T tokens are appended to each: keys and values (N, H, S, K).
 
-    `columns`, (N, T), are the new tokens' places; S - T tokens were held by the longest row.
+    `columns`, (N, T), are the new tokens' columns. The longest row holds S - T tokens before.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, columns: Tensor) -> None:
@@ -60,7 +63,7 @@ class Rows(KeyValueCache):
         self.length = keys.shape[2] - columns.shape[1]
 
     def update(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write (N, H, T, K) each to their places and return the columns in use, (N, H, S, K) each."""
+        """Write T new keys and values, (N, H, T, K) each. Return all columns in use, (N, H, S, K) each."""
         places = self.columns[:, None, :, None].expand_as(key)
         self.keys.scatter_(2, places, key)
         self.values.scatter_(2, places, value)

@@ -1,4 +1,4 @@
-"""The compiled program's way to compute tokens: `step.cpp` in the place of some 700 operations of PyTorch.
+"""Compute logits with the compiled program `step.cpp`, which replaces some 700 PyTorch operations.
 
 Shapes: N logits, D emb_dim, V vocab_size, O out_features, I in_features.
 """
@@ -13,34 +13,37 @@ from gpt.config import GPTConfig
 from gpt.generation.cache import Cache, Read
 from gpt.model import GPT
 
-LANES = 16  # `W` of step.cpp, which divides a head's width; twice as many divide the model's
+LANES = 16  # `W` in step.cpp; a head's width must be a multiple of it, and the model's of twice as much
 
 
 class Compiled:
-    """Reads tokens into caches, of one text or of many, in one call.
+    """Reads tokens of one or many texts into a cache, in one call.
 
-    Logits depend neither on what is read beside them nor on the number of threads, and not on whether the
-    tokens before were read in the same call.
+    The logits of a text do not depend on other texts in the call, on the number of threads, or on whether
+    earlier tokens were read in the same call.
 
     Args:
-        program: from `build`.
-        model: whose float32 or bfloat16 matrices are read where they are; ValueError for other tensors.
+        program: the result of `build`.
+        model: the model. Its float32 or bfloat16 matrices are used in place, without a copy.
         int8: round the matrices to int8.
+
+    Raises:
+        ValueError: the model has other tensors than a GPT, or tensors of another type.
     """
 
     def __init__(self, program: ctypes.CDLL, model: GPT, *, int8: bool = False) -> None:
         config = model.config
         narrow = model.head.weight.dtype == torch.bfloat16
-        self.like = torch.zeros(())  # what caches are like
+        self.like = torch.zeros(())  # its device and type are those of a suitable cache
         self._step = program.step
         self._vocab_size = config.vocab_size
-        self._tensors = list(_tensors(model, int8))  # alive as long as their addresses
+        self._tensors = list(_tensors(model, int8))  # keeps the tensors alive while their addresses are used
         self._model = torch.tensor([0 if one is None else one.data_ptr() for one in self._tensors])
         sizes = config.num_layers, config.emb_dim, config.num_heads, config.vocab_size, config.exact_gelu
         self._shape = 2 if int8 else narrow, narrow, narrow or int8, *sizes
 
     def read(self, reads: Sequence[Read], cache: Cache) -> Tensor:
-        """The logits (N, V) of the tokens to be scored; MemoryError where there is no memory for them."""
+        """The logits (N, V) of the scored tokens. Raises MemoryError if memory does not suffice."""
         start = cache.store.data_ptr()
         layer, part, row, head, *_ = cache.store.stride()
         tokens = []
@@ -58,9 +61,10 @@ class Compiled:
 
 
 def _tensors(model: GPT, int8: bool) -> Iterator[Tensor | None]:
-    """What the program reads, in its order; ValueError unless the model has the tensors of GPT, of one type.
+    """Yield the tensors that the program reads, in its order.
 
-    Of each layer it is the weight, the scales of a matrix in int8, and the bias; of float32 all but matrices.
+    For each layer they are the weight, the scales (or None) of an int8 matrix, and the bias. All except
+    matrices are float32. Raises ValueError unless the model has the tensors of a GPT, all of one type.
     """
     state = model.state_dict()
     dtype = model.head.weight.dtype
@@ -82,7 +86,7 @@ def _tensors(model: GPT, int8: bool) -> Iterator[Tensor | None]:
 
 
 def _layers(config: GPTConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The names and the shapes of the weights of all layers, as `Model` of step.cpp has them."""
+    """Yield the names and shapes of all layers' weights, in the order of `Model` in step.cpp."""
     width = config.emb_dim
     vocabulary = (config.vocab_size, width)
     yield "token_embedding", vocabulary
@@ -99,7 +103,10 @@ def _layers(config: GPTConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 (O, I) and the scale of each row (O,): 127 steps up to its largest."""
+    """Round a matrix to int8: return it, (O, I), and the scale of each row, (O,).
+
+    A row's largest absolute value becomes 127.
+    """
     weight = weight.float().contiguous()
     scale = (weight.abs().amax(dim=1) / 127).clamp(min=1e-12)
     return (weight / scale[:, None]).round().to(torch.int8), scale

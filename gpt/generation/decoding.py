@@ -1,9 +1,9 @@
-"""How the tokens of a model are computed: by the compiled program, where its results are the model's own.
+"""Choose how a model's tokens are computed: by the compiled program, if it gives the model's own results.
 
-Results decide, because edited source, a hook, an adapter or a quantized layer cannot be told from names: the
-model's own `forward` reads a few texts, and a faster way is taken only if it gives the same logits.
+Only results can tell, because names do not reveal edited source, a hook, an adapter or a quantized layer. So
+the model's own `forward` reads a few texts, and a faster way is used only if it gives the same logits.
 
-Shapes: R texts, T tokens, P places that are compared, V vocab_size.
+Shapes: R texts, T tokens, P positions that are compared, V vocab_size.
 """
 
 import ctypes
@@ -26,28 +26,30 @@ from gpt.progress import notice
 Precision = Literal["float32", "bfloat16", "int8"]
 Way = Compiled | Forward
 
-_PLACES = 4  # that are compared: the last ones of each text, after so many lengths of it
-_LENGTH = 17  # tokens of a text, or more where weights times tokens are no more than `_WORK`
+_PLACES = 4  # how many positions are compared, the last ones of each text
+_LENGTH = 17  # tokens of a text; longer texts are used while weights times tokens stay below `_WORK`
 _WORK = 400_000_000
-# How the texts are read: so many tokens of each are left, and of so many are the logits. The program's bits
-# do not depend on it, so one way is enough there; a cache is asked for a prompt, a part and a token.
+# How the texts are read. Each pair is a read: how many tokens stay unread after it, and how many logits it
+# gives. The program's bits do not depend on this, so one read is enough. A cache is tested with a prompt, a
+# chunk and a single token.
 _AT_ONCE = ((0, _PLACES),)
 _IN_PARTS = ((_PLACES, 1), (1, _PLACES - 1), (0, 1))
-# How much logits may differ, as roots of mean squares: between kernels of float32 3e-6 of them were seen, of
-# bfloat16 0.034, and int8's rounding changes 0.073; another activation changes 0.07 and more.
+# How much logits may differ: root mean square of the difference, relative to that of the logits. Measured:
+# 3e-6 between float32 kernels, 0.034 between bfloat16 kernels, 0.073 by rounding to int8. Another activation
+# function gives 0.07 and more.
 _EXACT = 2e-5
 _ROUNDED = 0.05
 _INT8 = 0.15
 _tell_once = functools.cache(notice)
-# The state of each model in which it was found out how to compute it: by the program, or else with a cache?
+# For each model, its state when it was tested, and the result: the program, or whether a cache is correct.
 _known = WeakKeyDictionary[GPT, tuple[object, Compiled | bool]]()
 
 
 def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
-    """Put a model into evaluation mode and into a precision, and return it; None is its own.
+    """Put a model into evaluation mode and into a precision, and return it. None keeps its precision.
 
-    int8 is the compiled program's alone: the model keeps its weights and notes that they are to be rounded.
-    Where the program cannot be had or does not suit the model, InputError says what is missing.
+    Only the compiled program computes in int8. The model keeps its weights and a mark that says to round
+    them. Raises InputError if the program cannot be built or does not suit the model.
     """
     model.eval()
     if precision is None:
@@ -67,7 +69,7 @@ def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
 
 
 def suits_program(model: GPT) -> bool:
-    """Whether the compiled program can read a model of this device and these widths."""
+    """Whether the compiled program supports the model's device and widths."""
     width = model.config.emb_dim
     heads = model.config.num_heads
     return width % (2 * LANES) == 0 == width // heads % LANES and all(
@@ -76,9 +78,9 @@ def suits_program(model: GPT) -> bool:
 
 
 def way_of(model: GPT) -> Way:
-    """The program if it is there and its logits are the model's, else the model's own `forward`.
+    """Choose the program if it is built and gives the model's logits, else the model's own `forward`.
 
-    It is found out once for a model, and again when the model changed.
+    The model is tested once, and again when it has changed.
     """
     program = build.program() if suits_program(model) else None
     state, way = _known.get(model, (None, False))
@@ -90,18 +92,18 @@ def way_of(model: GPT) -> Way:
 
 @torch.inference_mode()
 def _find_out(model: GPT, program: ctypes.CDLL | None) -> Compiled | bool:
-    """The program, or whether `forward` with a cache computes what it does without."""
+    """Test a model. Return the program if it is correct, else whether `forward` is correct with a cache."""
     if model.config.context_length < _PLACES + 2:
         return False
     own = Forward(model, cached=False)
     tokens = _tokens(model)
     logits = own.logits(tokens.to(own.like.device), _PLACES + 1)
-    # As rows of a cache may differ in length, the last token of the second text is not read.
+    # The last token of the second text is left out, so that the rows of the cache differ in length.
     expected = torch.stack([logits[0, 1:], logits[1, :-1]]).double()  # (R, P, V)
     texts = [tokens[0].tolist(), tokens[1, :-1].tolist()]
 
     def check(way: Way, parts: Sequence[tuple[int, int]], tolerance: float) -> None:
-        """Read the texts in parts; ValueError where their last logits are not those expected."""
+        """Read the texts in parts. Raises ValueError if the last logits are not those expected."""
         cache = Cache(model.config, way.like)
         found = []
         held = [0] * len(texts)
@@ -137,13 +139,13 @@ def _find_out(model: GPT, program: ctypes.CDLL | None) -> Compiled | bool:
 
 
 def _tokens(model: GPT) -> Tensor:
-    """Two texts (R, T), together 34 tokens or more where the context is long enough."""
+    """Two texts (R, T) of at least `_LENGTH` tokens each, if the context is long enough."""
     length = min(model.config.context_length, max(_LENGTH, _WORK // model.num_parameters()))
     return (torch.arange(2 * length) * 7919 % model.config.vocab_size).view(2, length)
 
 
 def _state(model: GPT, program: ctypes.CDLL | None) -> list[tuple[int, ...]]:
-    """Another one after a tensor was written, or a tensor, layer, hook or attribute replaced."""
+    """A value that changes when a tensor is written, or a tensor, layer, hook or attribute is replaced."""
     found: list[tuple[int, ...]] = [(program is not None,)]
     for module in model.modules():
         for value in (type(module), *vars(module).values()):

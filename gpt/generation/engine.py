@@ -1,11 +1,12 @@
 """The decoding engine: one batch that samples join and leave at any step (Yu et al. 2022, Orca, section 3.2).
 
-Every step reads the tokens of each text that were not read: one of a running sample, a chunk of a prompt.
-Then it adds a token to each sample whose text is read. A prompt is read once for the samples that run
-together.
-When a text grows past `context_length`, its window moves forward by half a context: the rest is read again at
-positions from 0, because positions are learned for places in the window. So the model always sees between
-half a context and a whole one, and a token costs at most about twice as much. `window_start` is the rule.
+Every step reads the unread tokens of each text: one token of a running sample, or a chunk of a prompt. Then
+it adds a token to each sample that has no unread tokens. Samples that run together read their prompt once.
+
+When a text grows past `context_length`, its window moves forward by half a context. The tokens that stay are
+read again at positions from 0, because position embeddings are learned for places in the window. So the model
+always sees between half a context and a whole one, and a token costs at most about twice as much.
+`window_start` is the rule.
 """
 
 import secrets
@@ -28,40 +29,41 @@ _NOT_FINITE = "the model's logits are not finite: its weights are damaged, use a
 class Engine:
     """Decodes requests together. Not thread-safe.
 
-    Results do not depend on what else is decoded: where the compiled program computes they are equal bit for
-    bit, where PyTorch does logits are close. An error in one sample ends only that sample: see `failed`.
+    Results do not depend on what else is decoded. With the compiled program they are equal bit for bit. With
+    PyTorch, logits are only close. An error in one sample ends only that sample: see `failed`.
 
     Args:
         model: any GPT; it computes in evaluation mode and is left unchanged.
-        tokenizer: also write text; without it there are ids only. No ids beyond its own are drawn.
+        tokenizer: turns ids into text, and limits the ids that are drawn to its own. Without it there are
+            only ids.
         max_samples: how many samples run at a time; others wait.
-        chunk: about so many tokens of prompts are read in a step, and running samples continue in between.
+        chunk: about how many prompt tokens are read in a step. Running samples continue between the chunks.
     """
 
     def __init__(
         self, model: GPT, tokenizer: Tokenizer | None = None, *, max_samples: int = 64, chunk: int = 512
     ) -> None:
-        self.model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper computes what is in it
+        self.model = getattr(model, "_orig_mod", model)  # the model inside the wrapper of torch.compile
         self.tokenizer = tokenizer
         self.max_samples = max_samples
         self._chunk = chunk
-        self._drawn = tokenizer.n_vocab if tokenizer else None  # so many of the ids may be drawn
-        self.failed: dict[Sample, Exception] = {}  # those that ended with an error in the last step
+        self._drawn = tokenizer.n_vocab if tokenizer else None  # only ids below this may be drawn
+        self.failed: dict[Sample, Exception] = {}  # samples that failed in the last step, with their errors
         self._waiting: list[Sample] = []
-        self._rows: list[Sample] = []  # those with a row of the cache
-        # What computes all texts of now, so that none changes over, and into which memory.
+        self._rows: list[Sample] = []  # the samples that have a row in the cache
+        # Chosen when the first sample starts, and kept while any sample runs.
         self._way: Way
         self._cache: Cache
 
     @property
     def busy(self) -> bool:
-        """Whether there is work for another step."""
+        """Whether there is work for a further step."""
         return bool(self._waiting or self._rows)
 
     def add(self, request: Request) -> list[Sample]:
-        """Add a request; its samples get their tokens from the next steps.
+        """Add a request and return its samples. The next steps give them their tokens.
 
-        InputError for what is no token id of the vocabulary, or an empty stop string.
+        Raises InputError for a token id outside the vocabulary, or an empty stop string.
         """
         size = self.model.config.vocab_size
         for id_ in (*request.tokens, *(request.ending.word if request.ending else ())):
@@ -75,12 +77,12 @@ class Engine:
 
     @torch.inference_mode()
     def cancel(self, sample: Sample) -> None:
-        """End a sample now; nothing happens if it has ended."""
+        """End a sample now. Nothing happens if it has ended already."""
         if not sample.finished:
             self._end(sample, "cancelled")
 
     def run(self) -> Iterator[Token]:
-        """Yield all tokens of all samples, and raise the error of one that fails."""
+        """Yield all tokens of all samples. Raise the error of a sample that fails."""
         while self.busy:
             yield from self.step()
             for error in self.failed.values():
@@ -88,7 +90,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Token]:
-        """Add a token to every sample whose text is read, and start those that wait for a row."""
+        """Start samples that wait, read, and add a token to every sample that has no unread tokens."""
         self.failed = {}
         if not self.busy:
             return []
@@ -102,14 +104,14 @@ class Engine:
         return [token for sample in ready for token in self._add(sample, drawn[sample])]
 
     def _admit(self) -> None:
-        """Give rows to those that wait. A prompt is read for the first of its samples, the others copy it."""
+        """Give rows to waiting samples. The first sample of a request reads the prompt, others copy it."""
         if not self._rows:
             self._way = way_of(self.model)
             self._cache = Cache(self.model.config, self._way.like)
         for sample in self._waiting[: self.max_samples - len(self._rows)]:
             twin = next((one for one in self._rows if one.request is sample.request), None)
             if twin and (twin.unread > 1 or not twin.is_settled):
-                continue  # until the prompt is read
+                continue  # it waits until the prompt is read
             self._waiting.remove(sample)
             sample.row = len(self._rows)
             self._rows.append(sample)
@@ -119,7 +121,10 @@ class Engine:
                 self._cache.copy(twin.row, sample.row, sample.read)
 
     def _read(self, samples: Sequence[Sample]) -> None:
-        """Read the next part of each at once; where that fails, each alone: an error ends one text."""
+        """Read the next part of each sample in one call.
+
+        If that fails, read each sample separately, so that an error ends only the sample that causes it.
+        """
         parts = []
         budget = self._chunk
         for sample in samples:
@@ -139,7 +144,7 @@ class Engine:
                     self._read([sample])
 
     def _settle(self, samples: Sequence[Sample]) -> None:
-        """Draw for each what the last word of its prompt is cut into, where all ways to do so are known."""
+        """For each sample, draw the tokens of its prompt's last word. The model has scored all ways."""
         for sample in samples:
             assert sample.search
             request = sample.request
@@ -151,7 +156,7 @@ class Engine:
                 self._fail(sample, InputError(_NOT_FINITE))
 
     def _draw(self, samples: Sequence[Sample]) -> list[int]:
-        """Draw a token for each; -1 where the logits are not finite."""
+        """Draw a token for each sample; -1 where the logits are not finite."""
         drawn: list[int] = []
         for sampling, group in groupby(samples, lambda sample: sample.request.sampling):
             some = list(group)
@@ -165,7 +170,7 @@ class Engine:
         return drawn
 
     def _add(self, sample: Sample, id_: int) -> list[Token]:
-        """Add a token to a sample, after those of an echoed prompt, and end it where it is complete."""
+        """Add a token to a sample and end the sample if it is complete. An echoed prompt comes first."""
         tokens = []
         request = sample.request
         if request.echo and not sample.new_tokens:
@@ -192,7 +197,7 @@ class Engine:
         self._end(sample, "error")
 
     def _end(self, sample: Sample, reason: str) -> None:
-        """End a sample; the last row takes the number of its row."""
+        """End a sample. The sample of the last row moves into its row."""
         sample.finished = reason
         if sample in self._waiting:
             self._waiting.remove(sample)
@@ -202,4 +207,4 @@ class Engine:
             self._cache.copy(last.row, sample.row, last.held)
             last.row = sample.row
             self._rows[sample.row] = last
-        self._cache.store[:, :, len(self._rows)] = 0  # masking cannot hide NaN
+        self._cache.store[:, :, len(self._rows)] = 0  # a mask would not hide NaN that is left in the row

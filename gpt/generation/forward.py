@@ -1,6 +1,6 @@
-"""PyTorch's way to compute tokens: the model's own `forward`, with its caches where these change nothing.
+"""Compute logits with the model's own `forward` in PyTorch. Caches are used if they do not change the result.
 
-Shapes: N rows, T tokens of each, S columns of their cache, V vocab_size, R tokens that are scored.
+Shapes: N rows, T tokens of each, S columns of their cache, V vocab_size, R scored tokens.
 """
 
 import threading
@@ -17,11 +17,11 @@ from gpt.model import GPT
 
 
 class _WithoutCudnnAttention:
-    """A block in which PyTorch leaves out cuDNN's attention, its first choice on a Hopper GPU.
+    """A context in which PyTorch does not use cuDNN's attention, its first choice on a Hopper GPU.
 
-    That one builds a plan, up to a second, for every new shape, and generation has many shapes; training has
-    one, and keeps it. The switch is the process's: of several threads the first switches it off and the last
-    switches it back.
+    cuDNN builds a plan for every new shape, which takes up to a second. Generation has many shapes. Training
+    has only one, and may use cuDNN. The switch is global to the process. So the first of several threads
+    switches cuDNN off, and the last restores it.
     """
 
     def __init__(self) -> None:
@@ -47,23 +47,25 @@ _WITHOUT_CUDNN = _WithoutCudnnAttention()
 
 
 class Forward:
-    """Calls `model.forward`. Logits are close, not equal bit for bit, whatever is read beside a text.
+    """Calls `model.forward`.
+
+    Texts that are read together change each other's logits slightly, by rounding.
 
     Args:
-        model: computes in evaluation mode, whatever mode it is in.
-        cached: whether to give it caches; without, a read is of a whole window.
+        model: the model. It computes in evaluation mode and returns to its own mode.
+        cached: whether to use caches. Without them, each read computes the whole window.
     """
 
     def __init__(self, model: GPT, *, cached: bool) -> None:
         self.model = model
         self.cached = cached
-        # What caches are like.
+        # A suitable cache has the device and type of this tensor.
         self.like = next(one.detach() for one in model.parameters() if one.is_floating_point())
-        # Compiled for training, the model would be compiled anew for each length of a text.
+        # A model that is compiled for training would be compiled again for each length of a text.
         self._is_compiled = any(one._compiled_call_impl for one in model.modules())
 
     def read(self, reads: Sequence[Read], cache: Cache) -> Tensor:
-        """The logits (R, V) of the tokens to be scored; those of `reads` are of neighbouring rows."""
+        """The logits (R, V) of the scored tokens. The reads must be of adjacent rows."""
         if not self.cached:
             reads = [read._replace(held=0) for read in reads]
         return torch.cat([self._batch(list(group), cache) for _, group in groupby(reads, _kind)])
@@ -89,7 +91,7 @@ class Forward:
         ).flatten(0, 1)
 
     def logits(self, tokens: Tensor, scored: int, **inputs: Any) -> Tensor:
-        """Those of the last so many of tokens (N, T): (N, scored, V)."""
+        """The logits of the last `scored` tokens of each row: tokens (N, T) -> (N, scored, V)."""
         was_training = self.model.training
         if was_training:
             self.model.eval()
@@ -104,6 +106,9 @@ class Forward:
 
 
 def _kind(read: Read) -> tuple[int, ...]:
-    """Equal for those that can be one batch: of single tokens, or of as many tokens after as many."""
+    """A key that is equal for reads that fit into one batch.
+
+    These are reads of one new token each, or of the same number of new tokens after the same number held.
+    """
     new = len(read.tokens) - read.held
     return new, read.scored, read.held if new > 1 else 0

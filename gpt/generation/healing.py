@@ -1,10 +1,11 @@
-"""Token healing: a typed text may end inside a token, and is continued as if it did not.
+"""Token healing: a typed text may end inside a token. It is continued as if it did not.
 
-A text is cut into tokens word by word, so what follows a typed text can change the tokens of its last word
-alone: "The functio" ends with " fun", "ct", "io", while "The function" is one token more than "The". So the
-last word is taken back, and its tokens are drawn again, together with the first new one: each way to cut the
-word, or a text that begins with it, is as likely as the model finds its tokens (Phan et al. 2024). Only ways
-that the tokenizer itself can give count. gpt/share/healing.js does the same in a browser.
+A text is cut into tokens word by word. So text that follows a typed text can change only the tokens of its
+last word. For example, "The functio" ends with " fun", "ct", "io", while "The function" is "The" and just one
+more token. So the tokens of the last word are removed and drawn again, together with the first new token. The
+word, or a longer text that begins with it, can be cut in several ways. Each way has the probability that the
+model gives its tokens (Phan et al. 2024). Only ways that the tokenizer itself can produce count.
+gpt/share/healing.js does the same in a browser.
 """
 
 from collections.abc import Sequence
@@ -18,57 +19,57 @@ from torch import Tensor
 from gpt.generation.sampling import Sampling, sample_tokens
 from gpt.text.tokenizer import Tokenizer, last_word
 
-_LONGEST = 64  # bytes that are taken back, unless one token has more
+_LONGEST = 64  # bytes that are removed at most, unless one token has more
 
 Path = tuple[int, ...]
 """Tokens at the beginning of the word."""
 
 
 class Way(NamedTuple):
-    """Ways to cut the word that differ in one token: the one that has the word's end."""
+    """Several ways to cut the word. They differ only in the last token, which holds the word's end."""
 
     before: Path
-    """The tokens before it."""
+    """The tokens before the last one."""
     ids: tuple[int, ...]
-    """What it can be, in the order of ids."""
+    """The ids that the last token can have, in order."""
     end: int | None
-    """Which of these is the word's end and nothing more."""
+    """The id among these whose text ends where the word does, if there is one."""
     typed: int
-    """How many bytes of the others are the word's."""
+    """How many bytes of the last token belong to the word."""
 
 
 class Spelling(NamedTuple):
-    """What was drawn: the prompt's last tokens, and the first new one if it begins in the prompt."""
+    """The drawn tokens: the prompt's last ones, and the first new one if it begins in the prompt."""
 
     prompt: Path
     first: int | None
     typed: int
-    """How many bytes of `first` are the prompt's."""
+    """How many bytes of `first` belong to the prompt."""
 
 
 @dataclass(frozen=True)
 class Ending:
     """The last word of a typed text, and all ways to cut it."""
 
-    word: Path  # its tokens as the text alone gives them
+    word: Path  # its tokens as the tokenizer cuts the typed text
     ways: tuple[Way, ...]
-    is_all: bool  # whether nothing of the text stays, so that `<|endoftext|>` stands in its place
+    is_all: bool  # whether the word is all of the text, so that `<|endoftext|>` takes its place
 
     @property
     def longest(self) -> int:
-        """The most tokens of a way."""
+        """The number of tokens of the longest way."""
         return max(len(way.before) for way in self.ways) + 1
 
 
 class Prompt(NamedTuple):
-    """A text as tokens, at least one: those that stay, and the ending that is drawn again."""
+    """A text as tokens: at least one that stays, and the ending that is drawn again."""
 
     tokens: list[int]
     ending: Ending | None = None
 
 
 def typed_prompt(tokenizer: Tokenizer, text: str) -> Prompt:
-    """The tokens of a typed text; `<|endoftext|>` precedes one that is empty or taken back as a whole."""
+    """The prompt for a typed text. Its tokens are `<|endoftext|>` if no token of the text stays."""
     ids = tokenizer.encode(text)
     lengths = tokenizer.byte_lengths()
     size = len(last_word(text).encode())
@@ -81,14 +82,14 @@ def typed_prompt(tokenizer: Tokenizer, text: str) -> Prompt:
         place -= 1
     word = tuple(ids[place:])
     ways = _ways(tokenizer, tokenizer.decode_bytes(word))
-    if sum(len(way.ids) for way in ways) < 2:  # nothing is to be drawn
+    if sum(len(way.ids) for way in ways) < 2:  # there is no choice
         return Prompt(ids or [tokenizer.eot])
     return Prompt(ids[:place] or [tokenizer.eot], Ending(word, ways, is_all=place == 0))
 
 
 @lru_cache(maxsize=64)  # prompts that end with the same word share their ways
 def _ways(tokenizer: Tokenizer, word: bytes) -> tuple[Way, ...]:
-    """All ways to cut a word, by where the token begins that has its end."""
+    """All ways to cut a word, grouped by where the token with the word's end begins."""
     ways = []
     for place in range(len(word)):
         before = tokenizer.encode_word(word[:place])
@@ -103,14 +104,14 @@ def _ways(tokenizer: Tokenizer, word: bytes) -> tuple[Way, ...]:
 
 
 def _can_follow(tokenizer: Tokenizer, start: bytes, before: list[int], rest: bytes, id_: int) -> bool:
-    """Whether the tokenizer gives `before` and then this token, which begins with `rest`, in some text."""
+    """Whether the tokenizer gives `before` and then token `id_`, which begins with `rest`, for some text."""
     token = tokenizer.tokens[id_]
     if _is_blank(start) and _is_blank(rest) and len(rest) == 1:
-        # What is no blank takes the last of several, if that is a space, into its word, else leaves it alone.
+        # After several blanks, the next word takes the last one if it is a space. Another blank stands alone.
         in_next_word = rest == b" " and not _is_blank(token)
         if in_next_word or (token == rest != b" "):
             return True
-    # Tokens are never merged across a place where neither a pair of them nor the whole word would be.
+    # The tokens stay apart if neither the two neighbours merge nor the whole text is one token.
     last = before[-1]
     is_token = start + token in tokenizer.ranks
     return not is_token and tokenizer.encode_word(tokenizer.tokens[last] + token) == [last, id_]
@@ -121,32 +122,35 @@ def _is_blank(text: bytes) -> bool:
 
 
 class Search:
-    """Learns from the model how likely each way is. Samples of one prompt can share it.
+    """Collects the model's probability of each way. Samples of one prompt can share it.
 
-    Shapes: T tokens of a path, V vocab_size, W ways times what the last token of each can be.
+    Shapes: T tokens of a path, V vocab_size, W choices: the last tokens of all ways together.
     """
 
     def __init__(self, ending: Ending, drawn: int | None) -> None:
         self.ending = ending
-        self._drawn = drawn  # so many of the ids may be drawn
-        self._known: dict[Path, Tensor] = {}  # log-probabilities (V) of the token after it
+        self._drawn = drawn  # only ids below this may be drawn
+        self._known: dict[Path, Tensor] = {}  # the log-probabilities (V) of the token after a path
 
     @property
     def unread(self) -> Path | None:
-        """Tokens to read after those of the prompt that stay; None when all is known."""
+        """The next path to read after the prompt's remaining tokens. None when all paths are known."""
         missing = [way.before for way in self.ending.ways if way.before not in self._known]
         return max(missing, key=len, default=None)
 
     def take(self, path: Path, logits: Tensor) -> None:
-        """The logits (T, V) after each token of a path, or (1, V) after what stays of the prompt."""
+        """Take the logits (T, V) after each token of a path.
+
+        For the empty path they are the logits (1, V) after the prompt's remaining tokens.
+        """
         first = 1 if path else 0
         for place, row in enumerate(logits[:, : self._drawn].float().log_softmax(dim=-1), first):
             self._known[path[:place]] = row
 
     def draw(self, sampling: Sampling, seen: Sequence[int], number: float) -> Spelling | None:
-        """Draw one way, with settings as for a token; None where the logits are not finite.
+        """Draw one way, with the same settings as for a token. None if the logits are not finite.
 
-        The repetition penalty counts for tokens that add something to the text.
+        The repetition penalty applies only to tokens that add something to the text.
         """
         ways = self.ending.ways
         weights = torch.cat([self._log_probability(way) for way in ways])  # (W,)
@@ -162,7 +166,7 @@ class Search:
         return Spelling(way.before, id_, way.typed)
 
     def _log_probability(self, way: Way) -> Tensor:
-        """Of the way with each of its last tokens, (ids,)."""
+        """The log-probability of the way with each of its last tokens, (ids,)."""
         before = way.before
         common = sum(self._known[before[:place]][id_] for place, id_ in enumerate(before))
         last = self._known[before]

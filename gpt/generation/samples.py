@@ -1,4 +1,4 @@
-"""What the engine works on: requests, their samples, which are read chunk by chunk, and tokens.
+"""The objects of the engine: requests, their samples, and the tokens that it returns.
 
 Shapes: N tokens, V vocab_size.
 """
@@ -16,21 +16,21 @@ from gpt.generation.sampling import Sampling, uniform
 from gpt.generation.text import TextStream
 from gpt.text.tokenizer import Tokenizer
 
-# The log-probability of a token in nats, and the likeliest ids in its place with theirs.
+# The log-probability of a token in nats, and the likeliest ids at its position with their log-probabilities.
 Score = tuple[float | None, tuple[tuple[int, float], ...]]
 UNSCORED: Score = (None, ())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Request:
-    """A prompt and how to continue it; InputError for an empty prompt or a number out of its range."""
+    """A prompt and how to continue it. Raises InputError for an empty prompt or a number out of its range."""
 
-    tokens: Sequence[int]  # the prompt, or what stays of it
+    tokens: Sequence[int]  # the prompt, without its ending if there is one
     ending: Ending | None = None  # its last word, which may be cut into other tokens: see healing.py
     max_new_tokens: int  # each sample ends after this many tokens at the latest
     sampling: Sampling = field(default_factory=Sampling)  # how tokens are drawn
-    seed: int | None = None  # sample k's random numbers depend on it and on k alone; None takes a random one
-    samples: int = 1  # how many texts to write; the prompt is read once for those that run together
+    seed: int | None = None  # sample k's random numbers depend only on it and on k; None takes a random one
+    samples: int = 1  # how many texts to write; samples that run together read the prompt once
     end: int | None = None  # a sample ends after this token
     stop: Sequence[str] = ()  # a text ends before these strings; for an engine with a tokenizer
     alternatives: int | None = None  # return log-probabilities of each token and of this many likeliest ones
@@ -44,7 +44,7 @@ class Request:
 
     @property
     def prompt_tokens(self) -> int:
-        """How many tokens the prompt has as it was given."""
+        """The number of tokens of the prompt as the client gave it."""
         if self.ending is None:
             return len(self.tokens)
         return len(self.ending.word) + (0 if self.ending.is_all else len(self.tokens))
@@ -56,27 +56,27 @@ class Token:
 
     sample: "Sample"
     id: int
-    text: str  # what is known of the sample's text from this token on, often none; "" without a tokenizer
+    text: str  # the text that became complete with this token, often ""; always "" without a tokenizer
     log_probability: float | None  # before penalties, temperature and filters, in nats; None if not requested
-    alternatives: tuple[tuple[int, float], ...]  # the likeliest ids in its place with theirs, likeliest first
+    alternatives: tuple[tuple[int, float], ...]  # likeliest ids and their log-probabilities, likeliest first
     finished: str | None  # why the sample ended, if this is its last token
     echoed: bool  # whether it is a token of the prompt
 
 
 def window_start(length: int, context_length: int) -> int:
-    """The first token that the model sees when it predicts the one after a text of `length` tokens."""
+    """The index of the first token that the model sees when it continues a text of `length` tokens."""
     shift = max(1, context_length // 2)
     return max(0, -(-(length - context_length) // shift) * shift)
 
 
 class Sample:
-    """Sample `k` of a request: one text that is being written, in a row of the cache once it runs.
+    """Sample `k` of a request: a text that is being written. It has a row in the cache once it runs.
 
-    The last window of a prompt is read, or every window where its tokens are to be scored.
+    Only the last window of a prompt is read. If the prompt's tokens are to be scored, all windows are read.
     """
 
     row: int
-    logits: Tensor  # (1, V), of the token after the last one read
+    logits: Tensor  # (1, V), they predict the token after the last one read
 
     def __init__(
         self, request: Request, k: int, seed: int, tokenizer: Tokenizer | None, context: int
@@ -88,24 +88,24 @@ class Sample:
         self.finished: str | None = None  # `stop`, `length`, `cancelled` or `error`; None while it runs
         self.numbers = uniform(seed, k)
         self.text = TextStream(tokenizer, request.stop) if tokenizer else None
-        # How the prompt's last word may be cut, until that is drawn, and the new token that it ends in.
+        # If the prompt's last word may be cut anew: the search among its ways, and whether one is drawn.
         self.search: Search | None = None
         self.is_settled = True
-        self.first: int | None = None
-        self.typed = 0  # bytes of this token
+        self.first: int | None = None  # the drawn first new token, if it begins in the prompt
+        self.typed = 0  # how many bytes of it belong to the prompt
         if ending := request.ending:
-            # A word must leave room in the window for what stands before it.
+            # The word must leave room in the window for the text before it.
             if request.max_new_tokens > 0 and ending.longest <= context // 2:
                 self.search = Search(ending, tokenizer.n_vocab if tokenizer else None)
                 self.is_settled = False
             else:
                 self.tokens = [*([] if ending.is_all else self.tokens), *ending.word]
         self.prompt_length = len(self.tokens)
-        # The first token of the window, and the next one to read; what is known of the prompt's tokens.
         self.is_scored = request.echo and request.alternatives is not None
-        self.start = 0 if self.is_scored else window_start(self.prompt_length, context)
-        self.read = self.start
-        self.scores = [UNSCORED] * (1 if self.is_scored else self.prompt_length)  # nothing predicts the first
+        self.start = 0 if self.is_scored else window_start(self.prompt_length, context)  # of the window
+        self.read = self.start  # the next token to read
+        # The scores of the prompt's tokens so far. Nothing predicts the first one, so it has none.
+        self.scores = [UNSCORED] * (1 if self.is_scored else self.prompt_length)
 
     @property
     def prompt(self) -> list[int]:
@@ -114,49 +114,49 @@ class Sample:
 
     @property
     def new_tokens(self) -> int:
-        """How many tokens were added."""
+        """The number of tokens added to the prompt."""
         return len(self.tokens) - self.prompt_length
 
     @property
     def unread(self) -> int:
-        """How many tokens are left to read."""
+        """The number of tokens that are not read yet."""
         return len(self.tokens) - self.read
 
     @property
     def held(self) -> int:
-        """How many tokens of the window are read."""
+        """The number of tokens of the window that are read."""
         return self.read - self.start
 
     @property
     def path(self) -> tuple[int, ...] | None:
-        """Tokens to read after the prompt's, of a way to cut its last word; None if there are none."""
+        """The next path of the search to read after the prompt's tokens. None if there is none."""
         return None if self.is_settled or self.search is None else self.search.unread
 
     @property
     def is_reading(self) -> bool:
-        """Whether there is something to read before the next token can be drawn."""
+        """Whether something must be read before the next token can be drawn."""
         return self.unread > 0 or self.path is not None
 
     @property
     def _has_scores(self) -> bool:
-        """Whether every token of the prompt is scored, or none is to be."""
+        """Whether every token of the prompt is scored, or none has to be."""
         return len(self.scores) == self.prompt_length
 
     def part(self, most: int) -> Read:
-        """At most so many tokens to read next, or a way to cut the prompt's last word."""
+        """The next part to read: at most `most` tokens, or a path of the search."""
         if self.unread == 0 and self.path:
             return Read(self.row, [*self.tokens[self.start :], *self.path], self.held, len(self.path))
         tokens = self.tokens[self.start : min(self.read + most, self.start + self.context)]
         return Read(self.row, tokens, self.held, 1 if self._has_scores else len(tokens) - self.held)
 
     def take(self, part: Read, logits: Tensor) -> None:
-        """The logits (N, V) of the scored tokens of a part."""
+        """Take the logits (N, V) of the scored tokens of a part that was read."""
         end = self.start + len(part.tokens)
         if self.search and end > len(self.tokens):
             self.search.take(tuple(part.tokens[len(self.tokens) - self.start :]), logits)
             return
         if not self._has_scores:
-            # The logits at a position predict the next token; earlier windows may have scored it.
+            # The logits at a position predict the next token. An earlier window may have scored it already.
             known = len(self.scores)
             targets = self.tokens[known : end + 1]
             count = self.request.alternatives or 0
@@ -168,14 +168,14 @@ class Sample:
             self.search.take((), self.logits)
 
     def slide(self) -> None:
-        """Move the window where it has no room for the token after it, or for a way to cut the last word."""
+        """Move the window if it has no room for the next token, or for the longest way of the search."""
         room = 1 if self.unread else 0 if self.is_settled or not self.search else self.search.ending.longest
         if self.held + room > self.context:
             self.start = window_start(self.read + room, self.context)
             self.read = self.start
 
     def settle(self, spelling: Spelling) -> None:
-        """Have drawn what the prompt's last tokens are, and the first new one if it begins in the prompt."""
+        """Add the drawn tokens of the prompt's last word. Keep the first new token if it begins there."""
         self.is_settled = True
         self.first = spelling.first
         self.typed = spelling.typed
@@ -185,19 +185,19 @@ class Sample:
         if start != self.start:
             self.start = self.read = start
         elif self.is_scored and spelling.prompt:
-            self.read -= 1  # the logits after what stays score the first of them
+            self.read -= 1  # reading this token again gives the logits that score the first drawn token
         if not self.is_scored:
             self.scores += [UNSCORED] * len(spelling.prompt)
 
     def copy(self, twin: "Sample") -> None:
-        """Take over what a sample of the same prompt has read, but for the last token, and its search."""
+        """Take over all that a sample of the same prompt has read, except the last token; and its search."""
         length = len(self.tokens)
         self.read = length - 1
         self.scores = twin.scores[:length]
         self.search = twin.search
 
     def token(self, place: int, score: Score = UNSCORED) -> Token:
-        """One of its tokens with its text, which may end there."""
+        """Make the `Token` at an index of `tokens`, with its text. The sample may end with this token."""
         request = self.request
         id_ = self.tokens[place]
         new = place + 1 - self.prompt_length
@@ -220,7 +220,7 @@ class Sample:
 
 
 def scores(logits: Tensor, ids: Sequence[int], count: int) -> list[Score]:
-    """The scores of ids (N,) under logits (N, V), each with this many alternatives."""
+    """The scores of ids (N,) under logits (N, V), each with `count` alternatives."""
     log_probabilities = logits.float().log_softmax(dim=-1)  # (N, V)
     likeliest = log_probabilities.topk(min(count, logits.shape[-1]))
     index = torch.tensor(ids, dtype=torch.long, device=logits.device)[:, None]  # (N, 1)

@@ -1,4 +1,4 @@
-"""From logits to the next token: pure functions of logits, settings and one random number for each row.
+"""Draw the next token from logits: pure functions of logits, settings and one random number for each row.
 
 Shapes: N rows, V vocab_size.
 """
@@ -25,11 +25,14 @@ _RANGES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How the next token is drawn, in the order of the fields; InputError for a value out of its range."""
+    """How the next token is drawn. The settings apply in the order of the fields.
+
+    Raises InputError for a value out of its range.
+    """
 
     repetition_penalty: float = 1.0  # lowers the logits of tokens that came before; 1 changes nothing
     temperature: float = 1.0  # divides the logits; 0 takes the likeliest token, 1 is the model's distribution
-    top_k: int | None = None  # draw from the k likeliest tokens, and from those as likely as the last of them
+    top_k: int | None = None  # draw from the k likeliest tokens, and any as likely as the last of these
     top_p: float | None = None  # draw from the smallest set of likeliest tokens whose probability reaches p
     min_p: float | None = None  # draw from tokens at least p times as likely as the likeliest
 
@@ -40,9 +43,10 @@ class Sampling:
 
 
 def uniform(seed: int, sample: int) -> Iterator[float]:
-    """The numbers in [0, 1) of a seed's sample, each a hash of seed, sample and its own place.
+    """Yield random numbers in [0, 1). Number k is a hash of the seed, the sample's number and k.
 
-    A page in a browser computes the same (gpt/share/sampling.js). The mixing is lowbias32 (Wellons 2018).
+    The page in a browser computes the same numbers (gpt/share/sampling.js). The hash function is lowbias32
+    (Wellons 2018).
     """
     for place in count():
         bits = 0
@@ -60,10 +64,10 @@ def sample_tokens(
     seen: Sequence[Sequence[int]],
     numbers: Tensor,
 ) -> Tensor:
-    """The next token of each row: logits (N, V) -> ids (N,), -1 where the logits are not finite.
+    """Draw the next token of each row: logits (N, V) -> ids (N,), -1 where the logits are not finite.
 
-    Row k depends only on its own logits, on `seen[k]`, the tokens before it, and on `numbers[k]`, of (N,),
-    uniform in [0, 1).
+    Row k depends only on its own logits, on `seen[k]`, the tokens before it, and on `numbers[k]`. `numbers`
+    is (N,), uniform in [0, 1).
     """
     if sampling.repetition_penalty != 1:
         logits = penalize(logits, sampling.repetition_penalty, seen)
@@ -72,7 +76,7 @@ def sample_tokens(
         ids = logits.argmax(dim=-1)
     else:
         if torch.are_deterministic_algorithms_enabled():
-            logits = logits.cpu()  # cumulative sums on a GPU are not deterministic, and would raise
+            logits = logits.cpu()  # a cumulative sum on a GPU is not deterministic, so PyTorch would raise
         cumulative = probabilities(logits, sampling).cumsum(dim=-1)  # (N, V)
         total = cumulative[:, -1:]
         number = numbers.to(logits.device, cumulative.dtype)[:, None]  # (N, 1)
@@ -82,16 +86,16 @@ def sample_tokens(
 
 
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
-    """The distribution that is sampled at a temperature above 0: logits (N, V) -> probabilities (N, V)."""
-    # The likeliest token's logit becomes 0, so that no temperature, however low, divides into infinity.
+    """The distribution that is sampled if the temperature is above 0: logits (N, V) -> (N, V)."""
+    # The largest logit becomes 0, so that even a very low temperature gives no infinity.
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / max(sampling.temperature, 1e-30)
     return filter_logits(logits, sampling).softmax(-1)
 
 
 def penalize(logits: Tensor, penalty: float, seen: Sequence[Sequence[int]]) -> Tensor:
-    """Divide positive logits of tokens that came before, multiply negative ones: (N, V) -> (N, V).
+    """Lower the logits of tokens that came before: divide positive ones, multiply negative ones.
 
-    Keskar et al. 2019, section 4.1.
+    (N, V) -> (N, V). Keskar et al. 2019, section 4.1.
     """
     logits = logits.clone()
     for row, ids in zip(logits, seen, strict=True):
@@ -103,9 +107,9 @@ def penalize(logits: Tensor, penalty: float, seen: Sequence[Sequence[int]]) -> T
 def filter_logits(logits: Tensor, sampling: Sampling) -> Tensor:
     """Set to -inf the logits that top-k, nucleus and min-p sampling exclude, in this order: (N, V) -> (N, V).
 
-    `top_k` is Fan et al. 2018, section 5.4; `top_p` Holtzman et al. 2020, section 3.1, applied to the
-    tokens that top-k keeps; `min_p` Nguyen et al. 2024, section 3. Tokens as likely as the last one kept are
-    kept too, and the likeliest token always is.
+    `top_k` is from Fan et al. 2018, section 5.4. `top_p` is from Holtzman et al. 2020, section 3.1, and
+    applies to the tokens that top-k keeps. `min_p` is from Nguyen et al. 2024, section 3. Tokens as likely as
+    the last one kept are kept too. The likeliest token is always kept.
     """
     if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
         smallest = logits.topk(sampling.top_k, dim=-1).values[:, -1:]  # (N, 1)
@@ -120,7 +124,7 @@ def filter_logits(logits: Tensor, sampling: Sampling) -> Tensor:
 
 def _nucleus_edge(logits: Tensor, top_p: float) -> Tensor:
     """The smallest logit in the smallest set that reaches probability `top_p`: (N, V) -> (N, 1)."""
-    # On a CPU NumPy sorts a vocabulary in a tenth of PyTorch's time.
+    # On a CPU, NumPy sorts a vocabulary ten times as fast as PyTorch.
     ordered = torch.from_numpy(numpy.sort(logits.numpy())) if logits.is_cpu else logits.sort().values
     ordered = ordered.flip(-1)
     mass = ordered.softmax(-1)

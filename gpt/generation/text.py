@@ -1,4 +1,4 @@
-"""Text from token ids: complete characters as soon as they are known, up to a stop string."""
+"""Turn token ids into text as they come: complete characters only, up to a stop string."""
 
 import codecs
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from gpt.text.tokenizer import Tokenizer
 
 
 class TextStream:
-    """Turns the ids of one text into pieces of it as they come.
+    """Turns the ids of one text into pieces of text as they come.
 
-    Bytes wait until they are a complete UTF-8 character, and text waits while it may be the beginning of a
-    string of `stop`, so a piece never has to be taken back. Such strings may span tokens; an empty one raises
-    InputError. The text ends before the first of them, and `stopped` is true then.
+    Bytes wait until they form a complete UTF-8 character. Text waits while it may be the beginning of a stop
+    string. So a piece never has to be taken back. A stop string may span tokens. The text ends before the
+    first one, and `stopped` is then true. Raises InputError for an empty stop string.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
@@ -25,25 +25,25 @@ class TextStream:
         self._held = ""
 
     def feed(self, token: int, *, typed: int = 0) -> str:
-        """The text that is known after `token`, often "". `<|endoftext|>` has no text.
+        """Add a token. Return the text that is now complete, often "". `<|endoftext|>` has no text.
 
-        So many bytes at its beginning are `typed`: they are the prompt's, and left out.
+        The first `typed` bytes of the token belong to the prompt and are left out.
         """
         if token == self.tokenizer.eot:
             return ""
         return self._release(self._decoder.decode(self.tokenizer.decode_bytes([token])[typed:]))
 
     def echo(self, token: int, typed: int | None = None) -> str:
-        """The text that is known after a token of the prompt, or `typed` bytes of it.
+        """Add a token of the prompt, or only its first `typed` bytes. Return the text that is now complete.
 
-        Stop strings do not count in it.
+        Stop strings have no effect in the prompt.
         """
         if token == self.tokenizer.eot:
             return ""
         return self._decoder.decode(self.tokenizer.decode_bytes([token])[:typed])
 
     def close(self) -> str:
-        """The rest of the text after the last token; an incomplete character becomes U+FFFD."""
+        """Return the rest of the text after the last token. An incomplete character becomes U+FFFD."""
         text = self._release(self._decoder.decode(b"", final=True)) + self._held
         self._held = ""
         return text
@@ -54,7 +54,7 @@ class TextStream:
         text = self._held + text
         found = [index for index in map(text.find, self.stop) if index >= 0]
         self.stopped = bool(found)
-        # So many characters at the end may begin a stop string.
+        # Numbers of characters at the end that may be the beginning of a stop string.
         held = [n for one in self.stop for n in range(len(one)) if text.endswith(one[:n])]
         known = min(found) if found else len(text) - max(held, default=0)
         self._held = "" if found else text[known:]

@@ -1,4 +1,4 @@
-"""The command `gpt generate`: text in the terminal, once or prompt after prompt."""
+"""The command `gpt generate`: it writes text in the terminal, for one prompt or interactively."""
 
 import io
 import sys
@@ -40,29 +40,30 @@ def write(
 
     Args:
         checkpoint: a checkpoint, a run's folder or an exported folder; the newest run if left out.
-        prompt: the beginning of the text; empty starts a new document. In a chat, the system's message.
-        interactive: ask for prompts until Ctrl-D. The arrow keys recall earlier ones; Ctrl-C ends a text.
-            A model that was tuned on examples chats: the first sample of each reply is remembered.
+        prompt: the beginning of the text; an empty one starts a new document. In a chat, the system message.
+        interactive: ask for prompts until Ctrl-D. The arrow keys recall earlier prompts; Ctrl-C ends a text.
+            A model that was tuned on examples holds a chat. It remembers the first sample of each reply.
         max_new_tokens: stop after this many tokens, or at the end of the document.
         temperature: 0 always takes the likeliest token, 1 is the model's own distribution.
-        top_k: draw from the k likeliest tokens only; null for all.
+        top_k: draw only from the k likeliest tokens; null for all.
         top_p: draw from the smallest set of tokens whose probability reaches this.
         min_p: draw from tokens at least this many times as likely as the likeliest.
-        repetition_penalty: above 1, tokens that came before are less likely.
+        repetition_penalty: a value above 1 makes tokens that came before less likely.
         seed: the same seed gives the same text.
         num_samples: how many texts to write.
-        stop: a text ends before this string, in which \\n is a newline and \\t a tab; may be given several
+        stop: a text ends before this string. \\n in it means a newline and \\t a tab. It may be given several
             times.
-        precision: of the weights; bfloat16 and int8 are faster on a CPU. The model's own if left out.
+        precision: the precision of the weights, by default the model's own. bfloat16 and int8 are faster on
+            a CPU.
         device: where the model runs; auto takes a GPU if there is one.
-        show_copied: print a text when it is complete, with [[ ]] around what stands word for word in the
-            run's training text.
-        copied_tokens: the shortest run of tokens that counts as copied.
+        show_copied: print a text only when it is complete, with [[ ]] around passages that are copied word
+            for word from the run's training text.
+        copied_tokens: how many tokens in a row count as copied, at least.
     """
     sampling = Sampling(
         repetition_penalty=repetition_penalty, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
     )
-    if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack characters of the text
+    if isinstance(sys.stdout, io.TextIOWrapper):  # the terminal's encoding may lack characters of the text
         sys.stdout.reconfigure(errors="replace")
     path = find(checkpoint)
     loaded, tokenizer, template = load_with_template(path, device)
@@ -102,9 +103,10 @@ def write(
 def _show(
     prompt: str, pieces: Iterator[tuple[int, str]], num_samples: int, mark: Callable[[str], str] | None
 ) -> str:
-    """Print samples one after another, the first live, and return it. All are decoded together.
+    """Print samples one after another, and return the first one.
 
-    Where something is to `mark` in them, all are printed when they are complete.
+    All are decoded together. The first is printed while it is written. With `mark`, every sample is printed
+    when it is complete.
     """
     texts = [""] * num_samples
     for k in range(num_samples):
@@ -112,7 +114,7 @@ def _show(
             between = "\n" if k else ""
             print(f"{between}--- sample {k + 1}")
         _print(prompt + ("" if mark else texts[k]), end="")
-        for sample, piece in pieces:  # all of them while k is 0
+        for sample, piece in pieces:  # the first pass (k = 0) reads the pieces of all samples
             texts[sample] += piece
             if sample == k and not mark:
                 _print(piece, end="")
@@ -125,16 +127,16 @@ def _print(text: str, end: str = "\n") -> None:
 
 
 def ask() -> Iterator[str]:
-    """Yield typed prompts until Ctrl-D, with a history where Python has readline."""
+    """Yield typed prompts until Ctrl-D. Earlier prompts can be recalled where Python has readline."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
-    with suppress(ImportError):  # Windows has none
+    with suppress(ImportError):  # Python for Windows has no readline
         import readline  # noqa: F401 - importing it is what makes input() keep a history
     while True:
         try:
             if line := input("> "):
                 yield line
-        except (EOFError, RuntimeError):  # the latter where the process was started without an input
+        except (EOFError, RuntimeError):  # RuntimeError: the process has no standard input
             print()
             return
         except KeyboardInterrupt:
