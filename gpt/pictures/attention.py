@@ -1,4 +1,4 @@
-"""`gpt attention`: a heat map of each head's attention weights, and an overview of all heads.
+"""`gpt attention`: draw a heat map of each head's attention weights, and an overview of all heads.
 
 Shapes: L layers, H heads, T tokens.
 """
@@ -25,7 +25,7 @@ from gpt.progress import progress
 from gpt.text.tokenizer import Tokenizer
 from gpt.weights.load import Device, load
 
-MOST_LABELS = 64  # on an axis; with more tokens, every second, third, ... label is written
+MOST_LABELS = 64  # labels on an axis; with more tokens, only every second, third, ... label is written
 
 
 def attention_maps(
@@ -59,9 +59,9 @@ def attention_maps(
 
 
 def attention_weights(model: GPT, tokenizer: Tokenizer, text: str) -> tuple[NDArray[np.float32], list[str]]:
-    """The attention weights (L, H, T, T) of a model reading a text, and a label for each token.
+    """The attention weights (L, H, T, T) of a model that reads a text, and a label for each token.
 
-    InputError if the text is empty or longer than the context.
+    Raises InputError if the text is empty or longer than the context.
     """
     ids = tokenizer.encode(text)
     if not ids:
@@ -73,7 +73,7 @@ def attention_weights(model: GPT, tokenizer: Tokenizer, text: str) -> tuple[NDAr
 
 
 def heat_map(weights: ArrayLike, labels: Sequence[str], title: str) -> Figure:
-    """One head's weights (T, T), queries down, keys across, a label for each token on both axes."""
+    """Draw one head's weights (T, T): a row for each query, a column for each key, labelled by token."""
     size = min(max(4.0, 1.5 + 0.28 * len(labels)), 18.0)
     figure = Figure(figsize=(size + 1.0, size), layout="constrained")
     axes = figure.add_subplot()
@@ -89,7 +89,7 @@ def heat_map(weights: ArrayLike, labels: Sequence[str], title: str) -> Figure:
 
 
 def overview(weights: NDArray[np.float32], title: str) -> Figure:
-    """All heads' weights (L, H, T, T) in one grid: a row for each layer, a column for each head."""
+    """Draw all heads' weights (L, H, T, T) in one grid: a row for each layer, a column for each head."""
     num_layers, num_heads = weights.shape[:2]
     figure = Figure(figsize=(num_heads + 1.6, num_layers + 1.2), layout="constrained")
     grid = figure.subplots(num_layers, num_heads, squeeze=False)
@@ -106,7 +106,10 @@ def overview(weights: NDArray[np.float32], title: str) -> Figure:
 
 
 def _draw(axes: Axes, weights: ArrayLike) -> AxesImage:
-    """Masked cells are grey, cells with weight zero white; a square root spreads the many small weights."""
+    """Draw weights (T, T). Masked cells are grey, weights of zero white.
+
+    The colour scale is a square root, so that the many small weights can be told apart.
+    """
     weights = np.asarray(weights)
     later = np.triu(np.ones_like(weights, dtype=bool), k=1)
     axes.set_facecolor("#e4e4e4")

@@ -1,4 +1,4 @@
-"""Saving matplotlib's figures, and labels for tokens that can be read in them."""
+"""Save matplotlib figures, and make readable labels for tokens."""
 
 import os
 from functools import cache
@@ -15,7 +15,7 @@ _VISIBLE = str.maketrans({" ": "·", "\n": "\u21b5", "\t": "\u2192", "\r": "\u24
 
 
 def save(figure: "Figure", path: str | os.PathLike[str]) -> None:
-    """Write a figure as PNG or SVG, according to the name's suffix; InputError for any other."""
+    """Write a figure as PNG or SVG, by the name's suffix. Raises InputError for any other suffix."""
     suffix = Path(path).suffix.lower()
     if suffix not in (".png", ".svg"):
         raise InputError(f"cannot draw {path}: expected a name that ends in .png or .svg")
@@ -24,7 +24,11 @@ def save(figure: "Figure", path: str | os.PathLike[str]) -> None:
 
 
 def token_label(token: bytes) -> str:
-    """A token with visible spaces and line ends, hex for part of a character, code points the font lacks."""
+    """A readable label for a token.
+
+    Spaces and line ends are made visible. A token that is part of a character is written in hexadecimal. A
+    character that the font lacks is written as its code point.
+    """
     try:
         text = token.decode("utf-8").translate(_VISIBLE)
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""`gpt plot` and loss.png: the losses from a run's metrics.csv."""
+"""`gpt plot` and loss.png: draw the losses in a run's metrics.csv."""
 
 import csv
 import math
@@ -16,7 +16,7 @@ from gpt.pictures.figures import save
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, made for all kinds of colour vision, without its yellow, too light on white.
+# Okabe and Ito's palette for all kinds of colour vision, without its yellow, which is too light on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 X = Literal["step", "tokens", "seconds"]
@@ -24,14 +24,17 @@ X = Literal["step", "tokens", "seconds"]
 
 @dataclass
 class Metrics:
-    """The rows of a run's metrics.csv; a cell is empty where a row has no value."""
+    """The rows of a run's metrics.csv. A cell is empty if the row has no value for it."""
 
     name: str
     rows: list[dict[str, str]]
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "Metrics":
-        """Read a run folder, or its metrics.csv; InputError where there is none, or it has no rows."""
+        """Read the metrics.csv of a run folder, or the file itself.
+
+        Raises InputError if there is none, or it has no rows.
+        """
         file = Path(path) / "metrics.csv" if Path(path).is_dir() else Path(path)
         if not file.is_file():
             raise InputError(f"no metrics at {file}, expected the metrics.csv of a run")
@@ -45,7 +48,10 @@ class Metrics:
         return cls(file.resolve().parent.name, rows)
 
     def points(self, x: str, y: str) -> tuple[list[float], list[float]]:
-        """Columns `x` and `y` of the rows with finite values in both; InputError without `x` or numbers."""
+        """Columns `x` and `y` of the rows that have finite values in both.
+
+        Raises InputError if there is no column `x`, or a value is no number.
+        """
         if x not in self.rows[0]:
             raise InputError(f"the metrics of {self.name} have no column {x}, only {', '.join(self.rows[0])}")
         try:
@@ -56,10 +62,10 @@ class Metrics:
         return [point[0] for point in points], [point[1] for point in points]
 
     def bits_per_nat(self) -> float | None:
-        """Bits per byte of held-out text for each nat per token; None where the run has no bits per byte.
+        """The factor from nats per token to bits per byte. None if the run has no bits per byte.
 
-        Both figures of a validation are sums over the same text, so their ratio is a constant of the text and
-        the vocabulary. Training text has about as many bytes in a token.
+        Both figures of a validation are sums over the same held-out text. So their ratio depends only on the
+        text and the vocabulary. A token of training text has about as many bytes, so the factor fits it too.
         """
         for row in reversed(self.rows):
             try:
@@ -93,10 +99,10 @@ def loss_curve(metrics: str | os.PathLike[str], picture: str | os.PathLike[str])
 
 
 def compare(runs: Sequence[Metrics], x: X = "step") -> "Figure":
-    """Draw runs in one picture, in bits per byte if all of them have that figure, else in nats per token.
+    """Draw runs in one picture. The unit is bits per byte if all runs have it, else nats per token.
 
-    Each run has a colour: a thin line for the training loss, a line with dots for the held-out loss. The
-    legend of several runs names each, with its last held-out loss.
+    Each run has its own colour. A thin line is the training loss, and a line with dots the held-out loss. If
+    there are several runs, the legend names each with its last held-out loss.
     """
     from matplotlib.figure import Figure
 
@@ -133,7 +139,7 @@ def compare(runs: Sequence[Metrics], x: X = "step") -> "Figure":
 
 
 def _labels(run: Metrics, held_out_loss: list[float], alone: bool) -> tuple[str | None, str]:
-    """The legend's texts for a run's training loss and held-out loss; None for a line without a text."""
+    """The legend's texts for a run's training loss and held-out loss. None leaves a line out of the legend."""
     last = f": {held_out_loss[-1]:.3f}" if held_out_loss else ""
     if alone:
         return "training loss", f"held-out loss{last}"
@@ -141,7 +147,7 @@ def _labels(run: Metrics, held_out_loss: list[float], alone: bool) -> tuple[str 
 
 
 def short(value: float, _: object = None) -> str:
-    """1.5M rather than 1500000; matplotlib passes the position on the axis too."""
+    """Shorten a number, such as 1500000 to 1.5M. matplotlib also passes the position on the axis."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.3g}{letter}"

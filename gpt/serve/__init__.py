@@ -1,1 +1,1 @@
-"""The HTTP server: the engine behind an API in the OpenAI form, and a page. Needs the extra `serve`."""
+"""The HTTP server: an API in OpenAI's form in front of the engine, and a page. It needs the extra `serve`."""

@@ -1,4 +1,4 @@
-"""The HTTP application: completions and chats in the OpenAI form, and what the page asks for."""
+"""The HTTP application: completions and chats in OpenAI's form, and further routes for the page."""
 
 import asyncio
 import json
@@ -37,8 +37,8 @@ from gpt.weights.load import load
 
 Result = TypeVar("Result")
 
-_LONG = 1 << 14  # bytes of a body that is long
-_LONG_TEXTS = 2  # that are tokenized together
+_LONG = 1 << 14  # bytes; a larger body counts as long
+_LONG_TEXTS = 2  # how many long bodies are worked on at the same time
 
 
 def create_app(
@@ -53,13 +53,20 @@ def create_app(
     copied: Copied | None = None,
     precision: Precision | None = None,
 ) -> FastAPI:
-    """The application that serves a model under a `name`.
+    """Make the application that serves a model.
 
-    `app.state.end()` takes nothing more and tells the clients that wait.
+    `app.state.end()` ends it: no more requests are taken, and clients that wait get an error.
 
-    Clients must send the `api_key`, if there is one. Without the `template` of the examples that the model
-    was tuned on there are no chats. The page shows the training of the `run`, and marks what the model has
-    `copied`. The snapshots of the run compute in the `precision` that the model was put into.
+    Args:
+        model: the model, in evaluation mode and in its `precision`.
+        tokenizer: the model's tokenizer.
+        name: what clients call the model.
+        limits: what clients may ask for; by default `Limits()`.
+        api_key: the key that clients must send, if there is one.
+        template: the template of the examples that the model was tuned on. Without it there are no chats.
+        run: the run whose training the page shows.
+        copied: finds what the model copied from its training text, for the page to mark.
+        precision: the precision that the run's snapshots compute in.
     """
     limits = limits or Limits()
     device = model.token_embedding.weight.device
@@ -98,7 +105,7 @@ def create_app(
 
 @dataclass
 class _Service:
-    """The handlers and their shared state."""
+    """The handlers of all routes, and their shared state."""
 
     tokenizer: Tokenizer
     name: str
@@ -109,13 +116,16 @@ class _Service:
 
     def __post_init__(self) -> None:
         self.started = int(time.time())
-        self.cost = 0  # of all that is open
-        self.waiting_bytes = 0  # of bodies whose texts wait to be tokenized or searched, or are
+        self.cost = 0  # the cost of all open requests
+        self.waiting_bytes = 0  # the size of bodies whose work (to tokenize, to search) waits or runs
         self.long_texts = asyncio.Semaphore(_LONG_TEXTS)
 
     @contextmanager
     def admitted(self, cost: int) -> Iterator[None]:
-        """Count a request that costs so much as open; HTTPException 503 where there is no room for it."""
+        """Count a request as open during the block.
+
+        Raises InputError if its cost is over the limit, HTTPException 503 if too many requests are open.
+        """
         if cost > self.limits.cost:
             advice = "ask for fewer prompts, completions or tokens, or without echo or logprobs"
             raise InputError(f"the request costs {cost}, expected at most {self.limits.cost}: {advice}")
@@ -128,10 +138,10 @@ class _Service:
             self.cost -= cost
 
     async def worked(self, body: bytes, work: Callable[..., Result], *arguments: Any) -> Result:
-        """The result of work that a body's size bounds, done in a thread so that the event loop goes on.
+        """Do work in a thread, so that the event loop goes on. The body's size limits how long it takes.
 
-        HTTPException 503 where too many bytes wait. Few long bodies have a thread at a time: short ones, and
-        answers, find one free.
+        Only a few long bodies get a thread at a time, so that short ones and answers find a free one. Raises
+        HTTPException 503 if too many bytes wait.
         """
         if self.waiting_bytes + len(body) > self.limits.waiting_bytes:
             raise HTTPException(503, "too many long texts are waiting, try again later")
@@ -172,7 +182,7 @@ class _Service:
 
     @torch.inference_mode()
     def last_token_attention(self, model: GPT, tokens: list[int]) -> str:
-        """JSON: the text of T tokens, and the weights (layers, heads, T) of the last one, rounded."""
+        """JSON with the text of each of T tokens, and the last one's weights (layers, heads, T), rounded."""
         with capture_weights(model) as captured:
             model.features(torch.tensor([tokens], device=model.token_embedding.weight.device))
         weights = torch.stack([layer[0, :, -1] for layer in captured.values()])  # (layers, heads, T)
@@ -226,7 +236,7 @@ def _json(body: str) -> Response:
 
 
 class _EventStream(StreamingResponse):
-    """Stops the work on an answer at once when the client is gone, and when it takes too long to read."""
+    """A stream of events. It stops the work at once if the client is gone, or takes too long to read."""
 
     def __init__(self, answer: "_Answer", work: ExitStack, seconds: float) -> None:
         super().__init__(answer.events(), media_type="text/event-stream")
@@ -248,20 +258,20 @@ class _Answer:
         self.handle = handle
         self.form = form
         self.chat = chat
-        self.lengths = [0] * handle.unread  # of the texts so far
+        self.lengths = [0] * handle.unread  # the length of each choice's text so far
         self.new_tokens = 0
-        self.begun: set[int] = set()  # the choices of which there is an entry
+        self.begun: set[int] = set()  # the choices that already have an entry
         kind = "text_completion"
         if chat:
             kind = "chat.completion.chunk" if form.stream else "chat.completion"
         self.head = {"id": uuid.uuid4().hex, "object": kind, "created": int(time.time()), "model": name}
 
     async def whole(self) -> str:
-        """The JSON of the whole."""
+        """Wait for all tokens, and return the JSON of the whole answer."""
         tokens: list[list[Token]] = [[] for _ in self.lengths]
         async for index, token in self._tokens():
             tokens[index].append(token)
-        # A large one takes seconds, in which the tokens of others would wait.
+        # The JSON of a large answer takes seconds. In a thread it does not delay other clients' tokens.
         return await asyncio.to_thread(self._body, tokens)
 
     def _body(self, tokens: list[list[Token]]) -> str:
@@ -269,19 +279,19 @@ class _Answer:
         return json.dumps({**self.head, "choices": choices, "usage": self._usage()}, ensure_ascii=False)
 
     async def events(self) -> AsyncGenerator[str, None]:
-        """The JSON of each token that has a text, as server-sent events."""
+        """Yield the JSON of each token that has text, as server-sent events."""
         try:
             async for index, token in self._tokens():
                 if token.text or token.finished or self.form.logprobs is not None:
                     yield _event({**self.head, "choices": [self._choice(index, [token])]})
             if (self.form.stream_options or {}).get("include_usage"):
                 yield _event({**self.head, "choices": [], "usage": self._usage()})
-        except HTTPException as error:  # the status is already sent, so the error is an event
+        except HTTPException as error:  # the status was sent already, so the error is sent as an event
             yield _event(error_body(error)[0])
         yield "data: [DONE]\n\n"
 
     async def _tokens(self) -> AsyncGenerator[Piece, None]:
-        """Yield each token with the index of its choice; the others' come between two of them."""
+        """Yield each token with the index of its choice. Other requests may run between two tokens."""
         while self.handle.unread:
             for index, token in await self.handle.next():
                 await asyncio.sleep(0)
@@ -289,19 +299,19 @@ class _Answer:
                 yield index, token
 
     def _choice(self, index: int, tokens: list[Token]) -> dict[str, Any]:
-        """The entry of `choices` for the tokens after those of earlier entries."""
+        """The entry of `choices` for new tokens. They follow those of the choice's earlier entries."""
         text = "".join(token.text for token in tokens)
         before = self.lengths[index]
         self.lengths[index] += len(text)
         logprobs = None if self.form.logprobs is None else log_probabilities(self.tokenizer, tokens, before)
         if logprobs and index not in self.begun:
-            # Not OpenAI's; the page needs it, as the last word of a prompt may be cut anew.
+            # OpenAI has no such field. The page needs it, as the prompt's last word may be cut anew.
             logprobs["prompt_token_ids"] = tokens[0].sample.prompt
             self.begun.add(index)
         choice = {"index": index, "logprobs": logprobs, "finish_reason": tokens[-1].finished}
         if not self.chat:
             return {"text": text, **choice}
-        role = {} if before else {"role": "assistant"}  # in the first entry alone: clients join the texts
+        role = {} if before else {"role": "assistant"}  # only in the first entry, as clients join all entries
         return {**choice, "delta" if self.form.stream else "message": {**role, "content": text}}
 
     def _usage(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The engine in its own thread, and its interface to asyncio."""
+"""Run the engine in its own thread, and connect it to asyncio."""
 
 import asyncio
 from collections import defaultdict
@@ -16,15 +16,15 @@ from gpt.serve.errors import server_failed
 from gpt.text.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
-Piece = tuple[int, Token]  # a token, and the index of its sample among those of a handle
+Piece = tuple[int, Token]  # the index of a sample in its handle, and a token
 
-_SAMPLES = 16  # that are decoded together
-_CHUNK = 256  # tokens of a prompt that are read between two steps of the other samples
+_SAMPLES = 16  # how many samples are decoded together
+_CHUNK = 256  # how many tokens of prompts are read between two steps of the other samples
 _ENDED = HTTPException(503, "the model is shutting down, try again later")
 
 
 class Handle:
-    """A client's requests in the engine; `unread` counts the samples whose end was not read."""
+    """A client's requests in the engine. `unread` counts the samples whose last token was not read yet."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.requests = requests
@@ -34,7 +34,10 @@ class Handle:
         self._loop = asyncio.get_running_loop()
 
     async def next(self) -> list[Piece]:
-        """Wait for the tokens of the next step, with the indices of their samples; raises what was `put`."""
+        """Wait for the tokens of the next step, with the indices of their samples.
+
+        Raises an exception that was `put` instead of tokens.
+        """
         pieces = await self._steps.get()
         if isinstance(pieces, Exception):
             raise pieces
@@ -42,36 +45,36 @@ class Handle:
         return pieces
 
     def put(self, pieces: list[Piece] | Exception) -> None:
-        """Add tokens or what ends the waiting for them, from any thread."""
-        with suppress(RuntimeError):  # the event loop is closed: no one waits
+        """Add tokens, or an exception that ends the wait for them. Any thread may call this."""
+        with suppress(RuntimeError):  # the event loop is closed, so nobody waits
             self._loop.call_soon_threadsafe(self._steps.put_nowait, pieces)
 
 
 class EngineThread:
     """Runs an engine in a thread while there is work, until `end`.
 
-    Between two steps of the engine at most one call runs.
+    At most one `call` runs between two steps of the engine.
     """
 
     def __init__(self, model: GPT, tokenizer: Tokenizer) -> None:
         self.model = model
-        self.open: set[Any] = set()  # the handles and calls that are not finished
+        self.open: set[Any] = set()  # unfinished handles and calls
         self._new_engine = partial(Engine, model, tokenizer, max_samples=_SAMPLES, chunk=_CHUNK)
         self._engine = self._new_engine()
         self._thread = ThreadPoolExecutor(1, "decoding")
-        self._owners: dict[Sample, tuple[Handle, int]] = {}  # with the sample's index
+        self._owners: dict[Sample, tuple[Handle, int]] = {}  # the handle of each sample, and the index in it
         self._one_call = asyncio.Lock()
         self._ended = False
         self._step_ordered = False
 
     def end(self) -> None:
-        """Take nothing more, and stop after the present step; those who wait for a token get status 503."""
+        """Take no more requests and stop after the current step. Clients that wait get status 503."""
         self._ended = True
         self._tell(_ENDED)
         self._thread.shutdown(wait=False)
 
     def submit(self, requests: Sequence[Request]) -> Handle:
-        """Start requests, until their handle is cancelled; HTTPException 503 after `end`."""
+        """Start requests. They run until their handle is cancelled. Raises HTTPException 503 after `end`."""
         if self._ended:
             raise _ENDED
         handle = Handle(requests)
@@ -80,12 +83,12 @@ class EngineThread:
         return handle
 
     def cancel(self, handle: Handle) -> None:
-        """Stop the work on a handle, and forget it."""
+        """Stop the work on a handle and drop it."""
         self.open.discard(handle)
         self._order(self._cancel, handle)
 
     async def call(self, function: Callable[[], Result]) -> Result:
-        """Run a function of the model in the engine's thread."""
+        """Run a function that uses the model in the engine's thread, and return its result."""
         self.open.add(function)
         try:
             async with self._one_call:
@@ -99,7 +102,7 @@ class EngineThread:
                 handle.put(error)
 
     def _order(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Run a function in the thread after what was ordered before, then a step if there is work."""
+        """Run a function in the thread, after all earlier ones. Then run a step if there is work."""
 
         def run() -> None:
             try:
@@ -112,7 +115,7 @@ class EngineThread:
                 self._step_ordered = True
                 self._order(self._step)
 
-        with suppress(RuntimeError):  # ended
+        with suppress(RuntimeError):  # the thread has ended
             self._thread.submit(run)
 
     def _add(self, handle: Handle) -> None:

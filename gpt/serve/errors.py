@@ -1,4 +1,4 @@
-"""Every error that a client can get, in the OpenAI form."""
+"""All errors that a client can get, in OpenAI's form."""
 
 import logging
 from typing import Any
@@ -9,19 +9,19 @@ from starlette.exceptions import HTTPException
 
 from gpt.errors import InputError
 
-_MOST = 512  # errors of a body; a list of more would hold up the others
-# What is left of a body that is refused is not read.
+_MOST = 512  # errors in a body; to list more would delay other clients
+# The rest of a refused body is not read, so its connection is closed.
 _HEADERS = {408: {"connection": "close"}, 413: {"connection": "close"}, 503: {"retry-after": "1"}}
 
 
 def server_failed(error: Exception) -> HTTPException:
-    """What a client learns of an error of the server's own, which is logged."""
+    """Log an error of the server itself. Return what the client sees: status 500, without details."""
     logging.getLogger(__name__).error("a request failed: %r", error, exc_info=error)
     return HTTPException(500, "the server failed")
 
 
 def error_body(error: Exception) -> tuple[dict[str, Any], int]:
-    """The JSON body and the status of any exception; internals and tracebacks are not shown."""
+    """The JSON body and the status for any exception. Internals and tracebacks are not shown."""
     if isinstance(error, ValidationError):
         if error.error_count() > _MOST:
             return error_body(InputError(f"the body has {error.error_count()} errors"))
@@ -36,6 +36,6 @@ def error_body(error: Exception) -> tuple[dict[str, Any], int]:
 
 
 def error_reply(error: Exception) -> JSONResponse:
-    """The HTTP response to any exception."""
+    """The HTTP response for any exception."""
     body, status = error_body(error)
     return JSONResponse(body, status, _HEADERS.get(status))

@@ -1,4 +1,4 @@
-"""A run's training for the page: the losses of its snapshots, and engines that write with them."""
+"""A run's training, for the page: the losses of its snapshots, and an engine for each snapshot in use."""
 
 import asyncio
 import math
@@ -14,9 +14,10 @@ from gpt.weights.checkpoint import snapshots_of
 
 
 class History:
-    """The model that is served, `own`, and the snapshots of its run.
+    """The engine of the served model, `own`, and those of the snapshots of its run.
 
-    At most `most` snapshots are in memory, the one used last the longest. They are read one after another.
+    At most `most` snapshots are in memory. The least recently used one makes room for a new one. Snapshots
+    are loaded one after another.
     """
 
     def __init__(self, own: EngineThread, run: Path, load: Callable[[Path], EngineThread], most: int) -> None:
@@ -33,15 +34,19 @@ class History:
             engine.end()
 
     def curve(self) -> dict[str, Any]:
-        """The steps of the snapshots, and (step, nats per token of its batch) where the loss is finite."""
+        """The steps of the snapshots, and (step, loss) pairs where the loss is finite.
+
+        The loss is in nats per token, of the training batch at this step.
+        """
         found = snapshots_of(self.run)
         train = [(step, loss) for step, loss, _ in found if math.isfinite(loss)]
         return {"snapshots": [step for step, _, _ in found], "train": train}
 
     async def engine(self, step: int | None) -> EngineThread:
-        """The engine of a step's snapshot, or the model's own for None.
+        """The engine of the snapshot at a step, or of the served model for None.
 
-        HTTPException 404 where there is none, 500 where its file is damaged, 503 where all engines are busy.
+        Raises HTTPException 404 if there is no such snapshot, 500 if its file is damaged, and 503 if all
+        engines are busy.
         """
         if step is None:
             return self.own
@@ -55,11 +60,11 @@ class History:
                     self.engines[file] = await asyncio.to_thread(self.load, file)
                 except (InputError, OSError):
                     raise HTTPException(500, f"the snapshot of step {step} cannot be read") from None
-            self.engines[file] = self.engines.pop(file)  # the last one used is the last one
+            self.engines[file] = self.engines.pop(file)  # the order is that of use, the latest last
             return self.engines[file]
 
     def _make_room(self) -> None:
-        """End the engine that was used the longest time ago, if there are `most`."""
+        """End the least recently used engine that is idle, if there are `most` engines."""
         if len(self.engines) >= self.most:
             idle = next((file for file, engine in self.engines.items() if not engine.open), None)
             if idle is None:

@@ -1,4 +1,4 @@
-"""What one client may ask for, so that others are served too, and what is checked before every request."""
+"""Limits on what one client may ask for, so that others are served too. Checks before every request."""
 
 import hmac
 from collections.abc import Sequence
@@ -13,30 +13,34 @@ from gpt import generation
 from gpt.errors import check_least
 from gpt.serve.errors import error_reply
 
-CALL_COST = 1 << 14  # of a look at the attention, in the units of `cost`
-_PUBLIC = ("/", "/health")  # paths that need no key: the page, which asks for it, and what a supervisor polls
+CALL_COST = 1 << 14  # the cost of a request for attention weights, in the units of `cost`
+# Paths that need no key: the page, which asks for the key, and the path that a supervisor polls.
+_PUBLIC = ("/", "/health")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The largest values that are accepted; InputError for a limit below one."""
+    """The largest values that are accepted. Raises InputError for a limit below one."""
 
-    body_bytes: int = 1 << 20  # of a request
-    cost: int = 1 << 18  # of a request, see `cost`
-    open_cost: int = 1 << 20  # of all requests that are open; more are refused
-    waiting_bytes: int = 8 << 20  # of bodies whose prompts wait to be tokenized; more are refused
-    arrival_seconds: int = 30  # for a request to arrive
-    seconds: int = 300  # for its answer
-    drain_seconds: int = 30  # for open requests to end when the server shuts down
-    last_seconds: int = 5  # after either, for the client to take the error that ends its answer
-    attention_tokens: int = 256  # whose attention is computed
-    snapshots: int = 4  # of a run that are in memory
+    body_bytes: int = 1 << 20  # size of a request's body
+    cost: int = 1 << 18  # cost of a request, see the function `cost`
+    open_cost: int = 1 << 20  # cost of all open requests together; further ones are refused
+    waiting_bytes: int = 8 << 20  # size of all bodies that wait to be tokenized; further ones are refused
+    arrival_seconds: int = 30  # time for a request to arrive
+    seconds: int = 300  # time for its answer
+    drain_seconds: int = 30  # time for open requests to end when the server shuts down
+    last_seconds: int = 5  # time after these two for the client to receive the error that ends its answer
+    attention_tokens: int = 256  # tokens whose attention is computed
+    snapshots: int = 4  # snapshots of a run in memory
 
     def __post_init__(self) -> None:
         check_least(1, **asdict(self))
 
     async def read_body(self, request: Request) -> bytes:
-        """The body of a request, which may declare no length; HTTPException if it is too large or slow."""
+        """Read the body of a request, which need not declare its length.
+
+        Raises HTTPException 413 if it is too large, 408 if it arrives too slowly.
+        """
         body = bytearray()
         try:
             with anyio.fail_after(self.arrival_seconds):
@@ -50,10 +54,10 @@ class Limits:
 
 
 def cost(requests: Sequence[generation.Request]) -> int:
-    """What requests take of memory and time, in units of about 200 bytes.
+    """The memory and time that requests take, in units of about 200 bytes.
 
-    A token of the answer is one; log-probabilities add one for its own and one for each alternative. A token
-    of a prompt is one, and what every sample needs besides is 64.
+    A token of a prompt costs one, and so does a token of the answer. If log-probabilities are requested, each
+    token of the answer costs one more, and one more for each alternative. Each sample costs 64 besides.
     """
     total = 0
     for one in requests:
@@ -64,7 +68,7 @@ def cost(requests: Sequence[generation.Request]) -> int:
 
 
 def guard(app: ASGIApp, api_key: str | None) -> ASGIApp:
-    """ASGI middleware that checks the API key, if there is one, and the type of a body."""
+    """ASGI middleware that checks the API key, if there is one, and the content type of a body."""
     expected = None if api_key is None else f"Bearer {api_key}".encode("utf-8", "surrogateescape")
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,10 +78,10 @@ def guard(app: ASGIApp, api_key: str | None) -> ASGIApp:
             given = headers.get(b"authorization", b"")
             kind = headers.get(b"content-type", b"")
             private = expected and scope["path"] not in _PUBLIC
-            # Compared in constant time, so that timing does not reveal how much of a guess is right.
+            # The comparison takes constant time, so that timing does not reveal how much of a guess is right.
             if private and not hmac.compare_digest(given, expected):
                 handler = error_reply(HTTPException(401, "the API key is missing or wrong"))
-            # Pages of other sites cannot send JSON without permission.
+            # Only JSON is accepted, as browsers do not let pages of other sites send it without permission.
             elif scope["method"] == "POST" and kind.split(b";")[0].strip().lower() != b"application/json":
                 handler = error_reply(HTTPException(415, "expected content-type application/json"))
         await handler(scope, receive, send)

@@ -1,4 +1,4 @@
-"""The bodies of requests and the choices of a completion, in the OpenAI form."""
+"""The bodies of requests, and the log-probabilities of a completion, in OpenAI's form."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -30,13 +30,16 @@ class _Text(BaseModel):
 
 
 class _Message(BaseModel):
-    """Clients send answers back with more fields, which are ignored, and some without a content."""
+    """A message of a chat.
+
+    Clients send earlier answers back with further fields, which are ignored. Some have no content.
+    """
 
     role: str
     content: str | Annotated[list[_Text], _PROMPTS] | None = None
 
     def plain(self) -> dict[str, str]:
-        """The message of a template; `developer` is a newer name of the role `system`."""
+        """The message in the form of a template. `developer` is a newer name of the role `system`."""
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
@@ -44,13 +47,14 @@ class _Message(BaseModel):
 
 class _Prompted(_Form):
     prompt: str | Annotated[list[str], _PROMPTS] | Ids | Annotated[list[Ids], _PROMPTS] = ""
-    messages: Annotated[list[_Message], _PROMPTS] | None = None  # of a chat, in place of a prompt
-    snapshot: Natural | None = None  # whose model answers, that of the server without one
+    messages: Annotated[list[_Message], _PROMPTS] | None = None  # a chat's messages, instead of a prompt
+    snapshot: Natural | None = None  # the step of the snapshot that answers; None: the served model
 
     def prompts(self, tokenizer: Tokenizer, template: Template | None, *, heal: bool = False) -> list[Prompt]:
-        """The tokens of each prompt, of which none is empty: `prompt` is one or several, each as text or ids.
+        """The tokens of each prompt, at least one each. `prompt` has one or several prompts, as text or ids.
 
-        The last word of a text may be cut anew if it is to `heal`.
+        With `heal`, the last word of a text may be cut anew. Raises InputError for a chat without a template,
+        a chat whose last message is the assistant's, an empty list, and an unknown id.
         """
         given: Any = self.prompt
         if self.messages is not None:
@@ -72,7 +76,7 @@ class _Prompted(_Form):
 
 
 class _Ignored(_Form):
-    """Fields of the OpenAI form that cannot change the text."""
+    """Fields of OpenAI's form that cannot change the text. They are ignored."""
 
     metadata: object = None
     parallel_tool_calls: object = None
@@ -90,7 +94,7 @@ _Nothing = Field(max_length=0)
 
 
 class _Neutral(_Form):
-    """Fields of the OpenAI form without support here: the values that clients send to ask for nothing."""
+    """Fields of OpenAI's form that are not supported here. Only values that ask for nothing are accepted."""
 
     best_of: Literal[1] | None = None
     frequency_penalty: _Zero | None = None
@@ -107,7 +111,7 @@ class _Neutral(_Form):
 
 
 class CompletionRequest(_Prompted, _Ignored, _Neutral):
-    """The fields of the OpenAI form, then the engine's own; another field is refused by its name.
+    """The fields of OpenAI's form, then those of this engine. Any other field is an error that names it.
 
     `Sampling` checks the ranges of its fields.
     """
@@ -128,18 +132,19 @@ class CompletionRequest(_Prompted, _Ignored, _Neutral):
     top_k: Count | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    # Whether a prompt that is a text may end inside a token. By default it may, but not where its own tokens
-    # are asked for and at most one more: so programs score a text.
+    # Whether a text prompt may end inside a token, so that its last word may be cut anew. By default it may,
+    # except where the scores of the prompt and at most one new token are requested, as programs do that
+    # score a text.
     heal: bool | None = None
 
     @field_validator("logprobs", mode="before")
     @classmethod
     def _without(cls, logprobs: object) -> object:
-        """None for a chat's way to ask for none; a number counts as one."""
+        """Replace False, with which chats ask for no log-probabilities, by None."""
         return None if logprobs is False else logprobs
 
     def requests(self, tokenizer: Tokenizer, template: Template | None) -> list[Request]:
-        """One request of the engine for each prompt; InputError for what the vocabulary forbids."""
+        """Make one engine request for each prompt. Raises InputError for values or ids out of range."""
         given = (self.max_completion_tokens, self.max_tokens, 16 if self.messages is None else 1024)
         max_tokens = next(count for count in given if count is not None)
         if not (max_tokens or self.echo):
@@ -167,27 +172,27 @@ class CompletionRequest(_Prompted, _Ignored, _Neutral):
 
 
 class AttentionRequest(_Prompted):
-    """The body of `POST /attention`, which the page sends: it shows the attention of the last token."""
+    """The body of `POST /attention`, with which the page gets the attention weights of the last token."""
 
-    tokens: Ids = []  # which follow the prompt
+    tokens: Ids = []  # they follow the prompt
 
     def ids(self, tokenizer: Tokenizer, template: Template | None) -> list[int]:
-        """All ids; InputError for one outside the vocabulary."""
-        tokenizer.decode_bytes(self.tokens)  # raises for it
+        """The ids of the prompt and the tokens. Raises InputError for an id outside the vocabulary."""
+        tokenizer.decode_bytes(self.tokens)  # raises for an unknown id
         return self.prompts(tokenizer, template)[0].tokens + self.tokens
 
 
 class CopiedRequest(_Form):
-    """The body of `POST /copied`, which the page sends."""
+    """The body of `POST /copied`, with which the page finds copied passages."""
 
     tokens: Annotated[list[Natural], Field(fail_fast=True)]
 
 
 def log_probabilities(tokenizer: Tokenizer, tokens: Sequence[Token], offset: int) -> dict[str, Any]:
-    """`logprobs` of tokens whose text begins at this character."""
+    """The field `logprobs` for tokens whose text begins at character `offset` of the choice's text."""
 
     def name(id_: int) -> str:
-        """The token's text; part of a character is written as OpenAI does, `bytes:\\xf0\\x9f`."""
+        """The token's text. Part of a character is written as `bytes:\\xf0\\x9f`, as OpenAI does."""
         data = tokenizer.decode_bytes([id_])
         try:
             return data.decode("utf-8")
@@ -195,7 +200,7 @@ def log_probabilities(tokenizer: Tokenizer, tokens: Sequence[Token], offset: int
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def top(token: Token) -> dict[str, float] | None:
-        """The likeliest tokens and the chosen one; None for the first token of an echoed prompt."""
+        """The likeliest tokens and the chosen one. None for the first token of an echoed prompt."""
         if token.log_probability is None:
             return None
         return {name(id_): value for id_, value in (*token.alternatives, (token.id, token.log_probability))}
@@ -205,5 +210,5 @@ def log_probabilities(tokenizer: Tokenizer, tokens: Sequence[Token], offset: int
         "token_logprobs": [token.log_probability for token in tokens],
         "top_logprobs": [top(token) for token in tokens],
         "text_offset": list(accumulate((len(token.text) for token in tokens), initial=offset))[:-1],
-        "token_ids": [token.id for token in tokens],  # not OpenAI's; the page needs it
+        "token_ids": [token.id for token in tokens],  # OpenAI has no such field; the page needs it
     }

@@ -1,4 +1,4 @@
-"""uvicorn, which ends what arrives too slowly, and tells the clients that its end cuts off."""
+"""A uvicorn server that closes slow connections, and sends an error to clients that its shutdown cuts off."""
 
 import asyncio
 from functools import partial
@@ -10,39 +10,39 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gpt.serve.limits import Limits
 
-_CONNECTIONS = 256  # that are open together
-_ARRIVING = 128  # of them, those that are idle or whose request is still arriving
+_CONNECTIONS = 256  # the most open connections
+_ARRIVING = 128  # the most of these that are idle, or whose request is still arriving
 
 
 class Connection(H11Protocol):
-    """A connection that is closed where a request takes longer than `seconds` to arrive, head and body.
+    """A connection that is closed if a request, head and body, takes longer than `seconds` to arrive.
 
-    Where more than `_ARRIVING` connections are without a whole request, the one that has been so the longest
-    is closed: clients that send nothing, or half a request, leave room for the others.
+    If more than `_ARRIVING` connections have no whole request, the one that has waited the longest is closed.
+    So clients that send nothing, or half a request, leave room for others.
     """
 
     def __init__(self, *, seconds: float, **options: Any) -> None:
         super().__init__(**options)
         self._seconds = seconds
-        self._arriving: asyncio.TimerHandle | None = None  # ends the connection
+        self._arriving: asyncio.TimerHandle | None = None  # closes the connection when it runs out
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first request."""
+        """Start the timer for the first request."""
         super().connection_made(transport)
         self._update()
 
     def data_received(self, data: bytes) -> None:
-        """Read a part of a request, and perhaps begin to answer it."""
+        """Read a part of a request. The answer begins when the request allows it."""
         super().data_received(data)
         self._update()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, which may have arrived already."""
+        """Start the timer for the next request, unless that has arrived already."""
         super().on_response_complete()
         self._update()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no more."""
+        """Stop the timer."""
         super().connection_lost(exc)
         if self._arriving:
             self._arriving.cancel()
@@ -69,10 +69,10 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """A server of `create_app`'s application; `options` are those of `uvicorn.Config`."""
+    """A server for the application of `create_app`. `options` are those of `uvicorn.Config`."""
 
     def __init__(self, app: FastAPI, limits: Limits, **options: Any) -> None:
-        # The application refuses a slow body by itself, and says so.
+        # The application itself refuses a slow body with an error. So the connection waits a little longer.
         protocol = partial(Connection, seconds=limits.arrival_seconds + limits.last_seconds)
         options = {"http": protocol, "log_level": "warning", "limit_concurrency": _CONNECTIONS, **options}
         graceful = limits.drain_seconds + limits.last_seconds
@@ -81,6 +81,6 @@ class Server(uvicorn.Server):
         self.end = app.state.end
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """Take no more connections, let open requests end for a while, and tell the clients of the others."""
+        """Take no more connections and give open requests some time to end. Others then get an error."""
         asyncio.get_running_loop().call_later(self.drain_seconds, self.end)
         await super().shutdown(sockets)

@@ -1,4 +1,4 @@
-"""The command `gpt serve`."""
+"""The command `gpt serve`: it starts the HTTP server."""
 
 import os
 import socket
@@ -29,19 +29,20 @@ def serve(
     drain_seconds: int = 30,
     show_copied: bool = False,
 ) -> None:
-    """Serve a model over HTTP as OpenAI's completions, with a page at /.
+    """Serve a model over HTTP with OpenAI's completions API, and a page at /.
 
     Args:
         checkpoint: a checkpoint, a run's folder or an exported folder; the newest run if left out.
         host: the address to listen on; 0.0.0.0 lets other machines in.
         port: the port to listen on.
         name: what clients call the model; the checkpoint's name if left out.
-        precision: of the weights; bfloat16 and int8 are faster on a CPU. The model's own if left out.
+        precision: the precision of the weights, by default the model's own. bfloat16 and int8 are faster on
+            a CPU.
         device: where the model runs; auto takes a GPU if there is one.
-        api_key: what clients must send; $GPT_API_KEY if left out. Without a key everyone is let in.
+        api_key: the key that clients must send; $GPT_API_KEY if left out. Without a key everyone may ask.
         max_seconds: the most time for a request.
         drain_seconds: how long requests may run after SIGTERM or Ctrl-C; then their clients get an error.
-        show_copied: mark on the page what stands word for word in the run's training text.
+        show_copied: mark passages on the page that are copied word for word from the run's training text.
     """
     try:
         from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -72,12 +73,12 @@ def serve(
         copied=copied,
         precision=precision,
     )
-    if host in _LOCAL:  # stops DNS rebinding by pages of other sites
+    if host in _LOCAL:  # the check of the host name prevents DNS rebinding by pages of other sites
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "[::1]", "::1"])
     elif api_key is None:
         notice(f"warning: anyone who can reach {address} can use this server; require a key with --api_key")
     print(f"page at http://{address}/, API at http://{address}/v1; Ctrl-C stops the server", flush=True)
-    # Uvicorn raises an interrupt again once it has shut down.
+    # After it has shut down, uvicorn raises the KeyboardInterrupt again.
     with built_meanwhile(suits_program(model)), suppress(KeyboardInterrupt):
         Server(app, limits).run([listener])
 

@@ -1,4 +1,4 @@
-"""`gpt export`: a model for other programs, or for people who have none."""
+"""`gpt export`: write a model for other programs, or as a page for people who have no such program."""
 
 from pathlib import Path
 from typing import Literal
@@ -24,18 +24,19 @@ def export_weights(
     snapshot_megabytes: float = 8,
     with_text: bool = False,
 ) -> None:
-    """Write a model so that another program loads it unchanged, or as one file that any browser runs.
+    """Write a model in a form that another program can load, or as one file that any browser can run.
 
     Args:
         checkpoint: a checkpoint, a run's folder or an imported folder; the newest run by default.
         output: the folder to write, new or empty; for html the file.
-        format: hf for transformers and gguf for llama.cpp, with the tokenizer; nanogpt, ckpt.pt for its
-            sample.py; book, the state dict and configuration of the book's GPTModel; html, a page with the
-            model in it, for which the last three options are.
-        push: OWNER/NAME on the Hugging Face hub, where the folder goes; log in before with `hf auth login`.
-        precision: of the weights; a browser computes with all of them in float32.
-        snapshot_megabytes: of the file, at most, for snapshots of the run: the slider over its training.
-        with_text: put in the training text too, so that the page marks what is copied from it.
+        format: hf is for transformers and gguf for llama.cpp, each with the tokenizer. nanogpt is a ckpt.pt
+            for nanoGPT's sample.py. book is the state dict and configuration of the book's GPTModel. html is
+            a page with the model in it; the options below, except push, are for html.
+        push: OWNER/NAME on the Hugging Face hub, to upload the folder to; log in before with `hf auth login`.
+        precision: the precision in which the page stores the weights.
+        snapshot_megabytes: the maximum space in the page for snapshots of the run, in MB. A slider shows
+            them. 0 leaves them out.
+        with_text: store the training text too, so that the page marks passages that are copied from it.
     """
     check_least(0, snapshot_megabytes=snapshot_megabytes)
     check_free(output)
@@ -55,7 +56,7 @@ def export_weights(
 
 
 def _check_arithmetic(found: Found) -> None:
-    """InputError where an edited `gpt/` computes other logits than GPT-2, which other programs compute."""
+    """Raise InputError if an edited `gpt/` does not compute GPT-2, which all other programs compute."""
     if not is_gpt2(GPT.from_weights(found.config, found.weights)):
         raise InputError(
             "other programs compute GPT-2 with these weights, not what the edited gpt/ does: "

@@ -1,4 +1,4 @@
-"""A file that runs a model in any browser: the page, what describes the model, and its weights in base64."""
+"""Write a file that runs a model in any browser: a page, a description of the model, weights in base64."""
 
 import gzip
 import math
@@ -23,9 +23,9 @@ from gpt.weights.formats.table import Weights, check_complete
 from gpt.weights.load import Found, read_weights
 
 Precision = Literal["int8", "float16", "float32"]
-LARGEST = 300_000_000  # bytes of a file
-_BLOCK = 3 << 20  # bytes that the page decodes at a time
-_LANES = 16  # numbers that its loops take at a time
+LARGEST = 300_000_000  # bytes; the largest file
+_BLOCK = 3 << 20  # bytes of weights that the page decodes at a time
+_LANES = 16  # numbers that the page's loops take at a time
 
 
 def write(
@@ -37,9 +37,10 @@ def write(
     text: NDArray[Any] | None,
     megabytes: float,
 ) -> str:
-    """Write a cropped model, of its run's snapshots as many as so many megabytes hold, evenly spaced in the
-    logarithm of steps, and the ids of its training text. Return what is in the file, or raise an InputError
-    where it is larger than `LARGEST`.
+    """Write a cropped model with snapshots of its run and the ids of its training text.
+
+    As many snapshots are written as fit into `megabytes`, evenly spaced in the logarithm of the step. Return
+    a line that says what is in the file. Raises InputError if the file would be larger than `LARGEST`.
     """
     data, tensors = _packed(found.config, found.weights, precision)
     chosen = list(snapshots)
@@ -50,7 +51,7 @@ def write(
     for step, loss, file in chosen if most > 1 else []:
         models.append({"step": step, "loss": loss if math.isfinite(loss) else None})
         data += _packed(found.config, read_weights(file).cropped().weights, precision)[0]
-    # gzip notices damage, and makes int8 smaller by a little
+    # gzip detects damage, and makes int8 weights a little smaller.
     blocks = [gzip.compress(data[start : start + _BLOCK], 1) for start in range(0, len(data), _BLOCK)]
     description = {
         "name": name,
@@ -77,9 +78,9 @@ def write(
 
 
 def _packed(config: GPTConfig, weights: Weights, precision: Precision) -> tuple[bytes, dict[str, list[int]]]:
-    """The weights, and of each tensor its place in them, rows and columns.
+    """The weights as bytes, and for each tensor its offset in them and its numbers of rows and columns.
 
-    Rows are padded to whole lanes. The scales of a matrix in int8 follow it.
+    Rows are padded to a multiple of `_LANES`. The scales of an int8 matrix follow it.
     """
     tensors = {}
     parts = list[bytes]()
@@ -96,12 +97,14 @@ def _packed(config: GPTConfig, weights: Weights, precision: Precision) -> tuple[
 
 
 def _letters(ids: NDArray[Any]) -> str:
-    """A letter for each id. Half a surrogate pair is none."""
+    """Write the ids as a text, one letter for each. It skips surrogates, as these are no letters."""
     return np.where(ids < 0xD800, ids, ids + 0x800).astype("<u2").tobytes().decode("utf-16-le")
 
 
 def _in_javascript(words: str) -> str:
-    """A regular expression of tiktoken's with the flag `v`. JavaScript has no possessive repetitions, here
-    others match the same, and counts other characters as blanks.
+    """Convert a regular expression of tiktoken to JavaScript with the flag `v`.
+
+    JavaScript has no possessive repetitions, but here ordinary ones match the same. Its `\\s` matches other
+    characters, so `White_Space` replaces it.
     """
     return words.replace("++", "+").replace(r"\s", r"\p{White_Space}").replace(r"\S", r"\P{White_Space}")

@@ -1,4 +1,4 @@
-"""GPT-2 as other programs compute it, written out apart from `gpt/model.py`, which may be edited.
+"""GPT-2 as other programs compute it. It does not use `gpt/model.py`, because users may edit that file.
 
 Shapes: B batch, T tokens, D emb_dim, H heads, K width of a head, V vocab_size.
 """
@@ -11,15 +11,15 @@ from gpt.config import GPTConfig
 from gpt.model import GPT
 from gpt.weights.formats.table import Weights
 
-_TOLERANCE = 2e-5  # of the logits' size: between kernels of float32 3e-6 of it were seen
-_LENGTH = 17  # tokens of a text, or more where weights times tokens are no more than `_WORK`
+_TOLERANCE = 2e-5  # relative to the logits' size; float32 kernels were seen to differ by 3e-6
+_LENGTH = 17  # tokens of a text; longer texts are used while weights times tokens stay below `_WORK`
 _WORK = 400_000_000
 
 
 def logits(config: GPTConfig, weights: Weights, tokens: Tensor) -> Tensor:
-    """Those of each next token, by weights with a GPT's names: (B, T) -> (B, T, V).
+    """Compute the logits of each next token from weights with a GPT's names: (B, T) -> (B, T, V).
 
-    A tensor that is missing raises KeyError, one of another shape RuntimeError.
+    Raises KeyError for a missing tensor, and RuntimeError for a tensor of another shape.
     """
     width = config.emb_dim
 
@@ -52,13 +52,16 @@ def logits(config: GPTConfig, weights: Weights, tokens: Tensor) -> Tensor:
 
 @torch.no_grad()
 def is_gpt2(model: GPT) -> bool:
-    """Whether a float32 model on the CPU, in evaluation mode, computes what GPT-2 does with its weights."""
+    """Whether a model gives the same logits as GPT-2 with its weights.
+
+    The model must be float32, on the CPU and in evaluation mode.
+    """
     length = min(model.config.context_length, max(_LENGTH, _WORK // model.num_parameters()))
     tokens = (torch.arange(2 * length) * 7919 % model.config.vocab_size).view(2, length)
     own = model(tokens).double()
     try:
         expected = logits(model.config, model.state_dict(), tokens).double()
         difference = (own - expected).square().mean().sqrt()
-    except (KeyError, RuntimeError):  # it lacks a tensor, or has one of another shape
+    except (KeyError, RuntimeError):  # a tensor is missing or has another shape
         return False
     return bool(difference <= _TOLERANCE * expected.square().mean().sqrt())

@@ -1,4 +1,4 @@
-"""The page, put together from the files beside this one: for a server, or with a model in it."""
+"""Build the page from the files in this folder: for a server, or with a model in it."""
 
 import hashlib
 import json
@@ -14,22 +14,22 @@ _ENGINE = (
     "model.js",
     "sampling.js",
     "worker.js",
-)  # what computes in a browser
+)  # the scripts that compute in a browser
 
 
 def served_page() -> tuple[str, str]:
-    """The page that asks a server, and its Content-Security-Policy, for a header of the answer.
+    """The page that asks a server, and its Content-Security-Policy, which goes into a header of the answer.
 
-    No other site may show the page in a frame, where a visitor would click without seeing it. Only a header
-    can say that: browsers ignore `frame-ancestors` in a page.
+    No other site may show the page in a frame, as it could hide the frame and misuse a visitor's clicks. Only
+    a header can forbid that, because browsers ignore `frame-ancestors` in the page itself.
     """
     page, policy = _page({"page": _texts("page.js", "http.js")}, "", "'self'")
     return page, f"{policy}; frame-ancestors 'none'"
 
 
 def page_of(description: dict[str, Any], blocks: list[str]) -> str:
-    """The page that computes by itself, with a model of `gpt.share.file`."""
-    # What a browser would read as the end of a script is spelled differently.
+    """The page that computes by itself, with a model in the form of `gpt.share.file`."""
+    # `<` is escaped, so that a browser never reads `</script>` in the data.
     plain = json.dumps(description, ensure_ascii=False).replace("<", "\\u003c")
     scripts = {"engine": f"const FILE = {plain};\n{_texts(*_ENGINE)}", "page": _texts("page.js", "file.js")}
     numbered = enumerate(blocks)
@@ -41,7 +41,7 @@ def page_of(description: dict[str, Any], blocks: list[str]) -> str:
 
 
 def _page(scripts: dict[str, str], data: str, connect: str) -> tuple[str, str]:
-    """The page with scripts by their ids and data after them, and the policy that allows these alone."""
+    """The page with these scripts, by id, and the data after them; and the policy that allows only these."""
     page = _texts("page.html")
     style = re.findall("<style>(.*?)</style>", page, re.DOTALL)
     elements = "\n".join(f'<script id="{name}">{text}</script>' for name, text in scripts.items())
