@@ -49,10 +49,10 @@ T = TypeVar("T")
 _PROTOCOLS = ("https", "http", "s3", "gs", "hf")
 _LARGEST_RECIPE = 1 << 16  # bytes
 _LONGEST_NAME = 50  # characters, of at most 4 bytes: a file's name has at most 255 bytes
-_FEWEST_PARTS = 8  # at least so many parts are read, if the corpus has them
-_ORDERED = 8  # of the rows of a part, at least one in so many is taken
+_FEWEST_PARTS = 8  # the fewest parts that are read, if the corpus has as many
+_ORDERED = 8  # at least one in 8 rows of a part is taken
 _PASSAGE = 1 << 13  # characters, the longest passage, where only a share of a text is read
-_FEWEST_PASSAGES = 16  # at least so many passages in a part, if it has so many words
+_FEWEST_PASSAGES = 16  # the fewest passages in a part, if it has as many words
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
@@ -148,12 +148,12 @@ class Corpus:
         return [_stamp(name) for name in self.files]
 
     def pieces(self, most_bytes: int | None = None) -> Iterator[Piece]:
-        """Yield the documents in order, in pieces. With `most_bytes`, yield only about so many bytes.
+        """Yield the documents in order, in pieces. `most_bytes` limits their size, approximately.
 
-        With `most_bytes`, parts are read that are spread evenly over all files. A larger `most_bytes` adds
-        parts to those of a smaller one. Where rows can only be read in order, at least one in `_ORDERED` is
-        taken. A file of unknown size, such as a compressed one, is read from its beginning.
-        If a file has a weight below 1, the same rows or passages of it are left out each time.
+        With `most_bytes`, only some parts are read, spread evenly over all files. A larger `most_bytes` adds
+        parts to those of a smaller one. The rows of a part can only be read in order, so at least one in
+        `_ORDERED` of them is taken. If the size of a file is unknown, as it is compressed, all files are read
+        from the beginning. If a file has a weight below 1, the same rows or passages are left out each time.
         Raises InputError for a file that cannot be read, and for more bad rows than `skip_bad_rows`.
         """
         read = 0

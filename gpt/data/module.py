@@ -37,7 +37,7 @@ class DataOptions:
     """Fraction of the text to hold out. By default a tenth of a text of up to one megabyte; of a longer
     text, 100 times the square root of its bytes."""
     most_bytes: int | None = None
-    """Read only about so many bytes of a longer text, in parts spread over all of it."""
+    """Read only about this many bytes of a longer text, in parts spread over all of it."""
     vocabulary: str | None = None
     """gpt2, gpt2:SIZE, learn, learn:SIZE, or a tokenizer.json file; by default GPT-2's, cut to the
     model's size."""

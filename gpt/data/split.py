@@ -17,8 +17,8 @@ from gpt.text.tokenizer import split_at_words
 
 SPLITS = ("train", "val")
 SAMPLE_BYTES = 32 << 20  # the most text in memory at once
-LEARNED_BYTES = 8 << 20  # a vocabulary is learned from so much text, or more of a larger text
-_LEAST_UNIT = 1 << 10  # bytes; units are not smaller, if so much is held out
+LEARNED_BYTES = 8 << 20  # the text to learn a vocabulary from; a larger text gives more
+_LEAST_UNIT = 1 << 10  # bytes; units are at least so long, if the held-out text is
 _HASHES = 1 << 64
 _UNLIMITED = 1 << 62  # bytes
 
@@ -75,7 +75,7 @@ class Divided:
 
     Args:
         val_fraction: the fraction of the text to hold out, by default as `held_out_bytes` says.
-        most_bytes: read only about so many bytes of a longer text, see `Corpus.pieces`.
+        most_bytes: read only about this many bytes of a longer text, see `Corpus.pieces`.
 
     Raises:
         InputError: `val_fraction` is outside [0, 1), or the corpus cannot be read.

@@ -34,7 +34,7 @@ class Cache:
         self.store = like.new_zeros(config.num_layers, 2, 0, heads, 0, config.emb_dim // heads)
 
     def reserve(self, rows: int, columns: int) -> None:
-        """Make room for at least so many rows and columns.
+        """Make room for at least this many rows and columns.
 
         It reserves more than needed, as growing copies the whole cache, which takes longer than a step.
         """

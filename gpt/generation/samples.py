@@ -16,7 +16,7 @@ from gpt.generation.sampling import Sampling, uniform
 from gpt.generation.text import TextStream
 from gpt.text.tokenizer import Tokenizer
 
-# The log-probability of a token in nats, and the likeliest ids at its position with their log-probabilities.
+# The log-probability of a token in nats, and the most likely ids at its position with theirs.
 Score = tuple[float | None, tuple[tuple[int, float], ...]]
 UNSCORED: Score = (None, ())
 
@@ -33,7 +33,8 @@ class Request:
     samples: int = 1  # how many texts to write; samples that run together read the prompt once
     end: int | None = None  # a sample ends after this token
     stop: Sequence[str] = ()  # a text ends before these strings; for an engine with a tokenizer
-    alternatives: int | None = None  # return log-probabilities of each token and of this many likeliest ones
+    # Return the log-probability of each token, and of this many most likely ids at its position.
+    alternatives: int | None = None
     echo: bool = False  # return the tokens of the prompt before the new ones
 
     def __post_init__(self) -> None:
@@ -58,7 +59,7 @@ class Token:
     id: int
     text: str  # the text that became complete with this token, often ""; always "" without a tokenizer
     log_probability: float | None  # before penalties, temperature and filters, in nats; None if not requested
-    alternatives: tuple[tuple[int, float], ...]  # likeliest ids and their log-probabilities, likeliest first
+    alternatives: tuple[tuple[int, float], ...]  # the most likely ids first, with their log-probabilities
     finished: str | None  # why the sample ended, if this is its last token
     echoed: bool  # whether it is a token of the prompt
 
@@ -88,7 +89,7 @@ class Sample:
         self.finished: str | None = None  # `stop`, `length`, `cancelled` or `error`; None while it runs
         self.numbers = uniform(seed, k)
         self.text = TextStream(tokenizer, request.stop) if tokenizer else None
-        # If the prompt's last word may be cut anew: the search among its ways, and whether one is drawn.
+        # If the prompt's last word is to be drawn: the search among its ways, and whether that is done.
         self.search: Search | None = None
         self.is_settled = True
         self.first: int | None = None  # the drawn first new token, if it begins in the prompt

@@ -31,10 +31,10 @@ class Sampling:
     """
 
     repetition_penalty: float = 1.0  # lowers the logits of tokens that came before; 1 changes nothing
-    temperature: float = 1.0  # divides the logits; 0 takes the likeliest token, 1 is the model's distribution
-    top_k: int | None = None  # draw from the k likeliest tokens, and any as likely as the last of these
-    top_p: float | None = None  # draw from the smallest set of likeliest tokens whose probability reaches p
-    min_p: float | None = None  # draw from tokens at least p times as likely as the likeliest
+    temperature: float = 1.0  # divides the logits; 0 takes the most likely token, 1 changes nothing
+    top_k: int | None = None  # draw from the k most likely tokens, and any as likely as the last of these
+    top_p: float | None = None  # draw from the smallest set of most likely tokens whose probability reaches p
+    min_p: float | None = None  # draw from tokens at least p times as likely as the most likely one
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
@@ -109,7 +109,7 @@ def filter_logits(logits: Tensor, sampling: Sampling) -> Tensor:
 
     `top_k` is from Fan et al. 2018, section 5.4. `top_p` is from Holtzman et al. 2020, section 3.1, and
     applies to the tokens that top-k keeps. `min_p` is from Nguyen et al. 2024, section 3. Tokens as likely as
-    the last one kept are kept too. The likeliest token is always kept.
+    the last one kept are kept too. The most likely token is always kept.
     """
     if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
         smallest = logits.topk(sampling.top_k, dim=-1).values[:, -1:]  # (N, 1)

@@ -44,10 +44,10 @@ def write(
         interactive: ask for prompts until Ctrl-D. The arrow keys recall earlier prompts; Ctrl-C ends a text.
             A model that was tuned on examples holds a chat. It remembers the first sample of each reply.
         max_new_tokens: stop after this many tokens, or at the end of the document.
-        temperature: 0 always takes the likeliest token, 1 is the model's own distribution.
-        top_k: draw only from the k likeliest tokens; null for all.
+        temperature: 0 always takes the most likely token, 1 is the model's own distribution.
+        top_k: draw only from the k most likely tokens; null for all.
         top_p: draw from the smallest set of tokens whose probability reaches this.
-        min_p: draw from tokens at least this many times as likely as the likeliest.
+        min_p: draw from tokens at least this many times as likely as the most likely one.
         repetition_penalty: a value above 1 makes tokens that came before less likely.
         seed: the same seed gives the same text.
         num_samples: how many texts to write.

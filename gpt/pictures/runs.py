@@ -139,7 +139,7 @@ def compare(runs: Sequence[Metrics], x: X = "step") -> "Figure":
 
 
 def _labels(run: Metrics, held_out_loss: list[float], alone: bool) -> tuple[str | None, str]:
-    """The legend's texts for a run's training loss and held-out loss. None leaves a line out of the legend."""
+    """The legend's texts for a run's training loss and held-out loss. None means no entry in the legend."""
     last = f": {held_out_loss[-1]:.3f}" if held_out_loss else ""
     if alone:
         return "training loss", f"held-out loss{last}"

@@ -305,7 +305,7 @@ class _Answer:
         self.lengths[index] += len(text)
         logprobs = None if self.form.logprobs is None else log_probabilities(self.tokenizer, tokens, before)
         if logprobs and index not in self.begun:
-            # OpenAI has no such field. The page needs it, as the prompt's last word may be cut anew.
+            # OpenAI has no such field. The page needs it, as the prompt's last word may get other tokens.
             logprobs["prompt_token_ids"] = tokens[0].sample.prompt
             self.begun.add(index)
         choice = {"index": index, "logprobs": logprobs, "finish_reason": tokens[-1].finished}

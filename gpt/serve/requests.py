@@ -53,8 +53,8 @@ class _Prompted(_Form):
     def prompts(self, tokenizer: Tokenizer, template: Template | None, *, heal: bool = False) -> list[Prompt]:
         """The tokens of each prompt, at least one each. `prompt` has one or several prompts, as text or ids.
 
-        With `heal`, the last word of a text may be cut anew. Raises InputError for a chat without a template,
-        a chat whose last message is the assistant's, an empty list, and an unknown id.
+        With `heal`, the last word of a text may get other tokens. Raises InputError for a chat without
+        a template, a chat whose last message is the assistant's, an empty list, and an unknown id.
         """
         given: Any = self.prompt
         if self.messages is not None:
@@ -132,9 +132,9 @@ class CompletionRequest(_Prompted, _Ignored, _Neutral):
     top_k: Count | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    # Whether a text prompt may end inside a token, so that its last word may be cut anew. By default it may,
-    # except where the scores of the prompt and at most one new token are requested, as programs do that
-    # score a text.
+    # Whether a text prompt may end inside a token, so that its last word may get other tokens. By default it
+    # may. The exception is a request for the scores of the prompt and at most one new token: programs that
+    # score a text send it.
     heal: bool | None = None
 
     @field_validator("logprobs", mode="before")
@@ -200,7 +200,7 @@ def log_probabilities(tokenizer: Tokenizer, tokens: Sequence[Token], offset: int
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def top(token: Token) -> dict[str, float] | None:
-        """The likeliest tokens and the chosen one. None for the first token of an echoed prompt."""
+        """The most likely tokens and the chosen one. None for the first token of an echoed prompt."""
         if token.log_probability is None:
             return None
         return {name(id_): value for id_, value in (*token.alternatives, (token.id, token.log_probability))}
