@@ -18,7 +18,7 @@ from gpt.progress import notice_once
 _NOT_WRITTEN_BY_HAND = ("__pycache__", "node_modules")
 _ANY_FOLDERS = "**"
 _MAGIC = "*?["
-_MOST_KINDS = 8  # the most kinds that this line names
+_MOST_KINDS = 8  # the most kinds that the notice of left-out files names
 _SPECIAL = {
     stat.S_IFIFO: "pipe",
     stat.S_IFSOCK: "socket",
@@ -28,7 +28,7 @@ _SPECIAL = {
 
 
 def is_pattern(name: str) -> bool:
-    """Whether a name may stand for several files."""
+    """Whether a name is a pattern, which may match several files."""
     return any(mark in name for mark in _MAGIC)
 
 
@@ -144,7 +144,7 @@ def _each_once(names: list[str], left_out: Counter[str]) -> Iterator[str]:
     for name in names:
         try:
             status = os.stat(name)
-        except OSError:  # a link that leads nowhere
+        except OSError:  # a broken link, which is reported when the file is read
             yield name
             continue
         if kind := _SPECIAL.get(stat.S_IFMT(status.st_mode)):

@@ -212,7 +212,7 @@ def part_sizes(name: str, choose: Choose) -> list[int]:
     if start.encoding:
         return []
     size = os.stat(name).st_size
-    if kind == "csv" or (kind == "json" and start.is_array):  # a line break may be anywhere
+    if kind == "csv" or (kind == "json" and start.is_array):  # a line break need not end a row
         return [size]
     return [min(PART_BYTES, size - start) for start in range(0, max(1, size), PART_BYTES)]
 
@@ -335,7 +335,7 @@ def _parsed(line: str) -> Any:
         return InputError(f"is no JSON, {error.msg} in column {error.colno}: {_JSON_ADVICE}")
     except RecursionError:
         return InputError("is nested too deeply")
-    except ValueError as error:  # a number of thousands of digits
+    except ValueError as error:  # Python refuses to parse a number of thousands of digits
         return InputError(str(error))
 
 

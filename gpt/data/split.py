@@ -18,7 +18,7 @@ from gpt.text.tokenizer import split_at_words
 SPLITS = ("train", "val")
 SAMPLE_BYTES = 32 << 20  # the most text in memory at once
 LEARNED_BYTES = 8 << 20  # the text to learn a vocabulary from; a larger text gives more
-_LEAST_UNIT = 1 << 10  # bytes; units are at least so long, if the held-out text is
+_LEAST_UNIT = 1 << 10  # bytes; the limit of a unit is no lower, if the held-out text is larger
 _HASHES = 1 << 64
 _UNLIMITED = 1 << 62  # bytes
 

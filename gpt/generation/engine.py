@@ -174,7 +174,7 @@ class Engine:
         tokens = []
         request = sample.request
         if request.echo and not sample.new_tokens:
-            typed = 1 if request.ending and request.ending.is_all else 0  # after `<|endoftext|>`
+            typed = 1 if request.ending and request.ending.is_all else 0  # skips the added `<|endoftext|>`
             places = range(typed, len(sample.scores))
             tokens = [sample.token(place, sample.scores[place]) for place in places]
         if not sample.finished:

@@ -48,7 +48,7 @@ def attention_maps(
     check_free(output)
     weights, labels = attention_weights(*load(checkpoint, device), text)
     num_layers, num_heads = weights.shape[:2]
-    begin = textwrap.shorten(text, min(60, 10 * num_heads), placeholder="…")  # heads make a picture wide
+    begin = textwrap.shorten(text, min(60, 10 * num_heads), placeholder="…")  # more heads, wider picture
     save(overview(weights, f'Attention in "{begin}"'), output / "overview.png")
     with progress("drawing", num_layers * num_heads, unit="pictures") as advance:
         for i, j in np.ndindex(num_layers, num_heads):

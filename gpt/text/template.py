@@ -32,11 +32,11 @@ class Template:
     """
 
     system: str = "{content}\n\n"
-    """Around the system's message. Rare."""
+    """The text around the system's message. Rare."""
     user: str = "### Instruction:\n{content}\n\n"
-    """Around a prompt or the user's message. Rare."""
+    """The text around a prompt or the user's message. Rare."""
     assistant: str = "### Response:\n{content}"
-    """Before a completion or the assistant's message. Rare."""
+    """The text before a completion or the assistant's message. Rare."""
 
     def __post_init__(self) -> None:
         for role, text in vars(self).items():
