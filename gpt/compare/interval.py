@@ -39,7 +39,7 @@ def mean_interval(values: Sequence[float]) -> Interval:
 
 
 def paired_interval(differences: Table) -> Interval:
-    """Return the mean of paired differences over texts and seeds, with its interval for these very texts.
+    """Return the mean of paired differences over texts and seeds, with its interval for exactly these texts.
 
     Differences between texts are not noise. The noise is the spread of seeds around the mean of their text,
     pooled over the texts. With one text this is the paired t-test. There have to be at least two seeds.

@@ -11,7 +11,7 @@ from gpt.errors import InputError
 from gpt.pictures.runs import Metrics
 from gpt.plain import parse_json
 
-_PARTS = 5  # of a run; steps may take longer in the last fifth
+_PARTS = 5  # parts of a run: steps may take longer in the last fifth
 
 
 @dataclass(frozen=True)

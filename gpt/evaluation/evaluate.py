@@ -28,10 +28,10 @@ def evaluate(
     Args:
         checkpoint: a checkpoint, a run, or what gpt import reads; the newest run by default.
         data: a text file, a folder, a recipe's name or a prepared folder.
-        split: train or val: of a prepared folder, val by default; of other text, the part that gpt fit would
-            train on or hold out, by default the entire text.
-        val_fraction: of other text, as in gpt fit, if split is given.
-        most_bytes: of other text, as in gpt fit: parts of all of a longer text are scored.
+        split: train or val. A prepared folder has both, and val is the default. Any other text is scored
+            whole by default; with a split, only the part that gpt fit would train on or hold out.
+        val_fraction: as in gpt fit, for a text that is not prepared, if split is given.
+        most_bytes: as in gpt fit, for a text that is not prepared: score parts spread over a longer text.
         device: where the model runs; auto takes a GPU if there is one.
     """
     if data is None:

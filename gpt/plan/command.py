@@ -289,7 +289,7 @@ def time_machine(given: Mapping[str, Any]) -> Machine:
     accelerator: Any = given.get("trainer.accelerator") or "auto"
     device = choose_device(accelerator)
     precision = given.get("trainer.precision") or default_precision(accelerator)
-    processes = int(os.environ.get("WORLD_SIZE", "1"))  # that torchrun has started
+    processes = int(os.environ.get("WORLD_SIZE", "1"))  # set by torchrun
     return Machine(
         speed=processes * of_first_process("speed", lambda: _speed(device, precision)),
         memory=of_first_process("memory", lambda: free_memory(device)),

@@ -34,7 +34,7 @@ RECORDS = ("metrics.csv", "samples.txt")  # files that grow while a run trains
 _LAST = f"last{SUFFIX}"
 _BEST = f"best{SUFFIX}"
 _SECONDS_BETWEEN = 60.0
-_PART_BETWEEN = 0.01  # of the run
+_PART_BETWEEN = 0.01  # fraction of the run's updates
 
 
 class Checkpoints:
@@ -100,7 +100,7 @@ class Checkpoints:
         """Write the newest checkpoint.
 
         Raises OSError if the file cannot be written, and InputError if another process has written `last`.
-        Either way no existing file has changed.
+        Either way the earlier checkpoints are intact.
         """
         try:
             self._check_turn()

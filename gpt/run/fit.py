@@ -115,7 +115,7 @@ def build(begun: Start) -> tuple[Options, LanguageModel, TokenData]:
     if begun.tokenizer is None:
         model = replace(model, config=replace(model.config, vocab_size=data.tokenizer.n_vocab))
     precision: Any = trainer.precision or default_precision(trainer.accelerator)
-    devices = trainer.devices or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # that torchrun has started
+    devices = trainer.devices or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # set by torchrun
     if trainer.accelerator == "cpu" and devices > cores():
         report(f"{devices} processes on {cores()} cores: each waits for the others")
     trainer = replace(trainer, precision=precision, devices=devices)
@@ -145,14 +145,15 @@ def validate(begun: Start) -> None:
 def new_trainer(options: Options, data: TokenData, callbacks: list[Any]) -> Trainer:
     """Build a Trainer that only computes; the callbacks count, record and save."""
     plain = options.trainer
-    from_torchrun = TorchElasticEnvironment.detect()  # also of a single process
+    # Torchrun may start a single process, which then trains as several do.
+    from_torchrun = TorchElasticEnvironment.detect()
     launcher = TorchElasticEnvironment if from_torchrun else LightningEnvironment
     devices = plain.devices or 1
     try:
         return Trainer(
             accelerator=plain.accelerator,
             devices=devices,
-            num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),  # that torchrun has started
+            num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),  # set by torchrun
             strategy=data_parallel() if from_torchrun or devices > 1 else "auto",
             precision=plain.precision,
             accumulate_grad_batches=plain.accumulate_grad_batches,

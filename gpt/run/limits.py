@@ -188,14 +188,14 @@ class Limits:
 
     @property
     def interval(self) -> int:
-        """Updates between two validations; their number doubles when a planned run doubles its length."""
+        """Updates between two validations, twice as many each time a planned run has doubled its length."""
         planned = self.options.trainer.max_steps
         longer = self.run.total // planned if 0 < planned < self.run.total < _ENDLESS else 1
         return self.options.trainer.interval << (longer.bit_length() - 1)
 
     @property
     def validates(self) -> bool:
-        """Whether to validate after this update, if text is held out; never shortly before the run's end."""
+        """Whether to validate after this update, if text is held out: at each interval and at the end."""
         is_due = self.run.step % self.interval == 0 and self.run.total - self.run.step > self.interval / 8
         return is_due or self.is_over
 
@@ -242,7 +242,7 @@ class Limits:
         return last
 
     def _end_part(self, elapsed: float) -> None:
-        """At the end of a part, double the run's length or end it."""
+        """At the end of a part, double the run's length, extend it to all the time, or end it."""
         run = self.run
         in_time = self._in_time(elapsed)
         if run.best_step < run.step:
@@ -252,7 +252,7 @@ class Limits:
         elif in_time < _LONGER * run.step:
             self._take(End(run.step, "the rest of the time is too short for a further part"))
         else:
-            is_last = in_time < 3 * run.step  # after this part too little time is left for another
+            is_last = in_time < 3 * run.step  # less than another such part would remain
             self._part = End(_ENDLESS, "") if is_last else End(2 * run.step, "a further part of the time")
             self._keep_time(elapsed)
             report(f"after step {run.step}: held-out text still gains, {run.total} steps")

@@ -141,7 +141,7 @@ class Loop(Callback):
         return files
 
     def _adapters(self) -> dict[str, Any]:
-        """Return a checkpoint's part on adapters, and write the fixed weights into the folder `base` once."""
+        """Return the fields of `AdapterPart`, and write the fixed weights into the folder `base` once."""
         rank = self.module.options.lora.rank
         self.files.top.below("base").close()  # raises InputError if it is a link
         base = self.files.path / "base"
@@ -240,7 +240,7 @@ class Loop(Callback):
     # -- parts
 
     def close(self) -> None:
-        """Release the run's folder, files and signal handlers, however the run ended."""
+        """Close the record and restore the signal handlers, however the run ended."""
         self._open.close()
 
     def _continue(self) -> None:

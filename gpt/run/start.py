@@ -29,7 +29,7 @@ _USUAL_MINUTES = 2.0  # for a run without any limit
 _NO_END = f"no time and no other end is given: --minutes {_USUAL_MINUTES:g}"
 _CHOSEN_ANEW = ("resume", "ckpt_path", "minutes")  # never taken from a checkpoint
 _WHERE = ("trainer.devices", "trainer.accelerator", "trainer.logger")  # chosen anew too, for this machine
-_FIXED = ("model.config.", "model.optimizer.name", "model.lora.rank", "model.init_from")  # by the weights
+_FIXED = ("model.config.", "model.optimizer.name", "model.lora.rank", "model.init_from")  # set by weights
 _LIMITS = ("trainer.max_steps", "trainer.max_epochs", "trainer.max_time")
 _UNPLANNED = (
     "resume",

@@ -15,8 +15,8 @@ _SAMPLE = 4096  # tokens, enough to find the temperature within 1 %
 def find_temperature(model: GPT, prepared: Prepared) -> tuple[float, float]:
     """Find the temperature at which held-out text has the lowest loss (Guo et al. 2017, section 4.2).
 
-    Returns the temperature, which is 1.05 to a power of at least 0, and a ratio: the loss on `_SAMPLE`
-    held-out tokens with the logits divided by it, over the loss without. The model is not changed.
+    Returns the temperature (1, 1.05, 1.05 ** 2, ...) and a ratio: the loss on `_SAMPLE` held-out tokens with
+    the logits divided by it, over the loss without. The model is not changed.
     """
     scaled = deepcopy(model).eval()
     nats = [_nats(scaled, prepared)]

@@ -12,10 +12,10 @@ from gpt.errors import InputError
 class Guard:
     """Stops a run before an update whose loss or gradients are not finite.
 
-    Loss and gradients are reduced to one flag; reading it is the only moment when an update waits for the
-    device and for other processes. In the same moment the processes agree on what any of them asks for:
-    `received` is a signal sent to this process, `wants_save` its request to save. After the update `agreed`
-    and `agreed_save` are the same on all processes. Float16's loss scaler checks the gradients itself.
+    Loss and gradients are reduced to one flag. Only reading it makes an update wait for the device and for
+    other processes. In the same moment the processes agree on what any of them asks for: `received` is a
+    signal sent to this process, `wants_save` its request to save. After the update `agreed` and `agreed_save`
+    are the same on all processes. Float16's loss scaler checks the gradients itself.
     """
 
     def __init__(self) -> None:

@@ -209,7 +209,8 @@ class LanguageModel(LightningModule):
         trainer: Any = self.trainer
         if trainer.max_steps > 0:
             return int(trainer.max_steps)
-        if isinstance(trainer.datamodule, TokenData):  # whose place Lightning's count would move
+        # Lightning's own count would move the data's place in the text.
+        if isinstance(trainer.datamodule, TokenData):
             return max(1, trainer.max_epochs) * trainer.datamodule.updates_per_epoch
         return int(trainer.estimated_stepping_batches)
 

@@ -39,7 +39,7 @@ from gpt.weights.temperature import with_temperature
 
 RUNS = Path("runs")
 SUFFIX = ".safetensors"
-VERSION = 2  # of the format; files without a number have version 1
+VERSION = 2  # version of the format; files without a number have version 1
 Snapshot = tuple[int, float, Path]  # step, loss of its batch in nats per token, file of the weights
 Order = tuple[int, int, float]  # session, save and time: no two checkpoints of a run share all three
 _MOST_HEADER = 64 << 20  # bytes, the largest header that is read

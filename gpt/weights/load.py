@@ -39,7 +39,7 @@ class Found:
     config: GPTConfig
     weights: Weights
     own_tokenizer: Tokenizer | None = None  # None if the weights come without one
-    template: Template | None = None  # of the examples in training, if any
+    template: Template | None = None  # template of the training's examples, if any
 
     @property
     def tokenizer(self) -> Tokenizer:
