@@ -242,7 +242,7 @@ def file_sha256(path: StrPath) -> str:
 
 def write_json(path: StrPath, value: Any) -> None:
     """Write indented JSON atomically. File names that are not UTF-8 survive a round trip."""
-    with atomic_write(path, "wb") as file:  # backslashreplace writes half a surrogate pair as JSON escapes it
+    with atomic_write(path, "wb") as file:  # backslashreplace escapes a lone surrogate as JSON does
         file.write(f"{json.dumps(value, indent=2, ensure_ascii=False)}\n".encode("utf-8", "backslashreplace"))
 
 

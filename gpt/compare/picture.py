@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_BAND = 0.2  # its opacity
+_BAND = 0.2  # opacity of the spread over seeds
 
 
 def draw(design: Design, outcomes: Outcomes) -> "Figure":

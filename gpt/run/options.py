@@ -82,7 +82,7 @@ class Options:
     """All options of a run; InputError for a value out of its range."""
 
     run: str = "run"
-    """Name of the folder under runs/ to write to; runs/NAME-2 where it exists.
+    """Name of the folder under runs/ to write to; runs/NAME-2 if it exists.
     Elsewhere: out_dir, output_dir, default_root_dir."""
     resume: str | None = None
     """Resume a run: its folder, a checkpoint, `auto` for the newest checkpoint of --run or of all runs,
