@@ -74,7 +74,7 @@ CHANGES = {
         },
         ("--model.optimizer.schedule", "root", "--model.optimizer.warmup_steps", "0"),
         "learning_rate",
-        5e-3 / 11**0.5,  # of the update that would follow
+        5e-3 / 10**0.5,  # of the tenth update
     ),
     "another corpus": Change("data/", {}, ("--data.corpus", "mine")),
     "a new metric": Change(
