@@ -160,9 +160,20 @@ def _kind_of(hint: Any) -> tuple[Any, bool]:
     return (_text if str in kinds or Path in kinds else hint), False
 
 
-def _text(typed: str) -> str:
-    """Return text as it is typed. jsonargparse would read a `str` as YAML, which has to be valid UTF-8."""
-    return str(typed)
+class _Text:
+    """The type of an option whose value is text: it is taken as it is typed.
+
+    jsonargparse would read a `str` as YAML, which has to be valid UTF-8.
+    """
+
+    def __call__(self, typed: str) -> str:
+        return str(typed)
+
+    def __repr__(self) -> str:
+        return "text"  # in the help
+
+
+_text = _Text()
 
 
 def _is_path(hint: Any) -> bool:

@@ -185,3 +185,11 @@ def test_several_runs_are_words_and_a_flag_stands_alone(capsys):
 def test_an_option_without_its_value_does_not_take_the_next_option(capsys):
     assert main(["generate", "--prompt", "--interactive"]) == 2
     assert "prompt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["evaluate", "generate", "runs"])
+def test_the_help_names_types_that_a_person_knows(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    help_text = " ".join(capsys.readouterr().out.split())
+    assert "type: text" in help_text and "0x" not in help_text
