@@ -147,7 +147,7 @@ def find(path: StrPath | None = None) -> Path:
 
     Without a path it is the newest run. A run's folder stands for its best checkpoint, else its newest. Names
     of GPT-2's sizes, such as `gpt2`, and `OWNER/NAME` are downloaded once into the hub's cache, unless such a
-    path, or a folder OWNER, exists here.
+    path, or a folder OWNER, exists here. `NAME@REVISION` names a commit, a branch or a tag of the hub.
     """
     if path is None:
         path = newest_run()
@@ -156,8 +156,10 @@ def find(path: StrPath | None = None) -> Path:
         notice(f"taking the newest run, {path}")
     name = str(path).replace(os.sep, "/")
     path = Path(path)
-    if not path.exists() and (name in _SHORT_NAMES or (is_hub_name(name) and path.parent != RUNS)):
-        return (cached(name) if name in _SHORT_NAMES else None) or _download(name)
+    model, _, revision = name.partition("@")
+    if not path.exists() and (model in _SHORT_NAMES or (is_hub_name(model) and path.parent != RUNS)):
+        folder = cached(model) if model in _SHORT_NAMES and not revision else None
+        return folder or _download(model, revision or None)
     if path.name == "config.yaml":
         raise InputError(f"{path} holds the options of a run: give the run's folder, {path.parent}")
     if path.is_file() or (path / "config.json").is_file() or (path / "ckpt.pt").is_file():
@@ -179,15 +181,19 @@ def cached(name: str) -> Path | None:
 
 
 @cache
-def _download(name: str) -> Path:
+def _download(name: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
     print(f"looking for {name} on the Hugging Face hub", file=sys.stderr)
     try:
-        return Path(snapshot_download(name, allow_patterns=_FILES))
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=_FILES))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise InputError(f"no file or folder {name}, and not available on the hub: {reason}") from None
+        wanted = f"{name}@{revision}" if revision else name
+        raise InputError(f"no file or folder {wanted}, and not available on the hub: {reason}") from None
+    if revision is None:  # the cache names a folder by its commit
+        notice(f"taking the newest {name}; {name}@{folder.name} takes the same weights at any time")
+    return folder
 
 
 def read_weights(path: StrPath | None) -> Found:

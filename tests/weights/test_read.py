@@ -156,7 +156,7 @@ def test_the_tokenizer_of_a_hub_model_comes_along(model, tmp_path, monkeypatch):
     hub, cache = tmp_path / "hub", tmp_path / "cache"
     write_export(Found("gpt", model.config, model.state_dict(), tokenizer, DEFAULT_TEMPLATE), hub, "hf")
 
-    def snapshot_download(name, allow_patterns):
+    def snapshot_download(name, revision, allow_patterns):
         cache.mkdir(exist_ok=True)
         for file in hub.iterdir():
             if any(fnmatch(file.name, pattern) for pattern in allow_patterns):
@@ -167,3 +167,31 @@ def test_the_tokenizer_of_a_hub_model_comes_along(model, tmp_path, monkeypatch):
     found = read_weights("owner/name")
     assert found.tokenizer == tokenizer
     assert found.template == DEFAULT_TEMPLATE
+
+
+def test_a_hub_model_is_taken_at_the_revision_that_is_named(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def snapshot_download(name, revision, allow_patterns):
+        asked.append((name, revision))
+        return str(tmp_path / "snapshots" / "c0ffee")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    monkeypatch.chdir(tmp_path)
+    assert find("someone/weights@c0ffee").name == find("distilgpt2@main").name == "c0ffee"
+    assert "takes the same weights" not in capsys.readouterr().err
+    find("someone/weights")
+    assert "someone/weights@c0ffee takes the same weights at any time" in capsys.readouterr().err
+    assert asked == [("someone/weights", "c0ffee"), ("distilgpt2", "main"), ("someone/weights", None)]
+
+
+def test_a_revision_that_the_hub_does_not_have_is_one_line(monkeypatch, capsys, tmp_path):
+    def snapshot_download(*_, **options):
+        raise OSError(f"no revision {options['revision']}")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        InputError, match="someone/weights@old, and not available on the hub: no revision old"
+    ):
+        find("someone/weights@old")
