@@ -307,11 +307,8 @@ def speed_key(device: torch.device, precision: str) -> str:
 
 def _speed(device: torch.device, precision: str) -> float:
     """Return the training speed in operations per second, from the cache or measured in about a second."""
-    path = cache_folder() / "speed.json"
-    versions = f"gpt {version('minimal-gpt')}, torch {torch.__version__}"
-    key = (
-        f"{device_name(device)}, {cores()} cores, {torch.get_num_threads()} threads, {precision}, {versions}"
-    )
+    path = cache_folder() / SPEEDS
+    key = speed_key(device, precision)
     known = _read_speeds(path)
     if key not in known:
         speed, is_idle = _timed(device, precision)
