@@ -37,7 +37,7 @@ _IN_PARTS = ((_PLACES, 1), (1, _PLACES - 1), (0, 1))
 # How much logits may differ: root mean square of the difference, relative to that of the logits. Measured:
 # 3e-6 between float32 kernels, 0.034 between bfloat16 kernels, 0.073 by rounding to int8. Another activation
 # function gives 0.07 and more.
-_EXACT = 2e-5
+EXACT = 2e-5
 _ROUNDED = 0.05
 _INT8 = 0.15
 _tell_once = functools.cache(notice)
@@ -96,7 +96,7 @@ def _find_out(model: GPT, program: ctypes.CDLL | None) -> Compiled | bool:
     if model.config.context_length < _PLACES + 2:
         return False
     own = Forward(model, cached=False)
-    tokens = _tokens(model)
+    tokens = texts_to_compare(model)
     logits = own.logits(tokens.to(own.like.device), _PLACES + 1)
     # The last token of the second text is left out, so that the rows of the cache differ in length.
     expected = torch.stack([logits[0, 1:], logits[1, :-1]]).double()  # (R, P, V)
@@ -119,7 +119,7 @@ def _find_out(model: GPT, program: ctypes.CDLL | None) -> Compiled | bool:
             raise ValueError(f"its logits differ by {difference:.1g} of their size")
 
     exact = own.like.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
-    tolerance = _EXACT if exact else _ROUNDED
+    tolerance = EXACT if exact else _ROUNDED
     if program:
         try:
             way = Compiled(program, model)
@@ -138,8 +138,11 @@ def _find_out(model: GPT, program: ctypes.CDLL | None) -> Compiled | bool:
         return False
 
 
-def _tokens(model: GPT) -> Tensor:
-    """Two texts (R, T) of at least `_LENGTH` tokens each, if the context is long enough."""
+def texts_to_compare(model: GPT) -> Tensor:
+    """Two texts (R, T) on which two ways to compute a model are compared.
+
+    Each has at least `_LENGTH` tokens, if the context is long enough.
+    """
     length = min(model.config.context_length, max(_LENGTH, _WORK // model.num_parameters()))
     return (torch.arange(2 * length) * 7919 % model.config.vocab_size).view(2, length)
 

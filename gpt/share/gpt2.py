@@ -8,12 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gpt.config import GPTConfig
+from gpt.generation.decoding import EXACT, texts_to_compare
 from gpt.model import GPT
 from gpt.weights.formats.table import Weights
-
-_TOLERANCE = 2e-5  # relative to the logits' size; float32 kernels were seen to differ by 3e-6
-_LENGTH = 17  # tokens of a text; longer texts are used while weights times tokens stay below `_WORK`
-_WORK = 400_000_000
 
 
 def logits(config: GPTConfig, weights: Weights, tokens: Tensor) -> Tensor:
@@ -56,12 +53,11 @@ def is_gpt2(model: GPT) -> bool:
 
     The model must be float32, on the CPU and in evaluation mode.
     """
-    length = min(model.config.context_length, max(_LENGTH, _WORK // model.num_parameters()))
-    tokens = (torch.arange(2 * length) * 7919 % model.config.vocab_size).view(2, length)
+    tokens = texts_to_compare(model)
     own = model(tokens).double()
     try:
         expected = logits(model.config, model.state_dict(), tokens).double()
         difference = (own - expected).square().mean().sqrt()
     except (KeyError, RuntimeError):  # a tensor is missing or has another shape
         return False
-    return bool(difference <= _TOLERANCE * expected.square().mean().sqrt())
+    return bool(difference <= EXACT * expected.square().mean().sqrt())
