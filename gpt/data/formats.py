@@ -165,8 +165,13 @@ def binary_error(name: str) -> InputError:
 def _opened(name: str) -> Iterator[Any]:
     """Open a file as UTF-8 bytes, with `peek`. It is decompressed, and converted by its byte order mark."""
     with _opener(name)(name, "rb") as file:
-        encoding = look(name).encoding
-        yield io.BufferedReader(_Utf8(file, encoding), PART_BYTES) if encoding else file
+        yield _as_utf8(name, file)
+
+
+def _as_utf8(name: str, file: Any) -> Any:
+    """The open file, or a reader that converts it to UTF-8 if its byte order mark says another encoding."""
+    encoding = look(name).encoding
+    return io.BufferedReader(_Utf8(file, encoding), PART_BYTES) if encoding else file
 
 
 class _Utf8(io.RawIOBase):
@@ -222,9 +227,7 @@ def estimated_bytes(name: str) -> int:
     size = os.stat(name).st_size
     read = 0
     with named(name), open(name, "rb") as raw:
-        file = _opener(name)(raw, "rb") if is_compressed(name) else raw
-        encoding = look(name).encoding
-        text = io.BufferedReader(_Utf8(file, encoding), PART_BYTES) if encoding else file
+        text = _as_utf8(name, _opener(name)(raw, "rb") if is_compressed(name) else raw)
         while read < _SAMPLED and (data := text.read(PART_BYTES)):
             read += len(data)
         return read if read < _SAMPLED else round(read * size / raw.tell())
