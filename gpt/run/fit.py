@@ -31,7 +31,7 @@ from gpt.threads import sharing_cores
 from gpt.training.device import default_precision, keep_freed_memory
 from gpt.training.module import LanguageModel
 from gpt.weights.adapters import base_folder
-from gpt.weights.checkpoint import read
+from gpt.weights.checkpoint import parts_of
 
 
 def main(arguments: list[str], began: float | None = None) -> None:
@@ -205,7 +205,7 @@ def summarize(loop: Loop) -> None:
     report(f"ended after step {loop.run.step}: {loop.limits.why()}", prefix="")
     summary = loop.record.summary(loop.trainer)
     if loop.options.temperature_scaling and summary["best_loss"] is not None:
-        temperature = read(loop.checkpoints.best).model.temperature
+        temperature = parts_of(loop.checkpoints.best)[0].temperature
         if temperature > 1:
             report(f"the best checkpoint's logits are divided by {temperature:.2f} in use", prefix="")
     if loop.begun.plan:

@@ -220,7 +220,7 @@ class Loop(Callback):
         first = self.trainer.is_global_zero
         over = self.limits.is_over
         self._continue()
-        if first:
+        if first and temperature != self.model_part.temperature:
             self.model_part = replace(self.model_part, temperature=temperature)
 
         # 4. Save a snapshot of the weights.
