@@ -273,6 +273,21 @@ def lock(descriptor: int, *, wait: bool = False) -> bool:
     return True
 
 
+@contextmanager
+def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Hold the lock of a plain file during the block; yield whether the file system has locks.
+
+    The file is made if missing. Raises BlockingIOError if another process holds the lock, unless `wait`
+    is set.
+    """
+    with Folder(path.parent) as folder:
+        descriptor = folder.open(path.name, os.O_RDWR | os.O_CREAT)
+    try:
+        yield lock(descriptor, wait=wait)
+    finally:
+        os.close(descriptor)
+
+
 def _lock(descriptor: int, wait: bool) -> None:
     if sys.platform == "win32":
         import msvcrt

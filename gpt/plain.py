@@ -99,6 +99,13 @@ def seconds_of(name: str, text: str) -> float:
         raise InputError(f"--{name} {shown(text)}: expected a time, such as 90s, 10m or 8h") from None
 
 
+def plain_name(option: str, name: str) -> str:
+    """Return a name that one folder can have; InputError, which names the option, for any other."""
+    if not name or name.startswith(".") or Path(name).name != name:
+        raise InputError(f"expected a plain folder name for --{option}, got {shown(name)}")
+    return name
+
+
 def with_first(arguments: list[str], option: str) -> list[str]:
     """Return a command line in which the value before all options has its option's name in front."""
     is_named = not arguments or arguments[0].startswith("-")

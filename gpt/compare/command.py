@@ -3,11 +3,9 @@
 import argparse
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock, Timeout
 
 from gpt.compare.machine import Machine, Processes, recipes_of, train_all
 from gpt.compare.picture import draw
@@ -15,10 +13,10 @@ from gpt.compare.result import Design, as_json, lines
 from gpt.compare.trainings import Recipe, Text
 from gpt.compare.variants import parse_variants, slug
 from gpt.errors import InputError, check_least
-from gpt.files import write_json
+from gpt.files import locked, write_json
 from gpt.pictures.figures import save
-from gpt.plain import shown
-from gpt.progress import report
+from gpt.plain import plain_name, shown
+from gpt.progress import notice, report
 
 FOLDER = Path("comparisons")
 _SEEDS = 3
@@ -98,22 +96,23 @@ def steps_of(steps: int | None, base: Recipe) -> int:
 
 def folder_of(name: str) -> Path:
     """Return `comparisons/NAME`; InputError for a name that cannot be a folder's."""
-    if not name or name.startswith(".") or Path(name).name != name:
-        raise InputError(f"expected a plain folder name for --name, got {shown(name)}")
-    return FOLDER / name
+    return FOLDER / plain_name("name", name)
 
 
 @contextmanager
 def opened(folder: Path) -> Iterator[None]:
     """Lock the folder for this process; InputError if another process uses it."""
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder / ".lock", timeout=0):
-            yield
-    except Timeout:
-        raise InputError(
-            f"{folder} is in use by another process: wait for its end, or give a --name"
-        ) from None
+    with ExitStack() as stack:
+        try:
+            has_locks = stack.enter_context(locked(folder / ".lock"))
+        except BlockingIOError:
+            raise InputError(
+                f"{folder} is in use by another process: wait for its end, or give a --name"
+            ) from None
+        if not has_locks:
+            notice(f"the file system of {folder} has no locks: let no second process use it meanwhile")
+        yield
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from gpt.data.documents import Piece
 from gpt.data.shards import INDEX_DTYPE, META, Counts, Meta, Prepared, is_prepared, token_dtype
 from gpt.data.split import SPLITS, Divided
 from gpt.errors import InputError, check_least
-from gpt.files import Folder, cache_folder, lock, write_json
+from gpt.files import cache_folder, locked, write_json
 from gpt.plain import as_dict
 from gpt.progress import notice, progress
 from gpt.text.template import DEFAULT_TEMPLATE, Template
@@ -127,15 +127,11 @@ def _alone(lock_file: Path) -> Iterator[None]:
     The lock ends with the process. Where the file system has no locks, a notice asks the user to prepare
     a text in one process at a time.
     """
-    with Folder(lock_file.parent) as folder:
-        descriptor = folder.open(lock_file.name, os.O_RDWR | os.O_CREAT)
-    try:
-        if not lock(descriptor, wait=True):
+    with locked(lock_file, wait=True) as has_locks:
+        if not has_locks:
             where = lock_file.parent
             notice(f"the file system of {where} has no locks: prepare this text in one process at a time")
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _write(folder: Path, divided: Divided, tokenizer: Tokenizer, key: str) -> Meta:

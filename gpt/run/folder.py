@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpt.errors import InputError
 from gpt.files import Folder, lock, make_folder
-from gpt.plain import shown
+from gpt.plain import plain_name
 from gpt.progress import is_first_process, notice
 from gpt.weights.checkpoint import RUNS, run_of
 
@@ -103,9 +103,7 @@ class Claim:
 
 def folder_of(name: str) -> Path:
     """Return `runs/NAME`; InputError for a name that cannot be a folder's."""
-    if not name or name.startswith(".") or Path(name).name != name:
-        raise InputError(f"expected a plain folder name for --run, got {shown(name)}")
-    return RUNS / name
+    return RUNS / plain_name("run", name)
 
 
 def folder_to_restart(name: str) -> Path:
