@@ -1,9 +1,12 @@
-"""Progress on stderr: a bar with the time left on a terminal, a plain line every ten seconds elsewhere."""
+"""What a terminal shows: lines, tables and progress.
+
+Progress is a bar with the time left on a terminal, and a plain line every ten seconds elsewhere.
+"""
 
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TextIO
@@ -40,6 +43,20 @@ def notice(message: str) -> None:
 def notice_once(message: str) -> None:
     """Print a line only the first time: several readers of the same text would repeat it."""
     notice(message)
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """Return the lines of a table: the first `left` columns are left-aligned, the others right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = zip(row, widths, strict=True)
+        padded = [
+            cell.ljust(width) if column < left else cell.rjust(width)
+            for column, (cell, width) in enumerate(cells)
+        ]
+        lines.append("  ".join(padded).rstrip())
+    return lines
 
 
 def for_terminal(text: str, stream: TextIO | None) -> str:

@@ -23,12 +23,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the package need not be in
 from gpt.compare.command import ending_at_signals, folder_of, opened
 from gpt.compare.interval import Interval, mean_interval
 from gpt.compare.machine import Machine, Processes, recipes_of, train_all
-from gpt.compare.result import Design, Outcomes, aligned, change, percent
+from gpt.compare.result import Design, Outcomes, change, percent
 from gpt.compare.trainings import Recipe, Text
 from gpt.compare.variants import OUR_SOURCE, Part, Variant, named_options, split
 from gpt.data.corpus import find_corpus
 from gpt.errors import InputError, check_least
 from gpt.files import write_json
+from gpt.progress import aligned
 
 TEXTS = "python-docs,python-stdlib"  # what each Python has
 BASE = (

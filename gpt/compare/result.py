@@ -1,7 +1,7 @@
 """Compute a comparison's result: differences from the base with their intervals, as numbers and text."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, TypeVar
@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from gpt.compare.interval import Interval, Table, paired_interval
 from gpt.compare.outcomes import Outcome
 from gpt.compare.trainings import Recipe, Text, Training
+from gpt.progress import aligned
 
 T = TypeVar("T")
 _UNSTEADY = 0.1  # largest half-width of the interval of log(time per step) for a steady speed
@@ -235,13 +236,3 @@ def _better(interval: Interval, seeds: int) -> str:
 def _fractions(interval: Interval) -> dict[str, float]:
     ends = {"mean": interval.mean, "low": interval.low, "high": interval.high}
     return {name: math.expm1(min(value, 700.0)) for name, value in ends.items()}
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a table's lines: the first column is left-aligned, the others right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    found = []
-    for first, *others in rows:
-        cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
-        found.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
-    return found

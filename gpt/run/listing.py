@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpt.errors import InputError
 from gpt.plain import shown
-from gpt.progress import spell_out_controls
+from gpt.progress import aligned, spell_out_controls
 from gpt.weights.checkpoint import RUNS, RunPart, checkpoints_of, parts_of
 
 _HEADINGS = ("run", "text", "bits per byte", "steps", "minutes", "saved")
@@ -88,13 +88,4 @@ def read_rows(folder: Path) -> list[Row]:
 
 def table(rows: list[Row]) -> list[str]:
     """Return the lines of a table with aligned columns."""
-    lines = [_HEADINGS, *(row.cells() for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADINGS))]
-    texts = []
-    for line in lines:
-        cells = [
-            cell.ljust(width) if column < _LEFT_ALIGNED else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        texts.append("  ".join(cells).rstrip())
-    return texts
+    return aligned([_HEADINGS, *(row.cells() for row in rows)], left=_LEFT_ALIGNED)
