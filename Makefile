@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 install: $(VENV)/.package
 setup: $(VENV)/.dev
 
-# The package alone, which is what training and generating need. Runs again when the dependencies change.
+# Only the package, which is what training and generating need. Runs again when the dependencies change.
 $(VENV)/.package: pyproject.toml constraints.txt lock.txt scripts/install.py
 	$(PYTHON) scripts/install.py $(VENV)
 	touch $@
@@ -19,7 +19,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt lock.txt scripts/install.py
 	$(PYTHON) scripts/install.py $(VENV) --extras dev
 	touch $@ $(VENV)/.package
 
-# Writes lock.txt anew, after a change of constraints.txt or of a requirement. Needs uv.
+# Writes lock.txt again, after a change of constraints.txt or of a requirement. Needs uv.
 lock:
 	$(PYTHON) scripts/lock.py
 

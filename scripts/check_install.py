@@ -2,7 +2,7 @@
 
     python scripts/check_install.py
 
-Every block runs word for word, `make train` with its whole training. Then the environment that it made
+Every block runs as it is printed, `make train` with its whole training. Then the environment that it made
 trains for four steps, generates, and serves if the extra is there. Where PyTorch's own package index does not
 answer, pip does not wait for it and uv does not ask it. Needs git, make, uv and a package index. Exit status
 1 if a block fails.

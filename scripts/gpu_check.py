@@ -111,7 +111,7 @@ class Place:
 
     @property
     def seconds_left(self) -> float:
-        """Of the case."""
+        """The name of the case."""
         return self.until - time.monotonic()
 
 
@@ -400,7 +400,7 @@ def memory(place: Place) -> Measured:
 
 
 def serving(place: Place) -> Measured:
-    """Eight requests at once over HTTP get the texts that each gets alone; on a GPU rounding may differ."""
+    """Eight requests at once get the texts that each gets by itself; on a GPU rounding may differ."""
     if find_spec("fastapi") is None:
         raise Needs("fastapi")
     from benchmarks.serve import ask

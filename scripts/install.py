@@ -1,4 +1,4 @@
-"""Installs this checkout into a virtual environment: the package alone, or with extras.
+"""Installs this checkout into a virtual environment: only the package, or with extras.
 
     python scripts/install.py .venv --extras dev
 
@@ -6,7 +6,8 @@ Every file is checked against the hashes of lock.txt. Two kinds are not, and a l
 build, which is gigabytes smaller and comes from PyTorch's own index to machines without an NVIDIA GPU, and
 files of an index or a folder to which pip is set, such as a mirror, where they are not those of the lock.
 
-It uses uv where that is installed, else pip. Standard library alone: it runs before anything is installed.
+It uses uv where that is installed, else pip. It needs only the standard library, as it runs before
+anything is installed.
 """
 
 from __future__ import annotations  # so that an older Python gets as far as the line that refuses it

@@ -57,7 +57,7 @@ class Lever:
 
 
 Values = dict[str, tuple[float, ...]]
-"""Of each of `KINDS` a logarithm for each text: -0.02 is 2 % less."""
+"""For each of `KINDS`, a logarithm for each text: -0.02 is 2 % less."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def panel_text(name: str) -> Text:
 
 
 def effects(design: Design, outcomes: Outcomes, levers: Sequence[Lever]) -> list[Effect]:
-    """Of each lever, from the recipes of the design."""
+    """Return the effect of each lever, from the recipes of the design."""
     changes = [values_of(design, outcomes, recipe) for recipe in design.recipes]
     rows = factorial(len(levers))
     found = []
@@ -237,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("--texts", default=TEXTS, metavar="A,B", help=f"files and recipes, default {TEXTS}")
-    parser.add_argument("--kept", default="", metavar="C,D", help="texts for the end alone")
+    parser.add_argument("--kept", default="", metavar="C,D", help="texts that only the end uses")
     parser.add_argument("--steps", type=int, default=1500, help="of each run, 1500 by default")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each recipe on each text")
     parser.add_argument("--first_seed", type=int, default=1337, help="the others follow it")

@@ -2,7 +2,7 @@
 
 Some of the requests are hostile: fields with any value, bodies that are not JSON, requests that are not HTTP,
 are cut off, or whose reply is read slowly. The exit status is 1 if one hung or failed by the server's fault,
-if a greedy reply differs from the one computed alone, if memory grew, or if a request is open at the end.
+if a greedy reply differs from the one computed by itself, if memory grew, or if a request is open at the end.
 """
 
 import argparse
@@ -156,7 +156,7 @@ def siege(number: int, wild: float, precision: str) -> dict[str, Any]:
         ids = generate(model, [prompt], max_new_tokens=new, temperature=0)[0]
         expected = tokenizer.decode(ids[len(prompt) :]).partition("<|endoftext|>")[0]
         if text != expected:
-            problems.append(f"not as alone: {prompt} {text!r}")
+            problems.append(f"not as on an idle server: {prompt} {text!r}")
     if number >= 1000 and memory[-1] > 1.05 * memory[len(memory) // 2]:
         problems.append(f"memory grew in the second half: {memory}")
     found = {"statuses": counts, "seconds": round(seconds, 1), "replies compared": len(replies)}

@@ -36,7 +36,7 @@ class Change:
     texts: dict[str, str]
     options: tuple[str, ...] = ()
     column: str = ""
-    """Of metrics.csv, and its last value."""
+    """A column of metrics.csv, which should end with `value`."""
     value: float = 0.0
 
 

@@ -1,4 +1,4 @@
-"""The image and its services, as read: Docker builds them in the public continuous integration alone."""
+"""The image and its services, as read: Docker builds them only in the public continuous integration."""
 
 import re
 from pathlib import Path

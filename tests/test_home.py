@@ -49,7 +49,7 @@ def test_a_home_that_cannot_be_written_is_one_for_reading(monkeypatch, tmp_path,
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("setpriv") is None or os.name == "nt", reason="setpriv is not installed")
-@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="root alone can be another user")
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can be another user")
 def test_a_user_whom_the_system_does_not_know_can_run_a_command(tmp_path):
     command = [
         "setpriv",

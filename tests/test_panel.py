@@ -71,7 +71,7 @@ def measure(machine, texts, kept=(), words=WORDS, **options):
 
 
 def test_the_effects_of_seven_levers_are_found_in_eight_recipes(texts, capsys):
-    """Lever 0 gains; 1 gains less than its steps take longer; 2 does nothing; 3 gains in time alone."""
+    """Lever 0 gains; 1 gains less than its steps take longer; 2 does nothing; 3 gains only in time."""
     gains = [-0.03, -0.01, 0.0, 0.0, -0.002, 0.02, 0.0]
     machine = Pretended(gains, {1: 2.0, 3: 0.5})
     found = measure(machine, texts[:6], texts[6:])

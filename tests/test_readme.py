@@ -109,7 +109,7 @@ def test_every_block_runs_in_order(folder):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Colab has a POSIX shell")
 def test_every_cell_of_the_notebook_runs(folder, tmp_path, monkeypatch):
-    """But for the first, which clones and installs, and what needs Colab."""
+    """All except the first, which clones and installs, and what needs Colab."""
     cells = json.loads((ROOT / "docs" / "colab.ipynb").read_text("utf-8"))["cells"]
     first, *cells = ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     assert "git clone" in first and "pip install" in first

@@ -25,7 +25,7 @@ _HELP = """Train variants with several seeds, and say whether they differ by mor
 The words before the options name the base: a recipe, a config file, or a folder that holds an edited copy
 of this program. Options of 'gpt fit' are the change. `vs` stands between variants where there are more;
 options of the first then hold for all. Every run is a process of its own. Finished runs are kept: the same
-command goes on where it was interrupted, and with more --seeds it makes the missing runs alone."""
+command goes on where it was interrupted, and with more --seeds it makes only the missing runs."""
 _EXAMPLES = """examples:
   gpt compare quick --model.optimizer.lr 3e-3
   gpt compare quick tinyshakespeare --texts my.txt --steps 500

@@ -58,7 +58,7 @@ def prepare(
             megabyte; of a longer text, 100 times the square root of its bytes.
         most_bytes: tokenize only about this many bytes of a longer text, in parts spread over all of it.
         text_column: the column of the text, PROMPT,COMPLETION, PROMPT,INPUT,COMPLETION or the column of
-            messages. By default `text`, or else the columns of examples in docs/tune.md. Of examples only
+            messages. By default `text`, or else the columns of examples in docs/tune.md. In examples, only
             the replies are scored.
         skip_bad_rows: the most rows that cannot be used and may be left out; by default none.
         template: the text around the messages of examples.

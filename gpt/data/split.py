@@ -26,7 +26,7 @@ _UNLIMITED = 1 << 62  # bytes
 def held_out_bytes(size: float) -> float:
     """How many bytes of a text of `size` bytes are held out.
 
-    It is a tenth up to one megabyte. Of a longer text it is 100 times the square root of its bytes.
+    It is a tenth up to one megabyte. For a longer text it is 100 times the square root of its bytes.
     """
     return min(size / 10, 100 * size**0.5)
 
@@ -104,7 +104,7 @@ class Divided:
         return self._all or divide(self.source.pieces(self.drawn), self.rule)
 
     def sample(self) -> Iterable[Piece]:
-        """All pieces of a text of up to `SAMPLE_BYTES`. Of a larger text, only some parts.
+        """Return all pieces of a text of up to `SAMPLE_BYTES`, and some parts of a larger text.
 
         Then a larger share is held out than in `pieces`. What is `train` here is `train` in `pieces` too.
         """

@@ -52,7 +52,7 @@ def score_text(
     scored once.
 
     `<|endoftext|>` precedes the first token. It also ends each document, where it is scored as a token of no
-    bytes. Of examples, only the completions count, not the prompts or the `template`'s text. Raises
+    bytes. In examples, only the completions count, not the prompts or the `template`'s text. Raises
     InputError for a split without text.
     """
     if is_prepared(data):

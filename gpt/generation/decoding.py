@@ -134,7 +134,7 @@ def _find_out(model: GPT, program: ctypes.CDLL | None) -> Compiled | bool:
         check(Forward(model, cached=True), _IN_PARTS, tolerance)
         return True
     except Exception as error:
-        _tell_once(f"each token reads its text anew, as a cache does not suit this model: {error}")
+        _tell_once(f"each token reads its text again, as a cache does not suit this model: {error}")
         return False
 
 

@@ -107,7 +107,8 @@ def _can_follow(tokenizer: Tokenizer, start: bytes, before: list[int], rest: byt
     """Whether the tokenizer gives `before` and then token `id_`, which begins with `rest`, for some text."""
     token = tokenizer.tokens[id_]
     if _is_blank(start) and _is_blank(rest) and len(rest) == 1:
-        # After several blanks, the next word takes the last one if it is a space. Another blank stands alone.
+        # After several blanks, the next word takes the last one if it is a space. Another blank does not
+        # join a word.
         in_next_word = rest == b" " and not _is_blank(token)
         if in_next_word or (token == rest != b" "):
             return True

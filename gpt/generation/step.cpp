@@ -66,7 +66,7 @@ static Floats load(const float* from) { return read<Floats>(from); }
 static void store(float* to, Floats vector) { memcpy(to, &vector, sizeof vector); }
 static Floats multiply_add(Floats total, Floats a, Floats b) { return total + a * b; }
 
-// Puts a vector into a register. GCC would read it from memory anew for each of its products.
+// Puts a vector into a register. Otherwise GCC reads it from memory for each of its products.
 template <class Vector>
 static Vector keep(Vector vector) {
 #ifdef __AVX__
@@ -167,7 +167,7 @@ constexpr int64_t CHUNK = 1024;  // inputs whose products are added first: so ma
 
 constexpr int64_t MOST = 128;  // rows that are multiplied with a weight while it is near: so many fit into the L2 cache
 
-// A row of x alone is multiplied with rows of the weight that are so many apart, unless there are fewer. Each of the W
+// If x has one row, it is multiplied with rows of the weight that are so many apart, unless there are fewer. Each of the W
 // rows of a tile then goes on where one of the tile before ended: W long streams, which the processor fetches by itself,
 // while it is late for short rows. With AVX-512 that was not measured, so the rows are neighbours and fetched ahead.
 #ifdef __AVX512F__

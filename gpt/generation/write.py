@@ -56,8 +56,8 @@ def write(
         precision: the precision of the weights, by default the model's own. bfloat16 and int8 are faster on
             a CPU.
         device: where the model runs; auto takes a GPU if there is one.
-        show_copied: print a text only when it is complete, with [[ ]] around passages that are copied word
-            for word from the run's training text.
+        show_copied: print a text only when it is complete, with [[ ]] around passages that are copied
+            verbatim from the run's training text.
         copied_tokens: how many tokens in a row count as copied, at least.
     """
     sampling = Sampling(

@@ -65,7 +65,7 @@ class RunFolder:
 
 
 class Claim:
-    """The one run's folder that this process has locked. Of several processes, only the first locks it."""
+    """The one run's folder that this process has locked. Only the first process locks it."""
 
     def __init__(self) -> None:
         self.folder: RunFolder | None = None

@@ -178,7 +178,7 @@ class Record:
 
 
 class Appended:
-    """A file that a run appends to. It is written anew and begins with the `kept` part of the old one."""
+    """A file that a run appends to: a new file, which begins with the `kept` part of the old one."""
 
     def __init__(self, folder: Folder, name: str, kept: bytes) -> None:
         with folder.write(name, "wb") as file:

@@ -28,7 +28,7 @@ _MOST_MINUTES = 1_000_000
 _USUAL_MINUTES = 2.0  # for a run without any limit
 _NO_END = f"no time and no other end is given: --minutes {_USUAL_MINUTES:g}"
 _CHOSEN_ANEW = ("resume", "ckpt_path", "minutes")  # never taken from a checkpoint
-_WHERE = ("trainer.devices", "trainer.accelerator", "trainer.logger")  # chosen anew too, for this machine
+_WHERE = ("trainer.devices", "trainer.accelerator", "trainer.logger")  # also, for this machine
 _FIXED = ("model.config.", "model.optimizer.name", "model.lora.rank", "model.init_from")  # set by weights
 _LIMITS = ("trainer.max_steps", "trainer.max_epochs", "trainer.max_time")
 _UNPLANNED = (
@@ -191,7 +191,7 @@ def _usual_minutes(asked: Values) -> float:
 
 
 def _options(values: Values) -> Options:
-    """Build a run's options, without those that each start chooses anew."""
+    """Build a run's options, without those that each start chooses again."""
     return options_of({name: values[name] for name in values.keys() - _CHOSEN_ANEW})
 
 
@@ -344,5 +344,5 @@ def _newest(folder: Path) -> Checkpoint:
 def _of_a_run(path: Path) -> Checkpoint:
     checkpoint = read(path)
     if checkpoint.run is None:
-        raise InputError(f"{path} is a snapshot of the weights alone: it cannot be resumed")
+        raise InputError(f"{path} is a snapshot, which holds only weights: it cannot be resumed")
     return checkpoint

@@ -42,7 +42,7 @@ def serve(
         api_key: the key that clients must send; $GPT_API_KEY if left out. Without a key everyone may ask.
         max_seconds: the most time for a request.
         drain_seconds: how long requests may run after SIGTERM or Ctrl-C; then their clients get an error.
-        show_copied: mark passages on the page that are copied word for word from the run's training text.
+        show_copied: mark passages on the page that are copied verbatim from the run's training text.
     """
     try:
         from starlette.middleware.trustedhost import TrustedHostMiddleware

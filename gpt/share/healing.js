@@ -37,7 +37,7 @@ function waysToCut(tokenizer, word) {
 // Whether the tokenizer gives `before` and then this token in some text.
 function canFollow(tokenizer, start, before, rest, token) {
   if (isBlank(start) && isBlank(rest) && rest.length === 1) {
-    // What is no blank takes the last of several, if that is a space, into its word, else leaves it alone.
+    // What is no blank takes the last of several, if that is a space, into its word, else leaves it as it is.
     if (rest === " " ? !isBlank(token) : token === rest) return true;
   }
   if (tokenizer.ranks.has(start + token)) return false;

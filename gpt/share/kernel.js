@@ -88,7 +88,7 @@ function beginRow({ weightShift, inputShift }, inputs) {
 
 // Add the products of sixteen columns to the sums, and go on to the next sixteen.
 function multiplyColumns({ vectors, vectorBytes, load, multiply, add }, inputs) {
-  // A row of x alone has several sums as well: an addition would wait for the one before it.
+  // A single row of x has several sums as well: an addition would wait for the one before it.
   const sum = (k, t) => SUM + (inputs === 1 ? k : t);
   return [
     ...repeat(vectors, k => [

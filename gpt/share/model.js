@@ -125,7 +125,7 @@ class Model {
   }
 }
 
-// Of scores times `scale`, in place.
+// The softmax of scores times `scale`, in place.
 function softmax(scores, scale) {
   const most = scores.reduce((one, other) => Math.max(one, other), -Infinity);
   let total = 0;

@@ -46,7 +46,7 @@ function begin() {
   let box = $("text");
   if (!turns.length) box.replaceChildren();
   if (about.chat) {
-    if (turns.at(-1)?.role === "assistant" && !content) { turns.pop(); box.lastChild.remove(); }  // written anew
+    if (turns.at(-1)?.role === "assistant" && !content) { turns.pop(); box.lastChild.remove(); }  // written again
     if (content) { turns.push({ role: "user", content }); box.append(make("div", "turn user", content)); }
     if (!turns.length) throw new Error("type a message first");
     $("prompt").value = "";
@@ -166,7 +166,7 @@ async function showAttention({ form, tokens: all, prompt: read }, mark, token) {
   show(...(weights[place[0]]?.[place[1]] ? place : [weights.length - 1, 0]));
 }
 
-// Underline what stands word for word in the training text.
+// Underline what is copied verbatim from the training text.
 async function showCopied({ tokens, marks }) {
   const own = tokens.filter(token => !token.prompt), { runs } = await backend.ask("copied", { tokens: own.map(token => token.id) });
   const copied = new Set(runs.flatMap(([start, end]) => own.slice(start, end)));
@@ -187,7 +187,7 @@ function drawTraining() {
   $("when").value = step === undefined ? backend.own : `step ${step}` + (here < 0 ? "" : `, training loss ${loss.toFixed(2)}`);
 }
 
-// Write the text anew with the weights at the slider's place.
+// Write the text again with the weights at the slider's place.
 function watch() {
   drawTraining();
   if (running) { again = true; running.abort(); } else if (!about.chat || turns.length) generate();

@@ -165,7 +165,7 @@ function answer(port, file) {
   };
 }
 
-// The bits of a float16 in the place of a float32's give its value, but for the exponents' offset.
+// The bits of a float16 in the place of a float32's give its value, except for the exponents' offset.
 function fromHalf(halves) {
   const bits = Uint32Array.from(halves, half => (half & 0x8000) << 16 | (half & 0x7fff) << 13);
   return new Float32Array(bits.buffer).map(value => value * 2 ** 112);

@@ -134,7 +134,7 @@ class LanguageModel(LightningModule):
             rate = LATE_RATE
         if rate > 1:
             if not is_matrix(head):
-                raise InputError("model.sampled_softmax needs a head that is a matrix alone: set it to 1")
+                raise InputError("model.sampled_softmax needs a head that is a plain matrix: set it to 1")
             return sampled_cross_entropy(rows, head.weight, targets, rate, *how)
         return head_cross_entropy(head, rows, targets, *how)
 

@@ -49,7 +49,7 @@ def with_base(checkpoint: StrPath, config: GPTConfig, part: AdapterPart | None, 
     folder = base_folder(checkpoint)
     file = folder / "model.safetensors"
     if not file.is_file():
-        raise InputError(f"it holds adapters alone, and the weights that they change are missing: {folder}")
+        raise InputError(f"it holds only adapters, and the weights that they change are missing: {folder}")
     base = check_complete(config, read_tensors(folder))  # bounds the size that is hashed
     if file_sha256(file) != part.base:
         raise InputError(f"its adapters were trained with other weights than those in {folder}")

@@ -250,7 +250,7 @@ def order_of(path: Path) -> Order:
     """Return the order of a checkpoint, reading only its header; InputError if it is no checkpoint."""
     _, run = parts_of(path)
     if run is None:
-        raise InputError(f"{path} is a snapshot of the weights alone")
+        raise InputError(f"{path} is a snapshot, which holds only weights")
     return run.order
 
 

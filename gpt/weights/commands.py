@@ -56,7 +56,7 @@ def import_weights(
     print(f"{output}/ holds {model.num_parameters():,} weights, read from the format {found.format}")
     if not found.own_tokenizer and found.config.vocab_size < SMALLEST_SIZE:
         print("it has no tokenizer: nanoGPT keeps the alphabet of characters in a pickle, which is not read.")
-        print("Python alone can use it, and continues ids:")
+        print("Only Python can use it, and it continues token numbers:")
         print(f"gpt.generate(GPT.from_pretrained({str(output)!r}), [[0]], max_new_tokens=20)")
     else:
         print(f"next: gpt generate --checkpoint {output} --prompt 'The'")

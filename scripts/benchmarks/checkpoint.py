@@ -17,7 +17,7 @@ from gpt.weights.checkpoint import ModelPart, read
 
 
 def run(quick: bool) -> Report:
-    """Save and load in turn."""
+    """Save and load, interleaved."""
     config = GPTConfig(num_layers=1 if quick else 12)
     weights = GPT(config).state_dict()
     del weights["head.weight"]

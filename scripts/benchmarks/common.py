@@ -57,7 +57,7 @@ def interleave(
     rounds: int,
     before: Callable[[], object] = lambda: None,
 ) -> dict[str, Timing]:
-    """Time all candidates in turn for `rounds` rounds; every second round runs in the opposite order.
+    """Time all candidates, interleaved, for `rounds` rounds; every second round runs in the opposite order.
 
     Each candidate runs once before, untimed. `before` is called before each measurement, untimed. A
     candidate that uses a GPU must synchronise it.

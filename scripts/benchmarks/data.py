@@ -71,7 +71,7 @@ def run(quick: bool) -> Report:
 
 
 def tokenizing(folder: Path, rounds: int) -> tuple[list[dict[str, Any]], float]:
-    """Text files to checked files of tokens, and tiktoken alone on the same texts in memory."""
+    """Text files to checked files of tokens, and tiktoken by itself on the same texts in memory."""
     say("tokenizing")
     threads = os.cpu_count() or 1
     texts = list(python_stdlib()) * 3

@@ -57,7 +57,7 @@ def run(quick: bool, device: str = "cpu", llamacpp: Path | None = None) -> Repor
     def race(count: int, longest: int, kinds: Collection[str], more: Candidates) -> dict[str, Timing]:
         """Time all on prompts of which the shortest is half as long as the longest; their rows are added.
 
-        PyTorch's ways are timed in the first of the kinds, our own with short prompts alone.
+        PyTorch's ways are timed in the first of the kinds, our own only with short prompts.
         """
         setting = f"prompts to {longest}, batch {count}"
         say(setting)
@@ -124,7 +124,7 @@ def build_program(model: GPT) -> None:
 
 
 def small_model(rounds: int) -> dict[str, Timing]:
-    """A model as `make train` makes it, with the compiled program and by PyTorch alone."""
+    """A model as `make train` makes it, with the compiled program and with PyTorch only."""
     config = GPTConfig(vocab_size=2048, context_length=128, emb_dim=128, num_heads=4, num_layers=7)
     models = {"with the program": GPT(config).eval(), "by PyTorch": GPT(config).eval()}
     build_program(models["with the program"])

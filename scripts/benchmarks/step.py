@@ -1,6 +1,6 @@
 """`benchmark.py step`: one training step of GPT-2 small, beside other implementations of the same model.
 
-The candidates step in turns. A peer runs eager or compiled, whichever is faster on this machine.
+The candidates' steps are interleaved. A peer runs eager or compiled, whichever is faster on this machine.
 """
 
 import sys

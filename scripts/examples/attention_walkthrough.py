@@ -193,7 +193,7 @@ def products_of_heads() -> Tensor:
     scores = scores_of_heads(HEADS, HEADS)  # (1, H, T, T)
     compare("S8 head 1, token 1", scores[0, 0, 0])
     compare("S8 head 2, token 1", scores[0, 1, 0])
-    agree("it and each head alone", scores[0], torch.stack([head @ head.T for head in HEADS[0]]))
+    agree("it and each head by itself", scores[0], torch.stack([head @ head.T for head in HEADS[0]]))
     return torch.softmax(scores[0, 0], dim=-1)
 
 

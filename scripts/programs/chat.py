@@ -38,7 +38,7 @@ def conversation(question: str) -> list[dict[str, str]]:
 
 @functools.cache
 def chat_model() -> Found:
-    """A model that has learned the answers by heart."""
+    """A model that has memorised the answers."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocab_size=2048, context_length=128, emb_dim=32, num_heads=2, num_layers=2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.005, weight_decay=0)

@@ -215,7 +215,7 @@ def test_what_was_edited_since_is_run_anew(tmp_path):
 
 @pytest.mark.parametrize("name", ["my.txt", "deep", "deep/*.txt"])
 def test_an_edited_text_is_another_one(name, tmp_path):
-    """Of a file, a folder and a pattern."""
+    """The digest of a file, a folder and a pattern."""
     (tmp_path / "deep").mkdir()
     for file in (tmp_path / "my.txt", tmp_path / "deep" / "a.txt"):
         file.write_text("one", encoding="utf-8")

@@ -78,7 +78,7 @@ def test_every_format_gives_the_same_documents(tmp_path, texts):
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.json", "a[1].jsonl", "a::b.jsonl"])
 def test_texts_that_look_like_something_else_stay_texts(tmp_path, name):
-    """Alone in a column, so that a reader which guesses types has no counterexample."""
+    """The only value of a column, so that a reader which guesses types has no counterexample."""
     write(tmp_path / "a1.jsonl", '{"text": "of another file"}')  # which the pattern a[1] matches
     for text in ("NA", "None", "null", "007", "1.10", "true", "2021-05-05", "[1]", "caf\u00e9"):
         content = as_csv([text] * 2, "\t" if "tsv" in name else ",")

@@ -83,7 +83,7 @@ def trained_together(data, rank, processes, accumulate):
 
 @pytest.mark.parametrize("place", [0, 8 * 5])
 def test_weights_of_the_batches_of_an_update(pairs, place):
-    """Of 2 processes and 3 batches of 4 windows each, across the end of an epoch."""
+    """2 processes have 3 batches of 4 windows each, across the end of an epoch."""
     loaders = [trained_together(data_of(pairs), rank, processes=2, accumulate=3) for rank in (0, 1)]
     for loader in loaders:
         loader.load_state_dict({"windows": place})

@@ -1,4 +1,4 @@
-"""What is held out: on the text alone, the same for everyone, spread over it, and of a known size."""
+"""What is held out: only on the text, the same for everyone, spread over it, and of a known size."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""What stands word for word in the training text, against a search of all of it."""
+"""Passages copied verbatim from the training text, compared with a search of all of it."""
 
 import random
 import shutil

@@ -44,7 +44,7 @@ def built(cache_with_program, monkeypatch):
 
 
 def slow_greedy(model: GPT, prompt: list[int], count: int) -> list[int]:
-    """No cache: the window, which moves by half a context when it is full, is read anew for each token."""
+    """No cache: the window, which moves by half a context when it is full, is read again for each token."""
     context = model.config.context_length
     tokens, start = list(prompt), 0
     for _ in range(count):

@@ -152,7 +152,7 @@ def test_a_cache_that_changes_logits_is_not_used(capsys):
     model.final_norm.eps = 1.0  # not the program's
     written = generate(model, PROMPTS, max_new_tokens=20, temperature=0)
     assert written == [slow_greedy(model, prompt, 20) for prompt in PROMPTS]
-    assert "each token reads its text anew" in capsys.readouterr().err
+    assert "each token reads its text again" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("wrapped", [True, False])

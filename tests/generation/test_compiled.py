@@ -18,7 +18,7 @@ PROMPTS = [[5, 6, 7], [250] * 40, [9], list(range(100)), [1, 2, 3, 4] * 5, [77, 
 CONFIG = GPTConfig(vocab_size=301, context_length=64, emb_dim=64, num_heads=4, num_layers=2)
 GREEDY = Sampling(temperature=0)
 
-OPTIONS = {  # bfloat16's instruction is used on AMD's processors alone
+OPTIONS = {  # bfloat16's instruction is used only on AMD's processors
     "here": [],
     "AMD": ["-D__znver4__"],
     "Intel": ["-U__znver3__", "-U__znver4__", "-U__znver5__"],
@@ -70,7 +70,7 @@ def test_greedy_with_the_cache_is_greedy_without(exact):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_what_was_read_before_counts_bit_for_bit(precision):
-    """Texts written with the cache, and each of their tokens by reading the whole text before it anew."""
+    """Texts written with the cache, and each of their tokens by reading the whole text before it."""
     fast = ready(precision=precision)
     for tokens, scored in write(fast, PROMPTS, 30, chunk=16):
         first = len(tokens) - 30

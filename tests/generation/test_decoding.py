@@ -79,7 +79,7 @@ def test_a_precision_is_set_in_place():
 
 @pytest.mark.usefixtures("built")
 def test_a_precision_is_the_models_own():
-    """int8 ends with the next precision, goes along with a copy, and leaves other models alone."""
+    """int8 ends with the next precision, goes along with a copy, and leaves other models as they are."""
     model, other = sharp(CONFIG), sharp(CONFIG)
     exact = way_of(model)
     rounded = way_of(for_decoding(model, "int8"))

@@ -52,7 +52,7 @@ def _rotated(x):
     return torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], dim=-1)
 '''
 
-# Runs in the copy: writes a checkpoint, and prints texts by the model alone, by `generate` and by a server.
+# Runs in the copy: writes a checkpoint, and prints texts by the model itself, by `generate` and by a server.
 PROGRAM = """
 import json, sys, torch
 from pathlib import Path
@@ -71,12 +71,12 @@ for name, parameter in model.named_parameters():
     torch.nn.init.normal_(parameter, mean=1.0 if "norm.weight" in name else 0.0, std=0.2)
 prompts = [[5, 6, 7], [250, 3] * 10]
 with torch.no_grad():
-    alone = []
+    expected = []
     for prompt in prompts:
         tokens = list(prompt)
         for _ in range(24):
             tokens.append(int(model(torch.tensor([tokens]))[0, -1, :257].argmax()))
-        alone.append(tokens)
+        expected.append(tokens)
 if len(sys.argv) > 1:
     build.build()
 written = generate(model, prompts, max_new_tokens=24, temperature=0)
@@ -89,14 +89,14 @@ async def ask(client):
 tokenizer = Tokenizer("gpt2", vocab_size=257)
 served = talk(create_app(model, tokenizer, name="tiny"), ask)
 texts = [tokenizer.decode(row[len(p):row.index(256, len(p))] if 256 in row[len(p):] else row[len(p):])
-         for row, p in zip(alone, prompts)]
+         for row, p in zip(expected, prompts)]
 model.save_pretrained("weights")
 refused = ""
 try:
     export_weights("weights", Path("page.html"), "html")
 except InputError as error:
     refused = str(error)
-print(json.dumps([alone, written, texts, served, refused, Path("page.html").exists()]))
+print(json.dumps([expected, written, texts, served, refused, Path("page.html").exists()]))
 """
 
 
@@ -138,13 +138,13 @@ def test_an_edited_package_writes_what_its_model_computes(name, copy):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    alone, written, texts, served, refused, exported = json.loads(done.stdout.splitlines()[-1])
-    assert written == alone
+    expected, written, texts, served, refused, exported = json.loads(done.stdout.splitlines()[-1])
+    assert written == expected
     assert served == texts
     assert exported == (name == "nothing")
     assert exported or "the edited gpt/" in refused
     told = [line for line in done.stderr.splitlines() if line.startswith("gpt: ")]
     program = "gpt: PyTorch decodes, as the compiled program does not compute this model: its l"
     assert [line.startswith(program) for line in told[:1]] == [True] * bool(build and name != "nothing")
-    anew = "gpt: each token reads its text anew"
+    anew = "gpt: each token reads its text again"
     assert [line.startswith(anew) for line in told[1:]] == [True] * (name == "rotary positions")

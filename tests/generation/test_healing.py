@@ -38,7 +38,7 @@ def vocabulary(size: int) -> Tokenizer:
 
 
 def memorised(tokenizer: Tokenizer, sentence: str, context_length: int = 512) -> GPT:
-    """A model that has learned a sentence by heart, at the beginning of a document and of a window."""
+    """A model that has memorised a sentence, at the beginning of a document and of a window."""
     torch.manual_seed(0)
     ids = [tokenizer.eot, *tokenizer.encode(sentence), tokenizer.eot]
     size = {"emb_dim": 32, "num_heads": 1, "num_layers": 1, "context_length": context_length}
@@ -213,7 +213,7 @@ def test_an_echo_is_the_prompt_and_its_tokens_make_the_text(learned, prompt):
 
 @pytest.mark.parametrize("context", [1, 2, 5, 8, 16, 64])
 def test_past_the_context_the_window_leaves_room_for_the_word(context, learned):
-    """What follows the word is what the model writes after these tokens, read anew."""
+    """What follows the word is what the model writes after these tokens, read again."""
     _, tokenizer = learned
     model = sharp(GPTConfig(vocab_size=350, context_length=context, emb_dim=16, num_heads=2, num_layers=1))
     engine = Engine(model, tokenizer, chunk=7)

@@ -66,7 +66,7 @@ def test_a_table_for_several_times_promises_no_bits(place, capsys):
 
 
 def test_plan_and_fit_choose_the_same(place, capsys):
-    """But for the seconds of the start, which `gpt plan` can only suppose."""
+    """They differ in the seconds of the start, which `gpt plan` can only suppose."""
     options = ["--model.config.num_layers", "3", "--model.config.dropout", "0.3"]
     assert main(["plan", "text.txt", *PLAIN, *options, "--minutes", "5"]) == 0
     cells = capsys.readouterr().out.splitlines()[1].split()

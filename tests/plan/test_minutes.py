@@ -25,7 +25,7 @@ def test_a_run_ends_within_the_minutes_that_it_asks_for(tmp_path):
         return subprocess.run([*command, "--minutes", str(minutes)], **how, check=False)
 
     minutes, refusals = 0.01, 0
-    while True:  # by the sizes alone, and then maybe by the machine's speed, which others share
+    while True:  # only by the sizes, and then maybe by the machine's speed, which others share
         began = time.monotonic()
         done = fit(minutes)
         taken = time.monotonic() - began

@@ -68,7 +68,7 @@ def launch(forks: subprocess.Popen, workplace: Path) -> Launch:
 
 
 def losses(run: str) -> list[float]:
-    """Of training and of validation, and its bits per byte."""
+    """Return the losses of training and of validation, and its bits per byte."""
     names = "train_loss", "val_loss", "val_bits_per_byte"
     return [float(row[name]) for row in rows(run) for name in names if row[name]]
 
@@ -78,7 +78,7 @@ def weights(run: str, name: str = "last.safetensors") -> dict[str, torch.Tensor]
 
 
 def assert_same(run: str, other: str) -> None:
-    """Losses and weights equal but for the order in which sums over the batch are added up."""
+    """Losses and weights equal except for the order in which sums over the batch are added up."""
     assert losses(run) == pytest.approx(losses(other), rel=1e-5)
     one, two = weights(run), weights(other)
     assert one.keys() == two.keys()
@@ -162,7 +162,7 @@ def test_tokens_per_update_make_the_same_run_on_any_number_of_processes(launch):
 def test_a_signal_stops_both_and_they_resume_exactly(launch):
     """To one process, as a person sends it, and to all, as a cluster does; each has its own dropout.
 
-    The first alone finds the temperature of a validation.
+    Only the first finds the temperature of a validation.
     """
     options = [*TWO, "--model.config.dropout", "0.3", "--temperature_scaling", "true"]
     launch(*options, "--run", "whole")
@@ -190,10 +190,10 @@ def test_a_full_disk_of_one_process_stops_both(launch):
 
 @pytest.mark.slow
 def test_two_in_bfloat16_accumulate_and_recompute_as_one_does(launch):
-    """The same micro-batches of 9 windows, half of them on each: sums differ in their order alone."""
+    """The same micro-batches of 9 windows, half of them on each: sums differ only in their order."""
     options = [*PLAIN, "--data.tokens_per_update", str(36 * 16), "--data.batch_size", "9"]
     options += ["--trainer.precision", "bf16-mixed", "--model.checkpoint_activations", "true"]
-    # The keys' biases have gradients of rounding alone, which these betas, unlike the recipe's, keep small.
+    # The keys' biases have gradients from rounding only, which these betas, unlike the recipe's, keep small.
     options += ["--model.optimizer.betas", "[0.9, 0.95]"]
     launch(*options, "--trainer.devices", "1", "--run", "one", processes=1)
     launch(*options, "--trainer.devices", "2", "--run", "two")

@@ -68,7 +68,7 @@ def test_a_run_without_a_limit_is_refused(workplace, capsys):
 
 
 def test_the_time_of_compiling_does_not_count_as_speed(workplace, clock, monkeypatch, capsys):
-    """Of 8 seconds the first update takes 6.125: the 15 updates that fit into the rest are planned for."""
+    """The first update takes 6.125 of 8 seconds: the 15 updates that fit into the rest are planned for."""
     monkeypatch.setattr(compilation, "compile_model", lambda module: None)
     used = clock(first=6.0)
     limit = [*NO_STEPS, "--trainer.max_time", "00:00:00:08", "--model.compile", "true"]

@@ -1,4 +1,4 @@
-"""Runs do not meet: a folder has one owner, and what is no run's is left alone."""
+"""Runs do not meet: a folder has one owner, and what is no run's is left as it is."""
 
 import os
 import sys

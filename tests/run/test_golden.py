@@ -1,6 +1,6 @@
 """The losses of 60 steps of the quick recipe in float32, on a fixed text, beside those of golden.csv.
 
-A change that moves them says so by writing that file anew:
+A change that moves them says so by writing that file again:
 
     OMP_NUM_THREADS=1 python tests/run/test_golden.py
 """
@@ -23,7 +23,7 @@ OPTIONS = [
 
 
 def losses() -> list[float]:
-    """Of each step, and of the validation after the last, of a run in the current folder."""
+    """Train in the current folder; return the loss of each step, and of the validation after the last."""
     assert main(["fit", *OPTIONS]) == 0
     rows = csv.DictReader(Path("runs/golden/metrics.csv").read_text("utf-8").splitlines())
     return [float(row["train_loss"] or row["val_loss"]) for row in rows]

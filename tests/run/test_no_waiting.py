@@ -51,7 +51,7 @@ def reads(monkeypatch) -> list[torch.Tensor]:
 
 
 def pretend_gpu(patch: pytest.MonkeyPatch, precision: torch.dtype, cuda: bool) -> None:
-    """Let all tensors say that they are on a GPU, and meta tensors do what is for a GPU alone."""
+    """Let all tensors say that they are on a GPU, and meta tensors do what is only for a GPU."""
     patch.setattr(torch.Tensor, "is_cuda", cuda, raising=False)
     patch.setattr(torch.Tensor, "is_meta", False, raising=False)
     patch.setattr(torch, "is_autocast_enabled", lambda device: precision != torch.float32)

@@ -141,4 +141,4 @@ def test_every_flipped_byte_is_noticed(part, mine):
             found = read(copy)
         except InputError:
             continue
-        assert found.model == read(path).model and found.run == read(path).run, place  # of the layout alone
+        assert found.model == read(path).model and found.run == read(path).run, place  # only the layout

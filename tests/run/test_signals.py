@@ -64,7 +64,7 @@ def test_a_signal_saves_the_step_and_the_run_resumes_from_it(number, expected, w
 
 
 def test_a_ctrl_c_whose_reader_has_gone_saves_the_step(workplace):
-    """Its stderr is a pipe that nobody reads any more."""
+    """Its stderr is a pipe whose reader has ended."""
     reader, writer = os.pipe()
     with forked([*TINY, *LONG, "--run", "cut"], streams={2: writer}) as process:
         os.close(writer)

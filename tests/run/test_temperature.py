@@ -1,4 +1,4 @@
-"""Temperature scaling: the best checkpoint of a run says less surely what it has learned by heart."""
+"""Temperature scaling: the best checkpoint of a run is less sure of what it has memorised."""
 
 import json
 from pathlib import Path

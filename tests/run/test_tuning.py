@@ -103,7 +103,7 @@ def test_weights_are_tuned_for_a_time(capsys):
 
 
 def test_a_chat_in_the_terminal(capsys, monkeypatch):
-    """Each reply is what follows the conversation so far, in the template, and it alone is printed."""
+    """Each reply is what follows the conversation so far, in the template, and only this is printed."""
     from gpt.generation import Sampling, stream_samples
 
     monkeypatch.setattr("sys.stdin", io.StringIO("Say 1\nSay <|endoftext|>\n"))

@@ -143,7 +143,7 @@ def test_a_stream_that_nobody_reads_is_ended():
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_others_are_answered_while_a_large_answer_is_made(stream, monkeypatch):
-    """That of a long prompt comes from the engine at once, and a tenth of a millisecond per token adds up."""
+    """A long prompt's answer comes at once, and a tenth of a millisecond per token adds up."""
     made, threads = [], set()
 
     def slowly(*arguments):

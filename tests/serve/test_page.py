@@ -208,7 +208,7 @@ def test_a_model_tuned_on_examples_chats_and_what_it_copies_is_underlined(start)
         )
         assert find_all(browser, ".token.copied")
         first = find(browser, ".turn.assistant").get_property("textContent")
-        find(browser, "#generate").click()  # without a message the last reply is written anew
+        find(browser, "#generate").click()  # without a message the last reply is written again
         wait_for(lambda: find(browser, "#generate").is_enabled())
         turns = [turn.get_property("textContent") for turn in find_all(browser, ".turn")]
         assert turns == ["Hi", first]

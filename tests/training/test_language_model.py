@@ -115,7 +115,7 @@ def test_what_is_added_to_the_head_is_trained(sampled, workplace):
     module.model.head.bias = torch.nn.Parameter(torch.zeros(300))
     own = trainer(max_steps=5, limit_val_batches=0)
     if sampled > 1:
-        with pytest.raises(InputError, match="needs a head that is a matrix alone"):
+        with pytest.raises(InputError, match="needs a head that is a plain matrix"):
             own.fit(module, data)
         return
     own.fit(module, data)

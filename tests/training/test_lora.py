@@ -1,4 +1,4 @@
-"""Low-rank adapters: trained alone, saved alone, resumed exactly, merged wherever the weights are read."""
+"""Low-rank adapters: trained and saved without the weights, resumed exactly, merged on reading."""
 
 import re
 import shutil
@@ -178,7 +178,7 @@ def test_a_damaged_description_of_the_adapters(run_a, part, capsys):
 def test_a_checkpoint_without_its_base(run_a, capsys, tmp_path):
     shutil.copy("runs/a/checkpoints/last.safetensors", tmp_path / "alone.safetensors")
     assert main(["generate", "--checkpoint", "alone.safetensors", "--prompt", "a"]) == 2
-    assert "holds adapters alone, and the weights that they change are missing" in capsys.readouterr().err
+    assert "holds only adapters, and the weights that they change are missing" in capsys.readouterr().err
     GPT(SHAPE).save_pretrained("runs/a/base")
     for command in (["generate", "--checkpoint", "runs/a", "--prompt", "a"], ["fit", "--resume", "runs/a"]):
         assert main(command) == 2

@@ -10,7 +10,7 @@ from gpt.weights.load import read_weights
 
 @pytest.mark.parametrize(("qkv_bias", "tied"), [(True, True), (False, False)])
 def test_a_state_dict_in_and_out(qkv_bias, tied, tokens, tmp_path):
-    """The book saves it alone or beside the optimizer's, and names the heads in its configuration."""
+    """The book saves it by itself or beside the optimizer's, and names the heads in its configuration."""
     theirs = huggingface_model(qkv_bias=qkv_bias, tie_word_embeddings=tied)
     state = book_state(theirs, qkv_bias=qkv_bias)
     (tmp_path / "config.json").write_text('{"n_heads": 3}', encoding="utf-8")

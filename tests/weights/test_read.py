@@ -93,7 +93,7 @@ def test_a_cropped_model_gives_the_logits_of_the_first_tokens(model, config, tok
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_more_positions_lie_on_lines_between_those_of_the_weights(dtype, config, model):
-    """Of 24 and 47 positions every other one is the same, and those between are means."""
+    """Every other one of 24 and 47 positions is the same, and those between are means."""
     weights = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}
     longer = Found("gpt", config, weights).with_positions(47)
     assert longer.config == replace(config, context_length=47)
