@@ -18,6 +18,7 @@ from gpt.data.windows import IGNORE_INDEX
 
 _MULTIPLE = 64  # matrix products are faster on all devices if the vocabulary's size is a multiple of this
 _CACHED = 1 << 19  # logits: two megabytes in float32, which fit in a core's cache
+_LEAST_EXACT = 1e-30  # below that, float32 rounds a probability, in the end to zero
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
@@ -57,9 +58,15 @@ def head_cross_entropy(
 
 
 def linear_cross_entropy(
-    features: Tensor, weight: Tensor, targets: Tensor, chunk: int | None = None, kernel: Any = None
+    features: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    chunk: int | None = None,
+    kernel: Any = None,
+    *,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """The mean of `cross_entropy(features @ weight.T, targets)` in nats; NaN where no position is scored.
+    """The mean of `cross_entropy(features @ weight.T + bias, targets)` in nats; NaN if nothing is scored.
 
     Matrix products use autocast's number type if it is on; all else is in float32. The gradients are computed
     in the forward pass, while the logits exist, and only if gradients are enabled.
@@ -69,12 +76,13 @@ def linear_cross_entropy(
         targets: (N,) int64 in [0, V), or IGNORE_INDEX for positions that are not scored.
         chunk: rows whose logits exist at the same time, by default 8,192 on a GPU and 1,024 elsewhere.
         kernel: `cross_entropy` compiled for a GPU; by default it runs uncompiled.
+        bias: (V,), constants that are added to the logits of each position. They get no gradient.
     """
     if not torch.is_grad_enabled():  # a Function only checks whether its inputs require gradients
         features = features.detach()
         weight = weight.detach()
     return _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        features, weight, targets, chunk or _chunk_of(features), kernel or _in_cache
+        features, weight, targets, bias, chunk or _chunk_of(features), kernel or _in_cache
     )
 
 
@@ -85,7 +93,15 @@ def _chunk_of(features: Tensor) -> int:
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, features: Tensor, weight: Tensor, targets: Tensor, chunk: int, loss: Any) -> Tensor:
+    def forward(
+        ctx: Any,
+        features: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        bias: Tensor | None,
+        chunk: int,
+        loss: Any,
+    ) -> Tensor:
         device = features.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else features.dtype
         needs_features, needs_weight = ctx.needs_input_grad[:2]
@@ -94,6 +110,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             table = weight.to(dtype)  # (V, D)
             if padding := -len(weight) % _MULTIPLE:
                 table = F.pad(table, (0, 0, 0, padding))  # (P, D)
+            if bias is not None:
+                bias = F.pad(bias.to(dtype), (0, padding))  # (P,)
             scored = (targets != IGNORE_INDEX)[:, None]  # (N, 1)
             count = scored.sum()
             # 1 / count is too small for float16: its gradients are first those of the sum / 64.
@@ -107,7 +125,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
             logits_buffer = rows.new_empty(min(chunk, len(rows)), len(table))  # (C, P)
             for start in range(0, len(rows), chunk):
                 part = slice(start, start + chunk)
-                logits = torch.mm(rows[part], table.T, out=logits_buffer[: len(rows[part])])  # (C, P)
+                logits = logits_buffer[: len(rows[part])]  # (C, P)
+                if bias is None:
+                    torch.mm(rows[part], table.T, out=logits)
+                else:
+                    torch.addmm(bias, rows[part], table.T, out=logits)
                 logits[:, len(weight) :] = -torch.inf
                 losses = loss(logits, target[part], needs_features or needs_weight)
                 total += (losses * row_weights[part]).sum()
@@ -136,7 +158,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             features_grad = features_grad * scale.to(features_grad.dtype)
         if weight_grad is not None:
             weight_grad = weight_grad * scale.to(weight_grad.dtype)
-        return features_grad, weight_grad, None, None, None
+        return features_grad, weight_grad, None, None, None, None
 
 
 def cross_entropy(x: Tensor, y: Tensor, differentiate: bool) -> Tensor:
@@ -144,14 +166,23 @@ def cross_entropy(x: Tensor, y: Tensor, differentiate: bool) -> Tensor:
 
     The gradient is softmax - one-hot.
     """
-    below = x.gather(1, y).float() - x.amax(dim=1, keepdim=True)  # (R, 1), relative to the highest logit
     p = torch.softmax(x, dim=1, dtype=torch.float32)  # (R, P)
-    losses = -(below + p.amax(dim=1, keepdim=True).log())  # the highest p is 1 / sum(exp)
+    losses = _losses(x, p, y)
     if differentiate and torch.compiler.is_compiling():  # in the same pass, as a scatter is not
         x.copy_(p - (torch.arange(x.shape[1], device=x.device) == y).float())
     elif differentiate:
         x.copy_(p.scatter_add_(1, y, p.new_full(y.shape, -1.0)))
     return losses
+
+
+def _losses(x: Tensor, p: Tensor, y: Tensor) -> Tensor:
+    """Return -log p of the targets: logits x (R, P), softmax p (R, P), targets y (R, 1) -> (R, 1)."""
+    if x.device.type == "cpu":
+        likelihood = p.gather(1, y)
+        if float(likelihood.min()) > _LEAST_EXACT:
+            return -likelihood.log()
+    below = x.gather(1, y).float() - x.amax(dim=1, keepdim=True)  # (R, 1), relative to the highest logit
+    return -(below + p.amax(dim=1, keepdim=True).log())  # the highest p is 1 / sum(exp)
 
 
 def _in_cache(logits: Tensor, target: Tensor, differentiate: bool) -> Tensor:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from gpt.training.loss import linear_cross_entropy
 
@@ -34,16 +33,14 @@ def sampled_cross_entropy(
     """
     known = targets.clamp(min=0)  # (N,)
     is_target = torch.zeros(len(weight), dtype=torch.bool, device=weight.device)  # (V,)
-    is_target[known] = True
+    is_target.index_fill_(0, known, True)
     is_sampled = is_target | (rate * torch.rand(len(weight), device=weight.device) < 1)  # (V,)
     ids = is_sampled.nonzero().flatten()  # (S,)
+    table = weight.index_select(0, ids)  # (S, D); its backward is faster than that of weight[ids]
+    count = math.log(rate) * ~is_target[ids]  # (S,): a sampled token that is no target counts `rate` times
     places = is_sampled.cumsum(0) - 1  # (V,), each sampled token's index in `ids`
-    # An extra feature that is always 1 adds log(rate) to the logits of the tokens that are no targets.
-    times = math.log(rate) * ~is_target[ids, None]  # (S, 1)
-    rows = F.pad(features, (0, 1), value=1.0)  # (N, D + 1)
-    table = torch.cat([weight[ids], times.to(weight)], dim=1)  # (S, D + 1)
-    found = torch.where(targets < 0, targets, places[known])  # (N,)
-    return linear_cross_entropy(rows, table, found, *loss_options)
+    sampled_targets = torch.where(targets < 0, targets, places[known])  # (N,)
+    return linear_cross_entropy(features, table, sampled_targets, *loss_options, bias=count)
 
 
 def sampled_share(vocab_size: Any, tokens: Any, rate: int) -> Any:

@@ -1,5 +1,6 @@
-"""Muon for all matrices of one shape at once: N of them, (R, C) each."""
+"""Muon for all matrices of one shape at once: N of them, (R, C) each, some of them transposed."""
 
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -25,12 +26,15 @@ class StackedMuon(Muon):
         loss = closure_loss(closure)
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
-            for shape in dict.fromkeys(weight.shape for weight in weights):
-                self._update([weight for weight in weights if weight.shape == shape], group)
+            groups = defaultdict[tuple[int, ...], list[Tensor]](list)
+            for weight in weights:
+                groups[tuple(sorted(weight.shape))].append(weight)
+            for same_shape in groups.values():
+                self._update(same_shape, group)
         return loss
 
     def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
-        """Update the weights of one shape."""
+        """Update weights of one shape, some of them transposed."""
         for weight in weights:
             if not self.state[weight]:
                 self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
@@ -38,25 +42,30 @@ class StackedMuon(Muon):
         gradients: Any = [weight.grad for weight in weights]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov momentum
-        stack = torch.stack(ahead).to(self.dtype)  # (N, R, C)
+        # The product of the wide form is smaller: (R, C) with R <= C.
+        stack = torch.stack([_wide(matrix) for matrix in ahead]).to(self.dtype)  # (N, R, C)
         updates = orthogonalise(stack, group["ns_coefficients"], group["ns_steps"], group["eps"])
-        scale = 0.2 * max(stack.shape[1:]) ** 0.5  # makes updates as large as AdamW's (Liu et al. 2025)
+        updates = updates.to(weights[0].dtype)
+        scale = 0.2 * stack.shape[2] ** 0.5  # makes updates as large as AdamW's (Liu et al. 2025)
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(weights, list(updates.to(weights[0].dtype)), alpha=-group["lr"] * scale)
+        torch._foreach_add_([_wide(weight) for weight in weights], list(updates), alpha=-group["lr"] * scale)
+
+
+def _wide(matrix: Tensor) -> Tensor:
+    """Return the matrix, or its transpose if it has more rows than columns."""
+    return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
 
 
 def orthogonalise(matrices: Tensor, coefficients: tuple[float, ...], steps: int, eps: float) -> Tensor:
-    """Return roughly the nearest semi-orthogonal matrix to each: (N, R, C) -> (N, R, C).
+    """Return roughly the nearest semi-orthogonal matrix to each: (N, R, C) -> (N, R, C), with R <= C.
 
     A quintic Newton-Schulz iteration pulls the singular values towards one (Jordan et al. 2024, "Muon: An
     optimizer for hidden layers in neural networks").
     """
     a, b, c = coefficients
-    tall = matrices.shape[-2] > matrices.shape[-1]
-    x = matrices.mT if tall else matrices  # makes the products smaller
-    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)
+    x = matrices / matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)
     for _ in range(steps):
         gram = x @ x.mT
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, polynomial, x, beta=a)
-    return x.mT if tall else x
+    return x
