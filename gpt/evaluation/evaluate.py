@@ -9,6 +9,7 @@ import numpy as np
 from gpt.data.prepare import prepare_for
 from gpt.data.shards import Prepared, is_prepared
 from gpt.errors import InputError
+from gpt.evaluation.choices import score_choices
 from gpt.evaluation.scoring import SAMPLE, bits_per_byte, score_windows
 from gpt.progress import progress
 from gpt.text.tokenizer import Tokenizer
@@ -21,9 +22,14 @@ def evaluate(
     split: Literal["train", "val"] | None = None,
     val_fraction: float | None = None,
     most_bytes: int | None = None,
+    text_column: str | None = None,
+    skip_bad_rows: int | None = None,
+    choices: bool = False,
     device: Device = "auto",
 ) -> None:
     """Score a model on a text: print nats per token, perplexity and bits per byte as JSON.
+
+    With --choices, print how often the likeliest label is the right one.
 
     Args:
         checkpoint: a checkpoint, a run, or what gpt import reads; the newest run by default.
@@ -32,15 +38,23 @@ def evaluate(
             whole by default; with a split, only the part that gpt fit would train on or hold out.
         val_fraction: as in gpt fit, for a text that is not prepared, if split is given.
         most_bytes: as in gpt fit, for a text that is not prepared: score parts spread over a longer text.
+        text_column: as in gpt prepare.
+        skip_bad_rows: as in gpt prepare.
+        choices: take the completions of examples for labels, and choose the likeliest one for each prompt.
         device: where the model runs; auto takes a GPU if there is one.
     """
     if data is None:
         raise InputError("give what to score with --data: a text file, a folder, a recipe or prepared data")
     model, tokenizer, template = load_with_template(checkpoint, device)
-    found = score_text(
-        model, tokenizer, data, split, val_fraction=val_fraction, most_bytes=most_bytes, template=template
-    )
-    print(json.dumps({"data": data, **found}, indent=2))
+    reading = {
+        "val_fraction": val_fraction,
+        "most_bytes": most_bytes,
+        "text_column": text_column,
+        "skip_bad_rows": skip_bad_rows,
+        "template": template,
+    }
+    score_data = score_labels if choices else score_text
+    print(json.dumps({"data": data, **score_data(model, tokenizer, data, split, **reading)}, indent=2))
 
 
 def score_text(
@@ -55,12 +69,7 @@ def score_text(
     bytes. In examples, only the completions count, not the prompts or the `template`'s text. Raises
     InputError for a split without text.
     """
-    if is_prepared(data):
-        split = split or "val"
-    elif split is None:  # score the entire text
-        reading["val_fraction"] = 0.0
-    part = split or "train"
-    prepared = Prepared(prepare_for(tokenizer, data, **reading))
+    prepared, part, named = _prepare(tokenizer, data, split, reading)
     counts = prepared.counts[part]
     if not counts.scored_bytes:  # only `<|endoftext|>`, which has no bytes
         raise InputError(f"{data} has no text to score in its split {part}")
@@ -73,7 +82,7 @@ def score_text(
     per_token = float(nats.sum()) / counts.scored_tokens
     bits, error = bits_per_byte(nats, sizes)
     return {
-        "split": split or "all",
+        "split": named,
         "tokens": counts.scored_tokens,
         "bytes": counts.scored_bytes,
         "nats_per_token": per_token,
@@ -81,6 +90,25 @@ def score_text(
         "bits_per_byte": bits,
         "standard_error": error if math.isfinite(error) else None,
     }
+
+
+def score_labels(
+    model: GPT, tokenizer: Tokenizer, data: str, split: str | None = None, **reading: Any
+) -> dict[str, Any]:
+    """Return the result of `score_choices` for `data`. `reading` are options of `prepare_for`."""
+    prepared, part, named = _prepare(tokenizer, data, split, reading)
+    return {"split": named, **score_choices(model, prepared, part)}
+
+
+def _prepare(
+    tokenizer: Tokenizer, data: str, split: str | None, reading: dict[str, Any]
+) -> tuple[Prepared, str, str]:
+    """Prepare `data`. Return it, the split to score, and the name of that part of the data in the output."""
+    if is_prepared(data):
+        split = split or "val"
+    elif split is None:  # score the entire text
+        reading = {**reading, "val_fraction": 0.0}
+    return Prepared(prepare_for(tokenizer, data, **reading)), split or "train", split or "all"
 
 
 def score_sample(
