@@ -169,12 +169,15 @@ constexpr int64_t MOST = 128;  // rows that are multiplied with a weight while i
 
 // If x has one row, it is multiplied with rows of the weight that are so many apart, unless there are fewer. Each of the W
 // rows of a tile then goes on where one of the tile before ended: W long streams, which the processor fetches by itself,
-// while it is late for short rows. With AVX-512 that was not measured, so the rows are neighbours and fetched ahead.
+// while it is late for short rows. With AVX-512, int8 is faster with neighbouring rows that are fetched ahead.
+template <class Weight>
+constexpr int64_t apart_of() {
 #ifdef __AVX512F__
-constexpr int64_t APART = 1;
+  return sizeof(Weight) == 1 ? 1 : 64;
 #else
-constexpr int64_t APART = 64;
+  return 64;
 #endif
+}
 
 // What to fetch from memory while a tile is computed: so many bytes in each of its steps.
 struct Ahead { const char* from; int bytes; };
@@ -184,7 +187,7 @@ template <class Weight, class Factor>
 static Floats thin_tile(const Weight* weight, int64_t stride, int64_t outputs, const Factor* x, int64_t count,
                         Ahead ahead) {
   constexpr int STEP = 4 * W / sizeof(Factor);
-  constexpr int AT_ONCE = APART > 1 ? 2 : 1;  // D is a multiple of 2 * W
+  constexpr int AT_ONCE = apart_of<Weight>() > 1 && STEP <= 16 ? 2 : 1;  // the inputs are a multiple of 32
   const Weight* w[W];
   for (int o = 0; o < W; o++) w[o] = weight + std::min<int64_t>(o, outputs - 1) * stride;
   typename Summed<Factor>::Total total[W] = {};
@@ -317,8 +320,8 @@ struct Step {
   template <class Write>
   void one_row(const Layer& linear, const Factor* x, float unit, int64_t I, int64_t O, Write write) const {
     constexpr int STEP = 4 * W / sizeof(Factor);
-    // In float32 the processor fetches rows that follow each other better by itself, too.
-    constexpr int BYTES = APART == 1 && sizeof(Type) < 4 ? W * STEP * sizeof(Type) : 0;
+    constexpr int64_t APART = apart_of<Type>();
+    constexpr int BYTES = APART == 1 ? W * STEP * sizeof(Type) : 0;
     Line totals[APART];
     const Range own = part(O);
     for (int64_t o = own.begin; o < own.end; o += APART * W) {
