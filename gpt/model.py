@@ -60,7 +60,6 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.checkpoint_activations = False  # recompute each block in the backward pass, to save memory
-        self.decodes_in_int8 = False  # set by `gpt.generation.for_decoding`: generate with rounded matrices
         self.token_embedding = nn.Embedding(config.vocab_size, config.emb_dim)
         self.position_embedding = nn.Embedding(config.context_length, config.emb_dim)
         self.dropout = nn.Dropout(config.dropout)

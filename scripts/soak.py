@@ -26,6 +26,7 @@ from gpt import GPT, GPTConfig, Tokenizer, generate
 from gpt.errors import InputError
 from gpt.files import write_json
 from gpt.generation import build, for_decoding
+from gpt.generation.decoding import backend_for
 from gpt.serve.app import create_app
 from gpt.serve.limits import Limits
 from gpt.serve.requests import CompletionRequest
@@ -116,7 +117,7 @@ def siege(number: int, wild: float, precision: str) -> dict[str, Any]:
     problems = []
     memory = []
     replies = []
-    app = create_app(model, tokenizer, name="tiny", limits=LIMITS)
+    app = create_app(model, tokenizer, name="tiny", limits=LIMITS, precision=precision)
     with listening(app, LIMITS, log_level="critical") as address:
         port = int(address.rpartition(":")[2])
 
@@ -153,7 +154,8 @@ def siege(number: int, wild: float, precision: str) -> dict[str, Any]:
         if app.state.service.cost:
             problems.append(f"requests that cost {app.state.service.cost} are still open")
     for prompt, new, text in replies:
-        ids = generate(model, [prompt], max_new_tokens=new, temperature=0)[0]
+        options = {"max_new_tokens": new, "temperature": 0, "backend": backend_for(precision)}
+        ids = generate(model, [prompt], **options)[0]
         expected = tokenizer.decode(ids[len(prompt) :]).partition("<|endoftext|>")[0]
         if text != expected:
             problems.append(f"not as on an idle server: {prompt} {text!r}")

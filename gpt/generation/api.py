@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gpt.errors import InputError
+from gpt.generation.decoding import BackendName
 from gpt.generation.engine import Engine
 from gpt.generation.healing import Prompt, typed_prompt
 from gpt.generation.samples import Request
@@ -29,6 +30,7 @@ def generate(
     max_new_tokens: int,
     seed: int | None = None,
     heal: Tokenizer | None = None,
+    backend: BackendName = "auto",
     **sampling: Any,
 ) -> Prompts:
     """Continue each prompt: (N, T) -> (N, T + G). Lists of ids may differ in length; each becomes longer.
@@ -43,6 +45,7 @@ def generate(
         seed: the same seed gives the same text; None takes a random one.
         heal: the tokenizer, if the prompts are lists of its ids for typed texts. A typed text may end inside
             a token, so its last word may then be cut into other tokens. By default ids are left as they are.
+        backend: who computes logits: see `Engine`.
         sampling: how tokens are drawn: temperature, top_k and the other fields of `Sampling`.
 
     Raises:
@@ -53,15 +56,23 @@ def generate(
             raise InputError(f"expected tokens of shape (prompts, tokens), got {tuple(tokens.shape)}")
         if heal:
             raise InputError("expected prompts as lists of ids: rows whose ends change may differ in length")
-        rows = generate(model, tokens.tolist(), max_new_tokens=max_new_tokens, seed=seed, **sampling)
+        options: Any = {"max_new_tokens": max_new_tokens, "seed": seed, "backend": backend, **sampling}
+        rows = generate(model, tokens.tolist(), **options)
         return torch.tensor(rows, dtype=tokens.dtype, device=tokens.device)
-    how: Any = {"max_new_tokens": max_new_tokens, "sampling": Sampling(**sampling), "seed": seed}
     prompts = [tuple(row) for row in tokens]
-    engine = Engine(model)
+    engine = Engine(model, backend=backend)
     samples = {}
     for prompt, count in Counter(prompts).items():  # equal prompts are read once
         ids, ending = _as_typed(heal, prompt) if heal else Prompt(list(prompt))
-        samples[prompt] = iter(engine.add(Request(tokens=ids, ending=ending, samples=count, **how)))
+        request = Request(
+            tokens=ids,
+            ending=ending,
+            max_new_tokens=max_new_tokens,
+            sampling=Sampling(**sampling),
+            seed=seed,
+            samples=count,
+        )
+        samples[prompt] = iter(engine.add(request))
     for _ in engine.run():
         pass  # the samples hold the tokens
     return [next(samples[prompt]).tokens for prompt in prompts]
@@ -74,13 +85,14 @@ def stream_samples(
     *,
     num_samples: int = 1,
     heal: bool = True,
+    backend: BackendName = "auto",
     **settings: Any,
 ) -> Iterator[tuple[int, str]]:
     """Yield the number of a sample and a piece of its text, up to `<|endoftext|>` or a stop string.
 
     A piece has only complete characters and never the beginning of a stop string. The prompt is text or ids.
     It is not repeated. An empty one starts a new document. `<|endoftext|>` in a text is plain text. The
-    settings are those of a `Request`: max_new_tokens, sampling, seed and stop.
+    settings are those of a `Request`: max_new_tokens, sampling, seed and stop. `backend` is that of `Engine`.
 
     A text may end inside a token, with a space or half a word. It is continued as if it did not, unless
     `heal` is false. Ids are left as they are.
@@ -90,7 +102,7 @@ def stream_samples(
         ids, ending = typed_prompt(tokenizer, prompt) if heal else Prompt(tokenizer.encode(prompt))
     else:
         ids, ending = Prompt(list(prompt))
-    engine = Engine(model, tokenizer)
+    engine = Engine(model, tokenizer, backend=backend)
     engine.add(Request(tokens=ids or [end], ending=ending, samples=num_samples, end=end, **settings))
     return ((token.sample.k, token.text) for token in engine.run() if token.text)
 

@@ -1,10 +1,14 @@
 """Compute logits with the compiled program `step.cpp`, which replaces some 700 PyTorch operations.
 
+The structures below are those of the same names in step.cpp: they tell it where the model's tensors are, the
+model's sizes, and which tokens to read.
+
 Shapes: N logits, D emb_dim, V vocab_size, O out_features, I in_features.
 """
 
 import ctypes
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,6 +18,82 @@ from gpt.generation.cache import Cache, Read
 from gpt.model import GPT
 
 LANES = 16  # `W` in step.cpp; a head's width must be a multiple of it, and the model's of twice as much
+
+# For each layer in the structures, the layer's name in a GPT, and in a block of it.
+_MODEL_LAYERS = {
+    "tokens": "token_embedding",
+    "positions": "position_embedding",
+    "final_norm": "final_norm",
+    "head": "head",
+}
+_BLOCK_LAYERS = {
+    "attention_norm": "attention_norm",
+    "query": "attention.W_query",
+    "key": "attention.W_key",
+    "value": "attention.W_value",
+    "out": "attention.out_proj",
+    "feed_forward_norm": "feed_forward_norm",
+    "up": "feed_forward.up",
+    "down": "feed_forward.down",
+}
+
+
+class _Layer(ctypes.Structure):
+    """The addresses of a layer's tensors: `scale` is null unless the weight is int8."""
+
+    _fields_ = (
+        ("weight", ctypes.c_void_p),  # (O, I), or (O,) of a norm
+        ("scale", ctypes.c_void_p),  # (O,) float32
+        ("bias", ctypes.c_void_p),  # (O,) float32
+    )
+
+
+class _Block(ctypes.Structure):
+    _fields_ = tuple((field, _Layer) for field in _BLOCK_LAYERS)
+
+
+class _Model(ctypes.Structure):
+    _fields_ = (*((field, _Layer) for field in _MODEL_LAYERS), ("blocks", ctypes.POINTER(_Block)))
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = (
+        ("kind", ctypes.c_int64),  # of the matrices: 0 float32, 1 bfloat16, 2 int8
+        ("narrow", ctypes.c_int64),  # whether the embeddings are bfloat16
+        ("rounds", ctypes.c_int64),  # whether inputs and outputs of products are rounded to bfloat16
+        ("layers", ctypes.c_int64),
+        ("D", ctypes.c_int64),
+        ("H", ctypes.c_int64),
+        ("V", ctypes.c_int64),
+        ("exact_gelu", ctypes.c_int64),
+        ("threads", ctypes.c_int64),
+        ("N", ctypes.c_int64),  # how many tokens are read
+    )
+
+
+class _Token(ctypes.Structure):
+    _fields_ = (
+        ("id", ctypes.c_int64),
+        ("position", ctypes.c_int64),
+        ("cache", ctypes.c_void_p),  # where the keys and values of its text are, and their strides
+        ("per_layer", ctypes.c_int64),
+        ("per_part", ctypes.c_int64),
+        ("per_head", ctypes.c_int64),
+        ("scored", ctypes.c_int64),  # whether its logits are computed
+    )
+
+
+@dataclass(frozen=True)
+class _Tensors:
+    """The tensors of a layer, which must live while the program uses their addresses."""
+
+    weight: Tensor
+    scale: Tensor | None
+    bias: Tensor
+
+    def addresses(self) -> _Layer:
+        scale = None if self.scale is None else self.scale.data_ptr()
+        return _Layer(self.weight.data_ptr(), scale, self.bias.data_ptr())
 
 
 class Compiled:
@@ -32,46 +112,82 @@ class Compiled:
     """
 
     def __init__(self, program: ctypes.CDLL, model: GPT, *, int8: bool = False) -> None:
-        config = model.config
-        narrow = model.head.weight.dtype == torch.bfloat16
+        self.int8 = int8
         self.like = torch.zeros(())  # its device and type are those of a suitable cache
+        self._config = model.config
+        self._is_bfloat16 = model.head.weight.dtype == torch.bfloat16
+        self._tensors = dict(_tensors(model, int8))
+        self._model = _Model(
+            **{field: self._tensors[name].addresses() for field, name in _MODEL_LAYERS.items()},
+            blocks=(_Block * self._config.num_layers)(*map(self._block, range(self._config.num_layers))),
+        )
         self._step = program.step
-        self._vocab_size = config.vocab_size
-        self._tensors = list(_tensors(model, int8))  # keeps the tensors alive while their addresses are used
-        self._model = torch.tensor([0 if one is None else one.data_ptr() for one in self._tensors])
-        sizes = config.num_layers, config.emb_dim, config.num_heads, config.vocab_size, config.exact_gelu
-        self._shape = 2 if int8 else narrow, narrow, narrow or int8, *sizes
+        self._step.argtypes = (
+            ctypes.POINTER(_Model),
+            ctypes.POINTER(_Shape),
+            ctypes.POINTER(_Token),
+            ctypes.c_void_p,
+        )
 
     def read(self, reads: Sequence[Read], cache: Cache) -> Tensor:
         """The logits (N, V) of the scored tokens. Raises MemoryError if memory does not suffice."""
-        start = cache.store.data_ptr()
-        layer, part, row, head, *_ = cache.store.stride()
-        tokens = []
-        for read in reads:
-            first = len(read.tokens) - read.scored
-            place = (start + 4 * row * read.row, layer, part, head)
-            tokens += [(read.tokens[i], i, *place, i >= first) for i in range(read.held, len(read.tokens))]
-        shape = torch.tensor((*self._shape, torch.get_num_threads(), len(tokens)))
-        given = torch.tensor(tokens, dtype=torch.int64)
-        logits = torch.empty(sum(read.scored for read in reads), self._vocab_size)
-        addresses = (ctypes.c_void_p(one.data_ptr()) for one in (self._model, shape, given, logits))
-        if self._step(*addresses):
+        tokens = list(_tokens(reads, cache))
+        logits = torch.empty(sum(read.scored for read in reads), self._config.vocab_size)
+        shape = self._shape(len(tokens))
+        failed = self._step(self._model, shape, (_Token * len(tokens))(*tokens), logits.data_ptr())
+        if failed:
             raise MemoryError(f"there is no memory to read {len(tokens)} tokens")
         return logits
 
+    def _block(self, number: int) -> _Block:
+        layers = {field: f"blocks.{number}.{name}" for field, name in _BLOCK_LAYERS.items()}
+        return _Block(**{field: self._tensors[name].addresses() for field, name in layers.items()})
 
-def _tensors(model: GPT, int8: bool) -> Iterator[Tensor | None]:
-    """Yield the tensors that the program reads, in its order.
+    def _shape(self, tokens: int) -> _Shape:
+        kind = 2 if self.int8 else 1 if self._is_bfloat16 else 0
+        return _Shape(
+            kind=kind,
+            narrow=self._is_bfloat16,
+            rounds=kind != 0,
+            layers=self._config.num_layers,
+            D=self._config.emb_dim,
+            H=self._config.num_heads,
+            V=self._config.vocab_size,
+            exact_gelu=self._config.exact_gelu,
+            threads=torch.get_num_threads(),
+            N=tokens,
+        )
 
-    For each layer they are the weight, the scales (or None) of an int8 matrix, and the bias. All except
-    matrices are float32. Raises ValueError unless the model has the tensors of a GPT, all of one type.
+
+def _tokens(reads: Sequence[Read], cache: Cache) -> Iterator[_Token]:
+    """Yield each token to read."""
+    per_layer, per_part, per_row, per_head, *_ = cache.store.stride()
+    for read in reads:
+        address = cache.store.data_ptr() + cache.store.element_size() * per_row * read.row
+        first_scored = len(read.tokens) - read.scored
+        for position in range(read.held, len(read.tokens)):
+            yield _Token(
+                id=int(read.tokens[position]),
+                position=position,
+                cache=address,
+                per_layer=per_layer,
+                per_part=per_part,
+                per_head=per_head,
+                scored=position >= first_scored,
+            )
+
+
+def _tensors(model: GPT, int8: bool) -> Iterator[tuple[str, _Tensors]]:
+    """Yield the name and the tensors of each layer. All except matrices become float32.
+
+    Raises ValueError unless the model has the tensors of a GPT, all of one type.
     """
     state = model.state_dict()
     dtype = model.head.weight.dtype
-    plain = all(type(one) is Tensor and one.dtype == dtype for one in state.values())
-    if not plain or dtype not in (torch.float32, torch.bfloat16):
+    is_plain = all(type(tensor) is Tensor and tensor.dtype == dtype for tensor in state.values())
+    if not is_plain or dtype not in (torch.float32, torch.bfloat16):
         raise ValueError("its weights are not all float32 or all bfloat16")
-    for name, shape in _layers(model.config):
+    for name, shape in _shapes(model.config):
         weight = state.pop(f"{name}.weight", torch.empty(0))
         bias = state.pop(f"{name}.bias", torch.zeros(shape[0]))
         scale = None
@@ -80,19 +196,16 @@ def _tensors(model: GPT, int8: bool) -> Iterator[Tensor | None]:
         weight = weight.float() if len(shape) == 1 else weight.contiguous()
         if int8 and len(shape) == 2 and "embedding" not in name:
             weight, scale = quantized(weight)
-        yield from (weight, scale, bias.float())
+        yield name, _Tensors(weight, scale, bias.float())
     if state:
         raise ValueError("its layers are not those of GPT")
 
 
-def _layers(config: GPTConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the names and shapes of all layers' weights, in the order of `Model` in step.cpp."""
+def _shapes(config: GPTConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the name of each layer of a GPT and the shape of its weight."""
     width = config.emb_dim
-    vocabulary = (config.vocab_size, width)
-    yield "token_embedding", vocabulary
+    yield "token_embedding", (config.vocab_size, width)
     yield "position_embedding", (config.context_length, width)
-    yield "final_norm", (width,)
-    yield "head", vocabulary
     for i in range(config.num_layers):
         yield f"blocks.{i}.attention_norm", (width,)
         for name in ("W_query", "W_key", "W_value", "out_proj"):
@@ -100,6 +213,8 @@ def _layers(config: GPTConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"blocks.{i}.feed_forward_norm", (width,)
         yield f"blocks.{i}.feed_forward.up", (4 * width, width)
         yield f"blocks.{i}.feed_forward.down", (width, 4 * width)
+    yield "final_norm", (width,)
+    yield "head", (config.vocab_size, width)
 
 
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:

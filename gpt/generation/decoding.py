@@ -1,4 +1,4 @@
-"""Choose how a model's tokens are computed: by the compiled program, if it gives the model's own results.
+"""Choose the backend of a model: the compiled program, if it gives the model's own results, else PyTorch.
 
 Only results can tell, because names do not reveal edited source, a hook, an adapter or a quantized layer. So
 the model's own `forward` reads a few texts, and a faster way is used only if it gives the same logits.
@@ -9,7 +9,7 @@ Shapes: R texts, T tokens, P positions that are compared, V vocab_size.
 import ctypes
 import functools
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,7 +24,10 @@ from gpt.model import GPT
 from gpt.progress import notice
 
 Precision = Literal["float32", "bfloat16", "int8"]
-Way = Compiled | Forward
+BackendName = Literal["auto", "pytorch", "int8"]
+"""Who computes logits. auto: the compiled program if it is built and gives the model's logits, else PyTorch.
+pytorch: always PyTorch. int8: the compiled program, with matrices rounded to int8."""
+Backend = Compiled | Forward
 
 _PLACES = 4  # how many positions are compared, the last ones of each text
 _LENGTH = 17  # tokens of a text; longer texts are used while weights times tokens stay below `_WORK`
@@ -41,105 +44,129 @@ EXACT = 2e-5
 _ROUNDED = 0.05
 _INT8 = 0.15
 _tell_once = functools.cache(notice)
-# For each model, its state when it was tested, and the result: the program, or whether a cache is correct.
-_known = WeakKeyDictionary[GPT, tuple[object, Compiled | bool]]()
+
+
+class _Tested(NamedTuple):
+    """What a test of a model has shown. It holds no model, so that the model can be freed."""
+
+    state: list[tuple[int, ...]]  # the model's `_state`, by which a later change is noticed
+    program: Compiled | None  # the compiled program, if it gives the model's logits
+    cache_is_correct: bool = False  # whether the model's `forward` gives the same logits with a cache
+
+
+_tested = WeakKeyDictionary[GPT, dict[BackendName, _Tested]]()
 
 
 def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
-    """Put a model into evaluation mode and into a precision, and return it. None keeps its precision.
+    """Put a model into evaluation mode and its weights into a precision, and return it.
 
-    Only the compiled program computes in int8. The model keeps its weights and a mark that says to round
-    them. Raises InputError if the program cannot be built or does not suit the model.
+    None keeps the precision. int8 keeps it too, as the engine rounds the weights when it is told to: see
+    `backend_for`. Raises the errors of `backend_of`.
     """
     model.eval()
-    if precision is None:
-        return model
-    model.decodes_in_int8 = False
-    if precision != "int8":
-        return model.to(getattr(torch, precision))
-    build.build()
-    model.decodes_in_int8 = True
-    if not isinstance(way_of(model), Compiled):
-        model.decodes_in_int8 = False
-        raise InputError(
-            "precision int8 is for an unchanged model on a CPU, of a width that 32 divides, "
-            "with heads whose width 16 divides"
-        )
+    if precision == "int8":
+        backend_of(model, "int8")
+    elif precision is not None:
+        model.to(getattr(torch, precision))
     return model
+
+
+def backend_for(precision: Precision | None) -> BackendName:
+    """The engine's backend for a model that `for_decoding` has put into this precision."""
+    return "int8" if precision == "int8" else "auto"
 
 
 def suits_program(model: GPT) -> bool:
     """Whether the compiled program supports the model's device and widths."""
     width = model.config.emb_dim
     heads = model.config.num_heads
-    return width % (2 * LANES) == 0 == width // heads % LANES and all(
-        one.is_cpu for one in model.parameters()
-    )
+    has_suitable_widths = width % (2 * LANES) == 0 and width // heads % LANES == 0
+    return has_suitable_widths and all(parameter.is_cpu for parameter in model.parameters())
 
 
-def way_of(model: GPT) -> Way:
-    """Choose the program if it is built and gives the model's logits, else the model's own `forward`.
+def backend_of(model: GPT, name: BackendName = "auto") -> Backend:
+    """Return the backend of this name. It gives the logits of the model's own `forward`.
 
-    The model is tested once, and again when it has changed.
+    A model is tested once, and again when it has changed. For int8 the program is built if it does not exist.
+    Raises InputError if that fails, or if the program does not suit the model.
     """
-    program = build.program() if suits_program(model) else None
-    state, way = _known.get(model, (None, False))
-    if state != _state(model, program):
-        way = _find_out(model, program)
-        _known[model] = _state(model, program), way
-    return way if isinstance(way, Compiled) else Forward(model, cached=way)
+    program = None
+    if name != "pytorch" and suits_program(model):
+        program = build.build() if name == "int8" else build.program()
+    results = _tested.setdefault(model, {})
+    if name not in results or results[name].state != _state(model, program):
+        results[name] = _test(model, program, int8=name == "int8")
+    result = results[name]
+    if result.program:
+        return result.program
+    if name == "int8":
+        raise InputError(
+            "precision int8 is for an unchanged model on a CPU, of a width that 32 divides, "
+            "with heads whose width 16 divides"
+        )
+    return Forward(model, cached=result.cache_is_correct)
 
 
 @torch.inference_mode()
-def _find_out(model: GPT, program: ctypes.CDLL | None) -> Compiled | bool:
-    """Test a model. Return the program if it is correct, else whether `forward` is correct with a cache."""
+def _test(model: GPT, program: ctypes.CDLL | None, int8: bool) -> _Tested:
+    """Find out whether the program is correct, and else whether a cache is. None stands for no program."""
     if model.config.context_length < _PLACES + 2:
-        return False
-    own = Forward(model, cached=False)
-    tokens = texts_to_compare(model)
-    logits = own.logits(tokens.to(own.like.device), _PLACES + 1)
-    # The last token of the second text is left out, so that the rows of the cache differ in length.
-    expected = torch.stack([logits[0, 1:], logits[1, :-1]]).double()  # (R, P, V)
-    texts = [tokens[0].tolist(), tokens[1, :-1].tolist()]
+        return _Tested(_state(model, program), None)
+    texts = _Texts(model)
+    tolerance = texts.tolerance
+    if program:
+        try:
+            compiled = Compiled(program, model)
+            texts.check(compiled, _AT_ONCE, tolerance)
+            if int8:
+                compiled = Compiled(program, model, int8=True)
+                texts.check(compiled, _AT_ONCE, _INT8)
+            return _Tested(_state(model, program), compiled)
+        except Exception as error:
+            _tell_once(f"PyTorch decodes, as the compiled program does not compute this model: {error}")
+    cache_is_correct = True
+    try:
+        texts.check(Forward(model, cached=True), _IN_PARTS, tolerance)
+    except Exception as error:
+        _tell_once(f"each token reads its text again, as a cache does not suit this model: {error}")
+        cache_is_correct = False
+    return _Tested(_state(model, program), None, cache_is_correct)
 
-    def check(way: Way, parts: Sequence[tuple[int, int]], tolerance: float) -> None:
+
+class _Texts:
+    """Two texts, and the logits of their last tokens by the model's own `forward` without a cache."""
+
+    def __init__(self, model: GPT) -> None:
+        forward = Forward(model, cached=False)
+        tokens = texts_to_compare(model)
+        logits = forward.logits(tokens.to(forward.like.device), _PLACES + 1)
+        self.config = model.config
+        # The last token of the second text is left out, so that the rows of the cache differ in length.
+        self.texts = [tokens[0].tolist(), tokens[1, :-1].tolist()]
+        self.expected = torch.stack([logits[0, 1:], logits[1, :-1]]).double()  # (R, P, V)
+        is_exact = forward.like.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+        self.tolerance = EXACT if is_exact else _ROUNDED
+
+    def check(self, backend: Backend, parts: Sequence[tuple[int, int]], tolerance: float) -> None:
         """Read the texts in parts. Raises ValueError if the last logits are not those expected."""
-        cache = Cache(model.config, way.like)
-        found = []
-        held = [0] * len(texts)
+        texts = self.texts
+        cache = Cache(self.config, backend.like)
         cache.reserve(len(texts), len(texts[0]))
-        for left, scored in parts:
-            ends = [len(text) - left for text in texts]
+        logits = []
+        held = [0] * len(texts)
+        for unread, scored in parts:
+            ends = [len(text) - unread for text in texts]
             reads = [Read(row, text[: ends[row]], held[row], scored) for row, text in enumerate(texts)]
-            found.append(way.read(reads, cache).view(len(texts), scored, -1))
+            logits.append(backend.read(reads, cache).view(len(texts), scored, -1))
             held = ends
-        error = torch.cat(found, dim=1)[:, -_PLACES:] - expected
-        difference = error.square().mean().sqrt() / expected.square().mean().sqrt()
+        error = torch.cat(logits, dim=1)[:, -_PLACES:] - self.expected
+        difference = error.square().mean().sqrt() / self.expected.square().mean().sqrt()
         if not difference <= tolerance:
             raise ValueError(f"its logits differ by {difference:.1g} of their size")
 
-    exact = own.like.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
-    tolerance = EXACT if exact else _ROUNDED
-    if program:
-        try:
-            way = Compiled(program, model)
-            check(way, _AT_ONCE, tolerance)
-            if model.decodes_in_int8:
-                way = Compiled(program, model, int8=True)
-                check(way, _AT_ONCE, _INT8)
-            return way
-        except Exception as error:
-            _tell_once(f"PyTorch decodes, as the compiled program does not compute this model: {error}")
-    try:
-        check(Forward(model, cached=True), _IN_PARTS, tolerance)
-        return True
-    except Exception as error:
-        _tell_once(f"each token reads its text again, as a cache does not suit this model: {error}")
-        return False
-
 
 def texts_to_compare(model: GPT) -> Tensor:
-    """Two texts (R, T) on which two ways to compute a model are compared.
+    """Two texts (R, T) on which two backends are compared.
 
     Each has at least `_LENGTH` tokens, if the context is long enough.
     """
@@ -149,10 +176,17 @@ def texts_to_compare(model: GPT) -> Tensor:
 
 def _state(model: GPT, program: ctypes.CDLL | None) -> list[tuple[int, ...]]:
     """A value that changes when a tensor is written, or a tensor, layer, hook or attribute is replaced."""
-    found: list[tuple[int, ...]] = [(program is not None,)]
+    state: list[tuple[int, ...]] = [(program is not None,)]
     for module in model.modules():
-        for value in (type(module), *vars(module).values()):
-            for one in value.values() if isinstance(value, dict) else [value]:
-                counted = type(one) in (Tensor, nn.Parameter) and not one.is_inference()
-                found.append((id(one), one.data_ptr(), one._version) if counted else (id(one),))
-    return found
+        state.append((id(type(module)),))
+        for attribute in vars(module).values():
+            values = attribute.values() if isinstance(attribute, dict) else [attribute]
+            state += map(_identity, values)
+    return state
+
+
+def _identity(value: object) -> tuple[int, ...]:
+    """The object's identity, and for a tensor also its memory and how often it was written."""
+    if isinstance(value, Tensor) and type(value) in (Tensor, nn.Parameter) and not value.is_inference():
+        return id(value), value.data_ptr(), value._version
+    return (id(value),)

@@ -17,7 +17,7 @@ import torch
 
 from gpt.errors import InputError
 from gpt.generation.cache import Cache
-from gpt.generation.decoding import Way, way_of
+from gpt.generation.decoding import Backend, BackendName, backend_of
 from gpt.generation.samples import UNSCORED, Request, Sample, Token, scores
 from gpt.generation.sampling import sample_tokens
 from gpt.model import GPT
@@ -36,15 +36,23 @@ class Engine:
         model: any GPT; it computes in evaluation mode and is left unchanged.
         tokenizer: turns ids into text, and limits the ids that are drawn to its own. Without it there are
             only ids.
+        backend: who computes logits.
         max_samples: how many samples run at a time; others wait.
         chunk: about how many prompt tokens are read in a step. Running samples continue between the chunks.
     """
 
     def __init__(
-        self, model: GPT, tokenizer: Tokenizer | None = None, *, max_samples: int = 64, chunk: int = 512
+        self,
+        model: GPT,
+        tokenizer: Tokenizer | None = None,
+        *,
+        backend: BackendName = "auto",
+        max_samples: int = 64,
+        chunk: int = 512,
     ) -> None:
         self.model = getattr(model, "_orig_mod", model)  # the model inside the wrapper of torch.compile
         self.tokenizer = tokenizer
+        self.backend = backend
         self.max_samples = max_samples
         self._chunk = chunk
         self._drawn = tokenizer.n_vocab if tokenizer else None  # only ids below this may be drawn
@@ -52,7 +60,7 @@ class Engine:
         self._waiting: list[Sample] = []
         self._rows: list[Sample] = []  # the samples that have a row in the cache
         # Chosen when the first sample starts, and kept while any sample runs.
-        self._way: Way
+        self._backend: Backend
         self._cache: Cache
 
     @property
@@ -106,8 +114,8 @@ class Engine:
     def _admit(self) -> None:
         """Give rows to waiting samples. The first sample of a request reads the prompt, others copy it."""
         if not self._rows:
-            self._way = way_of(self.model)
-            self._cache = Cache(self.model.config, self._way.like)
+            self._backend = backend_of(self.model, self.backend)
+            self._cache = Cache(self.model.config, self._backend.like)
         for sample in self._waiting[: self.max_samples - len(self._rows)]:
             twin = next((one for one in self._rows if one.request is sample.request), None)
             if twin and (twin.unread > 1 or not twin.is_settled):
@@ -133,7 +141,7 @@ class Engine:
             parts.append(part)
         try:
             self._cache.reserve(0, max(len(part.tokens) for part in parts))
-            found = torch.split(self._way.read(parts, self._cache), [part.scored for part in parts])
+            found = torch.split(self._backend.read(parts, self._cache), [part.scored for part in parts])
             for sample, part, logits in zip(samples, parts, found, strict=True):
                 sample.take(part, logits)
         except Exception as error:

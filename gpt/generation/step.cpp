@@ -46,10 +46,10 @@ typedef uint16_t Halves __attribute__((vector_size(2 * W)));
 typedef int8_t Bytes __attribute__((vector_size(W)));
 struct alignas(4 * W) Line { float values[W]; };
 
-// As `Compiled` fills them.
+// `compiled.py` declares the same structures, with the same fields in the same order.
 struct Layer { const void* weight; const float *scale, *bias; };  // (O, I) or (O,), (O,) or null, (O,)
 struct Block { Layer attention_norm, query, key, value, out, feed_forward_norm, up, down; };
-struct Model { Layer tokens, positions, final_norm, head; Block blocks[]; };
+struct Model { Layer tokens, positions, final_norm, head; const Block* blocks; };
 // kind: of the weights of products; narrow: whether embeddings are bfloat16; rounds: whether inputs and outputs of
 // products are.
 struct Shape { int64_t kind, narrow, rounds, layers, D, H, V, exact_gelu, threads, N; };

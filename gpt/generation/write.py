@@ -11,7 +11,7 @@ from pathlib import Path
 from gpt.evaluation.copied import Copied, training_text
 from gpt.generation.api import stream_samples
 from gpt.generation.build import built_meanwhile
-from gpt.generation.decoding import Precision, for_decoding, suits_program
+from gpt.generation.decoding import Precision, backend_for, for_decoding, suits_program
 from gpt.generation.sampling import Sampling
 from gpt.progress import for_terminal, notice
 from gpt.weights.checkpoint import run_of
@@ -75,6 +75,7 @@ def write(
         stream_samples,
         model,
         tokenizer,
+        backend=backend_for(precision),
         max_new_tokens=max_new_tokens,
         num_samples=num_samples,
         sampling=sampling,

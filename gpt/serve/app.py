@@ -23,7 +23,7 @@ from gpt.attention import capture_weights
 from gpt.errors import InputError
 from gpt.evaluation.copied import Copied
 from gpt.generation import Token, for_decoding
-from gpt.generation.decoding import Precision
+from gpt.generation.decoding import Precision, backend_for
 from gpt.model import GPT
 from gpt.serve.engine_thread import EngineThread, Handle, Piece
 from gpt.serve.errors import error_body, error_reply
@@ -58,7 +58,7 @@ def create_app(
     `app.state.end()` ends it: no more requests are taken, and clients that wait get an error.
 
     Args:
-        model: the model, in evaluation mode and in its `precision`.
+        model: the model as `for_decoding` returns it for this `precision`.
         tokenizer: the model's tokenizer.
         name: what clients call the model.
         limits: what clients may ask for; by default `Limits()`.
@@ -66,15 +66,16 @@ def create_app(
         template: the template of the examples that the model was tuned on. Without it there are no chats.
         run: the run whose training the page shows.
         copied: finds what the model copied from its training text, for the page to mark.
-        precision: the precision that the run's snapshots compute in.
+        precision: the precision that the model and the run's snapshots compute in.
     """
     limits = limits or Limits()
     device = model.token_embedding.weight.device
 
     def read_snapshot(file: Path) -> EngineThread:
-        return EngineThread(for_decoding(load(file)[0].to(device), precision), tokenizer)
+        return EngineThread(for_decoding(load(file)[0].to(device), precision), tokenizer, backend)
 
-    own = EngineThread(model, tokenizer)
+    backend = backend_for(precision)
+    own = EngineThread(model, tokenizer, backend)
     history = History(own, run or Path(os.devnull), read_snapshot, limits.snapshots)
     service = _Service(tokenizer, name, limits, template, history, copied)
 

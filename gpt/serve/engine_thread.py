@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from starlette.exceptions import HTTPException
 
 from gpt.generation import Engine, Request, Sample, Token
+from gpt.generation.decoding import BackendName
 from gpt.model import GPT
 from gpt.serve.errors import server_failed
 from gpt.text.tokenizer import Tokenizer
@@ -56,10 +57,12 @@ class EngineThread:
     At most one `call` runs between two steps of the engine.
     """
 
-    def __init__(self, model: GPT, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: GPT, tokenizer: Tokenizer, backend: BackendName = "auto") -> None:
         self.model = model
         self.open: set[Any] = set()  # unfinished handles and calls
-        self._new_engine = partial(Engine, model, tokenizer, max_samples=_SAMPLES, chunk=_CHUNK)
+        self._new_engine = partial(
+            Engine, model, tokenizer, backend=backend, max_samples=_SAMPLES, chunk=_CHUNK
+        )
         self._engine = self._new_engine()
         self._thread = ThreadPoolExecutor(1, "decoding")
         self._owners: dict[Sample, tuple[Handle, int]] = {}  # the handle of each sample, and the index in it

@@ -10,11 +10,9 @@ import statistics
 import subprocess
 import tempfile
 from collections.abc import Callable, Collection
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from benchmarks.common import Report, Seconds, Timing, interleave, say, synchronize, timed_rows
@@ -22,7 +20,7 @@ from benchmarks.common import Report, Seconds, Timing, interleave, say, synchron
 from gpt import GPT, GPTConfig, Tokenizer, generate
 from gpt.generation import build, for_decoding
 from gpt.generation.compiled import Compiled
-from gpt.generation.decoding import suits_program, way_of
+from gpt.generation.decoding import BackendName, backend_for, backend_of, suits_program
 from gpt.training.device import cpu_multiplies_bfloat16
 from gpt.weights.formats import gguf
 
@@ -65,10 +63,11 @@ def run(quick: bool, device: str = "cpu", llamacpp: Path | None = None) -> Repor
         prompts = [torch.randint(0, config.vocab_size, (length,)).tolist() for length in lengths]
         first = next(iter(kinds))
         candidates: Candidates = {
-            f"this program, {kind}": partial(our_text, ready[kind], prompts, new) for kind in kinds
+            f"this program, {kind}": partial(our_text, ready[kind], prompts, new, backend_for(kind))
+            for kind in kinds
         }
         if longest == PROMPT:
-            candidates[f"by PyTorch, {first}"] = partial(our_text, plain[first], prompts, new, False)
+            candidates[f"by PyTorch, {first}"] = partial(our_text, plain[first], prompts, new, "pytorch")
         candidates[f"transformers, {first}"] = partial(their_text, theirs[first], prompts, new)
         taken = interleave({**candidates, **more}, rounds[count])
         rows.extend(timed_rows(taken, count * new, "tokens/s", setting=setting))
@@ -120,7 +119,7 @@ def build_program(model: GPT) -> None:
     """Build the compiled program where the model suits it, and compare the two."""
     if suits_program(model):
         build.build()
-        say(f"uses the compiled program: {isinstance(way_of(model), Compiled)}")
+        say(f"uses the compiled program: {isinstance(backend_of(model), Compiled)}")
 
 
 def small_model(rounds: int) -> dict[str, Timing]:
@@ -128,14 +127,14 @@ def small_model(rounds: int) -> dict[str, Timing]:
     config = GPTConfig(vocab_size=2048, context_length=128, emb_dim=128, num_heads=4, num_layers=7)
     models = {"with the program": GPT(config).eval(), "by PyTorch": GPT(config).eval()}
     build_program(models["with the program"])
-    texts = {name: partial(our_text, one, [[1]], 64, "program" in name) for name, one in models.items()}
+    backends: dict[str, BackendName] = {"with the program": "auto", "by PyTorch": "pytorch"}
+    texts = {name: partial(our_text, model, [[1]], 64, backends[name]) for name, model in models.items()}
     return interleave(texts, rounds)
 
 
-def our_text(model: GPT, prompts: list[list[int]], new: int, program: bool = True) -> None:
-    """Greedy text of this package, or as it is where the compiled program is not there."""
-    with nullcontext() if program else patch.object(build, "program", lambda: None):
-        generate(model, prompts, max_new_tokens=new, temperature=0)
+def our_text(model: GPT, prompts: list[list[int]], new: int, backend: BackendName) -> None:
+    """Greedy text of this package."""
+    generate(model, prompts, max_new_tokens=new, temperature=0, backend=backend)
 
 
 def their_files(programs: Path, folder: Path, model: GPT) -> dict[str, Path]:

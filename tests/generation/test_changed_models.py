@@ -11,7 +11,7 @@ from torch.nn.utils import prune
 from gpt import GPT, GPTConfig, MultiHeadAttention, generate
 from gpt.generation import decoding
 from gpt.generation.compiled import Compiled
-from gpt.generation.decoding import way_of
+from gpt.generation.decoding import backend_of
 from gpt.generation.forward import Forward
 from tests.generation.conftest import sharp, slow_greedy
 
@@ -114,7 +114,7 @@ CHANGES = {
 def test_a_changed_model_is_computed_by_its_own_forward(name, capsys):
     """Past the context, also where the change comes after the program was in use."""
     model = sharp(CONFIG)
-    assert isinstance(way_of(model), Compiled)
+    assert isinstance(backend_of(model), Compiled)
     assert capsys.readouterr().err == ""
     CHANGES[name](model)
     model.eval()
@@ -122,9 +122,9 @@ def test_a_changed_model_is_computed_by_its_own_forward(name, capsys):
     written = generate(model, PROMPTS, max_new_tokens=30, temperature=0)
     assert written == [slow_greedy(model, prompt, 30) for prompt in PROMPTS]
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
-    way, told = way_of(model), capsys.readouterr().err.splitlines()
-    assert isinstance(way, Forward) and told[0].startswith(PROGRAM)
-    assert way.cached == ("without" not in name or "norm" in name) == (len(told) == 1)
+    backend, told = backend_of(model), capsys.readouterr().err.splitlines()
+    assert isinstance(backend, Forward) and told[0].startswith(PROGRAM)
+    assert backend.cached == ("without" not in name or "norm" in name) == (len(told) == 1)
 
 
 @pytest.mark.parametrize("kind", ["SiLU", "a scaled residual"])
@@ -133,13 +133,13 @@ def test_edits_of_freshly_made_models_are_seen(kind, dtype):
     """Whose residual branches add little."""
     config = GPTConfig(vocab_size=512, context_length=64, emb_dim=128, num_heads=2, num_layers=4)
     model = GPT(config).to(dtype)
-    assert isinstance(way_of(model), Compiled)
+    assert isinstance(backend_of(model), Compiled)
     for block in model.blocks:
         if kind == "SiLU":
             block.feed_forward.activation = nn.SiLU()
         else:
             block.register_forward_hook(lambda module, args, out: args[0] + (out - args[0]) / 2)
-    assert isinstance(way_of(model), Forward)
+    assert isinstance(backend_of(model), Forward)
 
 
 def test_a_cache_that_changes_logits_is_not_used(capsys):

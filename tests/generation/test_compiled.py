@@ -1,6 +1,5 @@
 """The compiled program beside the model that it stands for: equal bits whatever is read beside a text."""
 
-import ctypes
 import platform
 import shutil
 
@@ -9,8 +8,8 @@ import torch
 
 from gpt import GPT, GPTConfig
 from gpt.generation import Engine, Request, Sampling, build, for_decoding
-from gpt.generation.compiled import Compiled, quantized
-from gpt.generation.decoding import way_of
+from gpt.generation.compiled import Compiled, _Token, quantized
+from gpt.generation.decoding import backend_for, backend_of
 from tests.generation.conftest import sharp, slow_greedy
 
 PRECISIONS = ["float32", "bfloat16", "int8"]
@@ -45,13 +44,15 @@ def program(tmp_path_factory, request):
 
 def ready(config: GPTConfig = CONFIG, precision: str | None = None, seed: int = 0, std: float = 0.3) -> GPT:
     model = for_decoding(sharp(config, seed, std), precision)
-    assert isinstance(way_of(model), Compiled)
+    assert isinstance(backend_of(model, backend_for(precision)), Compiled)
     return model
 
 
-def write(model: GPT, prompts: list[list[int]], count: int, **options) -> list[tuple]:
+def write(
+    model: GPT, prompts: list[list[int]], count: int, precision: str | None = None, **options
+) -> list[tuple]:
     """The ids of each text with their log-probabilities."""
-    engine = Engine(model, **options)
+    engine = Engine(model, backend=backend_for(precision), **options)
     how = {"max_new_tokens": count, "sampling": GREEDY, "alternatives": 2}
     samples = [engine.add(Request(tokens=prompt, **how))[0] for prompt in prompts]
     texts = {id(sample): [] for sample in samples}
@@ -72,10 +73,12 @@ def test_greedy_with_the_cache_is_greedy_without(exact):
 def test_what_was_read_before_counts_bit_for_bit(precision):
     """Texts written with the cache, and each of their tokens by reading the whole text before it."""
     fast = ready(precision=precision)
-    for tokens, scored in write(fast, PROMPTS, 30, chunk=16):
+    for tokens, scored in write(fast, PROMPTS, 30, precision, chunk=16):
         first = len(tokens) - 30
         for i in range(first, len(tokens)):
-            assert write(fast, [tokens[:i]], 1) == [(tokens[: i + 1], scored[i - first : i - first + 1])]
+            assert write(fast, [tokens[:i]], 1, precision) == [
+                (tokens[: i + 1], scored[i - first : i - first + 1])
+            ]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -86,11 +89,11 @@ def test_a_row_depends_neither_on_the_others_nor_on_the_threads(precision):
         GPTConfig(vocab_size=301, context_length=256, emb_dim=128, num_heads=2, num_layers=2),
     ):
         fast, threads = ready(config, precision), torch.get_num_threads()
-        together = write(fast, PROMPTS, 40, max_samples=3, chunk=16)
+        together = write(fast, PROMPTS, 40, precision, max_samples=3, chunk=16)
         try:
             for count in (1, 2):
                 torch.set_num_threads(count)
-                assert [write(fast, [prompt], 40, chunk=16)[0] for prompt in PROMPTS] == together
+                assert [write(fast, [prompt], 40, precision, chunk=16)[0] for prompt in PROMPTS] == together
         finally:
             torch.set_num_threads(threads)
 
@@ -112,7 +115,7 @@ def test_the_logits_are_the_models(precision):
             exact_gelu=bias,
         )
         fast = ready(config, precision, std=0.1)
-        (tokens, scored), *_ = write(fast, [[4, 5, 6] * 20], 30)
+        (tokens, scored), *_ = write(fast, [[4, 5, 6] * 20], 30, precision)
         expected = fast(torch.tensor([tokens]))[0].float().log_softmax(-1)
         given = torch.tensor([log_probability for _, log_probability, _ in scored])
         wanted = expected[59:-1].gather(-1, torch.tensor(tokens[60:])[:, None])[:, 0]
@@ -120,7 +123,6 @@ def test_the_logits_are_the_models(precision):
 
 
 def test_ids_reach_the_program_as_whole_numbers():
-    """With one of another type beside them it would take the bytes of numbers for addresses."""
     model = ready()
     assert write(model, [[4, 5]], 3)[0][1] == write(model, [[4.0, 5.0]], 3)[0][1]
 
@@ -129,14 +131,13 @@ def test_no_memory_ends_one_text_and_not_the_others():
     engine = Engine(ready())
     (failing,) = engine.add(Request(tokens=[40] * 3, max_new_tokens=4, sampling=GREEDY))
     (whole,) = engine.add(Request(tokens=[2], max_new_tokens=4, sampling=GREEDY))
-    way = way_of(engine.model)
-    step = way._step
+    backend = backend_of(engine.model)
+    step = backend._step
 
-    def refuse(*given):
-        first = ctypes.cast(given[2], ctypes.POINTER(ctypes.c_int64))[0]
-        return 1 if first == 40 else step(*given)
+    def refuse(model, shape, tokens, logits):
+        return 1 if tokens[0].id == 40 else step(model, shape, tokens, logits)
 
-    way._step = refuse
+    backend._step = refuse
     engine.step()
     assert isinstance(engine.failed[failing], MemoryError)
     list(engine.run())
@@ -145,12 +146,10 @@ def test_no_memory_ends_one_text_and_not_the_others():
 
 def test_an_allocation_that_fails_is_told():
     """A width for which no machine has memory."""
-    way = way_of(ready())
-    kind, narrow, rounds, layers, _, *sizes = way._shape
-    shape = torch.tensor([kind, narrow, rounds, layers, 1 << 48, *sizes, 1, 1])
-    given, logits = torch.zeros(7, dtype=torch.int64), torch.zeros(301)
-    addresses = (ctypes.c_void_p(one.data_ptr()) for one in (way._model, shape, given, logits))
-    assert way._step(*addresses) == 1
+    backend = backend_of(ready())
+    shape = backend._shape(1)
+    shape.D = 1 << 48
+    assert backend._step(backend._model, shape, (_Token * 1)(), torch.zeros(301).data_ptr()) == 1
 
 
 def test_int8_weights_are_within_half_a_step():

@@ -9,7 +9,7 @@ import pytest
 from gpt import GPTConfig, generate
 from gpt.generation import build
 from gpt.generation.compiled import Compiled
-from gpt.generation.decoding import way_of
+from gpt.generation.decoding import backend_for, backend_of
 from tests.generation.conftest import sharp, slow_greedy
 
 pytest.importorskip("ziglang", reason="ziglang is not installed")
@@ -38,7 +38,8 @@ def test_it_runs(precision, tmp_path_factory, monkeypatch):
     assert build.build()
     model = sharp(GPTConfig(vocab_size=301, context_length=64, emb_dim=64, num_heads=4, num_layers=2))
     model = for_decoding(model, precision)
-    assert isinstance(way_of(model), Compiled)
-    written = generate(model, [[5, 6, 7]], max_new_tokens=30, temperature=0)
+    backend = backend_for(precision)
+    assert isinstance(backend_of(model, backend), Compiled)
+    written = generate(model, [[5, 6, 7]], max_new_tokens=30, temperature=0, backend=backend)
     if precision == "float32":
         assert written == [slow_greedy(model, [5, 6, 7], 30)]

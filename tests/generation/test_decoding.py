@@ -1,6 +1,5 @@
 """When it is found out which way computes, and the precision of a model."""
 
-import copy
 import gc
 import weakref
 
@@ -11,7 +10,7 @@ from gpt import GPTConfig, generate
 from gpt.errors import InputError
 from gpt.generation import Engine, Request, build, decoding, for_decoding
 from gpt.generation.compiled import Compiled
-from gpt.generation.decoding import way_of
+from gpt.generation.decoding import backend_of
 from gpt.generation.forward import Forward
 from tests.generation.conftest import sharp, slow_greedy
 
@@ -21,8 +20,8 @@ CONFIG = GPTConfig(vocab_size=301, context_length=64, emb_dim=64, num_heads=4, n
 @pytest.mark.usefixtures("built")
 def test_it_is_found_out_once_and_again_after_a_change(monkeypatch):
     model, found = sharp(CONFIG), []
-    original = decoding._find_out
-    monkeypatch.setattr(decoding, "_find_out", lambda *args: found.append(1) or original(*args))
+    original = decoding._Texts
+    monkeypatch.setattr(decoding, "_Texts", lambda model: found.append(1) or original(model))
     for _ in range(3):
         generate(model, [[1, 2]], max_new_tokens=3)
     assert len(found) == 1
@@ -55,17 +54,17 @@ def test_a_text_stays_with_what_it_began_with(monkeypatch):
     monkeypatch.setattr(build, "program", lambda: program)
     engine.add(Request(tokens=[2], max_new_tokens=3))
     while engine.busy:
-        assert isinstance(engine._way, Forward)
+        assert isinstance(engine._backend, Forward)
         engine.step()
     engine.add(Request(tokens=[1], max_new_tokens=6))
     engine.step()
-    assert isinstance(engine._way, Compiled)
+    assert isinstance(engine._backend, Compiled)
 
 
 @pytest.mark.usefixtures("built")
 def test_widths_that_vectors_do_not_divide_are_pytorchs(capsys):
     narrow = sharp(GPTConfig(vocab_size=50, context_length=32, emb_dim=48, num_heads=3, num_layers=1))
-    assert isinstance(way_of(narrow), Forward)
+    assert isinstance(backend_of(narrow), Forward)
     assert capsys.readouterr().err == ""
 
 
@@ -78,19 +77,34 @@ def test_a_precision_is_set_in_place():
 
 
 @pytest.mark.usefixtures("built")
-def test_a_precision_is_the_models_own():
-    """int8 ends with the next precision, goes along with a copy, and leaves other models as they are."""
-    model, other = sharp(CONFIG), sharp(CONFIG)
-    exact = way_of(model)
-    rounded = way_of(for_decoding(model, "int8"))
-    assert rounded._shape != exact._shape
-    assert way_of(copy.deepcopy(model))._shape == way_of(for_decoding(model))._shape == rounded._shape
-    assert way_of(other)._shape == way_of(for_decoding(model, "float32"))._shape == exact._shape
+def test_int8_is_the_engines_and_leaves_the_model_alone():
+    """A model can be decoded by two engines at once, of which only one rounds the weights."""
+    model = for_decoding(sharp(CONFIG), "int8")
+
+    def scores(backend):
+        engine = Engine(model, backend=backend)
+        engine.add(Request(tokens=[1, 2], max_new_tokens=20, seed=0, alternatives=0))
+        scores = [token.log_probability for token in engine.run()]
+        assert engine._backend.int8 == (backend == "int8")
+        return scores
+
+    exact, rounded = scores("auto"), scores("int8")
+    assert exact != rounded
+    assert (scores("auto"), scores("int8")) == (exact, rounded)
     model.final_norm.eps = 1.0
     with pytest.raises(InputError, match="int8 is for an unchanged model"):
-        for_decoding(model, "int8")
+        generate(model, [[1]], max_new_tokens=1, backend="int8")
     model.final_norm.eps = 1e-5
-    assert way_of(model)._shape == exact._shape
+    assert not backend_of(model).int8
+
+
+@pytest.mark.usefixtures("built")
+def test_pytorch_can_be_chosen():
+    model = sharp(CONFIG)
+    assert isinstance(backend_of(model), Compiled)
+    assert isinstance(backend_of(model, "pytorch"), Forward)
+    written = generate(model, [[1, 2]], max_new_tokens=9, temperature=0, backend="pytorch")
+    assert written == [slow_greedy(model, [1, 2], 9)]
 
 
 @pytest.mark.usefixtures("built")
@@ -113,5 +127,5 @@ def test_finding_out_costs_one_forward_and_one_call(monkeypatch):
     model.register_forward_hook(lambda *args: calls.append(tuple(args[1][0].shape)))
     original = Compiled.read
     monkeypatch.setattr(Compiled, "read", lambda *args: calls.append("program") or original(*args))
-    assert isinstance(way_of(model), Compiled)
+    assert isinstance(backend_of(model), Compiled)
     assert calls == [(2, 64), "program"]
