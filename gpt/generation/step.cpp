@@ -1,11 +1,16 @@
 // A GPT from N tokens to their logits: a prompt, or one new token of each text; `build.py` builds it, with GCC or clang,
 // and `compiled.py` calls it.
 //
-// One parallel region with five barriers a layer takes the place of some 700 operations. Each weight is read once,
-// where `nn.Linear` keeps it. The sums of a token have the same order whatever is read beside it and however many
-// threads there are. So its logits depend on neither, nor on whether the tokens before it were read with it.
+// It computes what `gpt/model.py` and `gpt/attention/multi_head.py` define. One parallel region with five barriers a
+// layer takes the place of some 700 operations. Each weight is read once, where `nn.Linear` keeps it. The sums of a
+// token have the same order whatever is read beside it and however many threads there are. So its logits depend on
+// neither, nor on whether the tokens before it were read with it.
 //
 // Shapes: N tokens, D emb_dim, H heads, K = D / H, V vocab_size, I inputs and O outputs of a layer; T threads.
+// Letters of indices: n token, o output, i input, j token of the cache, k row or lane, t thread, u unrolled.
+//
+// From top to bottom: vectors; the structures that `compiled.py` fills; loads and products of each type of weight;
+// sums and e^x; tiles, the inner loops of products; `Step`, what one thread does; `run`, which starts the threads.
 
 #ifdef __AVX2__
 #include <immintrin.h>
@@ -167,7 +172,7 @@ constexpr int64_t CHUNK = 1024;  // inputs whose products are added first: so ma
 
 constexpr int64_t MOST = 128;  // rows that are multiplied with a weight while it is near: so many fit into the L2 cache
 
-// If x has one row, it is multiplied with rows of the weight that are so many apart, unless there are fewer. Each of the W
+// If x has one row, it is multiplied with rows of the weight that are so many apart, unless there are fewer. Each of W
 // rows of a tile then goes on where one of the tile before ended: W long streams, which the processor fetches by itself,
 // while it is late for short rows. With AVX-512, int8 is faster with neighbouring rows that are fetched ahead.
 template <class Weight>
@@ -243,15 +248,120 @@ static Floats embedded(const void* table, bool narrow, int64_t at) {
   return (Floats)(__builtin_convertvector(read<Halves>((const uint16_t*)table + at), Ints) << 16);
 }
 
-// Type: that of the weights, float, int8_t, or uint16_t for bfloat16.
+// What all threads read and write. Input: the type in which inputs of products are stored.
+template <class Input>
+struct Shared {
+  float* x;  // (N, D), what the blocks add to
+  float* queries;  // (N, D)
+  Input* context;  // (N, D), of all heads
+  Input* inner;  // (N, 4 D), of the feed-forward network
+  std::atomic<int64_t> arrived = 0;  // at a barrier, counted over all barriers
+};
+
+// What one thread does. Type: that of the weights, float, int8_t, or uint16_t for bfloat16.
 template <class Type>
 struct Step {
   typedef typename Stored<Type>::Input Input;
   typedef typename Stored<Type>::Factor Factor;
   const Model& model;
   const Shape& s;
+  const Token* tokens;
+  Shared<Input>& shared;
   int64_t t, T;  // this thread, and how many there are
+  Input* h;  // (N, D), normalised
   Factor* rounded;  // place for MOST rows of 4 D, where inputs are multiplied as another type
+  float* scores;  // place for those of one query
+  int64_t expected = 0;  // of `arrived`, at the next barrier
+
+  // Reads the tokens, and writes the logits of those scored.
+  void all(float* logits) {
+    embed();
+    meet();
+    for (int64_t layer = 0; layer < s.layers; layer++) {
+      attention(model.blocks[layer], layer);
+      feed_forward(model.blocks[layer]);
+    }
+    score(logits);
+  }
+
+  // Waits for the other threads. OpenMP's barrier sleeps where several threads of a process use it, as in a server.
+  void meet() {
+    shared.arrived++;
+    expected += T;
+    for (int64_t spins = 1; shared.arrived < expected; spins++)
+      if (spins % 1024 == 0) std::this_thread::yield();
+  }
+
+  // tokens (N,) -> x (N, D)
+  void embed() const {
+    const int64_t D = s.D;
+    for (int64_t n = t; n < s.N; n += T)
+      for (int64_t i = 0; i < D; i += W)
+        store(shared.x + n * D + i, embedded(model.tokens.weight, s.narrow, tokens[n].id * D + i) +
+                                        embedded(model.positions.weight, s.narrow, tokens[n].position * D + i));
+  }
+
+  // Adds the attention of a block to x (N, D); its keys and values go into the caches.
+  void attention(const Block& block, int64_t layer) {
+    const int64_t N = s.N, D = s.D, K = s.D / s.H;
+    // The keys (part 0) or values (part 1) of a token's text, (columns, K).
+    auto cached = [&](int64_t part, int64_t n, int64_t head) {
+      const Token& token = tokens[n];
+      return token.cache + layer * token.per_layer + part * token.per_part + head * token.per_head;
+    };
+    normalise(block.attention_norm, shared.x, N, h);
+    product(block.query, h, N, D, D, [&](int64_t n, int64_t o, Floats values) {
+      store(shared.queries + n * D + o, values);
+    });
+    product(block.key, h, N, D, D, [&](int64_t n, int64_t o, Floats values) {
+      store(cached(0, n, o / K) + tokens[n].position * K + o % K, values);
+    });
+    product(block.value, h, N, D, D, [&](int64_t n, int64_t o, Floats values) {
+      store(cached(1, n, o / K) + tokens[n].position * K + o % K, values);
+    });
+    meet();
+    for (int64_t i = t; i < N * s.H; i += T) {  // head by head: its keys stay in the processor's cache
+      const int64_t n = i % N, head = i / N, at = n * D + head * K;
+      const int64_t count = tokens[n].position + 1;
+      attend(shared.queries + at, cached(0, n, head), cached(1, n, head), count, shared.context + at);
+    }
+    meet();
+    add_product(block.out, shared.context, D);
+    meet();
+  }
+
+  // Adds the feed-forward network of a block to x (N, D).
+  void feed_forward(const Block& block) {
+    const int64_t N = s.N, D = s.D;
+    normalise(block.feed_forward_norm, shared.x, N, h);
+    product(block.up, h, N, D, 4 * D, [&](int64_t n, int64_t o, Floats values) {
+      store(shared.inner + n * 4 * D + o, activate(values));
+    });
+    meet();
+    add_product(block.down, shared.inner, 4 * D);
+    meet();
+  }
+
+  // Writes the logits (scored, V) of the tokens scored, from x (N, D).
+  void score(float* logits) const {
+    int64_t scored = 0;
+    for (int64_t n = 0; n < s.N; n++)
+      if (tokens[n].scored) {
+        normalise(model.final_norm, shared.x + n * s.D, 1, h + scored * s.D);
+        scored++;
+      }
+    product(model.head, h, scored, s.D, s.V, [&](int64_t n, int64_t o, Floats values) {
+      memcpy(logits + n * s.V + o, &values, 4 * std::min<int64_t>(W, s.V - o));
+    });
+  }
+
+  // Adds a product of inputs (N, I) to x (N, D).
+  void add_product(const Layer& linear, const Input* inputs, int64_t I) const {
+    product(linear, inputs, s.N, I, s.D, [&](int64_t n, int64_t o, Floats values) {
+      float* to = shared.x + n * s.D + o;
+      store(to, load(to) + values);
+    });
+  }
 
   // The nearest bfloat16, where PyTorch's products in bfloat16 and int8 take and give it.
   Floats narrow(Floats value) const {
@@ -270,26 +380,30 @@ struct Step {
     std::fill(units, units + N, 1.0f);
     if constexpr (std::is_same_v<Input, Factor>) return x;
     else {
-      for (int64_t n = 0; n < N; n++) {
-        const float* row = x + n * I;
-        Floats most = {}, nothing = {};
-        for (int64_t i = 0; i < I; i += W) {
-          Floats value = load(row + i), size = value < 0.0f ? -value : value;
-          most = most < size ? size : most;
-          nothing += value * 0.0f;  // not a number, where one is none
-        }
-        float top = 1e-30f;
-        for (int lane = 0; lane < W; lane++) top = std::max(top, most[lane]);
-        for (int64_t i = 0; i < I; i += W) {
-          Floats value = load(row + i) * (32767 / top);
-          Ints whole = __builtin_convertvector(value + (value < 0.0f ? Floats{} - 0.5f : Floats{} + 0.5f), Ints);
-          Shorts shorts = __builtin_convertvector(whole, Shorts);
-          memcpy(rounded + n * I + i, &shorts, sizeof shorts);
-        }
-        units[n] = top / 32767 + sum(nothing);
-      }
+      for (int64_t n = 0; n < N; n++) units[n] = round_row(x + n * I, I, rounded + n * I);
       return rounded;
     }
+  }
+
+  // A row of inputs (I,) as int16 -> to (I,). Returns the unit of `to`, or NaN if an input is not finite.
+  static float round_row(const float* row, int64_t I, Factor* to) {
+    Floats largest = {};  // absolute values
+    Floats nothing = {};  // zeros, but NaN where an input is not finite
+    for (int64_t i = 0; i < I; i += W) {
+      Floats value = load(row + i);
+      Floats size = value < 0.0f ? -value : value;
+      largest = largest < size ? size : largest;
+      nothing += value * 0.0f;
+    }
+    float most = 1e-30f;
+    for (int lane = 0; lane < W; lane++) most = std::max(most, largest[lane]);
+    for (int64_t i = 0; i < I; i += W) {
+      Floats value = load(row + i) * (32767 / most);
+      Ints whole = __builtin_convertvector(value + (value < 0.0f ? Floats{} - 0.5f : Floats{} + 0.5f), Ints);
+      Shorts shorts = __builtin_convertvector(whole, Shorts);
+      memcpy(to + i, &shorts, sizeof shorts);
+    }
+    return most / 32767 + sum(nothing);
   }
 
   // What turns the sums of W outputs from `o` on into outputs: their scales and biases.
@@ -317,6 +431,7 @@ struct Step {
     }
   }
 
+  // Of one row of x: write(0, output, values) for each W of this thread's outputs.
   template <class Write>
   void one_row(const Layer& linear, const Factor* x, float unit, int64_t I, int64_t O, Write write) const {
     constexpr int STEP = 4 * W / sizeof(Factor);
@@ -329,64 +444,86 @@ struct Step {
       for (int64_t k = 0; k < apart; k++) {
         const Type* weight = (const Type*)linear.weight + (o + k) * I;
         Floats total = {};
-        for (int64_t c = 0, count; c < I; c += count) {
-          count = std::min(CHUNK, I - c);
+        for (int64_t c = 0; c < I; c += CHUNK) {
+          const int64_t count = std::min(CHUNK, I - c);
           const Ahead ahead{(const char*)(weight + W * I + W * c), BYTES};
           Floats values = thin_tile(weight + c, apart * I, (outputs - k + apart - 1) / apart, x + c, count, ahead);
           total = c ? total + values : values;
         }
         for (int lane = 0; lane < W; lane++) totals[0].values[lane * apart + k] = total[lane];
       }
-      for (int64_t k = 0; k < apart; k++) write(0, o + k * W, finish(linear, o + k * W, O)(load(totals[k].values), unit));
+      for (int64_t k = 0; k < apart; k++) {
+        const auto finished = finish(linear, o + k * W, O);
+        write(0, o + k * W, finished(load(totals[k].values), unit));
+      }
     }
   }
 
+  // Rows of the weight that stay in the L1 cache beside those of x.
+  static constexpr int NEAR = std::max(4, OUTS);
+  // Where these rows are widened; with a power of two all of them would go to the same lines of the cache.
+  static constexpr int64_t WIDTH = CHUNK + 4 * W / sizeof(Factor);
+
+  // The same for up to MOST rows of x, which share what is loaded of the weight.
   template <class Write>
   void some_rows(const Layer& linear, const Factor* x, const float* units, int64_t N, int64_t I, int64_t O,
                  Write write) const {
-    constexpr int STEP = 4 * W / sizeof(Factor);
-    constexpr int NEAR = std::max(4, OUTS);  // rows of the weight that stay in the L1 cache beside those of x
-    constexpr int64_t WIDTH = CHUNK + STEP;  // a power of two would put all rows into the same lines of the cache
-    const int64_t panels = (N + ROWS - 1) / ROWS;
-    Line partial[MOST];
-    alignas(64) Factor wide[NEAR * WIDTH];
+    Line totals[MOST];
     const Range own = part(O);
     for (int64_t o = own.begin; o < own.end; o += W) {
       const Type* weight = (const Type*)linear.weight + o * I;
-      for (int64_t c = 0, count; c < I; c += count) {
-        count = std::min(CHUNK, I - c);
+      for (int64_t c = 0; c < I; c += CHUNK)
         for (int64_t k = 0; k < W && k < own.end - o; k += NEAR) {
-          const Type* some = weight + k * I + c;
           const int64_t outputs = std::min<int64_t>(NEAR, own.end - o - k);
-          const bool widen = sizeof(Type) != sizeof(Factor) && panels > 1;
-          if (widen)
-            for (int64_t u = 0; u < outputs; u++)
-              for (int64_t i = 0; i < count; i += STEP) {
-                auto vector = load(some + u * I + i);
-                memcpy(wide + u * WIDTH + i, &vector, sizeof vector);
-              }
-          // All tiles fetch a part of the weights that follow.
-          Ahead ahead{(const char*)(weight + (W + k) * I + c * NEAR), int(OUTS * STEP * sizeof(Type) / panels)};
-          for (int64_t p = 0; p < panels; p++)
-            for (int64_t u = 0; u < outputs; u += OUTS, ahead.from += ahead.bytes * (count / STEP)) {
-              const Factor* rows = x + p * ROWS * I + c;
-              Floats values = widen ? tile(wide + u * WIDTH, WIDTH, outputs - u, rows, N - p * ROWS, I, count, ahead)
-                                    : tile(some + u * I, I, outputs - u, rows, N - p * ROWS, I, count, ahead);
-              for (int row = 0; row < ROWS; row++)
-                for (int lane = 0; lane < OUTS; lane++) {
-                  float &to = partial[p * ROWS + row].values[k + u + lane], value = values[row * OUTS + lane];
-                  to = c ? to + value : value;
-                }
-            }
+          const char* ahead = (const char*)(weight + (W + k) * I + c * NEAR);
+          add_chunk(weight + k * I, outputs, x, N, I, c, ahead, totals, k);
         }
-      }
       const auto finished = finish(linear, o, O);
-      for (int64_t n = 0; n < N; n++) write(n, o, finished(load(partial[n].values), units[n]));
+      for (int64_t n = 0; n < N; n++) write(n, o, finished(load(totals[n].values), units[n]));
     }
+  }
+
+  // Products of N rows of x with up to NEAR rows of the weight, over inputs c to c + CHUNK, for lanes from `lane` on of
+  // the totals. The first chunk sets them, the others add to them.
+  void add_chunk(const Type* weight, int64_t outputs, const Factor* x, int64_t N, int64_t I, int64_t c,
+                 const char* next, Line* totals, int64_t lane) const {
+    constexpr int STEP = 4 * W / sizeof(Factor);
+    const int64_t count = std::min(CHUNK, I - c);
+    const int64_t panels = (N + ROWS - 1) / ROWS;  // of ROWS rows of x
+    alignas(64) Factor wide[NEAR * WIDTH];
+    const bool widened = sizeof(Type) != sizeof(Factor) && panels > 1;  // once for all panels
+    if (widened) widen(weight + c, outputs, I, count, wide);
+    // All tiles fetch a part of the weights that follow.
+    Ahead ahead{next, int(OUTS * STEP * sizeof(Type) / panels)};
+    for (int64_t p = 0; p < panels; p++) {
+      const Factor* rows = x + p * ROWS * I + c;
+      const int64_t left = N - p * ROWS;
+      for (int64_t u = 0; u < outputs; u += OUTS) {
+        Floats values = widened ? tile(wide + u * WIDTH, WIDTH, outputs - u, rows, left, I, count, ahead)
+                                : tile(weight + u * I + c, I, outputs - u, rows, left, I, count, ahead);
+        for (int row = 0; row < ROWS; row++)
+          for (int k = 0; k < OUTS; k++) {
+            float& total = totals[p * ROWS + row].values[lane + u + k];
+            float value = values[row * OUTS + k];
+            total = c ? total + value : value;
+          }
+        ahead.from += ahead.bytes * (count / STEP);
+      }
+    }
+  }
+
+  // Rows of the weight, I apart, as factors, WIDTH apart.
+  static void widen(const Type* weight, int64_t outputs, int64_t I, int64_t count, Factor* wide) {
+    for (int64_t u = 0; u < outputs; u++)
+      for (int64_t i = 0; i < count; i += 4 * W / sizeof(Factor)) {
+        auto vector = load(weight + u * I + i);
+        memcpy(wide + u * WIDTH + i, &vector, sizeof vector);
+      }
   }
 
   // x (N, D) -> out (N, D)
   void normalise(const Layer& norm, const float* x, int64_t N, Input* out) const {
+    const float* weight = (const float*)norm.weight;
     for (const float* end = x + N * s.D; x < end; x += s.D, out += s.D) {
       Floats total = {}, squares = {};
       for (int64_t i = 0; i < s.D; i += W) total += load(x + i);
@@ -394,25 +531,28 @@ struct Step {
       for (int64_t i = 0; i < s.D; i += W) squares += (load(x + i) - mean) * (load(x + i) - mean);
       float factor = 1 / std::sqrt(sum(squares) / s.D + 1e-5f);
       for (int64_t i = 0; i < s.D; i += W)
-        store(out + i, narrow((load(x + i) - mean) * factor * load((const float*)norm.weight + i) + load(norm.bias + i)));
+        store(out + i, narrow((load(x + i) - mean) * factor * load(weight + i) + load(norm.bias + i)));
     }
   }
 
-  // A query (K,) with keys and values (count, K) -> out (K,); scores has place for count and W - 1 more.
-  void attend(const float* query, const float* keys, const float* values, int64_t count, float* scores, Input* out) const {
+  // A query (K,) with keys and values (count, K) -> out (K,). `scores` has place for count and W - 1 more.
+  void attend(const float* query, const float* keys, const float* values, int64_t count, Input* out) const {
     const int64_t K = s.D / s.H;
-    float scale = 1 / std::sqrt((float)K), top = -INFINITY;
+    const float scale = 1 / std::sqrt((float)K);
     for (int64_t j = 0; j < count; j += W) {
       Floats totals[W] = {};
-      for (int u = 0; u < W; u++)
-        for (int64_t i = 0; i < K; i += W) totals[u] += load(query + i) * load(keys + std::min(j + u, count - 1) * K + i);
+      for (int u = 0; u < W; u++) {
+        const float* key = keys + std::min(j + u, count - 1) * K;
+        for (int64_t i = 0; i < K; i += W) totals[u] += load(query + i) * load(key + i);
+      }
       store(scores + j, sums(totals) * scale);
     }
-    for (int64_t j = 0; j < count; j++) top = std::max(top, scores[j]);
+    float most = -INFINITY;
+    for (int64_t j = 0; j < count; j++) most = std::max(most, scores[j]);
     Floats total = {};
     for (int64_t j = 0; j < count; j += W) {
       std::fill(scores + std::min(count, j + W), scores + j + W, -INFINITY);
-      Floats weights = exponential(load(scores + j) - top);
+      Floats weights = exponential(load(scores + j) - most);
       store(scores + j, weights);
       total += weights;
     }
@@ -432,7 +572,7 @@ struct Step {
       UNROLL
       for (int u = 0; u < 4; u++)
         if (j + u < count)
-      UNROLL
+          UNROLL
           for (int v = 0; v < VECTORS; v++) context[v][u] += weights[j + u] * load(values + (j + u) * K + v * W);
     for (int v = 0; v < VECTORS; v++)
       store(out + v * W, narrow((context[v][0] + context[v][1] + (context[v][2] + context[v][3])) / divisor));
@@ -448,80 +588,35 @@ struct Step {
   }
 };
 
+// Starts the threads. Raises std::bad_alloc before them, because there is no way out of a parallel region.
 template <class Type>
 static void run(const Model& model, const Shape& s, const Token* tokens, float* logits) {
   typedef typename Step<Type>::Input Input;
-  const int64_t N = s.N, D = s.D, K = s.D / s.H;
+  typedef typename Step<Type>::Factor Factor;
+  const int64_t N = s.N, D = s.D;
   int64_t longest = 1;
   for (int64_t n = 0; n < N; n++) longest = std::max(longest, tokens[n].position + 1);
-  std::vector<Line> shared(N * D / W * 7);
-  float *x = shared[0].values, *queries = x + N * D;
-  Input *context = (Input*)(queries + N * D), *inner = context + N * D;
-  typedef typename Step<Type>::Factor Factor;
+
+  std::vector<Line> memory(N * D / W * 7);
+  Shared<Input> shared;
+  shared.x = memory[0].values;
+  shared.queries = shared.x + N * D;
+  shared.context = (Input*)(shared.queries + N * D);
+  shared.inner = shared.context + N * D;
+
+  // Lines of each thread: `h`, `rounded` and `scores`.
+  const int64_t normalised = N * D / W;
   const int64_t rounded = std::is_same_v<Input, Factor> ? 0 : std::min(N, MOST) * 4 * D / W;
-  // Memory of a thread; there is no way out of a parallel region.
-  const int64_t each = N * D / W + rounded + longest / W + 1;
+  const int64_t each = normalised + rounded + longest / W + 1;
   std::vector<Line> scratch(each * s.threads);
-  std::atomic<int64_t> arrived = 0;
 
 #pragma omp parallel num_threads((int)s.threads)
   {
-    Line* own = scratch.data() + omp_get_thread_num() * each;
-    Input* h = (Input*)own[0].values;
-    float* scores = own[N * D / W + rounded].values;
-    const Step<Type> step{model, s, omp_get_thread_num(), omp_get_num_threads(), (Factor*)own[N * D / W].values};
-    int64_t expected = 0;
-    // Wait for the other threads. OpenMP's barrier sleeps where several threads of a process use it, as in a server.
-    auto meet = [&] {
-      arrived++, expected += step.T;
-      for (int64_t spins = 1; arrived < expected; spins++)
-        if (spins % 1024 == 0) std::this_thread::yield();
-    };
-    auto add = [&](int64_t n, int64_t o, Floats values) { store(x + n * D + o, load(x + n * D + o) + values); };
-
-    for (int64_t n = step.t; n < N; n += step.T)
-      for (int64_t i = 0; i < D; i += W)
-        store(x + n * D + i, embedded(model.tokens.weight, s.narrow, tokens[n].id * D + i) +
-                                 embedded(model.positions.weight, s.narrow, tokens[n].position * D + i));
-    meet();
-    for (int64_t layer = 0; layer < s.layers; layer++) {
-      const Block& block = model.blocks[layer];
-      auto column = [&](int64_t part, int64_t n, int64_t head) {
-        const Token& token = tokens[n];
-        return token.cache + layer * token.per_layer + part * token.per_part + head * token.per_head;
-      };
-      step.normalise(block.attention_norm, x, N, h);
-      step.product(block.query, h, N, D, D, [&](int64_t n, int64_t o, Floats values) {
-        store(queries + n * D + o, values);
-      });
-      step.product(block.key, h, N, D, D, [&](int64_t n, int64_t o, Floats values) {
-        store(column(0, n, o / K) + tokens[n].position * K + o % K, values);
-      });
-      step.product(block.value, h, N, D, D, [&](int64_t n, int64_t o, Floats values) {
-        store(column(1, n, o / K) + tokens[n].position * K + o % K, values);
-      });
-      meet();
-      for (int64_t i = step.t; i < N * s.H; i += step.T) {  // head by head: its keys stay in the cache
-        int64_t n = i % N, head = i / N, at = n * D + head * K;
-        step.attend(queries + at, column(0, n, head), column(1, n, head), tokens[n].position + 1, scores, context + at);
-      }
-      meet();
-      step.product(block.out, context, N, D, D, add);
-      meet();
-      step.normalise(block.feed_forward_norm, x, N, h);
-      step.product(block.up, h, N, D, 4 * D, [&](int64_t n, int64_t o, Floats values) {
-        store(inner + n * 4 * D + o, step.activate(values));
-      });
-      meet();
-      step.product(block.down, inner, N, 4 * D, D, add);
-      meet();
-    }
-    int64_t scored = 0;
-    for (int64_t n = 0; n < N; n++)
-      if (tokens[n].scored) step.normalise(model.final_norm, x + n * D, 1, h + scored++ * D);
-    step.product(model.head, h, scored, D, s.V, [&](int64_t n, int64_t o, Floats values) {
-      memcpy(logits + n * s.V + o, &values, 4 * std::min<int64_t>(W, s.V - o));
-    });
+    const int64_t t = omp_get_thread_num();
+    Line* own = scratch.data() + t * each;
+    Step<Type> step{model, s, tokens, shared, t, omp_get_num_threads(), (Input*)own[0].values,
+                    (Factor*)own[normalised].values, own[normalised + rounded].values};
+    step.all(logits);
   }
 }
 
