@@ -32,6 +32,7 @@ test: lint typecheck imports unit
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python scripts/words.py
 
 typecheck: setup
 	$(BIN)/mypy

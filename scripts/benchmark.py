@@ -14,17 +14,33 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the package need not be installed
 
 # Each name is a module benchmarks/NAME.py with `run(quick, ...) -> Report`, imported on demand. Its other
-# parameters are the options that the benchmark accepts.
+# parameters are the options that the benchmark accepts. Beside its purpose stands the code that it measures:
+# a table of docs/ is stale when that has changed (tests/test_measured.py).
 NAMES = {
-    "attention": "attention modules, forward and backward",
-    "checkpoint": "saving and loading beside bare torch.save and torch.load",
-    "data": "tokenizing, reading windows, waiting for batches",
-    "generate": "generation beside transformers, and llama.cpp with --llamacpp",
-    "learn": "bits per byte reached in nanoGPT's training time (needs --nanogpt and --text)",
-    "loop": "the Trainer beside a bare loop of the same step",
-    "plan": "runs by --minutes: their time and result, beside those of another checkout",
-    "serve": "concurrent requests beside one after another",
-    "step": "a GPT-2 small training step beside other implementations",
+    "attention": ("attention modules, forward and backward", "gpt/attention"),
+    "checkpoint": (
+        "saving and loading beside bare torch.save and torch.load",
+        "gpt/weights gpt/run/checkpoint.py gpt/files.py",
+    ),
+    "data": ("tokenizing, reading windows, waiting for batches", "gpt/data gpt/text"),
+    "generate": (
+        "generation beside transformers, and llama.cpp with --llamacpp",
+        "gpt/generation gpt/model.py",
+    ),
+    "learn": (
+        "bits per byte reached in nanoGPT's training time (needs --nanogpt and --text)",
+        "gpt/training gpt/run gpt/data gpt/model.py gpt/attention configs/tinyshakespeare.yaml",
+    ),
+    "loop": ("the Trainer beside a bare loop of the same step", "gpt/run gpt/training"),
+    "plan": (
+        "runs by --minutes: their time and result, beside those of another checkout",
+        "gpt/plan gpt/training gpt/run gpt/data",
+    ),
+    "serve": ("concurrent requests beside one after another", "gpt/serve gpt/generation"),
+    "step": (
+        "a GPT-2 small training step beside other implementations",
+        "gpt/training gpt/model.py gpt/attention",
+    ),
 }
 OPTIONS: dict[str, tuple[type, str]] = {
     "device": (str, "cpu or cuda"),
@@ -46,7 +62,7 @@ OPTIONS: dict[str, tuple[type, str]] = {
 def main() -> None:
     """Run one benchmark."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # silences torch's profiler
-    names = "\n".join(f"  {name:<10} {purpose}" for name, purpose in NAMES.items())
+    names = "\n".join(f"  {name:<10} {purpose}" for name, (purpose, _) in NAMES.items())
     parser = argparse.ArgumentParser(
         description=__doc__,
         epilog=f"benchmarks:\n{names}",
@@ -63,7 +79,7 @@ def main() -> None:
     for name in given.keys() - inspect.signature(run).parameters.keys():
         parser.error(f"the benchmark {options.name} takes no --{name}")
     report = run(quick=options.quick, **given)
-    print(report.markdown())
+    print(report.markdown(code=NAMES[options.name][1]))
     if options.json:
         report.write(options.json)
 

@@ -1,6 +1,7 @@
 """The arithmetic that the benchmarks' figures rest on."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,9 @@ def test_report(tmp_path: Path) -> None:
     rows = [{"module": "ours", "ms": 1.23456}]
     report = common.Report(title="A comparison", rows=rows, ratios={"ours_vs_theirs": 1.5})
     assert "| module | ms |\n| --- | --- |\n| ours | 1.235 |" in report.markdown()
+    assert re.search(
+        r"^<!-- measured: \S+, [\d-]{10}; code: gpt/model.py -->$", report.markdown("gpt/model.py"), re.M
+    )
     report.write(tmp_path / "out.json")
     saved = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert saved["ratios"] == {"ours_vs_theirs": 1.5}

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,16 @@ def machine() -> dict[str, Any]:
     }
 
 
+def caption(code: str) -> str:
+    """The caption of a table in docs/: processor, commit, date, and in a comment the paths of the `code`."""
+    asked = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    told = subprocess.run(asked, cwd=ROOT, check=False, capture_output=True, encoding="utf-8")
+    commit, day = told.stdout.strip() or "unknown", f"{datetime.now():%Y-%m-%d}"
+    return (
+        f"*{machine()['cpu']}, commit {commit}, {day}.*\n\n<!-- measured: {commit}, {day}; code: {code} -->"
+    )
+
+
 def peak_flops(precision: str) -> float | None:
     """This GPU's dense FLOP/s by its data sheet, "fp32" as TF32; None where it is not known."""
     peaks = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
@@ -161,15 +172,15 @@ class Report:
     """By target; above 1 means that this program is faster or better."""
     notes: list[str] = field(default_factory=list)
 
-    def markdown(self) -> str:
-        """The table, the ratios and the machine, as Markdown."""
+    def markdown(self, code: str = "gpt") -> str:
+        """The table and its caption, the ratios and the machine, as Markdown; `code` was measured."""
         columns = list(dict.fromkeys(name for row in self.rows for name in row))
         rows = [[_cell(row.get(column)) for column in columns] for row in self.rows]
         lines = [columns, ["---"] * len(columns), *rows]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         ratios = "\n".join(f"- {name}: {value:.3f}" for name, value in self.ratios.items())
         where = ", ".join(f"{name} {value}" for name, value in machine().items() if value is not None)
-        return "\n\n".join([f"### {self.title}", table, ratios, *self.notes, where])
+        return "\n\n".join([f"### {self.title}", caption(code), table, ratios, *self.notes, where])
 
     def write(self, path: Path) -> None:
         """The report as JSON."""

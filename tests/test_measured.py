@@ -1,0 +1,77 @@
+"""Every table of measurements names its commit, date and code, and says that it is stale where it is."""
+
+import ast
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(ROOT.glob("docs/*.md"))
+MEASURED = re.compile(r"\*([^*]+)\*\n\n<!-- measured: (\S+), ([\d-]{10}); code: (.+?) -->\n\n\|")
+TABLES = [(page.name, *found) for page in PAGES for found in MEASURED.findall(page.read_text("utf-8"))]
+
+
+def git(*words: str) -> str | None:
+    """Return what git prints, or None where there is no git, no repository or no such commit."""
+    try:
+        done = subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, encoding="utf-8")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout
+
+
+def meaning(name: str, text: str) -> str:
+    """Return what a file computes: a Python file without its comments, docstrings and layout."""
+    if not name.endswith(".py"):
+        return text
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(body := getattr(node, "body", None), list):
+            node.body = [line for line in body if not is_text(line)] or [ast.Pass()]
+    return ast.dump(tree)
+
+
+def is_text(line: ast.stmt) -> bool:
+    """Whether a statement is a docstring."""
+    return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
+
+
+@cache
+def has_changed(commit: str, path: str) -> bool:
+    """Whether a file or folder computes something else than at the commit, or was moved."""
+    names = (git("diff", "--name-only", "--no-renames", commit, "--", path) or "").split()
+    return any(is_different(commit, name) for name in names)
+
+
+def is_different(commit: str, name: str) -> bool:
+    before = git("show", f"{commit}:{name}")
+    file = ROOT / name
+    if before is None or not file.exists():
+        return True
+    return meaning(name, before) != meaning(name, file.read_text(encoding="utf-8"))
+
+
+def test_all_tables_of_benchmarks_are_read():
+    text = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+    tables = len(re.findall(r"^\| ---", text, re.M)) - 1  # the first names the machines
+    assert sum(page == "benchmarks.md" for page, *_ in TABLES) == tables > 10
+
+
+@pytest.mark.parametrize(("page", "caption", "commit", "date", "code"), TABLES)
+def test_a_table_says_when_its_code_has_changed_since(page, caption, commit, date, code):
+    assert commit in caption and date in caption, f"{page}: the caption {caption!r} lacks its commit or date"
+    paths = code.split()
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    if git("cat-file", "-e", f"{commit}^{{commit}}") is None:
+        pytest.skip("needs the repository's history")
+    changed = [path for path in paths if has_changed(commit, path)]
+    assert not changed or "Stale" in caption, f"{page}: {caption!r} is stale: {', '.join(changed)}"
+
+
+def test_comments_and_docstrings_compute_nothing():
+    with_comment = 'def f(x):\n    """Double."""\n    return 2 * x  # twice\n'
+    assert meaning("a.py", with_comment) == meaning("a.py", "def f(x):\n    return 2 * x\n")
+    assert meaning("a.py", with_comment) != meaning("a.py", "def f(x):\n    return 3 * x\n")
