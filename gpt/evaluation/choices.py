@@ -73,7 +73,7 @@ def score_choices(model: GPT, prepared: Prepared, split: str) -> dict[str, Any]:
 
 
 def read_examples(prepared: Prepared, split: str) -> Iterator[Example]:
-    """Yield the examples of a split. Of a conversation, the last reply is the label."""
+    """Yield the examples of a split. In a conversation, the last reply is the label."""
     stored = prepared.stream(split).tokens
     starts = prepared.document_starts(split).tolist()
     for start, end in pairwise([*starts, len(stored)]):

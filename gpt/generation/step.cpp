@@ -431,7 +431,7 @@ struct Step {
     }
   }
 
-  // Of one row of x: write(0, output, values) for each W of this thread's outputs.
+  // For one row of x: write(0, output, values) for each W of this thread's outputs.
   template <class Write>
   void one_row(const Layer& linear, const Factor* x, float unit, int64_t I, int64_t O, Write write) const {
     constexpr int STEP = 4 * W / sizeof(Factor);

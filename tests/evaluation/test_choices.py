@@ -47,7 +47,7 @@ def prompt_of(text, template=DEFAULT_TEMPLATE):
 
 @torch.no_grad()
 def log_probability(model, prompt, label):
-    """Of the label and its end after the prompt, by one forward pass."""
+    """The loss of the label and its end after the prompt, by one forward pass."""
     ids = [*prompt, *TOKENIZER.encode(label), TOKENIZER.eot]
     scores = model(torch.tensor([ids[:-1]]))[0].log_softmax(-1)
     return sum(scores[place - 1, ids[place]].item() for place in range(len(prompt), len(ids)))
