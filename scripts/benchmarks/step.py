@@ -1,9 +1,13 @@
 """`benchmark.py step`: one training step of GPT-2 small, beside other implementations of the same model.
 
-The candidates' steps are interleaved. A peer runs eager or compiled, whichever is faster on this machine.
+It measures twice. First all candidates step interleaved in one process with the same settings: the ratio of
+the arithmetic. Then, on a CPU, each runs in a process of its own, as its users run it: only `gpt fit` sets
+the allocator to keep freed memory. A peer runs eager or compiled, whichever is faster on this machine.
 """
 
+import statistics
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -11,7 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.common import Report, Timing, interleave, peak_flops, say, synchronize, timed_rows
+from benchmarks.common import (
+    ROOT,
+    Report,
+    Seconds,
+    Timing,
+    interleave,
+    peak_flops,
+    run_python,
+    say,
+    synchronize,
+    timed_rows,
+)
 from scale import flops_per_token
 from torch.nn.functional import cross_entropy
 
@@ -42,20 +57,28 @@ def run(
     ratios: dict[str, float] = {}
     for precision in ("fp32", "bf16"):
         build = partial(step_of, precision=precision, device=device, batch=batch, context=context)
-        candidates = {"ours": partial(build, "ours", on_gpu or not quick)}
+        kinds_of = {"ours": (on_gpu or not quick, "")}  # whether each is compiled, and its folder
         for peer, folder in folders.items():
             if folder is not None:
                 kinds = {kind: partial(build, peer, kind, str(folder)) for kind in (False, True)}
-                candidates[peer] = kinds[False if quick else faster(kinds)]
+                kinds_of[peer] = (False if quick else faster(kinds)), str(folder)
+        candidates = {peer: partial(build, peer, *kind) for peer, kind in kinds_of.items()}
         timings: dict[str, Timing] = {}
         # A GPU's memory may not hold all of them, and its speed hardly varies.
         for some in [[peer] for peer in candidates] if on_gpu else [list(candidates)]:
             say(f"{precision}: stepping {', '.join(some)}")
             timings |= interleave({peer: candidates[peer]() for peer in some}, 3 if quick else 9)
-        rows += timed_rows(timings, batch * context, "tokens/s", precision=precision)
-        others = [timings["ours"].times_faster_than(timings[peer]) for peer in timings if peer != "ours"]
-        if others:
-            ratios[f"step_{precision}_vs_best_peer"] = min(others)
+        rows += timed_rows(timings, batch * context, "tokens/s", precision=precision, run="together")
+        ratios |= against_best(f"step_{precision}_vs_best_peer", timings)
+        if not on_gpu and not quick:
+            say(f"{precision}: each in a process of its own")
+            calls = {
+                peer: partial(step_alone, peer, *kind, precision, batch, context)
+                for peer, kind in kinds_of.items()
+            }
+            alone = interleave(calls, 2)
+            rows += timed_rows(alone, batch * context, "tokens/s", precision=precision, run="alone")
+            ratios |= against_best(f"step_{precision}_alone_vs_best_peer", alone)
         if on_gpu and (peak := peak_flops(precision)):
             best = batch * context / timings["ours"].median
             ratios[f"step_{precision}_mfu"] = best * flops_per_token(GPTConfig(), context) / peak
@@ -65,6 +88,33 @@ def run(
         ratios=ratios,
         notes=["Forward, backward, clipping and update with fused AdamW. bf16 is autocast."],
     )
+
+
+def against_best(name: str, timings: dict[str, Timing]) -> dict[str, float]:
+    """How many times faster this program is than the fastest peer, under this name; empty without a peer."""
+    others = [timings["ours"].times_faster_than(timings[peer]) for peer in timings if peer != "ours"]
+    return {name: min(others)} if others else {}
+
+
+def step_alone(peer: str, compiled: bool, folder: str, precision: str, batch: int, context: int) -> Seconds:
+    """The median seconds of a step in a new process, whose allocator is set only by this program."""
+    given = (peer, compiled, folder, precision, batch, context)
+    code = f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r}); "
+    code += f"from benchmarks.step import measure; measure{given!r}"
+    return Seconds(run_python(["-c", code], ROOT).splitlines()[-1])
+
+
+def measure(peer: str, compiled: bool, folder: str, precision: str, batch: int, context: int) -> None:
+    """Print the median seconds of a step of this process."""
+    if peer == "ours":
+        keep_freed_memory()  # as `gpt fit` does
+    step = step_of(peer, compiled, folder, precision=precision, device="cpu", batch=batch, context=context)
+    seconds = []
+    for _ in range(6):
+        began = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - began)
+    print(statistics.median(seconds[2:]))  # the first ones compile and fill caches
 
 
 def faster(kinds: dict[bool, Callable[[], Callable[[], object]]]) -> bool:
@@ -125,8 +175,8 @@ def step_of(
 
     def step() -> None:
         with torch.autocast(device.partition(":")[0], torch.bfloat16, enabled=precision == "bf16"):
-            found = loss()
-        found.backward()
+            value = loss()
+        value.backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0, foreach=True)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
