@@ -44,7 +44,7 @@ def export_weights(
         raise InputError(f"--push {push}: expected OWNER/NAME of the hub, and --format hf")
     path = find(checkpoint)
     found = read_weights(path).cropped()
-    check_known(found.config, found.weights, hf.NAMES)
+    check_known(found.config, found.weights, hf.TABLE)
     _check_arithmetic(found)
     if format != "html":
         return export_folder(found, path, output, format, push)

@@ -11,32 +11,35 @@ import torch
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import atomic_write, write_json
-from gpt.weights.formats.table import Weights, from_gpt, to_gpt
+from gpt.weights.formats.table import Row, Table, Weights, from_gpt, to_gpt
 
-NAMES = {
-    "tok_emb.weight": "token_embedding.weight",
-    "pos_emb.weight": "position_embedding.weight",
-    "trf_blocks.{}.att.W_query.weight": "blocks.{}.attention.W_query.weight",
-    "trf_blocks.{}.att.W_query.bias": "blocks.{}.attention.W_query.bias",
-    "trf_blocks.{}.att.W_key.weight": "blocks.{}.attention.W_key.weight",
-    "trf_blocks.{}.att.W_key.bias": "blocks.{}.attention.W_key.bias",
-    "trf_blocks.{}.att.W_value.weight": "blocks.{}.attention.W_value.weight",
-    "trf_blocks.{}.att.W_value.bias": "blocks.{}.attention.W_value.bias",
-    "trf_blocks.{}.att.out_proj.weight": "blocks.{}.attention.out_proj.weight",
-    "trf_blocks.{}.att.out_proj.bias": "blocks.{}.attention.out_proj.bias",
-    "trf_blocks.{}.ff.layers.0.weight": "blocks.{}.feed_forward.up.weight",
-    "trf_blocks.{}.ff.layers.0.bias": "blocks.{}.feed_forward.up.bias",
-    "trf_blocks.{}.ff.layers.2.weight": "blocks.{}.feed_forward.down.weight",
-    "trf_blocks.{}.ff.layers.2.bias": "blocks.{}.feed_forward.down.bias",
-    "trf_blocks.{}.norm1.scale": "blocks.{}.attention_norm.weight",
-    "trf_blocks.{}.norm1.shift": "blocks.{}.attention_norm.bias",
-    "trf_blocks.{}.norm2.scale": "blocks.{}.feed_forward_norm.weight",
-    "trf_blocks.{}.norm2.shift": "blocks.{}.feed_forward_norm.bias",
-    "final_norm.scale": "final_norm.weight",
-    "final_norm.shift": "final_norm.bias",
-    "out_head.weight": "head.weight",
-}
-_SKIPPED = r"trf_blocks\.\d+\.att\.mask|out_head\.weight"  # masks, and a tied head
+TABLE = Table(
+    (
+        Row("tok_emb.weight", ("token_embedding.weight",)),
+        Row("pos_emb.weight", ("position_embedding.weight",)),
+        Row("trf_blocks.{}.att.W_query.weight", ("blocks.{}.attention.W_query.weight",)),
+        Row("trf_blocks.{}.att.W_query.bias", ("blocks.{}.attention.W_query.bias",)),
+        Row("trf_blocks.{}.att.W_key.weight", ("blocks.{}.attention.W_key.weight",)),
+        Row("trf_blocks.{}.att.W_key.bias", ("blocks.{}.attention.W_key.bias",)),
+        Row("trf_blocks.{}.att.W_value.weight", ("blocks.{}.attention.W_value.weight",)),
+        Row("trf_blocks.{}.att.W_value.bias", ("blocks.{}.attention.W_value.bias",)),
+        Row("trf_blocks.{}.att.out_proj.weight", ("blocks.{}.attention.out_proj.weight",)),
+        Row("trf_blocks.{}.att.out_proj.bias", ("blocks.{}.attention.out_proj.bias",)),
+        Row("trf_blocks.{}.ff.layers.0.weight", ("blocks.{}.feed_forward.up.weight",)),
+        Row("trf_blocks.{}.ff.layers.0.bias", ("blocks.{}.feed_forward.up.bias",)),
+        Row("trf_blocks.{}.ff.layers.2.weight", ("blocks.{}.feed_forward.down.weight",)),
+        Row("trf_blocks.{}.ff.layers.2.bias", ("blocks.{}.feed_forward.down.bias",)),
+        Row("trf_blocks.{}.norm1.scale", ("blocks.{}.attention_norm.weight",)),
+        Row("trf_blocks.{}.norm1.shift", ("blocks.{}.attention_norm.bias",)),
+        Row("trf_blocks.{}.norm2.scale", ("blocks.{}.feed_forward_norm.weight",)),
+        Row("trf_blocks.{}.norm2.shift", ("blocks.{}.feed_forward_norm.bias",)),
+        Row("final_norm.scale", ("final_norm.weight",)),
+        Row("final_norm.shift", ("final_norm.bias",)),
+        Row("out_head.weight", ("head.weight",)),
+    ),
+    # Masks, and a tied head.
+    skipped=frozenset({"trf_blocks.{}.att.mask", "out_head.weight"}),
+)
 
 
 def read(state: Weights, given: dict[str, Any]) -> tuple[GPTConfig, Weights]:
@@ -62,12 +65,12 @@ def read(state: Weights, given: dict[str, Any]) -> tuple[GPTConfig, Weights]:
         qkv_bias="trf_blocks.0.att.W_query.bias" in state,
         tie_embeddings=head is not None and torch.equal(head, state["tok_emb.weight"]),
     )
-    return config, to_gpt(config, state, NAMES, _SKIPPED)
+    return config, to_gpt(config, state, TABLE)
 
 
 def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
     """Write model.pth, with the masks and the head that GPTModel always stores, and its configuration."""
-    state = from_gpt(config, weights, NAMES)
+    state = from_gpt(config, weights, TABLE)
     if config.tie_embeddings:
         state["out_head.weight"] = state["tok_emb.weight"]
     mask = torch.ones(config.context_length, config.context_length).triu(diagonal=1)

@@ -9,7 +9,7 @@ from gpt.files import atomic_write
 from gpt.text.table import END_OF_TEXT, to_json
 from gpt.text.template import PLACE, Template
 from gpt.text.tokenizer import Tokenizer
-from gpt.weights.formats import hf
+from gpt.weights.formats import nanogpt
 from gpt.weights.formats.table import Weights, from_gpt
 
 # Sample as `gpt generate` does; Ollama's defaults penalize repetition and cut off more tokens.
@@ -45,8 +45,10 @@ def write(
     writer.add_add_bos_token(False)
     if template:
         writer.add_chat_template(template.to_jinja())
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, config.num_layers)  # from Hugging Face's names
-    for name, tensor in from_gpt(config, weights, hf.NAMES).items():
+    names = gguf.get_tensor_name_map(
+        gguf.MODEL_ARCH.GPT2, config.num_layers
+    )  # from Hugging Face's names, which nanoGPT uses too; both keep matrices as (out, in)
+    for name, tensor in from_gpt(config, weights, nanogpt.TABLE).items():
         layer, _, parameter = name.rpartition(".")
         writer.add_tensor(f"{names[layer]}.{parameter}", tensor.float().numpy())
     with atomic_write(folder / "model.gguf", "wb") as file:

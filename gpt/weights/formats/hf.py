@@ -11,36 +11,48 @@ from gpt.plain import build
 from gpt.text.table import END_OF_TEXT, to_json
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
-from gpt.weights.formats.table import Weights, from_gpt, to_gpt
+from gpt.weights.formats.table import Row, Table, Weights, from_gpt, to_gpt
 from gpt.weights.tensors import read_json, write_tensors
 
-NAMES = {
-    "transformer.wte.weight": "token_embedding.weight",
-    "transformer.wpe.weight": "position_embedding.weight",
-    "transformer.h.{}.ln_1.weight": "blocks.{}.attention_norm.weight",
-    "transformer.h.{}.ln_1.bias": "blocks.{}.attention_norm.bias",
-    "transformer.h.{}.attn.c_attn.weight": (
-        "blocks.{}.attention.W_query.weight "
-        "blocks.{}.attention.W_key.weight "
-        "blocks.{}.attention.W_value.weight"
+TABLE = Table(
+    (
+        Row("transformer.wte.weight", ("token_embedding.weight",)),
+        Row("transformer.wpe.weight", ("position_embedding.weight",)),
+        Row("transformer.h.{}.ln_1.weight", ("blocks.{}.attention_norm.weight",)),
+        Row("transformer.h.{}.ln_1.bias", ("blocks.{}.attention_norm.bias",)),
+        Row(
+            "transformer.h.{}.attn.c_attn.weight",
+            (
+                "blocks.{}.attention.W_query.weight",
+                "blocks.{}.attention.W_key.weight",
+                "blocks.{}.attention.W_value.weight",
+            ),
+            transposed=True,
+        ),
+        Row(
+            "transformer.h.{}.attn.c_attn.bias",
+            (
+                "blocks.{}.attention.W_query.bias",
+                "blocks.{}.attention.W_key.bias",
+                "blocks.{}.attention.W_value.bias",
+            ),
+        ),
+        Row("transformer.h.{}.attn.c_proj.weight", ("blocks.{}.attention.out_proj.weight",), transposed=True),
+        Row("transformer.h.{}.attn.c_proj.bias", ("blocks.{}.attention.out_proj.bias",)),
+        Row("transformer.h.{}.ln_2.weight", ("blocks.{}.feed_forward_norm.weight",)),
+        Row("transformer.h.{}.ln_2.bias", ("blocks.{}.feed_forward_norm.bias",)),
+        Row("transformer.h.{}.mlp.c_fc.weight", ("blocks.{}.feed_forward.up.weight",), transposed=True),
+        Row("transformer.h.{}.mlp.c_fc.bias", ("blocks.{}.feed_forward.up.bias",)),
+        Row("transformer.h.{}.mlp.c_proj.weight", ("blocks.{}.feed_forward.down.weight",), transposed=True),
+        Row("transformer.h.{}.mlp.c_proj.bias", ("blocks.{}.feed_forward.down.bias",)),
+        Row("transformer.ln_f.weight", ("final_norm.weight",)),
+        Row("transformer.ln_f.bias", ("final_norm.bias",)),
+        Row("lm_head.weight", ("head.weight",)),
     ),
-    "transformer.h.{}.attn.c_attn.bias": (
-        "blocks.{}.attention.W_query.bias blocks.{}.attention.W_key.bias blocks.{}.attention.W_value.bias"
-    ),
-    "transformer.h.{}.attn.c_proj.weight": "blocks.{}.attention.out_proj.weight",
-    "transformer.h.{}.attn.c_proj.bias": "blocks.{}.attention.out_proj.bias",
-    "transformer.h.{}.ln_2.weight": "blocks.{}.feed_forward_norm.weight",
-    "transformer.h.{}.ln_2.bias": "blocks.{}.feed_forward_norm.bias",
-    "transformer.h.{}.mlp.c_fc.weight": "blocks.{}.feed_forward.up.weight",
-    "transformer.h.{}.mlp.c_fc.bias": "blocks.{}.feed_forward.up.bias",
-    "transformer.h.{}.mlp.c_proj.weight": "blocks.{}.feed_forward.down.weight",
-    "transformer.h.{}.mlp.c_proj.bias": "blocks.{}.feed_forward.down.bias",
-    "transformer.ln_f.weight": "final_norm.weight",
-    "transformer.ln_f.bias": "final_norm.bias",
-    "lm_head.weight": "head.weight",
-}
+    # Masks, and a tied head.
+    skipped=frozenset({"transformer.h.{}.attn.bias", "transformer.h.{}.attn.masked_bias", "lm_head.weight"}),
+)
 _TEMPLATE = "minimal_gpt_template"  # key of the template's fields, as Jinja is not read
-_TRANSPOSED = r".*\.c_\w+\.weight"
 SIZES = {
     "vocab_size": "vocab_size",
     "n_positions": "context_length",
@@ -48,7 +60,6 @@ SIZES = {
     "n_layer": "num_layers",
     "n_head": "num_heads",
 }
-_SKIPPED = r"transformer\.h\.\d+\.attn\.(bias|masked_bias)|lm_head\.weight"  # masks, and a tied head
 # Settings of which this GPT supports only one value; with another, the model would compute something else.
 _FIXED = {
     "layer_norm_epsilon": 1e-5,
@@ -81,12 +92,12 @@ def read(values: dict[str, Any], state: Weights) -> tuple[GPTConfig, Weights]:
     )
     if "wte.weight" in state:
         state = {name if name == "lm_head.weight" else f"transformer.{name}": t for name, t in state.items()}
-    return config, to_gpt(config, state, NAMES, _SKIPPED, transposed=_TRANSPOSED)
+    return config, to_gpt(config, state, TABLE)
 
 
 def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
     """Write the weights, without a tied head, and the configuration for transformers."""
-    write_tensors(folder, from_gpt(config, weights, NAMES, _TRANSPOSED))
+    write_tensors(folder, from_gpt(config, weights, TABLE))
     settings = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",

@@ -1,5 +1,6 @@
 """nanoGPT's ckpt.pt: Hugging Face's names, matrices as (out, in), the exact GELU."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from gpt.weights.formats import hf
 from gpt.weights.formats.table import Weights, from_gpt, to_gpt
 
 _SIZES = {"block_size" if name == "n_positions" else name: ours for name, ours in hf.SIZES.items()}
-_SKIPPED = r"transformer\.h\.\d+\.attn\.bias|lm_head\.weight"  # masks, and the head, which is always tied
+# Matrices are stored as (out, in). The masks and the head, which is always tied, are skipped as in `hf`.
+TABLE = replace(hf.TABLE, rows=tuple(replace(row, transposed=False) for row in hf.TABLE.rows))
 
 
 def read(checkpoint: dict[str, Any], state: Weights) -> tuple[GPTConfig, Weights]:
@@ -21,14 +23,14 @@ def read(checkpoint: dict[str, Any], state: Weights) -> tuple[GPTConfig, Weights
     sizes = {ours: given[theirs] for theirs, ours in _SIZES.items()}
     config = GPTConfig(**sizes, dropout=given.get("dropout", 0.0), exact_gelu=True)
     zero_biases = "transformer.ln_f.bias" not in state
-    return config, to_gpt(config, state, hf.NAMES, _SKIPPED, zero_biases=zero_biases)
+    return config, to_gpt(config, state, TABLE, zero_biases=zero_biases)
 
 
 def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
     """Write ckpt.pt for nanoGPT's `sample.py`; `train.py` cannot resume it without an optimizer's state."""
     if not config.tie_embeddings:
         raise InputError("nanoGPT always ties the head to the token embedding; this model's head is untied")
-    state = from_gpt(config, weights, hf.NAMES)
+    state = from_gpt(config, weights, TABLE)
     state["lm_head.weight"] = state["transformer.wte.weight"]
     sizes = {theirs: getattr(config, ours) for theirs, ours in _SIZES.items()}
     checkpoint = {

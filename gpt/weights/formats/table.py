@@ -1,9 +1,9 @@
 """Convert GPT-2 weights between programs with a table of the tensors' names, in both directions."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,30 +16,65 @@ from gpt.model import GPT
 
 Weights = dict[str, Tensor]
 Shape = tuple[int, ...]
-Names = Mapping[str, str]
-"""Maps each tensor's name in the other program to ours; `{}` is the block's number. One of theirs can be
-several of ours, concatenated along the first axis: the names are then separated by blanks."""
 
 
-class _Unfilled(TorchFunctionMode):
-    """Skips initialisers on the meta device, where they only load the compiler, which takes two seconds."""
+@dataclass(frozen=True)
+class Row:
+    """One tensor of another program, and the tensors of a GPT that it holds."""
+
+    theirs: str
+    """Its name in the other program; `{}` stands for the number of a block."""
+    ours: tuple[str, ...]
+    """The names in a GPT; several tensors are concatenated along the first axis."""
+    transposed: bool = False
+    """Whether it is stored as (in, out); `torch.nn.Linear` stores (out, in)."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """All tensors of another program's GPT-2."""
+
+    rows: tuple[Row, ...]
+    skipped: frozenset[str] = frozenset()
+    """Names of tensors in its files that are not read, such as masks."""
+
+    def names(self, num_layers: int) -> set[str]:
+        """All names in a GPT with this number of blocks."""
+        names = [name for row in self.rows for name in row.ours]
+        return {name.format(block) for name in names for block in _blocks(name, num_layers)}
+
+    def skips(self, name: str) -> bool:
+        """Whether a tensor of the other program is not read."""
+        return re.sub(r"(?<=\.)\d+(?=\.)", "{}", name, count=1) in self.skipped
+
+
+class _WithoutValues(TorchFunctionMode):
+    """Skips what only gives values to a tensor: the functions of `torch.nn.init`, and a mask's `triu`.
+
+    On the meta device tensors have no values. Yet `normal_` and `triu` would import PyTorch's compiler there,
+    to find the shape of their result, and that takes a second.
+    """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is Tensor.triu:
             return args[0]
-        is_init = getattr(function, "__module__", None) == "torch.nn.init"
-        return kwargs["tensor"] if is_init else function(*args, **(kwargs or {}))
+        if getattr(function, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"]
+        return function(*args, **(kwargs or {}))
 
 
 @contextmanager
 def on_meta() -> Iterator[None]:
     """Build modules without using memory or random numbers."""
-    with torch.device("meta"), _Unfilled():
+    with torch.device("meta"), _WithoutValues():
         yield
 
 
 def shapes(config: GPTConfig) -> dict[str, Shape]:
-    """Return the shapes of a GPT's tensors, without a tied head; `blocks.{}` stands for every block."""
+    """Return the shapes of a GPT's tensors, without a tied head; `blocks.{}` stands for every block.
+
+    They are those of the model itself, so they follow an edit of `gpt/model.py`.
+    """
     with on_meta():
         state = GPT(replace(config, num_layers=1)).state_dict()
     if config.tie_embeddings:
@@ -47,62 +82,54 @@ def shapes(config: GPTConfig) -> dict[str, Shape]:
     return {name.replace("blocks.0.", "blocks.{}."): tuple(tensor.shape) for name, tensor in state.items()}
 
 
-def to_gpt(
-    config: GPTConfig,
-    state: Weights,
-    names: Names,
-    skipped: str,
-    *,
-    transposed: str = "",
-    zero_biases: bool = False,
-) -> Weights:
+def to_gpt(config: GPTConfig, state: Weights, table: Table, *, zero_biases: bool = False) -> Weights:
     """Convert another program's state dict to a GPT's; the tensors are views of the given ones.
 
-    `skipped` and `transposed` are regular expressions: for tensors to ignore, and for matrices stored as
-    (in, out); `torch.nn.Linear` stores (out, in). With `zero_biases`, missing biases are zeros. Any other
-    tensor that is missing, unknown, or of another shape or type raises InputError with its name.
+    With `zero_biases`, missing biases are zeros. Any other tensor that is missing, unknown, or of another
+    shape or type raises InputError with its name.
     """
     weights: Weights = {}
     left = dict(state)
-    for name, ours, shape, turned in _tensors(config, names, transposed):
+    for expected in _expected(config, table):
+        name = expected.name
         if zero_biases and name.endswith(".bias"):
-            left.setdefault(name, torch.zeros(shape))
+            left.setdefault(name, torch.zeros(expected.shape))
         if name not in left:
-            raise InputError(f"the weights lack {name} of shape {shape}")
+            raise InputError(f"the weights lack {name} of shape {expected.shape}")
         tensor = left.pop(name)
-        if tuple(tensor.shape) != shape or not tensor.is_floating_point():
-            raise InputError(f"{name} has shape {tuple(tensor.shape)}, expected {shape} in floating point")
-        weights.update(zip(ours, (tensor.T if turned else tensor).chunk(len(ours)), strict=True))
-    if unknown := sorted(name for name in left if not re.fullmatch(skipped, name)):
+        if tuple(tensor.shape) != expected.shape or not tensor.is_floating_point():
+            shape = tuple(tensor.shape)
+            raise InputError(f"{name} has shape {shape}, expected {expected.shape} in floating point")
+        parts = (tensor.T if expected.transposed else tensor).chunk(len(expected.ours))
+        weights.update(zip(expected.ours, parts, strict=True))
+    if unknown := sorted(name for name in left if not table.skips(name)):
         shape = tuple(left[unknown[0]].shape)
         raise InputError(f"the weights hold {unknown[0]} of shape {shape}, which GPT-2 does not have")
     return weights
 
 
-def from_gpt(config: GPTConfig, weights: Weights, names: Names, transposed: str = "") -> Weights:
+def from_gpt(config: GPTConfig, weights: Weights, table: Table) -> Weights:
     """The inverse of `to_gpt`; a combined bias of query, key and value is zeros where the GPT has none.
 
     Raises the errors of `check_known`.
     """
-    check_known(config, weights, names)
+    check_known(config, weights, table)
     state: Weights = {}
-    for name, ours, shape, turned in _tensors(replace(config, qkv_bias=True), names, transposed):
-        if ours[0] in weights:
-            tensor = torch.cat([weights[name] for name in ours])
-            state[name] = (tensor.T if turned else tensor).contiguous()
-        elif len(ours) > 1:
-            state[name] = torch.zeros(shape)
+    for expected in _expected(replace(config, qkv_bias=True), table):
+        if expected.ours[0] in weights:
+            tensor = torch.cat([weights[name] for name in expected.ours])
+            state[expected.name] = (tensor.T if expected.transposed else tensor).contiguous()
+        elif len(expected.ours) > 1:
+            state[expected.name] = torch.zeros(expected.shape)
     return state
 
 
-def check_known(config: GPTConfig, weights: Weights, names: Names) -> None:
+def check_known(config: GPTConfig, weights: Weights, table: Table) -> None:
     """Raise InputError for a tensor that the other program lacks, or that it needs and the GPT lacks."""
-    ours = [name for together in names.values() for name in together.split()]
-    blocks = range(config.num_layers)
-    known = {name.format(block) for name in ours for block in (blocks if "{}" in name else (0,))}
+    known = table.names(config.num_layers)
     optional = {"head.weight"} if config.tie_embeddings else set()
     if not config.qkv_bias:
-        optional |= {name for name in known if re.fullmatch(r".*\.W_\w+\.bias", name)}
+        optional |= {name for name in known if name.endswith(("W_query.bias", "W_key.bias", "W_value.bias"))}
     for name in sorted(weights.keys() - known):
         shape = tuple(weights[name].shape)
         raise InputError(f"the edited gpt/ has a tensor {name} of shape {shape}, which GPT-2 does not have")
@@ -112,21 +139,38 @@ def check_known(config: GPTConfig, weights: Weights, names: Names) -> None:
 
 def check_complete(config: GPTConfig, weights: Weights) -> Weights:
     """Check this project's own state dict, drop a tied head; raises the errors of `to_gpt`."""
-    return to_gpt(config, weights, {name: name for name in shapes(config)}, "head.weight")
+    rows = tuple(Row(name, (name,)) for name in shapes(config))
+    return to_gpt(config, weights, Table(rows, frozenset({"head.weight"})))
 
 
-def _tensors(
-    config: GPTConfig, names: Names, transposed: str
-) -> Iterator[tuple[str, list[str], Shape, bool]]:
-    """Yield for each tensor of the other program: its name, ours, its shape, whether it is transposed."""
-    expected = shapes(config)
-    for theirs, together in names.items():
-        ours = together.split()
-        if ours[0] not in expected:
+@dataclass(frozen=True)
+class _Expected:
+    """A tensor that another program's state dict must have: a row of the table, for one block."""
+
+    name: str
+    ours: tuple[str, ...]
+    shape: Shape
+    transposed: bool
+
+
+def _expected(config: GPTConfig, table: Table) -> Iterator[_Expected]:
+    """Yield each tensor that the other program's state dict must have for this configuration.
+
+    They are yielded one by one, because an untrusted configuration may ask for billions of blocks.
+    """
+    sizes = shapes(config)
+    for row in table.rows:
+        if row.ours[0] not in sizes:
             continue
-        first, *others = expected[ours[0]]
-        shape = (len(ours) * first, *others)
-        for block in range(config.num_layers if "{}" in theirs else 1):  # lazy, may be billions
-            name = theirs.format(block)
-            turned = bool(re.fullmatch(transposed, name))
-            yield name, [one.format(block) for one in ours], shape[::-1] if turned else shape, turned
+        first, *others = sizes[row.ours[0]]
+        shape = (len(row.ours) * first, *others)
+        if row.transposed:
+            shape = shape[::-1]
+        for block in _blocks(row.theirs, config.num_layers):
+            ours = tuple(name.format(block) for name in row.ours)
+            yield _Expected(row.theirs.format(block), ours, shape, row.transposed)
+
+
+def _blocks(name: str, num_layers: int) -> range:
+    """The numbers that `{}` in a name stands for; one, which is not used, for a name without `{}`."""
+    return range(num_layers if "{}" in name else 1)
