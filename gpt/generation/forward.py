@@ -68,7 +68,8 @@ class Forward:
         """The logits (R, V) of the scored tokens. The reads must be of adjacent rows."""
         if not self.cached:
             reads = [read._replace(held=0) for read in reads]
-        return torch.cat([self._batch(list(group), cache) for _, group in groupby(reads, _kind)])
+        parts = [self._batch(list(group), cache) for _, group in groupby(reads, _kind)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)  # a copy of one part would take time
 
     def _batch(self, reads: Sequence[Read], cache: Cache) -> Tensor:
         first = reads[0]
