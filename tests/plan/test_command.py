@@ -109,6 +109,23 @@ def test_a_text_is_as_large_as_what_its_run_reads(place):
         assert found.val_fraction == pytest.approx(sizes[1] / sum(sizes), abs=1e-6)
 
 
+@pytest.mark.parametrize(("size", "most"), [(300_000, 1 << 30), (3_000_000, 1 << 21)])
+def test_a_plan_reads_of_each_file_the_share_that_its_run_reads(size, most, place, capsys):
+    """All of a text, and a fifth of another of the same size: they are told apart by their digits."""
+    Path("text.txt").write_text(words_of(size), "utf-8")
+    Path("old.txt").write_text(words_of(size).translate(str.maketrans("0123456789", "#" * 10)), "utf-8")
+    Path("mine.yaml").write_text("corpus: {files: [text.txt, old.txt], weights: [1, 0.2]}", "utf-8")
+    found = measure("mine.yaml", {}, most)
+    assert found.size == pytest.approx(min(most, 1.2 * size), rel=0.1)
+    run = Prepared(prepare("mine.yaml", vocabulary="gpt2:300", most_bytes=found.most_bytes))
+    assert found.size == sum(run.counts[split].bytes for split in SPLITS)
+    text = "".join(run.tokenizer.decode(run.stream(split).tokens) for split in SPLITS)
+    assert text.count("#") / sum(map(str.isdigit, text)) == pytest.approx(0.2, rel=0.15)
+    assert main(["plan", "mine.yaml", *PLAIN, "--minutes", "1"]) == 0
+    read = float(capsys.readouterr().out.splitlines()[1].split()[-2])
+    assert read == pytest.approx(1.2 * size / 1e6, rel=0.05)
+
+
 def test_records_are_told_from_prose(place):
     """Also of a text that is prepared."""
     stamps = (f"12:{i // 60 % 60:02}:{i % 60:02} worker-{i % 7} took {i * i % 997} ms\n" for i in range(9000))
