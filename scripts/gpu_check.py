@@ -28,7 +28,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
@@ -242,10 +242,10 @@ def synchronisation(place: Place, name: str, *options: str) -> Measured:
     here = Path.cwd()
     os.chdir(place.folder)
     try:
-        loop = fit.assemble(start("fit", words[1:]))
-        loop.trainer.callbacks.append(NoWaiting())
-        with closing(loop), reading_allowed() as flags:
-            loop.trainer.fit(loop.module, datamodule=loop.data)
+        training = fit.assemble(start("fit", words[1:]))
+        training.trainer.callbacks.append(NoWaiting())
+        with reading_allowed() as flags:
+            training.fit()
     finally:
         forbid_waiting(False)
         os.chdir(here)

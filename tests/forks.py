@@ -30,7 +30,7 @@ def terminate(at_ranks: list[int], at_step: int) -> Callable[[int], None]:
 
         def training_step(self: LanguageModel, batch: Any, number: int) -> Any:
             nonlocal sent
-            if rank in at_ranks and self.first_step + self.trainer.global_step == at_step and not sent:
+            if rank in at_ranks and self.step == at_step and not sent:
                 sent = True  # a second signal, from the step's next batch, would end the process at once
                 os.kill(os.getpid(), signal.SIGTERM)
             return step(self, batch, number)

@@ -1,12 +1,16 @@
 """Processes that train one model together: each holds a replica of it, and the gradients are averaged."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch import Tensor
 
 from gpt.errors import InputError
 from gpt.weights.formats.table import Weights
 
+_Result = TypeVar("_Result")
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
 
 
@@ -16,6 +20,20 @@ def data_parallel() -> DDPStrategy:
     Buffers are not broadcast: the model's only ones are its causal masks, which are equal in all processes.
     """
     return DDPStrategy(broadcast_buffers=False)
+
+
+def on_first(strategy: Strategy, act: Callable[[], _Result]) -> _Result:
+    """Call `act` on the first process and return its result on all; if it fails, all raise its error."""
+    outcome: tuple[_Result | None, Exception | None] = (None, None)
+    if strategy.is_global_zero:
+        try:
+            outcome = act(), None
+        except Exception as error:
+            outcome = None, error
+    result, failure = strategy.broadcast(outcome)
+    if failure:
+        raise failure
+    return result  # type: ignore[return-value] # it is what `act` has returned
 
 
 def check_replicas(tensors: Weights, step: int) -> None:

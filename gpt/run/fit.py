@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import yaml
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch import Callback, Trainer, seed_everything
 
 from gpt.cores import cores
 from gpt.data.module import TokenData
@@ -70,14 +70,14 @@ def prepare_process() -> None:
 
 def fit(begun: Start) -> None:
     """Train. A run that a signal ended exits with the status that a shell gives for this signal."""
-    loop = assemble(begun)
+    training = assemble(begun)
     if begun.minutes and begun.plan is None:
-        as_they_are = new_trainer(loop.options, loop.data, [])
-        for found in as_they_are.validate(loop.module, datamodule=loop.data, verbose=False):
-            report(f"the weights as they are: {found['val_bits_per_byte']:.4g} bits per byte")
+        as_they_are = new_trainer(training.options, training.data, [])
+        for metrics in as_they_are.validate(training.module, datamodule=training.data, verbose=False):
+            report(f"the weights as they are: {metrics['val_bits_per_byte']:.4g} bits per byte")
     try:
         with sharing_cores():
-            loop.trainer.fit(loop.module, datamodule=loop.data)
+            training.fit()
     except Stopped as stopped:
         line, status = stopped.args
         report(line)
@@ -86,18 +86,30 @@ def fit(begun: Start) -> None:
         return
     except SystemExit:  # Lightning's answer to a Ctrl-C before the first step
         raise KeyboardInterrupt from None
-    finally:
-        loop.close()
-    if loop.trainer.is_global_zero:
-        summarize(loop)
+    if training.trainer.is_global_zero:
+        summarize(training)
 
 
-def assemble(begun: Start) -> Loop:
+@dataclass(frozen=True)
+class Training:
+    """All parts of a run."""
+
+    options: Options
+    module: LanguageModel
+    data: TokenData
+    loop: Loop
+    trainer: Trainer
+
+    def fit(self) -> None:
+        """Train until the run ends."""
+        self.trainer.fit(self.module, datamodule=self.data)
+
+
+def assemble(begun: Start) -> Training:
     """Build all parts of a run and prepare its text, so that errors appear before its folder is made."""
     options, module, data = build(begun)
     loop = Loop(options, module, data, begun)
-    loop.trainer = new_trainer(options, data, [loop])
-    return loop
+    return Training(options, module, data, loop, new_trainer(options, data, [loop]))
 
 
 def build(begun: Start) -> tuple[Options, LanguageModel, TokenData]:
@@ -135,14 +147,14 @@ def validate(begun: Start) -> None:
     if begun.checkpoint:
         divide_logits(module.model, begun.checkpoint.model.temperature)
     trainer = new_trainer(options, data, [])
-    found = trainer.validate(module, datamodule=data, verbose=False)
-    if not found:
+    metrics = trainer.validate(module, datamodule=data, verbose=False)
+    if not metrics:
         raise InputError("no text is held out: give a --data.val_fraction above 0")
     if trainer.is_global_zero:
-        print(json.dumps(found[0], indent=2))
+        print(json.dumps(metrics[0], indent=2))
 
 
-def new_trainer(options: Options, data: TokenData, callbacks: list[Any]) -> Trainer:
+def new_trainer(options: Options, data: TokenData, callbacks: list[Callback]) -> Trainer:
     """Build a Trainer that only computes; the callbacks count, record and save."""
     plain = options.trainer
     # Torchrun may start a single process, which then trains as several do.
@@ -171,47 +183,55 @@ def new_trainer(options: Options, data: TokenData, callbacks: list[Any]) -> Trai
             enable_progress_bar=False,
             enable_model_summary=False,
             logger=False,
+            log_every_n_steps=0,  # `Record` writes what is logged, at less cost than `self.log` in each step
             default_root_dir=os.devnull,  # Lightning would look here for checkpoints of SLURM jobs
         )
     except (MisconfigurationException, ValueError, RuntimeError) as error:
         raise InputError(f"the options cannot be used: {error}") from error
 
 
-def planned_and_reached(loop: Loop, summary: dict[str, Any]) -> dict[str, dict[str, float]]:
+def planned_and_reached(training: Training, summary: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Return what a run with a time limit was given, and the figures of its best checkpoint.
 
     By then `config.yaml` has the number of steps that were made, so it repeats the run.
     """
-    begun = loop.begun
-    planned = {"seconds": 60 * (begun.minutes or 0.0), "steps": loop.options.trainer.max_steps}
+    options = training.options
+    run = training.loop.run
+    begun = training.loop.begun
+    planned = {"seconds": 60 * (begun.minutes or 0.0), "steps": options.trainer.max_steps}
     seconds = time.perf_counter() - begun.began
     # The ratio is the last validation's, whose bits per byte belong to its own loss.
     bits = summary["val_bits_per_byte"] * summary["best_loss"] / (summary["val_loss"] or 1)
-    reached = {"seconds": seconds, "steps": loop.run.step, "bits_per_byte": bits}
+    reached = {"seconds": seconds, "steps": run.step, "bits_per_byte": bits}
     error = summary["val_standard_error"]
     report(
         f"reached {bits:.4g}{f' ± {error:.2g}' if error else ''} bits per byte in {seconds:.1f} s, with "
         f"{summary['tokens']:,} tokens",
         prefix="",
     )
-    trainer = replace(loop.options.trainer, max_steps=loop.run.step)
-    loop.run.options = asdict(replace(loop.options, trainer=trainer))
-    loop.write_config()
+    trainer = replace(options.trainer, max_steps=run.step)
+    run.options = asdict(replace(options, trainer=trainer))
+    assert training.loop.store is not None  # this is the first process
+    training.loop.store.write_config(run)
     return {"planned": planned, "reached": reached}
 
 
-def summarize(loop: Loop) -> None:
+def summarize(training: Training) -> None:
     """Write summary.json, then print how the run ended and what to do next."""
+    options = training.options
+    loop = training.loop
+    folder = loop.folder
+    assert loop.store is not None  # this is the first process
     report(f"ended after step {loop.run.step}: {loop.limits.why()}", prefix="")
-    summary = loop.record.summary(loop.trainer)
-    if loop.options.temperature_scaling and summary["best_loss"] is not None:
-        temperature = parts_of(loop.checkpoints.best)[0].temperature
+    summary = loop.record.summary(training.trainer, training.module, options.data.corpus)
+    if options.temperature_scaling and summary["best_loss"] is not None:
+        temperature = parts_of(loop.store.checkpoints.best)[0].temperature
         if temperature > 1:
             report(f"the best checkpoint's logits are divided by {temperature:.2f} in use", prefix="")
     if loop.begun.plan:
-        summary |= planned_and_reached(loop, summary)
-    write_json(loop.folder / "summary.json", summary)
+        summary |= planned_and_reached(training, summary)
+    write_json(folder / "summary.json", summary)
     print(json.dumps(summary, indent=2))
-    print(f"{loop.folder}/ holds the checkpoints, metrics.csv, loss.png and summary.json")
-    how = "--interactive" if loop.data.prepared.template else "--prompt 'The'"
-    print(f"next: gpt generate --checkpoint {loop.folder} {how}")
+    print(f"{folder}/ holds the checkpoints, metrics.csv, loss.png and summary.json")
+    how = "--interactive" if training.data.prepared.template else "--prompt 'The'"
+    print(f"next: gpt generate --checkpoint {folder} {how}")

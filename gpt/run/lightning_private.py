@@ -1,6 +1,7 @@
-"""The private part of Lightning that is used. Tested with 2.6.6; pyproject.toml allows only 2.6."""
+"""What a run uses of Lightning beside its public interface. Tested with 2.6.6; only 2.6 is allowed."""
 
 import logging
+import sys
 import warnings
 
 from lightning.pytorch import Trainer
@@ -19,6 +20,17 @@ def skip_sigterm_broadcast(trainer: Trainer) -> None:
     once per update instead.
     """
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+
+
+def validate_after_batch(trainer: Trainer, wanted: bool) -> None:
+    """Say whether Lightning validates after the present batch.
+
+    It does so where `val_check_batch` divides the batches of this process so far. Its public setting,
+    `val_check_interval`, is fixed before training. The validations of a run are counted in updates over all
+    resumes, come less often in a run that has become longer, and come last after an update that only the
+    clock decides.
+    """
+    trainer.val_check_batch = 1 if wanted else sys.maxsize
 
 
 def silence_warnings() -> None:

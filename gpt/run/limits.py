@@ -1,9 +1,11 @@
 """How many updates a run makes: only `Limits` decides it, and with it the schedule of the learning rate.
 
-Limits of steps and epochs are known from the start. A limit of time is turned into updates after each update,
-from the recent speed. A plan may first use only a part of the time, and add parts as long as the held-out
-loss falls. The first limit that is reached ends the run. Early stopping, or a held-out loss that keeps
-rising, ends it sooner.
+The first limit that is reached ends the run; each is a small class or function here:
+
+- steps and epochs, known from the start: `first_of_steps_and_epochs`
+- time, turned into updates after each update, from the recent speed: `TimeLimit`
+- parts of a plan's time, of which each follows only if the held-out loss still falls: `Parts`
+- early stopping, and a held-out loss that keeps rising: `Result`
 """
 
 import math
@@ -13,7 +15,7 @@ from datetime import timedelta
 from gpt.errors import InputError
 from gpt.plan.rule import END_SECONDS, Plan
 from gpt.progress import report
-from gpt.run.options import Options
+from gpt.run.options import Options, TrainerOptions
 from gpt.run.signals import Stopped
 from gpt.training.sampled import LATE, early_steps
 from gpt.weights.checkpoint import RunPart
@@ -30,6 +32,9 @@ class End:
 
     step: int
     why: str
+
+
+_NO_END = End(_ENDLESS, "")
 
 
 class Speed:
@@ -70,6 +75,122 @@ class Speed:
         return int(max(step, mixed, all_late))
 
 
+class TimeLimit:
+    """Turns seconds into updates: after each update it estimates which one is the last in time.
+
+    Args:
+        seconds: limit of seconds of training and validation, over all resumes.
+        name: how `Limits.why` names it.
+        slower: how many times as long an update of the last fifth takes, as the plan supposes.
+        validation: seconds of a validation, as the plan supposes.
+        includes_last: whether the validation after the last update has to fit into the time, too.
+    """
+
+    def __init__(
+        self, seconds: float, name: str, slower: float = 1.0, validation: float = 0.0, *, includes_last: bool
+    ) -> None:
+        self.seconds = seconds
+        self.name = name
+        self.speed = Speed(_RECENT * seconds, slower)
+        self._validation = validation  # seconds of the last validation
+        self._all_validations = 0.0  # their seconds together
+        self._includes_last = includes_last
+
+    def update(self, run: RunPart, elapsed: float) -> None:
+        """Measure an update; `elapsed` is the seconds of training and validation so far."""
+        late = run.step - early_steps(run.total)
+        seconds = self.speed.update(late, elapsed - self._all_validations)
+        run.seconds_per_step = seconds or run.seconds_per_step
+
+    def validated(self, seconds: float) -> None:
+        """Note how long a validation took, including its sample."""
+        self._validation = seconds
+        self._all_validations += seconds
+
+    def last_step(self, run: RunPart, elapsed: float, interval: int) -> int | None:
+        """Return the last update that fits into the time; None while nothing is known of the speed.
+
+        `interval` is the number of updates between two validations. These take time from updates, and fewer
+        updates need fewer validations: so the estimate is made without them, and then corrected twice.
+        """
+        step = run.step
+        left = self.seconds - elapsed
+        if left <= 0:
+            return step
+        if run.seconds_per_step is None:
+            return None
+        last = self.speed.last_step(step, left / run.seconds_per_step)
+        for _ in range(2):
+            ahead = last // interval - (step - 1) // interval
+            validations = ahead + self._includes_last
+            training = left - validations * self._validation
+            last = self.speed.last_step(step, training / run.seconds_per_step)
+        return last
+
+
+class Parts:
+    """The parts of a plan's time. The run ends with the first one after which the held-out loss was no lower.
+
+    `end` is the end of the present part; the last part has none but the time's.
+    """
+
+    def __init__(self, first: int | None) -> None:
+        """Begin with a part of `first` updates; None for all the time as one part."""
+        self.end = _NO_END if first is None else End(first, "the first part of the time")
+
+    def extend(self, run: RunPart, in_time: int) -> End | None:
+        """At the end of a part, begin another one, or return why none follows.
+
+        `in_time` is the last update that the time allows.
+        """
+        if run.best_step < run.step:
+            best = f"held-out text was best after step {run.best_step}"
+            return End(run.step, f"{best}: longer gained nothing")
+        if in_time < _LONGER * run.step:
+            return End(run.step, "the rest of the time is too short for a further part")
+        is_last = in_time < 3 * run.step  # less than another such part would remain
+        self.end = _NO_END if is_last else End(2 * run.step, "a further part of the time")
+        return None
+
+
+class Result:
+    """What the held-out loss says: which update was the best, and whether to go on.
+
+    Args:
+        run: where the best loss is kept, and how many validations in a row were not better.
+        patience: stop after this many such validations; None for no such limit.
+        stops_rising: whether to stop after `_RISES` rises in a row.
+    """
+
+    def __init__(self, run: RunPart, patience: int | None, *, stops_rising: bool) -> None:
+        self.run = run
+        self.patience = patience
+        self.stops_rising = stops_rising
+        self._last_loss = math.inf
+        self._rises = 0
+
+    def validated(self, loss: float) -> None:
+        """Note the held-out loss after `run.step` updates."""
+        run = self.run
+        self._rises = 0 if loss < self._last_loss else self._rises + 1
+        self._last_loss = loss
+        if run.best_loss is None or loss < run.best_loss:
+            run.best_loss = loss
+            run.best_step = run.step
+            run.stalled = 0
+        else:
+            run.stalled += 1
+
+    def why_stop(self) -> str | None:
+        """Say why the held-out loss ends the run now; None if it does not."""
+        run = self.run
+        if self.patience is not None and run.stalled >= self.patience:
+            return f"early stopping: val_loss was lowest after step {run.best_step}"
+        if self.stops_rising and self._rises >= _RISES:
+            return f"val_loss rose {_RISES} times in a row: it was lowest after step {run.best_step}"
+        return None
+
+
 class Limits:
     """Keeps `run.total`, the run's number of updates, up to date, and tells in `why()` what ends the run.
 
@@ -85,42 +206,26 @@ class Limits:
         self, options: Options, run: RunPart, plan: Plan | None = None, deadline: bool = False
     ) -> None:
         trainer = options.trainer
+        self.has_time = deadline or trainer.max_seconds is not None
+        """Whether the clock decides how many updates there are."""
+        if trainer.max_steps == trainer.max_epochs == -1 and not self.has_time:
+            raise InputError("the run needs an end: give --trainer.max_steps, max_epochs or max_time")
         self.options = options
         self.run = run
-        self.seconds = trainer.max_seconds
-        """Limit of seconds of training and validation, over all resumes."""
-        if trainer.max_steps == trainer.max_epochs == -1 and self.seconds is None and not deadline:
-            raise InputError("the run needs an end: give --trainer.max_steps, max_epochs or max_time")
         self._plan = plan
         self._deadline = deadline
-        self._fixed = End(_ENDLESS, "")
-        self._part = End(_ENDLESS, "")  # end of the present part of the time
-        self._end = self._fixed
-        self._speed = Speed(math.inf, 1.0)
-        self._validating = 0.0  # seconds of all validations
-        self._validation = plan.validation if plan else 0.0  # seconds of the last validation
-        self._last_loss = math.inf
-        self._rises = 0
+        self._fixed = _NO_END  # by steps and epochs
+        self._time: TimeLimit | None = None  # from `begin` on, when the time left is known
+        self._parts = Parts(plan.steps if plan and not plan.is_whole else None)
+        self._result = Result(run, options.early_stopping, stops_rising=deadline)
+        self._end = _NO_END  # the first of these ends
 
     def count(self, steps_per_epoch: int) -> None:
         """Turn the limit of epochs into one of updates."""
-        run = self.run
-        trainer = self.options.trainer
         if self._plan:
-            if not self._plan.is_whole:
-                self._part = End(self._plan.steps, "the first part of the time")
             self._take(End(self._plan.steps, "a guess"))
             return
-        ends = [self._fixed]
-        if run.total and trainer.max_steps > 0 and self.seconds is None:
-            as_planned = run.total != trainer.max_steps
-            ends.append(End(run.total, f"{'as planned' if as_planned else 'max_steps'} {run.total}"))
-        elif trainer.max_steps > 0:
-            ends.append(End(trainer.max_steps, f"max_steps {trainer.max_steps}"))
-        if trainer.max_epochs > 0:
-            steps = trainer.max_epochs * steps_per_epoch
-            ends.append(End(steps, f"max_epochs {trainer.max_epochs} of {steps_per_epoch} steps"))
-        self._fixed = min(ends, key=lambda end: end.step)
+        self._fixed = first_of_steps_and_epochs(self.options.trainer, self.run.total, steps_per_epoch)
         self._take(self._fixed)
 
     def check_left(self) -> None:
@@ -132,59 +237,46 @@ class Limits:
     def begin(self, left: float | None = None) -> None:
         """Print the plan and begin to count the time. With a deadline, `left` seconds remain until it."""
         run = self.run
-        if left is not None:
-            self.seconds = run.seconds + left - END_SECONDS
-            if self.seconds <= run.seconds:
-                raise InputError("the time is over before the first step: give more --minutes")
-        plans = [f"{self._fixed.step} steps ({self._fixed.why})"] if self._fixed.step < _ENDLESS else []
-        if self.seconds is not None:
+        self._time = self._time_limit(left)
+        plans = [f"{self._fixed.step} steps ({self._fixed.why})"] if self._fixed != _NO_END else []
+        if self._time:
             option = "max_time" if left is None else "minutes"
-            plans.append(f"{_clock(self.seconds)} of training ({option})")
-        first = ", whichever comes first" if plans[1:] else ""
+            plans.append(f"{_clock(self._time.seconds)} of training ({option})")
+        first = ", whichever comes first" if len(plans) > 1 else ""
         report(f"planned: {', '.join(plans)}{first}", prefix="")
-        if self.seconds is None:
-            return
-        slower = self._plan.slower if self._plan else 1.0
-        self._speed = Speed(_RECENT * self.seconds, slower)
-        if not (self.options.model.compile or self._deadline):  # both make the first update slow
-            self._speed.begin(run.seconds)
-        self._keep_time(run.seconds)
+        if self._time:
+            first_is_slow = self.options.model.compile or self._deadline
+            if not first_is_slow:
+                self._time.speed.begin(run.seconds)
+            self._keep_time(run.seconds)
 
     def update(self, elapsed: float) -> None:
         """Count an update; `elapsed` is the seconds of training and validation so far."""
-        if self.seconds is None:
-            return
-        run = self.run
-        late = run.step - early_steps(run.total)
-        run.seconds_per_step = self._speed.update(late, elapsed - self._validating) or run.seconds_per_step
-        self._keep_time(elapsed)
+        if self._time:
+            self._time.update(self.run, elapsed)
+            self._keep_time(elapsed)
 
-    def paused(self, seconds: float) -> None:
-        """Note how long a validation took, including the sample and the checkpoint."""
-        self._validation = seconds
-        self._validating += seconds
-
-    def validated(self, loss: float, elapsed: float) -> None:
-        """Note a validation's loss, in nats per token at its best temperature, after `elapsed` seconds.
+    def validated(self, loss: float, elapsed: float, seconds: float) -> None:
+        """Note a validation: its loss, in nats per token at its best temperature, and how long it took.
 
         At the end of a part of the time, another part follows if this loss is the lowest so far.
         """
         run = self.run
-        self._rises = 0 if loss < self._last_loss else self._rises + 1
-        self._last_loss = loss
-        if run.best_loss is None or loss < run.best_loss:
-            run.best_loss = loss
-            run.best_step = run.step
-            run.stalled = 0
-        else:
-            run.stalled += 1
-        if self._part.step == run.step and not self._stopped():
-            self._end_part(elapsed)
+        self._result.validated(loss)
+        if not self._time:
+            return
+        self._time.validated(seconds)
+        if self._parts.end.step == run.step and not self._result.why_stop():
+            if end := self._parts.extend(run, self._in_time(self._time, elapsed)):
+                self._take(end)
+            else:
+                self._keep_time(elapsed)
+                report(f"after step {run.step}: held-out text still gains, {run.total} steps")
 
     @property
     def is_over(self) -> bool:
         """Whether the run has made its last update."""
-        return self._stopped() is not None or self.run.step >= self.run.total
+        return self._result.why_stop() is not None or self.run.step >= self.run.total
 
     @property
     def interval(self) -> int:
@@ -201,17 +293,7 @@ class Limits:
 
     def why(self) -> str:
         """Say what ends the run."""
-        return self._stopped() or self._end.why
-
-    def _stopped(self) -> str | None:
-        """Say why the held-out loss ends the run now; None if it does not."""
-        run = self.run
-        patience = self.options.early_stopping
-        if patience is not None and run.stalled >= patience:
-            return f"early stopping: val_loss was lowest after step {run.best_step}"
-        if self._deadline and self._rises >= _RISES:
-            return f"val_loss rose {_RISES} times in a row: it was lowest after step {run.best_step}"
-        return None
+        return self._result.why_stop() or self._end.why
 
     def _take(self, end: End) -> None:
         self._end = end
@@ -219,43 +301,49 @@ class Limits:
 
     def _keep_time(self, elapsed: float) -> None:
         """Set the total to the updates that the time allows, unless another limit comes first."""
-        if self.seconds is None:
-            return
-        limit = "--minutes" if self._deadline else f"max_time {_clock(self.seconds)}"
-        in_time = End(self._in_time(elapsed), limit)
-        self._take(min(self._fixed, self._part, in_time, key=lambda end: end.step))
+        if self._time:
+            in_time = End(self._in_time(self._time, elapsed), self._time.name)
+            self._take(min(self._fixed, self._parts.end, in_time, key=lambda end: end.step))
 
-    def _in_time(self, elapsed: float) -> int:
-        """Return the last update that fits into the time, of which `elapsed` seconds are used."""
-        step = self.run.step
-        left = (self.seconds or 0.0) - elapsed
-        speed = self.run.seconds_per_step
-        if left <= 0:
-            return step
-        if speed is None:
+    def _in_time(self, time: TimeLimit, elapsed: float) -> int:
+        """Return the last update in time; while nothing is known of the speed, the plan's guess."""
+        last = time.last_step(self.run, elapsed, self.interval)
+        if last is None:
             return self._plan.steps if self._plan else _ENDLESS
-        last = self._speed.last_step(step, left / speed)
-        for _ in range(2):  # validations take time from updates, and fewer updates need fewer validations
-            ahead = last // self.interval - (step - 1) // self.interval
-            validations = ahead + self._deadline  # max_time does not count the last validation
-            last = self._speed.last_step(step, (left - validations * self._validation) / speed)
         return last
 
-    def _end_part(self, elapsed: float) -> None:
-        """At the end of a part, double the run's length, extend it to all the time, or end it."""
-        run = self.run
-        in_time = self._in_time(elapsed)
-        if run.best_step < run.step:
-            self._take(
-                End(run.step, f"held-out text was best after step {run.best_step}: longer gained nothing")
-            )
-        elif in_time < _LONGER * run.step:
-            self._take(End(run.step, "the rest of the time is too short for a further part"))
+    def _time_limit(self, left: float | None) -> TimeLimit | None:
+        """Return the limit of time that a deadline sets, or else the option; None without either."""
+        seconds = self.options.trainer.max_seconds
+        if left is not None:
+            seconds = self.run.seconds + left - END_SECONDS
+            if left <= END_SECONDS:
+                raise InputError("the time is over before the first step: give more --minutes")
+        if seconds is None:
+            return None
+        name = "--minutes" if self._deadline else f"max_time {_clock(seconds)}"
+        slower = self._plan.slower if self._plan else 1.0
+        validation = self._plan.validation if self._plan else 0.0
+        # `max_time` does not count the last validation.
+        return TimeLimit(seconds, name, slower, validation, includes_last=self._deadline)
+
+
+def first_of_steps_and_epochs(options: TrainerOptions, planned: int, steps_per_epoch: int) -> End:
+    """Return the first end that the limits of steps and epochs set.
+
+    A resumed run ends where it was `planned` to; 0 for a new one, and one whose limits were changed.
+    """
+    ends = [_NO_END]
+    if options.max_steps > 0:
+        if planned and options.max_seconds is None:
+            name = "max_steps" if planned == options.max_steps else "as planned"
+            ends.append(End(planned, f"{name} {planned}"))
         else:
-            is_last = in_time < 3 * run.step  # less than another such part would remain
-            self._part = End(_ENDLESS, "") if is_last else End(2 * run.step, "a further part of the time")
-            self._keep_time(elapsed)
-            report(f"after step {run.step}: held-out text still gains, {run.total} steps")
+            ends.append(End(options.max_steps, f"max_steps {options.max_steps}"))
+    if options.max_epochs > 0:
+        steps = options.max_epochs * steps_per_epoch
+        ends.append(End(steps, f"max_epochs {options.max_epochs} of {steps_per_epoch} steps"))
+    return min(ends, key=lambda end: end.step)
 
 
 def _clock(seconds: float) -> str:

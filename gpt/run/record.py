@@ -6,17 +6,21 @@ writes new files instead of appending to old ones, so a link in their place chan
 
 import csv
 import io
+import json
 import math
 import os
 import sys
 import time
+import uuid
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import Logger
 from torch import Tensor
 
@@ -28,9 +32,11 @@ from gpt.pictures.runs import loss_curve
 from gpt.progress import progress, report
 from gpt.run.folder import RunFolder
 from gpt.run.options import Options
-from gpt.training.module import VALIDATED
+from gpt.training.module import VALIDATED, LanguageModel
 from gpt.weights.checkpoint import RunPart
 
+Ending = Literal["success", "aborted", "failed"]
+"""How a run ends: by its limits, by a signal, by an error."""
 COLUMNS = (
     "step",
     "tokens",
@@ -43,30 +49,39 @@ COLUMNS = (
 )
 
 
+_WANDB_ID = "run-id"  # a file in the run's folder `wandb`
+
+
 class Record:
     """Writes a row of metrics.csv every `log_every` updates and at each validation.
 
-    It keeps its counts in `run`, whose windows have `window` tokens.
+    It keeps its counts in `run`, whose windows have `window` tokens. Each row also goes to `loggers`.
 
     Losses between two rows are summed on the device, because reading one would wait for the device. Only the
     first process writes and prints; the others have no `folder`.
     """
 
-    def __init__(self, folder: RunFolder | None, run: RunPart, options: Options, window: int) -> None:
+    def __init__(
+        self,
+        folder: RunFolder | None,
+        run: RunPart,
+        options: Options,
+        window: int,
+        loggers: Sequence[Logger] = (),
+    ) -> None:
         self.run = run
         self.every = options.log_every
         self.window = window
         self.loss_sum = torch.tensor(0.0)
         self._open = ExitStack()  # the files and the progress bar
-        self._loggers: list[Logger] = []
+        self._loggers = loggers
+        self._paused_at = 0.0  # seconds of the run when it was paused
         self._step = run.step  # step of the last row
         self._at = time.perf_counter()
         self._started = self._at - run.seconds
         self.first = folder is not None
         if folder is None:
             return
-        names = options.trainer.logger.split(",")
-        self._loggers = [_logger(name, folder, run.step) for name in names if name != "csv"]
         self.folder = folder.path
         table, self._columns = with_columns(kept_rows(folder, run))
         samples = kept_samples(folder, run)
@@ -111,9 +126,15 @@ class Record:
         self._row({**figures, "tokens_per_second": speed})
         self._advance(made, f"loss {loss:.3f}, {speed:,.0f} tokens/s", run.total)
 
-    def paused(self, seconds: float) -> None:
-        """Leave a validation that took this many seconds out of the speed."""
+    def pause(self) -> None:
+        """Begin a validation, which counts as time but not as training."""
+        self._paused_at = self.elapsed()
+
+    def go_on(self) -> float:
+        """End the validation, and return the seconds that it has taken; the speed leaves them out."""
+        seconds = self.elapsed() - self._paused_at
         self._at += seconds
+        return seconds
 
     def validated(
         self, figures: dict[str, float], model: GPT, data: TokenData, temperature: float = 1.0
@@ -143,19 +164,19 @@ class Record:
             self.run.csv, self.run.csv_sum = self._metrics.flush()
             self.run.samples, self.run.samples_sum = self._samples.flush()
 
-    def close(self) -> None:
-        """Remove the progress bar, and close the files and the loggers."""
+    def close(self, ending: Ending) -> None:
+        """Remove the progress bar, close the files, and tell the loggers how the run has ended."""
         self._open.close()
         for logger in self._loggers:
-            logger.finalize("success")
+            close_logger(logger, ending)
 
-    def summary(self, trainer: Any) -> dict[str, Any]:
+    def summary(self, trainer: Trainer, module: LanguageModel, corpus: str) -> dict[str, Any]:
         """Draw loss.png and return the figures of the run; sizes are in bytes."""
         run = self.run
         loss_curve(self.folder / "metrics.csv", self.folder / "loss.png")
         device = trainer.strategy.root_device
         return {
-            "text": Path(trainer.datamodule.options.corpus).name,
+            "text": Path(corpus).name,
             **{name: run.validation.get(name) for name in VALIDATED if name != "val_perplexity"},
             "best_loss": run.best_loss,
             "best_step": run.best_step,
@@ -164,7 +185,7 @@ class Record:
             "tokens": self.tokens,
             "tokens_per_second": round(self.tokens / max(run.seconds, 1e-9)),
             "peak_memory_bytes": _peak_memory_bytes(device),
-            "parameters": trainer.lightning_module.model.num_parameters(),
+            "parameters": module.model.num_parameters(),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
             "precision": str(trainer.precision),
         }
@@ -263,17 +284,42 @@ def _records(folder: RunFolder, name: str) -> Iterator[bytes]:
             yield folder.checkpoints.read(other)
 
 
-def _logger(name: str, folder: RunFolder, resumed_at: int) -> Logger:
-    from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+def open_loggers(names: str, folder: RunFolder, run: RunPart) -> list[Logger]:
+    """Open the loggers of a run beside metrics.csv, and tell them the run's options.
 
-    folder.top.below(name).close()  # raises InputError if it is a link
+    `names` is the option `trainer.logger`. A resumed run goes on in the logs of its folder.
+    """
+    loggers = [_logger(name, folder, run.step) for name in names.split(",") if name != "csv"]
+    options = json.loads(json.dumps(run.options))  # lists for tuples, which YAML has not
+    for logger in loggers:
+        logger.log_hyperparams(options)
+    return loggers
+
+
+def close_logger(logger: Logger, ending: Ending) -> None:
+    """Tell a logger how the run has ended."""
+    logger.finalize(ending)
+    if isinstance(logger, WandbLogger):  # whose `finalize` leaves the run open until the process ends
+        logger.experiment.finish(exit_code=0 if ending == "success" else 1)
+
+
+def _logger(name: str, folder: RunFolder, resumed_at: int) -> Logger:
     path = folder.path
-    try:
-        if name == "wandb":
-            return WandbLogger(name=path.name, save_dir=path)
-        return TensorBoardLogger(path, "tensorboard", "", default_hp_metric=False, purge_step=resumed_at)
-    except ImportError:
-        raise InputError(f"the logger {name} needs a package: pip install {name}") from None
+    with folder.top.below(name) as files:  # raises InputError if it is a link
+        try:
+            if name == "wandb":
+                return WandbLogger(name=path.name, save_dir=path, id=_wandb_id(files))
+            return TensorBoardLogger(path, "tensorboard", "", purge_step=resumed_at)
+        except ImportError:
+            raise InputError(f"the logger {name} needs a package: pip install {name}") from None
+
+
+def _wandb_id(files: Folder) -> str:
+    """Return the run's name at Weights & Biases; its first start chooses it and keeps it in a file."""
+    if not files.is_file(_WANDB_ID):
+        with files.write(_WANDB_ID) as file:
+            file.write(uuid.uuid4().hex)
+    return files.read(_WANDB_ID).decode()
 
 
 def _peak_memory_bytes(device: torch.device) -> int:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import FrameType
 
 from gpt.progress import report
 from gpt.training.guard import Guard
@@ -26,10 +26,10 @@ def remembered(guard: Guard) -> Iterator[None]:
     terminal is gone; a thread answers a Ctrl-C.
     """
 
-    def note(number: int, _: Any) -> None:
-        if number == guard.received == signal.SIGINT:
+    def note(number: int, _: FrameType | None) -> None:
+        if number == guard.asked.signal == signal.SIGINT:
             os._exit(128 + number)
-        guard.received = number
+        guard.asked.signal = number
 
     names = {"SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"}  # Windows lacks the last two
     known = [number for number in signal.Signals if number.name in names]

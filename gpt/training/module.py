@@ -7,8 +7,10 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
@@ -18,7 +20,7 @@ from gpt.config import GPTConfig
 from gpt.data.module import TokenData
 from gpt.data.windows import IGNORE_INDEX, Batch, WeightedBatch
 from gpt.errors import InputError, check_least
-from gpt.evaluation.scoring import ERROR_BLOCKS, bits_per_byte, target_bytes
+from gpt.evaluation.scoring import ERROR_BLOCKS, bits_per_byte
 from gpt.training import compilation
 from gpt.training.guard import Guard
 from gpt.training.lora import LoRAConfig, add_adapters
@@ -97,11 +99,9 @@ class LanguageModel(LightningModule):
         self.guard = Guard()
         self.config = self.model.config
         self.first_step = 0
-        """Updates that were made before this training began."""
+        """Updates that were made before this training, see `continue_from`."""
         self.planned_steps = 0
         """Updates when the schedule ends, including `first_step`; 0 until the Trainer is asked."""
-        self.logs_itself = True
-        """Whether to log the training loss. `gpt fit` turns this off, as it records the loss at less cost."""
         self.last_loss = torch.tensor(float("nan"))  # stays on the device until it is read
         self.last_term = self.last_loss
         """The last loss times its weight in its update's mean."""
@@ -138,6 +138,16 @@ class LanguageModel(LightningModule):
             return sampled_cross_entropy(rows, head.weight, targets, rate, *how)
         return head_cross_entropy(head, rows, targets, *how)
 
+    def continue_from(self, step: int, planned_steps: int) -> None:
+        """Begin after `step` updates, with a schedule that ends after `planned_steps`, both counted from the
+        first training of these weights.
+
+        To be called before the Trainer configures the optimizers, as in a callback's `setup`. Without it
+        training begins at step 0, and the Trainer's limits say where the schedule ends.
+        """
+        self.first_step = step
+        self.planned_steps = planned_steps
+
     @property
     def step(self) -> int:
         """Updates made so far."""
@@ -157,30 +167,44 @@ class LanguageModel(LightningModule):
         if isinstance(batch, WeightedBatch):
             loss = loss * batch.weight
         self.last_term = loss.detach()
-        if self.logs_itself:
+        # With 0 nobody reads the log, which costs time in each step.
+        if self.trainer.log_every_n_steps:  # type: ignore[attr-defined]
             self.log("train_loss", self.last_loss, prog_bar=True)
         return loss
 
     def on_validation_epoch_start(self) -> None:
-        self._val_sums: list[list[float]] = []  # nats, tokens and bytes of parts of batches
+        tokenizer = getattr(self.trainer.datamodule, "tokenizer", None)  # type: ignore[attr-defined]
+        lengths = tokenizer.byte_lengths() if tokenizer else np.zeros(self.config.vocab_size, np.int64)
+        self._byte_lengths = torch.from_numpy(lengths).to(self.device)  # (V,), of each token
+        self._val_losses: list[Tensor] = []  # mean of each part of a batch, in nats per token
+        self._val_counts: list[Tensor] = []  # tokens and bytes of each part, (2,)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Add the losses of a batch, in as many parts as the standard error needs blocks.
+
+        All stays on the device until the last batch.
+        """
         batches = self.trainer.num_val_batches[0] * self.trainer.world_size
-        parts = min(len(batch[0]), math.ceil(ERROR_BLOCKS / max(1, batches)))  # for the standard error
-        tokenizer = getattr(self.trainer.datamodule, "tokenizer", None)  # type: ignore[attr-defined]
+        parts = min(len(batch[0]), math.ceil(ERROR_BLOCKS / max(1, batches)))
         for part in zip(*(torch.tensor_split(tensor, parts) for tensor in batch), strict=True):
-            tokens = int((part[1] != IGNORE_INDEX).sum())
-            loss = float(self.cross_entropy(part)) if tokens else 0.0  # the part is only padding
-            size = int(target_bytes(part[1].cpu(), tokenizer.byte_lengths()).sum()) if tokenizer else 0
-            self._val_sums.append([loss * tokens, tokens, size])
+            targets = part[1]
+            is_scored = targets != IGNORE_INDEX
+            tokens = is_scored.sum()
+            loss = self.cross_entropy(part)
+            self._val_losses.append(torch.where(tokens > 0, loss, 0.0))  # NaN for a part that is only padding
+            size = (self._byte_lengths[targets.clamp(min=0)] * is_scored).sum()
+            self._val_counts.append(torch.stack([tokens, size]))
 
     def on_validation_epoch_end(self) -> None:
         """Log nats per token, perplexity, and bits per byte, which does not depend on the tokenizer."""
-        sums = torch.tensor(self._val_sums, dtype=torch.float64)
-        if self.trainer.world_size > 1:  # never on MPS, which has no float64
-            every: Any = self.all_gather(sums.to(self.device))  # (processes, parts, 3), interleaved
-            sums = every.transpose(0, 1).flatten(0, 1).cpu()
-        nats, tokens, sizes = sums.reshape(-1, 3).numpy().T
+        losses = torch.stack(self._val_losses).cpu().double()  # (parts,); MPS has no float64
+        counts = torch.stack(self._val_counts).cpu().double()  # (parts, 2)
+        sums = torch.cat([(losses * counts[:, 0])[:, None], counts], dim=1)  # nats, tokens and bytes
+        if self.trainer.world_size > 1:  # never on MPS
+            gathered = self.all_gather(sums.to(self.device))  # (processes, parts, 3), interleaved
+            assert isinstance(gathered, Tensor)
+            sums = gathered.transpose(0, 1).flatten(0, 1).cpu()
+        nats, tokens, sizes = sums.numpy().T
         loss = float(nats.sum() / max(tokens.sum(), 1))
         metrics = {"val_loss": loss, "val_perplexity": math.exp(min(loss, 700.0))}
         if sizes.any():
@@ -190,7 +214,7 @@ class LanguageModel(LightningModule):
                 metrics["val_standard_error"] = error
         self.log_dict(metrics)
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         # Muon's number type follows config.yaml's precision, not a new timing: a resumed run rounds the same.
         optimizer = build_optimizer(self.model, self.options.optimizer, str(self.trainer.precision))
         self.planned_steps = self.planned_steps or self._count_steps()
@@ -200,10 +224,10 @@ class LanguageModel(LightningModule):
         }
 
     def _rate_factor(self, step: int) -> float:
+        """Return the factor of the peak learning rates after `step` updates of this training."""
         recipe = self.options.optimizer
-        step = self.first_step + step
         shape = recipe.warmup_steps, recipe.schedule, recipe.final_lr_fraction
-        return learning_rate_factor(step, self.planned_steps, *shape)
+        return learning_rate_factor(self.first_step + step, self.planned_steps, *shape)
 
     def _count_steps(self) -> int:
         trainer: Any = self.trainer
@@ -215,9 +239,15 @@ class LanguageModel(LightningModule):
         return int(trainer.estimated_stepping_batches)
 
     def plan(self, steps: int) -> None:
-        """Make the schedule end after `steps` updates; the next update already uses it."""
+        """Make the schedule end after another number of updates; the next update already uses it.
+
+        A limit of time needs this: the speed shows only while training how many updates it allows.
+        """
+        if steps == self.planned_steps:
+            return
         self.planned_steps = steps
-        schedule: Any = self.lr_schedulers()
+        schedule = self.lr_schedulers()
+        assert isinstance(schedule, LambdaLR)
         for group in schedule.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * self._rate_factor(schedule.last_epoch)
 
@@ -232,13 +262,16 @@ class LanguageModel(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip by the norm of all gradients; stop the run if it is not finite."""
+        """Clip by the norm of all gradients; stop the run if it is not finite.
+
+        No other hook stands between this norm and the optimizer's step, so the guard is called here.
+        """
         if gradient_clip_algorithm not in (None, "norm"):
             raise InputError(
                 f"gradient_clip_algorithm {gradient_clip_algorithm}: gradients are clipped by norm"
             )
         weights = [weight for weight in self.parameters() if weight.grad is not None]
-        norm = get_total_norm([w.grad for w in weights])  # type: ignore[misc]
+        norm = get_total_norm([weight.grad for weight in weights])  # type: ignore[misc]
         self.last_gradient_norm = norm  # before clipping
         self.last_learning_rate = float(optimizer.param_groups[0]["lr"])
         self.guard.check(self.trainer, self.last_loss, norm, self.step + 1)

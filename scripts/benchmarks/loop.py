@@ -45,12 +45,9 @@ def _fit(steps: int, device: str) -> tuple[float, LanguageModel, TokenData]:
     options += ["--checkpoint_every", str(10 * steps)]
     options += ["--trainer.accelerator", device.partition(":")[0], "--snapshot_megabytes", "0"]
     prepare_process()
-    loop = assemble(start("fit", ["--config", "quick", *options]))
-    try:
-        loop.trainer.fit(loop.module, datamodule=loop.data)
-    finally:
-        loop.close()
-    return loop.run.seconds, loop.module, loop.data
+    training = assemble(start("fit", ["--config", "quick", *options]))
+    training.fit()
+    return training.loop.run.seconds, training.module, training.data
 
 
 def _bare_loop(module: LanguageModel, data: TokenData, steps: int, device: str) -> float:

@@ -41,9 +41,8 @@ class Run:
             self.totals.append(self.part.total)
             if self.limits.validates:
                 self.now += validation
-                self.limits.paused(validation)
                 self.validated.append(self.part.step)
-                self.limits.validated(loss(self.part.step), self.now)
+                self.limits.validated(loss(self.part.step), self.now, validation)
 
 
 @pytest.mark.parametrize("guess", [100, 300, 900])

@@ -1,11 +1,19 @@
 """metrics.csv is always written; the other loggers are chosen by their names."""
 
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import yaml
 from tiny_runs import TINY, fit, rows
+
+from gpt.cli import main
+from gpt.run import record
+from gpt.training.module import LanguageModel
 
 SHORT = ["--trainer.max_steps", "4", "--trainer.val_check_interval", "2", "--log_every", "1", "--run", "r"]
 
@@ -15,10 +23,79 @@ def test_tensorboard_has_the_figures_of_the_csv(workplace):
 
     assert fit(*SHORT, "--trainer.logger", "tensorboard") == 0
     events = EventAccumulator("runs/r/tensorboard").Reload()
+    written = yaml.safe_load(Path("runs/r/tensorboard/hparams.yaml").read_text("utf-8"))
+    assert written["trainer"]["max_steps"] == 4
     for name in ("train_loss", "val_bits_per_byte"):
         drawn = {event.step: event.value for event in events.Scalars(name)}
         written = {int(row["step"]): float(row[name]) for row in rows("r") if row[name]}
         assert drawn == pytest.approx(written, rel=1e-5) and len(drawn) >= 2
+
+
+class FakeWandb:
+    """Notes what `WandbLogger` would be told. Each object is a start or a resume of a run."""
+
+    made: list["FakeWandb"]
+
+    def __init__(self, name: str, save_dir: Path, id: str) -> None:
+        self.id = id
+        self.told: list[object] = []
+        self.options: dict = {}
+        self.experiment = SimpleNamespace(finish=self.end)
+        self.made.append(self)
+
+    def end(self, exit_code: int) -> None:
+        self.told.append(exit_code)
+
+    def log_hyperparams(self, options: dict) -> None:
+        self.options = options
+
+    def log_metrics(self, figures: dict, step: int) -> None: ...
+
+    def finalize(self, status: str) -> None:
+        self.told.append(status)
+
+
+@pytest.fixture
+def wandb(workplace, monkeypatch) -> list[FakeWandb]:
+    FakeWandb.made = []
+    monkeypatch.setattr(record, "WandbLogger", FakeWandb)
+    return FakeWandb.made
+
+
+def after_step_2(monkeypatch, act) -> None:
+    def loss(self, batch, original=LanguageModel.loss):
+        if self.training and self.step == 2:
+            act()
+        return original(self, batch)
+
+    monkeypatch.setattr(LanguageModel, "loss", loss)
+
+
+def test_a_logger_is_told_the_options_and_that_the_run_succeeded(wandb):
+    assert fit(*SHORT, "--trainer.logger", "wandb") == 0
+    (run,) = wandb
+    assert run.options["trainer"]["max_steps"] == 4
+    assert run.told == ["success", 0]
+
+
+def test_a_logger_is_told_that_the_run_failed(wandb, monkeypatch):
+    after_step_2(monkeypatch, lambda: {}["broken"])
+    with pytest.raises(KeyError):
+        fit(*SHORT, "--trainer.logger", "wandb")
+    assert wandb[0].told == ["failed", 1]
+
+
+def test_a_logger_is_told_that_a_signal_ended_the_run_and_goes_on_with_it(wandb, monkeypatch):
+    with monkeypatch.context() as patch:
+        after_step_2(patch, lambda: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(SystemExit):
+            fit(*SHORT, "--trainer.accumulate_grad_batches", "1", "--trainer.logger", "wandb")
+    assert main(["fit", "--resume", "runs/r", "--trainer.logger", "wandb"]) == 0
+    assert fit(*SHORT, "--run", "other", "--trainer.logger", "wandb") == 0
+    stopped, resumed, other = wandb
+    assert stopped.told == ["aborted", 1]
+    assert resumed.told == ["success", 0]
+    assert stopped.id == resumed.id != other.id
 
 
 @pytest.mark.slow

@@ -34,6 +34,7 @@ class Trainer(SimpleNamespace):
             num_training_batches=100,
             max_steps=100,
             max_epochs=-1,
+            log_every_n_steps=0,
             world_size=world_size,
             global_step=0,
             precision="32-true",
@@ -80,7 +81,7 @@ def update(
 
 def run_updates(module: LanguageModel, processes: int) -> None:
     trainer, record = Trainer(processes), Record(None, RunPart(), Options(), window=16)
-    module._trainer, module.logs_itself = trainer, False
+    module._trainer = trainer
     configured = module.configure_optimizers()
     optimizer, scheduler = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
     for index in range(4):
@@ -94,7 +95,7 @@ def run_updates(module: LanguageModel, processes: int) -> None:
             optimizer.zero_grad()
             scheduler.step()
             trainer.global_step += 1
-            assert module.guard.agreed == 0
+            assert module.guard.agreed == guard.Requests()
         record.batch(module.last_term)
 
 

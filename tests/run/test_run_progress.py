@@ -27,7 +27,7 @@ def run(clock, tmp_path):
     with Claim() as claim:
         record = Record(claim.take(tmp_path), RunPart(total=100), Options(log_every=10), window=16)
         yield record
-        record.close()
+        record.close("success")
 
 
 def advance(run, clock, to):
@@ -51,8 +51,9 @@ def test_off_a_terminal_a_line_now_and_then(run, clock, capsys):
 def test_the_speed_is_that_of_training(run, clock, tmp_path):
     """A validation of five seconds, within an interval, does not count."""
     advance(run, clock, 14)
+    run.pause()
     clock[0] += 5
-    run.paused(5.0)
+    assert run.go_on() == 5
     advance(run, clock, 20)
     head, *rows = (line.split(",") for line in (tmp_path / "metrics.csv").read_text("utf-8").splitlines())
     assert [row[head.index("tokens_per_second")] for row in rows] == ["128", "128"]

@@ -167,7 +167,7 @@ def test_a_run_that_was_killed_before_its_summary_ends_again(noise, monkeypatch,
     options = ["--temperature_scaling", "true", *SURE]
     assert fit(*options, "whole") == 0
     with monkeypatch.context() as patch, pytest.raises(KeyError):
-        patch.setattr("gpt.run.fit.summarize", lambda loop: {}["killed"])
+        patch.setattr("gpt.run.fit.summarize", lambda training: {}["killed"])
         fit(*options, "killed")
     killed, whole = Path("runs/killed"), Path("runs/whole")
     assert not (killed / "summary.json").exists()
@@ -191,7 +191,7 @@ def test_a_run_that_was_killed_before_its_summary_ends_again(noise, monkeypatch,
 def test_a_run_that_is_continued_has_no_summary_until_it_ends(workplace, monkeypatch):
     assert fit("--run", "r") == 0
     with monkeypatch.context() as patch, pytest.raises(KeyError):
-        patch.setattr("gpt.run.fit.summarize", lambda loop: {}["killed"])
+        patch.setattr("gpt.run.fit.summarize", lambda training: {}["killed"])
         main(["fit", "--resume", "runs/r", "--trainer.max_steps", "24"])
     assert not Path("runs/r/summary.json").exists()
 

@@ -1,0 +1,108 @@
+"""What the first process of a run keeps in its folder: the options, checkpoints and snapshots."""
+
+from dataclasses import replace
+from typing import Any
+
+import yaml
+
+from gpt.data.module import TokenData
+from gpt.errors import InputError
+from gpt.files import file_sha256
+from gpt.progress import report
+from gpt.run.checkpoint import Checkpoints
+from gpt.run.folder import CONFIG, RunFolder, folder_of
+from gpt.run.options import Options
+from gpt.run.snapshots import Snapshots
+from gpt.run.start import Start
+from gpt.training.lora import ALPHA
+from gpt.training.module import LanguageModel
+from gpt.weights.adapters import without_adapters
+from gpt.weights.checkpoint import ModelPart, RunPart, checkpoints_of
+from gpt.weights.formats.table import Weights
+from gpt.weights.load import GPT
+
+
+class Store:
+    """The folder of a run, cleared of what does not belong to the past of `run`.
+
+    Args:
+        files: the locked folder, see `locked_folder`.
+        options: the run's options.
+        begun: what the run starts from.
+        run: the state of the run.
+        module, data: what is trained, on what.
+        other_text: whether the run was trained on another text before.
+    """
+
+    def __init__(
+        self,
+        files: RunFolder,
+        options: Options,
+        begun: Start,
+        run: RunPart,
+        module: LanguageModel,
+        data: TokenData,
+        *,
+        other_text: bool,
+    ) -> None:
+        self.files = files
+        top = files.top
+        top.remove_unfinished()
+        if not top.is_file(CONFIG):  # write it before anything else: it marks the folder as a run's
+            self.write_config(run)
+        self.checkpoints = Checkpoints(files, options.keep_checkpoints, begun.checkpoint, run)
+        if other_text:
+            report("the text is not the one that this run was trained on: the best checkpoint begins again")
+            self.checkpoints.begin_best_again()
+        if has_ended(files):  # it goes on
+            top.remove("summary.json")
+        self.snapshots = Snapshots(files, options.snapshot_megabytes, run.step)
+        self.write_config(run)
+        rank = module.options.lora.rank
+        is_new = begun.checkpoint is None
+        self._model_part = ModelPart(
+            config=module.config.to_dict(),
+            tokenizer=data.tokenizer.to_dict(),
+            template=data.prepared.meta.template,
+            adapters=self._adapters(module, rank, is_new) if rank else None,
+        )
+
+    def write_config(self, run: RunPart) -> None:
+        """Write the run's options."""
+        with self.files.top.write(CONFIG) as file:
+            file.write(yaml.safe_dump(run.options, sort_keys=False, allow_unicode=True))
+
+    def save_snapshot(self, run: RunPart, loss: float, weights: Weights, temperature: float) -> None:
+        """Save a snapshot of the weights, whose validation found the temperature; 1 without one."""
+        self.snapshots.save(run.step, loss, weights, replace(self._model_part, temperature=temperature))
+
+    def save_checkpoint(self, run: RunPart, tensors: Weights, temperature: float) -> None:
+        """Write a checkpoint; the temperature is that of `save_snapshot`."""
+        self.checkpoints.save(tensors, replace(self._model_part, temperature=temperature), run)
+
+    def _adapters(self, module: LanguageModel, rank: int, is_new: bool) -> dict[str, Any]:
+        """Return the fields of `AdapterPart`, and write the fixed weights into the folder `base` once."""
+        self.files.top.below("base").close()  # raises InputError if it is a link
+        base = self.files.path / "base"
+        if is_new or not (base / "model.safetensors").is_file():
+            weights = without_adapters(module.model.state_dict())
+            GPT.from_weights(module.config, weights).save_pretrained(base)
+        return {"rank": rank, "scale": ALPHA / rank, "base": file_sha256(base / "model.safetensors")}
+
+
+def locked_folder(begun: Start, name: str) -> RunFolder:
+    """Return the run's locked folder: the one locked before its checkpoint was read, or a new one.
+
+    Raises InputError if another process has begun the run since then.
+    """
+    existing = begun.folder
+    files = begun.claim.take(existing) if existing else begun.claim.take_new(folder_of(name))
+    if begun.checkpoint is None and (checkpoints := checkpoints_of(files.path)):
+        what = "another process has begun this run meanwhile: start again to resume it"
+        raise InputError(f"{checkpoints[0]} is there, {what}")
+    return files
+
+
+def has_ended(files: RunFolder) -> bool:
+    """Whether the run in this folder has ended by itself: one that was killed has no summary."""
+    return files.top.is_file("summary.json")
