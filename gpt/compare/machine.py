@@ -13,10 +13,11 @@ import yaml
 from gpt.compare.outcomes import Outcome, read_outcome
 from gpt.compare.trainings import Recipe, Training
 from gpt.compare.variants import HELD_OUT, OUR_SOURCE, Variant, slug
+from gpt.cores import cores
 from gpt.errors import InputError
 from gpt.files import atomic_write
 from gpt.plain import parse_yaml
-from gpt.progress import progress
+from gpt.progress import progress, report
 from gpt.run.start import start
 
 # Put the source first on the path, so that nothing in the current folder is imported.
@@ -130,6 +131,8 @@ def train_all(trainings: Sequence[Training], folder: Path, machine: Machine) -> 
     missing = [training for training in trainings if training not in done]
     total = sum(training.steps for training in trainings)
     before = total - sum(training.steps for training in missing)
+    if missing and (warning := busy_warning(current_load(), cores())):
+        report(warning)
     with progress("comparing", total, done=before, unit="steps") as advance:
         for training in missing:
             made = 0
@@ -151,6 +154,21 @@ def train_all(trainings: Sequence[Training], folder: Path, machine: Machine) -> 
             done[training] = outcome
             watch(training.steps)
     return done
+
+
+def current_load() -> float:
+    """Return how many processes used or awaited a core in the last minute; 0 if the system does not say."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # Windows has no such number
+
+
+def busy_warning(load: float, count: int) -> str | None:
+    """Return a line if other programs use half of the `count` cores or more, so that times mislead."""
+    if load < count / 2:
+        return None
+    return (
+        f"other programs use {load:.1f} of this machine's {count} cores: "
+        "the losses stay right, the times of steps do not"
+    )
 
 
 def _status(process: "subprocess.Popen[bytes]") -> int | None:

@@ -19,7 +19,7 @@ from tiny_runs import TINY
 
 from gpt.cli import main
 from gpt.compare.command import compare
-from gpt.compare.machine import Processes, recipes_of
+from gpt.compare.machine import Processes, busy_warning, recipes_of
 from gpt.compare.outcomes import milliseconds_per_step
 from gpt.compare.trainings import Text, source_digest
 from gpt.compare.variants import parse_variants
@@ -385,3 +385,9 @@ def test_a_comparison_that_is_killed_goes_on_where_it_was(tmp_path):
     assert "left" in done.stderr or "comparing" in done.stderr
     result = json.loads(Path("comparisons/here/result.json").read_text(encoding="utf-8"))
     assert len(result["runs"]) == 5
+
+
+def test_a_busy_machine_is_reported():
+    warning = busy_warning(3.2, 2)
+    assert warning and "3.2 of this machine's 2 cores" in warning
+    assert busy_warning(0.9, 2) is None
